@@ -28,7 +28,7 @@ from absl import flags
 from tfdist import configs
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import slurm
-from tfdist.config import flags as config_flags
+from tfdist.config.command_line import tool_words
 from tfdist.configs.laboratory import task as task_lib
 from tfdist.configs.laboratory.task import LAPTOP, PAGE, Course, Task
 from tfdist.tools import child_runs, measure, tables
@@ -69,7 +69,7 @@ def define_flags() -> None:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the command line; returns the program's name, the course and the task, if they are given."""
-    rest = config_flags.parse_words(argv)
+    rest = tool_words.parse_words(argv)
     if len(rest) > 3:
         sys.exit(f"tfdist course: give one course and one of its tasks. Received: {' '.join(rest[1:])}")
     return rest

@@ -179,18 +179,6 @@ def parse(argv: list[str]) -> list[str]:
     return rest
 
 
-def parse_words(argv: list[str]) -> list[str]:
-    """Parses the command line of a command without a config, for `run`; returns its name and the words beside flags.
-
-    Exits with a message if a flag is invalid.
-    """
-    flag_errors.check_names(argv)
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        sys.exit(str(error).removeprefix("flag "))
-
-
 def flags_only(arguments: Sequence[str]) -> None:
     """Exits with a message if `arguments`, those left after parsing, is not empty."""
     if arguments:

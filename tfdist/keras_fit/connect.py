@@ -93,8 +93,6 @@ def _report_user_error(
 
 
 def _end_all_workers(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
-    del kind, traceback
-
     def fail() -> int:
         if _is_of_keras_trainer(error):
             raise ValueError(

@@ -160,6 +160,5 @@ def run() -> int:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    del argv
     check_replicas(flags.FLAGS["config"].value.cluster, os.environ)
     process_exit.run_and_exit(run)

@@ -212,7 +212,6 @@ def find(argv: list[str]) -> None:
 
 def main(argv: list[str]) -> None:
     """Runs the search or one trial."""
-    del argv
     if flags.FLAGS.trial is not None:
         config, folder = flags.FLAGS["config"].value, Path(flags.FLAGS.workdir)
         process_exit.run_and_exit(

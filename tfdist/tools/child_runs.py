@@ -16,6 +16,16 @@ from tfdist.report import metrics_file
 
 # Replicas are workers on this machine, logical devices of one process, or tasks of a Slurm step.
 BACKENDS = ("auto", "processes", "devices", "slurm")
+# Fields of a training that neither evaluates nor saves, and without callbacks, which may need an evaluation or stop it.
+BARE = {
+    "data.evaluation_split": "none",
+    "callbacks": "[]",
+    "report.tensorboard": "false",
+    "checkpoint.every.epochs": "none",
+    "checkpoint.every.steps": "none",
+    "checkpoint.best_metric": "none",
+    "checkpoint.export": "false",
+}
 
 
 def define_by() -> None:
@@ -92,6 +102,14 @@ def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None,
             if process.poll() is None:
                 process.terminate()
                 process.wait()
+
+
+def answer(command: Sequence[str], seconds: float) -> str:
+    """Returns what a program prints; "" if there is no such program, or it does not end within so many seconds."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=seconds).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def run_workers(arguments: Sequence[str], *, workers: int, backend: str, log: Path) -> None:

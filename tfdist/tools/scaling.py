@@ -76,20 +76,13 @@ def measure_one(
     Raises:
         ValueError: the training failed, or wrote fewer than two reports.
     """
-    settings = {
+    settings = child_runs.BARE | {
         "data.batch_size": batch_size,
-        "data.evaluation_split": "none",
-        "callbacks": "[]",
         "train.epochs": epochs,
         "train.steps": "none",
         "report.every.epochs": 1,
         "report.every.steps": "none",
-        "report.tensorboard": "false",
         "report.noise_scale": _NOISE_STEPS if noise else "none",
-        "checkpoint.every.epochs": "none",
-        "checkpoint.every.steps": "none",
-        "checkpoint.best_metric": "none",
-        "checkpoint.export": "false",
     }
     changes = [f"--config.{name}={value}" for name, value in settings.items()]
     child_runs.train([*arguments, *changes], replicas=replicas, backend=backend, workdir=to, log=to.with_suffix(".log"))
@@ -178,7 +171,6 @@ def describe(config: schema.Config, batch: str, epochs: int, backend: str, first
 
 def main(argv: list[str]) -> None:
     """Runs the trainings that the flags name, and writes the results."""
-    del argv
     values, name = flags.FLAGS, config_flags.config_name()
     workdir = Path(values.workdir or f"runs/{name}-scaling").expanduser()
     config = values["config"].value

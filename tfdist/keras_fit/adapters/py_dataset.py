@@ -143,7 +143,6 @@ class _Reader:
         return [np.asarray(part) for part in keras.tree.flatten(batch)]
 
     def num_rows(self, step: np.int64, index: np.int64) -> np.int64:
-        del step
         return np.int64(self._data.num_rows(int(index)))
 
     def read_rows(self, step: np.int64, index: np.int64, low: np.int64, high: np.int64) -> list[np.ndarray]:

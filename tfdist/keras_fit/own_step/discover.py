@@ -62,7 +62,6 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
     found: list[Any] = []
 
     def apply(optimizer: Any, original: Any, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
-        del original, gradients
         applied.setdefault(id(optimizer), (optimizer, list(variables or ())))
 
     @tf.function(autograph=False)

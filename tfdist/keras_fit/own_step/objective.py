@@ -185,7 +185,6 @@ def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
 
 
 def _no_apply(optimizer: Any, *given: Any) -> None:
-    del given
     raise ValueError(f"test_step applies the optimizer {optimizer.name!r}: an evaluation must not train.")
 
 

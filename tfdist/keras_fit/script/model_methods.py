@@ -113,7 +113,6 @@ def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., 
         return logs if given.get("return_dict") else compiled_model.in_order(model, logs)
 
     def predict_on_batch(original: Callable[..., Any], model: keras.Model, x: Any) -> Any:
-        del original
         size = int(keras.tree.flatten(x)[0].shape[0])
         with context.running():
             return api.predict(cluster, model, x, batch_size=size, verbose=0)
@@ -175,7 +174,6 @@ def _reset_graph(cluster: Cluster, stack: contextlib.ExitStack, original: Callab
 
 
 def _refuse_device_setting(name: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
-    del original, args, keywords
     raise RuntimeError(
         f"The script calls tf.config's {name}, but tfdist.run has chosen the devices before the script starts: remove "
         "the call. Each worker uses the GPUs that its launcher gives it."
@@ -183,7 +181,6 @@ def _refuse_device_setting(name: str, original: Callable[..., Any], *args: Any, 
 
 
 def _ignore_setting(cluster: Cluster, variable: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
-    del args, keywords
     if cluster.is_chief:
         print(
             f"tfdist: {original.__name__} is ignored: TensorFlow has started before the script. Set {variable} in the "

@@ -185,7 +185,6 @@ class RowsOfShard(Rows):
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """Raises ValueError."""
-        del value
         raise ValueError(
             "virtual_replicas cannot be used: a loss is divided by a number of the whole batch, such as that of its "
             "unmasked steps or the sum of its weights, and a shard knows its own only. Use a loss with "
@@ -194,7 +193,6 @@ class RowsOfShard(Rows):
 
     def gather_all(self, values: Any, *, each: bool = False) -> Any:
         """Raises ValueError."""
-        del values, each
         raise ValueError(
             "virtual_replicas cannot be used: a loss is computed on the whole batch, and a shard has its own examples "
             "only. If it is a mean over examples, tfdist.per_example(loss) says so."

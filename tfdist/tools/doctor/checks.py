@@ -121,10 +121,7 @@ def _gpu_software(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
     without: dict[tuple[str, str], list[int]] = {}
     for rank, worker in enumerate(workers):
         found = worker["gpu_software"]
-        names = {f"{gpu['name']} (compute capability {gpu['compute_capability']})": None for gpu in found["gpus"]}
-        versions = ", ".join(f"{label} {found[label.lower()]}" for label in ("driver", "CUDA", "cuDNN", "NCCL"))
-        line = f"{', '.join(names)}; {versions}; TF32 {'on' if found['tf32'] else 'off'}"
-        ranks.setdefault(line, []).append(rank)
+        ranks.setdefault(describe_gpus(found), []).append(rank)
         for gpu in found["gpus"]:
             if gpu["code"] in ("PTX", ""):
                 without.setdefault((gpu["name"], gpu["code"]), []).append(rank)
@@ -145,6 +142,13 @@ def _gpu_software(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
             text = f"{who} no code for {name}, only for {built}"
             findings.append(Finding("GPU code", BAD, text, "Use another build of TensorFlow."))
     return findings
+
+
+def describe_gpus(found: Mapping[str, Any]) -> str:
+    """Returns the GPUs of a worker and the versions of their software as one line."""
+    names = {f"{gpu['name']} (compute capability {gpu['compute_capability']})": None for gpu in found["gpus"]}
+    versions = ", ".join(f"{label} {found[label.lower()]}" for label in ("driver", "CUDA", "cuDNN", "NCCL"))
+    return f"{', '.join(names)}; {versions}; TF32 {'on' if found['tf32'] else 'off'}"
 
 
 def clocks(times: Sequence[float]) -> Finding:

@@ -19,7 +19,7 @@ from absl import flags
 from tfdist.cluster import process_exit, slurm_requeue
 from tfdist.config import flags as config_flags
 from tfdist.config import tensorflow_log, validate
-from tfdist.config.command_line import words
+from tfdist.config.command_line import tool_words, words
 from tfdist.report import files, interpreter
 from tfdist.tools import tables
 from tfdist.tools.doctor import checks, gpus, this_machine
@@ -43,7 +43,7 @@ def parse(argv: list[str]) -> list[str]:
     """Parses the command line; a config is not required."""
     if "--gpu" in argv or words.config_path(argv[1:]):
         return config_flags.parse(argv)
-    rest = config_flags.parse_words(argv)
+    rest = tool_words.parse_words(argv)
     config_flags.flags_only(rest[1:])
     return rest
 

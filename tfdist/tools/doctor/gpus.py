@@ -15,6 +15,7 @@ from typing import Any
 from tfdist import config as config_lib
 from tfdist.cluster.devices import host_gpus
 from tfdist.tools import measure, tables
+from tfdist.tools.doctor import checks
 
 MEGABYTES = (1, 2, 4, 8, 16, 32, 64, 256)
 # Four times as wide as in its paper: its products fill a large GPU.
@@ -185,9 +186,7 @@ def parse_topology(text: str) -> dict[tuple[int, int], str]:
 def _devices(found: Mapping[str, Any], cluster: Any) -> str:
     if not found:
         return f"{cluster.num_replicas} replica(s) on the CPU"
-    names = {f"{gpu['name']} (compute capability {gpu['compute_capability']})": None for gpu in found["gpus"]}
-    versions = ", ".join(f"{label} {found[label.lower()]}" for label in ("driver", "CUDA", "cuDNN", "NCCL"))
-    return f"{cluster.num_replicas} x {', '.join(names)}; {versions}; TF32 {'on' if found['tf32'] else 'off'}"
+    return f"{cluster.num_replicas} x {checks.describe_gpus(found)}"
 
 
 def _link_text(link: tuple[str, float] | None) -> str:

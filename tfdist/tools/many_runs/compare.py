@@ -9,6 +9,7 @@ one file.
     python -m tfdist compare sweeps/lr --x=learning_rate.peak --y=best.accuracy --out=sweeps/lr
 """
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.config import flags as config_flags
+from tfdist.config.command_line import tool_words
 from tfdist.report import metrics_file
 from tfdist.tools import tables
 from tfdist.tools.many_runs import differences, find, page, selection
@@ -39,12 +40,11 @@ def define_flags() -> None:
     flags.DEFINE_string("out", None, "Directory of pictures and page. Default: the directory that holds all DIRs.")
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name and the directories."""
-    rest = config_flags.parse_words(argv)
-    if not rest[1:]:
-        sys.exit("tfdist compare: give the workdirs of runs, such as runs/digits runs/digits-large.")
-    return rest
+parse = functools.partial(
+    tool_words.parse_words,
+    least=1,
+    wanted="tfdist compare: give the workdirs of runs, such as runs/digits runs/digits-large.",
+)
 
 
 def main(argv: list[str]) -> int:

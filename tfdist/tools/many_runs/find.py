@@ -3,11 +3,10 @@
 import dataclasses
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tfdist.tools import child_runs
 from tfdist.tools.many_runs import run_state
 from tfdist.tools.many_runs.run_state import RunState
 
@@ -39,7 +38,7 @@ def workdirs(path: Path, problems: list[str], levels: int = _MOST_LEVELS) -> Ite
 
 def _by_number(name: str) -> list[tuple[float, str]]:
     """Sorts fit2 before fit10, and peak=0.03 before peak=0.1."""
-    return [(float(part), "") if part[:1].isdigit() else (-1.0, part) for part in re.split(r"(\d+(?:\.\d+)?)", name)]
+    return [(float(part), "") if part[:1].isdecimal() else (-1.0, part) for part in re.split(r"(\d+(?:\.\d+)?)", name)]
 
 
 def read_all(paths: Sequence[Path]) -> tuple[list[RunState], list[str]]:
@@ -69,12 +68,6 @@ def with_queue(runs: Sequence[RunState]) -> list[RunState]:
 
 def waiting_jobs() -> set[str]:
     """Returns the ids of the jobs of all users that wait in Slurm, "7" or "7_3"; empty without Slurm's programs."""
-    if shutil.which("squeue") is None:
-        return set()
     command = ["squeue", "--noheader", "--array", "--format=%i|%T"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return set()
-    pairs = (line.partition("|") for line in done.stdout.splitlines())
+    pairs = (line.partition("|") for line in child_runs.answer(command, _ANSWER_SECONDS).splitlines())
     return {job.strip() for job, _, state in pairs if state.strip() in _WAITING}

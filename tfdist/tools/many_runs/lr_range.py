@@ -9,6 +9,7 @@ steps; the rate of its optimizer is set in each of them.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -23,7 +24,7 @@ from absl import flags
 
 from tfdist.config import flags as config_flags
 from tfdist.config import learning_rate, schema
-from tfdist.config.command_line import words
+from tfdist.config.command_line import tool_words, words
 from tfdist.tools import child_runs, tables
 from tfdist.tools.pictures import rate_range, style
 
@@ -41,23 +42,14 @@ _SCHEDULED = "with a warm-up and a schedule that lowers it again"
 
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
-    config_flags.define_config()
-    flags.DEFINE_string("script", None, "In place of --config: a Keras script with its own flags, in quotes.")
+    tool_words.define_config_or_script()
     flags.DEFINE_float("lowest", 1e-6, "The first learning rate.", lower_bound=0.0)
     flags.DEFINE_float("highest", 10.0, "The last learning rate.", lower_bound=0.0)
     flags.DEFINE_integer("steps", 200, "Steps of the training.", lower_bound=_FEWEST)
     flags.DEFINE_string("workdir", None, "Directory of the results. Default: runs/NAME-lr for a config NAME.py.")
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line, with a config or a script."""
-    if not any(flag.name == "script" for flag in words.read_flags(argv[1:])):
-        return config_flags.parse(argv)
-    if words.config_path(argv[1:]):
-        sys.exit("tfdist lr_range: give either --config or --script.")
-    rest = config_flags.parse_words(argv)
-    config_flags.flags_only(rest[1:])
-    return rest
+parse = functools.partial(tool_words.parse_config_or_script, command="tfdist lr_range")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,7 +104,7 @@ def smooth(pairs: Sequence[tuple[float, float | None]]) -> Range:
 
 def settings(config: schema.Config, lowest: float, highest: float, steps: int) -> list[str]:
     """Returns the flags of the training, which neither evaluates nor saves."""
-    own = {
+    own = child_runs.BARE | {
         "train.steps": steps,
         "train.epochs": "none",
         "train.nonfinite": "stop",
@@ -120,15 +112,8 @@ def settings(config: schema.Config, lowest: float, highest: float, steps: int) -
         "learning_rate.scaling": "none",
         "learning_rate.warmup_epochs": 0,
         "learning_rate.schedule": {"target": "tfdist.zoo.schedules:exponential", "initial": lowest / highest},
-        "data.evaluation_split": "none",
-        "callbacks": "[]",
         "report.every.steps": 1,
         "report.every.epochs": "none",
-        "report.tensorboard": "false",
-        "checkpoint.every.epochs": "none",
-        "checkpoint.every.steps": "none",
-        "checkpoint.best_metric": "none",
-        "checkpoint.export": "false",
     }
     if "learning_rate" in config.optimizer:
         own["optimizer.learning_rate"] = highest
@@ -137,7 +122,6 @@ def settings(config: schema.Config, lowest: float, highest: float, steps: int) -
 
 def main(argv: list[str]) -> None:
     """Trains, and shows what the loss says."""
-    del argv
     values = flags.FLAGS
     if not 0 < values.lowest < values.highest:
         raise ValueError(

@@ -9,16 +9,6 @@ from typing import Any
 from tfdist.report import files
 from tfdist.tools import tables
 
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 76em; padding: 0 1.5em; color: #1b1b1b; }
-h1 { font-size: 1.6em; } h2 { font-size: 1.15em; margin-top: 1.8em; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.3em 0.8em; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top; }
-td.number { text-align: right; white-space: nowrap; } thead th { border-bottom: 2px solid #888; }
-img { max-width: 100%; max-height: 40em; height: auto; } p.note { color: #555; }
-"""
-
 
 def write(path: Path, title: str, parts: Sequence[str]) -> None:
     """Writes a page of `parts`, which are HTML.
@@ -26,7 +16,8 @@ def write(path: Path, title: str, parts: Sequence[str]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
+    style = Path(__file__).with_suffix(".css").read_text()
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>\n{style}</style>'
     body = "\n".join([f"<h1>{html.escape(title)}</h1>", *parts])
     files.replace_file(
         path, f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'.encode()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import configs
-from tfdist.config import flags as config_flags
+from tfdist.config.command_line import tool_words
 from tfdist.report import files, ledger, run_info
 from tfdist.tools import tables
 from tfdist.tools.many_runs import differences, find
@@ -37,9 +37,7 @@ def define_flags() -> None:
     """Defines no flags."""
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name and the directories."""
-    return config_flags.parse_words(argv)
+parse = tool_words.parse_words
 
 
 def main(argv: list[str]) -> None:

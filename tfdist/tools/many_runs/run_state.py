@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tfdist.checkpoint import directory, workdir_lock
-from tfdist.config import diff
 from tfdist.report import files, ledger, metrics_file, reporter, run_info
+from tfdist.tools.many_runs import differences
 
 State = Literal["running", "queued", "stopped", "finished", "diverged", "failed", "lost"]
 # A file that makes a directory one of a run.
@@ -58,7 +58,7 @@ def read(workdir: Path) -> RunState:
     Raises:
         ValueError: a file cannot be read, or is damaged; names it.
     """
-    config = dict(diff.flatten(run_info.read_config(workdir) or {}))
+    config = differences.read_config(workdir)
     environment = files.read_json(workdir / run_info.ENVIRONMENT) or {}
     finished = files.read_json(workdir / "finished.json")
     metric = config.get("checkpoint.best_metric")
@@ -87,7 +87,7 @@ def read(workdir: Path) -> RunState:
         train=_values(train[0] if train else {}),
         examples_per_second=train[0].get("examples_per_second") if train else None,
         hours=sum(_seconds(each) for each in starts) / 3600 if starts else _hours(records),
-        replicas=start.get("replicas", _replicas(train)),
+        replicas=start.get("replicas", replicas(train[0]) if train else None),
         config=config,
         overrides=dict(found.groups() for word in environment.get("command", []) if (found := _OVERRIDE.match(word))),
         job=f"{start.get('job') or (owner.job if owner is not None else '')}",
@@ -170,8 +170,7 @@ def _seconds(start: Mapping[str, Any]) -> float:
     return max(0.0, times[0] - times[1]) if all(isinstance(time, int | float) for time in times) else 0.0
 
 
-def _replicas(train: Sequence[dict[str, Any]]) -> int | None:
-    all_of_them, one = (
-        train[0].get(name) if train else None for name in ("examples_per_second", "examples_per_second_per_replica")
-    )
+def replicas(report: Mapping[str, Any]) -> int | None:
+    """Returns the replicas of a report of training, by its rates; None if it has none."""
+    all_of_them, one = report.get("examples_per_second"), report.get("examples_per_second_per_replica")
     return round(all_of_them / one) if all_of_them and one else None

@@ -19,7 +19,7 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.config import flags as config_flags
+from tfdist.config.command_line import tool_words
 from tfdist.report import files
 from tfdist.tools import tables
 from tfdist.tools.many_runs import find, selection
@@ -38,9 +38,7 @@ def define_flags() -> None:
     flags.DEFINE_bool("json", False, "Print all fields of the runs as JSON.")
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name and the directories."""
-    return config_flags.parse_words(argv)
+parse = tool_words.parse_words
 
 
 def main(argv: list[str]) -> int:

@@ -41,6 +41,8 @@ class Tracker(keras.callbacks.Callback):
 
     def __init__(self, name: str, run_workdir: str | None, run_config: Mapping[str, Any] | None, model: bool):
         super().__init__()
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"{name} is not installed: pip install 'tfdist[{name}]'.")
         self._name, self._workdir, self._with_model = name, run_workdir, model
         self._config = {key: _short(value) for key, value in diff.flatten(dict(run_config or {}))}
         # In the checkpoints, as they are attributes of a callback.
@@ -77,7 +79,6 @@ class Tracker(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Uploads the model, and ends the tracker's run."""
-        del logs
         self._open()
         if self._with_model:
             with tempfile.TemporaryDirectory() as folder:
@@ -114,10 +115,32 @@ class Tracker(keras.callbacks.Callback):
             files.write_json(path, {"run_id": self.run_id, "epochs_logged": self.epochs_logged})
 
 
-class _MLflow(Tracker):
-    def __init__(self, experiment: str, store: str, **common: Any):
-        super().__init__("mlflow", **common)
-        self._experiment, self._store = experiment, store
+class mlflow(Tracker):
+    """Logs to MLflow.
+
+    Args:
+        experiment: the experiment of the run; it is made if there is none.
+        store: the tracking URI, or a directory: `mlflow ui --backend-store-uri mlruns` shows it.
+        model: upload the final model.
+        run_workdir: see `Tracker`.
+        run_config: see `Tracker`.
+
+    Raises:
+        ValueError: MLflow is not installed.
+    """
+
+    def __init__(
+        self,
+        experiment: str = "tfdist",
+        store: str = "mlruns",
+        *,
+        model: bool = True,
+        run_workdir: str | None = None,
+        run_config: Mapping[str, Any] | None = None,
+    ):
+        super().__init__("mlflow", run_workdir, run_config, model)
+        self._experiment = experiment
+        self._store = store if "://" in store else Path(store).expanduser().absolute().as_uri()
 
     def begin(self, run_id: str, config: Mapping[str, Any]) -> str:
         import mlflow
@@ -145,9 +168,30 @@ class _MLflow(Tracker):
         self.handle.set_terminated(self.run_id)
 
 
-class _WandB(Tracker):
-    def __init__(self, project: str, mode: str, **common: Any):
-        super().__init__("wandb", **common)
+class wandb(Tracker):
+    """Logs to Weights & Biases; offline, the files are in the workdir for `wandb sync`.
+
+    Args:
+        project: the project of the run.
+        mode: "offline" or "online".
+        model: upload the final model.
+        run_workdir: see `Tracker`.
+        run_config: see `Tracker`.
+
+    Raises:
+        ValueError: wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        project: str = "tfdist",
+        mode: str = "offline",
+        *,
+        model: bool = True,
+        run_workdir: str | None = None,
+        run_config: Mapping[str, Any] | None = None,
+    ):
+        super().__init__("wandb", run_workdir, run_config, model)
         self._project, self._mode = project, mode
 
     def begin(self, run_id: str, config: Mapping[str, Any]) -> str:
@@ -174,9 +218,28 @@ class _WandB(Tracker):
         self.handle.log_artifact(artifact)
 
 
-class _Trackio(Tracker):
-    def __init__(self, project: str, **common: Any):
-        super().__init__("trackio", **common)
+class trackio(Tracker):
+    """Logs to trackio, on this machine: `trackio show` shows it.
+
+    Args:
+        project: the project of the run.
+        model: keep the final model with the project.
+        run_workdir: see `Tracker`.
+        run_config: see `Tracker`.
+
+    Raises:
+        ValueError: trackio is not installed.
+    """
+
+    def __init__(
+        self,
+        project: str = "tfdist",
+        *,
+        model: bool = True,
+        run_workdir: str | None = None,
+        run_config: Mapping[str, Any] | None = None,
+    ):
+        super().__init__("trackio", run_workdir, run_config, model)
         self._project = project
 
     def begin(self, run_id: str, config: Mapping[str, Any]) -> str:
@@ -194,82 +257,6 @@ class _Trackio(Tracker):
         own = os.path.join(os.path.dirname(path), f"{self.run_id}.keras")
         os.rename(path, own)
         trackio.save(own, project=self._project)
-
-
-def mlflow(
-    experiment: str = "tfdist",
-    store: str = "mlruns",
-    *,
-    model: bool = True,
-    run_workdir: str | None = None,
-    run_config: Mapping[str, Any] | None = None,
-) -> keras.callbacks.Callback:
-    """Returns a callback that logs to MLflow.
-
-    Args:
-        experiment: the experiment of the run; it is made if there is none.
-        store: the tracking URI, or a directory: `mlflow ui --backend-store-uri mlruns` shows it.
-        model: upload the final model.
-        run_workdir: see `Tracker`.
-        run_config: see `Tracker`.
-
-    Raises:
-        ValueError: MLflow is not installed.
-    """
-    _need("mlflow", "mlflow")
-    uri = store if "://" in store else Path(store).expanduser().absolute().as_uri()
-    return _MLflow(experiment, uri, run_workdir=run_workdir, run_config=run_config, model=model)
-
-
-def wandb(
-    project: str = "tfdist",
-    mode: str = "offline",
-    *,
-    model: bool = True,
-    run_workdir: str | None = None,
-    run_config: Mapping[str, Any] | None = None,
-) -> keras.callbacks.Callback:
-    """Returns a callback that logs to Weights & Biases; offline, the files are in the workdir for `wandb sync`.
-
-    Args:
-        project: the project of the run.
-        mode: "offline" or "online".
-        model: upload the final model.
-        run_workdir: see `Tracker`.
-        run_config: see `Tracker`.
-
-    Raises:
-        ValueError: wandb is not installed.
-    """
-    _need("wandb", "wandb")
-    return _WandB(project, mode, run_workdir=run_workdir, run_config=run_config, model=model)
-
-
-def trackio(
-    project: str = "tfdist",
-    *,
-    model: bool = True,
-    run_workdir: str | None = None,
-    run_config: Mapping[str, Any] | None = None,
-) -> keras.callbacks.Callback:
-    """Returns a callback that logs to trackio, on this machine: `trackio show` shows it.
-
-    Args:
-        project: the project of the run.
-        model: keep the final model with the project.
-        run_workdir: see `Tracker`.
-        run_config: see `Tracker`.
-
-    Raises:
-        ValueError: trackio is not installed.
-    """
-    _need("trackio", "trackio")
-    return _Trackio(project, run_workdir=run_workdir, run_config=run_config, model=model)
-
-
-def _need(module: str, extra: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise ValueError(f"{module} is not installed: pip install 'tfdist[{extra}]'.")
 
 
 def _short(value: Any) -> Any:

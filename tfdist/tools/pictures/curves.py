@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist.report import metrics_file, reporter
 from tfdist.tools import scaling_results
-from tfdist.tools.many_runs import differences
+from tfdist.tools.many_runs import differences, run_state
 from tfdist.tools.pictures import style
 
 SPEED = "examples_per_second"
@@ -56,7 +56,7 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
             raise ValueError(f"{path} has no report of the training yet.")
         config = differences.read_config(workdir)
         made = Run(label=label, train=by_kind["train"], evaluation=by_kind["evaluation"])
-        runs.append((made, config | {"replicas": _replicas(by_kind["train"][-1])}))
+        runs.append((made, config | {"replicas": run_state.replicas(by_kind["train"][-1])}))
     different = differences.fields([config for _, config in runs])
     return [
         dataclasses.replace(run, described=_describe(config), differing=differing)
@@ -189,8 +189,3 @@ def _describe(config: dict[str, Any]) -> str:
     words = [name, f"batch {batch:,}" if batch else ""]
     words.append(f"{replicas} replica{'s' if replicas > 1 else ''}" if replicas else "")
     return ", ".join(word for word in words if word)
-
-
-def _replicas(last: dict[str, Any]) -> int | None:
-    per_replica = last.get("examples_per_second_per_replica")
-    return round(last[SPEED] / per_replica) if per_replica and last.get(SPEED) else None

@@ -7,6 +7,7 @@ distinguish. Each series also has its own marker. Surfaces use matplotlib's civi
 
 import io
 import itertools
+import json
 import math
 import textwrap
 from collections.abc import Callable, Sequence
@@ -34,30 +35,8 @@ _PLACES = (
 )
 # Pixels at 100 dpi between a value and what is next to it.
 _GAP = 4.0
-_SETTINGS = {
-    "font.family": ["DejaVu Sans", "sans-serif"],
-    "font.size": 13.0,
-    "axes.titlesize": 15.0,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-    "legend.fontsize": 12.0,
-    "legend.handlelength": 2.6,
-    "lines.linewidth": 2.5,
-    "lines.markersize": 8.0,
-    "errorbar.capsize": 4.0,
-    "figure.constrained_layout.w_pad": 0.15,
-    "figure.constrained_layout.h_pad": 0.12,
-    # Text stays text, which can be searched and edited.
-    "svg.fonttype": "none",
-    # Names in the SVG file are random otherwise.
-    "svg.hashsalt": "tfdist",
-}
+# Settings of matplotlib. Text in SVG files stays text, which can be searched and edited; names there are not random.
+_SETTINGS = Path(__file__).with_suffix(".json")
 
 
 def save(path: Path, draw: Callable[[], Any]) -> str:
@@ -77,7 +56,7 @@ def save(path: Path, draw: Callable[[], Any]) -> str:
         import matplotlib
     except ModuleNotFoundError:
         return MISSING
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(json.loads(_SETTINGS.read_text())):
         figure = draw()
         separate_values(figure)
         for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):

@@ -18,7 +18,7 @@ import numpy as np
 from absl import flags, logging
 
 from tfdist.cluster import process_exit
-from tfdist.config import flags as config_flags
+from tfdist.config.command_line import tool_words
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
@@ -39,7 +39,7 @@ def define_flags() -> None:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the command line; returns the program's name and the workdir."""
-    rest = config_flags.parse_words(argv)
+    rest = tool_words.parse_words(argv)
     if len(rest) != 2 or flags.FLAGS.to is None:
         sys.exit(f"tfdist export: give the workdir of a run, and a format: tfdist export RUN --to={'|'.join(NAMES)}")
     return rest

@@ -1,6 +1,5 @@
 """Writes a Keras model in the formats of other libraries, and loads each file there to compare the outputs."""
 
-import contextlib
 import importlib.util
 import json
 import subprocess
@@ -157,9 +156,7 @@ def by_other_backend(backend: str, model: keras.Model, inputs: Sequence[np.ndarr
 
 def is_installed(name: str) -> bool:
     """Returns whether a package can be imported."""
-    with contextlib.suppress(ImportError, ValueError):
-        return importlib.util.find_spec(name) is not None
-    return False
+    return importlib.util.find_spec(name) is not None
 
 
 def need(*names: str) -> None:

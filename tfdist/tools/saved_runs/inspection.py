@@ -17,6 +17,7 @@ import numpy as np
 from absl import flags
 
 from tfdist.cluster import process_exit
+from tfdist.config.command_line import tool_words
 from tfdist.tools import tables
 from tfdist.tools.pictures import style, wrong
 from tfdist.tools.saved_runs import predict
@@ -33,9 +34,11 @@ def define_flags() -> None:
     predict.define_model_flags()
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name, the workdir, and the folder if it is given."""
-    return predict.parse(argv, 1, "inspect RUN [DIR]")
+parse = functools.partial(
+    tool_words.parse_words,
+    least=1,
+    wanted="tfdist inspect: give the workdir of a run and what follows: tfdist inspect RUN [DIR]",
+)
 
 
 def outputs_of_split(saved: SavedRun, cluster: Any) -> tuple[np.ndarray, np.ndarray, Any]:

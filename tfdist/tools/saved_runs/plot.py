@@ -9,14 +9,14 @@ scaling`: all studies are drawn in one picture, and what their time was spent on
 """
 
 import dataclasses
+import functools
 import os
-import sys
 from pathlib import Path
 
 from absl import flags
 
-from tfdist.config import flags as config_flags
 from tfdist.config import saved_run
+from tfdist.config.command_line import tool_words
 from tfdist.tools import scaling_results, tables
 from tfdist.tools.pictures import curves, scaling, style
 
@@ -33,12 +33,9 @@ def define_flags() -> None:
     scaling_results.define_published()
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name and the directories."""
-    rest = config_flags.parse_words(argv)
-    if not rest[1:]:
-        sys.exit("tfdist plot: give the workdir of a run, such as runs/digits.")
-    return rest
+parse = functools.partial(
+    tool_words.parse_words, least=1, wanted="tfdist plot: give the workdir of a run, such as runs/digits."
+)
 
 
 def main(argv: list[str]) -> None:

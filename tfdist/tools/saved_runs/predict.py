@@ -15,7 +15,6 @@ examples of that label: the accuracy is printed, too.
 
 import collections
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from absl import flags
 
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
-from tfdist.config import flags as config_flags
 from tfdist.config import specs
+from tfdist.config.command_line import tool_words
 from tfdist.tools import tables
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
@@ -53,12 +52,11 @@ def define_model_flags() -> None:
     flags.DEFINE_integer("gpus", None, "GPUs of each worker; 0: the CPU. Default: all.", lower_bound=0)
 
 
-def parse(argv: list[str], least: int = 2, form: str = "predict RUN FILES...") -> list[str]:
-    """Parses the command line; returns the program's name, the workdir, and the other words."""
-    rest = config_flags.parse_words(argv)
-    if len(rest) <= least:
-        sys.exit(f"tfdist {form.split()[0]}: give the workdir of a run and what follows: tfdist {form}")
-    return rest
+parse = functools.partial(
+    tool_words.parse_words,
+    least=2,
+    wanted="tfdist predict: give the workdir of a run and what follows: tfdist predict RUN FILES...",
+)
 
 
 def cluster_options(saved: SavedRun) -> config_lib.ClusterOptions:

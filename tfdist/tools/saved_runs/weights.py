@@ -63,7 +63,6 @@ def preparation(saved: SavedRun) -> Prepare:
     finish = data.finish and specs.partial(data.finish, field="config.data.finish", positional=1, training=True)
 
     def prepare_and_finish(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool) -> dict[str, tf.Tensor]:
-        del training
         batch = prepare(batch, seeds, training=False)
         return finish(batch, training=False) if finish else batch
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.config import specs
+from tfdist.config import text as text_lib
 
 _SOURCES = "tfdist.zoo.sources"
 _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
@@ -217,6 +218,5 @@ def _image_form(files: list[Path]) -> tuple[list[int] | None, int, str]:
     return size, channels, f", scaled from up to {largest[0]}x{largest[1]}"
 
 
-def _list_values(names: Any, most: int = 8) -> str:
-    names = [str(name) for name in names]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _list_values(names: Any) -> str:
+    return text_lib.list_names([str(name) for name in names], 8)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from absl import flags
 
-from tfdist.config import flags as config_flags
+from tfdist.config.command_line import tool_words
 from tfdist.tools.start import look, templates
 
 USAGE = "NAME --images=DIR | --table=FILE | --arrays=FILE | --text=FILE | --script"
@@ -37,7 +37,7 @@ def define_flags() -> None:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the command line; returns the program's name and the name of the directory."""
-    rest, values = config_flags.parse_words(argv), flags.FLAGS
+    rest, values = tool_words.parse_words(argv), flags.FLAGS
     given = [kind for kind in _KINDS if values[kind].value] + ["script"] * values.script
     if len(rest) != 2 or len(given) != 1:
         sys.exit(f"tfdist new: give a name and one kind of data: tfdist new {USAGE}")

@@ -12,7 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tfdist.config import flags as config_flags
+from tfdist.config.command_line import tool_words
 from tfdist.tools.start import shipped
 
 USAGE = "[PAGE | WORD...]"
@@ -26,9 +26,7 @@ def define_flags() -> None:
     """Defines no flags."""
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name and the words."""
-    return config_flags.parse_words(argv)
+parse = tool_words.parse_words
 
 
 def main(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Files that come with tfdist: docs/ and launch/ of a clone, which the wheel has in the package."""
+"""Files that come with tfdist: docs/ and launch/ of a clone, which the wheel has in the package; templates."""
 
 from pathlib import Path
 
@@ -10,3 +10,8 @@ def find(path: str) -> Path:
     first, _, rest = path.partition("/")
     folder = _PACKAGE / f"shipped_{first}"
     return (folder if folder.is_dir() else _PACKAGE.parent / first) / rest
+
+
+def fill(template: str, **values: object) -> str:
+    """Returns a text of the folder templates with `values` in its fields, as `str.format` writes them."""
+    return (Path(__file__).parent / "templates" / f"{template}.txt").read_text(encoding="utf-8").format(**values)

@@ -3,114 +3,15 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-from tfdist.tools.start import networks
+from tfdist.tools import child_runs
+from tfdist.tools.start import networks, shipped
 from tfdist.tools.start.look import Data
 
 # Optimizer steps of the first run.
 _STEPS, _MOST_EPOCHS, _LEAST_EPOCHS = 300, 20, 5
-
-_CONFIG = '''"""Trains on {about}.
-
-    tfdist train {file}
-
-`tfdist train {file} --help` lists all fields, with their meaning.
-"""
-
-from tfdist import config as c
-
-
-def get_config() -> c.Config:
-    """Returns the configuration of the run."""
-    return c.Config(
-        # A function in {module}.py and its arguments.
-        model={model},
-{adapt}        data=c.Data(
-            source={source},
-{prepare}            train_split="{train_split}",  # {training:,} examples.
-            evaluation_split="{evaluation_split}",  # {evaluation:,} examples.
-            batch_size={batch_size},  # Of a step, on all devices together.
-        ),
-        objective={objective},
-        optimizer={{"target": "keras.optimizers:Adam", "learning_rate": 0.001}},
-        train=c.Train(epochs={epochs}),
-        checkpoint=c.Checkpoint(best_metric="{metric}", best_mode="{mode}"),
-    )
-'''
-_README = """# {name}
-
-Trains on {about}. Made by `tfdist new`. In this directory:
-
-    tfdist train {name}.py                 # trains; again: resumes, or says that it is finished
-    tfdist train runs/{name} --epochs={longer}    # trains longer
-    tfdist evaluate runs/{name} --checkpoint=best
-    tfdist predict runs/{name} FILES       # predicts other data, such as the files from which it was trained
-    tfdist inspect runs/{name}             # shows what it gets wrong
-{job}
-`{name}.py` is the config, `{module}.py` the network. `tfdist docs` lists the pages.
-"""
-_SCRIPT_README = """# {name}
-
-A Keras script, which tfdist runs on any machines. Made by `tfdist new`. In this directory:
-
-    python {name}.py                              # Keras alone
-    tfdist run --workdir=runs/{name} {name}.py       # all devices of this machine; again: resumes
-    tfdist launch --workers=2 -- -m tfdist.run --workdir=runs/two {name}.py    # two workers on this machine
-{job}
-Put your own data and model into the script. `tfdist docs scripts` says what a script may do.
-"""
-_SCRIPT = '''"""A Keras script: handwritten digits, to be replaced by data of yours.
-
-    tfdist run --workdir=runs/{name} {name}.py
-"""
-
-from pathlib import Path
-
-import tfdist  # Before Keras: it hides TensorFlow's own lines.
-
-import keras
-import numpy as np
-
-with np.load(Path(tfdist.__file__).parent / "zoo" / "data" / "digits.npz") as file:
-    images, labels = file["image"] / 16.0, file["label"]
-images = images.reshape(len(images), 8, 8, 1).astype("float32")
-
-model = keras.Sequential(
-    [
-        keras.Input((8, 8, 1)),
-        keras.layers.Conv2D(32, 3, activation="relu"),
-        keras.layers.Conv2D(64, 3, activation="relu"),
-        keras.layers.Flatten(),
-        keras.layers.Dense(10),
-    ]
-)
-model.compile(
-    optimizer="adam",
-    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    metrics=["accuracy"],
-)
-model.fit(images, labels, validation_split=0.2, batch_size=64, epochs=5)
-'''
-_JOB = """#!/bin/bash
-# Trains on Slurm: sbatch job.sbatch. More nodes: sbatch --nodes=2 job.sbatch
-#SBATCH --job-name={name}
-#SBATCH --nodes=1
-# One task per GPU, or one per node without GPUs.
-#SBATCH --ntasks-per-node={tasks}
-{gpus}#SBATCH --cpus-per-task={cpus}
-#SBATCH --time=01:00:00
-#SBATCH --output=%x-%j.log
-#SBATCH --open-mode=append
-# 120 s before the time is up the run saves, and the job is requeued. A job of less than 5 minutes: USR1@30.
-#SBATCH --signal=USR1@120
-#SBATCH --requeue
-
-export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
-exec srun --wait=60 {python} -m {command}
-"""
 
 
 def of_data(name: str, data: Data) -> dict[str, str]:
@@ -131,7 +32,8 @@ def of_data(name: str, data: Data) -> dict[str, str]:
         "arrays": "the arrays",
         "text": "the text",
     }[data.kind] + f" in {Path(data.source['path']).name}"
-    config = _CONFIG.format(
+    config = shipped.fill(
+        "config",
         about=about,
         file=f"{name}.py",
         module=module,
@@ -153,7 +55,7 @@ def of_data(name: str, data: Data) -> dict[str, str]:
     command = f"tfdist.main --config={name}.py --config.cluster.requeue=true"
     job = _job(name, command)
     line = "    sbatch job.sbatch\n" if job else ""
-    readme = _README.format(name=name, module=module, about=about, longer=2 * epochs, job=line)
+    readme = shipped.fill("readme", name=name, module=module, about=about, longer=2 * epochs, job=line)
     return {f"{name}.py": config, f"{module}.py": networks.code(name, data), "README.md": readme, **job}
 
 
@@ -161,7 +63,11 @@ def of_script(name: str) -> dict[str, str]:
     """Returns file name -> content of the directory of a Keras script."""
     job = _job(name, f"tfdist.run --workdir=runs/{name} {name}.py")
     line = "    sbatch job.sbatch\n" if job else ""
-    return {f"{name}.py": _SCRIPT.format(name=name), "README.md": _SCRIPT_README.format(name=name, job=line), **job}
+    return {
+        f"{name}.py": shipped.fill("script", name=name),
+        "README.md": shipped.fill("script_readme", name=name, job=line),
+        **job,
+    }
 
 
 def _objective(data: Data) -> dict:
@@ -219,7 +125,8 @@ def _job(name: str, command: str) -> dict[str, str]:
     if not shutil.which("sbatch"):
         return {}
     gpus = _gpus_per_node()
-    text = _JOB.format(
+    text = shipped.fill(
+        "job",
         name=name,
         tasks=gpus or 1,
         gpus=f"#SBATCH --gpus-per-node={gpus}\n" if gpus else "",
@@ -232,9 +139,6 @@ def _job(name: str, command: str) -> dict[str, str]:
 
 def _gpus_per_node() -> int:
     """Returns the largest number of GPUs of a node, as Slurm knows it; 0 if there are none or Slurm does not answer."""
-    try:
-        done = subprocess.run(["sinfo", "-h", "-o", "%G"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    words = [word.partition("(")[0].split(":") for line in done.stdout.split() for word in line.split(",")]
+    answer = child_runs.answer(["sinfo", "-h", "-o", "%G"], seconds=10)
+    words = [word.partition("(")[0].split(":") for line in answer.split() for word in line.split(",")]
     return max((int(one[-1]) for one in words if one[0] == "gpu" and one[-1].isdecimal()), default=0)

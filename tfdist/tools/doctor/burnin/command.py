@@ -50,7 +50,6 @@ def define_flags() -> None:
 
 def main(argv: list[str]) -> int:
     """Runs the command; returns 1 on rank 0 if a node has a problem."""
-    del argv
     spec = environment.resolve(os.environ, **_PORTS)
     os.environ["TF_DETERMINISTIC_OPS"] = "1"
     tensorflow_log.announce()

@@ -2,10 +2,10 @@
 
 import contextlib
 import dataclasses
-import shutil
-import subprocess
 import time
 from collections.abc import Iterable
+
+from tfdist.tools import child_runs
 
 # Seconds in which sacct must answer.
 _ANSWER_SECONDS = 20.0
@@ -28,19 +28,11 @@ class JobStart:
 def job_starts(jobs: Iterable[str]) -> list[JobStart]:
     """Returns the starts of these jobs, "7" or "7_3", in order; [] without sacct, or if it does not answer."""
     jobs = sorted({*jobs} - {""})
-    if not jobs or shutil.which("sacct") is None:
+    if not jobs:
         return []
     command = ["sacct", "--jobs", ",".join(jobs), "--duplicates", "--allocations", "--noheader", "--parsable2"]
-    try:
-        done = subprocess.run(
-            [*command, f"--format={_FIELDS}", "--starttime=1970-01-02"],
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return parse(done.stdout, time.time())
+    command += [f"--format={_FIELDS}", "--starttime=1970-01-02"]
+    return parse(child_runs.answer(command, _ANSWER_SECONDS), time.time())
 
 
 def parse(table: str, now: float) -> list[JobStart]:

@@ -8,6 +8,7 @@ was repeated after a fault counts once. The times are those of the chief.
     python -m tfdist cost sweeps/lr --out=reports
 """
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from absl import flags
 
-from tfdist.config import flags as config_flags
+from tfdist.config.command_line import tool_words
 from tfdist.report import files
 from tfdist.tools import tables
 from tfdist.tools.many_runs import find, selection
@@ -32,12 +33,11 @@ def define_flags() -> None:
     flags.DEFINE_string("out", None, "Directory of cost.png and cost.json. Default: the directory that holds all runs.")
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name and the directories."""
-    rest = config_flags.parse_words(argv)
-    if not rest[1:]:
-        sys.exit("tfdist cost: give the workdirs of runs, or a directory of them, such as runs.")
-    return rest
+parse = functools.partial(
+    tool_words.parse_words,
+    least=1,
+    wanted="tfdist cost: give the workdirs of runs, or a directory of them, such as runs.",
+)
 
 
 def main(argv: list[str]) -> int:

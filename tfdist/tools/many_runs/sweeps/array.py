@@ -100,8 +100,7 @@ def with_defaults(options: Sequence[str], workdir: Path) -> list[str]:
 
 
 def _is_over(plan: Plan, workdir: Path, name: str) -> bool:
-    end = ends.read(name, workdir / name, plan.metric, plan.mode, script=bool(plan.script))
-    return end.state == "finished" or name in halving.read_pruned(plan, workdir)
+    return ends.read(plan, workdir, name).state == "finished" or name in halving.read_pruned(plan, workdir)
 
 
 def _sbatch(command: Sequence[str], directory: str) -> str:

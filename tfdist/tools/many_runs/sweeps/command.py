@@ -29,7 +29,7 @@ from tfdist.checkpoint import workdir_lock
 from tfdist.cluster import interruption
 from tfdist.config import flags as config_flags
 from tfdist.config import saved_run, schema
-from tfdist.config.command_line import words
+from tfdist.config.command_line import tool_words, words
 from tfdist.tools import tables
 from tfdist.tools.many_runs.sweeps import array, ends, halving, local, proposals, space, validation
 from tfdist.tools.many_runs.sweeps import plan as plans
@@ -44,8 +44,7 @@ _HEARTBEAT_SECONDS = 10.0
 
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
-    config_flags.define_config()
-    flags.DEFINE_string("script", None, "In place of --config: a Keras script with its own flags, in quotes.")
+    tool_words.define_config_or_script()
     flags.DEFINE_multi_string("set", [], "A field of the config, or a flag of the script, and its values: NAME=VALUES.")
     flags.DEFINE_string("workdir", None, "Directory of the sweep. Default: sweeps/NAME for a config NAME.py.")
     flags.DEFINE_integer("random", None, "Draw this many runs instead of taking all combinations.", lower_bound=1)
@@ -64,12 +63,7 @@ def parse(argv: list[str]) -> list[str]:
     """Parses the command line: also with hyphens in names, and with options of sbatch, which it returns."""
     given, options = array.divide([re.sub(r"^--[\w-]+", lambda name: _underscores(name[0]), word) for word in argv[1:]])
     sys.argv[1:] = given
-    if not any(flag.name == "script" for flag in words.read_flags(given)):
-        config_flags.parse([argv[0], *given])
-    elif words.config_path(given):
-        sys.exit("tfdist sweep: give either --config or --script.")
-    else:
-        config_flags.flags_only(config_flags.parse_words([argv[0], *given])[1:])
+    tool_words.parse_config_or_script([argv[0], *given], "tfdist sweep")
     if options and not flags.FLAGS.slurm:
         sys.exit(f"tfdist sweep: {options[0]} is an option of sbatch: add --slurm=launch/slurm.sbatch.")
     return [argv[0], *options]
@@ -189,7 +183,7 @@ def run_here(plan: Plan, workdir: Path, slots: Sequence[local.Slot], stop: local
     while plan.runs and not stop:
         stage = halving.stage(plan, workdir, decide=False)
         left = [name for name in stage.names if name not in stage.done and (name, stage.epochs) not in tried]
-        left = [name for name in left if _end(plan, workdir, name).state != "finished"]
+        left = [name for name in left if ends.read(plan, workdir, name).state != "finished"]
         if left:
             tried |= {(name, stage.epochs) for name in left}
             said = _say_end(plan, stage.epochs)
@@ -208,16 +202,12 @@ def jobs(plan: Plan, workdir: Path, names: Sequence[str], stage: halving.Stage) 
         yield local.Job(name, workdir / name, plan.command(workdir / name, plan.runs[name], *stage.fields))
 
 
-def _end(plan: Plan, workdir: Path, name: str) -> ends.RunEnd:
-    return ends.read(name, workdir / name, plan.metric, plan.mode, script=bool(plan.script))
-
-
 def _say_end(plan: Plan, epochs: int | None = None) -> Callable[[local.Job, int], None]:
     """Returns a function that writes and says how a run has ended, which pauses after `epochs`."""
 
     def end(job: local.Job, code: int) -> None:
         ends.write(job.workdir, code)
-        end = _end(plan, job.workdir.parent, job.name)
+        end = ends.read(plan, job.workdir.parent, job.name)
         value = "" if end.value is None else f", best {plan.metric} {end.value:.5g}"
         trouble = f" ({end.trouble}; log: {job.workdir / ends.LOG})" if end.trouble else ""
         paused = epochs is not None and halving.value_at(job.workdir, plan.metric, epochs) is not None
@@ -231,7 +221,7 @@ def show(plan: Plan, workdir: Path, stopped: bool) -> int:
     """Prints the table of the runs, the best one, and how to go on; returns the exit code of the sweep."""
     out = proposals.read_pruned(workdir, plan) if plan.proposals else halving.read_pruned(plan, workdir)
     names = list(plan.runs) or proposals.names(workdir, plan)
-    found = [_end(plan, workdir, name) for name in names]
+    found = [ends.read(plan, workdir, name) for name in names]
     sign = -1 if plan.mode == "max" else 1
     found.sort(key=lambda end: (end.value is None, sign * (end.value or 0.0)))
     rows = [
@@ -241,8 +231,8 @@ def show(plan: Plan, workdir: Path, stopped: bool) -> int:
     print(tables.text(("run", "state", "epoch", f"best {plan.metric}"), rows[:_MOST_ROWS]))
     if len(rows) > _MOST_ROWS:
         print(f"... and {len(rows) - _MOST_ROWS} more: tfdist runs {workdir}")
-    best = ends.best(found, plan.mode)
-    if best is not None:
+    best = found[0] if found else None
+    if best is not None and best.value is not None:
         print(f"best: {best.workdir} with {plan.metric} {best.value:.5g}")
     failed = [end for end in found if end.state == "failed"]
     for end in failed:

@@ -2,13 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.cluster import interruption
 from tfdist.report import files, metrics_file
 from tfdist.tools.many_runs import find, run_state
-from tfdist.tools.many_runs.sweeps import plan
+from tfdist.tools.many_runs.sweeps import plan as plans
 
 # In the directory of a run: what its processes print.
 LOG = "output.log"
@@ -36,22 +35,23 @@ class RunEnd:
 
 def write(workdir: Path, code: int) -> None:
     """Writes how the process of a run has ended; raises OSError."""
-    files.write_json(str(workdir / plan.END), {"code": code, "text": last_line(workdir / LOG)})
+    files.write_json(str(workdir / plans.END), {"code": code, "text": last_line(workdir / LOG)})
 
 
-def read(name: str, workdir: Path, metric: str, mode: str, *, script: bool = False) -> RunEnd:
-    """Reads how a run stands; a workdir that is damaged counts as failed."""
+def read(plan: plans.Plan, workdir: Path, name: str) -> RunEnd:
+    """Reads how a run of the sweep in `workdir` stands; a directory that is damaged counts as failed."""
+    workdir = workdir / name
     try:
-        end = files.read_json(str(workdir / plan.END)) or {}
+        end = files.read_json(str(workdir / plans.END)) or {}
         found = [run_state.read(each) for each in _workdirs(workdir)]
-        values = [value for _, value in evaluations(workdir, metric)]
+        values = [value for _, value in evaluations(workdir, plan.metric)]
     except ValueError as error:
         return RunEnd(name=name, workdir=workdir, state="failed", trouble=str(error))
     state = found[-1].state if found else "new"
     code = end.get("code")
-    if state != "running" and script and code == 0:  # Its last fit is finished, and so is what follows.
+    if state != "running" and plan.script and code == 0:  # Its last fit is finished, and so is what follows.
         state = "finished"
-    elif state == "finished" and script:
+    elif state == "finished" and plan.script:
         state = "stopped"
     if code is not None and state not in ("running", "finished"):
         state = "failed" if code > 0 and code not in _MAY_GO_ON else "lost" if code < 0 else "stopped"
@@ -62,7 +62,7 @@ def read(name: str, workdir: Path, metric: str, mode: str, *, script: bool = Fal
         workdir=workdir,
         state=state,
         epoch=found[-1].epoch if found else None,
-        value=(max if mode == "max" else min)(values, default=None),
+        value=(max if plan.mode == "max" else min)(values, default=None),
         trouble=end.get("text", "") if state == "failed" else "",
     )
 
@@ -90,12 +90,6 @@ def _workdirs(workdir: Path) -> list[Path]:
     if problems:
         raise ValueError(problems[0])
     return found
-
-
-def best(ends: Sequence[RunEnd], mode: str) -> RunEnd | None:
-    """Returns the run with the best value; None: no run has one."""
-    known = [end for end in ends if end.value is not None]
-    return (max if mode == "max" else min)(known, key=lambda end: end.value, default=None)
 
 
 def last_line(log: Path) -> str:

@@ -70,8 +70,8 @@ def stage(plan: Plan, workdir: Path, *, decide: bool = True) -> Stage:
         if saved is None:
             found = {name: value_at(workdir / name, plan.metric, epochs) for name in names}
             done = frozenset(name for name, value in found.items() if value is not None)
-            open_runs = [name for name in names if name not in done and not _has_failed(plan, workdir, name)]
-            if open_runs or not decide:
+            left = [name for name in names if name not in done]
+            if not decide or any(ends.read(plan, workdir, name).state != "failed" for name in left):
                 return Stage(names=names, epochs=epochs, done=done)
             saved = {"metric": plan.metric, "values": found, "continue": better_half(found, plan.mode)}
             files.write_json(str(path), saved)
@@ -105,7 +105,3 @@ def value_at(workdir: Path, metric: str, epochs: int) -> float | None:
     if not at and (workdir / "finished.json").exists():
         at = [value for _, value in found[-1:]]
     return at[-1] if at else None
-
-
-def _has_failed(plan: Plan, workdir: Path, name: str) -> bool:
-    return ends.read(name, workdir / name, plan.metric, plan.mode).state == "failed"

@@ -161,7 +161,6 @@ def signals(stop: Stop) -> Iterator[None]:
     before: dict[int, Any] = {}
 
     def receive(number: int, frame: Any) -> None:
-        del frame
         stop.received.append(signal.SIGTERM if number == signal.SIGHUP else number)
 
     numbers = [*_SIGNALS]

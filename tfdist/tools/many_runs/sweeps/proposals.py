@@ -214,7 +214,7 @@ def tell(opened: Any, number: int, plan: Plan, workdir: Path, *, pruned: bool) -
     """Tells Optuna the result of a run that is finished, pruned or has failed; another one goes on later."""
     from optuna.trial import TrialState
 
-    end = ends.read(workdir.name, workdir, plan.metric, plan.mode, script=bool(plan.script))
+    end = ends.read(plan, workdir.parent, workdir.name)
     if pruned:
         opened.tell(number, state=TrialState.PRUNED)
     elif end.state == "finished" and end.value is not None:

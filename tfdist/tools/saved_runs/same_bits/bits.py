@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tfdist.config import text as text_lib
+
 _MOST = 3
 
 
@@ -12,9 +14,8 @@ def describe(trained: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray])
     names = [name for name in trained if name in saved and saved[name].tobytes() != trained[name].tobytes()]
     if not names:
         return "no variable differs"
-    shown = [f"{name} ({_elements(trained[name], saved[name])})" for name in names[:_MOST]]
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"{len(names)} of {len(trained)} variables differ: {', '.join(shown)}{more}"
+    differing = text_lib.list_names([f"{name} ({_elements(trained[name], saved[name])})" for name in names], _MOST)
+    return f"{len(names)} of {len(trained)} variables differ: {differing}"
 
 
 def _elements(trained: np.ndarray, saved: np.ndarray) -> str:

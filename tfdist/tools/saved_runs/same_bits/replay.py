@@ -14,7 +14,7 @@ import numpy as np
 from tfdist import config as config_lib
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.training import evaluate, loop_tools, setup, state
+from tfdist.training import loop_tools, setup, state
 from tfdist.training.consistency import hashing, start
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
@@ -62,14 +62,6 @@ class Replay:
                 done = self.tools.train_steps(batches, stop - step)
                 step, totals = step + done.steps, state.add_totals(totals, done.totals)
             yield stop, hash_state(self.tools), totals
-
-    def means(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Returns the values that a report has for totals over its steps."""
-        return self.run.objective.results(dict(totals))
-
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Returns the values of an evaluation of the present state."""
-        return evaluate.evaluate(self.tools, step)
 
     def missing_in_export(self, path: Path) -> list[str]:
         """Returns the weights of the model, as it is evaluated now, whose values are not in a file model.keras."""

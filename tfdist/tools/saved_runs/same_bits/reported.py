@@ -39,8 +39,3 @@ def read(workdir: Path) -> Reports:
     training = {one["step"]: one for one in records if one.get("kind") == "train"}
     evaluations = {one["step"]: one for one in records if one.get("kind") == "evaluation"}
     return Reports(training=training, evaluations=evaluations)
-
-
-def add(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    """Returns the sums by name."""
-    return {name: first.get(name, 0.0) + value for name, value in second.items()}

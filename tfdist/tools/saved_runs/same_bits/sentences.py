@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tfdist.config import text
 from tfdist.tools.saved_runs.same_bits import first_difference
 from tfdist.tools.saved_runs.same_bits.first_difference import Difference, Outcome
 
@@ -117,10 +118,9 @@ def _examples(found: Difference, part: str) -> str:
 
 def _list_names(rows: Sequence[int], inside: Mapping[str, Any]) -> str:
     ids = inside["ids"]
-    names = [f"{row if ids is None else ids[row]:,}" for row in rows[:_MOST_EXAMPLES]]
+    names = [f"{row if ids is None else ids[row]:,}" for row in rows]
     what = "example" if ids is not None else "the place in the batch"
-    more = f" and {len(rows) - _MOST_EXAMPLES} more" if len(rows) > _MOST_EXAMPLES else ""
-    return f"{what}{'s' * (len(rows) > 1)} {', '.join(names)}{more}"
+    return f"{what}{'s' * (len(rows) > 1)} {text.list_names(names, _MOST_EXAMPLES)}"
 
 
 def _parts(inside: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -152,8 +152,6 @@ class _Served:
                 raise Ended from None
             if command == "go":
                 return
-            if command == "end":
-                raise Ended
             yield command, argument
 
     def variables(self, _: Any) -> dict[str, str]:

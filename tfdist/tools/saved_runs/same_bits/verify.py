@@ -22,8 +22,8 @@ from absl import flags
 
 from tfdist.checkpoint import directory
 from tfdist.cluster.devices import onednn
-from tfdist.config import flags as config_flags
 from tfdist.config import tensorflow_log
+from tfdist.config.command_line import tool_words
 from tfdist.report import run_info
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.same_bits import chain as chain_lib
@@ -40,12 +40,9 @@ def define_flags() -> None:
     flags.DEFINE_integer("seed", None, "Chooses the intervals. Default: another choice each time.")
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name and the directory."""
-    rest = config_flags.parse_words(argv)
-    if len(rest) != 2:
-        sys.exit("tfdist verify: give the workdir of one run, such as runs/digits.")
-    return rest
+parse = functools.partial(
+    tool_words.parse_words, least=1, most=1, wanted="tfdist verify: give the workdir of one run, such as runs/digits."
+)
 
 
 def main(argv: list[str]) -> int:
@@ -148,6 +145,8 @@ def differences(saved: SavedRun, chain: Chain, chosen: list[tuple[int, int]], sc
 
 def _train(replay: Any, recorded: dict[int, str], reports: reported.Reports, first: int, last: int) -> Iterator[str]:
     """Trains an interval again, and yields a line for what is not as recorded; ends at the first such hash."""
+    from tfdist.training import evaluate, state
+
     places = sorted({step for step in (*recorded, *reports.training) if first < step <= last})
     done: dict[int, dict[str, float]] = {}
     for step, value, done[step] in replay.train(first, places):
@@ -158,10 +157,10 @@ def _train(replay: Any, recorded: dict[int, str], reports: reported.Reports, fir
         covered = reports.steps_before(step)
         if covered is not None and step - covered >= first:
             totals = [one for place, one in done.items() if place > step - covered]
-            values = replay.means(functools.reduce(reported.add, totals))
+            values = replay.run.objective.results(dict(functools.reduce(state.add_totals, totals)))
             yield from reports.differences("training", step, values)
         if step in reports.evaluations:
-            yield from reports.differences("evaluations", step, replay.evaluate(step))
+            yield from reports.differences("evaluations", step, evaluate.evaluate(replay.tools, step))
 
 
 def _restore(replay: Any, step: int, recorded: dict[int, str]) -> Iterator[str]:

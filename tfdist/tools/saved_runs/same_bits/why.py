@@ -7,6 +7,7 @@ common state on, until they differ; the step that differs is taken apart. Nothin
     tfdist why runs/digits runs/digits-again
 """
 
+import functools
 import os
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from absl import flags
 
-from tfdist.config import flags as config_flags
+from tfdist.config.command_line import tool_words
 from tfdist.tools.saved_runs.same_bits import causes, first_difference, sentences
 from tfdist.tools.saved_runs.same_bits import chain as chain_lib
 from tfdist.tools.saved_runs.same_bits.chain import Chain
@@ -29,12 +30,12 @@ def define_flags() -> None:
     flags.DEFINE_bool("replay", True, "Train both again, to find the step. False: compare what was recorded.")
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name and the two directories."""
-    rest = config_flags.parse_words(argv)
-    if len(rest) != 3:
-        sys.exit("tfdist why: give the workdirs of two runs, such as runs/digits runs/digits-again.")
-    return rest
+parse = functools.partial(
+    tool_words.parse_words,
+    least=2,
+    most=2,
+    wanted="tfdist why: give the workdirs of two runs, such as runs/digits runs/digits-again.",
+)
 
 
 def main(argv: list[str]) -> int:

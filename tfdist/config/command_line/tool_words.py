@@ -1,0 +1,39 @@
+"""Command lines of tools: words beside the flags, or a config, in place of which a script may be given."""
+
+import math
+import sys
+
+from absl import flags
+
+from tfdist.config import flags as config_flags
+from tfdist.config.command_line import flag_errors, words
+
+
+def parse_words(argv: list[str], *, least: int = 0, most: float = math.inf, wanted: str = "") -> list[str]:
+    """Parses the command line of a command without a config; returns its name and the words beside flags.
+
+    Exits with a message if a flag is invalid, or with `wanted` if the words are fewer than `least` or more than `most`.
+    """
+    flag_errors.check_names(argv)
+    try:
+        found = flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(str(error).removeprefix("flag "))
+    return found if least < len(found) <= most + 1 else sys.exit(wanted)
+
+
+def define_config_or_script() -> None:
+    """Defines --config and --script; not at import, because other tools use the same names."""
+    config_flags.define_config()
+    flags.DEFINE_string("script", None, "In place of --config: a Keras script with its own flags, in quotes.")
+
+
+def parse_config_or_script(argv: list[str], command: str) -> list[str]:
+    """Parses the command line with a config or a script; exits with a message of `command` if it is invalid."""
+    if not any(flag.name == "script" for flag in words.read_flags(argv[1:])):
+        return config_flags.parse(argv)
+    if words.config_path(argv[1:]):
+        sys.exit(f"{command}: give either --config or --script.")
+    rest = parse_words(argv)
+    config_flags.flags_only(rest[1:])
+    return rest
