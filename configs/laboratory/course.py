@@ -27,7 +27,7 @@ from absl import flags
 
 from tfdist import configs
 from tfdist.cluster.devices import host_gpus
-from tfdist.cluster.discovery import slurm
+from tfdist.cluster.discovery.launchers import slurm
 from tfdist.config.command_line import tool_words
 from tfdist.configs.laboratory import task as task_lib
 from tfdist.configs.laboratory.task import LAPTOP, PAGE, Course, Task

@@ -384,7 +384,7 @@ def test_the_variables_that_the_page_lists_are_those_that_are_read():
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     modules = [
         REPOSITORY / f"tfdist/cluster/{name}.py"
-        for name in ("discovery/slurm", "discovery/worker_spec", "slurm_requeue")
+        for name in ("discovery/launchers/slurm", "discovery/worker_spec", "slurm_requeue")
     ]
     read = {text for module in modules for text in texts(module)}
     beginnings = {"SLURM_STEP"}

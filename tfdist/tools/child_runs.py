@@ -10,7 +10,7 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.cluster.discovery import slurm
+from tfdist.cluster.discovery.launchers import slurm
 from tfdist.launch import local_workers, processes
 from tfdist.report import metrics_file
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from launching import REPOSITORY
 
-from tfdist.cluster.discovery import environment, hostlist
+from tfdist.cluster.discovery import environment, hostlist, slurm_tasks
 from tfdist.cluster.discovery.worker_spec import WorkerSpec, held_gpus, visible_gpus
 
 PORTS = {"port_base": 10000, "port_count": 10000}
@@ -563,10 +563,10 @@ def test_hostlists():
         ODD_NAMES: ODD_NAMES_IN_ORDER,
     }
     for text, expected in lists.items():
-        assert hostlist.expand_hostlist(text) == expected
+        assert slurm_tasks.expand_hostlist(text) == expected
     for text in ("", "n[1-", "n1]", "n[1-2]]", "n[]", "n[a-b]", "n[2-1]", "n1,,n2", "n[1-2-3]"):
         with pytest.raises(ValueError, match="Received"):
-            hostlist.expand_hostlist(text)
+            slurm_tasks.expand_hostlist(text)
 
 
 def test_addresses():

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfdist.cluster.discovery import hostlist, slurm, worker_spec
+from tfdist.cluster.discovery import hostlist, worker_spec
+from tfdist.cluster.discovery.launchers import slurm
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 

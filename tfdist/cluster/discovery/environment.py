@@ -22,11 +22,18 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist.cluster.discovery import mpi, pbs, slurm, tf_config
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
-# Modules of launchers/ and the variables that show that one has started this process, in the order in which they are
-# looked for. A module is imported if all of its variables are set.
+# Modules of launchers/ that find out themselves whether their launcher has started this process, and the beginnings of
+# its variables. A module is imported if one of these is set.
+_PREFIXES = {
+    "tf_config": ("TF_CONFIG",),
+    "mpi": ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "MPI_LOCAL", "PALS_", "PMI_", "PMIX_"),
+    "slurm": ("SLURM_",),
+    "pbs": ("PBS_",),
+}
+# Other modules and the variables that show that one has started this process, in the order in which they are looked
+# for. A module is imported if all of its variables are set.
 INNER = (("torchrun", ("TORCHELASTIC_RUN_ID", "RANK")), ("jsrun", ("JSM_NAMESPACE_RANK",)))
 FLUX = (("flux", ("FLUX_TASK_RANK", "FLUX_JOB_SIZE")),)
 OTHERS = (
@@ -52,9 +59,11 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
         ValueError: a variable is missing, not valid, or inconsistent with another one.
     """
     ports = {"port_base": port_base, "port_count": port_count}
-    mpirun = mpi.mpirun_variables(env)
-    cluster = tf_config.read_cluster(env)
-    if cluster:
+    tf_config, mpi, slurm, pbs = (
+        _module(name) if _has(env, prefixes) else None for name, prefixes in _PREFIXES.items()
+    )
+    mpirun = mpi and mpi.mpirun_variables(env)
+    if tf_config and (cluster := tf_config.read_cluster(env)):
         return tf_config.resolve(env, cluster, mpirun[1] if mpirun else "SLURM_STEP_NUM_TASKS", **ports)
     if found := _first(env, INNER):
         return found.resolve(env, **ports)
@@ -62,19 +71,22 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
         return mpi.rank(env, mpirun, **ports)
     if found := _first(env, FLUX):
         return found.resolve(env, **ports)
-    if slurm.in_step(env):
+    if slurm and slurm.in_step(env):
         return slurm.step(env, **ports)
-    pmi = mpi.pmi_variables(env)
-    if pmi:
+    if mpi and (pmi := mpi.pmi_variables(env)):
         return mpi.rank(env, pmi, **ports)
-    if pbs.in_task(env):
+    if pbs and pbs.in_task(env):
         return pbs.task(env, **ports)
     if found := _first(env, OTHERS):
         return found.resolve(env, **ports)
-    note = slurm.forgotten_srun(env) or pbs.forgotten_launcher(env)
+    note = (slurm and slurm.forgotten_srun(env)) or (pbs and pbs.forgotten_launcher(env)) or ""
     if not note and any(env.get(name) for name in _JOBS):
         note = _module("host_list").forgotten(env)
     return WorkerSpec(launcher="local", note=note)
+
+
+def _has(env: Mapping[str, str], prefixes: tuple[str, ...]) -> bool:
+    return any(name.startswith(prefixes) for name in env)
 
 
 def _first(env: Mapping[str, str], launchers: Sequence[tuple[str, Sequence[str]]]) -> Any:

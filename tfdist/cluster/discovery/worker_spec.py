@@ -12,7 +12,7 @@ PORTS_PER_JOB = 16
 class WorkerSpec:
     """Rank, world size, addresses and GPUs of one worker."""
 
-    # "slurm", "tf_config", "mpi", "pbs", a name of `launchers`, or "local".
+    # "slurm", "tf_config", "mpi", "pbs", another name of `launchers`, or "local".
     launcher: str
     rank: int = 0
     num_workers: int = 1
