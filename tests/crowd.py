@@ -30,7 +30,7 @@ import psutil
 from tfdist import config
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.liveness import heartbeat
+from tfdist.cluster.liveness import connections, heartbeat
 from tfdist.cluster.rendezvous import preflight
 from tfdist.cluster.wire import keys, listener
 
@@ -53,7 +53,7 @@ def worker(rank: int, addresses: list[str], ports: list[int], seconds: float, li
         port=ports[rank],
         job="crowd",
     )
-    listening = heartbeat.listen(spec)
+    listening = connections.listen(spec)
     metadata = {"heartbeat_port": listening.getsockname()[1]} if listening else {}
     try:
         members = preflight.rendezvous(spec, must_match=VALUES, seconds=seconds, metadata=metadata, keys=KEYS)
@@ -62,7 +62,7 @@ def worker(rank: int, addresses: list[str], ports: list[int], seconds: float, li
         os._exit(interruption.EXIT_PEER_LOST)
     os.write(out, b"%f\n" % time.monotonic())
     options = config.ClusterOptions(heartbeat_seconds=limit, stall_seconds=None, connect_seconds=seconds)
-    heartbeat.start(rank=rank, members=members, listener=listening, options=options, keys=KEYS)
+    connections.start(rank=rank, members=members, listener=listening, options=options, keys=KEYS)
     time.sleep(3600)
 
 

@@ -38,7 +38,7 @@ WITHOUT_TENSORFLOW = [
     *("config", "config.validate", "config.flags", "report.files", "report.run_info", "report.console"),
     *("report.reporter", "training.triggers", "cluster.interruption", "main", "__main__", "checkpoint.directory"),
     *("cluster.discovery.environment", "cluster.rendezvous.preflight", "cluster.liveness.heartbeat", "cluster.malloc"),
-    "checkpoint.workdir_lock",
+    *("cluster.liveness.connections", "checkpoint.workdir_lock"),
 ]
 # Besides cluster/: launch/ writes the variables of launchers.
 DISTRIBUTION_MAY_BE_NAMED = ("tfdist.cluster", "tfdist.launch.local_workers")
@@ -62,16 +62,20 @@ MOST_ENTRIES = 15
 # In brackets an issue of keras-team/keras or tensorflow/tensorflow; without one, none was found in November 2026.
 PRIVATE_NAMES = {
     "tfdist.cluster.collective_guard": {"_distribute_strategy": "Model.predict on one worker only"},
+    "tfdist.cluster.devices.eager_context": {
+        "tensorflow.python.eager.context": "configure_coordination_service: heartbeat and shutdown time-outs",
+        "_config": "the coordination service's options are not all public",
+    },
     "tfdist.cluster.distributed_dataset": {
         "tensorflow.python.data.ops.multi_device_iterator_ops": "device datasets have no options",
         "_create_device_dataset": "patched while an iterator is made, for the same reason",
     },
-    "tfdist.cluster.strategy": {
-        "tensorflow.python.eager.context": "configure_coordination_service: heartbeat and shutdown time-outs",
+    "tfdist.cluster.several_workers.start": {
         "tensorflow.python.distribute.collective_all_reduce_strategy": "logical CPUs, for tests (tensorflow#57743)",
-        "tensorflow.python.distribute.values": "MirroredVariable has no __float__ and __int__, as tf.Variable has",
-        "_config": "the coordination service's options are not all public",
         "_initialize_local_devices": "patched while the strategy is made: logical CPU devices, for tests",
+    },
+    "tfdist.cluster.strategy": {
+        "tensorflow.python.distribute.values": "MirroredVariable has no __float__ and __int__, as tf.Variable has",
     },
     "tfdist.data.autograph": {
         "tensorflow.python.autograph.core.ag_ctx": "AutoGraph for users' functions only",

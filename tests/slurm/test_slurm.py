@@ -212,13 +212,14 @@ import os, signal, sys, time
 from tfdist import config
 from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.liveness import heartbeat, peer_loss
+from tfdist.cluster.liveness import connections, peer_loss
 from tfdist.cluster.rendezvous import preflight
 place = environment.resolve(os.environ, port_base=10000, port_count=10000)
-listener = heartbeat.listen(place)
+listener = connections.listen(place)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
 members = preflight.rendezvous(place, must_match={}, seconds=60, metadata=port)
-heartbeat.start(rank=place.rank, members=members, listener=listener, options=config.ClusterOptions(connect_seconds=20))
+options = config.ClusterOptions(connect_seconds=20)
+connections.start(rank=place.rank, members=members, listener=listener, options=options)
 slurm_requeue.enable_requeue(place.rank, interruption.StopRequest(), lambda: True)
 time.sleep(1)
 if str(place.rank) in sys.argv[1].split(","):

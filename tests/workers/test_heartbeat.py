@@ -29,12 +29,12 @@ WORKER = """
 import ctypes, os, sys, threading, time
 from tfdist import config
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.liveness import heartbeat, peer_loss, startup_watchdog
+from tfdist.cluster.liveness import connections, peer_loss, startup_watchdog
 from tfdist.cluster.rendezvous import preflight
 from tfdist.cluster.wire import keys
 rank = (found := environment.resolve(os.environ, port_base=10000, port_count=10000)).rank
 what, seconds = sys.argv[1], float(sys.argv[2])
-listener = heartbeat.listen(found)
+listener = connections.listen(found)
 watchdog = startup_watchdog.listen(found)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
 port["watchdog_port"] = watchdog.getsockname()[1]
@@ -43,7 +43,7 @@ own = keys.load(None, os.environ)
 with startup_watchdog.deadline(rank, members, 60.0, watchdog, own):
     pass
 options = config.ClusterOptions(heartbeat_seconds=seconds, stall_seconds=3.0 if what in ("stall", "behind") else None)
-watching = heartbeat.start(rank=rank, members=members, listener=listener, options=options)
+watching = connections.start(rank=rank, members=members, listener=listener, options=options)
 watching.note_progress(step := 1)
 print("ready", flush=True)
 until = time.monotonic() + {"run": 600.0, "stall": 0.0}.get(what, 1.0)
@@ -276,7 +276,8 @@ def test_a_slow_callback_or_save_does_not_end_the_run():
 ABSENT = """
 import time
 from tfdist import config
-from tfdist.cluster import first_collective, process_exit, strategy
+from tfdist.cluster import process_exit, strategy
+from tfdist.cluster.several_workers import first_collective
 check = first_collective.check
 def check_soon(made, monitor, seconds):
     time.sleep(600 * monitor.rank)
@@ -300,7 +301,8 @@ def test_a_worker_that_does_not_reach_the_first_all_reduce_is_named():
 COMPILING = """
 import sys
 from tfdist import config
-from tfdist.cluster import first_collective, process_exit, strategy
+from tfdist.cluster import process_exit, strategy
+from tfdist.cluster.several_workers import first_collective
 from tfdist.cluster.devices import gpu_software
 build = {"cuda_compute_capabilities": ["sm_80", "compute_90"]}
 found = gpu_software.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
@@ -326,11 +328,12 @@ DYING = """
 import os, signal, time
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
+from tfdist.cluster.several_workers import start
 def die(planned, addresses):
     time.sleep(5)  # The other worker's watchdog starts meanwhile, also on a busy machine.
     os.kill(os.getpid(), signal.SIGKILL)
 if '"index": 1' in os.environ["TF_CONFIG"]:
-    strategy._multi_worker_strategy = die
+    start._make_strategy = die
 process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions(connect_seconds=240.0)))
 """
 

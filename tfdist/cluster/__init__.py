@@ -1,14 +1,12 @@
 """The workers of a run: finds and connects them, detects lost ones, and stops processes.
 
-    connect(options) -> Cluster   strategy.py: rendezvous, then one tf.distribute strategy per process
+    connect(options) -> Cluster   strategy.py: one tf.distribute strategy per process
     Cluster                       cluster.py: scope, distribute, broadcast, all_gather, barrier
     interruption, process_exit    stop requests from signals; exit codes
     devices/                      GPUs of the host, their software, the precision that suits them; dtypes of collectives
     discovery/                    Slurm, MPI, PBS and TF_CONFIG -> WorkerSpec
-    first_collective.py           a first all-reduce with a time limit
-    wire/                         signed messages between workers, and their keys
-    rendezvous/                   all workers connect and compare before TensorFlow starts
     liveness/                     heartbeats and watchdogs: lost and stalled workers, by name
+    several_workers/              their start; rendezvous/: they connect and compare; wire/: signed messages and keys
 
 The only wing that names launchers' variables. Imports config.
 """

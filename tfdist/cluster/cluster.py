@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import distributed_dataset
-from tfdist.cluster.devices import collective_dtypes, initial_values, replicas
+from tfdist.cluster.devices import collective_dtypes, replicas
 from tfdist.cluster.discovery.roster import Roster
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
+from tfdist.config import specs
 
 # Seconds that a finished worker waits for the others before it exits.
 SHUTDOWN_SECONDS = 600.0
@@ -86,7 +87,7 @@ class Cluster:
         """
         if self.num_workers == 1:
             return self.strategy.scope()
-        return initial_values.scope(self.strategy, self._equalise)
+        return specs.part("cluster.scope")(self)
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator:
         """Returns an iterator over this worker's `dataset`, which has one element per local replica and step."""
@@ -213,24 +214,6 @@ class Cluster:
     def broadcast_variables(self, variables: Iterable[Any]) -> None:
         """Sets Keras variables to the chief's values on every worker. Collective."""
         self.make_broadcast_variables(variables)()
-
-    def _equalise(self, variables: list[tf.Variable]) -> None:
-        """Sets new variables to the chief's values where a worker has others. Collective.
-
-        Raises:
-            ValueError: the workers have created different numbers of variables.
-        """
-        variables = [variable for variable in variables if tf.as_dtype(variable.dtype) != tf.string]
-        counts = self.all_gather([len(variables)])[:, 0].tolist()
-        if len({*counts}) > 1:
-            raise ValueError(
-                "The workers have created different numbers of variables in cluster.scope(), by rank: "
-                f"{', '.join(map(str, counts))}. Build the same model on all."
-            )
-        if variables:
-            found = self.all_gather(initial_values.hash_values(self.strategy, variables))
-            differs = (found != found[0]).any(axis=0)
-            self.broadcast_variables(variable for variable, other in zip(variables, differs, strict=True) if other)
 
     def note_progress(self, step: int) -> None:
         """Notes that an execution has ended after `step` steps; the stall timer of the next one starts."""

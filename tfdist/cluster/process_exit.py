@@ -10,7 +10,6 @@ from absl import flags
 from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.devices import machine
 from tfdist.cluster.liveness import peer_loss
-from tfdist.cluster.rendezvous import decision
 from tfdist.config import tensorflow_log, user_code
 
 # Seconds to wait for the name of the lost worker after an error of TensorFlow's communication.
@@ -76,7 +75,7 @@ def report_exception(error: Exception) -> int:
         peer_loss.announce_failure(text)
         _print_error(named or text)
         return interruption.EXIT_PEER_LOST
-    if isinstance(error, decision.MissingWorkersError | peer_loss.ChiefFailedError):
+    if isinstance(error, peer_loss.MissingWorkersError | peer_loss.ChiefFailedError):
         peer_loss.claim_exit()
         _print_error(str(error))
         return interruption.EXIT_PEER_LOST

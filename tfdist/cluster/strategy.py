@@ -3,32 +3,24 @@
 import contextlib
 import dataclasses
 import os
-import platform
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
-from tensorflow.python.distribute import collective_all_reduce_strategy as collective
 from tensorflow.python.distribute import values
-from tensorflow.python.eager import context
 
 from tfdist import config as config_lib
-from tfdist.cluster import first_collective, interruption, malloc
+from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gpu_software, machine, onednn
-from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
-from tfdist.cluster.discovery import environment, host_names, worker_spec
+from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.cluster.discovery.roster import Roster, WorkerInfo
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.liveness import heartbeat, startup_watchdog
-from tfdist.cluster.rendezvous import preflight
-from tfdist.cluster.wire import keys as keys_lib
-from tfdist.cluster.wire.keys import Keys
-from tfdist.config import patching
+from tfdist.cluster.liveness import heartbeat
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
+from tfdist.cluster.rendezvous import alone
+from tfdist.config import patching, specs
 
-_CHUNK_BYTES = 1 << 20
 # Parts of TensorFlow's messages if devices are configured after the first operation.
 _TOO_LATE = ("must be configured at program startup", "cannot be modified after being initialized")
 
@@ -57,6 +49,24 @@ class ClusterPlan:
     @property
     def num_replicas(self) -> int:
         return self.num_workers * self.local_replicas
+
+    @property
+    def devices(self) -> str:
+        """The devices of each worker, such as "2 GPUs"."""
+        return f"{self.local_replicas} {self.device_type}{'s' if self.local_replicas > 1 else ''}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What the start of the workers has made, on one of them."""
+
+    strategy: tf.distribute.Strategy
+    # One dict per worker in rank order; see `preflight.rendezvous`.
+    members: Sequence[Mapping[str, Any]]
+    monitor: HeartbeatMonitor
+    # See `Roster`.
+    notes: Sequence[str]
+    details: Sequence[str] = ()
 
 
 def plan(
@@ -147,45 +157,36 @@ def connect(
         OSError: this worker's port is in use, or `workdir` cannot be written or is not shared.
     """
     planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
-    spec = planned.worker_spec
-    preflight.unset_proxies(os.environ)
-    details = [onednn.describe(onednn.current(os.environ)), *_configure_malloc(planned)]
-    listener, watchdog_listener = heartbeat.listen(spec), startup_watchdog.listen(spec)
-    ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
-    keys = keys_lib.load(preflight.local_path(workdir), os.environ) if spec.num_workers > 1 else None
-    members = _connect_workers(planned, must_match or {}, workdir, ports, stop, keys)
-    options, seconds = planned.options, planned.options.connect_seconds
-    with contextlib.ExitStack() as start:
-        if planned.num_workers > 1:  # Before the devices are listed: a worker may die meanwhile.
-            start.enter_context(startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys))
-        details += _configure_devices(planned, members)
-        software = gpu_software.describe(os.environ)
-        notes = [spec.note, *gpu_software.notes(software), *_notes(planned, members)]
-        if planned.num_workers > 1:
-            with interruption.block_signals():
-                strategy = _multi_worker_strategy(planned, [worker["address"] for worker in members])
-        else:
-            strategy = _mirrored_strategy(planned)
-    assert strategy.num_replicas_in_sync == planned.num_replicas
+    alone.unset_proxies(os.environ)
+    start = specs.part("cluster") if planned.num_workers > 1 else _start_alone
+    started: Started = start(planned, must_match or {}, workdir, stop)
+    assert started.strategy.num_replicas_in_sync == planned.num_replicas
     _add_number_conversions()
-    keys = keys or Keys(())  # One worker sends no messages, and only watches itself.
-    monitor = heartbeat.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
-    if planned.num_workers > 1:
-        first_collective.check(strategy, monitor, first_collective.limit(seconds, software))
     return Cluster(
-        strategy=strategy,
-        rank=spec.rank,
+        strategy=started.strategy,
+        rank=planned.worker_spec.rank,
         num_workers=planned.num_workers,
         num_replicas=planned.num_replicas,
         implementation=planned.implementation,
-        roster=_make_roster(members, planned, [*filter(None, notes)], details),
-        monitor=monitor,
+        roster=_make_roster(planned, started),
+        monitor=started.monitor,
     )
 
 
-def global_seed() -> int | None:
-    """Returns the seed of `tf.random.set_seed`, or None."""
-    return context.global_seed()
+def _start_alone(
+    planned: ClusterPlan,
+    must_match: Mapping[str, str],
+    workdir: os.PathLike | str | None,
+    stop: interruption.StopRequest | None,
+) -> Started:
+    del must_match, workdir
+    members = alone.members(planned.worker_spec, {"devices": planned.devices}, stop)
+    configure_devices(planned)
+    notes = describe_notes(planned, gpu_software.describe(os.environ))
+    strategy = _mirrored_strategy(planned)
+    # It sends no messages, and only watches itself.
+    monitor = heartbeat.start(rank=0, members=members, options=planned.options)
+    return Started(strategy=strategy, members=members, monitor=monitor, notes=notes)
 
 
 @contextlib.contextmanager
@@ -207,73 +208,9 @@ def explain_late_configuration() -> Iterator[None]:
         ) from error
 
 
-def _configure_malloc(planned: ClusterPlan) -> list[str]:
-    on_cpus = planned.num_workers > 1 and planned.device_type == "CPU"
-    if on_cpus and malloc.keep_freed_memory(planned.options, os.environ):
-        return ["malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false"]
-    return []
-
-
-def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Gives a worker with one core a second thread for ops, if the workers are on several hosts.
-
-    With one thread, TensorFlow sends the first gradients after it has computed the last. Measured with ResNet50V2 over
-    1 Gbit/s (docs/speed.md). On one host nothing is gained, and a step of a small network takes longer.
-    """
-    hosts = {worker["address"].rpartition(":")[0] for worker in members}
-    chosen = os.environ.get("TF_NUM_INTEROP_THREADS") or tf.config.threading.get_inter_op_parallelism_threads()
-    if planned.device_type != "CPU" or len(hosts) < 2 or chosen or machine.num_cores() > 1:
-        return []
-    tf.config.threading.set_inter_op_parallelism_threads(2)
-    return ["two threads for ops on one core, so that gradients are sent during the backward pass"]
-
-
-def _describe_mixed_processors(members: Sequence[Mapping[str, Any]]) -> str:
-    names = sorted({worker["processor"] for worker in members})
-    if len(names) < 2:
-        return ""
-    return f"the workers have different processors, which round differently: {', '.join(names)}"
-
-
-def _notes(planned: ClusterPlan, members: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns notes about the processors of all workers, and about GPUs of this host that are not used."""
-    unused = "" if planned.gpus or planned.options.gpus == 0 else machine.unused_gpus(machine.read(os.environ))
-    return onednn.advice(onednn.current(os.environ)), _describe_mixed_processors(members), unused
-
-
-def _connect_workers(
-    planned: ClusterPlan,
-    must_match: Mapping[str, str],
-    workdir: os.PathLike | str | None,
-    listeners: Mapping[str, socket.socket | None],
-    stop: interruption.StopRequest | None,
-    keys: Keys | None,
-) -> list[dict]:
-    host_names.check(planned.worker_spec, os.environ)
-    devices = f"{planned.local_replicas} {planned.device_type}{'s' if planned.local_replicas > 1 else ''}"
-    ports = {name: one.getsockname()[1] for name, one in listeners.items() if one is not None}
-    common = {
-        "python": platform.python_version(),
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
-        "devices per worker": devices,
-        f"oneDNN, of {onednn.VARIABLE}": "on" if onednn.current(os.environ).enabled else "off",
-    }
-    return preflight.rendezvous(
-        planned.worker_spec,
-        must_match=common | dict(must_match),
-        metadata={"devices": devices, "processor": onednn.read_processor().name} | ports,
-        exclusive=worker_spec.held_gpus(planned.worker_spec, planned.gpus),
-        seconds=planned.options.connect_seconds,
-        workdir=workdir,
-        stop=stop,
-        keys=keys,
-    )
-
-
 @explain_late_configuration()
-def _configure_devices(planned: ClusterPlan, members: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Chooses this worker's devices and threads; returns what the log says of them."""
+def configure_devices(planned: ClusterPlan) -> None:
+    """Chooses this worker's devices."""
     # Not with CUDA_VISIBLE_DEVICES: the value of the site or Slurm (MIG UUIDs, for example) must not change.
     listed = tf.config.list_physical_devices("GPU")
     if listed:
@@ -282,7 +219,19 @@ def _configure_devices(planned: ClusterPlan, members: Sequence[Mapping[str, Any]
         cpu = tf.config.list_physical_devices("CPU")[0]
         logical = [tf.config.LogicalDeviceConfiguration() for _ in range(planned.local_replicas)]
         tf.config.set_logical_device_configuration(cpu, logical)
-    return _add_second_thread(planned, members)
+
+
+def describe_notes(planned: ClusterPlan, software: Mapping[str, Any], processors: str = "") -> list[str]:
+    """Returns warnings for the user: about the launcher, `software`, the processors, and GPUs that are not used.
+
+    Args:
+        planned: of this worker.
+        software: the result of `gpu_software.describe`.
+        processors: what to say of those of all workers.
+    """
+    unused = "" if planned.gpus or planned.options.gpus == 0 else machine.unused_gpus(machine.read(os.environ))
+    found = [planned.worker_spec.note, *gpu_software.notes(software), onednn.advice(onednn.current(os.environ))]
+    return [note for note in (*found, processors, unused) if note]
 
 
 def _mirrored_strategy(planned: ClusterPlan) -> tf.distribute.Strategy:
@@ -293,46 +242,14 @@ def _mirrored_strategy(planned: ClusterPlan) -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy(devices)
 
 
-@explain_late_configuration()
-def _multi_worker_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader="/job:worker/replica:0/task:0",
-        # Twice the limit of heartbeat.py, which therefore detects a loss first and names the worker.
-        heartbeat_timeout_in_ms=int(2 * planned.options.heartbeat_seconds * 1000),
-        coordinated_jobs=[collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))],
-    )
-    _send_in_large_chunks()
-    communication = tf.distribute.experimental.CommunicationImplementation
-    options = tf.distribute.experimental.CommunicationOptions(
-        implementation=communication.NCCL if planned.implementation == "nccl" else communication.RING
-    )
-    cluster_resolver = cluster_resolver_lib.resolver(
-        planned.worker_spec, addresses, num_gpus=planned.local_replicas if planned.device_type == "GPU" else 0
-    )
-
-    def logical_devices(original: Any, self: Any, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
-        del original, self, cluster_resolver
-        return tuple(f"{worker_device}/device:CPU:{i}" for i in range(planned.local_replicas)), "CPU"
-
-    with contextlib.ExitStack() as stack:
-        if planned.device_type == "CPU" and planned.local_replicas > 1:
-            # TensorFlow gives a CPU worker one replica; tests need several, as on a worker with several GPUs.
-            owner = collective.CollectiveAllReduceExtended
-            stack.enter_context(patching.patch(owner, "_initialize_local_devices", logical_devices))
-        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options=options)
+def _add_number_conversions() -> None:
+    """Adds `float(variable)` and `int(variable)`, for callbacks, to mirrored variables, which lack them."""
+    for name, kind in (("__float__", float), ("__int__", int)):
+        if not hasattr(values.MirroredVariable, name):
+            patching.put(values.MirroredVariable, name, lambda variable, kind=kind: kind(variable.numpy()))
 
 
-def _send_in_large_chunks() -> None:
-    # TensorFlow sends in chunks of 4 KB and copies each: a sixth of the CPU time of an all-reduce.
-    session = context.context()
-    settings = session._config or tf.compat.v1.ConfigProto()
-    if not settings.experimental.recv_buf_max_chunk:
-        settings.experimental.recv_buf_max_chunk = _CHUNK_BYTES
-    patching.put(session, "_config", settings)
-
-
-def _make_roster(members: list[dict], planned: ClusterPlan, notes: Sequence[str], details: Sequence[str]) -> Roster:
+def _make_roster(planned: ClusterPlan, started: Started) -> Roster:
     name = "NCCL" if planned.implementation == "nccl" else "RING over gRPC"
     workers = tuple(
         WorkerInfo(
@@ -341,13 +258,7 @@ def _make_roster(members: list[dict], planned: ClusterPlan, notes: Sequence[str]
             devices=worker["devices"],
             communication=f"{name} at {worker['address']}",
         )
-        for worker in members
+        for worker in started.members
     )
-    return Roster(workers=workers, notes=tuple(notes), details=tuple(details))
-
-
-def _add_number_conversions() -> None:
-    """Adds `float(variable)` and `int(variable)`, for callbacks, to mirrored variables, which lack them."""
-    for name, kind in (("__float__", float), ("__int__", int)):
-        if not hasattr(values.MirroredVariable, name):
-            patching.put(values.MirroredVariable, name, lambda variable, kind=kind: kind(variable.numpy()))
+    details = (onednn.describe(onednn.current(os.environ)), *started.details)
+    return Roster(workers=workers, notes=tuple(started.notes), details=details)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 # Old names of sections, accepted for one release.
 RENAMED = {"agreement": "consistency"}
-# What only some values of a field need: field -> function, imported by `specs.part` in the runs that use it.
+# What only some runs need: field -> function, imported by `specs.part`; those of `cluster`: on several workers.
 PARTS = {
     "callbacks": "tfdist.training.callbacks.callback_runner:make_callbacks",
     "data.pipeline": "tfdist.data.textbook:pipeline",
@@ -37,6 +37,8 @@ PARTS = {
     "communication.compression": "tfdist.training.step.variants.power_sgd:compose",
     "consistency.audit.every": "tfdist.training.step.variants.audited_step:compose",
     "consistency.audit.action": "tfdist.training.consistency.audit:train",
+    "cluster": "tfdist.cluster.several_workers.start:start",
+    "cluster.scope": "tfdist.cluster.several_workers.initial_values:scope",
     "cluster.pause_epochs": "tfdist.training.callbacks.pause:Pause",
     "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
 }

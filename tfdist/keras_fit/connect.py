@@ -21,6 +21,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import collective_guard, process_exit, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.collective_guard import ScriptCluster
+from tfdist.cluster.devices import eager_context
 from tfdist.config import specs, user_code
 
 _RETRACED = re.compile("<function (Cluster.make_all_gather|make_multi_step_fn)")
@@ -64,7 +65,7 @@ def connect(
     _connected = cluster = collective_guard.for_script(strategy.connect(options), virtual_replicas)
     # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.
     logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))
-    if seed is not None and strategy.global_seed() is None:
+    if seed is not None and eager_context.global_seed() is None:
         keras.utils.set_random_seed(seed)
     if cluster.num_workers > 1:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow's handler would ignore it.

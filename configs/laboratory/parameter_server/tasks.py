@@ -17,7 +17,7 @@ from absl import flags, logging
 
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import hostlist
-from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.rendezvous import alone
 
 _KINDS = ("chief", "worker", "ps")
 _POLL_SECONDS = 0.5
@@ -150,7 +150,7 @@ def _exit_lost(text: str) -> None:
 
 
 def _prepare(env: MutableMapping[str, str]) -> None:
-    preflight.unset_proxies(env)
+    alone.unset_proxies(env)
     env["GRPC_FAIL_FAST"] = "use_caller"  # Calls to a lost task fail instead of waiting.
 
 

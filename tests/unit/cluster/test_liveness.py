@@ -9,20 +9,18 @@ import pytest
 import tensorflow as tf
 
 from tfdist import config
-from tfdist.cluster import collective_guard, first_collective, interruption, process_exit
+from tfdist.cluster import collective_guard, interruption, process_exit
 from tfdist.cluster.discovery import worker_spec
-from tfdist.cluster.liveness import heartbeat, peer_loss, reachability, stall
+from tfdist.cluster.liveness import connections, heartbeat, lost_workers, peer_loss, reachability, stall
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, Peer
 from tfdist.cluster.rendezvous import decision, protocol
-from tfdist.cluster.wire.keys import Keys
+from tfdist.cluster.several_workers import first_collective
 
 
 def make_monitor(size: int = 3, rank: int = 0) -> HeartbeatMonitor:
     members = [{"rank": r, "address": f"n{r}:1", "host": f"n{r}", "pid": 10 + r} for r in range(size)]
     peers = {other: Peer(last_heartbeat=time.monotonic() - 11.0, step=7) for other in range(size) if other != rank}
-    return HeartbeatMonitor(
-        rank=rank, members=members, options=config.ClusterOptions(), keys=Keys((b"k",)), peers=peers
-    )
+    return HeartbeatMonitor(rank=rank, members=members, options=config.ClusterOptions(), peers=peers)
 
 
 def test_connections_are_checked_in_a_ring_of_few_partners():
@@ -50,9 +48,9 @@ def test_many_missing_or_lost_workers_are_named_by_their_hosts():
     few = decision.missing({15: "", 16: ""}, addresses, 9.0)["message"]
     assert few.splitlines()[1:-1] == ["  rank 15 (n3:12345): no answer", "  rank 16 (n3:12346): no answer"]
     monitor = make_monitor(size=40)
-    text = peer_loss.describe_all(monitor, range(20, 30))
+    text = lost_workers.describe_all(monitor, range(20, 30))
     assert text == "workers 20-29 (hosts n[20-29]) are lost: last heartbeats up to 11.0 s ago"
-    assert peer_loss.describe_all(monitor, [1, 3]).count(" is lost: last heartbeat 11.0 s ago, then at step 7") == 2
+    assert lost_workers.describe_all(monitor, [1, 3]).count(" is lost: last heartbeat 11.0 s ago, then at step 7") == 2
 
 
 def test_each_message_after_a_loss_names_the_loss():
@@ -73,12 +71,12 @@ def test_malformed_heartbeats_are_rejected():
     """Of another release, say: the connection is closed, and nothing else happens."""
     good = {"rank": 1, "pid": 11, "step": 3, "waits": ["a broadcast", 1.5], "paused": False}
     monitor = make_monitor()
-    heartbeat._receive(monitor, 1, good)
+    connections._receive(monitor, 1, good)
     assert (monitor.peers[1].step, monitor.peers[1].waits) == (3, ("a broadcast", 1.5))
     for name, values in {"step": [None, -1, 1.5, "3", []], "waits": [5, "ab", ["a", 1], {}], "lost": [5, None]}.items():
         for value in values:
             with pytest.raises(ValueError, match="not a heartbeat"):
-                heartbeat._receive(monitor, 1, good | {name: value})
+                connections._receive(monitor, 1, good | {name: value})
     assert monitor.peers[1].step == 3 and not monitor.loss_known.is_set()
 
 
@@ -97,7 +95,7 @@ def test_the_worker_in_an_error_of_tensorflow_is_named(monkeypatch):
 
 def test_workers_that_are_missing_before_the_start_are_lost_workers(capfd):
     """As if they died later: the exit code says to restart all workers."""
-    error = decision.MissingWorkersError("1 of 2 workers did not connect within 5 s.")
+    error = peer_loss.MissingWorkersError("1 of 2 workers did not connect within 5 s.")
     assert process_exit.report_exception(error) == interruption.EXIT_PEER_LOST
     assert capfd.readouterr().err.endswith("1 of 2 workers did not connect within 5 s.\n")
     for made in (decision.missing({1: ""}, ["a:1", "b:2"], 5.0), decision.not_arrived([], 2, 5.0)):

@@ -16,7 +16,7 @@ from rendezvous_threads import GRACE_SECONDS, Workers, assert_all_ports_are_free
 
 from tfdist.cluster.discovery import environment, hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.rendezvous import alone, preflight
 
 
 def test_all_find_each_other_and_get_the_same_roster():
@@ -183,7 +183,7 @@ def test_a_worker_alone_opens_nothing():
 def test_proxies_are_unset():
     names = ["http_proxy", "HTTPS_PROXY", "all_proxy", "grpc_proxy"]
     env = dict.fromkeys(names, "http://proxy:3128") | {"no_proxy": "localhost", "PATH": "/bin"}
-    assert sorted(preflight.unset_proxies(env)) == sorted(names)
+    assert sorted(alone.unset_proxies(env)) == sorted(names)
     assert env == {"no_proxy": "localhost", "PATH": "/bin"}
 
 

@@ -1,7 +1,5 @@
 """The devices of a worker: GPUs of the host, whether TensorFlow can use them, and the precision that suits them.
 
-host_gpus.py reads nvidia-smi and the driver's files, without TensorFlow; gpu_software.py finds out why TensorFlow lists
-no GPU, and describes versions; precision.py chooses `train.precision = "auto"`; collective_dtypes.py converts what
-collectives cannot send; initial_values.py gives new variables the chief's values; replicas.py is what a step knows of
-the cluster.
+host_gpus.py, gpu_software.py: GPUs. machine.py, onednn.py: the host. eager_context.py: what has no public name in
+TensorFlow. collective_dtypes.py: what collectives cannot send. replicas.py: what a step knows of the cluster.
 """

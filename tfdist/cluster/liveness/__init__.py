@@ -1,9 +1,10 @@
 """Detects workers that die, hang or become unreachable. Without TensorFlow.
 
-heartbeat.py exchanges heartbeats; peer_loss.py holds the monitor's state and ends the process after a loss; stall.py
-detects workers that wait too long; reachability.py checks connections; startup_watchdog.py starts a process
-(startup_watchdog_process.py) that limits the time of TensorFlow's start, and replies for a worker that is busy.
+heartbeat.py is the thread that watches; peer_loss.py holds its state, and ends the process after a loss; stall.py finds
+that this worker waits too long. With several workers: connections.py exchanges heartbeats; lost_workers.py finds silent
+ones; reachability.py checks connections; startup_watchdog.py starts a process (startup_watchdog_process.py) that limits
+the time of TensorFlow's start, and replies for a worker that is busy.
 
-    heartbeat.start(...) -> HeartbeatMonitor
+    connections.start(...) or, with one worker, heartbeat.start(...) -> HeartbeatMonitor
     peer_loss.claim_exit_and_name_loss, claim_exit, announce_failure when exiting
 """

@@ -19,9 +19,6 @@ from typing import Any
 
 from tfdist import config as config_lib
 from tfdist.cluster import interruption, slurm_requeue
-from tfdist.cluster.discovery import hostlist
-from tfdist.cluster.wire.channel import Channel
-from tfdist.cluster.wire.keys import Keys
 
 # Seconds in which the main thread may exit by itself after a loss.
 _GRACE_SECONDS = 2.0
@@ -29,8 +26,13 @@ _GRACE_SECONDS = 2.0
 _WRITING_SECONDS = 60.0
 # Workers of one machine that read the chief's last message in a second, at least; and seconds for all, at most.
 _READERS_PER_SECOND, _READING_SECONDS = 10, 120.0
-# Lost workers that a message describes one by one.
-_MOST_DESCRIBED = 8
+
+
+class MissingWorkersError(TimeoutError):
+    """Workers did not connect: they have not started, or died before. All workers may be restarted."""
+
+    # Their ranks, as far as this worker knows.
+    missing: Sequence[int] = ()
 
 
 class ChiefFailedError(RuntimeError):
@@ -51,8 +53,8 @@ class Peer:
     paused: bool = False
     # When its watchdog process confirmed that it is running although it sends no heartbeats.
     last_alive: float = 0.0
-    # The connection; None: there is none.
-    channel: Channel | None = None
+    # Sends it a message, and neither blocks nor raises; None: there is no connection.
+    send: Callable[[bytes], None] | None = None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -79,8 +81,6 @@ class HeartbeatMonitor:
     # One dict per worker in rank order, as returned by `preflight.rendezvous`.
     members: Sequence[Mapping[str, Any]]
     options: config_lib.ClusterOptions
-    # The keys that sign the messages.
-    keys: Keys
     own: OwnProgress = dataclasses.field(default_factory=OwnProgress)
     # The workers that send heartbeats to this one: the chief, or on the chief all others.
     peers: dict[int, Peer] = dataclasses.field(default_factory=dict)
@@ -242,15 +242,15 @@ def note_finished(monitor: HeartbeatMonitor, rank: int) -> None:
 
 def connected_ranks(monitor: HeartbeatMonitor) -> set[int]:
     """Returns the ranks of the workers to which there is a connection."""
-    return {rank for rank, peer in monitor.peers.items() if peer.channel is not None}
+    return {rank for rank, peer in monitor.peers.items() if peer.send is not None}
 
 
 def announce(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:
     """Sends a message with the present step to all connected workers. Runs in the monitor's thread."""
     body = json.dumps(status(monitor) | message).encode()
     for peer in monitor.peers.values():
-        if peer.channel is not None and not peer.channel.writer.is_closing():
-            peer.channel.send(body)  # Does not block or raise: the reader notices a closed connection.
+        if peer.send is not None:
+            peer.send(body)
 
 
 def status(monitor: HeartbeatMonitor) -> dict[str, Any]:
@@ -284,26 +284,6 @@ def declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, 
         announce(monitor, {})
         monitor.loss_known.set()
         threading.Thread(target=_exit, args=(monitor, stacks), daemon=True).start()
-
-
-def describe(monitor: HeartbeatMonitor, rank: int) -> str:
-    """Notes that this worker detected the loss of another one, and returns it in words."""
-    step, seconds = monitor.peers[rank].step, time.monotonic() - monitor.peers[rank].last_heartbeat
-    when = "no heartbeat since the rendezvous" if step is None else "last heartbeat"
-    then = "" if step is None else f", then at step {step}"
-    if not monitor.loss_known.is_set():
-        monitor.timed_out.add(rank)
-    return f"{worker_name(monitor, rank)} is lost: {when} {seconds:.1f} s ago{then}"
-
-
-def describe_all(monitor: HeartbeatMonitor, ranks: Sequence[int]) -> str:
-    """As `describe`, of several workers: of many, their hosts in Slurm's notation."""
-    texts = [describe(monitor, rank) for rank in ranks]
-    if len(ranks) <= _MOST_DESCRIBED:
-        return "; ".join(texts)
-    seconds = time.monotonic() - min(monitor.peers[rank].last_heartbeat for rank in ranks)
-    hosts = hostlist.compress_hostlist(monitor.members[rank]["host"] for rank in ranks)
-    return f"workers {hostlist.ranges(ranks)} (hosts {hosts}) are lost: last heartbeats up to {seconds:.1f} s ago"
 
 
 def worker_name(monitor: HeartbeatMonitor, rank: int) -> str:

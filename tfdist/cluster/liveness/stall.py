@@ -1,7 +1,4 @@
-"""Detects workers that wait too long: for a step that does not end, or for a worker that has exited.
-
-Imports no TensorFlow.
-"""
+"""Detects a worker that waits too long for a step that does not end. Imports no TensorFlow."""
 
 from tfdist.cluster.liveness import peer_loss
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
@@ -32,22 +29,3 @@ def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
                 "ended yet (config.cluster.first_stall_seconds)"
             )
     return ""
-
-
-def left_behind(monitor: HeartbeatMonitor, now: float) -> str:
-    """Returns a message if a worker waits for one that has finished; "" otherwise. Only the chief checks it."""
-    if monitor.rank != 0 or not monitor.finished:
-        return ""
-    waits = {rank: peer.waits for rank, peer in monitor.peers.items() if peer.waits is not None}
-    if monitor.own.collective is not None:
-        waits[0] = (monitor.own.collective[0], now - monitor.own.collective[1])
-    waiting = {rank: found for rank, found in waits.items() if found[1] > monitor.options.heartbeat_seconds}
-    if not waiting:
-        return ""
-    names = ", ".join(peer_loss.worker_name(monitor, rank) for rank in sorted(monitor.finished))
-    rank = min(waiting)
-    purpose, seconds = waiting[rank]
-    return (
-        f"{names} has finished, but {peer_loss.worker_name(monitor, rank)} has waited for all workers for "
-        f"{seconds:.1f} s, in {purpose}: every worker must call the same functions of tfdist"
-    )

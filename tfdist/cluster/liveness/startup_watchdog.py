@@ -26,9 +26,9 @@ _PROGRAM = Path(__file__).with_name("startup_watchdog_process.py")
 _running: list[subprocess.Popen] = []
 
 
-def listen(spec: WorkerSpec) -> socket.socket | None:
-    """Opens the port at which the watchdog process replies for this worker; None if there is only one worker."""
-    return listener_lib.listen(0, listener_lib.own_address(spec)) if spec.num_workers > 1 else None
+def listen(spec: WorkerSpec) -> socket.socket:
+    """Opens the port at which the watchdog process replies for this worker."""
+    return listener_lib.listen(0, listener_lib.own_address(spec))
 
 
 @contextlib.contextmanager

@@ -2,5 +2,5 @@
 
 `preflight.rendezvous` is the entry point. protocol.py: state of one worker; messages.py: the fields of messages;
 decision.py: rank 0's decision, in words; rpc.py: one signed request and reply per connection; shared_workdir.py: checks
-that all workers see the same workdir. Without TensorFlow.
+that all workers see the same workdir; alone.py: the only worker of a run. Without TensorFlow.
 """

@@ -10,13 +10,7 @@ from typing import Any
 
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import hostlist
-
-
-class MissingWorkersError(TimeoutError):
-    """Workers did not connect: they have not started, or died before. All workers may be restarted."""
-
-    # Their ranks, as far as this worker knows.
-    missing: Sequence[int] = ()
+from tfdist.cluster.liveness.peer_loss import MissingWorkersError
 
 
 class PortInUseError(OSError):

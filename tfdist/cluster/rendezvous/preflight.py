@@ -16,13 +16,13 @@ import pathlib
 import secrets
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.rendezvous import decision, protocol, rpc, shared_workdir
+from tfdist.cluster.rendezvous import alone, decision, protocol, rpc, shared_workdir
 from tfdist.cluster.rendezvous.protocol import RendezvousState
 from tfdist.cluster.wire import keys as keys_lib
 from tfdist.cluster.wire import listener as listener_lib
@@ -36,14 +36,6 @@ _DECISION_SECONDS = 1.5
 _SAID_AFTER = (5.0, 30.0)
 # Seconds in which a worker that cannot join announces it to the others.
 _FAREWELL_SECONDS = 5.0
-
-
-def unset_proxies(env: MutableMapping[str, str]) -> list[str]:
-    """Removes proxy variables, which gRPC would use between workers; returns the names of those that were set."""
-    names = [name for name in env if name.lower() in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")]
-    for name in names:
-        del env[name]
-    return names
 
 
 def rendezvous(
@@ -84,13 +76,11 @@ def rendezvous(
         FileNotFoundError: workdir is not the same directory on all workers.
         OSError: a worker's port is in use, or rank 0 cannot write to workdir.
     """
-    stop = stop or interruption.StopRequest()
-    me = {"host": socket.gethostname(), "pid": os.getpid(), "metadata": dict(metadata or {})}
+    metadata = dict(metadata or {})
     if spec.num_workers == 1:
-        if stop.reason is not None:
-            decision.members_or_raise(decision.decide_stop({0: stop.reason}, spec.addresses))
-        address = (spec.addresses or ("localhost",))[0]
-        return [{"rank": 0, "address": address, "host": me["host"], "pid": me["pid"], **me["metadata"]}]
+        return alone.members(spec, metadata, stop)
+    stop = stop or interruption.StopRequest()
+    me = {"host": socket.gethostname(), "pid": os.getpid(), "metadata": metadata}
     me |= {"must_match": dict(must_match), "exclusive": list(exclusive)}
     json.dumps(me)  # Raises if a value is not JSON.
     # Remote paths such as "gs://bucket" are always shared.

@@ -99,9 +99,9 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
 
     from tfdist.cluster.devices import gpu_software
     from tfdist.cluster.discovery import worker_spec
-    from tfdist.cluster.rendezvous import preflight
+    from tfdist.cluster.rendezvous import alone, preflight
 
-    preflight.unset_proxies(os.environ)
+    alone.unset_proxies(os.environ)
     place = plan.worker_spec
     metadata = {
         "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "keras": keras.__version__},

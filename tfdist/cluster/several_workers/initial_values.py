@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster.cluster import Cluster
+
 # The argument of variable creators that has the value of this worker.
 _OWN = "tfdist_own_value"
 
@@ -29,16 +31,13 @@ _block = _Block()
 
 
 @contextlib.contextmanager
-def scope(strategy: tf.distribute.Strategy, equalise: Callable[[list[tf.Variable]], None]) -> Iterator[None]:
-    """The scope of a strategy of several workers, which sends no values.
+def scope(cluster: Cluster) -> Iterator[None]:
+    """The scope of the strategy of several workers, without its broadcasts; see `Cluster.scope`.
 
-    Args:
-        strategy: the strategy.
-        equalise: called at the end of the outermost block with the variables that were made in it, if there are any,
-            but not after an error. It gives them the chief's values.
+    At the end of the outermost block the variables that were made in it get the chief's values, but not after an error.
     """
     if _block.is_open:
-        with strategy.scope():
+        with cluster.strategy.scope():
             yield
         return
     created: list[tf.Variable] = []
@@ -54,12 +53,12 @@ def scope(strategy: tf.distribute.Strategy, equalise: Callable[[list[tf.Variable
 
     _block.is_open = True
     try:
-        with tf.variable_creator_scope(_create_on_device), strategy.scope(), tf.variable_creator_scope(create):
+        with tf.variable_creator_scope(_create_on_device), cluster.strategy.scope(), tf.variable_creator_scope(create):
             yield
     finally:
         _block.is_open = False
     if created:
-        equalise(created)
+        _equalise(cluster, created)
 
 
 def _create_on_device(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
@@ -68,7 +67,26 @@ def _create_on_device(next_creator: Callable[..., tf.Variable], **keywords: Any)
     return next_creator(**keywords if own is None else keywords | {"initial_value": own})
 
 
-def hash_values(strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable]) -> list[int]:
+def _equalise(cluster: Cluster, variables: list[tf.Variable]) -> None:
+    """Sets new variables to the chief's values where a worker has others. Collective.
+
+    Raises:
+        ValueError: the workers have created different numbers of variables.
+    """
+    variables = [variable for variable in variables if tf.as_dtype(variable.dtype) != tf.string]
+    counts = cluster.all_gather([len(variables)])[:, 0].tolist()
+    if len({*counts}) > 1:
+        raise ValueError(
+            "The workers have created different numbers of variables in cluster.scope(), by rank: "
+            f"{', '.join(map(str, counts))}. Build the same model on all."
+        )
+    if variables:
+        found = cluster.all_gather(_hash_values(cluster.strategy, variables))
+        differs = (found != found[0]).any(axis=0)
+        cluster.broadcast_variables(variable for variable, other in zip(variables, differs, strict=True) if other)
+
+
+def _hash_values(strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable]) -> list[int]:
     """Returns a hash of the bits of each variable on this worker's first device: 64 bits with a sign."""
     hashes = []
     for variable in variables:

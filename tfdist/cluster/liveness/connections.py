@@ -1,0 +1,174 @@
+"""Heartbeats between workers, to detect those that die, hang or become unreachable. Imports no TensorFlow.
+
+A thread in every worker has one TCP connection to the chief, and the chief's thread one to every worker. Each sends a
+signed message every second with its last completed step. A connection that closes without a final message: the process
+died. No heartbeat: it is suspended, or its host or network is down; or it is busy in a call that holds Python's lock,
+which its watchdog process then confirms. The chief announces lost workers; every worker detects the loss of the chief
+itself. During a long execution, a worker also checks the connections to workers other than the chief.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist import config as config_lib
+from tfdist.cluster.discovery import hostlist, worker_spec
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.liveness import heartbeat, lost_workers, peer_loss, reachability
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
+from tfdist.cluster.wire import channel as channel_lib
+from tfdist.cluster.wire import keys as keys_lib
+from tfdist.cluster.wire import listener as listener_lib
+from tfdist.cluster.wire.channel import Channel
+from tfdist.cluster.wire.keys import Keys
+
+# Seconds for a connection to the chief, and for its first message; then the worker tries again.
+_HELLO_SECONDS = 5.0
+
+
+def listen(spec: WorkerSpec) -> socket.socket | None:
+    """Opens the chief's port for heartbeats, or any free port if it is in use; the rendezvous announces it.
+
+    Returns:
+        The listening socket; None on other workers.
+    """
+    return listener_lib.listen_at_best(spec.heartbeat_port, listener_lib.own_address(spec)) if spec.rank == 0 else None
+
+
+def start(
+    *,
+    rank: int,
+    members: Sequence[Mapping[str, Any]],
+    listener: socket.socket | None,
+    options: config_lib.ClusterOptions,
+    keys: Keys | None = None,
+) -> HeartbeatMonitor:
+    """Starts the heartbeats in the thread of the monitor; every worker calls it once per process.
+
+    Args:
+        rank: the rank of this worker.
+        members: the workers, as returned by `preflight.rendezvous`; the chief's has `heartbeat_port`.
+        listener: the result of `listen`.
+        options: as for `heartbeat.start`, and `connect_seconds` for the first heartbeat of a worker.
+        keys: what signs the messages; None: `keys.load`.
+    """
+    keys = keys or keys_lib.load(None, os.environ)
+    seconds = worker_spec.connect_seconds(options.connect_seconds, len(members))
+    options = dataclasses.replace(options, connect_seconds=seconds)
+    watch = functools.partial(_watch, listener=listener, keys=keys)
+    return heartbeat.start(rank=rank, members=members, options=options, watch=watch)
+
+
+async def _watch(monitor: HeartbeatMonitor, listener: socket.socket | None, keys: Keys) -> None:
+    await asyncio.gather(
+        heartbeat.watch_stalls(monitor, lost_workers.find),
+        _query_watchdogs(monitor, keys),
+        _check_reachability(monitor),
+        _serve_heartbeats(monitor, listener, keys) if listener else _connect_to_chief(monitor, keys),
+    )
+
+
+async def _serve_heartbeats(monitor: HeartbeatMonitor, listener: socket.socket, keys: Keys) -> None:
+    async def handle(channel: Channel, hello: dict[str, Any]) -> None:
+        rank = hello.get("rank")
+        known = type(rank) is int and rank in monitor.peers and monitor.peers[rank].send is None
+        if known and hello.get("pid") == monitor.members[rank]["pid"]:
+            _receive(monitor, rank, hello)
+            await _exchange_heartbeats(monitor, rank, channel)
+
+    async with listener_lib.serving(listener, keys, handle):
+        await asyncio.Event().wait()
+
+
+async def _connect_to_chief(monitor: HeartbeatMonitor, keys: Keys) -> None:
+    host, _ = hostlist.split_address(monitor.members[0]["address"])
+    while True:  # `lost_workers.find` ends it if there is no heartbeat of the chief in time.
+        channel = None
+        try:
+            address = (host, monitor.members[0]["heartbeat_port"])
+            channel = await asyncio.wait_for(channel_lib.connect(address, keys), _HELLO_SECONDS)
+            channel.send(peer_loss.status(monitor))
+            _receive(monitor, 0, await asyncio.wait_for(channel.receive(), _HELLO_SECONDS))
+            break
+        except (OSError, ValueError, EOFError, asyncio.TimeoutError):
+            if channel is not None:
+                channel.writer.close()
+            await asyncio.sleep(0.2)
+    await _exchange_heartbeats(monitor, 0, channel)
+
+
+async def _exchange_heartbeats(monitor: HeartbeatMonitor, rank: int, channel: Channel) -> None:
+    """Exchanges heartbeats with one worker until the connection closes."""
+
+    def send(body: bytes) -> None:
+        if not channel.writer.is_closing():
+            channel.send(body)  # Does not block or raise: the reader notices a closed connection.
+
+    monitor.peers[rank].send = send
+    peer_loss.announce(monitor, {})
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        while True:
+            _receive(monitor, rank, await channel.receive())
+    monitor.peers[rank].send = None
+    if rank not in monitor.finished and not monitor.all_finished.is_set():
+        peer_loss.declare_lost(monitor, lost_workers.describe(monitor, rank))
+
+
+def _receive(monitor: HeartbeatMonitor, rank: int, message: dict[str, Any]) -> None:
+    """Stores the message of a worker; raises ValueError if it is malformed."""
+    step, lost, waits = message.get("step"), message.get("lost", ""), message.get("waits")
+    if type(step) is not int or step < 0 or not isinstance(lost, str):
+        raise ValueError("not a heartbeat")
+    if waits is not None and not (isinstance(waits, list) and [type(value) for value in waits] == [str, float]):
+        raise ValueError("not a heartbeat")
+    peer = monitor.peers[rank]
+    peer.last_heartbeat, peer.step = time.monotonic(), step
+    peer.waits, peer.paused = waits and tuple(waits), message.get("paused") is True
+    if message.get("finished") is True:
+        peer_loss.note_finished(monitor, rank)
+    if lost:
+        stacks, restart_helps = message.get("stacks") is True, message.get("restart_helps") is True
+        peer_loss.declare_lost(monitor, lost, stacks=stacks, restart_helps=restart_helps)
+
+
+async def _query_watchdogs(monitor: HeartbeatMonitor, keys: Keys) -> None:
+    """Checks with the watchdog processes if workers without recent heartbeats are running: they may be busy."""
+    half = monitor.options.heartbeat_seconds / 2
+
+    async def query(rank: int) -> None:
+        member, started = monitor.members[rank], time.monotonic()
+        address = (hostlist.split_address(member["address"])[0], member.get("watchdog_port"))
+        with contextlib.suppress(OSError, ValueError, EOFError, asyncio.TimeoutError):
+            request = channel_lib.request(address, keys, {"pid": member["pid"]})
+            if (await asyncio.wait_for(request, half)).get("running") is True:
+                monitor.peers[rank].last_alive = started
+
+    while peer_loss.is_registered(monitor):
+        await asyncio.sleep(min(heartbeat.INTERVAL_SECONDS, half / 2))
+        limit = time.monotonic() - half
+        silent = [rank for rank in peer_loss.connected_ranks(monitor) if monitor.peers[rank].last_heartbeat < limit]
+        await asyncio.gather(*(query(rank) for rank in silent if "watchdog_port" in monitor.members[rank]))
+
+
+async def _check_reachability(monitor: HeartbeatMonitor) -> None:
+    """Checks the connections to the workers without heartbeats to this one, while an execution takes long."""
+    limit = monitor.options.heartbeat_seconds
+    ranks = set(reachability.partners(monitor.rank, len(monitor.members))) - monitor.peers.keys()
+    others = {rank: monitor.members[rank]["address"] for rank in sorted(ranks)}
+
+    def is_waiting() -> bool:
+        return (
+            monitor.own.last_execution is not None
+            and time.monotonic() - monitor.own.last_execution > limit
+            and not monitor.all_finished.is_set()
+        )
+
+    rank, why = await reachability.first_unreachable_pair(others, limit / 2, is_waiting)
+    own, other = (peer_loss.worker_name(monitor, one) for one in (monitor.rank, rank))
+    peer_loss.declare_lost(monitor, f"{own} cannot connect to {other}: {why}")

@@ -1,0 +1,32 @@
+"""The rendezvous of a process that is the only worker; proxies that no worker uses. Imports no TensorFlow."""
+
+import os
+import socket
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from tfdist.cluster import interruption
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
+
+
+def unset_proxies(env: MutableMapping[str, str]) -> list[str]:
+    """Removes proxy variables, which gRPC would use between workers; returns the names of those that were set."""
+    names = [name for name in env if name.lower() in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")]
+    for name in names:
+        del env[name]
+    return names
+
+
+def members(
+    spec: WorkerSpec, metadata: Mapping[str, Any], stop: interruption.StopRequest | None = None
+) -> list[dict[str, Any]]:
+    """Returns what `preflight.rendezvous` returns for one worker, without a connection.
+
+    Raises:
+        StopError: it has received a stop request.
+    """
+    if stop is not None and stop.reason is not None:
+        where = f" ({spec.addresses[0]})" if spec.addresses else ""
+        raise interruption.StopError(f"stopped by {stop.reason} to rank 0{where} before training started")
+    address = (spec.addresses or ("localhost",))[0]
+    return [{"rank": 0, "address": address, "host": socket.gethostname(), "pid": os.getpid(), **metadata}]

@@ -1,0 +1,134 @@
+"""Starts several workers: rendezvous, the strategy over all of them, heartbeats, and a first all-reduce."""
+
+import contextlib
+import os
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.distribute import collective_all_reduce_strategy as collective
+
+from tfdist.cluster import interruption, malloc
+from tfdist.cluster import strategy as strategy_lib
+from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn
+from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
+from tfdist.cluster.discovery import host_names, worker_spec
+from tfdist.cluster.liveness import connections, startup_watchdog
+from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.several_workers import first_collective
+from tfdist.cluster.strategy import ClusterPlan, Started
+from tfdist.cluster.wire import keys as keys_lib
+from tfdist.cluster.wire.keys import Keys
+from tfdist.config import patching
+
+
+def start(
+    planned: ClusterPlan,
+    must_match: Mapping[str, str],
+    workdir: os.PathLike | str | None,
+    stop: interruption.StopRequest | None,
+) -> Started:
+    """Connects to all other workers; see `strategy.connect`."""
+    spec, options, seconds = planned.worker_spec, planned.options, planned.options.connect_seconds
+    details = _configure_malloc(planned)
+    listener, watchdog_listener = connections.listen(spec), startup_watchdog.listen(spec)
+    ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
+    keys = keys_lib.load(preflight.local_path(workdir), os.environ)
+    members = _meet(planned, must_match, workdir, ports, stop, keys)
+    # Before the devices are listed: a worker may die meanwhile.
+    with startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys):
+        strategy_lib.configure_devices(planned)
+        details += _add_second_thread(planned, members)
+        software = gpu_software.describe(os.environ)
+        notes = strategy_lib.describe_notes(planned, software, _describe_mixed_processors(members))
+        with interruption.block_signals():
+            strategy = _make_strategy(planned, [worker["address"] for worker in members])
+    monitor = connections.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
+    first_collective.check(strategy, monitor, first_collective.limit(seconds, software))
+    return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details)
+
+
+def _configure_malloc(planned: ClusterPlan) -> list[str]:
+    if planned.device_type == "CPU" and malloc.keep_freed_memory(planned.options, os.environ):
+        return ["malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false"]
+    return []
+
+
+def _meet(
+    planned: ClusterPlan,
+    must_match: Mapping[str, str],
+    workdir: os.PathLike | str | None,
+    listeners: Mapping[str, socket.socket | None],
+    stop: interruption.StopRequest | None,
+    keys: Keys,
+) -> list[dict[str, Any]]:
+    host_names.check(planned.worker_spec, os.environ)
+    ports = {name: one.getsockname()[1] for name, one in listeners.items() if one is not None}
+    common = {
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "devices per worker": planned.devices,
+        f"oneDNN, of {onednn.VARIABLE}": "on" if onednn.current(os.environ).enabled else "off",
+    }
+    return preflight.rendezvous(
+        planned.worker_spec,
+        must_match=common | dict(must_match),
+        metadata={"devices": planned.devices, "processor": onednn.read_processor().name} | ports,
+        exclusive=worker_spec.held_gpus(planned.worker_spec, planned.gpus),
+        seconds=planned.options.connect_seconds,
+        workdir=workdir,
+        stop=stop,
+        keys=keys,
+    )
+
+
+@strategy_lib.explain_late_configuration()
+def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Gives a worker with one core a second thread for ops, if the workers are on several hosts.
+
+    With one thread, TensorFlow sends the first gradients after it has computed the last. Measured with ResNet50V2 over
+    1 Gbit/s (docs/speed.md). On one host nothing is gained, and a step of a small network takes longer.
+    """
+    hosts = {worker["address"].rpartition(":")[0] for worker in members}
+    chosen = os.environ.get("TF_NUM_INTEROP_THREADS") or tf.config.threading.get_inter_op_parallelism_threads()
+    if planned.device_type != "CPU" or len(hosts) < 2 or chosen or machine.num_cores() > 1:
+        return []
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    return ["two threads for ops on one core, so that gradients are sent during the backward pass"]
+
+
+def _describe_mixed_processors(members: Sequence[Mapping[str, Any]]) -> str:
+    names = sorted({worker["processor"] for worker in members})
+    if len(names) < 2:
+        return ""
+    return f"the workers have different processors, which round differently: {', '.join(names)}"
+
+
+@strategy_lib.explain_late_configuration()
+def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
+    jobs = [collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))]
+    # Twice the limit of lost_workers.py, which therefore detects a loss first and names the worker.
+    eager_context.configure_coordination(jobs, 2 * planned.options.heartbeat_seconds)
+    eager_context.send_in_large_chunks()
+    communication = tf.distribute.experimental.CommunicationImplementation
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=communication.NCCL if planned.implementation == "nccl" else communication.RING
+    )
+    cluster_resolver = cluster_resolver_lib.resolver(
+        planned.worker_spec, addresses, num_gpus=planned.local_replicas if planned.device_type == "GPU" else 0
+    )
+
+    def logical_devices(original: Any, self: Any, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
+        del original, self, cluster_resolver
+        return tuple(f"{worker_device}/device:CPU:{i}" for i in range(planned.local_replicas)), "CPU"
+
+    with contextlib.ExitStack() as stack:
+        if planned.device_type == "CPU" and planned.local_replicas > 1:
+            # TensorFlow gives a CPU worker one replica; tests need several, as on a worker with several GPUs.
+            owner = collective.CollectiveAllReduceExtended
+            stack.enter_context(patching.patch(owner, "_initialize_local_devices", logical_devices))
+        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options=options)
