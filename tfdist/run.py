@@ -52,14 +52,16 @@ def parse(arguments: list[str]) -> Command:
     given: dict[str, Any] = {}
     while arguments and arguments[0].startswith("-"):
         flag, *arguments = arguments
-        name, _, value = flag.partition("=")
+        name, equals, value = flag.partition("=")
         if name in ("--help", "-h"):
             print(f"{_USAGE}\n\n{__doc__.strip()}")
             sys.exit(0)
         if f"{name}=" not in FLAGS:
             sys.exit(f"tfdist.run has no flag {name}: flags of the script follow its name. {_USAGE}")
-        if not value and arguments:
+        if not equals and arguments:
             value, *arguments = arguments
+        if not value:
+            sys.exit(f"tfdist.run: {name} has no value. {_USAGE}")
         if name == "--workdir":
             given["workdir"] = Path(value).expanduser()
         elif name == "--subprocesses":

@@ -4,7 +4,8 @@ if [ -n "${TFDIST_SITE:-}" ]; then
     . "$TFDIST_SITE" || exit 1
 fi
 
-# PBS sends no signal before the time is up. On SIGUSR1, which mpirun forwards, the run saves and exits with code 75.
+# PBS sends no signal before the time is up. On SIGUSR1, which mpirun forwards, the run saves and exits with code 75:
+# submit the same command again to resume.
 # --bind-to none: Open MPI would bind each rank to one core. -x: exports the variables to the other hosts.
 # TFDIST_COMMAND replaces `python -m tfdist.main`, for a script of your own. TFDIST_ARGS contains its flags and is split
 # into words; %a is the number of the task in a job array (qsub -J 0-4). A study runs without mpirun: TFDIST_RANKS=0.
@@ -12,11 +13,7 @@ command="${TFDIST_CONTAINER:-} ${TFDIST_COMMAND:-python -m tfdist.main} ${TFDIST
 if [ "${TFDIST_RANKS:-}" = 0 ]; then
     exec $command
 fi
-timeout --foreground --signal=USR1 "${TFDIST_SECONDS:-infinity}" \
+exec timeout --foreground --preserve-status --signal=USR1 "${TFDIST_SECONDS:-infinity}" \
     mpirun --hostfile "$PBS_NODEFILE" -n "$(wc -l <"$PBS_NODEFILE")" --bind-to none \
     -x PATH -x LD_LIBRARY_PATH -x PYTHONPATH -x PBS_JOBID -x PBS_NODEFILE \
     $command
-code=$?
-# 124: timeout sent the signal. The run is saved as with 75: submit the same command again to resume.
-[ "$code" -eq 124 ] && code=75
-exit "$code"

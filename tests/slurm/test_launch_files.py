@@ -229,16 +229,17 @@ def test_mpi_starts_the_ranks_of_named_hosts(probe, tmp_path):
     assert done.returncode != 0 and "Set TFDIST_HOSTS, such as server1:2,server2:2" in done.stderr
 
 
-def test_the_pbs_files_ask_the_run_to_save_before_the_time_is_up(tmp_path):
-    """`timeout` signals mpirun; what it starts here says when it is asked, and ends with 75 as tfdist.main does."""
-    script = "trap 'echo asked; exit 75' USR1; for i in $(seq 600); do sleep 0.1; done"
+@pytest.mark.parametrize("code", [75, 1])
+def test_the_pbs_files_ask_the_run_to_save_before_the_time_is_up(tmp_path, code):
+    """`timeout` signals mpirun; what it starts here says when it is asked, and ends as tfdist.main does."""
+    script = f"trap 'echo asked; exit {code}' USR1; for i in $(seq 600); do sleep 0.1; done"
     (tmp_path / "mpirun").write_text(f"#!/bin/bash\n{script}\n")
     (tmp_path / "mpirun").chmod(0o755)
     (tmp_path / "nodes").write_text("localhost\n")
     variables = {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_NODEFILE": str(tmp_path / "nodes"), "TFDIST_SECONDS": "1"}
     env = worker_environment(**variables, **MODULES, PATH=f"{tmp_path}:{os.environ['PATH']}")
     done = subprocess.run(["bash", LAUNCH / "pbs/karolina.pbs"], env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (75, "asked")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "asked")
     env.pop("PBS_O_WORKDIR")
     done = subprocess.run(["bash", LAUNCH / "pbs/train.sh"], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0 and "submit this file with qsub" in done.stderr

@@ -134,6 +134,7 @@ def test_errors_show_the_script(tmp_path, fail, words):
             r"tfdist\.run needs a script\. usage: python -m tfdist\.run \[--workdir=DIR\] \[--logical_devices=N\] SCR",
         ),
         (["missing.py"], r"there is no file missing\.py"),
+        (["--workdir=", SCRIPT], r"tfdist\.run: --workdir has no value\. usage: "),
         ([SCRIPT.removesuffix(".py")], r"there is no file .*\. Did you mean \S+\.py\? usage: "),
         (
             ["--logical_devices=two", SCRIPT],

@@ -26,14 +26,14 @@ from tfdist.report import files
 _MAX_WAIT_SECONDS = 30.0
 # Checkpoints in a row that found no workdir, after which the run ends.
 _MAX_MISSING = 3
-# Names of files that killed runs leave behind among the checkpoints and in the workdir, and the age in seconds at which
-# the next start removes them.
-_LEFTOVERS = {"*.writing": 0, "*.removing": 0, "*.tmp": 3600, "*.damaged": 7 * 86400}
+# Names of what killed runs leave behind among the checkpoints, and of files in the workdir, which may have others of
+# the user's; and the age in seconds at which the next start removes them. `files.replace_file` writes NAME.PID.tmp.
+_LEFTOVERS = {"*.writing": 0, "*.removing": 0, "*.[0-9]*.tmp": 3600, "*.damaged": 7 * 86400}
 _LEFTOVERS_IN_WORKDIR = {
     "model.writing.keras": 0,
-    "*.tmp": 3600,
-    "tensorboard/*.tmp": 3600,
-    "tensorboard/*/*.tmp": 3600,
+    "*.[0-9]*.tmp": 3600,
+    "tensorboard/*.[0-9]*.tmp": 3600,
+    "tensorboard/*/*.[0-9]*.tmp": 3600,
     ".tfdist-*": 3600,
 }
 
@@ -93,15 +93,15 @@ class AsyncCheckpointer:
         No other run may write to the workdir. Incomplete checkpoints and those that are no longer kept are removed at
         once, files that other processes may be writing after an hour, and damaged checkpoints after a week.
         """
-        for directory, leftovers in (
-            (self._directory, _LEFTOVERS),
-            (self._directory.parent, _LEFTOVERS_IN_WORKDIR),
+        for directory, leftovers, remove in (
+            (self._directory, _LEFTOVERS, _remove),
+            (self._directory.parent, _LEFTOVERS_IN_WORKDIR, Path.unlink),
         ):
             for pattern, age in leftovers.items():
                 for path in directory.glob(pattern):
                     with contextlib.suppress(OSError):
                         if path.name != workdir_lock.LOCK and time.time() - path.lstat().st_ctime >= age:
-                            _remove(path)
+                            remove(path)
         if restored is not None:
             self._valid_steps.add(restored.step)
             self._remove_old(restored.step, restored.state)

@@ -16,13 +16,16 @@ FIELDS_FREE_TO_CHANGE = (
 )
 
 
+def items(config: Any) -> list[tuple[Any, Any]]:
+    """Returns the names and values of the fields of a dataclass, or the items of a dict."""
+    if dataclasses.is_dataclass(config):
+        return [(field.name, getattr(config, field.name)) for field in dataclasses.fields(config)]
+    return list(config.items())
+
+
 def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields `("data.batch_size", 128)` for every leaf of dataclasses and dicts, in order."""
-    if dataclasses.is_dataclass(config):
-        items = [(f.name, getattr(config, f.name)) for f in dataclasses.fields(config)]
-    else:
-        items = list(config.items())
-    for key, value in items:
+    for key, value in items(config):
         if dataclasses.is_dataclass(value) or (isinstance(value, dict) and value):
             yield from flatten(value, f"{prefix}{key}.")
         else:

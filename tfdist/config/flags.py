@@ -51,10 +51,10 @@ class _FloatOrNone(flags.FloatParser):
             return None if argument in NONE_WORDS else super().parse(argument)
 
 
-class _Boolean(flags.BooleanParser):
-    def parse(self, argument: Any) -> bool:
+class _BooleanOrNone(flags.BooleanParser):
+    def parse(self, argument: Any) -> bool | None:
         with _must_be("true or false"):
-            return super().parse(argument)
+            return None if argument in NONE_WORDS else super().parse(argument)
 
 
 class _Literal(flags.ArgumentParser):
@@ -77,7 +77,7 @@ class _Literal(flags.ArgumentParser):
 
 def define_config() -> flags.FlagHolder:
     """Defines --config and, for each field of the file it names, --config.section.field; see `parse`."""
-    for kind, parser in ((int, _IntegerOrNone()), (float, _FloatOrNone()), (bool, _Boolean())):
+    for kind, parser in ((int, _IntegerOrNone()), (float, _FloatOrNone()), (bool, _BooleanOrNone())):
         config_flags.register_flag_parser_for_type(kind, parser)
     for kind in (list, dict, types.NoneType):
         config_flags.register_flag_parser_for_type(kind, _Literal(kind))
@@ -140,7 +140,7 @@ def run(
         with closed_pipe.quiet():
             print(flag_help.text(purpose, usage, RUN_FLAGS))
             if path and not flag_errors.file_problem(path):
-                flags.FLAGS([sys.argv[0], *words.config_arguments(sys.argv[1:])])
+                parse([sys.argv[0], *words.config_arguments(sys.argv[1:])])
                 print(f"\n{flag_help.fields(path, flags.FLAGS['config'].value)}")
         sys.exit(0)
     app.run(main, flags_parser=parser or parse)

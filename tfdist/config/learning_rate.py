@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,12 +24,15 @@ def resolve(config: schema.Config) -> schema.Config:
     """
     spec, peak = dict(config.optimizer), config.learning_rate.peak
     given = spec.pop("learning_rate", None)
-    if given is not None and (not isinstance(given, int | float) or isinstance(given, bool)):
+    number = isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < math.inf
+    if given is not None and not number:
         raise ValueError(
-            "config.optimizer.learning_rate must be a number; a schedule is config.learning_rate.schedule. "
+            "config.optimizer.learning_rate must be a number from 0; a schedule is config.learning_rate.schedule. "
             f"Received: {given!r}"
         )
-    if peak is not None and given not in (None, peak) and config.optimizer != schema.default_optimizer():
+    usual = schema.default_optimizer()
+    of_default = (spec["target"], given) == (usual["target"], usual["learning_rate"])
+    if peak is not None and given not in (None, peak) and not of_default:
         raise ValueError(
             f"config.learning_rate.peak={peak:g} and config.optimizer.learning_rate={given:g} contradict each other: "
             f"set one of them, such as --config.learning_rate.peak={given:g}."

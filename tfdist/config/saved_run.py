@@ -67,7 +67,7 @@ def with_flags(words: Sequence[str], free: Sequence[str], *, trains: bool) -> li
     Args:
         words: the arguments.
         free: those of them that are no value of a flag.
-        trains: whether the command trains in the workdir. The saved config is then the start, and every difference
+        trains: whether the command trains in this workdir. The saved config is then the start, and every difference
             from it was typed now.
     """
     place = next((index for index, word in enumerate(words) if word in free and os.path.isdir(word)), None)

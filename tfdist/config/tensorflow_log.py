@@ -42,6 +42,9 @@ def hide_stderr() -> Iterator[None]:
 
     It is also shown if the process dies in the block, as by an illegal instruction or the abort of a library of CUDA.
     """
+    if sys.stderr is None:  # It was closed when the process started.
+        yield
+        return
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as kept, _show_at_death(kept.fileno(), stderr):

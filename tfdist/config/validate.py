@@ -109,18 +109,36 @@ def _json_problems(config: schema.Config) -> Iterator[str]:
             if name.startswith("data.source.") and type(found).__module__ == "numpy":
                 continue  # Workers and runs compare what the source reads.
             yield (
-                f"{name} must be a number, a text, True, False, None, or a list or dict of these: a run resumes only "
-                "with an equal config, and other objects cannot be compared. Make the object in the function that "
-                f"`target` names. Received: {type(found).__name__}"
+                f"{name} must be a finite number, a text, True, False, None, or a list or dict of these: a run resumes "
+                "only with an equal config, and other objects cannot be compared. Make the object in the function that "
+                f"`target` names. Received: {found if isinstance(found, float) else type(found).__name__}"
             )
+    for name, key in _other_keys(config):
+        yield (
+            f"{name} must have texts as keys, as a run saves its config in JSON: write {str(key)!r}, and convert it in "
+            f"the function that `target` names. Received: {key!r}"
+        )
 
 
 def _not_json(value: Any) -> Iterator[Any]:
     if isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _not_json(item)
-    elif not isinstance(value, str | int | float | None):
+    elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
         yield value
+
+
+def _other_keys(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields (field, key) for each key of a dict that is no text."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _other_keys(item, name)
+    elif dataclasses.is_dataclass(value) or isinstance(value, dict):
+        for key, item in diff.items(value):
+            if isinstance(key, str):
+                yield from _other_keys(item, f"{name}.{key}" if name else key)
+            else:
+                yield name, key
 
 
 def _gpu_problems(gpus: Any) -> Iterator[str]:

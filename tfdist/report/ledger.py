@@ -25,7 +25,8 @@ STARTS = "starts.jsonl"
 CAUSES = ("start", "compilation", "steps", "input", "evaluation", "checkpoints", "other", "fault")
 # Bytes of a line; spaces before its end fill it.
 _LINE_BYTES = 1536
-_MOST_TEXT = 500
+# Characters of the text of an end: as many as fit.
+_TEXT_LENGTHS = (500, 250, 125, 60, 0)
 _EVERY_SECONDS = 1.0
 # Units of ru_maxrss in a MiB: KiB on Linux, bytes on macOS.
 _RSS_UNITS = 1024**2 if sys.platform == "darwin" else 1024
@@ -100,7 +101,7 @@ class Ledger:
                 self._count()
                 self.seconds[self.cause] -= self.unbroken
                 self.seconds["fault"] += self.unbroken
-            self.end, self.text = end, text[:_MOST_TEXT]
+            self.end, self.text = end, text
             self.write()
             return True
 
@@ -140,9 +141,10 @@ class Ledger:
         values["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
         values["memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // _RSS_UNITS
         values["joules"] = {name: round(value, 1) for name, value in self.energy().items()}
-        line = json.dumps(files.nan_to_null(values | {"text": self.text})).encode()
-        if len(line) >= _LINE_BYTES:
-            line = json.dumps(files.nan_to_null(values | {"text": ""})).encode()
+        for most in _TEXT_LENGTHS:  # A character may take 6 bytes, or 12.
+            line = json.dumps(files.nan_to_null(values | {"text": self.text[:most]})).encode()
+            if len(line) < _LINE_BYTES:
+                break
         return line.ljust(_LINE_BYTES - 1) + b"\n"
 
 

@@ -349,14 +349,15 @@ def test_files_of_killed_writers_are_removed_by_age(tmp_path, monkeypatch):
 
 
 def test_files_of_killed_runs_are_removed_and_files_in_use_stay(tmp_path, monkeypatch):
-    names = [".tfdist-run", "config.json", "step.tmp/file", "tensorboard/train/events.out.tfevents.1.host.1"]
+    names = [".tfdist-run", "config.json", "tensorboard/train/events.out.tfevents.1.host.1"]
+    names += ["notes.tmp", "mine.1.tmp/file"]  # The user's own.
     old = [".tfdist-0123456789abcdef", ".tfdist-run.0123456789abcdef", ".tfdist-run.77.tmp", "metrics.jsonl.77.tmp"]
     old += ["tensorboard/train/events.out.tfevents.1.host.1.77.tmp"]
     at_once = ["model.writing.keras"]
     for name in (*names, *old, *at_once):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    (tmp_path / "link.tmp").symlink_to("nowhere")
+    (tmp_path / "link.12.tmp").symlink_to("nowhere")
 
     def left() -> set[str]:
         saver = async_writer.AsyncCheckpointer(tmp_path / "checkpoints", config.Checkpoint(), print)
@@ -365,9 +366,9 @@ def test_files_of_killed_runs_are_removed_and_files_in_use_stay(tmp_path, monkey
         return {str(path) for path in paths if (tmp_path / path).is_symlink() or not (tmp_path / path).is_dir()}
 
     now = time.time()
-    assert left() == {*names, *old, "link.tmp"}
+    assert left() == {*names, *old, "link.12.tmp"}
     monkeypatch.setattr(time, "time", lambda: now + 3700)
-    assert left() == {".tfdist-run", "config.json", "tensorboard/train/events.out.tfevents.1.host.1"}
+    assert left() == {*names}
 
 
 def test_a_run_that_was_killed_before_it_removed_a_checkpoint_removes_it_at_the_next_start(tmp_path):

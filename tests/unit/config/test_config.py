@@ -10,7 +10,7 @@ import sys
 import ml_collections
 import pytest
 
-from tfdist import config
+from tfdist import config, configs
 from tfdist.config import config_dict, diff, schema, specs, validate
 from tfdist.config.command_line import meanings as meanings_lib
 from tfdist.config.command_line import words as words_lib
@@ -157,6 +157,8 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("checkpoint.best_mode", "maximum", r"must be one of max, min\..* Received: 'maximum'"),
         ("callbacks", {"target": "a:b"}, r"must be list\. Received: \{'target': 'a:b'\} \(dict\)"),
         ("callbacks", ["a:b"], r"must be a list of dicts with a \"target\"\. Received: 'a:b'"),
+        ("callbacks", [{"target": "a:b", "most": float("inf")}], r"must be a finite number, .* Received: inf"),
+        ("model", {"target": "a:b", 1: 2}, r"must have texts as keys, .*: write '1', .* Received: 1"),
         ("seed", -1, r"must be at least 0\. Received: -1"),
         ("seed", 2**31, r"must be below 2\*\*31\. Received: 2147483648"),
     ],
@@ -450,6 +452,9 @@ def test_a_config_file_may_be_given_without_its_flag(command_line):
     words = ["--workdir", "my.py", "configs/digits.py", "--config.seed=1"]
     assert words_lib.complete(words) == ["--workdir", "my.py", "--config=configs/digits.py", "--config.seed=1"]
     assert words_lib.complete(["--config", "a.py", "b.py"]) == ["--config", "a.py", "b.py"]
+    for given in (["--config", "digits"], ["--config=digits"], ["-config", "digits"]):
+        completed = words_lib.complete(["--workdir", "digits", *given, "--config.seed=1"])
+        assert completed == ["--workdir", "digits", f"--config={configs.FOLDER / 'digits.py'}", "--config.seed=1"]
 
 
 def fields(done):

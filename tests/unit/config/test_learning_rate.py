@@ -4,7 +4,7 @@ import pytest
 
 from tfdist import config as c
 from tfdist import configs
-from tfdist.config import learning_rate
+from tfdist.config import learning_rate, schema
 from tfdist.config.command_line import flag_errors
 
 
@@ -20,6 +20,7 @@ def test_the_rate_is_that_of_the_config_or_of_the_optimizer():
     for config, expected in (
         (make(), 0.1),
         (make(0.3), 0.3),
+        (make(0.3, optimizer={**schema.default_optimizer(), "momentum": 0.95}), 0.3),
         (make(optimizer=of("Adam")), 0.001),
         (make(optimizer=of("SGD", momentum=0.9)), 0.01),
         (make(optimizer=of("Adam", learning_rate=3e-4)), 3e-4),
@@ -37,7 +38,11 @@ def test_the_rate_is_that_of_the_config_or_of_the_optimizer():
     ("config", "words"),
     [
         (make(0.1, optimizer=of("Adam", learning_rate=0.2)), r"peak=0.1 and config.optimizer.learning_rate=0.2 contra"),
-        (make(optimizer=of("Adam", learning_rate="fast")), r"learning_rate must be a number; .*Received: 'fast'"),
+        (
+            make(optimizer=of("Adam", learning_rate="fast")),
+            r"learning_rate must be a number from 0; .*Received: 'fast'",
+        ),
+        (make(optimizer=of("Adam", learning_rate=-0.1)), r"learning_rate must be a number from 0; .*Received: -0.1"),
         (make(optimizer={"target": "tfdist.zoo.optimizers:muon"}), r"muon has no default learning rate: set it, such"),
     ],
 )

@@ -82,8 +82,10 @@ def complete(words: Sequence[str]) -> list[str]:
     """
     words = _with_long_epochs([_new_name(word) for word in words])
     if path := config_path(words):
+        index = next(number for number, word in enumerate(words) if re.match(r"--?config(=|$)", word))
+        end = index + (1 if "=" in words[index] else 2)
         found = configs.find(path)
-        return [found if word == path else word.replace(f"config={path}", f"config={found}") for word in words]
+        return words if found == path else [*words[:index], f"--config={found}", *words[end:]]
     for index, word in enumerate(words):
         named = re.fullmatch(r"[^-].*\.py(:.*)?", word) or (word[:1] != "-" and configs.find(word) != word)
         folder = "config" not in flags.FLAGS and Path(word).is_dir()  # Of a command about runs.
@@ -91,7 +93,8 @@ def complete(words: Sequence[str]) -> list[str]:
             return [*words[:index], f"--config={configs.find(word)}", *words[index + 1 :]]
     if "config" not in flags.FLAGS:
         return words
-    return saved_run.with_flags(words, free(words), trains="allow_config_changes" in flags.FLAGS)
+    trains = "allow_config_changes" in flags.FLAGS and not value_of("workdir", words)
+    return saved_run.with_flags(words, free(words), trains=trains)
 
 
 def free(words: Sequence[str]) -> list[str]:
