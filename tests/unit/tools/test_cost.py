@@ -98,7 +98,7 @@ def test_a_long_line_and_damaged_lines(tmp_path):
     book.close()
     path = tmp_path / "starts.jsonl"
     (start,) = ledger.read_starts(tmp_path)
-    assert start["end"] == "failed" and path.stat().st_size % 512 == 0
+    assert start["end"] == "failed" and start["text"] == 125 * "\u00e4" and path.stat().st_size % 512 == 0
     odd = '{"start": "x", "now": [], "seconds": {"start": "y"}, "step": "z"}\n'
     path.write_text('{"seconds": 3}\n' + odd + path.read_text() + '{"start": 1, "seco')
     assert len(ledger.read_starts(tmp_path)) == 1 and ledger.read_starts(tmp_path / "missing") == []
