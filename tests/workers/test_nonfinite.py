@@ -83,7 +83,8 @@ def test_a_skipped_step_leaves_no_trace_but_that_it_was_made(skipped):
     ]
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "devices"), [(1, 2), (2, 1)])
 def test_a_step_is_skipped_alike_on_any_topology(skipped, tmp_path, workers, devices):
     topologies.train(tmp_path, *options(7, nonfinite="skip"), workers=workers, devices=devices)
     assert topologies.largest_difference(topologies.arrays(skipped), topologies.arrays(tmp_path)) < 1e-5

@@ -271,7 +271,7 @@ class TwoHeads(keras.Model):
         return self.used(self.flatten(x))
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("micro_batches", slow_except([1, 2], [2]))
 def test_a_weight_without_a_gradient_does_not_decay(tmp_path, micro_batches):
     made = config(micro_batches=micro_batches)
     made.model = {"target": f"{__name__}:TwoHeads"}

@@ -8,6 +8,7 @@ import processes
 import pytest
 import tensorflow as tf
 import topologies
+from parameters import slow_except
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.training.consistency import hashing, replicas
@@ -207,7 +208,7 @@ def test_a_weight_that_is_not_finite_on_one_worker_alone_rolls_all_back(tmp_path
     assert outputs[0].count("is not finite after step 4. Rolled back to the weights of step 3") == 1
 
 
-@pytest.mark.parametrize("own_fingerprint", [True, False])
+@pytest.mark.parametrize("own_fingerprint", slow_except([True, False], [True]))
 def test_workers_that_read_other_examples_end_at_the_start(tmp_path, own_fingerprint):
     source = f"--config.data.source={{'target': 'tests.support.lab:Drifting', 'own_fingerprint': {own_fingerprint}}}"
     if own_fingerprint:

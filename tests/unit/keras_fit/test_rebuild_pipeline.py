@@ -198,7 +198,7 @@ def assert_equal(first, second):
     tf.nest.map_structure(np.testing.assert_array_equal, first, second)
 
 
-@pytest.mark.parametrize("name", slow_except(PIPELINES, ["typical", "two maps, of classes"]))
+@pytest.mark.parametrize("name", slow_except(PIPELINES, ["typical"]))
 def test_workers_make_their_rows_of_the_same_batches(name):
     make, steps = PIPELINES[name], 9
     opened = feed(make)

@@ -110,6 +110,7 @@ def test_without_matplotlib_the_command_fails_and_says_what_to_install(tmp_path)
     assert done.returncode == 1 and "pip install matplotlib" in done.stderr
 
 
+@pytest.mark.slow
 def test_results_that_a_course_prints_by_epoch_are_drawn_beside_a_run(tmp_path):
     runs = [*curves.read([write_run(tmp_path / "one", loss=2.0)]), *curves.published("bsc_resnet50v2")]
     found = texts(tmp_path / "curves", lambda: curves.draw(runs))

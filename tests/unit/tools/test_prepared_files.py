@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from launching import ATOL, REPOSITORY, assert_weights_agree, run_all, weights, worker_environment
+from parameters import slow_except
 
 from tfdist import config as c
 from tfdist.data import stream
@@ -112,7 +113,7 @@ def test_raw_images_of_one_size_are_those_of_the_folder_at_this_size(photos, tmp
     source.verify()
 
 
-@pytest.mark.parametrize("to", ["raw", "jpeg"])
+@pytest.mark.parametrize("to", slow_except(["raw", "jpeg"], ["jpeg"]))
 def test_grey_images_stay_grey(to, photos, tmp_path):
     config = configuration(photos)
     config.data.source["channels"] = 1
@@ -170,6 +171,7 @@ def test_one_number_is_the_shorter_side_and_enlarges_nothing(photos, tmp_path):
     np.testing.assert_array_equal(jpeg["label"], originals["label"])
 
 
+@pytest.mark.slow
 def test_jpegs_of_one_size_can_be_decoded_to_pixels(photos, tmp_path):
     write(photos, tmp_path, "jpeg", (20, 24))
     content = read_all(sources.prepared("test", path=str(tmp_path)))["image"]
@@ -180,7 +182,7 @@ def test_jpegs_of_one_size_can_be_decoded_to_pixels(photos, tmp_path):
         sources.prepared("test", path=str(tmp_path / "sides"), decode=3)
 
 
-@pytest.mark.parametrize(("to", "size"), [("raw", (32, 32)), ("raw", 32), ("jpeg", 32)])
+@pytest.mark.parametrize(("to", "size"), slow_except([("raw", (32, 32)), ("raw", 32), ("jpeg", 32)], [("raw", 32)]))
 def test_two_workers_take_the_batches_of_one_and_a_resume_goes_on(to, size, photos, tmp_path):
     write(photos, tmp_path, to, size)
     source = sources.prepared("train", path=str(tmp_path))

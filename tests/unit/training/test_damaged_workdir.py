@@ -133,7 +133,7 @@ def start(run: run_lib.Run, capsys) -> tuple[int, str]:
     return code, said
 
 
-@pytest.mark.parametrize("how", slow_except(DAMAGES, ["empty", "cut", "wrong values", FIFO, DIRECTORY]))
+@pytest.mark.parametrize("how", slow_except(DAMAGES, ["cut", "wrong values", FIFO]))
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_gives_one_message_or_is_passed_over(finished, tmp_path, capsys, name, how):
     run, path = copied(finished, tmp_path / "run", name, how)

@@ -15,10 +15,17 @@ from tfdist.training import evaluate, loop, setup
 from tfdist.training import run as run_lib
 
 # Each takes seconds of tracing. A name that ends in ":1" is measured on one replica, all others on two.
-NAMES = ("regularization/2", "statistics", "averages", "masks", "masks_of_micro_batches", "traces")
+NAMES = ("regularization/2", "statistics", "masks", "traces")
 NAMES += ("synchronised/masked", "synchronised/masked:1")
-SLOW = ("regularization/1", "regularization/1:1", "regularization/2:1", "masks_of_a_second_run", "traces:1")
-SLOW += ("synchronised/whole", "synchronised/whole:1", "synchronised/pieces", "synchronised/pieces:1", "masks")
+SLOW = ("regularization/1", "regularization/1:1", "regularization/2:1", "masks_of_a_second_run", "traces:1", "averages")
+SLOW += (
+    "synchronised/whole",
+    "synchronised/whole:1",
+    "synchronised/pieces",
+    "synchronised/pieces:1",
+    "masks",
+    "masks_of_micro_batches",
+)
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +98,17 @@ def test_synchronised_statistics_of_two_pieces_or_with_a_mask_are_not_those_of_t
         assert np.abs(measured[f"synchronised/{name}/model/norm/moving_mean"] - whole).max() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.workers
-def test_averages_are_evaluated_and_the_weights_come_back(two):
-    average = two["averages/1"]  # As in Keras, they start after the first step.
+def test_averages_are_evaluated_and_the_weights_come_back(slow):
+    average = slow["averages/1"]  # As in Keras, they start after the first step.
     for step in "23":
-        average = 0.75 * average + 0.25 * two[f"averages/{step}"]
-    for found, expected in ((two["averages/evaluated"], average), (two["averages/after"], two["averages/3"])):
+        average = 0.75 * average + 0.25 * slow[f"averages/{step}"]
+    for found, expected in ((slow["averages/evaluated"], average), (slow["averages/after"], slow["averages/3"])):
         assert found.shape == (2, *average.shape)
         np.testing.assert_allclose(found[0], expected, rtol=1e-6)
         np.testing.assert_array_equal(found[0], found[1])
-    assert np.abs(average - two["averages/3"]).max() > 1e-3
+    assert np.abs(average - slow["averages/3"]).max() > 1e-3
 
 
 def all_masks(measured, probe="masks"):
@@ -116,9 +124,12 @@ def all_masks(measured, probe="masks"):
 
 
 @pytest.mark.workers
-@pytest.mark.parametrize(("probe", "pieces"), [("masks", 1), ("masks_of_micro_batches", 2)])
-def test_dropout_differs_between_replicas_steps_layers_and_micro_batches(two, probe, pieces):
-    masks = all_masks(two, probe)
+@pytest.mark.parametrize(
+    ("fixture", "probe", "pieces"),
+    [("two", "masks", 1), pytest.param("slow", "masks_of_micro_batches", 2, marks=pytest.mark.slow)],
+)
+def test_dropout_differs_between_replicas_steps_layers_and_micro_batches(request, fixture, probe, pieces):
+    masks = all_masks(request.getfixturevalue(fixture), probe)
     assert len(masks) == 2 * 3 * pieces * 2
     size = probes.BATCH // 2 // pieces * 64
     names = list(masks)

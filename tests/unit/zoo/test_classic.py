@@ -18,6 +18,7 @@ def test_alexnet_has_the_size_of_its_layers():
     assert classic.alexnet().count_params() == kernels + channels + 4 * channels + dense == 58_327_818
 
 
+@pytest.mark.slow
 def test_both_forms_of_alexnet_are_one_network():
     functional, sequential = (classic.alexnet(input_shape=(67, 67, 3), form=form) for form in classic.FORMS)
     assert [layer.name for layer in functional.layers[1:]] == [layer.name for layer in sequential.layers]
@@ -31,7 +32,7 @@ def test_both_forms_of_alexnet_are_one_network():
     [
         ("ResNet50V2", 23_585_290),
         pytest.param("ResNet152V2", 58_352_138, marks=pytest.mark.slow),
-        ("ResNet50", 23_608_202),
+        pytest.param("ResNet50", 23_608_202, marks=pytest.mark.slow),
     ],
 )
 def test_residual_networks_have_the_sizes_that_keras_gives(name, size):

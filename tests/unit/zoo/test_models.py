@@ -127,9 +127,9 @@ def normalisations(model):
     "build",
     [
         lambda **kw: models.small_cnn(**kw),
-        lambda **kw: models.cifar_resnet(20, **kw),
+        pytest.param(lambda **kw: models.cifar_resnet(20, **kw), marks=pytest.mark.slow),
         lambda **kw: models.resnet9(**kw),
-        lambda **kw: models.application(**APPLICATION, **kw),
+        pytest.param(lambda **kw: models.application(**APPLICATION, **kw), marks=pytest.mark.slow),
     ],
     ids=["small_cnn", "cifar_resnet", "resnet9", "application"],
 )
