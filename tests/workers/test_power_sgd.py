@@ -153,6 +153,7 @@ def test_the_update_and_the_errors_sum_to_the_gradients(tmp_path, name):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_of_low_rank_are_exact(tmp_path):
     # That of a dense layer has at most as many independent columns as the batch has examples. Over many steps rounding
     # grows: an error has other columns than the next gradient.

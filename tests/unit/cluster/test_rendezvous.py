@@ -12,6 +12,7 @@ import time
 
 import pytest
 from launching import free_ports
+from parameters import slow_except
 from rendezvous_threads import GRACE_SECONDS, Workers, assert_all_ports_are_free, run, tf_config, worker_specs
 
 from tfdist.cluster.discovery import environment, hostlist
@@ -45,7 +46,7 @@ def test_sixteen_workers_are_quick():
     assert max(outcome.seconds for outcome in outcomes) < 10
 
 
-@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize("late", slow_except([0, 2], [2]))
 def test_a_late_worker_is_waited_for(late):
     workers, all_places = Workers(), worker_specs(free_ports(3))
     for spec in all_places:

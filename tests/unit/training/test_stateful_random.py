@@ -65,6 +65,7 @@ def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(tmp_path, parts):
     assert np.abs(plain["model/logits/kernel"] - whole["model/logits/kernel"]).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_an_evaluation_draws_the_same_whatever_was_traced_before(tmp_path):
     def evaluate(run: run_lib.Run) -> float:
