@@ -78,11 +78,7 @@ def write(workdir: Path, study: Study) -> None:
 
 
 def read(workdir: Path) -> Study:
-    """Reads the study in the workdir of `tfdist scaling`.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Reads the study in the workdir of `tfdist scaling`; raises ValueError if the file is damaged."""
     path = workdir / FILE
     try:
         found = json.loads(path.read_text())
@@ -128,11 +124,7 @@ def define_published() -> None:
 
 
 def find_published(name: str) -> dict[str, Any]:
-    """Returns the entry `name` of configs/courses/published.json.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Returns the entry `name` of configs/courses/published.json; raises ValueError if there is none."""
     every = json.loads(_PUBLISHED.read_text())
     if name not in every:
         raise ValueError(f"--published: there is no {name!r}; there are {', '.join(every)}.")
@@ -140,11 +132,7 @@ def find_published(name: str) -> dict[str, Any]:
 
 
 def read_published(name: str) -> Study:
-    """Returns published results as a study.
-
-    Raises:
-        ValueError: there are none of this name.
-    """
+    """Returns published results as a study; raises ValueError if there are none of this name."""
     found = find_published(name)
     nothing = [None] * len(found["replicas"])
     seconds = found.get("epoch_seconds") or [found["examples"] / rate for rate in found["images_per_second"]]

@@ -41,11 +41,7 @@ def fields(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
-    """Returns the config of a run by dotted names; {} if it has none.
-
-    Raises:
-        ValueError: config.json is damaged.
-    """
+    """Returns the config of a run by dotted names; {} if it has none; raises ValueError if config.json is damaged."""
     return dict(diff.flatten(run_info.read_config(workdir) or {}))
 
 

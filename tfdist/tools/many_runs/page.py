@@ -11,11 +11,7 @@ from tfdist.tools import tables
 
 
 def write(path: Path, title: str, parts: Sequence[str]) -> None:
-    """Writes a page of `parts`, which are HTML.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Writes a page of `parts`, which are HTML; raises OSError if the file cannot be written."""
     style = Path(__file__).with_suffix(".css").read_text()
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>\n{style}</style>'
     body = "\n".join([f"<h1>{html.escape(title)}</h1>", *parts])
@@ -41,11 +37,7 @@ def note(text: str) -> str:
 
 
 def picture(title: str, path: Path) -> str:
-    """Returns a picture, a PNG file, with a heading.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Returns a picture, a PNG file, with a heading; raises OSError if the file cannot be read."""
     content = base64.b64encode(path.read_bytes()).decode()
     name = html.escape(title)
     return f'<h2>{name}</h2>\n<p><img alt="{name}" src="data:image/png;base64,{content}"></p>'

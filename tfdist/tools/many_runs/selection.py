@@ -92,11 +92,7 @@ def resolve(name: str, known: Sequence[str]) -> str:
 
 
 def select(rows: Sequence[dict[str, Any]], wanted: Sequence[Condition]) -> list[dict[str, Any]]:
-    """Returns the rows, of `values`, for which all conditions hold.
-
-    Raises:
-        ValueError: see `resolve`.
-    """
+    """Returns the rows, of `values`, for which all conditions hold; raises ValueError as `resolve`."""
     known = list(dict.fromkeys(name for row in rows for name in row))
     named = [(resolve(each.name, known), each) for each in wanted]
     return [row for row in rows if all(each.holds(row.get(name)) for name, each in named)]

@@ -85,11 +85,7 @@ def average(parts: Sequence[tuple[float, float]], batch_size: float) -> float:
 
 
 def read(workdir: Path) -> Reached:
-    """Reads a run that ended at its target.
-
-    Raises:
-        ValueError: it has no reports of a noise scale.
-    """
+    """Reads a run that ended at its target; raises ValueError if it has no reports of a noise scale."""
     records = metrics_file.read_records(workdir / metrics_file.METRICS)
     lines = [record for record in records if record.get("kind") == "train"]
     config = run_info.read_config(workdir)

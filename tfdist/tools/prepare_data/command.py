@@ -31,11 +31,7 @@ _SIZE = re.compile(r"[1-9]\d*(x[1-9]\d*)?")
 
 
 def parse_size(text: str) -> tuple[int, int] | int:
-    """Returns the size that `text` means, "256" or "HEIGHTxWIDTH".
-
-    Raises:
-        ValueError: it has another form.
-    """
+    """Returns the size that `text` means, "256" or "HEIGHTxWIDTH"; raises ValueError if it has another form."""
     if not _SIZE.fullmatch(text):
         raise ValueError(
             f"--size={text}: give HEIGHTxWIDTH in pixels, such as 256x256, or one number, the shorter side, such as "

@@ -100,11 +100,7 @@ class Rows:
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    """Returns (height, width) of an image file.
-
-    Raises:
-        ValueError: it cannot be decoded; names it.
-    """
+    """Returns (height, width) of an image file; raises ValueError, which names it, if it cannot be decoded."""
     try:
         image = tf.io.decode_image(tf.io.read_file(str(path)), expand_animations=False)
     except tf.errors.OpError as error:

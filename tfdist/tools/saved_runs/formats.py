@@ -32,11 +32,7 @@ def example_inputs(model: keras.Model) -> list[np.ndarray]:
 
 
 def outputs_of(model: keras.Model, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the outputs of a model with one output, float64 [n, ...].
-
-    Raises:
-        ValueError: it has several outputs.
-    """
+    """Returns the outputs of a model with one output, float64 [n, ...]; raises ValueError if it has several outputs."""
     found = model(inputs[0] if len(inputs) == 1 else list(inputs), training=False)
     if not tf.is_tensor(found):
         raise ValueError(f"Models with several outputs cannot be compared. Received: {type(found).__name__}")

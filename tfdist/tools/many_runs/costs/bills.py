@@ -96,11 +96,7 @@ def of_run(workdir: Path, name: str, jobs: Sequence[JobStart] = (), *, state: st
 
 
 def jobs_of(workdir: Path) -> set[str]:
-    """Returns the ids of the Slurm jobs of a run.
-
-    Raises:
-        ValueError: starts.jsonl cannot be read.
-    """
+    """Returns the ids of the Slurm jobs of a run; raises ValueError if starts.jsonl cannot be read."""
     return {start["job"] for start in ledger.read_starts(workdir) if isinstance(start.get("job"), str)} - {""}
 
 

@@ -55,11 +55,7 @@ class Field:
 
 
 def parse(text: str) -> Field:
-    """Reads `FIELD=VALUES`.
-
-    Raises:
-        ValueError: it has another form, or an interval is empty.
-    """
+    """Reads `FIELD=VALUES`; raises ValueError if it has another form, or an interval is empty."""
     name, equals, values = text.partition("=")
     name = name.strip().lstrip("-").removeprefix("config.")
     if not name or not equals or not values.strip():

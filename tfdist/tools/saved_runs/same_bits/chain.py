@@ -69,11 +69,7 @@ def first_different(first: Chain, second: Chain) -> int | None:
 
 
 def read(workdir: Path) -> Chain:
-    """Reads the records of a workdir.
-
-    Raises:
-        ValueError: there are none, or the file cannot be read.
-    """
+    """Reads the records of a workdir; raises ValueError if there are none, or the file cannot be read."""
     records = metrics_file.read_records(workdir / metrics_file.METRICS)
     states = [one for one in records if one.get("kind") == "state"]
     if not states:

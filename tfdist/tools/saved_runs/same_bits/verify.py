@@ -77,11 +77,7 @@ def main(argv: list[str]) -> int:
 
 
 def check(saved: SavedRun, chain: Chain) -> None:
-    """Checks that the steps of a run can be trained again here.
-
-    Raises:
-        ValueError: they cannot; says why.
-    """
+    """Checks that the steps of a run can be trained again here; raises ValueError, which says why, if they cannot."""
     config = saved.config
     if config is None:
         raise ValueError(f"{saved.workdir} is of a script, whose model and data cannot be built again.")
