@@ -19,23 +19,13 @@ _WRITERS = tuple(
 )
 
 
-def callback_placement() -> trainer.Placement:
-    """Returns where callbacks run: in a script of tfdist.run on all workers, except for those that only write."""
-    if not context.in_script():
-        return trainer.Placement()
-    return trainer.Placement(_runs_on_all_workers, lambda: context.running(own=False))
-
-
 def has_epoch_hooks(given: Any) -> bool:
     """Returns whether one of what Keras accepts as `callbacks` may change something between two epochs."""
     hooks = ("on_epoch_begin", "on_epoch_end")
     callbacks = [one for one in _as_list(given) if isinstance(one, keras.callbacks.Callback)]
-    own = [one for one in callbacks if not type(one).__module__.startswith("keras.") or _calls_functions(one)]
+    of_functions = keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler
+    own = [one for one in callbacks if not type(one).__module__.startswith("keras.") or isinstance(one, of_functions)]
     return any(trainer.is_active(one, hook) for one in own for hook in hooks)
-
-
-def _calls_functions(callback: keras.callbacks.Callback) -> bool:
-    return isinstance(callback, keras.callbacks.LambdaCallback | keras.callbacks.LearningRateScheduler)
 
 
 def _as_list(given: Any) -> list[Any]:
@@ -93,7 +83,9 @@ def make_callbacks(
             )
             print(f"BackupAndRestore is ignored: {where}.", flush=True)
     callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
-    placement = callback_placement()
+    placement = trainer.Placement()
+    if context.in_script():  # On all workers, except for those that only write.
+        placement = trainer.Placement(_runs_on_all_workers, lambda: context.running(own=False))
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
     return trainer.CallbackRunner(
         cluster, model, callbacks, model.optimizer if model.compiled else None, bar, params, placement

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.whole_batch import metric_state, reductions, shard_losses
 from tfdist.keras_fit.whole_batch import rows as rows_lib
-from tfdist.keras_fit.whole_batch.metric_state import MetricState
+from tfdist.keras_fit.whole_batch.metric_state import ModelObjective
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
 from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.keras_fit.whole_batch.shard_losses import Shard
@@ -26,16 +26,12 @@ Element = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledObjective:
+class CompiledObjective(ModelObjective):
     """The losses and metrics of a compiled Keras model; see `training.step.objective.Objective`."""
 
-    model: keras.Model
     optimizer: keras.optimizers.Optimizer
-    metric_state: MetricState
     # Examples of the largest global batch, when it trains and when it evaluates.
     batch_sizes: dict[bool, int]
-    # Whether a shard may be empty: there are fewer examples than replicas.
-    may_be_empty: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,18 +92,6 @@ class CompiledObjective:
         """Assigns the averages of an optimizer with `use_ema` to the weights; called in `strategy.scope`."""
         self.optimizer.finalize_variable_values(self.model.trainable_variables)
 
-    def reset(self) -> None:
-        """Resets the metrics."""
-        self.model.reset_metrics()
-
-    def state(self) -> list[Any]:
-        """Returns the metrics' variables as JSON values. A collective: every worker must call it."""
-        return self.metric_state.read()
-
-    def restore_state(self, values: list[Any]) -> None:
-        """Restores what `state` returned; called on every worker."""
-        self.metric_state.assign(values)
-
     def _rows(self, element: Element, *, training: bool) -> Rows:
         return rows_lib.rows_of(element, self.batch_sizes[training])
 
@@ -140,7 +124,9 @@ class CompiledObjective:
         if compute is not None:
             with shard_losses.mode(shard=shard):
                 losses.append(compute(y, predictions, sample_weight))
-        losses += [_share(shard, loss) * keras.ops.sum(loss) for loss in added]
+        # Keras sums a loss of `add_loss` that is no scalar, such as a value per example.
+        weight, present = shard.rows.weight, shard.rows.present
+        losses += [(weight if loss.shape.rank == 0 else present) * keras.ops.sum(loss) for loss in added]
         if not losses:
             raise ValueError("There is no loss to minimise: pass a loss to compile, or call add_loss in the model.")
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
@@ -162,11 +148,6 @@ class CompiledObjective:
                 metrics.update_state(y, predictions, sample_weight)
         for variable, old in kept:
             variable.assign(tf.where(element["count"] > 0, variable.value, old))
-
-
-def _share(shard: Shard, loss: tf.Tensor) -> tf.Tensor:
-    """Returns the factor of a loss of `add_loss`: Keras sums one that is no scalar, such as a value per example."""
-    return shard.rows.weight if loss.shape.rank == 0 else shard.rows.present
 
 
 def _communicates(model: keras.Model) -> bool:

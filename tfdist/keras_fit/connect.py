@@ -23,6 +23,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.collective_guard import ScriptCluster
 from tfdist.cluster.devices import eager_context
 from tfdist.config import specs, user_code
+from tfdist.keras_fit import messages
 
 _RETRACED = re.compile("<function (Cluster.make_all_gather|make_multi_step_fn)")
 
@@ -90,7 +91,7 @@ def _report_user_error(
     explained = user_code.explain(error)
     # The last frames of a stack within tfdist's are often those of TensorFlow.
     if explained and any(frame.filename.startswith(user_code.PACKAGE) for frame in traceback_lib.extract_tb(traceback)):
-        print(f"tfdist: {explained}", file=sys.stderr)
+        messages.say(explained)
 
 
 def _end_all_workers(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from parameters import slow_except
 
 from tfdist.data.stream import ReplicaShard
+from tfdist.keras_fit import messages
 from tfdist.keras_fit.adapters import base, make_adapter, rebuild_pipeline
 
 X, Y = np.arange(159, dtype=np.float32).reshape(53, 3), np.arange(53) % 3
@@ -245,7 +246,7 @@ def test_functions_that_see_whole_batches_get_whole_batches(make):
 
 @pytest.fixture
 def unwarned(monkeypatch):
-    monkeypatch.setattr(rebuild_pipeline, "_warned", set())
+    monkeypatch.setattr(messages, "_said", set())
 
 
 def test_a_tensorflow_with_other_attributes_is_reported_once(unwarned, capsys):

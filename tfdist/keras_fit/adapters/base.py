@@ -178,11 +178,6 @@ def indices(*numbers: int) -> str:
     return f"[{', '.join(map(str, numbers))}]"
 
 
-def _num_rows(part: Any) -> tf.Tensor:
-    """Returns the rows of a tensor, ragged or sparse ones included: int64 []."""
-    return tf.shape(part, out_type=tf.int64)[0]
-
-
 def _rows(part: Any, low: tf.Tensor, count: tf.Tensor) -> Any:
     """Returns `count` rows from `low` on, one at least."""
     count = tf.maximum(count, 1)
@@ -240,7 +235,7 @@ class BatchAdapter:
 
         def shards(*batch: Any) -> tf.data.Dataset:
             def load(local: tf.Tensor) -> dict[str, Any]:
-                totals = [_num_rows(part) for part in tf.nest.flatten(batch)]
+                totals = [tf.shape(part, out_type=tf.int64)[0] for part in tf.nest.flatten(batch)]
                 with tf.control_dependencies(_check_rows(totals, shard.num_replicas)):
                     bounds = [shard_bounds(shard.first_replica + local, n, shard.num_replicas) for n in totals]
                 parts = [_rows(part, *one) for part, one in zip(tf.nest.flatten(batch), bounds, strict=True)]

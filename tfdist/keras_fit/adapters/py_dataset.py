@@ -122,7 +122,9 @@ class _Reader:
 
     def __init__(self, data: keras.utils.PyDataset, gate: EpochGate):
         self._data, self.gate = data, gate
-        self.epoch_hooks = [name for name in ("on_epoch_begin", "on_epoch_end") if _overrides(data, name)]
+        own, plain = type(data), keras.utils.PyDataset
+        hooks = ("on_epoch_begin", "on_epoch_end")
+        self.epoch_hooks = [name for name in hooks if getattr(own, name) is not getattr(plain, name)]
         self.num_parallel_calls = 1 if self.epoch_hooks else max(1, data.workers)
         self.watch = _NonfiniteBatches()
 
@@ -161,10 +163,6 @@ def _is_probably_finite(values: np.ndarray) -> bool:
         return values.dtype.kind != "V"  # bfloat16 is searched in any case.
     with np.errstate(all="ignore"):
         return bool(np.isfinite(values.sum()))
-
-
-def _overrides(data: keras.utils.PyDataset, name: str) -> bool:
-    return getattr(type(data), name) is not getattr(keras.utils.PyDataset, name)
 
 
 def _numpy_batch(batch: Any) -> Any:

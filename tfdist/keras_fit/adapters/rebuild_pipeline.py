@@ -13,7 +13,6 @@ This reads private attributes of TensorFlow's datasets. If they differ, workers 
 """
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from tensorflow.python.framework import op_def_registry
 
 from tfdist.data import dataset_traits, stateful_ops
 from tfdist.data.stream import ReplicaShard
+from tfdist.keras_fit import messages
 from tfdist.keras_fit.adapters import base
 
 # (a transformed dataset, another input) -> that input, transformed in the same way.
@@ -41,8 +41,6 @@ ELEMENTWISE_AGNOSTIC: dict[str, Rebuild] = {
 }
 # Stateful for TensorFlow, but pure here: they depend only on their arguments and on variables that do not change.
 _PURE_OPS = {"Assert", "ReadVariableOp", "PartitionedCall", "StatefulPartitionedCall", "If", "Case", "While"}
-# The reason for which the warning was printed in this process.
-_warned: set[str] = set()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +85,8 @@ def _split(dataset: tf.data.Dataset) -> Split | None:
     if not maps:
         return None
     source = maps[-1]._input_dataset
-    if not all(_has_fixed_shape(spec) for spec in tf.nest.flatten(source.element_spec)):
+    specs = tf.nest.flatten(source.element_spec)
+    if not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
         return None
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(maps[0].element_spec)):
         return None
@@ -170,14 +169,11 @@ def _is_stateful(op: str) -> bool:
 
 def _warn_once(reason: str) -> None:
     """Prints one warning per process: pipelines of one script fail for the same reason."""
-    if not _warned:
-        _warned.add(reason)
-        text = "every worker maps all examples of a tf.data.Dataset, because it cannot be sharded before its maps with"
-        print(f"tfdist: WARNING: {text} TensorFlow {tf.__version__}: {reason}", file=sys.stderr, flush=True)
-
-
-def _has_fixed_shape(spec: Any) -> bool:
-    return isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
+    messages.say_once(
+        "WARNING: every worker maps all examples of a tf.data.Dataset, because it cannot be sharded before its maps "
+        f"with TensorFlow {tf.__version__}: {reason}",
+        key="rebuild_pipeline",
+    )
 
 
 class _ShuffleDataset(dataset_ops.UnaryUnchangedStructureDataset):

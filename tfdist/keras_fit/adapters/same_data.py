@@ -43,11 +43,12 @@ def check_same_data(cluster: Cluster, adapter: DataAdapter) -> None:
         size = f"{adapter.num_examples} examples, {size}"
     columns = _sample(adapter, _EXAMPLES)
     own = {name: (f"{values.dtype} {list(values.shape)}", digest(values)) for name, values in columns.items()}
-    floats = {name: _some(values) for name, values in columns.items() if _is_float(values)}
+    floats = {name: _some(values) for name, values in columns.items() if values.dtype.kind == "f"}
     content = b""
     if cluster.is_chief:
         file = io.BytesIO()
-        np.savez(file, header=np.frombuffer(json.dumps([size, own]).encode(), np.uint8), **_encode(floats))
+        header = np.frombuffer(json.dumps([size, own]).encode(), np.uint8)
+        np.savez(file, header=header, **{_key(name): values for name, values in floats.items()})
         content = file.getvalue()
     content = cluster.broadcast_bytes(content)
     with np.load(io.BytesIO(content), allow_pickle=False) as chief:
@@ -107,17 +108,9 @@ def _difference(name: str, own: Mapping[str, Any], there: Mapping[str, Any]) -> 
     return "" if own[name][1] == there[name][1] else f"column {name} has the same size, but other content"
 
 
-def _is_float(values: np.ndarray) -> bool:
-    return values.dtype.kind == "f"
-
-
 def _some(values: np.ndarray) -> np.ndarray:
     flat = values.reshape(-1)
     return flat[:: max(1, len(flat) // _VALUES)]
-
-
-def _encode(floats: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {_key(name): values for name, values in floats.items()}
 
 
 def _key(name: str) -> str:

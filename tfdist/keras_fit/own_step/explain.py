@@ -1,10 +1,11 @@
 """Errors and notes about a user's step, with the line of the script."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from tfdist.keras_fit import messages
 
 # Variables that a message names.
 _MOST_NAMED = 10
@@ -32,9 +33,6 @@ def undistributable(step_name: str, differing: Sequence[str], assigned: Mapping[
     )
 
 
-_told: set[str] = set()
-
-
 def tell_if_never_updated(values: Mapping[str, Any]) -> None:
     """Says once that an epoch's value is 0 because the step does not update the metric of its name.
 
@@ -42,11 +40,9 @@ def tell_if_never_updated(values: Mapping[str, Any]) -> None:
         values: of the last step, by the names of metrics that are 0.
     """
     for name, value in values.items():
-        if np.any(value != 0) and name not in _told:
-            _told.add(name)
-            print(
-                f"tfdist: the step returns {name!r}, and does not update the model's metric of that name. As in Keras, "
-                "the value of the epoch is the metric's, which is 0. Update it, or return another name.",
-                file=sys.stderr,
-                flush=True,
+        if np.any(value != 0):
+            messages.say_once(
+                f"the step returns {name!r}, and does not update the model's metric of that name. As in Keras, the "
+                "value of the epoch is the metric's, which is 0. Update it, or return another name.",
+                key=f"explain {name}",
             )

@@ -19,25 +19,22 @@ from tfdist.keras_fit.own_step.discover import Discovered
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.whole_batch import metric_state, reductions, shard_losses
 from tfdist.keras_fit.whole_batch import rows as rows_lib
-from tfdist.keras_fit.whole_batch.metric_state import MetricState
+from tfdist.keras_fit.whole_batch.metric_state import ModelObjective
 from tfdist.keras_fit.whole_batch.shard_losses import Shard
 from tfdist.training import api as trainer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OwnStepObjective:
+class OwnStepObjective(ModelObjective):
     """The values that a user's steps report; see `training.step.objective.Objective`."""
 
-    model: keras.Model
     # None: the run does not train, or does not evaluate.
     train: Discovered | None
     test: Discovered | None
     # The last step's numbers, as each replica's part of their means: float64 [numbers], per replica.
     last_numbers: dict[str, keras.Variable]
-    metric_state: MetricState
     # Examples of the largest global batch, for "train" and "test".
     batch_sizes: dict[str, int]
-    may_be_empty: bool = True
     # Lines that assign a variable other than by an optimizer, by the variable's path.
     assigned: dict[str, set[str]] = dataclasses.field(default_factory=dict)
 
@@ -132,18 +129,6 @@ class OwnStepObjective:
     def finalise_weights(self) -> None:
         """Assigns the averages of an optimizer with `use_ema` to the weights; called in `strategy.scope`."""
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
-
-    def reset(self) -> None:
-        """Resets the metrics."""
-        self.model.reset_metrics()
-
-    def state(self) -> list[Any]:
-        """Returns metrics and numbers as JSON values. A collective: every worker must call it."""
-        return self.metric_state.read()
-
-    def restore_state(self, values: list[Any]) -> None:
-        """Restores what `state` returned; called on every worker."""
-        self.metric_state.assign(values)
 
 
 def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:

@@ -37,7 +37,7 @@ from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.data import autograph
-from tfdist.keras_fit import compiled_model, connect, patches
+from tfdist.keras_fit import compiled_model, connect, messages, patches
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.keras_fit.script import context
@@ -227,7 +227,7 @@ def batches(
     cluster.stop_timer()
     base.end_passes(data, data.steps)
     if place is not None:
-        place.finish_pass(cluster)
+        place.save(cluster, 0, finished=True)
 
 
 def on_batch(
@@ -274,7 +274,7 @@ class _Place:
             directory, saved = workdir / "checkpoints", None
             if cluster.is_chief:
                 workdir.mkdir(parents=True, exist_ok=True)
-                saved = checkpoint_format.newest_valid(directory, _warn)
+                saved = checkpoint_format.newest_valid(directory, messages.say)
             _places[workdir] = cls(directory, restore.broadcast_saved(cluster, saved))
         return _places[workdir]
 
@@ -286,25 +286,15 @@ class _Place:
             return sys.maxsize
         return steps if self.passes == finished else 0
 
-    def save(self, cluster: Cluster, steps: int) -> None:
-        """Saves the variables of all steps after `steps` of this pass. Collective."""
+    def save(self, cluster: Cluster, steps: int, *, finished: bool = False) -> None:
+        """Saves the variables of all steps after `steps` of this pass, or at its end if `finished`. Collective."""
         with context.running(), cluster.pause_timers():
             if cluster.is_chief:
-                state = {"passes": self.passes, "steps": steps}
+                state = {"passes": self.passes + finished, "steps": steps}
                 number = next(_numbers) if self.saved is None else self.saved.step + next(_numbers)
                 arrays = checkpoint_format.snapshot(_variables())
                 checkpoint_format.write(self.directory, number, arrays, state)
             cluster.barrier()
-
-    def finish_pass(self, cluster: Cluster) -> None:
-        """Saves after a pass. Collective."""
-        self.passes += 1
-        self.save(cluster, 0)
-        self.passes -= 1
-
-
-def _warn(text: str) -> None:
-    print(f"tfdist: {text}", file=sys.stderr, flush=True)
 
 
 _steps: list[Step] = []

@@ -21,7 +21,7 @@ from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective, Element
 from tfdist.keras_fit.own_step import setup as own_setup
-from tfdist.keras_fit.whole_batch import batch_metrics
+from tfdist.keras_fit.whole_batch import batch_metrics, metric_state
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
 from tfdist.keras_fit.whole_batch.rows import Rows
@@ -172,11 +172,7 @@ class ShardedCompiledObjective(CompiledObjective):
             variable.assign(tf.zeros(variable.shape, variable.dtype))
 
     def _with_numbers(self, sums: tf.Tensor) -> tf.Tensor:
-        found = [
-            tf.reshape(tf.cast(tf.convert_to_tensor(variable.value), tf.float64), [-1])
-            for variable in _metric_variables(self.model)
-        ]
-        return tf.concat([sums[:-1], *found, sums[-1:]], axis=0)
+        return tf.concat([sums[:-1], *metric_state.flatten(_metric_variables(self.model)), sums[-1:]], axis=0)
 
 
 def _metric_variables(model: keras.Model) -> list[keras.Variable]:
@@ -190,12 +186,7 @@ def _make_assign(cluster: Cluster, model: keras.Model) -> Callable[[tf.Tensor], 
 
     def on_replica(numbers: tf.Tensor) -> None:
         own = tf.where(tf.equal(replicas_lib.replica_id(), 0), numbers, tf.zeros_like(numbers))
-        first = 0
-        for variable in _metric_variables(model):
-            size = math.prod(variable.shape)
-            value = tf.reshape(own[first : first + size], variable.shape)
-            variable.value.assign(tf.cast(value, variable.dtype))
-            first += size
+        metric_state.assign_numbers(_metric_variables(model), own)
 
     # Traced once, at its first call.
     @functools.cache

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.keras_fit import messages
 from tfdist.keras_fit.adapters.epoch_gate import EpochGate
 
 _TOLERANCE = 1e-4
@@ -64,12 +65,10 @@ class Agreement:
         new = [name for name in differing if name not in self._told]
         self._told.update(new)
         if new:
-            print(
-                f"tfdist: WARNING: worker {self._cluster.rank} differs from worker 0 after an epoch: {', '.join(new)}. "
-                "All workers must run the same: what callbacks and data set must not depend on the process, the host "
-                "or a thread. The training goes on with the weights of worker 0.",
-                file=sys.stderr,
-                flush=True,
+            messages.say(
+                f"WARNING: worker {self._cluster.rank} differs from worker 0 after an epoch: {', '.join(new)}. All "
+                "workers must run the same: what callbacks and data set must not depend on the process, the host or a "
+                "thread. The training goes on with the weights of worker 0."
             )
 
     def _compared_values(self) -> Iterator[tuple[str, int]]:

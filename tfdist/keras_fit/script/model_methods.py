@@ -4,7 +4,6 @@ import contextlib
 import functools
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
-from tfdist.keras_fit import api, compiled_model, connect
+from tfdist.keras_fit import api, compiled_model, connect, messages
 from tfdist.keras_fit.adapters import preprocess
 from tfdist.keras_fit.own_step import own_loop
 from tfdist.keras_fit.script import context
@@ -150,21 +149,12 @@ def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keyw
         return original(*args, **keywords)
 
 
-# Whether a line has said that the script's own loop is not distributed.
-_told = False
-
-
 def _tell_loop(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    global _told
-    if cluster.num_replicas > 1 and not _told and not context.is_running() and context.in_script():
-        _told = True
-        if cluster.is_chief:
-            print(
-                "tfdist: the script applies gradients in a loop of its own, which every worker runs as a whole on one "
-                "device: tfdist.step and tfdist.batches distribute it (docs/scripts.md, Own loops).",
-                file=sys.stderr,
-                flush=True,
-            )
+    if cluster.num_replicas > 1 and cluster.is_chief and not context.is_running() and context.in_script():
+        messages.say_once(
+            "the script applies gradients in a loop of its own, which every worker runs as a whole on one device: "
+            "tfdist.step and tfdist.batches distribute it (docs/scripts.md, Own loops)."
+        )
     return original(*args, **keywords)
 
 
@@ -182,11 +172,9 @@ def _refuse_device_setting(name: str, original: Callable[..., Any], *args: Any, 
 
 def _ignore_setting(cluster: Cluster, variable: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
     if cluster.is_chief:
-        print(
-            f"tfdist: {original.__name__} is ignored: TensorFlow has started before the script. Set {variable} in the "
-            "environment instead.",
-            file=sys.stderr,
-            flush=True,
+        messages.say(
+            f"{original.__name__} is ignored: TensorFlow has started before the script. Set {variable} in the "
+            "environment instead."
         )
 
 

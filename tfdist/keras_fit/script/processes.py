@@ -7,13 +7,13 @@ workers call its methods together, and the chief's results are theirs.
 import contextlib
 import os
 import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
+from tfdist.keras_fit import messages
 from tfdist.keras_fit.script import context
 
 _FUNCTIONS = ("run", "call", "check_call", "check_output")
@@ -21,8 +21,6 @@ _METHODS = ("communicate", "wait", "poll", "send_signal", "terminate", "kill")
 _PIPES = ("stdin", "stdout", "stderr")
 # Process of the chief, or what stands for it on the other workers -> whether it exists here.
 _shared: weakref.WeakKeyDictionary[subprocess.Popen, bool] = weakref.WeakKeyDictionary()
-# Whether a line has said where commands run.
-_told = False
 
 
 @contextlib.contextmanager
@@ -42,15 +40,10 @@ def run_once(cluster: Cluster) -> Iterator[None]:
 
 
 def _tell(place: str, name: str) -> None:
-    global _told
-    if not _told:
-        _told = True
-        print(
-            f"tfdist: {place}: {name} runs on the chief only, for all workers; with --subprocesses=everywhere it runs "
-            "on each.",
-            file=sys.stderr,
-            flush=True,
-        )
+    messages.say_once(
+        f"{place}: {name} runs on the chief only, for all workers; with --subprocesses=everywhere it runs on each.",
+        key="processes",
+    )
 
 
 def _run(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:

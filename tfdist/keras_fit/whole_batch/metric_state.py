@@ -5,7 +5,7 @@ The sum over replicas alone would be added up in another order after a resume, a
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -48,25 +48,52 @@ class MetricState:
             rows[:, whole] = saved[0, whole]
 
         def assign() -> None:
-            row, first = tf.constant(rows)[replicas_lib.replica_id()], 0
-            for variable in self.variables():
-                size = math.prod(variable.shape)
-                value = tf.reshape(row[first : first + size], variable.shape)
-                variable.value.assign(tf.cast(value, variable.dtype))
-                first += size
+            assign_numbers(self.variables(), tf.constant(rows)[replicas_lib.replica_id()])
 
         tf.function(lambda: self.cluster.strategy.run(assign), autograph=False)()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelObjective:
+    """What objectives of a Keras model have in common: its metrics, and their state."""
+
+    model: keras.Model
+    metric_state: MetricState
+    # Whether a shard may be empty: there are fewer examples than replicas.
+    may_be_empty: bool = True
+
+    def reset(self) -> None:
+        """Resets the metrics."""
+        self.model.reset_metrics()
+
+    def state(self) -> list[Any]:
+        """Returns the metrics' variables, and others of `metric_state`, as JSON values. A collective of all workers."""
+        return self.metric_state.read()
+
+    def restore_state(self, values: list[Any]) -> None:
+        """Restores what `state` returned; called on every worker."""
+        self.metric_state.assign(values)
 
 
 def make_metric_state(cluster: Cluster, variables: Callable[[], list[keras.Variable]]) -> MetricState:
     """Makes the state of `variables`, which are read when the state is."""
 
     def numbers() -> tf.Tensor:
-        # float64 holds the values of all dtypes of metrics.
-        flat = [tf.reshape(tf.cast(tf.identity(variable.value), tf.float64), [-1]) for variable in variables()]
-        return tf.concat(flat, axis=0)
+        return tf.concat(flatten(variables()), axis=0)
 
     return MetricState(cluster=cluster, variables=variables, gather=cluster.make_all_gather(numbers))
+
+
+def flatten(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    """Returns this replica's values of each variable, float64 [numbers], which holds those of all dtypes of metrics."""
+    return [tf.reshape(tf.cast(tf.convert_to_tensor(one.value), tf.float64), [-1]) for one in variables]
+
+
+def assign_numbers(variables: Sequence[keras.Variable], numbers: tf.Tensor) -> None:
+    """Assigns the values of all variables, float64 [numbers], one after another, on this replica."""
+    sizes = [math.prod(one.shape) for one in variables]
+    for variable, value in zip(variables, tf.split(numbers, sizes), strict=True):
+        variable.value.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))
 
 
 def is_whole(variable: keras.Variable) -> bool:

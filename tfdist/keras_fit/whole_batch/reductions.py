@@ -4,7 +4,6 @@ On one device the step sees the global batch. A mean over it is the mean of the 
 examples; a sum over it is the sum of their sums. The operations that make the number tell which of them it is.
 """
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import user_code
+from tfdist.keras_fit import messages
 from tfdist.keras_fit.whole_batch.rows import Rows
 
 # Operations that make one number of many; of a shape; without an input that depends on the examples; and linear ones.
@@ -25,8 +25,6 @@ _LINEAR = {
 _SUMS = ("Add", "AddV2", "AddN")
 _QUOTIENTS = {"RealDiv", "Div", "DivNoNan"}
 _PRODUCTS = {"MatMul", "BatchMatMulV2", "Einsum"}
-
-_told: set[str] = set()
 
 
 def kind_of(value: tf.Tensor, rows: Rows) -> str:
@@ -252,6 +250,4 @@ def _compares(op: tf.Operation, rows: Rows) -> bool:
 
 def _say(op: tf.Operation, text: str) -> None:
     line = user_code.current_line(op.traceback)
-    if line not in _told:
-        _told.add(line)
-        print(f"tfdist: {line}: {text}.", file=sys.stderr, flush=True)
+    messages.say_once(f"{line}: {text}.", key=f"reductions {line}")

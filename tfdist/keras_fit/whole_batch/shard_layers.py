@@ -1,7 +1,6 @@
 """Says which layers see the examples of one replica only, and refuses those that cannot."""
 
 import contextlib
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,10 +8,9 @@ from typing import Any
 import keras
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import text
 from tfdist.config.patching import put, restore_after
-
-# What was said.
-_told: set[str] = set()
+from tfdist.keras_fit import messages
 
 
 def check(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Variable]) -> dict[str, Any]:
@@ -52,25 +50,15 @@ def _tell(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Va
             if own & updated:
                 others.append(f"{type(layer).__name__} ({layer.name})")
     if normalizing:
-        _say(
-            f"BatchNormalization ({_list_names(normalizing)}) takes the statistics of each replica's examples; "
-            "synchronized=True takes those of the whole batch, as on one device"
+        messages.say_once(
+            f"BatchNormalization ({text.list_names(normalizing, 3)}) takes the statistics of each replica's examples; "
+            "synchronized=True takes those of the whole batch, as on one device."
         )
     if others:
-        _say(
-            f"{_list_names(others)}: variables that such a layer updates from its batch are those of each replica's "
-            "examples, averaged over the replicas after each step"
+        messages.say_once(
+            f"{text.list_names(others, 3)}: variables that such a layer updates from its batch are those of each "
+            "replica's examples, averaged over the replicas after each step."
         )
-
-
-def _say(text: str) -> None:
-    if text not in _told:
-        _told.add(text)
-        print(f"tfdist: {text}.", file=sys.stderr, flush=True)
-
-
-def _list_names(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _recurrent_states(cluster: Cluster, layers: list[keras.Layer]) -> dict[str, Any]:

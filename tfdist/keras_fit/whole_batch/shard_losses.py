@@ -7,7 +7,6 @@ loss is computed by its own code on the whole batch, gathered from all replicas.
 
 import contextlib
 import dataclasses
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +17,7 @@ from keras.src.losses import loss as keras_loss
 
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config.patching import patch, put, restore_after
-from tfdist.keras_fit import compiled_model
+from tfdist.keras_fit import compiled_model, messages
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
 from tfdist.keras_fit.whole_batch.rows import Rows
 
@@ -72,7 +71,7 @@ class _Mode(threading.local):
 
 
 _mode = _Mode()
-# Nested uses of `patched_losses`.
+# Nested uses of `patch_losses`.
 _depth = 0
 
 
@@ -149,36 +148,26 @@ def _call(
     return result
 
 
-# Losses that were named.
-_told: set[str] = set()
-
-
 def _tell(name: str, number: int) -> None:
     """Says once which loss is gathered, and what that costs."""
-    if number == 0 or name in _told or not replicas_lib.is_first():
-        return
-    _told.add(name)
-    print(
-        f"tfdist: every replica computes the loss {name!r} on the whole batch, and gathers {number:,} bytes a step for "
-        "it. If it is a mean over examples, tfdist.per_example(loss) says so, and nothing is gathered.",
-        file=sys.stderr,
-        flush=True,
-    )
+    if number and replicas_lib.is_first():
+        messages.say_once(
+            f"every replica computes the loss {name!r} on the whole batch, and gathers {number:,} bytes a step for it. "
+            "If it is a mean over examples, tfdist.per_example(loss) says so, and nothing is gathered.",
+            key=f"shard_losses {name}",
+        )
 
 
 def _tell_if_compared(name: str, y_pred: Any, shard: Shard) -> None:
     """Says once if a step's loss gets a value for each pair of examples: those of the replica."""
     shape = getattr(y_pred, "shape", ())
     rows = shape[0] if len(shape) > 1 else 0
-    several = shard.rows.replicas > 1
-    if rows != 0 and shape[1] == rows and several and replicas_lib.is_first() and name not in _told:
-        _told.add(name)
-        print(
-            f"tfdist: the loss {name!r} in a train_step gets predictions of shape {tuple(shape)}. If it compares the "
-            "examples of a batch, each replica compares its own only: tfdist.all_gather in the step gives it those of "
-            "the whole batch (docs/own_step.md).",
-            file=sys.stderr,
-            flush=True,
+    if rows != 0 and shape[1] == rows and shard.rows.replicas > 1 and replicas_lib.is_first():
+        messages.say_once(
+            f"the loss {name!r} in a train_step gets predictions of shape {tuple(shape)}. If it compares the examples "
+            "of a batch, each replica compares its own only: tfdist.all_gather in the step gives it those of the whole "
+            "batch (docs/own_step.md).",
+            key=f"shard_losses {name}",
         )
 
 

@@ -165,7 +165,7 @@ def show(found: Range, workdir: Path, name: str, config: schema.Config | None) -
     """Prints the result, and writes table and picture."""
     rows = list(zip(found.rates, found.losses, found.smoothed, strict=True))
     every = max(1, len(rows) // 12)
-    print(tables.text(("rate", "loss", "smoothed"), [tuple(map(_round, row)) for row in rows[::every]]))
+    print(tables.text(("rate", "loss", "smoothed"), [tuple(f"{value:.3g}" for value in row) for row in rows[::every]]))
     tables.write_csv(workdir / "lr_range.csv", ("learning_rate", "loss", "smoothed"), rows)
     window = f"Smoothed: mean of {2 * _WINDOW + 1} steps."
     caption = f"{name}: {len(rows)} steps, the rate rises by the same factor in each. {window}"
@@ -184,7 +184,3 @@ def show(found: Range, workdir: Path, name: str, config: schema.Config | None) -
     of_optimizer = config.learning_rate.peak is None and "learning_rate" in config.optimizer
     field = "optimizer.learning_rate" if of_optimizer else "learning_rate.peak"
     print(f"Suggestion: --config.{field}={rate:g}, or up to {peak:g} {_SCHEDULED}{scaled}")
-
-
-def _round(value: float) -> str:
-    return f"{value:.3g}"

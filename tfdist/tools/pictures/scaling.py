@@ -30,7 +30,8 @@ def draw(studies: Sequence[Study]) -> Any:
     amounts = [_amounts(study, same) for study in studies]
     for number, axes in enumerate(panels):
         for index, study in enumerate(studies):
-            if study.published and _are_far([max(amounts[place][number][0]) for place in (0, index)]):
+            largest = [max(amounts[place][number][0]) for place in (0, index)]
+            if study.published and max(largest) > _FAR * min(largest):
                 continue
             first = int(axes is panels[2])  # The first speedup is 1.
             named = range(first, len(study.points)) if len(own) == 1 or study.published else ()
@@ -47,10 +48,6 @@ def draw(studies: Sequence[Study]) -> Any:
     handles = panels[2].get_legend_handles_labels()[0]
     style.legend(figure, handles)
     return figure
-
-
-def _are_far(values: Sequence[float]) -> bool:
-    return max(values) > _FAR * min(values)
 
 
 def draw_details(studies: Sequence[Study]) -> Any:

@@ -48,9 +48,9 @@ def main(argv: list[str]) -> None:
     if len({*names}) < len(names):  # Of one config.
         studies = [dataclasses.replace(one, name=path.name) for one, path in zip(studies, workdirs, strict=False)]
     if studies and len(studies) < len(workdirs):
-        others = [path for path in workdirs if not (path / scaling_results.FILE).is_file()]
+        others = [str(path) for path in workdirs if not (path / scaling_results.FILE).is_file()]
         raise ValueError(
-            f"Give the workdirs of runs, or those of tfdist scaling. No finished study is in: {_words(others)}"
+            f"Give the workdirs of runs, or those of tfdist scaling. No finished study is in: {' '.join(others)}"
         )
     path = Path(values.out or shared / ("scaling" if studies else "curves")).expanduser()
     path = path.with_suffix("") if path.suffix in (".png", ".svg") else path
@@ -68,10 +68,6 @@ def main(argv: list[str]) -> None:
     if said == style.MISSING:
         raise ValueError(said)
     print(said)
-
-
-def _words(workdirs: list[Path]) -> str:
-    return " ".join(map(str, workdirs))
 
 
 def _fits(path: Path) -> list[Path]:

@@ -87,7 +87,7 @@ def by_cause(bill: Bill) -> tuple[list[str], list[list]]:
     allocated, lasted = sum(bill.replica_seconds.values()), sum(bill.seconds.values())
     unit, length = _unit(lasted)
     rows = [
-        [cause, seconds / length, bill.replica_seconds[cause] / length, _percent(seconds, lasted)]
+        [cause, seconds / length, bill.replica_seconds[cause] / length, f"{seconds / lasted:.1%}"]
         for cause, seconds in bill.seconds.items()
         if seconds > 0
     ]
@@ -103,7 +103,3 @@ def in_words(bill: Bill) -> str:
     """Returns goodput, ETTR and energy as a sentence."""
     kwh = ", ".join(f"{value / _JOULES_PER_KWH:.3g} kWh ({name})" for name, value in bill.joules.items())
     return f"{bill.starts} starts, goodput {bill.goodput:.1%}, ETTR {bill.ettr:.1%}; energy: {kwh or 'not readable'}"
-
-
-def _percent(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else "-"

@@ -30,7 +30,8 @@ def lay_out(
     """
     names = {name.removeprefix(_PREFIX): value for name, value in facts.items() if name.startswith(_PREFIX)}
     names.pop("tfdist", None)
-    if not folders or all(_hash(os.path.join(folders[0], name)) == value for name, value in names.items()):
+    now = {name: run_info.hash_of_files([os.path.join(folders[0], name)]) for name in names if folders}
+    if not folders or now == names:
         return ()
     for name, value in names.items():
         copy = next((path for one in workdirs if os.path.isfile(path := run_info.kept_code(one, value))), None)
@@ -40,10 +41,6 @@ def lay_out(
         shutil.copyfile(copy, target / name)
     below = (os.path.relpath(folder, folders[0]) for folder in folders)
     return tuple(str(target / one) for one in below if not one.startswith(os.pardir))
-
-
-def _hash(path: str) -> str:
-    return run_info.hash_of_files([path])
 
 
 def is_kept(chains: Sequence[Chain], name: str) -> bool:
