@@ -105,10 +105,6 @@ class Cluster:
         """Returns True if `variable` was created in the scope of this cluster."""
         return self.strategy.extended.variable_created_in_scope(variable)
 
-    def gather(self, value: tf.Tensor) -> tf.Tensor:
-        """Concatenates the replicas' values [n, ...] in their order; `n` may differ: see `collective_dtypes.gather`."""
-        return collective_dtypes.gather(self.strategy, value)
-
     def all_gather(self, values: Sequence[int] | Sequence[float]) -> np.ndarray:
         """Gathers numbers of all workers on every worker. Collective: all workers call it with the same length.
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 # Old names of sections, accepted for one release.
 RENAMED = {"agreement": "consistency"}
-# What only some runs need: field -> function, imported by `specs.part`; those of `cluster`: on several workers.
+# What only some runs need: field -> function, imported by `specs.part`. `cluster`, `cluster.scope`: several workers.
 PARTS = {
     "callbacks": "tfdist.training.callbacks.callback_runner:make_callbacks",
     "data.pipeline": "tfdist.data.textbook:pipeline",
@@ -39,6 +39,9 @@ PARTS = {
     "consistency.audit.action": "tfdist.training.consistency.audit:train",
     "cluster": "tfdist.cluster.several_workers.start:start",
     "cluster.scope": "tfdist.cluster.several_workers.initial_values:scope",
+    "cluster.gpus": "tfdist.cluster.devices.gpu_facts:facts",
+    "cluster.gpus.notes": "tfdist.cluster.devices.gpu_facts:notes",
+    "cluster.gpus.unused": "tfdist.cluster.devices.unused_gpus:explain",
     "cluster.pause_epochs": "tfdist.training.callbacks.pause:Pause",
     "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
 }

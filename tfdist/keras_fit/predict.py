@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import gather as gather_lib
 from tfdist.keras_fit.compiled_objective import Element
 from tfdist.keras_fit.own_step import eager_steps
 from tfdist.training import api as trainer
@@ -40,7 +41,7 @@ def make_step(cluster: Cluster, model: keras.Model) -> Bind:
 
     @tf.function(autograph=False)
     def step(iterator: Iterator) -> Any:
-        return tf.nest.map_structure(cluster.gather, _outputs(cluster, model, iterator))
+        return gather_lib.gather(cluster, _outputs(cluster, model, iterator))
 
     def bind(iterator: Iterator) -> Callable[[], Any]:
         spec = tf.type_spec_from_value(iterator)
@@ -57,7 +58,7 @@ def make_eager_step(cluster: Cluster, model: keras.Model) -> Bind:
     # TensorFlow has no eager gather of several replicas.
     @tf.function(autograph=False)
     def gather_outputs(outputs: Any) -> Any:
-        return tf.nest.map_structure(cluster.gather, outputs)
+        return gather_lib.gather(cluster, outputs)
 
     def step(iterator: Iterator) -> Any:
         with eager_steps.eager_if(eagerly=True):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tfdist.cluster.devices import collective_dtypes
+from tfdist.cluster.devices import collective_dtypes, gather
 
 OPS = [
     *("CollectiveReduceV2", "CollectiveGatherV2", "CollectiveBcastSend", "CollectiveBcastRecv"),
@@ -53,7 +53,7 @@ def test_supported_dtypes_are_sent_unchanged(dtype):
 @pytest.mark.parametrize("texts", [["", "b\0", "c\0d\0\0", "Grüße"], [""], []])
 def test_each_byte_of_texts_is_sent(texts):
     value = tf.constant(texts, tf.string)
-    codes = collective_dtypes.to_codes(value, tf.constant(9))
+    codes = gather.to_codes(value, tf.constant(9))
     assert codes.dtype in collective_dtypes.DTYPES and codes.shape == (len(texts), 9)
-    back = collective_dtypes.from_codes(codes, tf.strings.length(value))
+    back = gather.from_codes(codes, tf.strings.length(value))
     assert [text.decode() for text in back.numpy()] == texts

@@ -12,7 +12,7 @@ from launching import REPOSITORY, worker_environment
 
 from tfdist import config
 from tfdist.cluster import strategy
-from tfdist.cluster.devices import gpu_software, host_gpus, machine
+from tfdist.cluster.devices import gpu_facts, gpu_software, gpu_table, host_gpus, machine, unused_gpus
 from tfdist.cluster.discovery import worker_spec
 
 LIST = """GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aa)
@@ -67,13 +67,13 @@ def proc(tmp_path):
 
 def test_the_table_of_nvidia_smi(nvidia_smi):
     nvidia_smi()
-    first, second = host_gpus.query()
+    first, second = gpu_table.query()
     assert (first.index, first.name, first.uuid) == (0, "NVIDIA A100-SXM4-80GB", "GPU-aa")
     assert (first.memory_mib, first.driver, first.compute_capability) == (81920, "550.54.15", (8, 0))
     assert (first.pcie_generation, first.pcie_width) == (4, 16)
     assert second.compute_capability is None and second.pcie_width == 0
     assert host_gpus.list_gpus() == ("GPU-aa", "GPU-bb")
-    assert host_gpus.parse_query("No devices were found\n") == ()
+    assert gpu_table.parse_query("No devices were found\n") == ()
 
 
 def test_the_drivers_version(proc, tmp_path):
@@ -100,7 +100,7 @@ def test_gpus_that_tensorflow_does_not_list_stop_the_training(nvidia_smi):
 def test_a_host_without_gpus_trains_on_its_cpu(nvidia_smi, proc, listed, code):
     nvidia_smi(listed, "", code)
     gpu_software.check_found({}, proc)
-    assert host_gpus.query() == ()
+    assert gpu_table.query() == ()
 
 
 def test_an_error_of_nvidia_smi_does_not_hide_the_gpus(nvidia_smi, proc):
@@ -123,17 +123,17 @@ def test_without_nvidia_smi_the_drivers_files_count(no_program, proc):
 def test_the_reason_is_that_of_the_installation():
     build = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
     here = machine.Machine(architecture="x86_64")
-    assert "was built without CUDA. Install" in gpu_software.why_unused({"is_cuda_build": False}, [], "", here)
-    lacking = gpu_software.why_unused(build, ["nvidia-cudnn-cu12", "nvidia-nccl-cu12"], "550.54.15", here)
+    assert "was built without CUDA. Install" in unused_gpus.why_unused({"is_cuda_build": False}, [], "", here)
+    lacking = unused_gpus.why_unused(build, ["nvidia-cudnn-cu12", "nvidia-nccl-cu12"], "550.54.15", here)
     assert lacking.startswith("CUDA's libraries are missing (nvidia-cudnn-cu12, nvidia-nccl-cu12). Run: ")
     assert "modules of CUDA 12.5.1 and cuDNN 9" in lacking
-    complete = gpu_software.why_unused(build, [], "450.80.02", here)
+    complete = unused_gpus.why_unused(build, [], "450.80.02", here)
     assert "driver (450.80.02) is too old for CUDA 12.5.1" in complete and "TF_CPP_MIN_LOG_LEVEL=0" in complete
 
 
 def test_missing_libraries_are_those_that_the_wheel_names():
     required = [line for line in importlib.metadata.requires("tensorflow") if "and-cuda" in line]
-    missing = gpu_software.missing_libraries()
+    missing = unused_gpus.missing_libraries()
     assert set(missing) <= {re.split("[<>=;]", line)[0].strip() for line in required}
     for name in missing:
         with pytest.raises(importlib.metadata.PackageNotFoundError):
@@ -148,26 +148,26 @@ def test_missing_libraries_are_those_that_the_wheel_names():
     ],
 )
 def test_code_for_an_architecture(capability, kind):
-    assert gpu_software.generated_code(capability, BUILT) == kind
+    assert gpu_facts.generated_code(capability, BUILT) == kind
 
 
 def test_facts_and_notes():
     build = {"cuda_compute_capabilities": BUILT, "cuda_version": "12.5.1", "cudnn_version": "9"}
     details = [{"device_name": "NVIDIA H200", "compute_capability": (9, 0)}] * 2
     env = {"NCCL_DEBUG": "INFO", "TF_DETERMINISTIC_OPS": "1", "HOME": "/h"}
-    found = gpu_software.facts(details, build, env)
+    found = gpu_facts.facts(details, build, env)
     assert json.loads(json.dumps(found)) == found
     assert found["gpus"] == [{"name": "NVIDIA H200", "compute_capability": "9.0", "code": "PTX"}] * 2
     assert found["variables"] == {"NCCL_DEBUG": "INFO", "TF_DETERMINISTIC_OPS": "1"}
     assert found["cudnn"].startswith("9") and found["built_for"] == BUILT
-    assert found["tf32"] and not gpu_software.facts(details, build, {"NVIDIA_TF32_OVERRIDE": "0"})["tf32"]
-    (note,) = gpu_software.notes(found)
+    assert found["tf32"] and not gpu_facts.facts(details, build, {"NVIDIA_TF32_OVERRIDE": "0"})["tf32"]
+    (note,) = gpu_facts.notes(found)
     assert "no machine code for NVIDIA H200" in note and "CUDA_CACHE_PATH" in note
-    old = gpu_software.facts([{"device_name": "Tesla K80", "compute_capability": (3, 7)}], build, {})
-    assert gpu_software.notes(old) == [
+    old = gpu_facts.facts([{"device_name": "Tesla K80", "compute_capability": (3, 7)}], build, {})
+    assert gpu_facts.notes(old) == [
         "TensorFlow has no code for Tesla K80, only for sm_60, sm_70, sm_80, sm_89, compute_90: use another build"
     ]
-    assert gpu_software.notes(gpu_software.facts([{}], build, {})) == gpu_software.notes({}) == []
+    assert gpu_facts.notes(gpu_facts.facts([{}], build, {})) == gpu_facts.notes({}) == []
     assert gpu_software.describe({}) == {}
 
 

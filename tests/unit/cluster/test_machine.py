@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from launching import REPOSITORY
 
-from tfdist.cluster.devices import gpu_software, machine
+from tfdist.cluster.devices import machine, unused_gpus
 from tfdist.cluster.devices.machine import Machine
 
 VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.1"}
@@ -57,7 +57,7 @@ def test_nvidias_gpus_are_counted_without_their_program(root):
 )
 def test_gh200_is_not_sent_in_a_circle(variables, site, words):
     here = Machine(architecture="aarch64", site=machine.site(variables))
-    text = gpu_software.why_unused({"is_cuda_build": False}, [], "580.1", here)
+    text = unused_gpus.why_unused({"is_cuda_build": False}, [], "580.1", here)
     assert here.site == site and words in text and "docs/gh200.md" in text
     assert "wheels for aarch64 have no CUDA" in text and "ended with 25.02" in text
     assert "pip install" not in text  # What was tried already.

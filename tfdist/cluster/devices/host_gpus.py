@@ -1,6 +1,5 @@
 """The NVIDIA GPUs of this host, as nvidia-smi and the driver's files in /proc list them. Imports no TensorFlow."""
 
-import dataclasses
 import re
 import subprocess
 from collections.abc import Mapping
@@ -12,24 +11,6 @@ _PROC = Path("/proc")
 _SECONDS = 60.0
 # Exit code of nvidia-smi without a GPU, as in a job that has requested none; other codes are errors of the driver.
 _NO_DEVICE = 6
-_PCIE = ("pcie.link.gen.max", "pcie.link.width.max")
-_QUERY = ("index", "name", "uuid", "memory.total", "driver_version", "compute_cap", *_PCIE)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class HostGpu:
-    """A GPU in the table of `nvidia-smi --query-gpu`."""
-
-    index: int
-    name: str
-    uuid: str
-    memory_mib: int
-    driver: str
-    # (8, 0) for an A100; None: this driver does not report it.
-    compute_capability: tuple[int, int] | None
-    # Of the connection to the host; 0: unknown.
-    pcie_generation: int = 0
-    pcie_width: int = 0
 
 
 def assigned_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -40,7 +21,7 @@ def assigned_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
 
 def list_gpus() -> tuple[str, ...]:
     """Returns the UUIDs of `nvidia-smi -L`; () without the program or a GPU."""
-    return parse_list(_nvidia_smi("-L") or "")
+    return parse_list(nvidia_smi("-L") or "")
 
 
 def parse_list(text: str) -> tuple[str, ...]:
@@ -56,35 +37,6 @@ def parse_list(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def query() -> tuple[HostGpu, ...]:
-    """Returns the GPUs that nvidia-smi lists, in its order; () without the program."""
-    return parse_query(_nvidia_smi(f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits") or "")
-
-
-def parse_query(text: str) -> tuple[HostGpu, ...]:
-    """Parses the table of `query`; lines of another form are ignored."""
-    found = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) != len(_QUERY) or not fields[0].isdecimal():
-            continue
-        index, name, uuid, memory, driver, capability, generation, width = fields
-        match = re.fullmatch(r"(\d+)\.(\d+)", capability)
-        found.append(
-            HostGpu(
-                index=int(index),
-                name=name,
-                uuid=uuid,
-                memory_mib=int(memory) if memory.isdecimal() else 0,
-                driver=driver,
-                compute_capability=(int(match[1]), int(match[2])) if match else None,
-                pcie_generation=int(generation) if generation.isdecimal() else 0,
-                pcie_width=int(width) if width.isdecimal() else 0,
-            )
-        )
-    return tuple(found)
-
-
 def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
     """Describes the GPUs of this host that a process may use, for a process in which TensorFlow lists none.
 
@@ -97,7 +49,7 @@ def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
     """
     if worker_spec.cuda_devices(env) == ():
         return ""
-    text = _nvidia_smi("-L")
+    text = nvidia_smi("-L")
     if text is not None:
         names = parse_list(text)
         return f"{len(names)} GPU(s), according to nvidia-smi -L" if names else ""
@@ -110,14 +62,6 @@ def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
     return f"{count} GPU(s), according to {folder}" if count else ""
 
 
-def why_none(env: Mapping[str, str]) -> str:
-    """Returns the reason for a user why a process has no GPU: they are hidden, or there are none."""
-    name = "CUDA_VISIBLE_DEVICES"
-    if name in env:
-        return f"{name}={env[name]!r} hides them, or this machine has none."
-    return "nvidia-smi -L and /proc/driver/nvidia list none."
-
-
 def driver_version(proc: Path = _PROC) -> str:
     """Returns the version of the NVIDIA driver, such as "550.54.15"; "" without a driver."""
     try:
@@ -128,13 +72,8 @@ def driver_version(proc: Path = _PROC) -> str:
     return match[1] if match else ""
 
 
-def topology() -> str | None:
-    """Returns the matrix of `nvidia-smi topo -m`; None without the program."""
-    return _nvidia_smi("topo", "-m")
-
-
-def _nvidia_smi(*arguments: str) -> str | None:
-    """Returns the output; None: there is no such program, or it cannot use the driver."""
+def nvidia_smi(*arguments: str) -> str | None:
+    """Returns the output of the program; None: there is no such program, or it cannot use the driver."""
     try:
         done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired):

@@ -7,27 +7,25 @@ import tensorflow as tf
 
 
 class Replicas(Protocol):
-    """The replicas of a run, seen from one worker; a `Cluster` implements it."""
+    """The replicas of all workers of a run, seen from one of them; a `Cluster` implements it.
+
+    `implementation` of the collectives is "nccl" or "ring", `device_type` of the replicas "CPU" or "GPU".
+    """
 
     @property
-    def strategy(self) -> tf.distribute.Strategy:
-        """The strategy that runs the local replicas."""
+    def strategy(self) -> tf.distribute.Strategy: ...
 
     @property
-    def num_workers(self) -> int:
-        """The number of workers."""
+    def num_workers(self) -> int: ...
 
     @property
-    def num_replicas(self) -> int:
-        """The replicas of all workers."""
+    def num_replicas(self) -> int: ...
 
     @property
-    def implementation(self) -> str:
-        """The implementation of the collectives: "nccl" or "ring"."""
+    def implementation(self) -> str: ...
 
     @property
-    def device_type(self) -> str:
-        """The type of the replicas' devices: "CPU" or "GPU"."""
+    def device_type(self) -> str: ...
 
     def scope(self) -> AbstractContextManager:
         """Returns the scope in which models, optimizers and metrics are created."""

@@ -221,9 +221,9 @@ def read_rate(started: Any, seconds: float, batch: int) -> float:
 
 def device_bytes(plan: Any) -> int:
     """Memory in bytes of the smallest of this worker's GPUs; 0 on CPUs."""
-    from tfdist.cluster.devices import host_gpus
+    from tfdist.cluster.devices import gpu_table
 
-    sizes = [gpu.memory_mib for gpu in host_gpus.query()] if plan.gpus else []
+    sizes = [gpu.memory_mib for gpu in gpu_table.query()] if plan.gpus else []
     return min(sizes, default=0) * 2**20
 
 

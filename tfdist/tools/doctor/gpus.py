@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist.cluster.devices import host_gpus
+from tfdist.cluster.devices import gpu_table, host_gpus
 from tfdist.tools import measure, tables
 from tfdist.tools.doctor import checks
 
@@ -38,7 +38,7 @@ def run() -> int:
     except ValueError as error:
         return _no_gpu(str(error))
     if not plan.gpus:
-        return _no_gpu(host_gpus.why_none(os.environ))
+        return _no_gpu(gpu_table.why_none(os.environ))
     cluster = strategy.connect(plan)
     rows = measure_rows(cluster, links(plan.gpus) if plan.num_workers == 1 else None)
     if cluster.is_chief:
@@ -143,16 +143,16 @@ def links(gpus: Sequence[int]) -> tuple[str, float] | None:
         gpus: indices among those that the process sees.
     """
     visible = host_gpus.assigned_gpus(os.environ)
-    on_host = host_gpus.query()
+    on_host = gpu_table.query()
     index = {name: gpu.index for gpu in on_host for name in (gpu.uuid, str(gpu.index))}
     places = [index.get(visible[gpu]) for gpu in gpus if gpu < len(visible)]
     if len(gpus) < 2 or len(places) < len(gpus) or None in places:
         return None
-    return slowest_link(host_gpus.topology() or "", places, {gpu.index: gpu for gpu in on_host})
+    return slowest_link(gpu_table.topology() or "", places, {gpu.index: gpu for gpu in on_host})
 
 
 def slowest_link(
-    topology: str, places: Sequence[int], gpus: Mapping[int, host_gpus.HostGpu]
+    topology: str, places: Sequence[int], gpus: Mapping[int, gpu_table.HostGpu]
 ) -> tuple[str, float] | None:
     """Returns the same as `links`, from the text of `nvidia-smi topo -m` and the GPUs by their index on the host."""
     kinds = [kind for (a, b), kind in parse_topology(topology).items() if a != b and {a, b} <= set(places)]

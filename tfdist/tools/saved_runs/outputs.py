@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import gather
 from tfdist.data import stream
 from tfdist.data.stream import Prepare, Source
 from tfdist.training import run as run_lib
@@ -51,7 +52,7 @@ def compute(
 
     @tf.function(autograph=False)
     def step(iterator: Iterator) -> Any:
-        return tf.nest.map_structure(cluster.gather, cluster.strategy.run(replica, args=(next(iterator),)))
+        return gather.gather(cluster, cluster.strategy.run(replica, args=(next(iterator),)))
 
     iterator, found, progress = cluster.distribute(dataset), [], _Progress(len(source), name, cluster.is_chief)
     for number in range(steps):

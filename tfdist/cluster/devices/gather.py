@@ -1,0 +1,42 @@
+"""Gathers values of any dtype from all replicas, for predictions."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import collective_dtypes
+
+
+def gather(cluster: Cluster, values: Any) -> Any:
+    """Concatenates the replicas' values [n, ...] of a structure, in replica order; `n` may differ. Collective.
+
+    Args:
+        values: numbers of any dtype but float8, bools or strings; on one replica, anything.
+    """
+    return tf.nest.map_structure(lambda value: _gather(cluster.strategy, value), values)
+
+
+def _gather(strategy: tf.distribute.Strategy, value: Any) -> tf.Tensor:
+    if strategy.num_replicas_in_sync == 1:
+        return strategy.gather(value, axis=0)
+    dtype = strategy.experimental_local_results(value)[0].dtype
+    if dtype == tf.string:
+        lengths = strategy.gather(strategy.run(tf.strings.length, args=(value,)), axis=0)
+        width = tf.maximum(tf.reduce_max(lengths), 1)
+        codes = strategy.run(to_codes, args=(value, width))
+        return from_codes(strategy.gather(codes, axis=0), lengths)
+    return collective_dtypes.from_bits(
+        strategy.gather(strategy.run(collective_dtypes.to_bits, args=(value,)), axis=0), dtype
+    )
+
+
+def to_codes(texts: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
+    """Returns the bytes of strings [...] of at most `width` bytes, padded with zeros: int32 [..., width]."""
+    return tf.cast(tf.io.decode_raw(texts, tf.uint8, fixed_length=width), tf.int32)
+
+
+def from_codes(codes: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
+    """Inverts `to_codes` of strings of `lengths` bytes."""
+    letters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), codes)
+    return tf.strings.substr(tf.strings.reduce_join(letters, axis=-1), tf.zeros_like(lengths), lengths)

@@ -1,0 +1,66 @@
+"""Why TensorFlow lists no GPU on a host that has some: CUDA build and libraries, driver."""
+
+import importlib.metadata
+import platform
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster.devices import host_gpus, machine
+
+
+def explain(found: str, env: Mapping[str, str], proc: Path) -> str:
+    """Returns the message: the reason, and what to install.
+
+    Args:
+        found: the result of `host_gpus.unused_by_tensorflow`.
+        env: the environment.
+        proc: the folder of the kernel's files.
+    """
+    here = machine.Machine(architecture=platform.machine(), site=machine.site(env))
+    driver = host_gpus.driver_version(proc)
+    reason = why_unused(tf.sysconfig.get_build_info(), missing_libraries(), driver, here)
+    return (
+        f"This host has {found}, but TensorFlow {tf.__version__} lists none: {reason} To train on the CPU, set "
+        "--config.cluster.gpus=0."
+    )
+
+
+def why_unused(build: Mapping[str, Any], missing: Sequence[str], driver: str, here: machine.Machine) -> str:
+    """Returns the probable reason why TensorFlow lists no GPU, and what to do.
+
+    Args:
+        build: TensorFlow's build information.
+        missing: the result of `missing_libraries`.
+        driver: version of the NVIDIA driver; "": unknown.
+        here: the architecture and the site.
+    """
+    install = f"{sys.executable} -m pip install 'tensorflow[and-cuda]=={tf.__version__}'"
+    if not build.get("is_cuda_build"):
+        return f"it was built without CUDA. {machine.advice(here, 'nvidia')}"
+    cuda = f"CUDA {build.get('cuda_version')} and cuDNN {build.get('cudnn_version')}"
+    container = "In a container, also pass the GPUs: apptainer exec --nv, docker run --gpus=all."
+    if missing:
+        return (
+            f"CUDA's libraries are missing ({', '.join(missing)}). Run: {install} (or load the site's modules of "
+            f"{cuda} before Python starts). {container}"
+        )
+    return (
+        f"a library cannot be loaded, CUDA_VISIBLE_DEVICES names no GPU of this host, or the driver "
+        f"({driver or 'unknown version'}) is too old for {cuda}. To see which: TF_CPP_MIN_LOG_LEVEL=0 "
+        f"{sys.executable} -c 'import tensorflow as tf; print(tf.config.list_physical_devices(\"GPU\"))'. {container}"
+    )
+
+
+def missing_libraries() -> list[str]:
+    """Returns the packages of the extra `tensorflow[and-cuda]` that are not installed."""
+    try:
+        required = importlib.metadata.requires("tensorflow") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    names = [re.split(r"[^\w.-]", line)[0] for line in required if "and-cuda" in line]
+    return [name for name in names if not machine.version(name)]
