@@ -1,4 +1,4 @@
-"""Connecting after another operation of TensorFlow is one message that says what to move."""
+"""What `connect` imports; after another operation of TensorFlow it is one message that says what to move."""
 
 import sys
 
@@ -20,6 +20,22 @@ def test_an_operation_before_connect_is_explained():
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("RuntimeError: tfdist.connect() must come before all other operations"), done.stderr
+
+
+@pytest.mark.workers
+def test_one_worker_imports_nothing_that_several_need():
+    code = (
+        "import sys, tfdist; from tfdist import config as c; tfdist.connect(c.ClusterOptions(gpus=0)); "
+        "print(*(name for name in sys.modules if name.startswith('tfdist.cluster.')))"
+    )
+    env = worker_environment()
+    done = forked.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=120
+    )
+    found = set(done.stdout.split())
+    assert "tfdist.cluster.liveness.heartbeat" in found, done.stderr
+    several = ("several_workers", "wire", "rendezvous.preflight", "liveness.connections", "liveness.startup_watchdog")
+    assert [name for name in found if name.removeprefix("tfdist.cluster.").startswith(several)] == []
 
 
 def test_other_errors_stay_as_they_are():
