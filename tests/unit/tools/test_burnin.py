@@ -1,8 +1,11 @@
 """`tfdist burnin`: nodes with planted faults are named, and no others; here from numbers as measured."""
 
+import json
 import random
+import threading
+import time
 
-from tfdist.tools.doctor.burnin import judgement
+from tfdist.tools.doctor.burnin import exchange, judgement
 from tfdist.tools.doctor.burnin.judgement import Device
 
 NODES, ROUNDS = 60, 20
@@ -72,3 +75,28 @@ def test_devices_of_two_kinds_are_not_compared_and_a_draw_names_both():
     for one in devices[1].rounds:
         one["hash"] = "cc"
     assert sorted(judgement.problems(devices[:2], **LIMITS)) == ["n0", "n1"]
+
+
+def test_results_of_an_earlier_burnin_in_the_folder_are_not_read(tmp_path):
+    """Rank 1 starts before rank 0, whose old file it sees; rank 2 does not start."""
+    old = [{"node": "old", "token": "a"}, {"repeats": "a"}, {"started": [{"token": "a"}] * 3}, {"rounds": []}]
+    for rank in range(3):
+        lines = [json.dumps(record) for record in [*old, {"end": True}]]
+        (tmp_path / f"rank-{rank:05d}.jsonl").write_text("\n".join(lines) + "\n")
+    end, met, folders = time.monotonic() + 3.0, {}, {}
+
+    def run(rank):
+        folders[rank] = exchange.Folder(tmp_path, rank)
+        met[rank] = folders[rank].meet({"node": f"n{rank}"}, 3, end + 60.0 * rank)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (1, 0)]
+    threads[0].start()
+    time.sleep(0.5)
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert met[0] == met[1] and [one and one["node"] for one in met[0]] == ["n0", "n1", None]
+    folders[1].write({"end": True})
+    for folder in folders.values():
+        assert [bool(folder.read(rank)) for rank in range(3)] == [True, True, False]
+        assert folder.read(1)[-1] == {"end": True} and "end" not in folder.read(0)[-1]

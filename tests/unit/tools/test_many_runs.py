@@ -176,3 +176,9 @@ def test_recipes_are_rows_of_finished_runs(tmp_path):
     assert digits["command"] == "`tfdist train digits --config.train.epochs=5`" and digits["commit"] == "abcdef0123"
     assert digits["hardware"] == "1 worker: 1 CPU" and digits["minutes"] == pytest.approx(30, abs=0.1)
     assert recipes.markdown(["a", "b"], [["x|y", 1]]).splitlines() == ["| a | b |", "| --- | --- |", "| x\\|y | 1 |"]
+
+
+def test_folders_whose_names_are_other_digits_are_passed_over(tmp_path):
+    for name in ("²", "fit2", "fit10"):
+        write_run(tmp_path / name)
+    assert [path.name for path in find.workdirs(tmp_path, [])] == ["fit2", "fit10", "²"]

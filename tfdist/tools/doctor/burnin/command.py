@@ -99,17 +99,14 @@ def run(
         probes = make_probes()
     node = host.partition(".")[0] if node is None else node  # As Slurm has it.
     devices = [(name, kind) for name, kind, _ in probes]
-    folder.write({"node": node, "host": host, "port": port, "devices": devices})
-    started, end = [], time.monotonic() + _START_SECONDS
-    for rank in range(spec.num_workers):
-        started.append(folder.wait_for(rank, bool, end))
+    about = {"node": node, "host": host, "port": port, "devices": devices}
+    started = folder.meet(about, spec.num_workers, time.monotonic() + _START_SECONDS)
     end, count, others = time.monotonic() + 60.0 * flags.FLAGS.minutes, 0, min(spec.num_workers - 1, _PARTNERS)
     while time.monotonic() < end and (flags.FLAGS.rounds is None or count < flags.FLAGS.rounds):
         with exchange.turn(spec.rank, flags.FLAGS.at_once):
             rounds = [probe.round() for _, _, probe in probes]
             partner = (spec.rank + 1 + count % others) % spec.num_workers if others else spec.rank
-            if partner != spec.rank and started[partner]:
-                about = started[partner][0]
+            if partner != spec.rank and (about := started[partner]) is not None:
                 rounds[0] |= {"link": exchange.link_rate(about["host"], about["port"]), "from": partner}
         folder.write({"rounds": rounds})
         count += 1

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import socket
 import tempfile
 import threading
@@ -16,32 +17,70 @@ from typing import Any
 LINK_BYTES = 2**24
 _BLOCK = bytes(2**18)
 _SECONDS = 10.0
+_POLL_SECONDS = 0.2
 
 
 class Folder:
-    """The folder of a burn-in: a file for each rank, with a JSON record in each line."""
+    """The folder of a burn-in: a file for each rank, with a JSON record in each line.
+
+    The files of an earlier burn-in may be there, and the clocks of hosts differ. So rank 0 begins with a random
+    token, which the other ranks repeat: a file without the token of this start is not read.
+    """
 
     def __init__(self, path: Path, rank: int):
         path.mkdir(parents=True, exist_ok=True)
-        self._path, self._own = path, path / f"rank-{rank:05d}.jsonl"
-        self._own.write_bytes(b"")
+        self._path, self._rank = path, rank
+        # The token of this rank, and that of rank 0; "": not known.
+        self._token = secrets.token_hex(8)
+        self._of_start = "" if rank else self._token
+        self._file(rank).write_bytes(b"")
+
+    def _file(self, rank: int) -> Path:
+        return self._path / f"rank-{rank:05d}.jsonl"
+
+    def meet(self, about: Mapping[str, Any], ranks: int, end: float) -> list[Mapping[str, Any] | None]:
+        """Writes `about`, the first record of this rank, and waits for all ranks.
+
+        Returns:
+            The first record of each rank; None for those that have not started at `end` (time.monotonic()).
+        """
+        self.write({**about, "token": self._token})
+        if self._rank == 0:
+            self.write({"repeats": self._token})
+            found = [next(iter(self.wait_for(rank, bool, end)), None) for rank in range(ranks)]
+            self.write({"started": found})
+            return found
+        while time.monotonic() < end:
+            records = self._read(0)
+            if records and records[0].get("token", "") != self._of_start:
+                self._of_start = records[0]["token"]
+                self.write({"repeats": self._of_start})
+            started = next((one["started"] for one in records if "started" in one), [None] * ranks)
+            if self._rank < len(started) and (started[self._rank] or {}).get("token") == self._token:
+                return started
+            time.sleep(_POLL_SECONDS)
+        return [None] * ranks
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Adds a record of this rank."""
-        with self._own.open("a") as file:
+        with self._file(self._rank).open("a") as file:
             file.write(json.dumps(record) + "\n")
+
+    def _read(self, rank: int) -> list[dict[str, Any]]:
+        with contextlib.suppress(OSError):
+            lines = self._file(rank).read_text().splitlines(keepends=True)
+            return [json.loads(line) for line in lines if line.endswith("\n")]
+        return []
 
     def read(self, rank: int) -> list[dict[str, Any]]:
         """Returns the complete records of a rank; [] if it has not started."""
-        with contextlib.suppress(OSError):
-            lines = (self._path / f"rank-{rank:05d}.jsonl").read_text().splitlines(keepends=True)
-            return [json.loads(line) for line in lines if line.endswith("\n")]
-        return []
+        records = self._read(rank)
+        return records if {"repeats": self._of_start} in records else []
 
     def wait_for(self, rank: int, ready: Callable[[list[dict[str, Any]]], bool], end: float) -> list[dict[str, Any]]:
         """Returns the records of a rank as soon as they are `ready`, at the latest at `end` (time.monotonic())."""
         while not ready(found := self.read(rank)) and time.monotonic() < end:
-            time.sleep(0.2)
+            time.sleep(_POLL_SECONDS)
         return found
 
 

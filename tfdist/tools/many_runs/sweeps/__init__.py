@@ -5,5 +5,5 @@ what the workdir of a sweep says: its runs, and how each is started. `local` run
 job array of Slurm, whose tasks are `task`. `ends` is how each run ended, `halving` which runs go on after an epoch, and
 `proposals` what Optuna proposes.
 
-Imports of this wing `tables` and `saved_runs`; config, report, checkpoint and launch; no TensorFlow.
+Imports `tables`, `find` and `run_state` of the tools; config, report, checkpoint, cluster and launch; no TensorFlow.
 """
