@@ -39,6 +39,7 @@ PARTS = {
     "consistency.audit.action": "tfdist.training.consistency.audit:train",
     "cluster": "tfdist.cluster.several_workers.start:start",
     "cluster.scope": "tfdist.cluster.several_workers.initial_values:scope",
+    "cluster.devices.onednn": "tfdist.cluster.devices.onednn_step:read_or_measure",
     "cluster.gpus": "tfdist.cluster.devices.gpu_facts:facts",
     "cluster.gpus.notes": "tfdist.cluster.devices.gpu_facts:notes",
     "cluster.gpus.unused": "tfdist.cluster.devices.unused_gpus:explain",

@@ -6,7 +6,6 @@ TensorFlow writes some lines at every import, whatever its settings are. Imports
 import contextlib
 import functools
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -19,21 +18,11 @@ from tfdist.config import patching
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 # The level that hides all lines except those of a crash; with another one, nothing is hidden here.
 HIDDEN = "3"
-# The lines of an import that have no level yet, or the level of information.
-_AT_IMPORT = re.compile(
-    rb"WARNING: All log messages before absl::InitializeLog\(\)|I0000 [\d:.]+ +\d+ \w+\.cc:\d+\] "
-    rb"|To enable the following instructions: "
-)
 
 
 def hide(environment: MutableMapping[str, str]) -> bool:
     """Sets the level in `environment` unless it is set; returns whether lines are hidden."""
     return environment.setdefault(LEVEL, HIDDEN) == HIDDEN
-
-
-def is_noise(line: bytes) -> bool:
-    """Returns whether `line` is what each import of TensorFlow writes; lines of warnings and errors are not."""
-    return _AT_IMPORT.match(line) is not None
 
 
 @contextlib.contextmanager

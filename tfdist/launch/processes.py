@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import dataclasses
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -32,7 +33,17 @@ _RETRY_SECONDS = 0.5
 _COLUMNS = 100
 # A variable of a worker, unless the user sets it: without buffering no output is lost when a worker is killed.
 _DEFAULTS = {"PYTHONUNBUFFERED": "1"}
+# The lines of an import of TensorFlow that have no level yet, or the level of information.
+_AT_IMPORT = re.compile(
+    rb"WARNING: All log messages before absl::InitializeLog\(\)|I0000 [\d:.]+ +\d+ \w+\.cc:\d+\] "
+    rb"|To enable the following instructions: "
+)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def is_noise(line: bytes) -> bool:
+    """Returns whether `line` is what each import of TensorFlow writes; lines of warnings and errors are not."""
+    return _AT_IMPORT.match(line) is not None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -128,7 +139,7 @@ class ProcessGroup:
         # Only the last state of a line that is overwritten with carriage returns is kept.
         self.partial_lines[pipe] = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
         if target == 2 and self.hides_noise:
-            lines = [line for line in lines if not tensorflow_log.is_noise(line)]
+            lines = [line for line in lines if not is_noise(line)]
         if lines:
             _write(target, b"".join(_add_rank(rank, line) for line in lines))
 

@@ -10,7 +10,7 @@ from launching import REPOSITORY, run_all, train_command, worker_environment
 from processes import run
 from topologies import environments
 
-from tfdist.cluster.devices import onednn
+from tfdist.cluster.devices import onednn, onednn_step
 
 CPUINFO = (
     "processor\t: 0\nvendor_id\t: {}\ncpu family\t: {}\nmodel name\t: A name\nflags\t\t: fpu {}\n\nprocessor\t: 1\n"
@@ -22,11 +22,11 @@ OLD = CPUINFO.format("GenuineIntel", 6, "avx")
 # Chooses in a process without TensorFlow, and prints what TensorFlow would find.
 CHOOSE = """
 import json, os, pathlib, sys
-from tfdist.cluster.devices import onednn
+from tfdist.cluster.devices import onednn, onednn_step
 read = onednn.read_processor
 onednn.read_processor = lambda: read(sys.argv[1])
 onednn.platform.machine = lambda: "x86_64"
-onednn._measure = lambda: json.loads(sys.argv[3])
+onednn_step.measure_both = lambda: json.loads(sys.argv[3])
 workdir = pathlib.Path(sys.argv[2]) if sys.argv[2] else None
 choice = onednn.choose(os.environ, workdir, measure=sys.argv[3] != "null")
 assert onednn.choose(os.environ) == onednn.current(os.environ) == choice
@@ -138,5 +138,5 @@ def test_a_line_says_that_tensorflow_was_imported_before(monkeypatch):
 
 @pytest.mark.slow
 def test_a_step_is_measured_in_other_processes():
-    times = onednn._measure()
+    times = onednn_step.measure_both()
     assert times is not None and all(0.1 < each < 10000 for each in times)

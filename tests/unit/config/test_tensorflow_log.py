@@ -8,7 +8,7 @@ import sys
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.config import tensorflow_log
+from tfdist.launch import processes
 
 # A stand-in with the lines that TensorFlow writes below Python, and one that it never wrote.
 TENSORFLOW = """
@@ -73,4 +73,4 @@ def test_the_lines_are_shown_if_the_import_kills_the_process(tmp_path, number):
     ],
 )
 def test_warnings_and_errors_are_no_noise(line, noise):
-    assert tensorflow_log.is_noise(line) == noise
+    assert processes.is_noise(line) == noise

@@ -7,15 +7,13 @@ bits of results: it is the same on all workers, it is saved with a run, and a ru
 
 import contextlib
 import dataclasses
-import fcntl
-import hashlib
 import json
-import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
+
+from tfdist.config import specs
 
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 # The file of a workdir, and the entry in it, that record the choice.
@@ -31,7 +29,6 @@ _FASTER = {("AuthenticAMD", "23"), ("AuthenticAMD", "25")}
 _LATE = "TensorFlow's default, as it was imported before tfdist"
 # oneDNN is chosen if its time of a step is below this fraction of the time without it.
 _CLEARLY_FASTER = 0.95
-_SECONDS = 120.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -180,61 +177,8 @@ def _of(processor: Processor, measure: bool) -> Choice:
         return Choice(False, "TensorFlow's default on this processor")
     if (processor.vendor, processor.family) in _FASTER:
         return Choice(True, "measured to be faster on processors of this family")
-    times = _times(processor, measure)
+    times = specs.part("cluster.devices.onednn")(processor, measure)
     if times is None:
         return Choice(False, "TensorFlow's default: this processor was not measured")
     without, used = times
     return Choice(used < _CLEARLY_FASTER * without, f"a step took {without:.1f} ms without it, {used:.1f} ms with it")
-
-
-def _times(processor: Processor, measure: bool) -> tuple[float, float] | None:
-    """Returns milliseconds of a step without and with oneDNN, from the user's cache or measured; None: not known."""
-    names = [processor.vendor, processor.family, processor.name, _tensorflow_version()]
-    key = " ".join([*names, os.environ.get("ONEDNN_MAX_CPU_ISA", "")])
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "tfdist"
-    path = folder / f"onednn-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        without, used = map(float, json.loads(path.read_text()))
-        return without, used
-    if not measure:
-        return None
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # Without a cache every start measures.
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = stack.enter_context(open(path.with_suffix(".lock"), "w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)  # Of the workers of a host, one measures.
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            without, used = map(float, json.loads(path.read_text()))
-            return without, used
-        print("tfdist: measuring once whether oneDNN is faster on this processor (some 15 s)", file=sys.stderr)
-        times = _measure()
-        with contextlib.suppress(OSError):
-            if times is None:
-                return None
-            unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-            unfinished.write_text(json.dumps(times))
-            os.replace(unfinished, path)
-    return times
-
-
-def _tensorflow_version() -> str:
-    import importlib.metadata  # Only here, because it takes long.
-
-    for name in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return ""  # Another distribution holds it.
-
-
-def _measure() -> tuple[float, float] | None:
-    """Measures in two processes, one with oneDNN; None if they fail."""
-    times = []
-    for value in ("0", "1"):
-        env = os.environ | {VARIABLE: value, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        command = [sys.executable, "-m", "tfdist.cluster.devices.onednn_step"]
-        try:
-            done = subprocess.run(command, env=env, capture_output=True, timeout=_SECONDS, check=True, text=True)
-            times.append(float(done.stdout))
-        except (OSError, subprocess.SubprocessError, ValueError):
-            return None
-    return times[0], times[1]

@@ -1,18 +1,81 @@
-"""Prints the milliseconds of a training step: python -m tfdist.cluster.devices.onednn_step
+"""Milliseconds of a training step with oneDNN and without: kept in the user's cache, and measured by this program.
 
-`onednn.py` runs it once with oneDNN and once without. The smallest processor time of several turns counts, so that
-other programs disturb little.
+`python -m tfdist.cluster.devices.onednn_step` prints those of its process, which alone imports TensorFlow. The smallest
+processor time of several turns counts, so that other programs disturb little.
 """
 
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
-import tensorflow as tf
+from tfdist.cluster.devices import onednn
 
 _TURNS, _STEPS = 5, 4
+_SECONDS = 120.0
+
+
+def read_or_measure(processor: onednn.Processor, measure: bool) -> tuple[float, float] | None:
+    """Returns milliseconds of a step without and with oneDNN, from the user's cache or measured; None: not known."""
+    names = [processor.vendor, processor.family, processor.name, _tensorflow_version()]
+    key = " ".join([*names, os.environ.get("ONEDNN_MAX_CPU_ISA", "")])
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "tfdist"
+    path = folder / f"onednn-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        without, used = map(float, json.loads(path.read_text()))
+        return without, used
+    if not measure:
+        return None
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # Without a cache every start measures.
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(path.with_suffix(".lock"), "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Of the workers of a host, one measures.
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            without, used = map(float, json.loads(path.read_text()))
+            return without, used
+        print("tfdist: measuring once whether oneDNN is faster on this processor (some 15 s)", file=sys.stderr)
+        times = measure_both()
+        with contextlib.suppress(OSError):
+            if times is None:
+                return None
+            unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+            unfinished.write_text(json.dumps(times))
+            os.replace(unfinished, path)
+    return times
+
+
+def _tensorflow_version() -> str:
+    for name in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return ""  # Another distribution holds it.
+
+
+def measure_both() -> tuple[float, float] | None:
+    """Measures in two processes, one with oneDNN; None if they fail."""
+    times = []
+    for value in ("0", "1"):
+        env = os.environ | {onednn.VARIABLE: value, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        command = [sys.executable, "-m", "tfdist.cluster.devices.onednn_step"]
+        try:
+            done = subprocess.run(command, env=env, capture_output=True, timeout=_SECONDS, check=True, text=True)
+            times.append(float(done.stdout))
+        except (OSError, subprocess.SubprocessError, ValueError):
+            return None
+    return times[0], times[1]
 
 
 def step_milliseconds() -> float:
     """Returns milliseconds of processor time of a step: two convolutions, two dense layers, 32 images of 28x28."""
+    import tensorflow as tf
+
     shapes = ([5, 5, 1, 32], [5, 5, 32, 64], [7 * 7 * 64, 128], [128, 10])
     weights = [tf.Variable(tf.random.stateless_normal(shape, [index, 0]) * 0.05) for index, shape in enumerate(shapes)]
     images = tf.random.stateless_normal([32, 28, 28, 1], [7, 0])
