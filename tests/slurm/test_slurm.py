@@ -270,9 +270,10 @@ def test_a_job_that_loses_a_worker_comes_back_and_one_that_fails_does_not(slurm,
 HANG = """
 import ctypes, sys
 from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.discovery import slurm_job
 from tfdist.cluster.liveness import startup_watchdog
 rank, size = map(int, sys.argv[1:])
-slurm_requeue.enable_requeue(rank, interruption.StopRequest(), slurm_requeue.few_restarts)
+slurm_requeue.enable_requeue(rank, interruption.StopRequest(), slurm_job.few_restarts)
 members = [{"rank": r, "address": f"localhost:{1 + r}", "host": "n9", "pid": 7} for r in range(size)]
 with startup_watchdog.deadline(rank, members, 0.5):
     ctypes.PyDLL(None).sleep(60)
@@ -385,7 +386,7 @@ def test_the_variables_that_the_page_lists_are_those_that_are_read():
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     modules = [
         REPOSITORY / f"tfdist/cluster/{name}.py"
-        for name in ("discovery/launchers/slurm", "discovery/worker_spec", "slurm_requeue")
+        for name in ("discovery/launchers/slurm", "discovery/worker_spec", "discovery/slurm_job", "slurm_requeue")
     ]
     read = {text for module in modules for text in texts(module)}
     beginnings = {"SLURM_STEP"}

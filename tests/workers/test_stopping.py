@@ -12,7 +12,8 @@ import processes
 import pytest
 import topologies
 
-from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster import interruption
+from tfdist.cluster.discovery import slurm_job
 
 STOPPED = interruption.EXIT_STOPPED
 STEPS = 32
@@ -167,7 +168,7 @@ def test_one_worker_that_hangs_ends_with_its_stacks(tmp_path):
     ],
 )
 def test_the_end_of_the_time_is_the_first_that_anyone_says(env, limit, end):
-    assert slurm_requeue.end_time(env, 1000.0, limit) == end
+    assert slurm_job.end_time(env, 1000.0, limit) == end
 
 
 def test_a_run_leaves_before_its_time_ends():

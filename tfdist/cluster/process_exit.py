@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from absl import flags
 
-from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster import interruption
 from tfdist.cluster.devices import machine
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import tensorflow_log, user_code
@@ -40,7 +40,7 @@ def run_and_exit(body: Callable[[], int]) -> None:
         code, missing = report_exception(error), getattr(error, "missing", ())
     interruption.ignore_signals()
     if code == interruption.EXIT_STOPPED:
-        slurm_requeue.requeue()
+        interruption.requeue()
     elif code == interruption.EXIT_PEER_LOST:
         peer_loss.requeue(missing)
     sys.stdout.flush()

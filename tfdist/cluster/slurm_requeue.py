@@ -1,4 +1,4 @@
-"""The end time of a Slurm job, and its requeue. Imports no TensorFlow."""
+"""Requeues the Slurm job of this process when it ends. Imports no TensorFlow."""
 
 import dataclasses
 import os
@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from tfdist.cluster import interruption
+from tfdist.cluster.discovery import slurm_job
 
 # Time limit of scontrol, in seconds.
 _ANSWER_SECONDS = 60.0
-# Restarts of a job after which a failed start does not requeue it again.
-_START_RESTARTS = 3
 # A job that was told to stop so long before its end was told because of it; launch/slurm.sbatch: 120 s.
 _NEAR_SECONDS = 600.0
 # How many workers after the first one requeue in its place, and the seconds that each one leaves to those before it.
@@ -29,7 +28,7 @@ class RequeuePolicy:
 
     rank: int
     stop: interruption.StopRequest
-    # Returns True if a restart would help: this attempt saved a new checkpoint, or see `few_restarts`.
+    # Returns True if a restart would help: this attempt saved a new checkpoint, or see `slurm_job.few_restarts`.
     progressed: Callable[[], bool]
 
 
@@ -37,40 +36,11 @@ class RequeuePolicy:
 _policy: RequeuePolicy | None = None
 
 
-def job_id(env: Mapping[str, str]) -> str | None:
-    """Returns the id that scontrol and squeue take for this job; None: not a Slurm job.
-
-    For one task of a job array it is ARRAY_TASK: SLURM_JOB_ID may be the id of the whole array.
-    """
-    if env.get("SLURM_ARRAY_JOB_ID") and env.get("SLURM_ARRAY_TASK_ID"):
-        return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
-    return env.get("SLURM_JOB_ID")
-
-
-def end_time(env: Mapping[str, str], started: float, limit_seconds: float | None) -> float | None:
-    """Returns the time at which this process must have exited, as `time.time`; None: no limit.
-
-    Args:
-        env: Slurm (since 23.02) sets SLURM_JOB_END_TIME to the end of the job's time.
-        started: start of this process.
-        limit_seconds: limit of its duration; None: only Slurm's.
-    """
-    text = env.get("SLURM_JOB_END_TIME", "")
-    ends = [float(text)] if text.isdecimal() else []
-    if limit_seconds is not None:
-        ends.append(started + limit_seconds)
-    return min(ends, default=None)
-
-
 def enable_requeue(rank: int, stop: interruption.StopRequest, progressed: Callable[[], bool]) -> None:
     """Allows this process to requeue its job when it exits; see `requeue`."""
     global _policy
     _policy = RequeuePolicy(rank=rank, stop=stop, progressed=progressed)
-
-
-def few_restarts() -> bool:
-    """Returns whether a start that failed may requeue the job: Slurm has restarted it a few times at most."""
-    return int(os.environ.get("SLURM_RESTART_COUNT") or 0) < _START_RESTARTS
+    interruption.call_to_requeue(requeue)
 
 
 def restart_helps() -> bool | None:
@@ -105,7 +75,7 @@ def requeue(lost: Collection[int] = (), *, substitutes: bool = False) -> None:
     if before and not (substitutes and len(before) <= _SUBSTITUTES and policy.progressed()):
         return
     time.sleep(_TURN_SECONDS * len(before))
-    job = job_id(env)
+    job = slurm_job.job_id(env)
     if job is None:
         problem = "SLURM_JOB_ID is not set: not a Slurm job"
     elif not policy.progressed():

@@ -12,12 +12,12 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
-from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster import interruption
 from tfdist.cluster.devices import energy
 from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.discovery import slurm_job, worker_spec
 from tfdist.cluster.liveness import peer_loss
-from tfdist.config import diff
+from tfdist.config import diff, specs
 from tfdist.report import files, run_info
 from tfdist.report import ledger as ledger_lib
 from tfdist.report.ledger import Ledger
@@ -85,7 +85,7 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
     if run.config.cluster.requeue:
         # Not by the newest step: a damaged checkpoint may be newer than the restored one.
         before = set(directory.steps(run.checkpoints))
-        slurm_requeue.enable_requeue(
+        specs.part("cluster.requeue")(
             run.cluster.rank, run.stop, lambda: not before.issuperset(directory.steps(run.checkpoints))
         )
     report_run.write_start(run, report, None if saved is None else saved.step)
@@ -97,7 +97,7 @@ def _open_ledger(run: Run, state: TrainingState) -> Ledger:
     """Opens the ledger of this start, in the workdir on the chief."""
     cluster = run.cluster
     about = {
-        "job": slurm_requeue.job_id(os.environ) or "",
+        "job": slurm_job.job_id(os.environ) or "",
         "host": socket.gethostname(),
         "replicas": cluster.num_replicas,
     }
@@ -115,7 +115,7 @@ def _acquire_workdir(run: Run) -> WorkdirLock:
     options = run.config.cluster
     return workdir_lock.acquire(
         run.workdir,
-        job=slurm_requeue.job_id(os.environ) or "",
+        job=slurm_job.job_id(os.environ) or "",
         heartbeat_seconds=options.heartbeat_seconds,
         wait_seconds=worker_spec.connect_seconds(options.connect_seconds, run.cluster.num_workers),
         lost=_end_second_writer,

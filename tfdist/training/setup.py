@@ -10,9 +10,10 @@ import keras
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import directory, export
-from tfdist.cluster import interruption, slurm_requeue, strategy
+from tfdist.cluster import interruption, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
+from tfdist.cluster.discovery import slurm_job
 from tfdist.config import diff, learning_rate, specs
 from tfdist.data import description
 from tfdist.data import inputs as inputs_lib
@@ -113,13 +114,13 @@ def connect(
     if config.cluster.requeue:
         rank = plan.worker_spec.rank
         # Until `checkpointing.open_run`. A stop before is no failure of the start, but the time is too short.
-        slurm_requeue.enable_requeue(rank, stop, lambda: stop.reason is None and slurm_requeue.few_restarts())
+        specs.part("cluster.requeue")(rank, stop, lambda: stop.reason is None and slurm_job.few_restarts())
     try:
         cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=workdir, stop=stop)
     except interruption.StopError as error:
         raise interruption.StopError(f"{error}: {directory.safe_state(workdir / 'checkpoints')}") from None
     if cluster.is_chief:  # The time limit is checked by one clock.
-        stop.end = slurm_requeue.end_time(os.environ, stop.started, config.cluster.time_limit_seconds)
+        stop.end = slurm_job.end_time(os.environ, stop.started, config.cluster.time_limit_seconds)
     return cluster
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster import interruption
 
 # Seconds in which the main thread may exit by itself after a loss.
 _GRACE_SECONDS = 2.0
@@ -225,9 +225,9 @@ def requeue(missing: Collection[int] = ()) -> None:
     `missing`: the ranks of workers that did not connect, if this process ends before there is a monitor.
     """
     if _monitor is None:
-        slurm_requeue.requeue(missing)
+        interruption.requeue(missing)
     elif _monitor.loss.get("restart_helps"):
-        slurm_requeue.requeue(_monitor.timed_out, substitutes=True)
+        interruption.requeue(_monitor.timed_out, substitutes=True)
 
 
 def note_finished(monitor: HeartbeatMonitor, rank: int) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.cluster import process_exit, slurm_requeue
+from tfdist.cluster import process_exit
+from tfdist.cluster.discovery import slurm_job
 from tfdist.config import flags as config_flags
 from tfdist.config import tensorflow_log, validate
 from tfdist.config.command_line import tool_words, words
@@ -192,7 +193,7 @@ def duration(started: Any, step_seconds: float, start_seconds: float) -> Finding
     config, minutes = started.config, flags.FLAGS.job_minutes
     limit = config.cluster.time_limit_seconds if minutes is None else 60 * minutes
     now = time.time()
-    end = slurm_requeue.end_time(os.environ, now, limit)
+    end = slurm_job.end_time(os.environ, now, limit)
     every = config.evaluation.every
     periods = [every.steps, every.epochs and every.epochs * started.steps_per_epoch]
     times = sum(started.total_steps / period for period in periods if period)
