@@ -1,9 +1,12 @@
 """The data of a script: arrays of all kinds, and the largest batch of a dataset."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base, make_adapter
 
 
@@ -31,3 +34,14 @@ def test_a_dataset_that_is_batched_keeps_its_size_of_a_batch(batched):
     dataset = tf.data.Dataset.from_tensor_slices((np.zeros((70, 3), np.float32), np.zeros(70)))
     found = adapter(dataset.batch(32) if batched else dataset, batch_size=16)
     assert found.batch_size == (32 if batched else 16)
+
+
+def test_a_generator_is_read_to_the_last_step_of_a_pass_and_the_next_pass_goes_on_there():
+    def batches():
+        for number in itertools.count():
+            yield np.full((4, 2), number, np.float32)
+
+    adapter = make_adapter.make_data_adapter(batches(), None, None, base.DataOptions(steps=3))
+    for expected in ([0, 1, 2], [3, 4, 5]):
+        elements = adapter.dataset(ReplicaShard(), 0, 3).take(3)
+        assert [int(element["data"][0][0, 0]) for element in elements] == expected

@@ -197,16 +197,21 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
             yield batch
 
     batches = read_and_watch()
-    dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=spec)
-    dataset = dataset.map(lambda *parts: base.finish(parts, options))
     waiting = tf.data.Options()
     waiting.threading.private_threadpool_size = epoch_gate.THREADS
+
+    def stream(start: int, stop: int) -> tf.data.Dataset:
+        # Nothing is read after the last step: the next pass, or the script, goes on there.
+        own = itertools.islice(batches, stop)
+        dataset = tf.data.Dataset.from_generator(lambda: own, output_signature=spec)
+        return dataset.map(lambda *parts: base.finish(parts, options)).with_options(waiting).skip(start)
+
     return BatchAdapter(
-        stream=lambda start, stop: dataset.with_options(waiting).skip(start),
+        stream=stream,
         steps=steps,
         gate=gate,
         batch_size=len(keras.tree.flatten(samples[0])[0]),
-        element_spec=dataset.element_spec,
+        element_spec=stream(0, 1).element_spec,
         smallest_batch=1,
         sample=None,
         first_nonfinite=watch.first,
