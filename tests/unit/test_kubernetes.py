@@ -7,7 +7,7 @@ import yaml
 from launching import REPOSITORY
 
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.interruption import EXIT_MISMATCH, EXIT_PEER_LOST, EXIT_STOPPED
+from tfdist.cluster.interruption import EXIT_MISMATCH, EXIT_ON_REQUEST, EXIT_PEER_LOST, EXIT_STOPPED
 
 VERSION = "1.31"
 
@@ -51,4 +51,10 @@ def test_a_stopped_worker_is_no_failure_and_an_error_ends_the_job():
         for rule in manifests()["Job"]["spec"]["podFailurePolicy"]["rules"]
         for code in rule.get("onExitCodes", {}).get("values", ())
     }
-    assert actions == {1: "FailJob", EXIT_MISMATCH: "FailJob", EXIT_STOPPED: "Ignore", EXIT_PEER_LOST: "Ignore"}
+    assert actions == {
+        1: "FailJob",
+        EXIT_MISMATCH: "FailJob",
+        EXIT_ON_REQUEST: "FailJob",
+        EXIT_STOPPED: "Ignore",
+        EXIT_PEER_LOST: "Ignore",
+    }

@@ -71,7 +71,7 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
             (tmp_path / "STOP").touch()
             output = process.communicate(timeout=120)[0].decode()
         seconds = time.time() - born
-    assert process.returncode == interruption.EXIT_STOPPED, output
+    assert process.returncode == interruption.EXIT_ON_REQUEST, output
     assert "stopped by the file STOP and saved" in output and not (tmp_path / "STOP").exists()
     assert len(saved(tmp_path)) == 2 and run_state.read(tmp_path).state == "stopped"
     (message,) = posted

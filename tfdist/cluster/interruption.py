@@ -17,6 +17,10 @@ EXIT_STOPPED = 75
 EXIT_PEER_LOST = 76
 # Exit code if replicas differ in what must be equal: nothing restarts the run by itself.
 EXIT_MISMATCH = 77
+# Exit code after a save if STOP_FILE or a pause asked for it: nothing restarts the run by itself.
+EXIT_ON_REQUEST = 78
+# Exit codes of runs that are saved.
+EXITS_SAVED = (EXIT_STOPPED, EXIT_ON_REQUEST)
 
 # `StopRequest.reason` if it was not a signal.
 TIME_LIMIT = "the time limit"
@@ -25,6 +29,7 @@ PAUSE = "config.cluster.pause_epochs"
 STOP_FILE, SAVE_FILE = "STOP", "SAVE"
 # `StopRequest.reason` after STOP_FILE was found.
 BY_FILE = f"the file {STOP_FILE}"
+ON_REQUEST = (BY_FILE, PAUSE)
 # What a worker adds to the sum over all replicas in an execution: a stop is 1, and many of these are less.
 _SAVE = 2.0**-32
 # Seconds that a run needs after its last save: TensorFlow's shutdown, and the requeue of the job.

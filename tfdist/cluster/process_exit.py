@@ -45,7 +45,7 @@ def run_and_exit(body: Callable[[], int]) -> None:
         peer_loss.requeue(missing)
     sys.stdout.flush()
     sys.stderr.flush()
-    if code not in (0, interruption.EXIT_STOPPED):
+    if code not in (0, *interruption.EXITS_SAVED):
         # TensorFlow's shutdown waits up to 18 s for lost peers.
         os._exit(code)
     sys.exit(code)

@@ -19,7 +19,7 @@ _NEAR_SECONDS = 600.0
 _SUBSTITUTES, _TURN_SECONDS = 7, 2.0
 # A user ends a job with these signals, or has asked for a pause. If Slurm itself sends SIGTERM, it requeues the job
 # itself, or must not.
-_BY_USER = ("SIGTERM", "SIGINT", interruption.BY_FILE, interruption.PAUSE)
+_BY_USER = ("SIGTERM", "SIGINT", *interruption.ON_REQUEST)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

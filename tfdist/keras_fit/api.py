@@ -72,7 +72,7 @@ def fit(
 
     Raises:
         ValueError: an argument is not supported; the message says what to do.
-        SystemExit: code 75: stopped by a signal and saved in the workdir. Run the script again to resume.
+        SystemExit: code 75 or 78: stopped by a signal or the file STOP, and saved. Run the script again to resume.
     """
     setup.check_arguments(cluster, model, "fit")
     cluster_lib.check("tfdist.fit")
@@ -118,7 +118,7 @@ def _train(
         with own_setup.explain_mismatch(model, run.objective), data_errors.explain(sizes.steps_per_epoch):
             code = trainer.train(run)
     cluster.stop_timer()
-    if code == interruption.EXIT_STOPPED:
+    if code in interruption.EXITS_SAVED:
         raise SystemExit(code)
     made = sizes.first_step + _steps_made(run) - steps_before
     base.end_passes(data, made, ended_early=made < sizes.total_steps)

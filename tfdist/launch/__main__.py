@@ -4,8 +4,8 @@
 tfdist.main, for every worker. `python -m tfdist.launch --workers=4 -- my_fit.py --its=flags` runs a script; also
 `-- -m MODULE ...` and `-- PROGRAM ...`. `--` may be left out. Each line of output starts with the rank of its worker.
 
-Exit codes are those of the workers: 0 finished, 75 stopped and saved (run the same command to resume), 1 an error; and
-76 if it gave up restarting. See docs/launch.md.
+Exit codes are those of the workers: 0 finished, 75 and 78 stopped and saved (run the same command to resume), 1 an
+error; and 76 if it gave up restarting. See docs/launch.md.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from tfdist.config import batches, tensorflow_log
 from tfdist.config import flags as config_flags
 from tfdist.launch import command_line, local_workers, processes
 
-_SUCCESS = (0, interruption.EXIT_STOPPED)
+_SUCCESS = (0, *interruption.EXITS_SAVED)
 # Exit codes after which workers are not restarted, whatever was saved: a second Ctrl-C, and replicas that differ.
 _FINAL = (130, interruption.EXIT_MISMATCH)
 # After this many consecutive failures without a new checkpoint, fewer workers are started.
@@ -180,8 +180,7 @@ def summarize(codes: dict[int, int], killed: Sequence[int]) -> AttemptResult:
     failed = [rank for rank, code in codes.items() if code not in _SUCCESS]
     hanging = f"worker {', '.join(map(str, killed))} did not answer SIGTERM and was killed" if killed else ""
     if not failed:
-        code = interruption.EXIT_STOPPED if interruption.EXIT_STOPPED in codes.values() else 0
-        return AttemptResult(code=code if codes else -signal.SIGKILL, cause=hanging)
+        return AttemptResult(code=max(codes.values()) if codes else -signal.SIGKILL, cause=hanging)
     # Exit code 76, another worker was lost, is only a symptom.
     rank = next((rank for rank in failed if codes[rank] != interruption.EXIT_PEER_LOST), failed[0])
     code = codes[rank]

@@ -3,7 +3,6 @@
 import math
 import time
 
-from tfdist.cluster import interruption
 from tfdist.training import checkpointing, evaluate, triggers
 from tfdist.training.consistency import bad_examples, hashing, nonfinite, start
 from tfdist.training.execution import StopRequested
@@ -18,7 +17,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     """Trains from the newest checkpoint, or from scratch, to the end.
 
     Returns:
-        0 if the run is finished; `interruption.EXIT_STOPPED` if it was stopped and is saved.
+        0 if the run is finished; one of `interruption.EXITS_SAVED` if it was stopped and is saved.
 
     Raises:
         ValueError: the workdir holds a run of another config, or with other data; or see `bad_examples.explain_errors`.
@@ -37,7 +36,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     if run.cluster.any_worker(run.stop.reason is not None):
         if run.cluster.is_chief:
             print(f"stopped by {run.stop.reason or 'another worker'} {report_run.describe_early_stop(run)}")
-        return interruption.EXIT_STOPPED
+        return ending.stopped_code(run)
     tools, state = checkpointing.open_run(run)
     with ending.record_end(tools, state), bad_examples.explain_errors(run):
         for line in changes:
@@ -59,9 +58,10 @@ def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
             end_run(tools, state)
         return 0
     except StopRequested:
+        code = ending.stopped_code(tools.run)
         tools.ledger.enter("checkpoints")
         checkpointing.save_stopped(tools, state)
-        return interruption.EXIT_STOPPED
+        return code
 
 
 def train_loop(tools: LoopTools, state: TrainingState) -> None:

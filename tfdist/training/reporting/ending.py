@@ -5,13 +5,14 @@ import os
 import sys
 from collections.abc import Iterator
 
-from tfdist.cluster import process_exit
+from tfdist.cluster import interruption, process_exit
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import specs, user_code
 from tfdist.training import checkpointing
 from tfdist.training.consistency.nonfinite import DivergedError
 from tfdist.training.consistency.replicas import ReplicaMismatchError
 from tfdist.training.loop_tools import LoopTools
+from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 
 # A command or URL for all runs, also of scripts, which `config.report.notify` overrides.
@@ -41,6 +42,12 @@ def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
             checkpointing.close(tools)
         peer_loss.call_before_exit(None)
         _record(tools, state, end, text)
+
+
+def stopped_code(run: Run) -> int:
+    """Returns the exit code of a run that is stopped and saved: the same on all workers."""
+    on_request = run.cluster.any_worker(run.stop.reason in interruption.ON_REQUEST)
+    return interruption.EXIT_ON_REQUEST if on_request else interruption.EXIT_STOPPED
 
 
 def _describe(error: BaseException, tools: LoopTools) -> tuple[str, str]:

@@ -15,7 +15,7 @@ LOG = "output.log"
 _LONGEST_LINE = 300
 _LAST_BYTES = 2**14
 # Exit codes after which the same command goes on from the newest checkpoint; negative: killed by a signal.
-_MAY_GO_ON = (interruption.EXIT_STOPPED, interruption.EXIT_PEER_LOST, 130)
+_MAY_GO_ON = (*interruption.EXITS_SAVED, interruption.EXIT_PEER_LOST, 130)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
