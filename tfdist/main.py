@@ -7,14 +7,17 @@ worker was lost (restart all workers); 77 replicas or workers differ; 78 stopped
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from absl import flags
 
-from tfdist.cluster import malloc, process_exit
+from tfdist.cluster import process_exit
 from tfdist.cluster.devices import onednn
+from tfdist.cluster.discovery import environment
 from tfdist.config import flags as config_flags
 from tfdist.config import specs, tensorflow_log
+from tfdist.config.schema import ClusterOptions
 
 
 def run(workdir: Path) -> int:
@@ -33,6 +36,12 @@ def run(workdir: Path) -> int:
     return code
 
 
+def keep_freed_memory(options: ClusterOptions, env: Mapping[str, str]) -> bool:
+    """Configures malloc where that is faster: on several workers; returns whether it keeps freed memory."""
+    of_several = environment.resolve_roughly(env).num_workers > 1
+    return of_several and specs.part("cluster.keep_freed_memory")(options, env)
+
+
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
     config = config_flags.valid_config()
@@ -42,8 +51,7 @@ def main(argv: list[str]) -> None:
             "Run python -m tfdist asynchronous --config=..., or set config.train.asynchronous=false."
         )
     tensorflow_log.announce()
-    # Before TensorFlow is imported, which allocates, and reads its settings.
-    malloc.keep_freed_between_workers(config.cluster, os.environ)
+    keep_freed_memory(config.cluster, os.environ)  # Before TensorFlow is imported, which allocates.
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
     process_exit.run_and_exit(lambda: run(workdir))
 

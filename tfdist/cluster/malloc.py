@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from tfdist import config as config_lib
 from tfdist.cluster.devices import host_gpus
-from tfdist.cluster.discovery import environment
 
 # Parameters of mallopt(3) and their values: no separate mappings, no memory returned to the kernel, and one arena for
 # all threads, because other arenas cannot hold blocks above 64 MB.
@@ -41,16 +40,10 @@ def keep_freed_memory(options: config_lib.ClusterOptions, env: Mapping[str, str]
 
 
 def keep_freed_between_workers(options: config_lib.ClusterOptions, env: Mapping[str, str]) -> bool:
-    """`keep_freed_memory` if this process is one of several workers on CPUs, where it was measured to be faster.
+    """`keep_freed_memory` of one of several workers if it runs on CPUs, where it was measured to be faster.
 
     Elsewhere there is no gRPC between workers, and one arena would slow down the threads that prepare examples.
     """
-    try:
-        spec = environment.resolve(env, port_base=10000, port_count=10000)
-    except ValueError:  # Reported when the workers connect.
-        return False
-    if spec.num_workers == 1:
-        return False
     on_cpu = options.gpus == 0 or not host_gpus.assigned_gpus(env)
     return on_cpu and keep_freed_memory(options, env)
 

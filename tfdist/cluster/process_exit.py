@@ -163,8 +163,5 @@ def _print_error(text: str) -> None:
 def _worker() -> str:
     from tfdist.cluster.discovery import environment
 
-    try:
-        spec = environment.resolve(os.environ, port_base=10000, port_count=10000)
-    except ValueError:
-        return ""
+    spec = environment.resolve_roughly(os.environ)
     return f"worker {spec.rank}: " if spec.num_workers > 1 else ""

@@ -43,6 +43,7 @@ PARTS = {
     "cluster.gpus": "tfdist.cluster.devices.gpu_facts:facts",
     "cluster.gpus.notes": "tfdist.cluster.devices.gpu_facts:notes",
     "cluster.gpus.unused": "tfdist.cluster.devices.unused_gpus:explain",
+    "cluster.keep_freed_memory": "tfdist.cluster.malloc:keep_freed_between_workers",
     "cluster.requeue": "tfdist.cluster.slurm_requeue:enable_requeue",
     "cluster.pause_epochs": "tfdist.training.callbacks.pause:Pause",
     "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",

@@ -58,8 +58,7 @@ def test_a_run_keeps_freed_memory_only_between_workers_on_cpus(addresses, visibl
     workers = [f"localhost:{20000 + index}" for index in range(addresses)]
     tf_config = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}})
     program = (
-        "import os\nfrom tfdist import config\nfrom tfdist.cluster import malloc\n"
-        "print(malloc.keep_freed_between_workers(config.ClusterOptions(), os.environ))"
+        "import os\nfrom tfdist import config, main\nprint(main.keep_freed_memory(config.ClusterOptions(), os.environ))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -85,6 +85,14 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
     return WorkerSpec(launcher="local", note=note)
 
 
+def resolve_roughly(env: Mapping[str, str]) -> WorkerSpec:
+    """As `resolve`, with any ports; if variables are not valid, which `connect` reports, as if there were none."""
+    try:
+        return resolve(env, port_base=10000, port_count=10000)
+    except ValueError:
+        return WorkerSpec(launcher="local")
+
+
 def _has(env: Mapping[str, str], prefixes: tuple[str, ...]) -> bool:
     return any(name.startswith(prefixes) for name in env)
 

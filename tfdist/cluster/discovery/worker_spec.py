@@ -1,11 +1,7 @@
-"""`WorkerSpec`, and functions that all launchers' modules use. Imports no TensorFlow."""
+"""`WorkerSpec`: what a launcher says of one worker, and the GPUs of the worker. Imports no TensorFlow."""
 
 import dataclasses
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-
-# A job uses a block of consecutive ports, of this length or a multiple: one per task on a host, one for heartbeats.
-PORTS_PER_JOB = 16
+from collections.abc import Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,21 +85,6 @@ def held_gpus(spec: WorkerSpec, indices: Sequence[int]) -> tuple[str, ...]:
     return tuple(f"GPU {name}" for index, name in enumerate(spec.gpu_names) if index in indices)
 
 
-def port_block(port_base: int, port_count: int, job: int, *, at_least: int) -> tuple[int, int]:
-    """Returns the first port and the number of ports of a job; jobs with neighbouring numbers do not overlap."""
-    if at_least > port_count:
-        raise ValueError(
-            f"config.cluster.port_count must be at least {at_least}, the tasks on one host. Received: {port_count}"
-        )
-    length = min(PORTS_PER_JOB * -(-at_least // PORTS_PER_JOB), port_count)
-    return port_base + job % (port_count // length) * length, length
-
-
-def number(texts: Iterable[str]) -> int:
-    """Returns a hash of the texts below 2**32, the same in every process."""
-    return zlib.crc32("\n".join(texts).encode())
-
-
 def cuda_devices(env: Mapping[str, str], name: str = "CUDA_VISIBLE_DEVICES") -> tuple[str, ...] | None:
     """Returns the entries of the variable; None if it is not set: all GPUs are visible."""
     if name not in env:
@@ -112,25 +93,3 @@ def cuda_devices(env: Mapping[str, str], name: str = "CUDA_VISIBLE_DEVICES") -> 
     # CUDA stops at the first invalid entry; Slurm writes "NoDevFiles" for no device.
     stop = next((i for i, entry in enumerate(entries) if entry.startswith("-") or entry == "NoDevFiles"), None)
     return entries[:stop]
-
-
-def need(env: Mapping[str, str], names: Sequence[str], why: str) -> None:
-    """Raises a ValueError that lists each of `names` that is not set."""
-    missing = [name for name in names if not env.get(name)]
-    if missing:
-        raise ValueError(
-            f"{why}, but these variables are not set: {', '.join(missing)}. Pass the launcher's variables to the "
-            f"process (a container or shell may have removed them). {say_received(env, names)}"
-        )
-
-
-def integer(env: Mapping[str, str], name: str) -> int:
-    """Reads a non-negative integer; raises ValueError if it is not one."""
-    if not env[name].isdecimal():
-        raise ValueError(f"{name} must be a number. Received: {env[name]!r}")
-    return int(env[name])
-
-
-def say_received(env: Mapping[str, str], names: Sequence[str]) -> str:
-    """Returns the end of a message: those of `names` that are set, with their values."""
-    return "Received: " + ", ".join(f"{name}={env[name]}" for name in dict.fromkeys(names) if name in env)

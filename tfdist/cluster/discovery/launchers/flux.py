@@ -6,7 +6,7 @@ several nodes TFDIST_CHIEF is the one of rank 0: `export TFDIST_CHIEF=$(flux hos
 
 from collections.abc import Mapping
 
-from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.discovery import variables
 from tfdist.cluster.discovery.launchers import worker_specs
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -19,12 +19,12 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
     Raises:
         ValueError: variables are missing or inconsistent, or the host of rank 0 is unknown.
     """
-    worker_spec.need(env, _VARIABLES, "flux run started this process")
-    rank, local_rank, size, nodes = (worker_spec.integer(env, name) for name in _VARIABLES[:4])
+    variables.need(env, _VARIABLES, "flux run started this process")
+    rank, local_rank, size, nodes = (variables.integer(env, name) for name in _VARIABLES[:4])
     if nodes == 0 or size % nodes:
         raise ValueError(
             f"Flux started {size} tasks on {nodes} nodes: start the same number on each, such as "
-            f"--tasks-per-node=1. {worker_spec.say_received(env, _VARIABLES)}"
+            f"--tasks-per-node=1. {variables.say_received(env, _VARIABLES)}"
         )
     chief = env.get("TFDIST_CHIEF", "")
     if nodes > 1 and not chief:

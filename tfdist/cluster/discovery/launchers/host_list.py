@@ -9,7 +9,7 @@ on each host must set them.
 import socket
 from collections.abc import Mapping
 
-from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.discovery import variables
 from tfdist.cluster.discovery.launchers import jsrun, worker_specs
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -44,7 +44,7 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int, host: st
             f"TFDIST_ONE_PER_HOST=1, but this host, {host}, is not in the job's list of hosts: "
             f"{', '.join(found) or 'none'}. "
             "Pass the variables to each process, and start one on each host. "
-            f"{worker_spec.say_received(env, _VARIABLES)}"
+            f"{variables.say_received(env, _VARIABLES)}"
         )
     return worker_specs.of_hosts(
         "host list",

@@ -7,7 +7,7 @@ no task, so rank 0 is looked for on all.
 
 from collections.abc import Mapping
 
-from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.discovery import variables
 from tfdist.cluster.discovery.launchers import worker_specs
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -25,8 +25,8 @@ def hosts(env: Mapping[str, str]) -> list[str]:
 
 def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Returns the worker spec of this task; raises ValueError if variables are missing or inconsistent."""
-    worker_spec.need(env, _VARIABLES, "jsrun started this process")
-    rank, size, local_rank, local_size = (worker_spec.integer(env, name) for name in _VARIABLES)
+    variables.need(env, _VARIABLES, "jsrun started this process")
+    rank, size, local_rank, local_size = (variables.integer(env, name) for name in _VARIABLES)
     return worker_specs.of_ranks(
         "jsrun",
         env,

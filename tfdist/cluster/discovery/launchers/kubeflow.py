@@ -7,7 +7,7 @@ RANK, too, and torchrun.py reads them.
 
 from collections.abc import Mapping
 
-from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.discovery import variables
 from tfdist.cluster.discovery.launchers import worker_specs
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -16,12 +16,12 @@ _VARIABLES = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR")
 
 def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Returns the worker spec of this pod; raises ValueError if variables are missing or inconsistent."""
-    worker_spec.need(env, _VARIABLES, "Kubeflow Trainer started this pod")
+    variables.need(env, _VARIABLES, "Kubeflow Trainer started this pod")
     return worker_specs.of_ranks(
         "kubeflow",
         env,
-        rank=worker_spec.integer(env, "PET_NODE_RANK"),
-        num_workers=worker_spec.integer(env, "PET_NNODES"),
+        rank=variables.integer(env, "PET_NODE_RANK"),
+        num_workers=variables.integer(env, "PET_NNODES"),
         local_rank=0,
         local_size=1,
         chiefs=(env["PET_MASTER_ADDR"],),

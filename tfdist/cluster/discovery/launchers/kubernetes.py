@@ -7,7 +7,7 @@ TFDIST_SERVICE (launch/kubernetes/job.yaml).
 
 from collections.abc import Mapping
 
-from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.discovery import variables
 from tfdist.cluster.discovery.launchers import worker_specs
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -26,15 +26,15 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
             "all of its pods, set TFDIST_NUM_WORKERS and TFDIST_SERVICE as launch/kubernetes/job.yaml does."
         )
         return WorkerSpec(launcher="local", note=note)
-    worker_spec.need(env, _VARIABLES, "A Kubernetes Indexed Job started this pod")
-    index = worker_spec.integer(env, "JOB_COMPLETION_INDEX")
+    variables.need(env, _VARIABLES, "A Kubernetes Indexed Job started this pod")
+    index = variables.integer(env, "JOB_COMPLETION_INDEX")
     job, dash, own = env["HOSTNAME"].partition(".")[0].rpartition("-")
     if not dash or own != str(index):
         raise ValueError(
             f"HOSTNAME must be JOB-{index} in pod {index} of an Indexed Job: leave hostname of the template unset. "
-            f"{worker_spec.say_received(env, _VARIABLES)}"
+            f"{variables.say_received(env, _VARIABLES)}"
         )
-    count = worker_spec.integer(env, "TFDIST_NUM_WORKERS")
+    count = variables.integer(env, "TFDIST_NUM_WORKERS")
     return worker_specs.of_hosts(
         "kubernetes",
         env,

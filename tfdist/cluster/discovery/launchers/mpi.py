@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfdist.cluster.discovery import hostlist, slurm_tasks, worker_spec
+from tfdist.cluster.discovery import hostlist, slurm_tasks, variables, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 # Rank, number of ranks, rank on this host, ranks on this host; of Open MPI, MVAPICH2, MPICH and Intel MPI, Cray PALS.
@@ -62,17 +62,17 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
     Raises:
         ValueError: a variable is missing or inconsistent, or the host of rank 0 is unknown.
     """
-    worker_spec.need(env, names, "An MPI launcher started this process")
-    own_rank, size, local_rank, local_size = (worker_spec.integer(env, name) for name in names)
+    variables.need(env, names, "An MPI launcher started this process")
+    own_rank, size, local_rank, local_size = (variables.integer(env, name) for name in names)
     if not (own_rank < size and local_rank < local_size <= size):
-        raise ValueError(f"The MPI launcher's variables are inconsistent. {worker_spec.say_received(env, names)}")
+        raise ValueError(f"The MPI launcher's variables are inconsistent. {variables.say_received(env, names)}")
     job = next((env[name] for name in _MPI_JOB_VARIABLES if env.get(name)), None)
     if job is None:
         # On one host, mpirun or its daemon starts all ranks; over several hosts, only the batch job is common.
         batch = next((env[name] for name in _BATCH_JOB_VARIABLES if env.get(name)), "")
         job = f"{batch}/{_launcher_pid(names[2])}" if local_size == size else batch or "mpi"
     # Blocks of equal length: the number of ranks on other hosts is unknown.
-    first, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([job]), at_least=1)
+    first, _ = variables.port_block(port_base, port_count, variables.number([job]), at_least=1)
     own = [port_base + (first - port_base + i) % port_count for i in range(local_size)]
     # After the ports of the ranks on the chief's host, where it is opened.
     heartbeat_port = port_base + (first - port_base + local_size) % port_count if local_size < port_count else 0

@@ -5,7 +5,7 @@ With mpirun in a PBS job, the ranks are the workers: see mpi.py, which expects r
 
 from collections.abc import Mapping
 
-from tfdist.cluster.discovery import hostlist, worker_spec
+from tfdist.cluster.discovery import hostlist, variables, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 _VARIABLES = ("PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM", "PBS_NODEFILE")
@@ -22,22 +22,22 @@ def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
     Raises:
         ValueError: a variable or the file is missing, or they are inconsistent.
     """
-    worker_spec.need(env, _VARIABLES, "pbsdsh started this process")
+    variables.need(env, _VARIABLES, "pbsdsh started this process")
     try:
         with open(env["PBS_NODEFILE"]) as lines:
             hosts = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     except OSError as error:
         raise ValueError(
             f"PBS_NODEFILE cannot be read ({error.strerror}): PBS may write it on the first host only. Copy it to a "
-            f"shared directory and set PBS_NODEFILE to the copy. {worker_spec.say_received(env, _VARIABLES)}"
+            f"shared directory and set PBS_NODEFILE to the copy. {variables.say_received(env, _VARIABLES)}"
         ) from None
-    rank = worker_spec.integer(env, "PBS_NODENUM")
+    rank = variables.integer(env, "PBS_NODENUM")
     if rank >= len(hosts):
         raise ValueError(
             f"PBS_NODENUM is beyond the {len(hosts)} host(s) of PBS_NODEFILE: start one task a host, with pbsdsh -u. "
-            f"{worker_spec.say_received(env, _VARIABLES)}"
+            f"{variables.say_received(env, _VARIABLES)}"
         )
-    port, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([env["PBS_JOBID"]]), at_least=1)
+    port, _ = variables.port_block(port_base, port_count, variables.number([env["PBS_JOBID"]]), at_least=1)
     return WorkerSpec(
         launcher="pbs",
         rank=rank,

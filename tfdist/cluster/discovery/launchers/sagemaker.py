@@ -7,7 +7,7 @@ ENVIRONMENT_VARIABLES.md of aws/sagemaker-training-toolkit: one worker for each 
 import json
 from collections.abc import Mapping
 
-from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.discovery import variables
 from tfdist.cluster.discovery.launchers import worker_specs
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -16,13 +16,13 @@ _VARIABLES = ("SM_HOSTS", "SM_CURRENT_HOST")
 
 def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Returns the worker spec of this container; raises ValueError if variables are missing or inconsistent."""
-    worker_spec.need(env, _VARIABLES, "SageMaker started this process")
+    variables.need(env, _VARIABLES, "SageMaker started this process")
     try:
         hosts = sorted(json.loads(env["SM_HOSTS"]))
         rank = hosts.index(env["SM_CURRENT_HOST"])
     except (ValueError, TypeError):
         raise ValueError(
-            f"SM_HOSTS must be a JSON list that has SM_CURRENT_HOST. {worker_spec.say_received(env, _VARIABLES)}"
+            f"SM_HOSTS must be a JSON list that has SM_CURRENT_HOST. {variables.say_received(env, _VARIABLES)}"
         ) from None
     return worker_specs.of_hosts(
         "sagemaker",

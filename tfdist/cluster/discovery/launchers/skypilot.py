@@ -5,7 +5,7 @@ https://docs.skypilot.co/en/stable/running-jobs/environment-variables.html: one 
 
 from collections.abc import Mapping
 
-from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.discovery import variables
 from tfdist.cluster.discovery.launchers import worker_specs
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -14,11 +14,11 @@ _VARIABLES = ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")
 
 def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Returns the worker spec of this node; raises ValueError if variables are missing or inconsistent."""
-    worker_spec.need(env, _VARIABLES, "SkyPilot started this process")
+    variables.need(env, _VARIABLES, "SkyPilot started this process")
     return worker_specs.of_hosts(
         "skypilot",
         env,
-        rank=worker_spec.integer(env, "SKYPILOT_NODE_RANK"),
+        rank=variables.integer(env, "SKYPILOT_NODE_RANK"),
         hosts=env["SKYPILOT_NODE_IPS"].split(),
         job=env.get("SKYPILOT_TASK_ID", ""),
         port_base=port_base,

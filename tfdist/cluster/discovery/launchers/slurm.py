@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tfdist.cluster.discovery import hostlist, slurm_tasks, worker_spec
+from tfdist.cluster.discovery import hostlist, slurm_tasks, variables, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 _STEP_VARIABLES = (
@@ -48,21 +48,21 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
     """
     if env.get("SLURM_STEP_NUM_TASKS") == "1":
         return _alone(env, port_base, port_count)
-    worker_spec.need(env, _STEP_VARIABLES, "This process belongs to a Slurm step")
-    rank, num_workers = worker_spec.integer(env, "SLURM_PROCID"), worker_spec.integer(env, "SLURM_STEP_NUM_TASKS")
-    node, local_rank = worker_spec.integer(env, "SLURM_NODEID"), worker_spec.integer(env, "SLURM_LOCALID")
+    variables.need(env, _STEP_VARIABLES, "This process belongs to a Slurm step")
+    rank, num_workers = variables.integer(env, "SLURM_PROCID"), variables.integer(env, "SLURM_STEP_NUM_TASKS")
+    node, local_rank = variables.integer(env, "SLURM_NODEID"), variables.integer(env, "SLURM_LOCALID")
     nodes = slurm_tasks.expand_hostlist(env["SLURM_STEP_NODELIST"])
     counts = slurm_tasks.expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])
     if len(nodes) != len(counts) or sum(counts) != num_workers or not rank < num_workers or not node < len(nodes):
         raise ValueError(
             "Slurm's variables are inconsistent (job steps that span het groups, srun --het-group=0,1, are not "
-            f"supported). {worker_spec.say_received(env, _STEP_VARIABLES)}"
+            f"supported). {variables.say_received(env, _STEP_VARIABLES)}"
         )
-    number = worker_spec.integer(env, "SLURM_JOB_ID") + _BLOCKS_PER_STEP * worker_spec.integer(env, "SLURM_STEP_ID")
+    number = variables.integer(env, "SLURM_JOB_ID") + _BLOCKS_PER_STEP * variables.integer(env, "SLURM_STEP_ID")
     number += _BLOCKS_PER_RESTART * int(env.get("SLURM_RESTART_COUNT") or 0)
     most = max(counts)
     at_least = most + 1 if port_count > most else most
-    first, length = worker_spec.port_block(port_base, port_count, number, at_least=at_least)
+    first, length = variables.port_block(port_base, port_count, number, at_least=at_least)
     heartbeat_port = 0
     if length > most:  # The last port.
         length, heartbeat_port = length - 1, first + length - 1
@@ -95,7 +95,7 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
 def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> WorkerSpec:
     # Other variables are ignored: they may be left over from an interactive step in which sbatch was called.
     job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
-    port, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([job]), at_least=1)
+    port, _ = variables.port_block(port_base, port_count, variables.number([job]), at_least=1)
     return WorkerSpec(
         launcher="slurm",
         addresses=(hostlist.join_address(env.get("SLURMD_NODENAME", "localhost"), port),),
@@ -127,8 +127,8 @@ def _plane(env: Mapping[str, str], counts: Sequence[int]) -> int | None:
     if kind == "cyclic":
         return 1
     if kind == "plane":
-        worker_spec.need(env, ("SLURM_DIST_PLANESIZE",), "Slurm distributes by planes")
-        return max(1, worker_spec.integer(env, "SLURM_DIST_PLANESIZE"))
+        variables.need(env, ("SLURM_DIST_PLANESIZE",), "Slurm distributes by planes")
+        return max(1, variables.integer(env, "SLURM_DIST_PLANESIZE"))
     if kind == "arbitrary":
         return None
     raise ValueError(f"SLURM_DISTRIBUTION must start with block, cyclic, plane or arbitrary. Received: {text!r}")
@@ -136,7 +136,7 @@ def _plane(env: Mapping[str, str], counts: Sequence[int]) -> int | None:
 
 def _verify_layout(env: Mapping[str, str], nodes: Sequence[str], layout: Sequence[tuple[int, int]]) -> None:
     rank, node, local_rank = (
-        worker_spec.integer(env, name) for name in ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
+        variables.integer(env, name) for name in ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
     )
     ranks_here = ",".join(str(r) for r, (n, _) in enumerate(layout) if n == node)
     if (
@@ -149,7 +149,7 @@ def _verify_layout(env: Mapping[str, str], nodes: Sequence[str], layout: Sequenc
         raise ValueError(
             f"Rank {rank} should be task {index} of node {expected} ({nodes[expected]}), according to the step's host "
             f"list and distribution, but Slurm placed it elsewhere. Specify the distribution: srun -m block, cyclic "
-            f"or plane=<size>. {worker_spec.say_received(env, (*_STEP_VARIABLES, *names))}"
+            f"or plane=<size>. {variables.say_received(env, (*_STEP_VARIABLES, *names))}"
         )
 
 

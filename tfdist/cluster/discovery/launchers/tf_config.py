@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from tfdist.cluster.discovery import hostlist, worker_spec
+from tfdist.cluster.discovery import hostlist, variables, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
@@ -53,8 +53,8 @@ def resolve(
     here = [r for r, (host, _) in enumerate(pairs) if host == pairs[rank][0]]
     most = max(sum(host == other for other, _ in pairs) for host, _ in pairs)
     devices = worker_spec.cuda_devices(env)
-    number = worker_spec.number(addresses)
-    first, length = worker_spec.port_block(port_base, port_count, number, at_least=1)
+    number = variables.number(addresses)
+    first, length = variables.port_block(port_base, port_count, number, at_least=1)
     free = set(range(first, first + length)) - {port for _, port in pairs}
     return WorkerSpec(
         launcher="tf_config",

@@ -7,7 +7,7 @@ worker on each host.
 
 from collections.abc import Mapping
 
-from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.discovery import variables
 from tfdist.cluster.discovery.launchers import worker_specs
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -17,17 +17,17 @@ _LOCAL = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Returns the worker spec of this process; raises ValueError if variables are missing or inconsistent."""
-    worker_spec.need(env, _NEEDED, "torchrun, or variables of its kind, started this process")
+    variables.need(env, _NEEDED, "torchrun, or variables of its kind, started this process")
     local = [
-        worker_spec.integer({name: env.get(name, default)}, name) for name, default in zip(_LOCAL, "01", strict=True)
+        variables.integer({name: env.get(name, default)}, name) for name, default in zip(_LOCAL, "01", strict=True)
     ]
     # Not the number of restarts, which each host counts by itself.
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     return worker_specs.of_ranks(
         "torchrun",
         env,
-        rank=worker_spec.integer(env, "RANK"),
-        num_workers=worker_spec.integer(env, "WORLD_SIZE"),
+        rank=variables.integer(env, "RANK"),
+        num_workers=variables.integer(env, "WORLD_SIZE"),
         local_rank=local[0],
         local_size=local[1],
         chiefs=(env["MASTER_ADDR"],),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tfdist.cluster.discovery import hostlist, worker_spec
+from tfdist.cluster.discovery import hostlist, variables, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
@@ -35,9 +35,9 @@ def of_hosts(
     if not rank < len(hosts) or len(set(hosts)) < len(hosts):
         raise ValueError(
             f"{launcher}: rank {rank} must be below the number of hosts, {len(hosts)}, which must differ: "
-            f"{', '.join(hosts)}. {worker_spec.say_received(env, received)}"
+            f"{', '.join(hosts)}. {variables.say_received(env, received)}"
         )
-    first, length = worker_spec.port_block(port_base, port_count, worker_spec.number([job]), at_least=1)
+    first, length = variables.port_block(port_base, port_count, variables.number([job]), at_least=1)
     return WorkerSpec(
         launcher=launcher,
         rank=rank,
@@ -83,14 +83,12 @@ def of_ranks(
         ValueError: the numbers are inconsistent, or `chiefs` is empty for workers on several hosts.
     """
     if not (rank < num_workers and local_rank < local_size <= num_workers):
-        raise ValueError(f"The variables of {launcher} are inconsistent. {worker_spec.say_received(env, received)}")
-    first, _ = worker_spec.port_block(port_base, port_count, worker_spec.number([job]), at_least=1)
+        raise ValueError(f"The variables of {launcher} are inconsistent. {variables.say_received(env, received)}")
+    first, _ = variables.port_block(port_base, port_count, variables.number([job]), at_least=1)
     own = [port_base + (first - port_base + index) % port_count for index in range(local_size)]
     alone = local_size == num_workers
     if not alone and not chiefs:
-        raise ValueError(
-            f"{launcher} does not say on which host rank 0 runs. {worker_spec.say_received(env, received)}"
-        )
+        raise ValueError(f"{launcher} does not say on which host rank 0 runs. {variables.say_received(env, received)}")
     devices = worker_spec.cuda_devices(env)
     return WorkerSpec(
         launcher=launcher,
