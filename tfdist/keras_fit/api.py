@@ -21,7 +21,6 @@ from typing import Any
 import keras
 
 from tfdist import config as config_lib
-from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import callbacks as callbacks_lib
@@ -75,21 +74,21 @@ def fit(
         SystemExit: code 75 or 78: stopped by a signal or the file STOP, and saved. Run the script again to resume.
     """
     setup.check_arguments(cluster, model, "fit")
-    cluster_lib.check("tfdist.fit")
     setup.check_model(cluster, model, "fit")
     setup.check_epochs(epochs, initial_epoch, validation_freq)
     workdir = setup.to_path(workdir)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
-    options = {"shuffle": bool(shuffle), "class_weight": class_weight, "seed": seed, "continues": True}
-    data = _data_adapter(model, x, y, sample_weight, batch_size, steps_per_epoch, **options)
+    options = {"batch_size": batch_size, "steps": steps_per_epoch, "class_weight": class_weight, "seed": seed}
+    data = _data_adapter(model, x, y, sample_weight, shuffle=bool(shuffle), continues=True, **options)
     validation = None
     if validation_data is not None:
         parts = keras.utils.unpack_x_y_sample_weight(validation_data)
         if y is not None and parts[1] is None and make_adapter.is_arrays(parts[0]):
             raise ValueError("validation_data must be (x, y) or (x, y, sample_weight), as y is given. Received: only x")
         try:
-            validation = _data_adapter(model, *parts, validation_batch_size or batch_size, validation_steps)
+            size = validation_batch_size or batch_size
+            validation = _data_adapter(model, *parts, batch_size=size, steps=validation_steps)
         except ValueError as error:
             raise ValueError(f"validation_data: {error}") from None
     config = run_config.of_fit(cluster, model, x, data.batch_size, epochs, validation_freq, bool(shuffle), seed)
@@ -164,9 +163,8 @@ def evaluate(
         ValueError: an argument is not supported; the message says what to do.
     """
     setup.check_arguments(cluster, model, "evaluate")
-    cluster_lib.check("tfdist.evaluate")
     setup.check_model(cluster, model, "evaluate")
-    data = _data_adapter(model, x, y, sample_weight, batch_size, steps)
+    data = _data_adapter(model, x, y, sample_weight, batch_size=batch_size, steps=steps)
     config = run_config.of_evaluation(cluster, model, data.batch_size)
     with patches.patch_for_run(model) as stack, data_errors.name_shapes(model, data.element_spec):
         stop = interruption.StopRequest()
@@ -217,10 +215,9 @@ def predict(
         ValueError: an argument is not supported; the message says what to do.
     """
     setup.check_arguments(cluster, model, "predict")
-    cluster_lib.check("tfdist.predict")
     if outputs not in ("all", "chief"):
         raise ValueError(f'outputs must be "all" or "chief". Received: {outputs!r}')
-    data = _data_adapter(model, x, None, None, batch_size, steps, as_given=False)
+    data = _data_adapter(model, x, batch_size=batch_size, steps=steps, as_given=False)
     same_data.check_same_data(cluster, data)
     if data.epoch_hooks is not None:
         data.epoch_hooks.begin_pass(reset=False)
@@ -240,33 +237,15 @@ def predict(
 
 
 def _data_adapter(
-    model: keras.Model,
-    x: Any,
-    y: Any,
-    sample_weight: Any,
-    batch_size: int | None,
-    steps: int | None,
-    *,
-    shuffle: bool = False,
-    class_weight: dict[int, float] | None = None,
-    seed: int = 0,
-    continues: bool = False,
-    as_given: bool = True,
+    model: keras.Model, x: Any, y: Any = None, sample_weight: Any = None, *, as_given: bool = True, **options: Any
 ) -> DataAdapter:
-    options = base.DataOptions(
-        batch_size=batch_size,
-        steps=steps,
-        shuffle=shuffle,
-        class_weight=class_weight,
-        seed=seed,
-        continues=continues,
-        input_ranks=_input_ranks(model),
+    """Returns the adapter of data for `model`; `options`: those of `base.DataOptions` that do not follow from it."""
+    preprocessing = preprocess.function_of(model)
+    inputs = None if preprocessing else getattr(model, "inputs", None)
+    given = base.DataOptions(
+        **options,
+        input_ranks=tuple(len(one.shape) for one in inputs) if inputs else None,
         as_given=as_given and bool(own_setup.overrides(model)),
-        preprocess=preprocess.function_of(model),
+        preprocess=preprocessing,
     )
-    return make_adapter.make_data_adapter(x, y, sample_weight, options)
-
-
-def _input_ranks(model: keras.Model) -> tuple[int, ...] | None:
-    inputs = None if preprocess.function_of(model) else getattr(model, "inputs", None)
-    return tuple(len(one.shape) for one in inputs) if inputs else None
+    return make_adapter.make_data_adapter(x, y, sample_weight, given)

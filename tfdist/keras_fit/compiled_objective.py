@@ -61,7 +61,8 @@ class CompiledObjective(ModelObjective):
         if self.model.jit_compile and not parts:
             # Without the sum over replicas, which XLA cannot compile on CPUs.
             forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
-        return trainer.ShardResult(*forward_backward(shard), _weight(shard))
+        weight = tf.cast(shard["count"] / shard["total"], tf.float32)
+        return trainer.ShardResult(*forward_backward(shard), weight)
 
     @tf.autograph.experimental.do_not_convert
     def evaluate(self, shard: Element) -> tf.Tensor:
@@ -176,7 +177,3 @@ def _communicates(model: keras.Model) -> bool:
 def _may_mask(layer: keras.Layer) -> bool:
     overrides = type(layer).compute_mask is not keras.Layer.compute_mask
     return overrides and not isinstance(layer, keras.layers.RNN) and getattr(layer, "mask_zero", True)
-
-
-def _weight(element: Element) -> tf.Tensor:
-    return tf.cast(element["count"] / element["total"], tf.float32)

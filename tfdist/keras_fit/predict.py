@@ -80,13 +80,7 @@ def _outputs(cluster: Cluster, model: keras.Model, iterator: Iterator) -> Any:
 
 
 def gather(
-    cluster: Cluster,
-    bind: Bind,
-    elements: Iterator,
-    steps: int,
-    callbacks: trainer.CallbackRunner,
-    *,
-    keep: bool,
+    cluster: Cluster, bind: Bind, elements: Iterator, steps: int, callbacks: trainer.CallbackRunner, *, keep: bool
 ) -> Any:
     """Computes the outputs of `steps` batches, each replica its shard. Collective: all workers call it.
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import export
+from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
@@ -234,10 +235,11 @@ def to_path(workdir: os.PathLike | str | None) -> Path | None:
 
 
 def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
-    """Checks the types of the first two arguments of `tfdist.PURPOSE(cluster, model, x, ...)`.
+    """Checks the types of the first two arguments of `tfdist.PURPOSE(cluster, model, x, ...)`, and where it is called.
 
     Raises:
         ValueError: names the argument, what it must be, and what was received.
+        RuntimeError: as `cluster.check`.
     """
     form = f"tfdist.{purpose}(cluster, model, x, ...)"
     if not isinstance(cluster, Cluster):
@@ -246,6 +248,7 @@ def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
         )
     if not isinstance(model, keras.Model):
         raise ValueError(f"{form}: `model` must be a keras.Model. Received: {type(model).__name__}")
+    cluster_lib.check(f"tfdist.{purpose}")
 
 
 def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:

@@ -172,10 +172,7 @@ def find(argv: list[str]) -> None:
     backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
     validate.validate(flags.FLAGS["config"].value)
     runner = TrialRunner(
-        arguments=words.config_arguments(argv[1:]),
-        backend=backend,
-        workdir=workdir,
-        memory_mb=flags.FLAGS.memory_mb,
+        arguments=words.config_arguments(argv[1:]), backend=backend, workdir=workdir, memory_mb=flags.FLAGS.memory_mb
     )
     best = search(
         runner.attempt,

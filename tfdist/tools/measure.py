@@ -19,10 +19,7 @@ from tfdist.cluster.devices import gpu_table, host_gpus
 from tfdist.cluster.devices import machine as machine_lib
 
 # (limit, usage) of a control group's memory, in versions 2 and 1.
-_CGROUP_FILES = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
+_CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 
 
 def all_reduce_seconds(cluster: Any, num_bytes: int, *, repeats: int = 5, sums: int = 1) -> float:

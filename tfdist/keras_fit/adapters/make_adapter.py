@@ -211,7 +211,7 @@ def _finishing(dataset: tf.data.Dataset, options: DataOptions) -> Callable[..., 
     """Returns a function for `dataset.map` that finishes a batch."""
     in_tuple = isinstance(dataset.element_spec, tuple)
     return tf.autograph.experimental.do_not_convert(
-        lambda *given: base.finish(given if in_tuple else given[0], options),
+        lambda *given: base.finish(given if in_tuple else given[0], options)
     )
 
 

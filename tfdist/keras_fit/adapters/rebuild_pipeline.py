@@ -248,10 +248,6 @@ def _map_as(one: Any, below: tf.data.Dataset) -> tf.data.Dataset:
     return below.map(_calling(one._map_func.function, one.element_spec), **options)
 
 
-def _filter_as(one: Any, below: tf.data.Dataset) -> tf.data.Dataset:
-    return below.filter(_calling(one._predicate.function, tf.TensorSpec([], tf.bool)))
-
-
 def _shuffle_anew(one: Any, below: tf.data.Dataset) -> tf.data.Dataset:
     if _has_shuffle(below):  # A pass that is skipped would take no seeds from it.
         raise KeyError(one)
@@ -262,6 +258,6 @@ _KINDS: dict[str, Rebuild] = {
     **ELEMENTWISE_AGNOSTIC,
     **dict.fromkeys(BATCHES, batch_as),
     **dict.fromkeys(MAPS, _map_as),
-    "_FilterDataset": _filter_as,
+    "_FilterDataset": lambda one, below: below.filter(_calling(one._predicate.function, tf.TensorSpec([], tf.bool))),
     "CacheDataset": lambda one, below: below,
 }

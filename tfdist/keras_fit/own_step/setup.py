@@ -92,10 +92,7 @@ def prepare(
     context = trainer.build_context(
         cluster, config, own, main, slots="train" in adapters, moving=statistics, step_count=steps
     )
-    return OwnStep(
-        context=context,
-        variables=_more_variables(cluster, model, optimizers, context, steps),
-    )
+    return OwnStep(context=context, variables=_more_variables(cluster, model, optimizers, context, steps))
 
 
 def trace(cluster: Cluster, context: trainer.StepContext, kind: str, element_spec: Any) -> Callable[[Any], None]:

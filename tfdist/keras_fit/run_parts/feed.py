@@ -70,11 +70,7 @@ def make_feed(
         examples=functools.partial(same_data.examples, adapter) if compares else lambda count: Examples(),
         first_nonfinite=functools.partial(_without_gate, adapter.gate, rows_of_steps.first_nonfinite, adapter, shard),
         find_label=functools.partial(
-            _without_gate,
-            adapter.gate,
-            rows_of_steps.with_label,
-            {"": adapter, "validation_data: ": validation},
-            shard,
+            _without_gate, adapter.gate, rows_of_steps.with_label, {"": adapter, "validation_data: ": validation}, shard
         ),
     )
 

@@ -36,12 +36,7 @@ class Agreement:
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        attributes: Callable[[], dict[str, str]],
-        gate: EpochGate | None,
-        *,
-        generators: bool,
+        self, cluster: Cluster, attributes: Callable[[], dict[str, str]], gate: EpochGate | None, *, generators: bool
     ):
         self._cluster, self._attributes, self._gate = cluster, attributes, gate
         self._generators = generators

@@ -222,3 +222,10 @@ def once(place: str, function: Callable[[], Any], path: Any = None) -> Any:
         else:
             collective_guard.result(_script.cluster)
     return found.value()
+
+
+def make_once(place: str, function: Callable[[], Any], path: Any) -> Any:
+    """Calls `function` as `once` does; returns what it returned on the worker that owns `path`, None on the others."""
+    made: list[Any] = []
+    once(place, lambda: made.append(function()), path)
+    return made[0] if made else None

@@ -42,16 +42,9 @@ def open_file(original: Callable[..., Any], file: Any, mode: str = "r", *args: A
     place = context.calling_line(file)
     if not place:
         return original(file, mode, *args, **keywords)
-    opened = None
-    if not context.owns(file):
-        opened = _stand_in(original, file, mode, args, keywords)
-
-    def open_here() -> None:
-        nonlocal opened
-        opened = original(file, mode, *args, **keywords)
-
+    opened = None if context.owns(file) else _stand_in(original, file, mode, args, keywords)
     try:
-        context.once(place, open_here, file)
+        opened = context.make_once(place, lambda: original(file, mode, *args, **keywords), file) or opened
     except Exception:
         if opened is not None:
             opened.close()
@@ -167,13 +160,7 @@ def open_of_tensorflow(original: Callable[..., Any], *args: Any, **keywords: Any
     reads = original.__name__ != "TFRecordWriter" and not set("wa+") & set(str([*args[1:2], keywords.get("mode", "")]))
     if not place or reads:
         return original(*args, **keywords)
-    writer = None
-
-    def open_here() -> None:
-        nonlocal writer
-        writer = original(*args, **keywords)
-
-    context.once(place, open_here, path)
+    writer = context.make_once(place, lambda: original(*args, **keywords), path)
     return _OfTensorFlow(writer, path, place)
 
 
@@ -203,13 +190,7 @@ def map_file(original: Callable[..., Any], kind: type, filename: Any, *args: Any
     place = context.calling_line(filename) if is_path(filename) and mode not in ("r", "c", "readonly") else ""
     if not place:
         return original(kind, filename, *args, **keywords)
-    made = None
-
-    def make() -> None:
-        nonlocal made
-        made = original(kind, filename, *args, **keywords)
-
-    context.once(place, make, filename)
+    made = context.make_once(place, lambda: original(kind, filename, *args, **keywords), filename)
     if made is None:
         given.arguments["mode"] = "r+"
         with context.running():

@@ -64,12 +64,7 @@ def outputs_of_split(saved: SavedRun, cluster: Any) -> tuple[np.ndarray, np.ndar
     model, prepares = weights.load(saved, cluster, flags.FLAGS.checkpoint)
     prepare = (lambda batch, seeds, *, training: batch) if prepares else weights.preparation(saved)
     found, columns = outputs.compute(
-        cluster,
-        predict.caller(saved, model),
-        source,
-        prepare,
-        batch=predict.batch_size(saved),
-        keep=(saved.labels,),
+        cluster, predict.caller(saved, model), source, prepare, batch=predict.batch_size(saved), keep=(saved.labels,)
     )
     labels = columns.get(saved.labels)
     if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":

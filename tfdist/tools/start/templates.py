@@ -26,12 +26,7 @@ def of_data(name: str, data: Data) -> dict[str, str]:
     metric, mode = ("accuracy", "max") if data.classes else ("mae", "min")
     if data.kind == "text":
         metric = "sparse_categorical_accuracy"
-    about = {
-        "images": "the images",
-        "table": "the table",
-        "arrays": "the arrays",
-        "text": "the text",
-    }[data.kind] + f" in {Path(data.source['path']).name}"
+    about = f"the {data.kind} in {Path(data.source['path']).name}"
     config = shipped.fill(
         "config",
         about=about,

@@ -64,7 +64,9 @@ def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], m
     if busy and plan.prune:
         print(f"The sweep is in the queue: job {', '.join(sorted({job.partition('_')[0] for job in busy}))}.")
         return 0
-    done = {index for index, name in enumerate(plan.runs) if _is_over(plan, workdir, name)}
+    pruned = halving.read_pruned(plan, workdir)
+    over = {name for name in plan.runs if name in pruned or ends.read(plan, workdir, name).state == "finished"}
+    done = {index for index, name in enumerate(plan.runs) if name in over}
     if plan.proposals:
         done = proposals.over(workdir, plan)
     waiting = {int(job.partition("_")[2]) for job in busy}
@@ -97,10 +99,6 @@ def with_defaults(options: Sequence[str], workdir: Path) -> list[str]:
     defaults = {"--job-name": workdir.name, "--output": str(workdir / "slurm-%A_%a.log")}
     given = {option.partition("=")[0] for option in options}
     return [*options, *(f"{name}={value}" for name, value in defaults.items() if name not in given)]
-
-
-def _is_over(plan: Plan, workdir: Path, name: str) -> bool:
-    return ends.read(plan, workdir, name).state == "finished" or name in halving.read_pruned(plan, workdir)
 
 
 def _sbatch(command: Sequence[str], directory: str) -> str:

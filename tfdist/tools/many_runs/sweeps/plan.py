@@ -73,9 +73,7 @@ def read(workdir: Path) -> Plan | None:
     if saved is None:
         return None
     try:
-        return Plan(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()},
-        )
+        return Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()})
     except TypeError:
         raise ValueError(f"{workdir / FILE} is damaged: {_ADVICE}") from None
 
