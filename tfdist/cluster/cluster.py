@@ -6,20 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import distributed_dataset
-from tfdist.cluster.devices import collective_dtypes, replicas
+from tfdist.cluster.devices import replicas
 from tfdist.cluster.discovery.roster import Roster
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.config import specs
 
 # Seconds that a finished worker waits for the others before it exits.
 SHUTDOWN_SECONDS = 600.0
-# Bytes of one broadcast: longer contents are broadcast in parts.
-_BROADCAST_BYTES = 2**25
 
 
 # (what runs on this worker only, advice to the user), outermost first.
@@ -66,7 +63,7 @@ class Cluster:
     # Monitors the other workers; None if there are none.
     monitor: HeartbeatMonitor | None
     # Compiled collectives: they are traced once, not in every call.
-    _compiled: dict[tuple[str, tf.DType], Callable[..., tf.Tensor]] = dataclasses.field(
+    compiled: dict[tuple[str, tf.DType], Callable[..., Any]] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -120,9 +117,9 @@ class Cluster:
             return own[np.newaxis]
         check("communication")
         key = ("all_gather", tf.as_dtype(own.dtype))
-        if key not in self._compiled:
-            self._compiled[key] = self.make_all_gather(tf.identity, [tf.TensorSpec([None], own.dtype)])
-        return self._compiled[key](tf.constant(own)).numpy()[:: self.num_replicas // self.num_workers]
+        if key not in self.compiled:
+            self.compiled[key] = self.make_all_gather(tf.identity, [tf.TensorSpec([None], own.dtype)])
+        return self.compiled[key](tf.constant(own)).numpy()[:: self.num_replicas // self.num_workers]
 
     def make_all_gather(
         self, compute: Callable[..., tf.Tensor], input_signature: Sequence[tf.TensorSpec] = ()
@@ -175,37 +172,11 @@ class Cluster:
 
     def broadcast_bytes(self, value: bytes) -> bytes:
         """Returns the chief's `value` on every worker. Collective."""
-        size = self.broadcast(len(value))
-        if self.num_workers == 1 or size == 0:
-            return value[:size]
-        parts = range(0, size, _BROADCAST_BYTES)
-        return b"".join(self._broadcast_part(value, first, min(first + _BROADCAST_BYTES, size)) for first in parts)
-
-    def _broadcast_part(self, value: bytes, first: int, last: int) -> bytes:
-        words = np.zeros(-(-(last - first) // 4), np.int32)  # Integers: a sum with zeros keeps every bit.
-        if self.is_chief:
-            words.view(np.uint8)[: last - first] = np.frombuffer(value, np.uint8)[first:last]
-        key = ("broadcast", tf.int32)  # Collectives do not support uint8.
-        if key not in self._compiled:
-            self._compiled[key] = self._make_broadcast([[tf.TensorSpec([None], tf.int32)]])
-        (from_chief,) = self._compiled[key]([tf.constant(words)])
-        return from_chief.numpy().tobytes()[: last - first]
+        return value if self.num_workers == 1 else specs.part("cluster.broadcast_bytes")(self, value)
 
     def make_broadcast_variables(self, variables: Iterable[Any]) -> Callable[[], None]:
         """Returns a function that sets variables, but no strings, to the chief's values on every worker. Collective."""
-        values = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
-        values = [variable for variable in values if tf.as_dtype(variable.dtype) != tf.string]
-        if self.num_workers == 1 or not values:
-            return lambda: None
-        broadcast = self._make_broadcast()
-
-        def broadcast_values() -> None:
-            check("a broadcast of variables")
-            from_chief = broadcast([collective_dtypes.to_bits(tf.convert_to_tensor(variable)) for variable in values])
-            for variable, bits in zip(values, from_chief, strict=True):
-                variable.assign(collective_dtypes.from_bits(bits, variable.dtype))
-
-        return broadcast_values
+        return specs.part("cluster.broadcast_variables")(self, variables) if self.num_workers > 1 else lambda: None
 
     def broadcast_variables(self, variables: Iterable[Any]) -> None:
         """Sets Keras variables to the chief's values on every worker. Collective."""
@@ -242,17 +213,3 @@ class Cluster:
         """
         if self.monitor is not None:
             self.monitor.finish(SHUTDOWN_SECONDS)
-
-    def _make_broadcast(self, input_signature: Any = None) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
-        @tf.function(autograph=False, input_signature=input_signature)
-        def broadcast(values: list[tf.Tensor]) -> list[tf.Tensor]:
-            chosen = self.strategy.run(
-                lambda: [tf.where(replicas.replica_id() == 0, value, tf.zeros_like(value)) for value in values]
-            )
-            return [self.strategy.reduce("SUM", value, axis=None) for value in chosen]
-
-        def broadcast_to_all(values: list[tf.Tensor]) -> list[tf.Tensor]:
-            with self.collective("a broadcast"):
-                return broadcast(values)
-
-        return broadcast_to_all
