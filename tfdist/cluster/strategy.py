@@ -67,6 +67,7 @@ class Started:
     # See `Roster`.
     notes: Sequence[str]
     details: Sequence[str] = ()
+    others: str = ""
 
 
 def plan(
@@ -261,4 +262,4 @@ def _make_roster(planned: ClusterPlan, started: Started) -> Roster:
         for worker in started.members
     )
     details = (onednn.describe(onednn.current(os.environ)), *started.details)
-    return Roster(workers=workers, notes=tuple(started.notes), details=details)
+    return Roster(workers=workers, others=started.others, notes=tuple(started.notes), details=details)

@@ -56,9 +56,9 @@ def test_many_missing_or_lost_workers_are_named_by_their_hosts():
 def test_each_message_after_a_loss_names_the_loss():
     """Of 512 workers, seven that connected to the chief later had never heard of it, and named the chief."""
     monitor = make_monitor()
-    assert "lost" not in peer_loss.status(monitor) and peer_loss.cause(monitor) == ""
+    assert "lost" not in connections.status(monitor) and peer_loss.cause(monitor) == ""
     monitor.loss = {"lost": "worker 2 is lost", "stacks": False, "restart_helps": True}
-    assert peer_loss.status(monitor)["lost"] == "worker 2 is lost"
+    assert connections.status(monitor)["lost"] == "worker 2 is lost"
     assert peer_loss.cause(monitor) == "worker 2 is lost. Restart all workers"
 
 

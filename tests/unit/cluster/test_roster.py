@@ -3,6 +3,7 @@
 import pytest
 
 from tfdist.cluster.discovery import hostlist, slurm_tasks
+from tfdist.cluster.discovery import roster as roster_lib
 from tfdist.cluster.discovery.roster import Roster, WorkerInfo
 
 
@@ -11,7 +12,8 @@ def make_roster(workers: int) -> Roster:
         WorkerInfo(host=f"n{1 + rank // 4:02}", pid=100 + rank, devices="1 CPU", communication=f"RING at port {rank}")
         for rank in range(workers)
     ]
-    return Roster(workers=tuple(infos), notes=("a note",), details=("a detail",))
+    others = hostlist.describe_others([info.host for info in infos[roster_lib.MOST_WORKERS :]])
+    return Roster(workers=tuple(infos), others=others, notes=("a note",), details=("a detail",))
 
 
 def test_roster_has_a_line_per_worker_then_the_notes():

@@ -1,7 +1,7 @@
 """How hosts, ranks and addresses are written: lists in Slurm's notation, `host:port`. Imports no TensorFlow."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def compress_hostlist(hosts: Iterable[str]) -> str:
@@ -27,6 +27,12 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
 def ranges(numbers: Iterable[int]) -> str:
     """Writes ascending numbers as ranges: 0, 1, 2, 5 -> `0-2, 5`."""
     return compress_hostlist(map(str, numbers)).strip("[]").replace(",", ", ")
+
+
+def describe_others(hosts: Sequence[str]) -> str:
+    """Returns a line about the hosts of workers that are not listed, such as `and 2 more workers on n[3-4]`, or ""."""
+    number = f"{len(hosts):,} more workers" if len(hosts) > 1 else "1 more worker"
+    return f"and {number} on {compress_hostlist(hosts)}" if hosts else ""
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -2,10 +2,8 @@
 
 import dataclasses
 
-from tfdist.cluster.discovery import hostlist
-
 # Workers in the log; environment.json has all.
-_MOST_WORKERS = 16
+MOST_WORKERS = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +23,8 @@ class Roster:
     """All workers in rank order, and notes for the user."""
 
     workers: tuple[WorkerInfo, ...] = ()
+    # What the log says of those after the first MOST_WORKERS; "" if there are none.
+    others: str = ""
     # Warnings about the environment, such as a forgotten srun.
     notes: tuple[str, ...] = ()
     # Notes that only a verbose log shows.
@@ -36,12 +36,8 @@ class Roster:
 
     def short_lines(self, verbose: bool) -> list[str]:
         """Returns the lines for the log: of many workers only the first ones, and the hosts of the others."""
-        lines = [self._line(rank) for rank in range(min(len(self.workers), _MOST_WORKERS))]
-        others = self.workers[_MOST_WORKERS:]
-        if others:
-            number = f"{len(others):,} more workers" if len(others) > 1 else "1 more worker"
-            lines.append(f"and {number} on {hostlist.compress_hostlist(worker.host for worker in others)}")
-        return [*lines, *self.notes, *(self.details if verbose else ())]
+        lines = [self._line(rank) for rank in range(min(len(self.workers), MOST_WORKERS))]
+        return [*lines, *filter(None, [self.others]), *self.notes, *(self.details if verbose else ())]
 
     def _line(self, rank: int) -> str:
         worker, size = self.workers[rank], len(self.workers)

@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from tfdist import config as config_lib
@@ -61,7 +62,11 @@ def start(
     keys = keys or keys_lib.load(None, os.environ)
     seconds = worker_spec.connect_seconds(options.connect_seconds, len(members))
     options = dataclasses.replace(options, connect_seconds=seconds)
-    watch = functools.partial(_watch, listener=listener, keys=keys)
+
+    def watch(monitor: HeartbeatMonitor) -> Coroutine[Any, Any, None]:
+        monitor.announce = functools.partial(_announce, monitor)
+        return _watch(monitor, listener, keys)
+
     return heartbeat.start(rank=rank, members=members, options=options, watch=watch)
 
 
@@ -93,7 +98,7 @@ async def _connect_to_chief(monitor: HeartbeatMonitor, keys: Keys) -> None:
         try:
             address = (host, monitor.members[0]["heartbeat_port"])
             channel = await asyncio.wait_for(channel_lib.connect(address, keys), _HELLO_SECONDS)
-            channel.send(peer_loss.status(monitor))
+            channel.send(status(monitor))
             _receive(monitor, 0, await asyncio.wait_for(channel.receive(), _HELLO_SECONDS))
             break
         except (OSError, ValueError, EOFError, asyncio.TimeoutError):
@@ -111,7 +116,7 @@ async def _exchange_heartbeats(monitor: HeartbeatMonitor, rank: int, channel: Ch
             channel.send(body)  # Does not block or raise: the reader notices a closed connection.
 
     monitor.peers[rank].send = send
-    peer_loss.announce(monitor, {})
+    monitor.announce({})
     with contextlib.suppress(OSError, ValueError, EOFError):
         while True:
             _receive(monitor, rank, await channel.receive())
@@ -172,3 +177,22 @@ async def _check_reachability(monitor: HeartbeatMonitor) -> None:
     rank, why = await reachability.first_unreachable_pair(others, limit / 2, is_waiting)
     own, other = (peer_loss.worker_name(monitor, one) for one in (monitor.rank, rank))
     peer_loss.declare_lost(monitor, f"{own} cannot connect to {other}: {why}")
+
+
+def _announce(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:
+    """Sends a message with the present step to all connected workers."""
+    body = json.dumps(status(monitor) | message).encode()
+    for peer in monitor.peers.values():
+        if peer.send is not None:
+            peer.send(body)
+
+
+def status(monitor: HeartbeatMonitor) -> dict[str, Any]:
+    """Returns what every message contains."""
+    collective = monitor.own.collective
+    waits = None if collective is None else [collective[0], time.monotonic() - collective[1]]
+    # The other workers are connected to the chief alone, which forwards the pauses.
+    paused = monitor.own.pauses > 0 or any(peer.paused for peer in monitor.peers.values() if monitor.rank == 0)
+    # In every message from then on: a worker that connects late learns of the loss, too.
+    found = {"rank": monitor.rank, "pid": os.getpid(), "step": monitor.own.step, "waits": waits, "paused": paused}
+    return found | monitor.loss

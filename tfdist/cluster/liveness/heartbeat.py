@@ -74,7 +74,7 @@ async def watch_stalls(
         last = now
         if now - announced > pause - INTERVAL_SECONDS / 2:
             announced = now
-            peer_loss.announce(monitor, {})
+            monitor.announce({})
         if monitor.all_finished.is_set():
             continue
         if monitor.own.pauses or any(peer.paused for peer in monitor.peers.values()):

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import dataclasses
 import faulthandler
-import json
 import os
 import re
 import sys
@@ -84,6 +83,8 @@ class HeartbeatMonitor:
     own: OwnProgress = dataclasses.field(default_factory=OwnProgress)
     # The workers that send heartbeats to this one: the chief, or on the chief all others.
     peers: dict[int, Peer] = dataclasses.field(default_factory=dict)
+    # Sends a message to all connected workers; called in the monitor's thread. One worker has nobody to send it to.
+    announce: Callable[[dict[str, Any]], None] = lambda message: None
     # Seconds that a checkpoint may take to be written after a loss, if more than `_WRITING_SECONDS`.
     writing_seconds: Callable[[], float] = lambda: 0.0
     # Workers that have finished the run. After `all_finished`, missing heartbeats are ignored.
@@ -235,7 +236,7 @@ def note_finished(monitor: HeartbeatMonitor, rank: int) -> None:
     monitor.finished.add(rank)
     all_done = rank == 0 if monitor.rank else len(monitor.finished) == len(monitor.members)
     if all_done or rank == monitor.rank != 0:
-        announce(monitor, {"finished": True})
+        monitor.announce({"finished": True})
     if all_done:
         monitor.all_finished.set()  # From now on the process may exit.
 
@@ -243,25 +244,6 @@ def note_finished(monitor: HeartbeatMonitor, rank: int) -> None:
 def connected_ranks(monitor: HeartbeatMonitor) -> set[int]:
     """Returns the ranks of the workers to which there is a connection."""
     return {rank for rank, peer in monitor.peers.items() if peer.send is not None}
-
-
-def announce(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:
-    """Sends a message with the present step to all connected workers. Runs in the monitor's thread."""
-    body = json.dumps(status(monitor) | message).encode()
-    for peer in monitor.peers.values():
-        if peer.send is not None:
-            peer.send(body)
-
-
-def status(monitor: HeartbeatMonitor) -> dict[str, Any]:
-    """Returns what every message contains."""
-    collective = monitor.own.collective
-    waits = None if collective is None else [collective[0], time.monotonic() - collective[1]]
-    # The other workers are connected to the chief alone, which forwards the pauses.
-    paused = monitor.own.pauses > 0 or any(peer.paused for peer in monitor.peers.values() if monitor.rank == 0)
-    # In every message from then on: a worker that connects late learns of the loss, too.
-    found = {"rank": monitor.rank, "pid": os.getpid(), "step": monitor.own.step, "waits": waits, "paused": paused}
-    return found | monitor.loss
 
 
 def cause(monitor: HeartbeatMonitor) -> str:
@@ -281,7 +263,7 @@ def declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, 
     """
     if not monitor.loss_known.is_set():
         monitor.loss = {"lost": text, "stacks": stacks, "restart_helps": restart_helps}
-        announce(monitor, {})
+        monitor.announce({})
         monitor.loss_known.set()
         threading.Thread(target=_exit, args=(monitor, stacks), daemon=True).start()
 
@@ -293,7 +275,7 @@ def worker_name(monitor: HeartbeatMonitor, rank: int) -> str:
 
 def _send_and_flush(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:
     sent = threading.Event()
-    monitor.loop.call_soon_threadsafe(lambda: (announce(monitor, message), sent.set()))
+    monitor.loop.call_soon_threadsafe(lambda: (monitor.announce(message), sent.set()))
     sent.wait(1.0)
 
 

@@ -15,7 +15,7 @@ from tfdist.cluster import interruption, malloc
 from tfdist.cluster import strategy as strategy_lib
 from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
-from tfdist.cluster.discovery import host_names, worker_spec
+from tfdist.cluster.discovery import host_names, hostlist, roster, worker_spec
 from tfdist.cluster.liveness import connections, startup_watchdog
 from tfdist.cluster.rendezvous import preflight
 from tfdist.cluster.several_workers import first_collective
@@ -48,7 +48,8 @@ def start(
             strategy = _make_strategy(planned, [worker["address"] for worker in members])
     monitor = connections.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
     first_collective.check(strategy, monitor, first_collective.limit(seconds, software))
-    return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details)
+    others = hostlist.describe_others([worker["host"] for worker in members[roster.MOST_WORKERS :]])
+    return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details, others=others)
 
 
 def _configure_malloc(planned: ClusterPlan) -> list[str]:
