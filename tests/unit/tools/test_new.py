@@ -96,6 +96,10 @@ def test_a_script_and_a_batch_file_where_slurm_is_found(tmp_path, monkeypatch):
     assert "tfdist run --workdir=runs/mine mine.py" in said
     job = (tmp_path / "mine" / "job.sbatch").read_text()
     assert "#SBATCH --gpus-per-node=4\n" in job and "#SBATCH --ntasks-per-node=4\n" in job
+    # The last lines, with programs of other names: code 75 requeues the job.
+    end = "(exit 75)\n" + job[job.index("code=$?") :].replace("scontrol", "echo")
+    done = subprocess.run(["/bin/bash", "-c", end], env={"SLURM_JOB_ID": "7"}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (75, "requeue 7\n")
     compile((tmp_path / "mine" / "mine.py").read_text(), "mine.py", "exec")
     with pytest.raises(ValueError, match=r"mine exists and is not empty"):
         new.write(pathlib.Path("mine"), "script")

@@ -12,6 +12,13 @@ from tfdist.tools.start.look import Data
 
 # Optimizer steps of the first run.
 _STEPS, _MOST_EPOCHS, _LEAST_EPOCHS = 300, 20, 5
+# The end of the batch file of a script, which leaves that to it; a config requeues the job itself.
+_REQUEUE = """
+code=$?
+# 75: stopped in time and saved. The same command resumes.
+[ "$code" -ne 75 ] || scontrol requeue "$SLURM_JOB_ID"
+exit "$code"\
+"""
 
 
 def of_data(name: str, data: Data) -> dict[str, str]:
@@ -56,7 +63,7 @@ def of_data(name: str, data: Data) -> dict[str, str]:
 
 def of_script(name: str) -> dict[str, str]:
     """Returns file name -> content of the directory of a Keras script."""
-    job = _job(name, f"tfdist.run --workdir=runs/{name} {name}.py")
+    job = _job(name, f"tfdist.run --workdir=runs/{name} {name}.py", _REQUEUE)
     line = "    sbatch job.sbatch\n" if job else ""
     return {
         f"{name}.py": shipped.fill("script", name=name),
@@ -115,8 +122,8 @@ def _line(value: object) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
-def _job(name: str, command: str) -> dict[str, str]:
-    """Returns the batch file for the launcher of this machine: Slurm's, or none."""
+def _job(name: str, command: str, then: str = "") -> dict[str, str]:
+    """Returns the batch file for the launcher of this machine: Slurm's, or none. `then`: the lines after srun's."""
     if not shutil.which("sbatch"):
         return {}
     gpus = _gpus_per_node()
@@ -128,6 +135,7 @@ def _job(name: str, command: str) -> dict[str, str]:
         cpus=max(1, (os.cpu_count() or 1) // (gpus or 1)),
         python=sys.executable,
         command=command,
+        then=then,
     )
     return {"job.sbatch": text}
 
