@@ -46,8 +46,8 @@ def flags_at_once():
 
 
 def rows(text=PAGE):
-    """The cells of each row of the tables under "Thing by thing"."""
-    tables = text[text.index("## Thing by thing") :]
+    """The cells of each row of the tables under "Point by point"."""
+    tables = text[text.index("## Point by point") :]
     lines = [line for line in tables.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     return [row for row in cells if row[0] not in ("on the page", "on the pages") and set(row[0]) != {"-"}]
