@@ -29,7 +29,6 @@ class Agreement:
     """Compares the workers; each worker makes one.
 
     Args:
-        cluster: the workers.
         attributes: returns texts that are equal for equal attributes of the callbacks that run on all workers, by name.
         gate: of the training data; None: Python code does not make it.
         generators: whether the states of random generators are compared: not if other threads draw, for the next epoch.

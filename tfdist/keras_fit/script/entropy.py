@@ -39,7 +39,6 @@ def share_entropy(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
     """Shares entropy and time among the workers in the block. Collective: all workers enter it.
 
     Args:
-        cluster: the workers.
         workdir: where the value is saved and found again; None: it is drawn anew.
 
     Raises:

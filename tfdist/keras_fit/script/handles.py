@@ -125,7 +125,7 @@ def _meet_at(what: str, path: Any) -> None:
         context.meet(f"{what} {place}")
 
 
-class _OfTensorFlow:
+class _OfTensorFlow(contextlib.AbstractContextManager):
     """A writer of TensorFlow; on other workers None, which takes everything."""
 
     def __init__(self, writer: Any, path: Any, place: str):
@@ -133,9 +133,6 @@ class _OfTensorFlow:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._writer, name) if self._writer is not None else lambda *args, **keywords: None
-
-    def __enter__(self) -> "_OfTensorFlow":
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self.close()

@@ -35,7 +35,6 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
     """Replaces Keras' methods, and makes variables and optimizers in the cluster's scope.
 
     Args:
-        cluster: the workers.
         workdir: the directory of the script's runs: the first call of `fit` is saved in fit1/, the second in fit2/, ...
             None: nothing is saved.
     """

@@ -123,7 +123,7 @@ def _method(original: Callable[..., Any], process: subprocess.Popen, *args: Any,
     return tuple(found) if isinstance(found, list) else found
 
 
-class _SharedPipe:
+class _SharedPipe(contextlib.AbstractContextManager):
     """A pipe to or from a process of the chief; `real` is None on the other workers, which get what the chief reads."""
 
     def __init__(self, real: Any):
@@ -142,9 +142,6 @@ class _SharedPipe:
     def __iter__(self) -> Iterator[Any]:
         while line := self.readline():
             yield line
-
-    def __enter__(self) -> "_SharedPipe":
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self.close()

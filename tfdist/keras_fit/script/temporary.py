@@ -74,7 +74,7 @@ def make_named_file(
     return _NamedFile(path, mode, opened, delete and keywords.get("delete_on_close", True), delete, place)
 
 
-class _NamedFile:
+class _NamedFile(contextlib.AbstractContextManager):
     """An open temporary file with a name; `deletes`: with the last of its uses, or when it is closed."""
 
     def __init__(self, path: str, mode: str, options: dict[str, Any], on_close: bool, deletes: bool, place: str):
@@ -88,9 +88,6 @@ class _NamedFile:
 
     def __iter__(self) -> Any:
         return iter(self.file)
-
-    def __enter__(self) -> "_NamedFile":
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self.close()

@@ -17,7 +17,6 @@ def check(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Va
     """Says once, on the chief, which layers compute something from the examples of each replica alone.
 
     Args:
-        cluster: the workers.
         layers: of all depths.
         statistics: variables that layers may update in each step.
 

@@ -48,7 +48,6 @@ def gpus(here: Machine, listed: int, problem: str) -> list[Finding]:
     """Compares the GPUs of the machine with those that TensorFlow lists.
 
     Args:
-        here: the machine.
         listed: the number that TensorFlow lists.
         problem: why it lists none although there are some of NVIDIA; "": no problem.
     """

@@ -79,7 +79,6 @@ def _amounts(study: Study, same: int | None = None) -> list[tuple[list[float], l
     """Returns, for each panel, the median of each point and the range of its later epochs.
 
     Args:
-        study: the results.
         same: number of examples whose time the first panel shows; None: the time of an epoch.
     """
     base = study.points[0].examples_per_second / study.points[0].replicas

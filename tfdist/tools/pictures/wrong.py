@@ -17,8 +17,6 @@ def draw_confusion(matrix: np.ndarray, classes: Sequence[str], title: str) -> An
 
     Args:
         matrix: int64 [classes, classes]; see `meaning.confusion`.
-        classes: their names.
-        title: one line.
     """
     count = len(classes)
     side = min(14.0, max(6.0, 0.55 * count + 2))
@@ -46,7 +44,6 @@ def draw_wrong(images: np.ndarray, captions: Sequence[tuple[str, str, float]], t
     Args:
         images: [n, height, width, 1 or 3] in 0 to 1.
         captions: (label, class, probability) of each.
-        title: one line.
     """
     columns = min(_COLUMNS, max(3, len(images)))
     rows = -(-len(images) // columns)

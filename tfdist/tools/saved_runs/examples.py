@@ -149,7 +149,6 @@ def read_array(path: Path, key: str, shape: Sequence[int | None] | None) -> np.n
     """Returns the array of a .npy file, or that of a .npz file which is named `key` or the only one that fits.
 
     Args:
-        path: the file.
         key: the key of the model's input.
         shape: of an example, None where any size fits; None: not known.
 
@@ -170,7 +169,6 @@ def read_arrays(path: Path, shapes: Mapping[str, Sequence[int | None]]) -> dict[
     """Returns the arrays of a .npz file for a model with several inputs.
 
     Args:
-        path: the file.
         shapes: name of an input -> shape of an example, None where any size fits.
 
     Raises:

@@ -129,7 +129,6 @@ def by_other_backend(backend: str, model: keras.Model, inputs: Sequence[np.ndarr
 
     Args:
         backend: its library is installed.
-        model: the model.
         inputs: of a batch.
         out: the file for `write_jax`; None: none.
 

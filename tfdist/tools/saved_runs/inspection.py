@@ -113,12 +113,10 @@ def write(
 
     Args:
         out: their folder.
-        saved: the run.
         source: of the examples, which reads images.
         known: numbers of the examples whose label is known.
         probability: of each class, float64 [examples, classes].
         labels: int64 [examples].
-        classes: their names.
     """
     from tfdist.tools.saved_runs import meaning
 

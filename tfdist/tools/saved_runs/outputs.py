@@ -31,7 +31,6 @@ def compute(
     """Calls a model for every example once. Collective: all workers call it.
 
     Args:
-        cluster: the workers.
         call: (prepared batch) -> the outputs [n, ...] of a model that was made in the cluster's scope.
         source: random access to the examples.
         prepare: prepare(batch, seeds, *, training) -> batch.

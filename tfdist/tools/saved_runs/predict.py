@@ -100,7 +100,6 @@ def open_examples(saved: SavedRun, model: Any, words: Sequence[str], *, prepares
     """Opens the files that `words` name as a source, with `names`, `labels` and `find_damage()`.
 
     Args:
-        saved: the run.
         model: of the run.
         words: files or folders.
         prepares: whether the model prepares its input itself.
@@ -167,7 +166,6 @@ def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None, first: P
     """Returns (height, width, channels) of an image as the source of the run returns it.
 
     Args:
-        saved: the run.
         of_model: the shape of an example of the model's input.
         first: the first file, which has the size of all if the run crops images of one size.
 

@@ -25,7 +25,6 @@ def load(saved: SavedRun, cluster: Cluster, which: str) -> tuple[keras.Model, bo
     model is built again.
 
     Args:
-        saved: the run.
         cluster: the model is made in its scope.
         which: "newest", "best" or a step.
 
