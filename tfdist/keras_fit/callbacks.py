@@ -78,18 +78,16 @@ def make_callbacks(
                 f"Received: {callback.backup_dir!r} as its directory, and workdir=None"
             )
         elif cluster.is_chief and verbose:
-            where = (
-                f"tfdist saves and resumes in {workdir}" if workdir else "to save and resume, start with --workdir=DIR"
-            )
+            saves = f"tfdist saves and resumes in {workdir}"
+            where = saves if workdir else "to save and resume, start with --workdir=DIR"
             print(f"BackupAndRestore is ignored: {where}.", flush=True)
     callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
     placement = trainer.Placement()
     if context.in_script():  # On all workers, except for those that only write.
         placement = trainer.Placement(_runs_on_all_workers, lambda: context.running(own=False))
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
-    return trainer.CallbackRunner(
-        cluster, model, callbacks, model.optimizer if model.compiled else None, bar, params, placement
-    )
+    optimizer = model.optimizer if model.compiled else None
+    return trainer.CallbackRunner(cluster, model, callbacks, optimizer, bar, params, placement)
 
 
 class ProgressBar(keras.callbacks.Callback):

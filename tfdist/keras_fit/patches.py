@@ -114,11 +114,8 @@ def _gradient(
         given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
         if any(isinstance(one, keras.Variable | tf.Variable) for one in flat):
             reductions.tell(targets, step.rows)
-        parts = [
-            (sign, term, of)
-            for one, of in zip(targets, given, strict=True)
-            for sign, term in reductions.terms_of(one, step.rows)
-        ]
+        pairs = zip(targets, given, strict=True)
+        parts = [(sign, term, of) for one, of in pairs for sign, term in reductions.terms_of(one, step.rows)]
         target = [term for _, term, _ in parts]
         unclear = any(reductions.kind_of(term, step.rows) == "other" for term in target)
         output_gradients = [

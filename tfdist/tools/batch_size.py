@@ -7,6 +7,7 @@ A batch that the model refuses at the start is doubled; no batch is larger than 
 """
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -174,25 +175,16 @@ def find(argv: list[str]) -> None:
     runner = TrialRunner(
         arguments=words.config_arguments(argv[1:]), backend=backend, workdir=workdir, memory_mb=flags.FLAGS.memory_mb
     )
-    best = search(
-        runner.attempt,
-        smallest=flags.FLAGS.smallest,
-        largest=flags.FLAGS.largest,
-        multiple_of=flags.FLAGS.multiple_of,
-        powers_of_two=flags.FLAGS.powers_of_two,
-    )
+    names = ("smallest", "largest", "multiple_of", "powers_of_two")
+    best = search(runner.attempt, **{name: flags.FLAGS[name].value for name in names})
     rows = sorted(runner.rows)
     if not rows:
         raise ValueError(f"--largest={flags.FLAGS.largest} is less than --multiple_of={flags.FLAGS.multiple_of}.")
     print(tables.text(HEADER, rows))
     tables.write_csv(workdir / "batch_size.csv", HEADER, rows)
     caption = f"{config_flags.config_name()}, {measure.machine()}"
-    print(
-        style.save(
-            workdir / "batch_size",
-            lambda: measured.draw_batches(rows, best, fits=batch_size_trial.FITS, caption=caption),
-        )
-    )
+    draw = functools.partial(measured.draw_batches, rows, best, fits=batch_size_trial.FITS, caption=caption)
+    print(style.save(workdir / "batch_size", draw))
     if best is None:
         raise ValueError(f"A per-replica batch of {rows[0][0]} does not fit. Use a smaller model.")
     replicas = next(row[2] for row in rows if row[0] == best)
@@ -211,8 +203,7 @@ def main(argv: list[str]) -> None:
     """Runs the search or one trial."""
     if flags.FLAGS.trial is not None:
         config, folder = flags.FLAGS["config"].value, Path(flags.FLAGS.workdir)
-        process_exit.run_and_exit(
-            lambda: batch_size_trial.run_trial(config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb)
-        )
+        arguments = config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb
+        process_exit.run_and_exit(functools.partial(batch_size_trial.run_trial, *arguments))
     tensorflow_log.announce()
     find(sys.argv)

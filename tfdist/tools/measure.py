@@ -76,9 +76,8 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
         update = other_sum.update_with(context, functools.partial(stages.sum_over_replicas, alone))
         cluster = dataclasses.replace(run.cluster, num_replicas=1)
         context = dataclasses.replace(context, cluster=cluster, update=update)
-    call = multi_step.make_multi_step_fn(
-        run.context, functools.partial(run.train_step, context), updates=options.local_steps
-    )
+    step = functools.partial(run.train_step, context)
+    call = multi_step.make_multi_step_fn(run.context, step, updates=options.local_steps)
     iterator = run.feed.open_training(0, steps + 1)
     nothing = tf.zeros([], tf.float64)
     call(iterator, tf.constant(1, tf.int32), nothing)[0].numpy()

@@ -114,11 +114,8 @@ def shares(lines: Sequence[Mapping[str, Any]], replicas: int) -> list[float] | N
     """
     rows = [row for line in lines for row in line.get("worker_shares", [])]
     if not rows and replicas == 1:
-        rows = [
-            (line["input_wait_share"], 1 - line["input_wait_share"], 0.0)
-            for line in lines
-            if "input_wait_share" in line
-        ]
+        waits = [line["input_wait_share"] for line in lines if "input_wait_share" in line]
+        rows = [(share, 1 - share, 0.0) for share in waits]
     return [statistics.mean(column) for column in zip(*rows, strict=True)] if rows else None
 
 
@@ -157,15 +154,11 @@ def describe(config: schema.Config, batch: str, epochs: int, backend: str, first
     model = config.model.get("name") or str(config.model["target"]).rpartition(":")[2]
     per = "per replica" if batch == "weak" else "over all replicas"
     versions = json.loads((first / run_info.ENVIRONMENT).read_text())["versions"]
-    kinds = {
-        "processes": "a replica is a process",
-        "devices": "a replica is a device",
-        "slurm": "a replica is a Slurm task",
-    }
+    kind = {"processes": "process", "devices": "device", "slurm": "Slurm task"}[backend]
     later = "epoch 2" if epochs == 2 else f"median and range of epochs 2 to {epochs}"
     return (
         f"{model}, batch {config.data.batch_size:,} {per} ({batch} scaling), {later}, "
-        f"{kinds[backend]}, {measure.machine()}, TensorFlow {versions.get('tensorflow', '?')}"
+        f"a replica is a {kind}, {measure.machine()}, TensorFlow {versions.get('tensorflow', '?')}"
     )
 
 

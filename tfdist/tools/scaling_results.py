@@ -116,11 +116,8 @@ def reason(study: Study) -> str:
 def define_published() -> None:
     """Defines the flag --published; not at import, because several tools have it."""
     names = ", ".join(json.loads(_PUBLISHED.read_text()))
-    flags.DEFINE_list(
-        "published",
-        [],
-        f"Also draw the results of a course or its centre, with their hardware: {names}. Default: none.",
-    )
+    text = f"Also draw the results of a course or its centre, with their hardware: {names}. Default: none."
+    flags.DEFINE_list("published", [], text)
 
 
 def find_published(name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import forked
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.cluster.devices.host_gpus import HostGpu
+from tfdist.cluster.devices.gpu_table import HostGpu
 from tfdist.tools.doctor import gpus
 
 # The form of `nvidia-smi topo -m` on a host with four A100 and NVLink within two pairs; with its underlined header.

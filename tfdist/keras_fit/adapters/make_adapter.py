@@ -95,10 +95,8 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
     sizes = {int(tensor.shape[0]) for tensor in _present(data)}
     if len(sizes) != 1:
         names = ("x", *(name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None))
-        found = [
-            f"{name} {', '.join(str(tensor.shape[0]) for tensor in _present(part))}"
-            for name, part in zip(names, data, strict=True)
-        ]
+        sizes_of = [", ".join(str(tensor.shape[0]) for tensor in _present(part)) for part in data]
+        found = [f"{name} {size}" for name, size in zip(names, sizes_of, strict=True)]
         raise ValueError(f"All arrays must have the same number of examples. Received: {'; '.join(found)}")
     # Tensors, not arrays: arrays would become constants of the map's graph.
     own = options.preprocess is not None

@@ -48,10 +48,8 @@ def _rows_of_steps(adapter: DataAdapter, shard: ReplicaShard, first_number: int,
     for number, element in enumerate(elements.take((last_number - first_number + 1) * shard.local_replicas)):
         if int(element["count"]) == 0:
             continue
-        step, replica = (
-            first_number + number // shard.local_replicas,
-            shard.first_replica + number % shard.local_replicas,
-        )
+        step = first_number + number // shard.local_replicas
+        replica = shard.first_replica + number % shard.local_replicas
         data = element["data"]
         given = data[0] if len(data) == 1 and isinstance(data[0], tuple) else data  # For a step of the model's own.
         if isinstance(adapter, RandomAccessAdapter):

@@ -65,15 +65,8 @@ class OwnStepObjective(ModelObjective):
         step = ReplicaStep(rows=rows, apply=apply, average=average, assigned=self.assigned)
         step.statistics.update(id(one) for one in statistics)
         discovered = self.train if kind == "train" else self.test
-        kept = (
-            [
-                (variable, tf.convert_to_tensor(variable.value))
-                for variable in metric_variables(self.model, self.train, self.test)
-                if not metric_state.is_whole(variable)
-            ]
-            if self.may_be_empty
-            else []
-        )
+        metrics = metric_variables(self.model, self.train, self.test) if self.may_be_empty else []
+        kept = [(one, tf.convert_to_tensor(one.value)) for one in metrics if not metric_state.is_whole(one)]
         if kind == "train":
             trainer.begin_forward_pass(0)
         else:

@@ -30,7 +30,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import restore
 from tfdist.cluster import interruption
@@ -40,6 +39,7 @@ from tfdist.data import autograph
 from tfdist.keras_fit import compiled_model, connect, messages, patches
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.keras_fit.script import context
 
 _TRACKED = (keras.Layer, keras.Optimizer, keras.Metric, keras.Loss, keras.Variable, keras.random.SeedGenerator)
@@ -100,11 +100,7 @@ class OneStep:
     def _trace(self, cluster: Cluster, batch: Batch) -> None:
         """Makes the variables of the step, and its function for batches of one kind."""
         with patches.patch_for_run(self._model) as stack:
-            config = config_lib.Config(
-                model={"class": type(self._model).__name__},
-                data=config_lib.Data(batch_size=batch.data.batch_size),
-                train=config_lib.Train(epochs=1),
-            )
+            config = run_config.of_evaluation(cluster, self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
             self._own = own_setup.prepare(cluster, self._model, config, adapters, may_be_empty=True, stack=stack)
             self._traced[batch.kind] = own_setup.trace(cluster, self._own.context, self._kind, batch.spec)
@@ -245,9 +241,8 @@ def on_batch(
     """
     dataset = tf.data.Dataset.from_tensors(tuple(part for part in data if part is not None))
     with context.running():
-        adapter = make_adapter.make_data_adapter(
-            dataset, None, None, base.DataOptions(as_given=True, class_weight=class_weight)
-        )
+        options = base.DataOptions(as_given=True, class_weight=class_weight)
+        adapter = make_adapter.make_data_adapter(dataset, None, None, options)
         elements = cluster.distribute(adapter.dataset(own_setup.replica_shard(cluster), 0, 1))
         spec = elements.element_spec
         made_for = (compiled_model.losses(model), compiled_model.metrics(model), getattr(model, "optimizer", None))

@@ -57,10 +57,8 @@ def prepare(
     """
     # An eager step changes variables that Keras does not track.
     plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)] if model.run_eagerly else []
-    found = {
-        kind: discover.discover(cluster, model, f"{kind}_step", adapter.element_spec[0])
-        for kind, adapter in adapters.items()
-    }
+    specs = {kind: adapter.element_spec[0] for kind, adapter in adapters.items()}
+    found = {kind: discover.discover(cluster, model, f"{kind}_step", spec) for kind, spec in specs.items()}
     for variable, value in plain:
         variable.assign(value)
     optimizers = _optimizers_in_scope(cluster, model, found.values())

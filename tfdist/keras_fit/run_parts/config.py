@@ -40,7 +40,7 @@ def of_fit(
 
 
 def of_evaluation(cluster: Cluster, model: keras.Model, batch_size: int) -> config_lib.Config:
-    """Returns the config of an evaluation."""
+    """Returns the config of an evaluation, or of steps that are made one by one."""
     return config_lib.Config(
         model={"class": type(model).__name__},
         data=config_lib.Data(batch_size=batch_size),

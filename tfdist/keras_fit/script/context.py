@@ -91,13 +91,7 @@ def in_script() -> bool:
 
 def on_all_workers() -> bool:
     """Returns True where code runs that all of several workers run: the script's, in the main thread."""
-    return (
-        _script is not None
-        and not _script.own
-        and _script.cluster.num_workers > 1
-        and not cluster_lib.on_this_worker_only()
-        and threading.current_thread() is threading.main_thread()
-    )
+    return _script is not None and not _script.own and _script.cluster.num_workers > 1 and draws_for_all()
 
 
 def draws_for_all() -> bool:

@@ -86,24 +86,15 @@ def gpus(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
     if counts == [0]:
         return [Finding("GPUs", LOOK, "none: the replicas run on CPUs", "Request GPUs if the run should use them.")]
     if len(counts) > 1:
-        return [
-            Finding(
-                "GPUs", BAD, f"between {counts[0]} and {counts[-1]} per worker", "Request the same number on each node."
-            )
-        ]
-    return [
-        Finding("GPUs", OK, f"{counts[0]} per worker, none used by two workers"),
-        *_hidden_gpus(workers),
-        *_gpu_software(workers),
-    ]
+        text = f"between {counts[0]} and {counts[-1]} per worker"
+        return [Finding("GPUs", BAD, text, "Request the same number on each node.")]
+    equal = Finding("GPUs", OK, f"{counts[0]} per worker, none used by two workers")
+    return [equal, *_hidden_gpus(workers), *_gpu_software(workers)]
 
 
 def _hidden_gpus(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    hidden = [
-        rank
-        for rank, worker in enumerate(workers)
-        if worker["local_size"] > 1 and worker["gpus_visible"] < worker["gpus_on_node"]
-    ]
+    sharing = [rank for rank, worker in enumerate(workers) if worker["local_size"] > 1]
+    hidden = [rank for rank in sharing if workers[rank]["gpus_visible"] < workers[rank]["gpus_on_node"]]
     if not hidden:
         return []
     first = workers[hidden[0]]

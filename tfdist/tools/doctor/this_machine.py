@@ -25,12 +25,8 @@ _LITTLE_DISK = 2**30
 
 def software(here: Machine, versions: Mapping[str, str | None]) -> Finding:
     """Checks processor and versions; TensorFlow is not imported."""
-    text = ", ".join(
-        [
-            f"Python {platform.python_version()}",
-            *(f"{name} {each or 'of unknown version'}" for name, each in versions.items()),
-        ]
-    )
+    names = [f"{name} {each or 'of unknown version'}" for name, each in versions.items()]
+    text = ", ".join([f"Python {platform.python_version()}", *names])
     problem = machine.refusal(here, versions)
     return Finding("software", BAD, f"{text}: {problem}") if problem else Finding("software", OK, text)
 

@@ -101,11 +101,8 @@ def _side_by_side(title: str, fields: Sequence[str], names: Sequence[str], value
     """Returns a table with a column for each run, or with a row for each if they are many."""
     if len(names) > _MOST_COLUMNS:
         return title, ["run", *fields], [[name, *row] for name, row in zip(names, values, strict=True)]
-    return (
-        title,
-        ["", *names],
-        [[field, *column] for field, column in zip(fields, zip(*values, strict=True), strict=True)],
-    )
+    rows = zip(fields, zip(*values, strict=True), strict=True)
+    return title, ["", *names], [[field, *column] for field, column in rows]
 
 
 def _aspects(runs: Sequence[RunState], names: Sequence[str]) -> list[Part]:

@@ -15,9 +15,8 @@ def write(path: Path, title: str, parts: Sequence[str]) -> None:
     style = Path(__file__).with_suffix(".css").read_text()
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>\n{style}</style>'
     body = "\n".join([f"<h1>{html.escape(title)}</h1>", *parts])
-    files.replace_file(
-        path, f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'.encode()
-    )
+    content = f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+    files.replace_file(path, content.encode())
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

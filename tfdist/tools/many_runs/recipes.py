@@ -111,9 +111,6 @@ def _median(values: Sequence[float]) -> float | None:
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns a table in Markdown."""
-    lines = [
-        header,
-        ["---"] * len(header),
-        *[[tables.format_value(value).replace("|", "\\|") for value in row] for row in rows],
-    ]
+    shown = [[tables.format_value(value).replace("|", "\\|") for value in row] for row in rows]
+    lines = [header, ["---"] * len(header), *shown]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

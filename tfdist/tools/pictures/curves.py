@@ -58,10 +58,8 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
         made = Run(label=label, train=by_kind["train"], evaluation=by_kind["evaluation"])
         runs.append((made, config | {"replicas": run_state.replicas(by_kind["train"][-1])}))
     different = differences.fields([config for _, config in runs])
-    return [
-        dataclasses.replace(run, described=_describe(config), differing=differing)
-        for (run, config), differing in zip(runs, different, strict=True)
-    ]
+    pairs = zip(runs, different, strict=True)
+    return [dataclasses.replace(run, described=_describe(config), differing=own) for (run, config), own in pairs]
 
 
 def published(name: str) -> list[Run]:
@@ -120,9 +118,8 @@ def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False) -
     columns = min(3, len(chosen))
     rows = math.ceil(len(chosen) / columns)
     title = f"Run {runs[0].label}" if len(runs) == 1 else "Runs"
-    figure, panels = style.figure(
-        title, _caption(runs), columns=columns, rows=rows, size=(max(9.0, 4.4 * columns), 4.2 * rows), share="x"
-    )
+    size = (max(9.0, 4.4 * columns), 4.2 * rows)
+    figure, panels = style.figure(title, _caption(runs), columns=columns, rows=rows, size=size, share="x")
     for axes, name in zip(panels, chosen, strict=False):
         for index, run in enumerate(runs):
             _draw_run(axes, run, name, index)
@@ -171,9 +168,8 @@ def _draw_run(axes: Any, run: Run, name: str, index: int) -> None:
 def _legend(runs: Sequence[Run]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D([], [], **style.series(index), label=run.label) for index, run in enumerate(runs) if len(runs) > 1
-    ]
+    several = runs if len(runs) > 1 else ()
+    handles = [Line2D([], [], **style.series(index), label=run.label) for index, run in enumerate(several)]
     if any(run.evaluation for run in runs):
         color = style.COLORS[0] if len(runs) == 1 else style.GREY
         handles.append(Line2D([], [], color=color, linestyle="-", label="training"))

@@ -1,7 +1,7 @@
 """Pictures of scaling studies: the courses' three plots, and what the time was spent on."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfdist.tools import scaling_results
@@ -57,12 +57,8 @@ def draw_details(studies: Sequence[Study]) -> Any:
     reasons = "\n".join(f"{name}: {reason}" for name, reason in found if reason)
     measured = [study for study in studies if any(point.shares for point in study.points)]
     columns = bool(measured) + len(values)
-    figure, panels = style.figure(
-        "Where the time goes, and what was learned",
-        f"{reasons}\n{_caption(studies)}".strip(),
-        columns=columns,
-        size=(5.0 * columns, 4.6),
-    )
+    title, caption = "Where the time goes, and what was learned", f"{reasons}\n{_caption(studies)}".strip()
+    figure, panels = style.figure(title, caption, columns=columns, size=(5.0 * columns, 4.6))
     if measured:
         _draw_shares(panels[0], measured)
     for axes, name in zip(panels[bool(measured) :], values, strict=True):
@@ -113,14 +109,10 @@ def _draw_values(axes: Any, studies: Sequence[Study], name: str) -> None:
     for index in dict.fromkeys(index for index, _ in found):
         points = [point for each, point in found if each == index]
         looks = _looks(studies[index], index)
-        axes.plot(
-            [point.replicas for point in points],
-            [point.values[name] for point in points],
-            **looks,
-            label=studies[index].name,
-        )
-        for point in points:
-            style.value(axes, point.replicas, point.values[name], f"{point.values[name]:.3g}", color=looks["color"])
+        numbers, reached = [point.replicas for point in points], [point.values[name] for point in points]
+        axes.plot(numbers, reached, **looks, label=studies[index].name)
+        for number, value in zip(numbers, reached, strict=True):
+            style.value(axes, number, value, f"{value:.3g}", color=looks["color"])
     style.whole_numbers(axes, [point.replicas for study in studies for point in study.points])
     top = (1.6 if len(studies) > 1 else 1.15) * axes.get_ylim()[1]  # Room for the legend.
     axes.set(title=f"{name.capitalize()} after the same epochs", xlabel="replicas", ylim=(0, top))
@@ -174,9 +166,7 @@ def _draw_shares(axes: Any, studies: Sequence[Study]) -> None:
 
 def _common_values(studies: Sequence[Study]) -> list[str]:
     """Returns the names of the values to draw: loss and accuracy, if there are any."""
-    found: Mapping[str, None] = dict.fromkeys(
-        name for study in studies for point in study.points for name in point.values
-    )
+    found = {name for study in studies for point in study.points for name in point.values}
     return [name for name in ("loss", "accuracy") if name in found]
 
 
@@ -187,10 +177,8 @@ def _looks(study: Study, index: int) -> dict[str, Any]:
 
 def _caption(studies: Sequence[Study]) -> str:
     names = ["" if study.described.startswith(study.name) else f"{study.name}: " for study in studies]
-    return "\n".join(
-        f"{name}{study.described}; {study.points[0].examples:,} examples in an epoch."
-        for name, study in zip(names, studies, strict=True)
-    )
+    pairs = zip(names, studies, strict=True)
+    return "\n".join(f"{name}{one.described}; {one.points[0].examples:,} examples in an epoch." for name, one in pairs)
 
 
 def _short(value: float) -> str:

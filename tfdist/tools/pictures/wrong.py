@@ -47,18 +47,15 @@ def draw_wrong(images: np.ndarray, captions: Sequence[tuple[str, str, float]], t
     """
     columns = min(_COLUMNS, max(3, len(images)))
     rows = -(-len(images) // columns)
-    figure, panels = style.figure(
-        title, "Above each image: its label, the class that the model chose, and its probability.",
-        columns=columns, rows=rows, size=(2.2 * columns, 2.5 * rows),
-    )  # fmt: skip
+    caption = "Above each image: its label, the class that the model chose, and its probability."
+    figure, panels = style.figure(title, caption, columns=columns, rows=rows, size=(2.2 * columns, 2.5 * rows))
     for axes in panels:
         axes.set_axis_off()
     for axes, image, (label, chosen, probability) in zip(panels, images, captions, strict=False):
         grey = image.shape[-1] == 1
         axes.imshow(image[..., 0] if grey else image, cmap="gray" if grey else None, vmin=0, vmax=1)
-        axes.set_title(
-            f"{_short(label)} taken for {_short(chosen)}\n{probability:.0%}", fontsize=10, loc="center", pad=3
-        )
+        title = f"{_short(label)} taken for {_short(chosen)}\n{probability:.0%}"
+        axes.set_title(title, fontsize=10, loc="center", pad=3)
     return figure
 
 

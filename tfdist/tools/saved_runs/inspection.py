@@ -63,9 +63,8 @@ def outputs_of_split(saved: SavedRun, cluster: Any) -> tuple[np.ndarray, np.ndar
         raise ValueError("The source of the run is a tf.data.Dataset without access to an example: give a folder.")
     model, prepares = weights.load(saved, cluster, flags.FLAGS.checkpoint)
     prepare = (lambda batch, seeds, *, training: batch) if prepares else weights.preparation(saved)
-    found, columns = outputs.compute(
-        cluster, predict.caller(saved, model), source, prepare, batch=predict.batch_size(saved), keep=(saved.labels,)
-    )
+    call, size = predict.caller(saved, model), predict.batch_size(saved)
+    found, columns = outputs.compute(cluster, call, source, prepare, batch=size, keep=(saved.labels,))
     labels = columns.get(saved.labels)
     if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError(f"The examples have no class numbers [n] with the key {saved.labels!r}: nothing to compare.")
@@ -129,16 +128,11 @@ def write(
     tables.write_csv(out / "classes.csv", header, rows)
     all_wrong = meaning.most_wrong(probability, labels, len(labels))
     names = getattr(source, "names", None)
-    listed = [
-        [
-            names[known[row]] if names else int(known[row]),
-            classes[labels[row]],
-            classes[probability[row].argmax()],
-            float(probability[row].max()),
-            float(probability[row, labels[row]]),
-        ]
-        for row in all_wrong
-    ]
+    listed = []
+    for row in all_wrong:
+        name = names[known[row]] if names else int(known[row])
+        share, label, chosen = probability[row], labels[row], probability[row].argmax()
+        listed.append([name, classes[label], classes[chosen], float(share[chosen]), float(share[label])])
     tables.write_csv(out / "wrong.csv", ("example", "label", "class", "probability", "p(label)"), listed)
     print(f"{out / 'classes.csv'}, wrong.csv")
     title = f"{saved.workdir.name}: {right / len(labels):.2%} of {len(labels):,} examples are right"

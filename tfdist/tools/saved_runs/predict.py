@@ -200,10 +200,9 @@ def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str]) -> tup
     source = open_examples(saved, model, words, prepares=prepares)
     prepare = (lambda batch, seeds, *, training: batch) if prepares else weights.preparation(saved)
     name = "images" if isinstance(source, examples.ImageFiles) else "examples"
+    size = min(batch_size(saved), len(source))
     try:
-        found, _ = outputs.compute(
-            cluster, caller(saved, model), source, prepare, batch=min(batch_size(saved), len(source)), name=name
-        )
+        found, _ = outputs.compute(cluster, caller(saved, model), source, prepare, batch=size, name=name)
     except tf.errors.OpError:
         damage = source.find_damage()
         if damage:
@@ -249,10 +248,8 @@ def table(
     probability = meaning.probabilities(outputs, logits=logits)
     chosen = probability.argmax(1)
     header = [first, "class", "probability", *(f"p({name})" for name in classes)]
-    rows = [
-        [name, classes[best], float(row[best]), *row.tolist()]
-        for name, best, row in zip(names, chosen, probability, strict=True)
-    ]
+    found = zip(names, chosen, probability, strict=True)
+    rows = [[name, classes[best], float(row[best]), *row.tolist()] for name, best, row in found]
     return header, rows
 
 

@@ -42,11 +42,8 @@ def main(argv: list[str]) -> None:
     named = [name for name in found if words in (name, f"{name}.md", f"docs/{name}.md")]
     named = named or [name for name in found if words and words in name]
     if not words:
-        print(
-            "\n".join(
-                ["The pages; tfdist docs NAME prints one, tfdist docs WORD searches all.", "", *_list_pages(found)]
-            )
-        )
+        print("The pages; tfdist docs NAME prints one, tfdist docs WORD searches all.\n")
+        print("\n".join(_list_pages(found)))
     elif len(named) == 1:
         _show(plain(found[named[0]]))
     else:

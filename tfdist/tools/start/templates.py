@@ -65,11 +65,8 @@ def of_script(name: str) -> dict[str, str]:
     """Returns file name -> content of the directory of a Keras script."""
     job = _job(name, f"tfdist.run --workdir=runs/{name} {name}.py", _REQUEUE)
     line = "    sbatch job.sbatch\n" if job else ""
-    return {
-        f"{name}.py": shipped.fill("script", name=name),
-        "README.md": shipped.fill("script_readme", name=name, job=line),
-        **job,
-    }
+    readme = shipped.fill("script_readme", name=name, job=line)
+    return {f"{name}.py": shipped.fill("script", name=name), "README.md": readme, **job}
 
 
 def _objective(data: Data) -> dict:

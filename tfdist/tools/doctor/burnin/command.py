@@ -71,10 +71,8 @@ def _probes(spec: WorkerSpec) -> list[tuple[str, str, Any]]:
     own = worker_spec.visible_gpus(spec, len(gpus))
     tf.config.set_visible_devices([gpus[index] for index in own], "GPU")
     kinds = [tf.config.experimental.get_device_details(gpus[index]).get("device_name", "GPU") for index in own]
-    return [
-        (f"GPU {index}", kind, device.Probe(f"GPU:{place}"))
-        for place, (index, kind) in enumerate(zip(own, kinds, strict=True))
-    ]
+    places = enumerate(zip(own, kinds, strict=True))
+    return [(f"GPU {index}", kind, device.Probe(f"GPU:{place}")) for place, (index, kind) in places]
 
 
 def run(

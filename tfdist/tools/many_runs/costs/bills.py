@@ -45,10 +45,8 @@ class Bill:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the bill as JSON values."""
-        whole = {
-            "seconds_in_all": sum(self.seconds.values()),
-            "replica_hours": sum(self.replica_seconds.values()) / 3600,
-        }
+        hours = sum(self.replica_seconds.values()) / 3600
+        whole = {"seconds_in_all": sum(self.seconds.values()), "replica_hours": hours}
         return dataclasses.asdict(self) | whole | {"goodput": self.goodput, "ettr": self.ettr}
 
 
@@ -112,9 +110,8 @@ def total(bills: Sequence[Bill], name: str) -> Bill:
 
 
 def _sum(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {
-        name: sum(one.get(name, 0.0) for one in several) for name in dict.fromkeys(n for one in several for n in one)
-    }
+    names = dict.fromkeys(name for one in several for name in one)
+    return {name: sum(one.get(name, 0.0) for one in several) for name in names}
 
 
 def _kept_until(workdir: Path, starts: Sequence[Mapping[str, Any]], index: int) -> int:

@@ -48,9 +48,8 @@ def main(argv: list[str]) -> int:
     names = curves.labels([run.workdir for run in runs]) if runs else []
     named = zip(runs, names, strict=True)
     found = {run.workdir: bills.of_run(run.workdir, name, jobs, state=run.state) for run, name in named}
-    problems += [
-        f"{workdir} has no starts.jsonl: see docs/many-runs.md." for workdir, bill in found.items() if bill is None
-    ]
+    without = [workdir for workdir, bill in found.items() if bill is None]
+    problems += [f"{workdir} has no starts.jsonl: see docs/many-runs.md." for workdir in without]
     for line in problems:
         print(f"tfdist cost: {line}", file=sys.stderr)
     known = [bill for bill in found.values() if bill is not None]
@@ -65,9 +64,8 @@ def main(argv: list[str]) -> int:
     folder = Path(flags.FLAGS.out or os.path.commonpath([workdir.absolute() for workdir in found])).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     files.write_json(folder / "cost.json", {"runs": [bill.to_json() for bill in known], "all": whole.to_json()})
-    said = style.save(
-        Path(selection.short(folder / "cost")), lambda: causes.draw([*known, *([whole] if len(known) > 1 else [])])
-    )
+    drawn = [*known, whole] if len(known) > 1 else known
+    said = style.save(Path(selection.short(folder / "cost")), lambda: causes.draw(drawn))
     print(f"wrote {selection.short(folder / 'cost.json')}" if said == style.MISSING else f"wrote {said}, cost.json")
     return 0
 

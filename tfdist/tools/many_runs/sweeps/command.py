@@ -224,10 +224,8 @@ def show(plan: Plan, workdir: Path, stopped: bool) -> int:
     found = [ends.read(plan, workdir, name) for name in names]
     sign = -1 if plan.mode == "max" else 1
     found.sort(key=lambda end: (end.value is None, sign * (end.value or 0.0)))
-    rows = [
-        (end.name, f"pruned after epoch {out[end.name]}" if end.name in out else end.state, end.epoch, end.value)
-        for end in found
-    ]
+    states = [f"pruned after epoch {out[end.name]}" if end.name in out else end.state for end in found]
+    rows = [(end.name, state, end.epoch, end.value) for end, state in zip(found, states, strict=True)]
     print(tables.text(("run", "state", "epoch", f"best {plan.metric}"), rows[:_MOST_ROWS]))
     if len(rows) > _MOST_ROWS:
         print(f"... and {len(rows) - _MOST_ROWS} more: tfdist runs {workdir}")

@@ -44,11 +44,8 @@ def record(run: Run, step: int) -> tuple[dict[str, Any], dict[str, dict[str, np.
         runner = execution.training_steps(run)
         runner(run.feed.open_training(step, run.total_steps), 1)
     arrays[VARIABLES] = checkpoint_format.snapshot(run.variables)
-    hashes: dict[str, Any] = {
-        "ids": ids,
-        "rate": optimizer_lib.learning_rate(run.context.optimizer),
-        OUTPUTS: {name: sorted(found) for name, found in outputs.items()},
-    }
+    calls = {name: sorted(found) for name, found in outputs.items()}
+    hashes: dict[str, Any] = {"ids": ids, "rate": optimizer_lib.learning_rate(run.context.optimizer), OUTPUTS: calls}
     for part in (READ, PREPARED):
         hashes[part] = {name: [hash_array(row) for row in rows] for name, rows in arrays[part].items()}
     for part in (GRADIENTS, VARIABLES):
