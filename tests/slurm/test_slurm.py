@@ -12,7 +12,8 @@ import pytest
 from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
 
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.discovery.worker_spec import WorkerSpec, visible_gpus
+from tfdist.cluster.discovery.gpus import visible_gpus
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 PORTS = {"port_base": 10000, "port_count": 10000}

@@ -98,7 +98,8 @@ def plan(
     gpus: tuple[int, ...] = ()
     if options.gpus != 0:
         num_listed = gpu_software.num_listed(env)
-        gpus = worker_spec.select_gpus(worker_spec.visible_gpus(spec, num_listed), options.gpus)
+        if num_listed or options.gpus is not None:
+            gpus = specs.part("cluster.gpus.chosen")(spec, num_listed, options.gpus)
     if gpus and options.logical_devices > 1:
         raise ValueError(
             f"config.cluster.logical_devices={options.logical_devices} splits a CPU, but this worker has "
@@ -230,7 +231,8 @@ def describe_notes(planned: ClusterPlan, software: Mapping[str, Any], processors
         software: the result of `gpu_software.describe`.
         processors: what to say of those of all workers.
     """
-    unused = "" if planned.gpus or planned.options.gpus == 0 else machine.unused_gpus(machine.read(os.environ))
+    here = None if planned.gpus or planned.options.gpus == 0 else machine.read(os.environ)
+    unused = specs.part("cluster.gpus.others")(here) if here and here.gpus else ""
     found = [planned.worker_spec.note, *gpu_software.notes(software), onednn.advice(onednn.current(os.environ))]
     return [note for note in (*found, processors, unused) if note]
 

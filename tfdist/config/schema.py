@@ -44,6 +44,8 @@ PARTS = {
     "cluster.devices.onednn": "tfdist.cluster.devices.onednn_step:read_or_measure",
     "cluster.gpus": "tfdist.cluster.devices.gpu_facts:facts",
     "cluster.gpus.notes": "tfdist.cluster.devices.gpu_facts:notes",
+    "cluster.gpus.chosen": "tfdist.cluster.discovery.gpus:choose",
+    "cluster.gpus.others": "tfdist.cluster.devices.unused_gpus:of_other_makers",
     "cluster.gpus.unused": "tfdist.cluster.devices.unused_gpus:explain",
     "cluster.keep_freed_memory": "tfdist.cluster.malloc:keep_freed_between_workers",
     "cluster.requeue": "tfdist.cluster.slurm_requeue:enable_requeue",

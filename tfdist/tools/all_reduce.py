@@ -19,7 +19,8 @@ from absl import flags
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
 from tfdist.cluster.devices import host_gpus
-from tfdist.cluster.discovery import environment, worker_spec
+from tfdist.cluster.discovery import environment
+from tfdist.cluster.discovery import gpus as gpus_lib
 from tfdist.config import flags as config_flags
 from tfdist.tools import measure, tables
 from tfdist.tools.pictures import measured, style
@@ -101,7 +102,7 @@ def check_replicas(options: config_lib.ClusterOptions, env: Mapping[str, str]) -
     spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
     if spec.num_workers > 1 or options.logical_devices > 1:
         return
-    gpus = () if options.gpus == 0 else worker_spec.select_gpus(range(len(host_gpus.assigned_gpus(env))), options.gpus)
+    gpus = () if options.gpus == 0 else gpus_lib.select_gpus(range(len(host_gpus.assigned_gpus(env))), options.gpus)
     if len(gpus) < 2:
         raise ValueError(_ALONE)
 

@@ -11,7 +11,8 @@ import pytest
 from launching import REPOSITORY
 
 from tfdist.cluster.discovery import environment, hostlist, slurm_tasks
-from tfdist.cluster.discovery.worker_spec import WorkerSpec, held_gpus, visible_gpus
+from tfdist.cluster.discovery.gpus import held_gpus, visible_gpus
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 PORTS = {"port_base": 10000, "port_count": 10000}
 

@@ -13,7 +13,7 @@ from launching import REPOSITORY, worker_environment
 from tfdist import config
 from tfdist.cluster import strategy
 from tfdist.cluster.devices import gpu_facts, gpu_software, gpu_table, host_gpus, machine, unused_gpus
-from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.discovery import gpus as gpus_lib
 
 LIST = """GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aa)
 GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-bb)
@@ -77,10 +77,10 @@ def test_the_table_of_nvidia_smi(nvidia_smi):
 
 
 def test_the_drivers_version(proc, tmp_path):
-    assert host_gpus.driver_version(proc) == "550.54.15"
+    assert gpu_table.driver_version(proc) == "550.54.15"
     (proc / "driver" / "nvidia" / "version").write_text(OPEN_VERSION)
-    assert host_gpus.driver_version(proc) == "570.86.15"
-    assert host_gpus.driver_version(tmp_path / "nothing") == ""
+    assert gpu_table.driver_version(proc) == "570.86.15"
+    assert gpu_table.driver_version(tmp_path / "nothing") == ""
 
 
 def test_gpus_that_tensorflow_does_not_list_stop_the_training(nvidia_smi):
@@ -183,7 +183,7 @@ def test_facts_and_notes():
     ],
 )
 def test_the_gpus_of_the_config(assigned, wanted, chosen):
-    assert worker_spec.select_gpus(assigned, wanted) == chosen
+    assert gpus_lib.select_gpus(assigned, wanted) == chosen
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_gpus_of_the_config(assigned, wanted, chosen):
 )
 def test_gpus_that_a_worker_does_not_have(assigned, wanted, message):
     with pytest.raises(ValueError, match=message):
-        worker_spec.select_gpus(assigned, wanted)
+        gpus_lib.select_gpus(assigned, wanted)
 
 
 def test_the_implementation_follows_the_devices():

@@ -64,14 +64,15 @@ def test_gh200_is_not_sent_in_a_circle(variables, site, words):
 
 
 def test_other_gpus_have_their_own_advice():
-    assert "pip install 'tensorflow[and-cuda]>=2.21,<2.22'" in machine.advice(X86, "nvidia")
-    assert "no wheels for ppc64le" in machine.advice(Machine(architecture="ppc64le"), "nvidia")
+    assert "pip install 'tensorflow[and-cuda]>=2.21,<2.22'" in unused_gpus.advice(X86, "nvidia")
+    assert "no wheels for ppc64le" in unused_gpus.advice(Machine(architecture="ppc64le"), "nvidia")
     lumi = Machine(architecture="x86_64", gpus={"amd": 8}, site="LUMI")
-    assert "8 GPU(s) of AMD" in machine.unused_gpus(lumi) and "LUMI-G has MI250X" in machine.unused_gpus(lumi)
-    assert "plug-in, whose last release is for TensorFlow 2.15" in machine.unused_gpus(
+    note = unused_gpus.of_other_makers(lumi)
+    assert "8 GPU(s) of AMD" in note and "LUMI-G has MI250X" in note
+    assert "plug-in, whose last release is for TensorFlow 2.15" in unused_gpus.of_other_makers(
         Machine(architecture="x86_64", gpus={"intel": 6})
     )
-    assert machine.unused_gpus(GH200) == ""
+    assert unused_gpus.of_other_makers(GH200) == ""
 
 
 def test_invalid_commands_are_refused_before_tensorflow_is_imported():

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.devices import host_gpus, machine
+from tfdist.cluster.devices import gpu_table, machine
 
 # Environment variables that change how GPUs compute or communicate.
 _VARIABLES = ("TF_DETERMINISTIC_OPS", "TF_FORCE_GPU_ALLOW_GROWTH", "NVIDIA_TF32_OVERRIDE", "XLA_FLAGS", "NCCL_")
@@ -27,7 +27,7 @@ def facts(details: Sequence[Mapping[str, Any]], build: Mapping[str, Any], env: M
         )
     return {
         "gpus": gpus,
-        "driver": host_gpus.driver_version(),
+        "driver": gpu_table.driver_version(),
         "built_for": list(build.get("cuda_compute_capabilities", [])),
         "cuda": machine.version("nvidia-cuda-runtime-cu12") or f"{build.get('cuda_version')} (build)",
         "cudnn": machine.version("nvidia-cudnn-cu12") or f"{build.get('cudnn_version')} (build)",

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from tfdist.cluster.devices import host_gpus
 
@@ -66,3 +67,13 @@ def why_none(env: Mapping[str, str]) -> str:
 def topology() -> str | None:
     """Returns the matrix of `nvidia-smi topo -m`; None without the program."""
     return host_gpus.nvidia_smi("topo", "-m")
+
+
+def driver_version(proc: Path = Path("/proc")) -> str:
+    """Returns the version of the NVIDIA driver, such as "550.54.15"; "" without a driver."""
+    try:
+        text = (proc / "driver" / "nvidia" / "version").read_text()
+    except OSError:
+        return ""
+    match = re.search(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)\s", text, re.MULTILINE)
+    return match[1] if match else ""

@@ -62,16 +62,6 @@ def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
     return f"{count} GPU(s), according to {folder}" if count else ""
 
 
-def driver_version(proc: Path = _PROC) -> str:
-    """Returns the version of the NVIDIA driver, such as "550.54.15"; "" without a driver."""
-    try:
-        text = (proc / "driver" / "nvidia" / "version").read_text()
-    except OSError:
-        return ""
-    match = re.search(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)\s", text, re.MULTILINE)
-    return match[1] if match else ""
-
-
 def nvidia_smi(*arguments: str) -> str | None:
     """Returns the output of the program; None: there is no such program, or it cannot use the driver."""
     try:

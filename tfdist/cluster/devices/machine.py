@@ -23,7 +23,7 @@ TENSORFLOW, KERAS = ((2, 18), (2, 22)), ((3, 12), (3, 16))
 _MAKERS = {"0x1002": "amd", "0x8086": "intel"}
 # Those of graphics in processors are 0x0300.
 _CLASSES = ("0x0302", "0x0380", "0x1200")
-_KNOWN = json.loads(Path(__file__).with_name("machines.json").read_text())
+KNOWN = json.loads(Path(__file__).with_name("machines.json").read_text())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,27 +64,7 @@ def num_cores() -> int:
 def site(env: Mapping[str, str]) -> str:
     """Returns the known site whose cluster Slurm or the site's own variables name; "" if there is none."""
     names = {env.get(name, "").lower() for name in ("SLURM_CLUSTER_NAME", "CLUSTER_NAME", "SYSTEMNAME")}
-    return next((name for name, each in _KNOWN["sites"].items() if names & {*each["clusters"]}), "")
-
-
-def advice(machine: Machine, maker: str) -> str:
-    """Returns what to do about GPUs of `maker`, "nvidia", "amd" or "intel", for which TensorFlow was not built."""
-    install = f"{sys.executable} -m pip install 'tensorflow[and-cuda]>=2.21,<2.22'"
-    kind = f"nvidia {machine.architecture}" if maker == "nvidia" else maker
-    known = _KNOWN["advice"]
-    text = known.get(kind, known["nvidia x86_64"]).format(install=install)
-    return f"{_KNOWN['sites'][machine.site]['advice']} {text}" if machine.site else text
-
-
-def unused_gpus(machine: Machine) -> str:
-    """Returns a note about GPUs of AMD and Intel, which TensorFlow's wheels do not use; "" without such GPUs."""
-    makers = {"amd": "AMD", "intel": "Intel"}
-    found = [(maker, machine.gpus[maker]) for maker in makers if machine.gpus.get(maker)]
-    return " ".join(
-        f"This machine has {number} GPU(s) of {makers[maker]}, and the replicas run on the CPU. "
-        f"{advice(machine, maker)}"
-        for maker, number in found
-    )
+    return next((name for name, each in KNOWN["sites"].items() if names & {*each["clusters"]}), "")
 
 
 def refusal(machine: Machine, versions: Mapping[str, str | None]) -> str:

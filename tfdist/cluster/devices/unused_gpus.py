@@ -1,4 +1,7 @@
-"""Why TensorFlow lists no GPU on a host that has some: CUDA build and libraries, driver."""
+"""Why TensorFlow lists no GPU on a host that has some: CUDA build and libraries, driver, another maker.
+
+Imports TensorFlow only where it lists no GPU: `tfdist doctor` reads the rest without.
+"""
 
 import importlib.metadata
 import platform
@@ -8,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-
-from tfdist.cluster.devices import host_gpus, machine
+from tfdist.cluster.devices import gpu_table, machine
 
 
 def explain(found: str, env: Mapping[str, str], proc: Path) -> str:
@@ -21,8 +22,10 @@ def explain(found: str, env: Mapping[str, str], proc: Path) -> str:
         env: the environment.
         proc: the folder of the kernel's files.
     """
+    import tensorflow as tf
+
     here = machine.Machine(architecture=platform.machine(), site=machine.site(env))
-    driver = host_gpus.driver_version(proc)
+    driver = gpu_table.driver_version(proc)
     reason = why_unused(tf.sysconfig.get_build_info(), missing_libraries(), driver, here)
     return (
         f"This host has {found}, but TensorFlow {tf.__version__} lists none: {reason} To train on the CPU, set "
@@ -39,9 +42,11 @@ def why_unused(build: Mapping[str, Any], missing: Sequence[str], driver: str, he
         driver: version of the NVIDIA driver; "": unknown.
         here: the architecture and the site.
     """
+    import tensorflow as tf
+
     install = f"{sys.executable} -m pip install 'tensorflow[and-cuda]=={tf.__version__}'"
     if not build.get("is_cuda_build"):
-        return f"it was built without CUDA. {machine.advice(here, 'nvidia')}"
+        return f"it was built without CUDA. {advice(here, 'nvidia')}"
     cuda = f"CUDA {build.get('cuda_version')} and cuDNN {build.get('cudnn_version')}"
     container = "In a container, also pass the GPUs: apptainer exec --nv, docker run --gpus=all."
     if missing:
@@ -64,3 +69,22 @@ def missing_libraries() -> list[str]:
         return []
     names = [re.split(r"[^\w.-]", line)[0] for line in required if "and-cuda" in line]
     return [name for name in names if not machine.version(name)]
+
+
+def advice(here: machine.Machine, maker: str) -> str:
+    """Returns what to do about GPUs of `maker`, "nvidia", "amd" or "intel", for which TensorFlow was not built."""
+    install = f"{sys.executable} -m pip install 'tensorflow[and-cuda]>=2.21,<2.22'"
+    kind = f"nvidia {here.architecture}" if maker == "nvidia" else maker
+    known = machine.KNOWN["advice"]
+    text = known.get(kind, known["nvidia x86_64"]).format(install=install)
+    return f"{machine.KNOWN['sites'][here.site]['advice']} {text}" if here.site else text
+
+
+def of_other_makers(here: machine.Machine) -> str:
+    """Returns a note about GPUs of AMD and Intel, which TensorFlow's wheels do not use; "" without such GPUs."""
+    makers = {"amd": "AMD", "intel": "Intel"}
+    found = [(maker, here.gpus[maker]) for maker in makers if here.gpus.get(maker)]
+    return " ".join(
+        f"This machine has {number} GPU(s) of {makers[maker]}, and the replicas run on the CPU. {advice(here, maker)}"
+        for maker, number in found
+    )

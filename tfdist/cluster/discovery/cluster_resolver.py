@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfdist.cluster.discovery import hostlist, worker_spec
+from tfdist.cluster.discovery import gpus, hostlist
 from tfdist.cluster.discovery.launchers import slurm
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -116,7 +116,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
 
 def _show_gpus(spec: WorkerSpec, num_gpus: int | None) -> None:
     listed = tf.config.list_physical_devices("GPU")
-    mine = worker_spec.visible_gpus(spec, len(listed))
+    mine = gpus.visible_gpus(spec, len(listed))
     if num_gpus is not None and num_gpus > len(mine):
         raise ValueError(
             f"gpus_per_task must be at most {len(mine)}, this task's share of the {len(listed)} GPUs that TensorFlow "

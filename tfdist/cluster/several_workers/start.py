@@ -15,7 +15,7 @@ from tfdist.cluster import interruption, malloc
 from tfdist.cluster import strategy as strategy_lib
 from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
-from tfdist.cluster.discovery import host_names, hostlist, roster, worker_spec
+from tfdist.cluster.discovery import gpus, host_names, hostlist, roster
 from tfdist.cluster.liveness import connections, startup_watchdog
 from tfdist.cluster.rendezvous import preflight
 from tfdist.cluster.several_workers import first_collective
@@ -79,7 +79,7 @@ def _meet(
         planned.worker_spec,
         must_match=common | dict(must_match),
         metadata={"devices": planned.devices, "processor": onednn.read_processor().name} | ports,
-        exclusive=worker_spec.held_gpus(planned.worker_spec, planned.gpus),
+        exclusive=gpus.held_gpus(planned.worker_spec, planned.gpus),
         seconds=planned.options.connect_seconds,
         workdir=workdir,
         stop=stop,

@@ -99,7 +99,7 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
     import tensorflow as tf
 
     from tfdist.cluster.devices import gpu_software
-    from tfdist.cluster.discovery import worker_spec
+    from tfdist.cluster.discovery import gpus as gpus_lib
     from tfdist.cluster.rendezvous import alone, preflight
 
     alone.unset_proxies(os.environ)
@@ -122,7 +122,7 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
             must_match={},
             seconds=plan.options.connect_seconds,
             metadata=metadata,
-            exclusive=worker_spec.held_gpus(place, plan.gpus),
+            exclusive=gpus_lib.held_gpus(place, plan.gpus),
             workdir=workdir,
         )
     except (ValueError, OSError) as error:

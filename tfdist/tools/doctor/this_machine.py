@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from tfdist import config as config_lib
-from tfdist.cluster.devices import machine
+from tfdist.cluster.devices import machine, unused_gpus
 from tfdist.cluster.devices.machine import Machine
 from tfdist.cluster.discovery import environment, host_names
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
@@ -50,7 +50,7 @@ def gpus(here: Machine, listed: int, problem: str) -> list[Finding]:
     found = ", ".join(f"{count} of {_MAKERS[maker]}" for maker, count in here.gpus.items()) or "none"
     if problem:
         return [Finding("GPUs", BAD, problem)]
-    if note := machine.unused_gpus(here):
+    if note := unused_gpus.of_other_makers(here):
         return [Finding("GPUs", LOOK, f"{found}; TensorFlow lists {listed}. {note}")]
     return [Finding("GPUs", OK, f"{found}; TensorFlow lists {listed}")]
 

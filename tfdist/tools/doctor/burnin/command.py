@@ -18,7 +18,8 @@ from typing import Any
 from absl import flags
 
 from tfdist.cluster.devices import onednn
-from tfdist.cluster.discovery import environment, worker_spec
+from tfdist.cluster.discovery import environment
+from tfdist.cluster.discovery import gpus as gpus_lib
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.config import tensorflow_log
 from tfdist.tools import tables
@@ -68,7 +69,7 @@ def _probes(spec: WorkerSpec) -> list[tuple[str, str, Any]]:
     if not gpus:
         kind = onednn.read_processor().name or "CPU"
         return [("CPU", kind, device.Probe("CPU:0", clock))]
-    own = worker_spec.visible_gpus(spec, len(gpus))
+    own = gpus_lib.visible_gpus(spec, len(gpus))
     tf.config.set_visible_devices([gpus[index] for index in own], "GPU")
     kinds = [tf.config.experimental.get_device_details(gpus[index]).get("device_name", "GPU") for index in own]
     places = enumerate(zip(own, kinds, strict=True))
