@@ -8,7 +8,7 @@ example, and are not padded; a replica without examples gets one example with co
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,30 +21,6 @@ from tfdist.keras_fit.adapters.epoch_gate import EpochGate
 
 # The parts of a batch.
 _PARTS = ("x", "y", "sample_weight")
-
-
-class DataAdapter(Protocol):
-    """Data of one split; the same on every worker."""
-
-    # Steps per epoch.
-    steps: int
-    # Examples per step; the last step of a pass may have fewer.
-    batch_size: int
-    # Nested tf.TensorSpec of a global batch, with unknown batch dimension.
-    element_spec: Any
-    # Lower bound of the examples in a batch.
-    smallest_batch: int
-    # Why an exact resume is not guaranteed with this data; None: it is.
-    resume_caveat: str | None
-    # Whether an earlier call may have left workers at different passes over a shuffle.
-    order_unknown: bool
-    # Hooks of the data around each epoch, which is read by itself; None: steps are read on into the next epoch.
-    epoch_hooks: "EpochHooks | None"
-    # Where Python code that makes batches waits for its epoch; None: none does.
-    gate: EpochGate | None
-
-    def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
-        """Returns this worker's elements of the steps [start, stop), and more after them."""
 
 
 class EpochHooks:
@@ -86,21 +62,40 @@ class EpochHooks:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RandomAccessAdapter:
+class DataAdapter:
+    """Data of one split; the same on every worker.
+
+    The two kinds of adapters also have `element_spec`, the nested tf.TensorSpec of a global batch with an unknown batch
+    dimension, and `smallest_batch`, a lower bound of the examples in a batch.
+    """
+
+    # Steps per epoch. If an epoch is not a pass over the data, passes continue in the next epoch.
+    steps: int
+    # Examples per step; the last step of a pass may have fewer.
+    batch_size: int
+    # Why an exact resume is not guaranteed with this data; None: it is.
+    resume_caveat: str | None = None
+    # Whether an earlier call may have left workers at different passes over a shuffle.
+    order_unknown: bool = False
+    # Hooks of the data around each epoch, which is read by itself; None: steps are read on into the next epoch.
+    epoch_hooks: EpochHooks | None = None
+    # Where Python code that makes batches waits for its epoch; None: none does.
+    gate: EpochGate | None = None
+
+    def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
+        """Returns this worker's elements of the steps [start, stop), and more after them."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RandomAccessAdapter(DataAdapter):
     """Random access to single examples: every worker reads only its shard."""
 
     # read(ids int64 [n]) -> nested tensors [n, ...]
     read: Callable[[tf.Tensor], Any]
     num_examples: int
-    batch_size: int
-    # Steps per epoch. If an epoch is not a pass over the data, passes continue in the next epoch.
-    steps: int
     seed: int
     shuffle: bool
-    resume_caveat: str | None = None
-    order_unknown: bool = False
-    epoch_hooks: EpochHooks | None = None
-    gate: EpochGate | None = None
 
     @property
     def pass_steps(self) -> int:
@@ -198,18 +193,15 @@ def _check_rows(totals: list[tf.Tensor], replicas: int) -> list[tf.Operation]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BatchAdapter:
+class BatchAdapter(DataAdapter):
     """A sequence of global batches, from which each replica takes its rows."""
 
     # stream(start, stop) -> global batches, epoch after epoch: nested tensors [batch, ...].
     stream: Callable[[int, int], tf.data.Dataset]
-    steps: int
-    batch_size: int
     element_spec: Any
     smallest_batch: int
     # Reads the columns, by name, that workers compare at the start; None: reading would consume them.
     sample: Callable[[], dict[str, np.ndarray]] | None
-    resume_caveat: str | None = None
     # sharded(shard, start, stop) -> this worker's elements, without the work for other workers' rows; None:
     # every worker builds whole batches.
     sharded: Callable[[ReplicaShard, int, int], tf.data.Dataset] | None = None
@@ -217,9 +209,6 @@ class BatchAdapter:
     stops: bool = False
     # count_passes(steps, ended_early): counts the passes over a shuffle in a finished call; None: nothing is shuffled.
     count_passes: Callable[[int, bool], None] | None = None
-    order_unknown: bool = False
-    epoch_hooks: EpochHooks | None = None
-    gate: EpochGate | None = None
     # (steps) -> the first of them whose batch had a value that is not finite, and a sentence about it; None: none had.
     # For batches that may be others when they are read once more.
     first_nonfinite: Callable[[Iterable[int]], tuple[int, str] | None] | None = None

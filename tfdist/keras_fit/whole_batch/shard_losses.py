@@ -31,12 +31,7 @@ class Shard:
     means: bool = False
 
     def reduce(
-        self,
-        values: tf.Tensor,
-        sample_weight: tf.Tensor | None = None,
-        mask: tf.Tensor | None = None,
-        reduction: str | None = "sum_over_batch_size",
-        dtype: str | None = None,
+        self, values: tf.Tensor, sample_weight: Any, mask: tf.Tensor | None, reduction: str | None, dtype: str | None
     ) -> tf.Tensor:
         """Replaces `keras.src.losses.loss.reduce_weighted_values`: returns the shard's part of the global loss."""
         values = keras.ops.convert_to_tensor(values, dtype=dtype)
