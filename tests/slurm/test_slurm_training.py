@@ -14,7 +14,7 @@ from processes import until
 from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
 from topologies import environments
 
-from tfdist.report import ledger
+from tfdist.report import read_back
 from tfdist.tools.many_runs.costs import bills
 
 ON_CPUS = {"CUDA_VISIBLE_DEVICES": ""}
@@ -226,7 +226,7 @@ def test_a_job_that_is_stopped_by_a_signal_is_requeued_and_is_the_uninterrupted_
     start_again(slurm, job, log, 1)
     assert "stopped by SIGUSR1 and saved" in log.read_text()
     assert wait_for_end(slurm, job, log)["Restarts"] == "1"
-    starts = ledger.read_starts(tmp_path / "run")
+    starts = read_back.read_starts(tmp_path / "run")
     assert [(start["job"], start["end"], start["replicas"]) for start in starts] == [
         (job, "stopped", 2),
         (job, "finished", 2),

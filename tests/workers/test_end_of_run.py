@@ -15,7 +15,7 @@ import topologies
 from processes import started, until
 
 from tfdist.cluster import interruption
-from tfdist.report import interpreter, ledger
+from tfdist.report import interpreter, read_back
 from tfdist.tools.many_runs import run_state
 from tfdist.tools.many_runs.costs import bills
 
@@ -62,7 +62,7 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
         command = topologies.command(tmp_path, *options, config=CONFIG)
         with started([command], topologies.environments(1)) as (process,):
             born = time.time() - interpreter.process_age(process.pid)
-            until(lambda: (tmp_path / "starts.jsonl").exists() and ledger.read_starts(tmp_path)[-1]["step"] > 0, 120)
+            until(lambda: (tmp_path / "starts.jsonl").exists() and read_back.read_starts(tmp_path)[-1]["step"] > 0, 120)
             assert run_state.read(tmp_path).state == "running"
             (tmp_path / "SAVE").touch()
             wait_for_steps(tmp_path)
@@ -77,7 +77,7 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
     (message,) = posted
     assert message["state"] == "stopped" and message["workdir"] == str(tmp_path)
     assert message["text"].startswith(f"{tmp_path.name} stopped at step {message['step']} of 960")
-    (start,) = ledger.read_starts(tmp_path)
+    (start,) = read_back.read_starts(tmp_path)
     assert start["end"] == "stopped" and start["step"] == message["step"] == start["steps_done"]
     parts = sum(start["seconds"].values())
     assert abs(parts - (start["now"] - start["start"])) < 0.01 * parts
@@ -134,7 +134,7 @@ def test_the_ledger_of_a_killed_run_adds_up(tmp_path):
     assert " in this start: " in output
     bill = bills.of_run(tmp_path, "run", state="finished")
     assert bill.starts == 3 and bill.state == "finished"
-    starts = ledger.read_starts(tmp_path)
+    starts = read_back.read_starts(tmp_path)
     assert [start["end"] for start in starts] == ["", "", "finished"]
     assert starts[-1]["step"] == 96
     assert sum(bill.seconds.values()) == pytest.approx(starts[-1]["now"] - starts[0]["start"], rel=0.01)

@@ -187,24 +187,3 @@ def _write_always(ledger: Ledger) -> None:
     while ledger.place is not None:
         ledger.write()
         time.sleep(_EVERY_SECONDS)
-
-
-def read_starts(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the lines of starts.jsonl, oldest first, without those that are damaged.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
-    found = []
-    for line in (files.read_file(os.path.join(workdir, STARTS)) or b"").splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            values = json.loads(line)
-            if isinstance(values, dict) and isinstance(values.get("seconds"), dict) and _is_whole(values):
-                found.append(values)
-    return found
-
-
-def _is_whole(values: Mapping[str, Any]) -> bool:
-    numbers = [values.get(name) for name in ("start", "now", "first_step", "step", "steps_done")]
-    numbers += [*values["seconds"].values(), values.get("replicas", 1)]
-    return all(isinstance(number, int | float) for number in numbers)

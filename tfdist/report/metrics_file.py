@@ -1,7 +1,6 @@
 """metrics.jsonl: one JSON object per line, trimmed when a run resumes. Imports no TensorFlow."""
 
 import json
-import os
 from typing import Any
 
 from tfdist.report import files
@@ -11,7 +10,7 @@ METRICS = "metrics.jsonl"
 START = "start"
 # Bytes that are read first from the end of a file.
 _LAST_BYTES = 2**20
-_ADVICE = "restore it, or remove it to go on without the reports so far."
+ADVICE = "restore it, or remove it to go on without the reports so far."
 
 
 def json_line(record: dict[str, Any]) -> bytes:
@@ -45,7 +44,7 @@ def trim_metrics(path: str, last_step: int | None, last_evaluated: int | None = 
         else:
             kept.append(line)
     if len(kept) < len(lines):
-        content = files.read_file(path, _ADVICE) or b""
+        content = files.read_file(path, ADVICE) or b""
         before = content[: len(content) - sum(map(len, lines))]
         files.replace_file(path, b"".join([before, *kept]))
     return removed
@@ -55,7 +54,7 @@ def _lines_since_start(path: str, last_step: int | None) -> list[bytes]:
     """Returns the lines since the last start that was not after `last_step`, or all lines."""
     size = _LAST_BYTES
     while True:
-        content = files.read_file(path, _ADVICE, last=size) or b""
+        content = files.read_file(path, ADVICE, last=size) or b""
         end = len(content)
         while (end := content.rfind(b'{"kind": "%s"' % START.encode(), 0, end)) >= 0:
             record = parse_line(content[end : content.find(b"\n", end) + 1])
@@ -64,16 +63,6 @@ def _lines_since_start(path: str, last_step: int | None) -> list[bytes]:
         if len(content) < size:
             return content.splitlines(keepends=True)
         size *= 8
-
-
-def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the complete lines of a metrics.jsonl, in order: the last one may be incomplete while the run writes.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
-    lines = (files.read_file(path, _ADVICE) or b"").splitlines(keepends=True)
-    return [record for line in lines if (record := parse_line(line)) is not None]
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:

@@ -1,27 +1,4 @@
-"""Reports of a run: console, metrics.jsonl and TensorBoard. Only the chief reports; all workers print warnings.
-
-A line of workdir/metrics.jsonl is one JSON object, with `kind`, and `time` in seconds since 1970:
-
-    train       means over the interval that ended at `step`: the objective's values under their names,
-                `learning_rate`, `examples_per_second`, `examples_per_second_per_replica`, `input_wait_share` (fraction
-                of the time, 0 to 1, spent waiting for data), `worker_shares` (several workers only, in rank order:
-                fractions of input, compute and communication; of more than 16 workers only those with the smallest,
-                the median and the largest communication), `slowest_worker` (the rank that the others wait for),
-                `seconds` and `steps` (of the interval), `epoch` (fractional), `skipped` (updates skipped since
-                the start of the run, if config.train.nonfinite is "skip"), `noise_scale`, `gradient_square` and
-                `gradient_variance` (if config.report.noise_scale is set, docs/noise-scale.md)
-    evaluation  means over the whole split, `name`, `num_examples`, `seconds`, `best` (true if the best so far)
-    state       `hash`: 16 hexadecimal digits of the state after `step`, by the function `function`; `examples`: [first,
-                end), the places in the order of the run of the examples since the record before (docs/same-bits.md)
-    data        `hashes`: of a few examples of each split by column, and of facts such as the number of examples
-    start       `step`: the run starts or resumes after this step, and the lines before it are of no later step
-    workers     the roster: one line of text per worker, up to 16, with host, devices and communication
-    environment what environment.json holds for this start, without the roster
-    event       `text`, and `step` if it applies: resumed, saved, stopped
-    warning     `text`
-
-NaN and infinity are null in JSON; the console shows them.
-"""
+"""Reports of a run: console, metrics.jsonl and TensorBoard. Only the chief reports; all workers print warnings."""
 
 import contextlib
 import dataclasses
@@ -101,7 +78,7 @@ class Reporter:
         self._record(kind="data", hashes=dict(hashes))
 
     def state(self, step: int, value: str, function: str, examples: list[int]) -> None:
-        """Records the hash of the state after `step`, unless the last record is the same; see the head of this file."""
+        """Records the hash of the state after `step`, unless the last record is the same; see docs/reference.md."""
         if (step, value) != self.last_state:
             self.last_state = (step, value)
             self._record(kind="state", step=step, hash=value, function=function, examples=examples)

@@ -12,7 +12,7 @@ from absl import flags
 
 from tfdist.cluster.discovery.launchers import slurm
 from tfdist.launch import local_workers, processes
-from tfdist.report import metrics_file
+from tfdist.report import metrics_file, read_back
 
 # Replicas are workers on this machine, logical devices of one process, or tasks of a Slurm step.
 BACKENDS = ("auto", "processes", "devices", "slurm")
@@ -131,7 +131,7 @@ def run_workers(arguments: Sequence[str], *, workers: int, backend: str, log: Pa
 
 def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:
     """The records of one kind in the metrics.jsonl of a training, in order."""
-    records = metrics_file.read_records(workdir / metrics_file.METRICS)
+    records = read_back.read_records(workdir / metrics_file.METRICS)
     return [record for record in records if record.get("kind") == kind]
 
 

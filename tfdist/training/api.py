@@ -23,21 +23,18 @@ from tfdist.training.step.layers import of_all_depths as layers_of_all_depths
 from tfdist.training.step.layers import statistics as find_statistics
 from tfdist.training.step.normalization import shard_present, synchronized_layers
 from tfdist.training.step.objective import ShardResult
-from tfdist.training.step.optimizer import (
-    restore_methods,
-    start_averages,
-    step_count,
-)
+from tfdist.training.step.optimizer import start_averages, step_count
+from tfdist.training.step.random_numbers.repeated_passes import replica_of_pass
 from tfdist.training.step.random_numbers.seed_generators import (
     begin_evaluation_pass,
     begin_forward_pass,
     make_stateless,
-    replica_of_pass,
 )
 from tfdist.training.step.random_numbers.seed_generators import restore as restore_seed_generators
 from tfdist.training.step.random_numbers.stateful_random import draw_statelessly as stateless_draws
 from tfdist.training.step.train_step import add_to_totals, after_update, train_step
 from tfdist.training.step.updates.optimizer_branches import take_branches_once
+from tfdist.training.step.updates.put_on_optimizers import restore_methods
 from tfdist.training.step.updates.stages import scale as scale_gradients
 from tfdist.training.step.updates.tables import Gradients, convert_in_fixed_order
 from tfdist.training.step.updates.tables import gather as gather_rows

@@ -4,6 +4,7 @@ import functools
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from tfdist import config as config_lib
@@ -208,18 +209,30 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
         raise nonfinite.make_diverged_error(tools, f"{bad} after step {state.step}", steps)
     if scheduled:
         state.last_scheduled_step = state.step
-    _record_metrics(run, state)
-    of_replicas = {} if run.workdir is None else run.replica_state.gather()
-    if tools.checkpointer is not None:
-        state.callbacks, arrays = run.callbacks.state(run.variables.values())
-        arrays |= of_replicas
-        tools.checkpointer.save(state.step, lambda: checkpoint_format.snapshot(run.variables) | arrays, state.to_json())
+    arrays = _collect(tools, state)
+    if arrays is not None:
+        tools.checkpointer.save(state.step, arrays, state.to_json())
 
 
-def _record_metrics(run: Run, state: TrainingState) -> None:
-    """Writes the state of the metrics to `state`, if the epoch is not complete. Every worker calls it."""
+def _collect(tools: LoopTools, state: TrainingState, *, wait: bool = False) -> Callable[[], dict[str, Any]] | None:
+    """Writes the state of metrics and callbacks to `state`. Every worker calls it.
+
+    Args:
+        wait: for a checkpoint that is being written, before the callbacks are asked.
+
+    Returns:
+        A function that copies the arrays of a checkpoint; None except on the chief of a run with a workdir.
+    """
+    run = tools.run
     within_epoch = state.step % run.steps_per_epoch != 0
     state.metrics = run.objective.state() if within_epoch else []
+    of_replicas = {} if run.workdir is None else run.replica_state.gather()
+    if tools.checkpointer is None:
+        return None
+    if wait:
+        tools.checkpointer.wait()
+    state.callbacks, arrays = run.callbacks.state(run.variables.values())
+    return lambda: checkpoint_format.snapshot(run.variables) | arrays | of_replicas
 
 
 def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
@@ -230,15 +243,11 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     run = tools.run
     if run.workdir is None or tools.consistency.step is None:  # Not compared before: nothing was trained.
         return
-    _record_metrics(run, state)
-    of_replicas = run.replica_state.gather()
-    if tools.checkpointer is None:
+    arrays = _collect(tools, state, wait=True)
+    if arrays is None:
         return
-    tools.checkpointer.wait()
-    state.callbacks, arrays = run.callbacks.state(run.variables.values())
-    arrays = checkpoint_format.snapshot(run.variables) | arrays | of_replicas
     try:
-        path = checkpoint_format.write(run.workdir / MISMATCH, state.step, arrays, state.to_json())
+        path = checkpoint_format.write(run.workdir / MISMATCH, state.step, arrays(), state.to_json())
     except OSError as error:
         tools.report.warning(f"The chief's state could not be saved: {files.describe_error(error)}")
         return

@@ -39,42 +39,39 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
     Raises:
         StopRequested: all workers agreed to stop before the end of the split.
     """
-    with tools.run.evaluated_weights():
-        return _evaluate_split(tools, step, best, compare)
-
-
-def _evaluate_split(tools: LoopTools, step: int, best: float | None, compare: bool) -> dict[str, float]:
-    run, callbacks, started = tools.run, tools.run.callbacks, time.perf_counter()
-    dataset, steps = run.feed.evaluation()
-    batches = run.cluster.distribute(dataset)
-    run.objective.reset()
-    callbacks.call("on_test_begin")
-    totals: dict[str, float] = {}
-    done = 0
-    while done < steps:
-        if callbacks.begins_batch("test", done):
-            callbacks.call("on_test_batch_begin", done)
-        execution = tools.evaluation_steps(batches, _most_steps(run, done, steps), done)
-        done += execution.steps
-        run.cluster.note_progress(step)
-        totals = add_totals(totals, execution.totals)
-        if execution.stop_requested and done < steps:
-            raise StopRequested
-        if callbacks.ends_batch("test", done - 1, steps):
-            last = callbacks.last_of_batch("test", done - 1)
-            callbacks.call("on_test_batch_end", last, run.objective.results(totals))
-        if callbacks.wants_progress("test"):
-            callbacks.progress(done, run.objective.results(totals))
-        tools.report.progress(step, "evaluating")
-    values = run.objective.of_epoch(run.objective.results(totals))
-    callbacks.call("on_test_end", logs=values)
-    num_examples = round(totals["examples"])
-    assert run.feed.sizes.evaluation_examples in (None, num_examples)
-    values.pop("regularization", None)
-    improved = compare and is_best(run.config.checkpoint, values, best)
-    seconds = time.perf_counter() - started
-    tools.report.evaluation(step, values, seconds=seconds, num_examples=num_examples, best=improved)
-    return values
+    run, callbacks = tools.run, tools.run.callbacks
+    with run.evaluated_weights():
+        started = time.perf_counter()
+        dataset, steps = run.feed.evaluation()
+        batches = run.cluster.distribute(dataset)
+        run.objective.reset()
+        callbacks.call("on_test_begin")
+        totals: dict[str, float] = {}
+        done = 0
+        while done < steps:
+            if callbacks.begins_batch("test", done):
+                callbacks.call("on_test_batch_begin", done)
+            execution = tools.evaluation_steps(batches, _most_steps(run, done, steps), done)
+            done += execution.steps
+            run.cluster.note_progress(step)
+            totals = add_totals(totals, execution.totals)
+            if execution.stop_requested and done < steps:
+                raise StopRequested
+            if callbacks.ends_batch("test", done - 1, steps):
+                last = callbacks.last_of_batch("test", done - 1)
+                callbacks.call("on_test_batch_end", last, run.objective.results(totals))
+            if callbacks.wants_progress("test"):
+                callbacks.progress(done, run.objective.results(totals))
+            tools.report.progress(step, "evaluating")
+        values = run.objective.of_epoch(run.objective.results(totals))
+        callbacks.call("on_test_end", logs=values)
+        num_examples = round(totals["examples"])
+        assert run.feed.sizes.evaluation_examples in (None, num_examples)
+        values.pop("regularization", None)
+        improved = compare and is_best(run.config.checkpoint, values, best)
+        seconds = time.perf_counter() - started
+        tools.report.evaluation(step, values, seconds=seconds, num_examples=num_examples, best=improved)
+        return values
 
 
 def _most_steps(run: Run, done: int, steps: int) -> int:

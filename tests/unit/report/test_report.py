@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tfdist import config
 from tfdist.config import diff
-from tfdist.report import console, files, metrics_file, run_info
+from tfdist.report import console, files, metrics_file, read_back, run_info
 from tfdist.report import lines as lines_lib
 from tfdist.report import reporter as reporter_lib
 
@@ -438,12 +438,12 @@ def test_a_start_reads_only_what_was_written_since_the_last_one(tmp_path):
     start(400, 500, 600)
     assert all(path.read_bytes() == content for path, content in untouched.items())
     assert metrics.read_bytes().startswith(b'{"kind": "incomplete"\n')
-    lines = metrics_file.read_records(metrics)
+    lines = read_back.read_records(metrics)
     for kind in ("train", "evaluation"):
         assert [line["step"] for line in lines if line["kind"] == kind] == [100, 200, 300, 400, 500, 600]
     assert [step for step, _ in scalars(tmp_path)["by_step/loss"]] == [100, 200, 300, 400, 500, 600]
     start(100, 200)  # The newer checkpoints were damaged: before the second start.
-    lines = metrics_file.read_records(metrics)
+    lines = read_back.read_records(metrics)
     assert [line["step"] for line in lines if line["kind"] == "train"] == [100, 200]
     assert [step for step, _ in scalars(tmp_path)["by_step/loss"]] == [100, 200]
     assert [step for step, _ in scalars(tmp_path, "evaluation")["by_step/loss"]] == [100, 200]

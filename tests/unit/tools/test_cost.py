@@ -13,7 +13,7 @@ import pytest
 from test_many_runs import write_run
 
 from tfdist.cluster.devices import energy
-from tfdist.report import interpreter, ledger
+from tfdist.report import interpreter, ledger, read_back
 from tfdist.tools.many_runs import run_state
 from tfdist.tools.many_runs.costs import accounting, bills
 
@@ -49,7 +49,7 @@ def test_each_moment_has_one_cause(tmp_path):
     time.sleep(0.02)
     assert book.finish("lost", "worker 1 is lost") and not book.finish("finished")
     book.close()
-    (start,) = ledger.read_starts(tmp_path)
+    (start,) = read_back.read_starts(tmp_path)
     seconds = start["seconds"]
     assert sum(seconds.values()) == pytest.approx(start["now"] - start["start"], abs=0.01)
     assert start["start"] <= opened < start["now"]
@@ -59,7 +59,7 @@ def test_each_moment_has_one_cause(tmp_path):
     again = ledger.open_ledger(tmp_path, 9, {})
     assert again.started == pytest.approx(start["now"], abs=0.01)  # The next fit of this process.
     again.close()
-    assert [each["first_step"] for each in ledger.read_starts(tmp_path)] == [5, 9]
+    assert [each["first_step"] for each in read_back.read_starts(tmp_path)] == [5, 9]
     assert ledger.open_ledger(tmp_path / "missing", 0, {}).place is None
     until = time.monotonic() + 30
     while any(thread.name == "tfdist-ledger" for thread in threading.enumerate()):
@@ -97,11 +97,11 @@ def test_a_long_line_and_damaged_lines(tmp_path):
     book.finish("failed", "\u00e4" * 5000)
     book.close()
     path = tmp_path / "starts.jsonl"
-    (start,) = ledger.read_starts(tmp_path)
+    (start,) = read_back.read_starts(tmp_path)
     assert start["end"] == "failed" and start["text"] == 125 * "\u00e4" and path.stat().st_size % 512 == 0
     odd = '{"start": "x", "now": [], "seconds": {"start": "y"}, "step": "z"}\n'
     path.write_text('{"seconds": 3}\n' + odd + path.read_text() + '{"start": 1, "seco')
-    assert len(ledger.read_starts(tmp_path)) == 1 and ledger.read_starts(tmp_path / "missing") == []
+    assert len(read_back.read_starts(tmp_path)) == 1 and read_back.read_starts(tmp_path / "missing") == []
 
 
 def test_steps_that_are_repeated_count_once(tmp_path):

@@ -16,7 +16,7 @@ from tfdist import config as c
 from tfdist.checkpoint import directory
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import process_exit
-from tfdist.report import metrics_file
+from tfdist.report import read_back
 from tfdist.tools.pictures import curves
 from tfdist.training import loop, setup
 from tfdist.training import run as run_lib
@@ -145,7 +145,7 @@ def test_a_damaged_file_gives_one_message_or_is_passed_over(finished, tmp_path, 
     if name == "metrics.jsonl":
         assert code == (how not in CONTENTS)
         with limited(60), contextlib.suppress(ValueError):
-            metrics_file.read_records(path)
+            read_back.read_records(path)
     if name == "config.json":
         with limited(60), contextlib.suppress(ValueError):  # Read before the workers connect, and by a tool.
             setup.build_run(config(), run.workdir)
@@ -165,5 +165,5 @@ def test_something_else_in_place_of_a_directory(finished, tmp_path, capsys, name
     code, said = start(run, capsys)
     assert code == (name == "checkpoints") and str(path) in said
     # The reports stay: the run did not start again from the first step.
-    records = metrics_file.read_records(run.workdir / "metrics.jsonl")
+    records = read_back.read_records(run.workdir / "metrics.jsonl")
     assert [line["step"] for line in records if line["kind"] == "train"] == [1, 2]

@@ -18,7 +18,7 @@ from typing import Any
 
 from tfdist import configs
 from tfdist.config.command_line import tool_words
-from tfdist.report import files, ledger, run_info
+from tfdist.report import files, read_back, run_info
 from tfdist.tools import tables
 from tfdist.tools.many_runs import differences, find
 from tfdist.tools.many_runs.run_state import RunState
@@ -101,7 +101,7 @@ def _row(name: str, options: str, hardware: str, found: Sequence[tuple[RunState,
 
 
 def _memory(workdir: Path) -> float | None:
-    found = [each["memory_mib"] for each in ledger.read_starts(workdir) if "memory_mib" in each]
+    found = [each["memory_mib"] for each in read_back.read_starts(workdir) if "memory_mib" in each]
     return max(found, default=None)
 
 

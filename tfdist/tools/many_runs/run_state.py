@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tfdist.checkpoint import directory, workdir_lock
-from tfdist.report import files, ledger, metrics_file, reporter, run_info
+from tfdist.report import files, metrics_file, read_back, reporter, run_info
 from tfdist.tools.many_runs import differences
 
 State = Literal["running", "queued", "stopped", "finished", "diverged", "failed", "lost"]
@@ -65,7 +65,7 @@ def read(workdir: Path) -> RunState:
     records = _records(workdir / metrics_file.METRICS, every_evaluation=not isinstance(metric, str))
     train = _of_kind(records, "train")[-1:]
     evaluations = _of_kind(records, "evaluation")
-    starts = ledger.read_starts(workdir)
+    starts = read_back.read_starts(workdir)
     start = starts[-1] if starts else {}
     newest = max([*train, *evaluations], key=lambda record: record.get("step", 0), default={})
     saved = directory.newest_step(workdir / "checkpoints")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.report import metrics_file, reporter
+from tfdist.report import metrics_file, read_back, reporter
 from tfdist.tools import scaling_results
 from tfdist.tools.many_runs import differences, run_state
 from tfdist.tools.pictures import style
@@ -50,7 +50,7 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
         path = workdir / metrics_file.METRICS
         if not path.is_file():
             raise ValueError(f"There is no {path}: give the workdir of a run, such as runs/digits.")
-        records = metrics_file.read_records(path)
+        records = read_back.read_records(path)
         by_kind = {kind: [line for line in records if line.get("kind") == kind] for kind in ("train", "evaluation")}
         if not by_kind["train"]:
             raise ValueError(f"{path} has no report of the training yet.")

@@ -58,10 +58,8 @@ class ReplicaConsistencyCheck:
     options: config_lib.Consistency
     # Prints a warning about a step.
     warn: Callable[[str, int], None]
-    # Records (step, hash of the state), the same on every worker.
-    record: Callable[[int, int], None]
-    # Whether a single replica, which is compared with none, hashes its state for the record.
-    records: bool
+    # Records (step, hash of the state), the same on every worker; None: a single replica does not hash its state.
+    record: Callable[[int, int], None] | None
     # The last step after which all replicas were equal; None: not compared yet.
     step: int | None = None
 
@@ -71,12 +69,13 @@ class ReplicaConsistencyCheck:
         Raises:
             ReplicaMismatchError: names the variables, the workers, each one's hash, and what to do.
         """
-        if self.cluster.num_replicas > 1 or self.records:
+        if self.cluster.num_replicas > 1 or self.record is not None:
             found = self._hashes()
             if not _all_equal(found):
                 _ACTIONS[self.options.action](self, state, self._describe(state.step))
                 found = self._hashes()
-            self.record(state.step, int(found[0]))
+            if self.record is not None:
+                self.record(state.step, int(found[0]))
         self.step = state.step
 
     def _hashes(self) -> np.ndarray:
@@ -156,8 +155,7 @@ def make_check(
         hash_all=functools.partial(_hash_all, cluster, hashed) if eager else cluster.make_all_gather(hash_state),
         options=options,
         warn=warn,
-        record=(lambda step, value: None) if record is None else record,
-        records=record is not None,
+        record=record,
     )
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,40 +68,6 @@ def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
     return total(value)
 
 
-# Of the replicas, and of the first of `new_keys`; those that TensorFlow chooses itself start at 1 and at 100.
-_GROUP_KEY, _keys = 2**20, itertools.count(2**20)
-
-
-def new_keys(count: int) -> list[int]:
-    """Returns keys of `all_gather`, the same on all workers if all call this equally often."""
-    return [next(_keys) for _ in range(count)]
-
-
-def all_gather(value: tf.Tensor, key: int, *, like: tf.Variable, one_cpu: bool) -> tf.Tensor:
-    """Returns `value` [n] of all replicas, with the same bits: [replicas, n]; called in `strategy.run`.
-
-    Args:
-        key: of the gather in a step, one of `new_keys`: the same on all replicas.
-        like: a variable on the replica's device.
-        one_cpu: whether each worker has one replica, on its CPU. Then TensorFlow's op is called directly: the method of
-            its replica context also gathers the lengths, and copies the values six times.
-    """
-    if one_cpu:
-        rows = tf.raw_ops.CollectiveGatherV2(
-            input=value,
-            group_size=num_replicas(),
-            group_key=_GROUP_KEY,
-            instance_key=key,
-            ordering_token=[],
-            communication_hint="ring",
-        )
-    else:
-        with tf.device(like.handle.device):
-            value = tf.identity(value)
-        rows = tf.distribute.get_replica_context().all_gather(value, axis=0)
-    return tf.reshape(rows, [num_replicas(), *value.shape])
-
-
 def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], when_false: Callable[[], Any]) -> None:
     """Calls on every replica `when_true` if `predicate` (bool [], equal on all replicas), else `when_false`.
 
@@ -120,56 +85,5 @@ def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], whe
     tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(predicate, when_true, when_false))
 
 
-def choose_on_all_replicas(
-    predicate: tf.Tensor, when_true: Callable[[], list[tf.Tensor]], when_false: Callable[[], list[tf.Tensor]]
-) -> list[tf.Tensor]:
-    """As `cond_on_all_replicas`; returns on each replica the results of its branch, tensors of the same shapes."""
-
-    def on_all_replicas(strategy: tf.distribute.Strategy, predicate: tf.Tensor, *branches: Callable) -> Any:
-        def run(branch: Callable) -> list[tuple[tf.Tensor, ...]]:
-            results = strategy.extended.call_for_each_replica(_result, args=(branch,))
-            return [strategy.experimental_local_results(one) for one in results]
-
-        chosen = strategy.experimental_local_results(predicate)[0]
-        found = tf.cond(chosen, *(functools.partial(run, branch) for branch in branches))
-
-        def own() -> list[tf.Tensor]:
-            replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-            return [of_replicas[replica % len(of_replicas)] for of_replicas in found]
-
-        return strategy.extended.call_for_each_replica(own)
-
-    return tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(predicate, when_true, when_false))
-
-
-def repeat_on_all_replicas(function: Callable[[], tf.Tensor]) -> None:
-    """Calls `function` on every replica until it returns False: bool [], equal on all replicas.
-
-    In cross-replica context: TensorFlow rejects collectives of mirrored replicas in a loop on a replica.
-    """
-
-    def on_all_replicas(strategy: tf.distribute.Strategy, function: Callable) -> None:
-        def run(again: tf.Tensor) -> tuple[tf.Tensor]:
-            again = strategy.extended.call_for_each_replica(_result, args=(function,))
-            return (strategy.experimental_local_results(again)[0],)
-
-        tf.while_loop(lambda again: again, run, (tf.constant(True),), parallel_iterations=1)
-
-    tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(function,))
-
-
-def _result(function: Callable[[], Any]) -> Any:
-    return function()
-
-
 def _call(function: Callable[[], Any]) -> None:
     function()  # Without its result, which may differ between branches.
-
-
-def in_cross_replica_context(function: Callable[[], Any]) -> None:
-    """Calls `function` once for all replicas, in cross-replica context."""
-    replica_context = tf.distribute.get_replica_context()
-    if replica_context is None:
-        function()
-    else:
-        replica_context.merge_call(lambda strategy: function())

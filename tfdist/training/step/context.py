@@ -19,10 +19,6 @@ class TotalsLayout:
 
     fields: tuple[str, ...]
 
-    def get(self, vector: tf.Tensor, field: str) -> tf.Tensor:
-        """Returns the element `field` of `vector` (float64 [len(fields)]): float64 []."""
-        return vector[self.fields.index(field)]
-
     def to_dict(self, vector: tf.Tensor) -> dict[str, float]:
         """Returns the elements by name, in Python."""
         return dict(zip(self.fields, vector.numpy().tolist(), strict=True))

@@ -57,22 +57,6 @@ def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_st
     )
 
 
-# Attributes that `take_over_reduction`, `fused_updates.fuse` and `work_sharing.share` set on an optimizer object.
-PUT_ON_OPTIMIZERS = (
-    "_all_reduce_sum_gradients",
-    "_apply_weight_decay",
-    "assign_add",
-    "assign_sub",
-    "update_step",
-    "work_sharing",
-)
-
-
-def restore_methods(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
-    """Returns a context manager that restores, at its end, what a run sets on an optimizer object."""
-    return patching.restore_after([optimizer], PUT_ON_OPTIMIZERS)
-
-
 def take_over_reduction(optimizer: keras.optimizers.Optimizer, begin_apply: Callable[[], None]) -> None:
     """Makes `optimizer.apply` take gradients that are summed already.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.checkpoint import directory
-from tfdist.report import ledger
+from tfdist.report import read_back
 from tfdist.tools.many_runs.costs.accounting import JobStart
 
 COUNT, AGAIN = "steps that count", "steps done again"
@@ -65,7 +65,7 @@ def of_run(workdir: Path, name: str, jobs: Sequence[JobStart] = (), *, state: st
     Raises:
         ValueError: the file cannot be read.
     """
-    starts = ledger.read_starts(workdir)
+    starts = read_back.read_starts(workdir)
     if not starts:
         return None
     jobs = [job for job in jobs if job.job in {start.get("job") for start in starts}]
@@ -95,7 +95,7 @@ def of_run(workdir: Path, name: str, jobs: Sequence[JobStart] = (), *, state: st
 
 def jobs_of(workdir: Path) -> set[str]:
     """Returns the ids of the Slurm jobs of a run; raises ValueError if starts.jsonl cannot be read."""
-    return {start["job"] for start in ledger.read_starts(workdir) if isinstance(start.get("job"), str)} - {""}
+    return {start["job"] for start in read_back.read_starts(workdir) if isinstance(start.get("job"), str)} - {""}
 
 
 def total(bills: Sequence[Bill], name: str) -> Bill:

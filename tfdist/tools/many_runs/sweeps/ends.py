@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 from tfdist.cluster import interruption
-from tfdist.report import files, metrics_file
+from tfdist.report import files, metrics_file, read_back
 from tfdist.tools.many_runs import find, run_state
 from tfdist.tools.many_runs.sweeps import plan as plans
 
@@ -74,7 +74,7 @@ def evaluations(workdir: Path, metric: str) -> list[tuple[float, float]]:
         ValueError: the run's metrics.jsonl cannot be read.
     """
     paths = [each / metrics_file.METRICS for each in _workdirs(workdir)]
-    records = [record for path in paths for record in metrics_file.read_records(path)]
+    records = [record for path in paths for record in read_back.read_records(path)]
     found = [(record.get("epoch"), record.get(metric)) for record in records if record.get("kind") == "evaluation"]
     return [(epoch, value) for epoch, value in found if isinstance(value, int | float) and math.isfinite(value)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.config import diff
-from tfdist.report import metrics_file
+from tfdist.report import metrics_file, read_back
 
 # Entries of an environment record whose values may change bits, besides config, code, git and versions.
 _MACHINE = ("python", "processor", "threads", "onednn", "gpu", "replicas")
@@ -70,7 +70,7 @@ def first_different(first: Chain, second: Chain) -> int | None:
 
 def read(workdir: Path) -> Chain:
     """Reads the records of a workdir; raises ValueError if there are none, or the file cannot be read."""
-    records = metrics_file.read_records(workdir / metrics_file.METRICS)
+    records = read_back.read_records(workdir / metrics_file.METRICS)
     states = [one for one in records if one.get("kind") == "state"]
     if not states:
         raise ValueError(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfdist.report import metrics_file
+from tfdist.report import metrics_file, read_back
 
 # A mean depends on how many steps were in an execution, which depends on their times: sums of float64.
 _RELATIVE = 1e-9
@@ -35,7 +35,7 @@ class Reports:
 
 def read(workdir: Path) -> Reports:
     """Reads the reports of a workdir; the last one of each step."""
-    records = metrics_file.read_records(workdir / metrics_file.METRICS)
+    records = read_back.read_records(workdir / metrics_file.METRICS)
     training = {one["step"]: one for one in records if one.get("kind") == "train"}
     evaluations = {one["step"]: one for one in records if one.get("kind") == "evaluation"}
     return Reports(training=training, evaluations=evaluations)

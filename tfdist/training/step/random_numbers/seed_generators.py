@@ -12,7 +12,6 @@ memory also on a GPU. tests/unit/training/test_gpu_audit.py checks that no step 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import keras
 import numpy as np
@@ -22,7 +21,8 @@ from tfdist.config import patching
 from tfdist.training.step import layers
 
 # The replicas of a process are traced in threads of their own, in turn: each thread counts its own calls.
-_trace = threading.local()
+# Besides what is set here it may have `replica`; see repeated_passes.py.
+this_pass = threading.local()
 # While the body of a loop is traced: the step count before the loop, the optimizer steps made in it, and the index of
 # the batch. All replicas' threads read it.
 _loop: list[tuple[tf.Tensor, tf.Tensor, Callable[[], tf.Tensor]]] = []
@@ -50,47 +50,15 @@ def begin_forward_pass(micro_batch: tf.Tensor | int | object, local_step: int = 
         micro_batch: index of the micro-batch, int32 [].
         local_step: optimizer steps since the start of this step of the run, for local SGD.
     """
-    _trace.graph = tf.compat.v1.get_default_graph()
-    _trace.calls = {}
-    _trace.micro_batch = micro_batch
-    _trace.local_step = local_step
+    this_pass.graph = tf.compat.v1.get_default_graph()
+    this_pass.calls = {}
+    this_pass.micro_batch = micro_batch
+    this_pass.local_step = local_step
 
 
 def begin_evaluation_pass() -> None:
     """As `begin_forward_pass`, for a batch of an evaluation: each batch has its own number below 0."""
     begin_forward_pass(_EVALUATION)
-
-
-@contextlib.contextmanager
-def as_replica(index: tf.Tensor) -> Iterator[None]:
-    """Traces a forward pass that draws the numbers of replica `index`, int32 []."""
-    _trace.replica = index
-    try:
-        yield
-    finally:
-        _trace.replica = None
-
-
-def replica_of_pass() -> tf.Tensor:
-    """Returns the argument of `as_replica`, in its block."""
-    return _trace.replica
-
-
-def place_in_pass() -> dict[str, Any]:
-    """Returns what the next seeds of this forward pass are made of, for `repeat_from`."""
-    return vars(_trace) | {"calls": dict(getattr(_trace, "calls", {}))}
-
-
-@contextlib.contextmanager
-def repeat_from(place: dict[str, Any]) -> Iterator[None]:
-    """Traces a part of a forward pass again, which draws the numbers that it drew after `place`."""
-    before = dict(vars(_trace))
-    vars(_trace).update(place, calls=dict(place["calls"]))
-    try:
-        yield
-    finally:
-        vars(_trace).clear()
-        vars(_trace).update(before)
 
 
 def step_as_int32_pair(step: keras.Variable) -> tf.Tensor:
@@ -100,17 +68,12 @@ def step_as_int32_pair(step: keras.Variable) -> tf.Tensor:
     return tf.identity(words)  # On the device of the loop, where TensorFlow has int32 numbers in host memory.
 
 
-def has_made(steps: int, step: keras.Variable) -> tf.Tensor:
-    """Returns whether the run has made that many optimizer steps, of fewer than 2**31: bool [], without a wait.
+def steps_made(step: keras.Variable) -> tf.Tensor:
+    """Returns the optimizer steps that the run has made, modulo 2**32: int32 [], without a wait.
 
     Args:
         step: the step count, int64 [].
     """
-    return steps_made(step) >= steps
-
-
-def steps_made(step: keras.Variable) -> tf.Tensor:
-    """Returns the optimizer steps that the run has made, modulo 2**32: int32 [], as `has_made`."""
     words, done, _ = _loop[-1] if _loop else (step_as_int32_pair(step), 0, None)
     return words[0] + done
 
@@ -161,7 +124,7 @@ def unseeded_generator(*, in_loops: bool) -> _Unseeded | None:
     Args:
         in_loops: whether also in a loop, a branch or a `tf.function` of the user's in the forward pass.
     """
-    graph = getattr(_trace, "graph", None)
+    graph = getattr(this_pass, "graph", None)
     own = graph is tf.compat.v1.get_default_graph()
     if not _unseeded or graph is None or (tf.executing_eagerly() and not own):
         return None
@@ -179,16 +142,16 @@ def _make_stateless(
 
     def next_seed(ordered: bool = True) -> tf.Tensor:
         del ordered
-        if not hasattr(_trace, "calls"):
+        if not hasattr(this_pass, "calls"):
             begin_forward_pass(0)
-        call = _trace.calls.get(id(generator), 0)
-        _trace.calls[id(generator)] = call + 1
+        call = this_pass.calls.get(id(generator), 0)
+        this_pass.calls[id(generator)] = call + 1
         words, done, batch = _loop[-1] if _loop else (step_as_int32_pair(step), 0, lambda: 0)
-        done = tf.convert_to_tensor(done) + _trace.local_step
+        done = tf.convert_to_tensor(done) + this_pass.local_step
         # Computed here only: a graph without random numbers would pass it on in each step.
-        micro_batch = -1 - batch() if _trace.micro_batch is _EVALUATION else _trace.micro_batch
+        micro_batch = -1 - batch() if this_pass.micro_batch is _EVALUATION else this_pass.micro_batch
         micro_batch = tf.convert_to_tensor(micro_batch)
-        replica = getattr(_trace, "replica", None)
+        replica = getattr(this_pass, "replica", None)
         replica = replica_id() if replica is None else replica
         arguments = (tf.constant(own_seed), tf.constant(call), words, done, micro_batch, replica)
         with tf.device("CPU:0"):

@@ -14,6 +14,7 @@ from keras.src import ops
 
 from tfdist.config.patching import patch
 from tfdist.training.step import collectives
+from tfdist.training.step.updates import branches
 
 # Set in a thread that traces such an `apply`: the replicas of a process are traced in threads, in turn.
 _applying = threading.local()
@@ -47,4 +48,4 @@ def _cond(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
 
 
 def _overwrite(original: Callable[..., None], variables: list[Any]) -> None:
-    collectives.in_cross_replica_context(lambda: original(variables))
+    branches.in_cross_replica_context(lambda: original(variables))

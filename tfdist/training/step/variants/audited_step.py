@@ -18,6 +18,7 @@ from tfdist.cluster.devices import collective_dtypes
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Batch
 from tfdist.training.consistency import audit, hashing, replicas
+from tfdist.training.consistency.joined_state import JoinedState
 from tfdist.training.consistency.replica_state import ReplicaState
 from tfdist.training.run import Run
 from tfdist.training.step import collectives
@@ -162,5 +163,5 @@ def compose(run: Run) -> Run:
         run,
         train_step=AuditedStep(**fields, every=every, variables=variables, found=found),
         execution_context=functools.partial(audit.check_after, run, layout, found),
-        replica_state=run.replica_state.joined(_Kept(found)),
+        replica_state=JoinedState(run.replica_state, _Kept(found)),
     )

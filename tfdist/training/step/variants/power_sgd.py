@@ -17,10 +17,11 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.report import lines
+from tfdist.training.consistency.joined_state import JoinedState
 from tfdist.training.run import Run
-from tfdist.training.step import collectives, layers
+from tfdist.training.step import layers
 from tfdist.training.step.random_numbers import seed_generators
-from tfdist.training.step.updates import all_reduce, stages
+from tfdist.training.step.updates import all_reduce, branches, stages
 from tfdist.training.step.updates.all_reduce import AllReduce
 from tfdist.training.step.updates.stages import Stage, Update
 from tfdist.training.step.variants import factors, other_sum
@@ -88,8 +89,8 @@ class PowerSGD:
 
         if not self.exact_steps:
             return approximate()
-        begun = seed_generators.has_made(self.exact_steps, self.step_count)
-        return collectives.choose_on_all_replicas(begun, approximate, exact)
+        begun = seed_generators.steps_made(self.step_count) >= self.exact_steps
+        return branches.choose_on_all_replicas(begun, approximate, exact)
 
     def _approximate(
         self, chosen: Sequence[Compressed], gradients: list[tf.Tensor], after: Sequence[tf.Tensor]
@@ -161,7 +162,7 @@ def compose(run: Run) -> Run:
         run,
         context=dataclasses.replace(context, update=other_sum.update_with(context, power_sgd)),
         more_variables={**run.more_variables, **qs},
-        replica_state=run.replica_state.joined(ErrorState(cluster=run.cluster, errors=errors)),
+        replica_state=JoinedState(run.replica_state, ErrorState(cluster=run.cluster, errors=errors)),
         log=dataclasses.replace(run.log, notes=(*run.log.notes, _note(context.model, compressed, options))),
     )
 

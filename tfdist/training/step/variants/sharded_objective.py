@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.training.step.objective import Objective, ShardResult
-from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training.step.random_numbers import repeated_passes, seed_generators
 from tfdist.training.step.variants import exact_sums, shards
 
 
@@ -36,7 +36,7 @@ class ShardedObjective:
         return exact_sums.names_of_parts(self.inner.names)
 
     def forward_backward(self, shard: Any, loss_scale: tf.Tensor | float) -> ShardResult:
-        """Runs one shard forward and backward; called in `seed_generators.as_replica`."""
+        """Runs one shard forward and backward; called in `repeated_passes.as_replica`."""
         result = self.inner.forward_backward(shard, loss_scale)
         return ShardResult(exact_sums.cut(result.sums), result.gradients, result.weight)
 
@@ -45,7 +45,7 @@ class ShardedObjective:
 
         def of_shard(shard: tuple[Any, ...], index: tf.Tensor) -> list[tf.Tensor]:
             seed_generators.begin_evaluation_pass()
-            with seed_generators.as_replica(index):
+            with repeated_passes.as_replica(index):
                 return [exact_sums.cut(self.inner.evaluate(*shard))]
 
         first, add = replicas_lib.replica_id() * self.count, lambda old, new: [old[0] + new[0]]

@@ -16,8 +16,8 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Batch
 from tfdist.training.step import collectives, train_step
 from tfdist.training.step.context import StepContext
-from tfdist.training.step.random_numbers import seed_generators
-from tfdist.training.step.updates import all_reduce, stages, tables
+from tfdist.training.step.random_numbers import repeated_passes
+from tfdist.training.step.updates import all_reduce, branches, stages, tables
 from tfdist.training.step.updates.tables import Gradients
 from tfdist.training.step.variants import integers as integers_lib
 from tfdist.training.step.variants.integers import Integers
@@ -93,7 +93,7 @@ class ShardedStep:
             collectives.cond_on_all_replicas(repeat, lambda: self._enlarge(context, found.sizes, ranges), finish)
             return repeat
 
-        collectives.repeat_on_all_replicas(attempt)
+        branches.repeat_on_all_replicas(attempt)
         return train_step.after_update(context, tf.zeros([], tf.float64))
 
     def _forward_backward(
@@ -115,7 +115,7 @@ class ShardedStep:
 
         def of_shard(shard: Batch, index: tf.Tensor, loss_scale: tf.Tensor, ranges: tf.Tensor) -> list[tf.Tensor]:
             before = [(one, tf.identity(one.value)) for one in context.statistics]
-            with seed_generators.as_replica(index):
+            with repeated_passes.as_replica(index):
                 sums, gradients, _ = context.objective.forward_backward(shard, loss_scale)
             present[:] = [one is not None for one in gradients]
             changes = [_change(tf.cast(one.value, old.dtype), old) / self.integers.shards for one, old in before]

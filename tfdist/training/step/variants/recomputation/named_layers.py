@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.config import patching, specs
 from tfdist.training.step import layers
-from tfdist.training.step.random_numbers import seed_generators
+from tfdist.training.step.random_numbers import repeated_passes
 
 _FIELD = "config.train.recompute"
 # The layers whose own `call` is to run in this thread, without another recomputation.
@@ -143,7 +143,7 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
     trainable, others = [*layer.trainable_variables], [*layer.non_trainable_variables]
     # Values at the time of the first call: a layer may assign what it reads.
     fixed = _read(others)
-    start = seed_generators.place_in_pass()
+    start = repeated_passes.place_in_pass()
 
     def compute(tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the layer's outputs, flat, and the values that it assigns, for inputs and trainable variables."""
@@ -181,7 +181,7 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
                 tensors_again = [tf.identity(tensor) for tensor in tensors]
             with tf.GradientTape() as tape:
                 tape.watch([tensor for tensor in tensors_again if tensor.dtype.is_floating])
-                with seed_generators.repeat_from(start):
+                with repeated_passes.repeat_from(start):
                     repeated, _ = compute(tensors_again)
             return tape.gradient(repeated, tensors_again, output_gradients=list(upstream[: len(repeated)]))
 

@@ -15,12 +15,13 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import patching
 from tfdist.report import lines
+from tfdist.training.consistency.joined_state import JoinedState
 from tfdist.training.run import Run
-from tfdist.training.step import collectives
 from tfdist.training.step.updates import stages, tables
 from tfdist.training.step.updates.all_reduce import AllReduce
 from tfdist.training.step.updates.tables import Gradients
 from tfdist.training.step.variants import other_sum
+from tfdist.training.step.variants.sharding import gather
 from tfdist.training.step.variants.sharding.parts import DividedSlot, DividedState, Part, assign, choose_layout
 
 _FIELD = "config.train.shard_optimizer"
@@ -101,7 +102,7 @@ class ShardedApply:
             # After the pack before the last one: their old weights are freed by then.
             with tf.control_dependencies(gathered[-2:-1]):
                 joined = tf.concat(own, axis=0) if len(own) > 1 else tf.identity(own[0])
-            rows = collectives.all_gather(joined, self.keys[number], like=pack[0].weight.value, one_cpu=self.one_cpu)
+            rows = gather.all_gather(joined, self.keys[number], like=pack[0].weight.value, one_cpu=self.one_cpu)
             gathered.append(rows)
             first = 0
             for part in pack:
@@ -165,7 +166,7 @@ def compose(run: Run) -> Run:
         parts=parts,
         clip=stages.make_clip(run.config.train.clip_norm, cluster, equal=True),
         reduction=context.reduction,
-        keys=collectives.new_keys(len(parts)),
+        keys=gather.new_keys(len(parts)),
         one_cpu=cluster.device_type == "CPU" and cluster.num_replicas == cluster.num_workers,
     )
     context = dataclasses.replace(context, apply=apply)
@@ -174,8 +175,8 @@ def compose(run: Run) -> Run:
         run,
         context=dataclasses.replace(context, update=update),
         more_variables={**run.more_variables, **divided},
-        replica_state=run.replica_state.joined(
-            DividedState(cluster, divided, [part for part in parts if part is not None])
+        replica_state=JoinedState(
+            run.replica_state, DividedState(cluster, divided, [part for part in parts if part is not None])
         ),
     )
     return _with_note(run, _describe(optimizer, divided))

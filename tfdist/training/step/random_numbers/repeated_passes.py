@@ -1,0 +1,41 @@
+"""Forward passes that draw the numbers of another replica, or again those of a pass before."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.training.step.random_numbers import seed_generators
+
+
+@contextlib.contextmanager
+def as_replica(index: tf.Tensor) -> Iterator[None]:
+    """Traces a forward pass that draws the numbers of replica `index`, int32 []."""
+    seed_generators.this_pass.replica = index
+    try:
+        yield
+    finally:
+        seed_generators.this_pass.replica = None
+
+
+def replica_of_pass() -> tf.Tensor:
+    """Returns the argument of `as_replica`, in its block."""
+    return seed_generators.this_pass.replica
+
+
+def place_in_pass() -> dict[str, Any]:
+    """Returns what the next seeds of this forward pass are made of, for `repeat_from`."""
+    return vars(seed_generators.this_pass) | {"calls": dict(getattr(seed_generators.this_pass, "calls", {}))}
+
+
+@contextlib.contextmanager
+def repeat_from(place: dict[str, Any]) -> Iterator[None]:
+    """Traces a part of a forward pass again, which draws the numbers that it drew after `place`."""
+    before = dict(vars(seed_generators.this_pass))
+    vars(seed_generators.this_pass).update(place, calls=dict(place["calls"]))
+    try:
+        yield
+    finally:
+        vars(seed_generators.this_pass).clear()
+        vars(seed_generators.this_pass).update(before)
