@@ -22,7 +22,7 @@ from tfdist.config.schema import ClusterOptions
 
 def run(workdir: Path) -> int:
     """Runs the training or evaluation that the flags name, in `workdir`; returns the exit code."""
-    from tfdist.training import evaluate, loop, setup
+    from tfdist.training import loop, setup
 
     config = flags.FLAGS["config"].value
     experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file())
@@ -31,7 +31,7 @@ def run(workdir: Path) -> int:
         train = specs.part("consistency.audit.action") if audits else loop.train
         code = train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
     else:
-        code = evaluate.evaluate_only(experiment_run, flags.FLAGS.checkpoint)
+        code = specs.part("evaluation")(experiment_run, flags.FLAGS.checkpoint)
     experiment_run.cluster.leave()
     return code
 

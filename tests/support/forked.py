@@ -47,7 +47,7 @@ _PRELOADED = (
     *("tfdist", "tensorflow", "keras", "h5py", "tensorboard.summary", "ml_collections.config_flags"),
     *(
         "tfdist.training.loop",
-        "tfdist.training.evaluate",
+        "tfdist.training.evaluation.evaluate",
         "tfdist.keras_fit.api",
         "tfdist.zoo.sources",
         "tfdist.zoo.models",

@@ -24,8 +24,9 @@ from tfdist import config as c
 from tfdist.checkpoint import directory, workdir_lock
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption, slurm_requeue
-from tfdist.training import checkpointing, evaluate, loop, setup
+from tfdist.training import checkpointing, loop, setup
 from tfdist.training import run as run_lib
+from tfdist.training.evaluation import saved_checkpoint
 
 CONFIG = "tests/configs/interrupted.py"
 STEPS = 96
@@ -224,7 +225,7 @@ def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, caps
     assert steps[-1] == STEPS and best["step"] in steps and len(steps) in (2, 3)
     evaluated = {line["step"]: line for line in topologies.records(workdir, "evaluation")}
     for which, step in (("newest", STEPS), ("best", best["step"]), (str(steps[0]), steps[0])):
-        assert evaluate.evaluate_only(run, which) == 0
+        assert saved_checkpoint.evaluate_only(run, which) == 0
         result = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert (result["step"], result["num_examples"]) == (step, 355)
         if step in evaluated:
@@ -232,7 +233,7 @@ def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, caps
             assert result["loss"] == pytest.approx(evaluated[step]["loss"], rel=1e-12)
     assert best["value"] == max(line["accuracy"] for line in evaluated.values())
     with pytest.raises(ValueError, match=r'"newest", "best" or a saved step \(96, .*\)\. Received: \'50\''):
-        evaluate.evaluate_only(run, "50")
+        saved_checkpoint.evaluate_only(run, "50")
     assert content(workdir) == before
 
 
@@ -318,7 +319,7 @@ def test_an_evaluation_without_a_finite_loss_is_still_json(tmp_path, capsys):
     arrays[f"model/{bias.path}"][:] = np.nan
     checkpoint_format.write(path.parent, 999, arrays, {})
     capsys.readouterr()
-    assert evaluate.evaluate_only(run, "999") == 0
+    assert saved_checkpoint.evaluate_only(run, "999") == 0
 
     def refuse(constant: str):
         raise AssertionError(f"{constant} is not JSON")
@@ -378,7 +379,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_is_the_same(unin
     newest = workdir / "checkpoints" / f"step-{STEPS:08d}"
     (newest / "arrays.npz").write_bytes((newest / "arrays.npz").read_bytes()[:-1])
     run = in_process(workdir)
-    assert evaluate.evaluate_only(run, "newest") == 0
+    assert saved_checkpoint.evaluate_only(run, "newest") == 0
     said = capsys.readouterr()
     assert json.loads(said.out.splitlines()[-1])["step"] == saved_steps(workdir)[-2]
     assert f"skipped a damaged checkpoint: {newest}/arrays.npz has" in said.err

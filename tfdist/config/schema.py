@@ -18,6 +18,7 @@ RENAMED = {"agreement": "consistency"}
 # What only some runs need: field -> function, imported by `specs.part`. `cluster`, `cluster.scope`: several workers.
 PARTS = {
     "callbacks": "tfdist.training.callbacks.callback_runner:make_callbacks",
+    "evaluation": "tfdist.training.evaluation.saved_checkpoint:evaluate_only",
     "data.pipeline": "tfdist.data.textbook:pipeline",
     "data.cache": "tfdist.data.cache.cached_source:add_cache",
     "data.shards": "tfdist.data.fixed_shards:divide",

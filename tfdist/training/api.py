@@ -8,9 +8,9 @@ from tfdist.training.callbacks.broadcast import Placement, runs_on_all_workers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.callbacks.state import plain_attributes
 from tfdist.training.consistency.replicas import ReplicaMismatchError
-from tfdist.training.evaluate import evaluate
+from tfdist.training.evaluation.evaluate import evaluate
+from tfdist.training.evaluation.silent_tools import make_silent_tools
 from tfdist.training.loop import train
-from tfdist.training.loop_tools import make_silent_tools
 from tfdist.training.run import Log, Run, replica_shard
 from tfdist.training.step.build_context import build_context, prepare_optimizer
 from tfdist.training.step.collectives import (

@@ -3,8 +3,9 @@
 import math
 import time
 
-from tfdist.training import checkpointing, evaluate, triggers
+from tfdist.training import checkpointing, triggers
 from tfdist.training.consistency import bad_examples, hashing, nonfinite, start
+from tfdist.training.evaluation import evaluate
 from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import ending, report_run

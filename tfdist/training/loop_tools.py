@@ -107,17 +107,6 @@ def _extras(config: config_lib.Config) -> list[str]:
     return [field for field, value in wanted.items() if value]
 
 
-def make_silent_tools(run: run_lib.Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopTools:
-    """Makes tools that report nothing, for an evaluation whose values are returned to the caller; as `make_tools`."""
-    report = Reporter(
-        rank=run.cluster.rank,
-        num_replicas=run.cluster.num_replicas,
-        steps_per_epoch=run.steps_per_epoch,
-        console=None,
-    )
-    return make_tools(run, report, None, keep=keep)
-
-
 def make_finite_check(cluster: Cluster, variables: Mapping[str, Any]) -> Callable[[], str]:
     """Returns a function that says, equal on all workers, which variable is not finite; "": all are. Collective."""
     check = check_worker(variables)

@@ -11,8 +11,9 @@ import tensorflow as tf
 import topologies
 
 from tfdist import config as c
-from tfdist.training import evaluate, loop, setup
+from tfdist.training import loop, setup
 from tfdist.training import run as run_lib
+from tfdist.training.evaluation import saved_checkpoint
 
 # Each takes seconds of tracing. A name that ends in ":1" is measured on one replica, all others on two.
 NAMES = ("regularization/2", "statistics", "masks", "traces")
@@ -198,7 +199,7 @@ def test_a_run_with_averages_reports_keeps_and_exports_them(tmp_path, capsys):
     assert loop.train(start(tmp_path, **parts)) == 0
     reported = {line["step"]: line["loss"] for line in topologies.records(tmp_path, "evaluation")}
     best = min(reported, key=reported.get)
-    assert evaluate.evaluate_only(start(tmp_path, **parts), "best") == 0
+    assert saved_checkpoint.evaluate_only(start(tmp_path, **parts), "best") == 0
     evaluated = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert evaluated["step"] == best and evaluated["loss"] == reported[best]
     saved = topologies.arrays(tmp_path, step=6)

@@ -14,8 +14,9 @@ import numpy as np
 from tfdist import config as config_lib
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.training import loop_tools, setup, state
+from tfdist.training import setup, state
 from tfdist.training.consistency import hashing, start
+from tfdist.training.evaluation import silent_tools
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
 
@@ -103,7 +104,7 @@ def open_replay(config: config_lib.Config, checkpoints: Path, scratch: Path) -> 
     run = setup.build_run(config, scratch)
     return Replay(
         run=run,
-        tools=loop_tools.make_silent_tools(run),
+        tools=silent_tools.make_silent_tools(run),
         checkpoints=checkpoints,
         initial=checkpoint_format.snapshot(run.variables),
     )

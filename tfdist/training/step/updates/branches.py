@@ -10,7 +10,7 @@ import tensorflow as tf
 def choose_on_all_replicas(
     predicate: tf.Tensor, when_true: Callable[[], list[tf.Tensor]], when_false: Callable[[], list[tf.Tensor]]
 ) -> list[tf.Tensor]:
-    """As `collectives.cond_on_all_replicas`; returns on each replica its branch's results, tensors of the same shapes."""
+    """As `collectives.cond_on_all_replicas`; returns on each replica the tensors of its branch, of the same shapes."""
 
     def on_all_replicas(strategy: tf.distribute.Strategy, predicate: tf.Tensor, *branches: Callable) -> Any:
         def run(branch: Callable) -> list[tuple[tf.Tensor, ...]]:

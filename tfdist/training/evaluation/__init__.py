@@ -1,0 +1,1 @@
+"""Evaluations: in the loop, of a saved checkpoint, and of a script whose values are returned."""

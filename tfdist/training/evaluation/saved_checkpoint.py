@@ -1,0 +1,58 @@
+"""`--mode=eval`: the evaluation of a saved checkpoint."""
+
+import json
+import sys
+
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.checkpoint import restore
+from tfdist.cluster import interruption
+from tfdist.report import files
+from tfdist.training import loop_tools
+from tfdist.training.consistency import bad_examples
+from tfdist.training.evaluation import evaluate
+from tfdist.training.execution import StopRequested
+from tfdist.training.reporting import report_run
+from tfdist.training.run import Run
+from tfdist.training.state import TrainingState
+
+
+def evaluate_only(run: Run, which: str) -> int:
+    """Evaluates one checkpoint, and changes nothing in the workdir.
+
+    Args:
+        which: "newest", "best", or a step.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split; or see
+            `bad_examples.explain_errors`.
+    """
+    if run.feed.evaluation is None:
+        raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
+    saved = None
+    if run.cluster.is_chief:
+        saved = checkpoint_format.find(run.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr))
+    saved = restore.broadcast_saved(run.cluster, saved)
+    restore.restore(run.cluster, saved, run.variables)
+    report = report_run.open_report(run, None)
+    report.event(f"evaluating {saved.path}")
+    tools = loop_tools.make_tools(run, report, None)
+    tools.consistency.check(TrainingState(step=saved.step))
+    try:
+        with bad_examples.explain_errors(run):
+            values = evaluate.evaluate(tools, saved.step, compare=False)
+    except StopRequested:
+        reason = run.stop.reason or "another worker"
+        report.event(f"evaluation stopped by {reason}: {saved.path} is unchanged; run the same command to start again")
+        return interruption.EXIT_STOPPED
+    finally:
+        report.close()
+    if run.cluster.is_chief:
+        print(
+            json.dumps(
+                files.nan_to_null({"step": saved.step, "num_examples": run.feed.sizes.evaluation_examples, **values})
+            )
+        )
+    return 0
