@@ -141,7 +141,8 @@ def differences(saved: SavedRun, chain: Chain, chosen: list[tuple[int, int]], sc
 
 def _train(replay: Any, recorded: dict[int, str], reports: reported.Reports, first: int, last: int) -> Iterator[str]:
     """Trains an interval again, and yields a line for what is not as recorded; ends at the first such hash."""
-    from tfdist.training import evaluate, state
+    from tfdist.training import state
+    from tfdist.training.evaluation import evaluate
 
     places = sorted({step for step in (*recorded, *reports.training) if first < step <= last})
     done: dict[int, dict[str, float]] = {}
