@@ -27,7 +27,8 @@ _MAX_WAIT_SECONDS = 30.0
 # Checkpoints in a row that found no workdir, after which the run ends.
 _MAX_MISSING = 3
 # Names of what killed runs leave behind among the checkpoints, and of files in the workdir, which may have others of
-# the user's; and the age in seconds at which the next start removes them. `files.replace_file` writes NAME.PID.tmp.
+# the user's; and the age in seconds at which the next start removes them. `files.replace_file` writes
+# NAME.PID-TOKEN.tmp.
 _LEFTOVERS = {"*.writing": 0, "*.removing": 0, "*.[0-9]*.tmp": 3600, "*.damaged": 7 * 86400}
 _LEFTOVERS_IN_WORKDIR = {
     "model.writing.keras": 0,

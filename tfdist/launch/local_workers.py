@@ -37,8 +37,11 @@ def refuse_other_launchers(env: Mapping[str, str]) -> str:
     return spec.note
 
 
-def divide_gpus(names: Sequence[str], workers: int) -> list[tuple[str, ...]]:
+def divide_gpus(names: Sequence[str], workers: int, flag: str = "--workers") -> list[tuple[str, ...]]:
     """Divides the GPUs evenly among the workers, neighbours together; without GPUs, each has an empty tuple.
+
+    Args:
+        flag: that gives the number, for the message.
 
     Raises:
         ValueError: there are fewer GPUs than workers.
@@ -46,7 +49,7 @@ def divide_gpus(names: Sequence[str], workers: int) -> list[tuple[str, ...]]:
     share = len(names) // workers
     if names and not share:
         raise ValueError(
-            f"--workers={workers}, but there are {len(names)} GPU(s): each worker needs its own. Start at most "
+            f"{flag}={workers}, but there are {len(names)} GPU(s), and each needs its own. Start at most "
             f"{len(names)}, or hide all GPUs with CUDA_VISIBLE_DEVICES=''."
         )
     return [tuple(names[rank * share : (rank + 1) * share]) for rank in range(workers)]

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import secrets
 import stat
 import tempfile
 from typing import Any
@@ -109,7 +110,7 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
     Raises:
         OSError: the file cannot be written; the old one is unchanged.
     """
-    temporary = f"{path}.{os.getpid()}.tmp"
+    temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.tmp"  # Processes of two hosts may have the same id.
     try:
         with open(temporary, "wb") as file:
             file.write(data)

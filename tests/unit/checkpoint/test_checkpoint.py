@@ -351,8 +351,13 @@ def test_files_of_killed_writers_are_removed_by_age(tmp_path, monkeypatch):
 def test_files_of_killed_runs_are_removed_and_files_in_use_stay(tmp_path, monkeypatch):
     names = [".tfdist-run", "config.json", "tensorboard/train/events.out.tfevents.1.host.1"]
     names += ["notes.tmp", "mine.1.tmp/file"]  # The user's own.
-    old = [".tfdist-0123456789abcdef", ".tfdist-run.0123456789abcdef", ".tfdist-run.77.tmp", "metrics.jsonl.77.tmp"]
-    old += ["tensorboard/train/events.out.tfevents.1.host.1.77.tmp"]
+    old = [
+        ".tfdist-0123456789abcdef",
+        ".tfdist-run.0123456789abcdef",
+        ".tfdist-run.77.tmp",
+        "metrics.jsonl.77-0a1b2c3d.tmp",
+    ]
+    old += ["metrics.jsonl.77-0a1b2c3d.tmp", "tensorboard/train/events.out.tfevents.1.host.1.77.tmp"]
     at_once = ["model.writing.keras"]
     for name in (*names, *old, *at_once):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """What a run tells about itself, in real files, on a real pseudo-terminal, read back by TensorBoard's own reader."""
 
+import concurrent.futures
 import contextlib
 import fcntl
 import importlib.metadata
@@ -781,3 +782,15 @@ def test_reporting_needs_no_tensorflow(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert done.stdout == "False\n"
     assert scalars(tmp_path)["by_step/loss"] == [(1, 1.0)]
+
+
+def test_processes_with_the_same_id_replace_a_file_at_the_same_time(tmp_path):
+    """Threads in place of the processes of two hosts."""
+
+    def replace(content):
+        for _ in range(50):
+            files.replace_file(tmp_path / "a.json", content)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(replace, [b"1", b"2", b"3", b"4"]))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]

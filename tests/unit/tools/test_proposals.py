@@ -6,10 +6,11 @@ import sys
 
 import pytest
 from launching import REPOSITORY, worker_environment
+from test_sweeps import sweep
 
 from tfdist.report import metrics_file
+from tfdist.tools.many_runs.sweeps import local, proposals
 from tfdist.tools.many_runs.sweeps import plan as plans
-from tfdist.tools.many_runs.sweeps import proposals
 from tfdist.tools.many_runs.sweeps.plan import Plan
 
 optuna = pytest.importorskip("optuna", reason="pip install 'tfdist[sweeps]'")
@@ -106,3 +107,36 @@ def test_a_pruner_sees_the_evaluations_of_running_runs(tmp_path):
     assert stopped == [False] * 5 + [True, False]
     assert [trial.state.name for trial in study.trials].count("PRUNED") == 1
     assert list(proposals.read_pruned(tmp_path, plan).values()) == [2]
+
+
+def test_a_proposal_that_was_interrupted_is_replaced_and_a_failed_run_starts_again(tmp_path):
+    part = PART | {"count": 1, "pruner": "NopPruner"}
+    plan = Plan(config=("--config=missing.py",), metric="accuracy", mode="max", proposals=part, directory=str(tmp_path))
+    begun = proposals.study(plan, tmp_path).ask()
+    begun.suggest_float("rate", 1e-4, 1.0, log=True)  # The process is killed before it suggests the size.
+    ended = []
+
+    def said(job, code):
+        ended.append((job.name, code))
+        (job.workdir / plans.END).write_text(json.dumps({"code": code, "text": "there is no such file"}))
+
+    for _ in range(2):
+        slots = local.slots(1, on_cpu=True)
+        proposals.run_here(plan, tmp_path, slots, local.Stop(), said)
+    [name] = proposals.names(tmp_path, plan)
+    assert name.startswith("trial-001_rate=") and ended == [(name, 1), (name, 1)]
+    assert [trial.state.name for trial in proposals.study(plan, tmp_path).trials] == ["FAIL", "RUNNING"]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("part", [{"sampler": "GridSampler"}, {"pruner": "ThresholdPruner"}])
+def test_a_class_that_needs_arguments_is_refused(tmp_path, part):
+    [(name, value)] = part.items()
+    plan = Plan(proposals=PART | {"count": 1, "pruner": "NopPruner"} | part)
+    with pytest.raises(ValueError, match=f"--{name}={value} needs more than its name, so choose another: "):
+        proposals.study(plan, tmp_path)
+
+
+def test_a_dry_run_tells_how_many_runs_are_proposed(tmp_path):
+    words = ["--config=digits", "--suggest=7", "--set=learning_rate.peak=log(1e-3,1)", f"--workdir={tmp_path}/sweep"]
+    assert sweep(*words, "--dry-run") == f"7 runs that Optuna proposes in {tmp_path}/sweep; none is started.\n"

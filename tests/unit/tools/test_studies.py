@@ -288,6 +288,9 @@ def test_tables_align_columns_and_config_arguments_are_passed_on(tmp_path):
     assert (tmp_path / "t.csv").read_text() == "name,n,x\na,1,0.123456\nbb,20000,\n"
     words = ["x", "--config=c.py", "--replicas=1", "--config.a.b=1", "--noconfig.c", "--configure", "--workdir", "y"]
     assert words_lib.config_arguments(words[1:]) == ["--config=c.py", "--config.a.b=1", "--noconfig.c"]
+    words = ["--config", "c.py", "--config.a.b", "-1", "--config.sizes[0]", "8", "--noconfig.c", "--config.d"]
+    two = ["--config", "c.py", "--config.a.b=-1", "--config.sizes[0]=8", "--noconfig.c", "--config.d"]
+    assert words_lib.config_arguments(words) == two
 
 
 def test_distances_are_measured_against_the_fewest_replicas():

@@ -1,6 +1,8 @@
 """`tfdist sweep`: what is run, under which names, what is refused before anything starts, and which runs go on."""
 
+import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
@@ -8,12 +10,15 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 from launching import REPOSITORY, weights, worker_environment
 from processes import children, until
+from test_many_runs import hold, write_run
 
+from tfdist.checkpoint import workdir_lock
 from tfdist.report import metrics_file
 from tfdist.tools.many_runs.sweeps import array, halving, local, space
 from tfdist.tools.many_runs.sweeps import plan as plans
@@ -81,6 +86,33 @@ def test_names_are_readable_and_different():
     assert space.names([{"model.filters": "[16, 32]"}]) == ["filters=16-32"]
     names = space.names([{"a": "{'target': 'x'}"}, {"a": "{'target': [x]}"}, {"a": "x" * 300}])
     assert len(set(names)) == 3 and all(len(name) < 60 and "/" not in name for name in names)
+    long = space.names([{f"field_{number}": "\u00e4" * 40 for number in range(9)} | {"seed": seed} for seed in "01"])
+    assert len({*long}) == 2 and all(len(name.encode()) < 210 for name in long)
+
+
+@pytest.mark.unit
+def test_another_command_in_the_workdir_adds_runs_and_keeps_those_that_are_there(tmp_path):
+    def plan(*values):
+        rows = [{"model": value, "seed": "0"} for value in values]
+        return Plan(runs=dict(zip(space.names(rows), rows, strict=True)))
+
+    first = plan("a/b")
+    both = plans.merge(first, plan("a-b"), tmp_path)
+    assert both.runs["model=a-b_seed=0"] == {"model": "a/b", "seed": "0"} and len(both.runs) == 2
+    for again in (plan("a-b"), plan("a/b"), plan("a/b", "a-b")):
+        assert plans.merge(both, again, tmp_path).runs == both.runs
+
+
+def test_a_sweep_goes_on_after_its_machine_was_restarted(tmp_path):
+    """The process of the sweep that was killed belongs to another boot: whether it lives is not known at once."""
+    write_run(tmp_path / "seed=0", finished=True)
+    lock = tmp_path / workdir_lock.LOCK
+    hold(tmp_path, machine="another boot")
+    lock.write_text(json.dumps(json.loads(lock.read_text()) | {"heartbeat_seconds": 0.5}))
+    os.utime(lock, (time.time() - 60,) * 2)
+    printed = sweep("--config=digits", "--config.train.epochs", "4", "--set", "seed=0", f"--workdir={tmp_path}")
+    assert "seed=0  finished" in printed and not lock.exists()
+    assert "--config.train.epochs=4" in plans.read(tmp_path).config
 
 
 @pytest.mark.unit
@@ -89,7 +121,7 @@ def test_the_machine_is_divided_among_the_runs(monkeypatch):
     found = local.slots(2, on_cpu=False)
     assert [slot.env["CUDA_VISIBLE_DEVICES"] for slot in found] == ["0,1", "2,3"]
     assert len(local.slots(None, on_cpu=False)) == 4
-    with pytest.raises(ValueError, match="there are 4 GPU"):
+    with pytest.raises(ValueError, match="--max-at-once=5, but there are 4 GPU"):
         local.slots(5, on_cpu=False)
     cores = os.sched_getaffinity(0)
     found = local.slots(len(cores), on_cpu=True)
@@ -127,6 +159,19 @@ def test_halving_continues_the_better_half_and_saves_the_decision(tmp_path):
         evaluated(name, 4, value)
     assert halving.stage(plan, tmp_path) == halving.Stage(names=("a", "b"))
     assert halving.read_pruned(plan, tmp_path) == {"c": 2, "d": 4, "e": 2}
+
+
+@pytest.mark.unit
+def test_halving_does_not_wait_for_a_run_without_a_finite_value(tmp_path):
+    plan = Plan(runs={name: {"seed": name} for name in "abc"}, metric="f1", mode="max", prune=(2,))
+    for name, value, epoch in (("a", 0.5, 2), ("b", math.nan, 2), ("c", 0.9, 3)):
+        (tmp_path / name).mkdir()
+        record = {"kind": "evaluation", "step": 10 * epoch, "epoch": float(epoch), "accuracy": 0.5, "f1": value}
+        (tmp_path / name / metrics_file.METRICS).write_bytes(metrics_file.json_line(record))
+    with pytest.raises(ValueError, match=r"--metric=f2: no evaluation has this value\. They have: accuracy, f1"):
+        halving.stage(dataclasses.replace(plan, metric="f2"), tmp_path)
+    assert halving.stage(plan, tmp_path) == halving.Stage(names=("a",))
+    assert halving.read_pruned(plan, tmp_path) == {"b": 2, "c": 2}
 
 
 @pytest.mark.unit

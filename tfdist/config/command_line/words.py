@@ -54,11 +54,19 @@ def config_path(words: Sequence[str]) -> str:
 
 
 def config_arguments(words: Sequence[str]) -> list[str]:
-    """Returns the words that name the config file and override its fields."""
+    """Returns the words that name the config file and override its fields, each field with its value in one word."""
     found = []
     for flag in filter(lambda flag: flag.is_config, read_flags(words)):
-        found += [flag.word, flag.after] if flag.name == "config" and flag.value is None else [flag.word]
+        if flag.name == "config" and flag.value is None:
+            found += [flag.word, flag.after]
+        else:
+            found.append(f"{flag.word}={flag.after}" if _is_before_value(flag) else flag.word)
     return found
+
+
+def _is_before_value(flag: Flag) -> bool:
+    after = flag.after and flag.after[:2] != "--"
+    return bool(after) and flag.value is None and flag.name[:2] != "no" and _takes_a_value(flag.word)
 
 
 def overrides(words: Sequence[str]) -> Iterator[str]:
@@ -121,7 +129,7 @@ def _new_name(word: str) -> str:
 
 
 def _takes_a_value(word: str) -> bool:
-    match = re.fullmatch(r"--?([\w.]+)", word)
+    match = re.fullmatch(r"--?([\w.\[\]]+)", word)
     return bool(match) and not (match[1] in flags.FLAGS and flags.FLAGS[match[1]].boolean)
 
 

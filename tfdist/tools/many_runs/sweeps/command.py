@@ -78,9 +78,10 @@ def main(argv: list[str]) -> int:
     """Runs the sweep that the flags name, or submits it; returns the exit code."""
     made, configs = make_plan()
     workdir = _workdir()
-    plan = plans.merge(plans.read(workdir), made, workdir)
     if flags.FLAGS.dry_run:
-        print("\n".join([*plan.runs, f"{len(plan.runs)} runs in {workdir}; none is started."]))
+        plan = plans.merge(plans.read(workdir), made, workdir)
+        count = f"{made.proposals['count']} runs that Optuna proposes" if made.proposals else f"{len(plan.runs)} runs"
+        print("\n".join([*plan.runs, f"{count} in {workdir}; none is started."]))
         return 0
     on_cpu = any(config.cluster.gpus == 0 for config in configs)
     if flags.FLAGS.slurm:
@@ -92,11 +93,12 @@ def main(argv: list[str]) -> int:
             workdir,
             job="",
             heartbeat_seconds=_HEARTBEAT_SECONDS,
-            wait_seconds=0.0,
+            wait_seconds=4 * _HEARTBEAT_SECONDS,  # Until one of another boot or host is known to be dead.
             lost=lambda other: stop.received.append(signal.SIGTERM),
             log=lambda text: print(f"tfdist sweep: {text}", file=sys.stderr, flush=True),
         )
         try:
+            plan = plans.merge(plans.read(workdir), made, workdir)
             plans.write(workdir, plan)
             if flags.FLAGS.slurm:
                 return array.submit(plan, workdir, flags.FLAGS.slurm, argv[1:], flags.FLAGS.max_at_once)
@@ -210,7 +212,7 @@ def _say_end(plan: Plan, epochs: int | None = None) -> Callable[[local.Job, int]
         end = ends.read(plan, job.workdir.parent, job.name)
         value = "" if end.value is None else f", best {plan.metric} {end.value:.5g}"
         trouble = f" ({end.trouble}; log: {job.workdir / ends.LOG})" if end.trouble else ""
-        paused = epochs is not None and halving.value_at(job.workdir, plan.metric, epochs) is not None
+        paused = epochs is not None and halving.has_ended(job.workdir, epochs)
         state = "paused" if paused and end.state == "stopped" else end.state
         print(f"{job.name}: {state}{value}{trouble}", flush=True)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 from tfdist.cluster import interruption
 from tfdist.report import files, metrics_file, read_back
@@ -73,10 +74,15 @@ def evaluations(workdir: Path, metric: str) -> list[tuple[float, float]]:
     Raises:
         ValueError: the run's metrics.jsonl cannot be read.
     """
+    found = [(record.get("epoch"), record.get(metric)) for record in evaluation_records(workdir)]
+    return [(epoch, value) for epoch, value in found if isinstance(value, int | float) and math.isfinite(value)]
+
+
+def evaluation_records(workdir: Path) -> list[dict[str, Any]]:
+    """Returns the records of the evaluations of a run, in order; raises as `evaluations`."""
     paths = [each / metrics_file.METRICS for each in _workdirs(workdir)]
     records = [record for path in paths for record in read_back.read_records(path)]
-    found = [(record.get("epoch"), record.get(metric)) for record in records if record.get("kind") == "evaluation"]
-    return [(epoch, value) for epoch, value in found if isinstance(value, int | float) and math.isfinite(value)]
+    return [record for record in records if record.get("kind") == "evaluation"]
 
 
 def _workdirs(workdir: Path) -> list[Path]:

@@ -6,11 +6,11 @@ run has ended its epochs, and written to `pruned-EPOCHS.json`.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tfdist.config import schema
-from tfdist.report import files
+from tfdist.report import files, reporter
 from tfdist.tools.many_runs.sweeps import ends
 from tfdist.tools.many_runs.sweeps.plan import Plan
 
@@ -60,7 +60,7 @@ def stage(plan: Plan, workdir: Path, *, decide: bool = True) -> Stage:
         decide: a stage whose runs have ended, or have failed, is complete, and is written as such.
 
     Raises:
-        ValueError: a file of a run is damaged.
+        ValueError: a file of a run is damaged, or the evaluations do not have the metric.
         OSError: a decision cannot be written.
     """
     names = tuple(plan.runs)
@@ -68,15 +68,32 @@ def stage(plan: Plan, workdir: Path, *, decide: bool = True) -> Stage:
         path = workdir / f"pruned-{epochs}.json"
         saved = files.read_json(str(path))
         if saved is None:
-            found = {name: value_at(workdir / name, plan.metric, epochs) for name in names}
-            done = frozenset(name for name, value in found.items() if value is not None)
+            done = frozenset(name for name in names if has_ended(workdir / name, epochs))
             left = [name for name in names if name not in done]
             if not decide or any(ends.read(plan, workdir, name).state != "failed" for name in left):
                 return Stage(names=names, epochs=epochs, done=done)
+            _check_metric(plan, workdir, done)
+            found = {name: value_at(workdir / name, plan.metric, epochs) for name in names}
             saved = {"metric": plan.metric, "values": found, "continue": better_half(found, plan.mode)}
             files.write_json(str(path), saved)
         names = tuple(saved["continue"])
     return Stage(names=names)
+
+
+def has_ended(workdir: Path, epochs: int) -> bool:
+    """Returns whether a run has an evaluation after `epochs` or later, of any value, or is finished."""
+    return (workdir / "finished.json").exists() or _has_passed(workdir, epochs)
+
+
+def _has_passed(workdir: Path, epochs: int) -> bool:
+    return any(record.get("epoch", 0) >= epochs for record in ends.evaluation_records(workdir))
+
+
+def _check_metric(plan: Plan, workdir: Path, names: Iterable[str]) -> None:
+    records = [record for name in names for record in ends.evaluation_records(workdir / name)]
+    if records and not any(plan.metric in record for record in records):
+        known = sorted({*records[-1]} - reporter.RESERVED)
+        raise ValueError(f"--metric={plan.metric}: no evaluation has this value. They have: {', '.join(known)}.")
 
 
 def read_pruned(plan: Plan, workdir: Path) -> dict[str, int]:
@@ -102,6 +119,6 @@ def value_at(workdir: Path, metric: str, epochs: int) -> float | None:
     """Returns a run's value of the metric after `epochs`; the last one of a run that a callback ended before."""
     found = ends.evaluations(workdir, metric)
     at = [value for epoch, value in found if epoch == epochs]
-    if not at and (workdir / "finished.json").exists():
+    if not at and not _has_passed(workdir, epochs) and (workdir / "finished.json").exists():
         at = [value for _, value in found[-1:]]
     return at[-1] if at else None

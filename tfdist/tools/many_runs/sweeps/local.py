@@ -68,12 +68,12 @@ def slots(count: int | None, *, on_cpu: bool) -> list[Slot]:
     """
     gpus = () if on_cpu else host_gpus.assigned_gpus(os.environ)
     if gpus:
-        shares = local_workers.divide_gpus(gpus, count or len(gpus))
+        shares = local_workers.divide_gpus(gpus, count or len(gpus), "--max-at-once")
         return [Slot(local_workers.environments(os.environ, [], [share])[0], share) for share in shares]
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     count = count or max(1, len(cores) // _CORES)
     if cores and count > len(cores):
-        raise ValueError(f"--max_at_once={count}, but this machine has {len(cores)} cores: choose at most as many.")
+        raise ValueError(f"--max-at-once={count}, but this machine has {len(cores)} cores: choose at most as many.")
     edges = [index * len(cores) // count for index in range(count + 1)]
     own = local_workers.environments(os.environ, [], [()])[0]
     return [Slot(own, (), frozenset(cores[first:last])) for first, last in itertools.pairwise(edges)]

@@ -97,7 +97,17 @@ def merge(old: Plan | None, new: Plan, workdir: Path) -> Plan:
         raise ValueError(
             f"{workdir} holds a pruned sweep of other runs, and which go on depends on all of them: {_NEW}"
         )
-    return dataclasses.replace(new, runs=old.runs | new.runs, directory=old.directory)
+    return dataclasses.replace(new, runs=_with_new(old.runs, new.runs), directory=old.directory)
+
+
+def _with_new(old: dict[str, space.Overrides], new: dict[str, space.Overrides]) -> dict[str, space.Overrides]:
+    """Returns the runs of both; a run of `new` keeps the name of the same one, and takes that of no other one."""
+    names = {frozenset(row.items()): name for name, row in old.items()}
+    runs = dict(old)
+    for name, row in new.items():
+        free = space.with_digest(name, row) if name in old else name
+        runs[names.get(frozenset(row.items()), free)] = row
+    return runs
 
 
 _NEW = "choose another --workdir."

@@ -4,7 +4,8 @@ The study is `optuna.log` in the workdir of the sweep, a file to which several p
 network file system. A trial of the study is a run; it keeps its number, so that an interrupted one is resumed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def describe(fields: Sequence[Field]) -> dict[str, Any]:
     """Returns Optuna's part of the plan, from the flags.
 
     Raises:
-        ValueError: Optuna is not installed, or has no such sampler or pruner.
+        ValueError: Optuna is not installed, or has no such sampler or pruner, or it needs more than a name.
     """
     values = flags.FLAGS
     part = {"count": values.suggest, "sampler": values.sampler, "pruner": values.pruner, "seed": values.draw_seed}
@@ -60,8 +61,11 @@ def _make_parts(part: dict[str, Any]) -> tuple[Any, Any]:
             kinds = [each for each in module.__all__ if each[0].isupper() and not each.startswith("Base")]
             hint = specs.nearest(part[name], kinds)
             raise ValueError(f"--{name}={part[name]}: there is no such class in optuna.{name}s.{hint}")
-        with_seed = name == "sampler" and part[name] not in ("GridSampler", "BruteForceSampler", "PartialFixedSampler")
-        found.append(kind(seed=part["seed"]) if with_seed else kind())
+        seed = {"seed": part["seed"]} if "seed" in inspect.signature(kind).parameters else {}
+        try:
+            found.append(kind(**seed))
+        except TypeError as error:
+            raise ValueError(f"--{name}={part[name]} needs more than its name, so choose another: {error}") from None
     return found[0], found[1]
 
 
@@ -112,7 +116,12 @@ def names(workdir: Path, plan: Plan) -> list[str]:
     """Returns the runs that have been proposed so far."""
     if not plan.proposals:
         return []
-    return [_name(trial, plan.proposals) for trial in study(plan, workdir).trials if trial.params]
+    return [_name(trial, plan.proposals) for trial in _whole(study(plan, workdir).trials, plan)]
+
+
+def _whole(trials: Iterable[Any], plan: Plan) -> list[Any]:
+    """Returns the trials that have all values: a process may have been killed while it proposed one."""
+    return [trial for trial in trials if trial.params.keys() == plan.proposals["space"].keys()]
 
 
 def run_here(
@@ -125,15 +134,22 @@ def run_here(
     given_up: set[str] = set()
 
     def jobs() -> Iterator[local.Job]:
-        for trial in [trial for trial in opened.trials if not trial.state.is_finished() and trial.params]:
-            yield job(trial)
-        while len(opened.trials) < plan.proposals["count"]:
+        from optuna.trial import TrialState
+
+        unfinished = [trial for trial in opened.trials if not trial.state.is_finished()]
+        whole = _whole(unfinished, plan)
+        for trial in unfinished:
+            if trial not in whole:
+                opened.tell(trial.number, state=TrialState.FAIL)
+        yield from map(job, whole)
+        while len(_whole(opened.trials, plan)) < plan.proposals["count"]:
             yield job(opened.ask(_distributions(plan.proposals)))
 
     def job(trial: Any) -> local.Job:
         name = _name(trial, plan.proposals)
         numbers[name] = trial.number
-        print(f"{name}: started ({trial.number + 1} of {plan.proposals['count']})", flush=True)
+        place = len(_whole(opened.trials[: trial.number + 1], plan))
+        print(f"{name}: started ({place} of {plan.proposals['count']})", flush=True)
         return local.Job(name, workdir / name, _command(plan, workdir / name, trial))
 
     def end(job: local.Job, code: int) -> None:
@@ -177,7 +193,7 @@ def run_task(plan: Plan, workdir: Path, index: int, start: Callable[..., int]) -
 
 
 def over(workdir: Path, plan: Plan) -> set[int]:
-    """Returns the tasks of job arrays whose trials have ended: finished, pruned or failed."""
+    """Returns the tasks of job arrays whose trials have ended: finished or pruned."""
     ended = [trial for trial in study(plan, workdir).trials if trial.state.is_finished()]
     return {trial.user_attrs[_TASK] for trial in ended if _TASK in trial.user_attrs}
 
@@ -211,7 +227,7 @@ def _trial(opened: Any, number: int, workdir: Path) -> Any:
 
 
 def tell(opened: Any, number: int, plan: Plan, workdir: Path, *, pruned: bool) -> None:
-    """Tells Optuna the result of a run that is finished, pruned or has failed; another one goes on later."""
+    """Tells Optuna the result of a run that is finished or pruned; the same command continues another one."""
     from optuna.trial import TrialState
 
     end = ends.read(plan, workdir.parent, workdir.name)
@@ -219,7 +235,7 @@ def tell(opened: Any, number: int, plan: Plan, workdir: Path, *, pruned: bool) -
         opened.tell(number, state=TrialState.PRUNED)
     elif end.state == "finished" and end.value is not None:
         opened.tell(number, end.value)
-    elif end.state in ("finished", "failed"):
+    elif end.state == "finished":  # Without a finite value.
         opened.tell(number, state=TrialState.FAIL)
 
 

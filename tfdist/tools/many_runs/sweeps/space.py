@@ -20,6 +20,8 @@ _DIGITS = 4
 # Draws per run before fewer runs than wanted are taken, because most draws repeat.
 _ATTEMPTS = 50
 _LONGEST_LABEL = 40
+# Bytes of the name of a run: file systems take 255, and files beside it may have longer names.
+_LONGEST_NAME = 200
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,8 +146,13 @@ def names(rows: Sequence[Overrides]) -> list[str]:
     fields = list(dict.fromkeys(name for row in rows for name in row))
     short = dict(_short(fields))
     found = ["_".join(f"{short[name]}={_label(value)}" for name, value in row.items()) for row in rows]
-    repeated = {name for name in found if found.count(name) > 1}
-    return [f"{name}_{_digest(repr(row))}" if name in repeated else name for name, row in zip(found, rows, strict=True)]
+    unclear = {name for name in found if found.count(name) > 1 or len(name.encode()) > _LONGEST_NAME}
+    return [with_digest(name, row) if name in unclear else name for name, row in zip(found, rows, strict=True)]
+
+
+def with_digest(name: str, row: Overrides) -> str:
+    """Returns the name of a run with a hash of its overrides; a long one is cut."""
+    return f"{name.encode()[:_LONGEST_NAME].decode(errors='ignore')}_{_digest(repr(row))}"
 
 
 def _short(fields: Sequence[str]) -> Iterator[tuple[str, str]]:

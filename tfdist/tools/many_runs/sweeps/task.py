@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     workdir = given.workdir / name
     plans.make_run(workdir, plan.runs[name])
     code = start(plan, workdir, plan.command(workdir, plan.runs[name], *stage.fields))
-    if stage.epochs and halving.value_at(workdir, plan.metric, stage.epochs) is not None:
+    if stage.epochs and halving.has_ended(workdir, stage.epochs):
         return 0
     return code
 
