@@ -79,8 +79,10 @@ def fit(
     workdir = setup.to_path(workdir)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
+    # Keras' "batch" reorders the examples within a batch only, which changes no gradient.
+    shuffle = bool(shuffle) and shuffle != "batch"
     options = {"batch_size": batch_size, "steps": steps_per_epoch, "class_weight": class_weight, "seed": seed}
-    data = _data_adapter(model, x, y, sample_weight, shuffle=bool(shuffle), continues=True, **options)
+    data = _data_adapter(model, x, y, sample_weight, shuffle=shuffle, continues=True, **options)
     validation = None
     if validation_data is not None:
         parts = keras.utils.unpack_x_y_sample_weight(validation_data)
@@ -91,7 +93,7 @@ def fit(
             validation = _data_adapter(model, *parts, batch_size=size, steps=validation_steps)
         except ValueError as error:
             raise ValueError(f"validation_data: {error}") from None
-    config = run_config.of_fit(cluster, model, x, data.batch_size, epochs, validation_freq, bool(shuffle), seed)
+    config = run_config.of_fit(cluster, model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
     return _train(cluster, model, config, data, validation, callbacks, verbose, workdir, initial_epoch)
 
 

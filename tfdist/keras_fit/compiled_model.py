@@ -11,6 +11,12 @@ from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.rows import Rows
 
 
+def overrides(model: keras.Model, name: str) -> bool:
+    """Returns whether the class of the model, or the model itself, has a method of its own in place of Keras'."""
+    method = getattr(model, name)
+    return getattr(method, "__func__", method) is not getattr(keras.Model, name)
+
+
 def call(model: keras.Model, x: Any, *, training: bool) -> Any:
     """Returns the predictions for `x` (nested tensors [batch, ...]); passes `training` to a model that takes it."""
     takes_training = "training" in inspect.signature(model.call).parameters

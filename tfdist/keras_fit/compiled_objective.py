@@ -108,11 +108,11 @@ class CompiledObjective(ModelObjective):
             shard_losses.capture(tracker)
         parts: list[tf.Tensor] = []
         with shard_losses.mode(alone=True, parts=parts):
-            if type(model).compute_loss is keras.Model.compute_loss:
+            if not compiled_model.overrides(model, "compute_loss"):
                 loss = self._loss(Shard(rows=rows), y, predictions, sample_weight, added)
             else:
                 # A compute_loss of the user's: assumed to be a mean over the examples it receives.
-                with shard_losses.mode(shard=Shard(rows=rows, means=True)):
+                with shard_losses.mode(shard=Shard(rows=rows, means=True)), rows_lib.current(rows):
                     loss = compiled_model.compute_loss(model, x, y, predictions, sample_weight, training=training)
                 values = [reductions.share_value(value, rows) for value in (loss, *parts)]
                 loss, *parts = [rows.weight * tf.cast(value, tf.float32) for value in values]
@@ -134,7 +134,7 @@ class CompiledObjective(ModelObjective):
 
     def _update_metrics(self, element: Element, predictions: Any, *, training: bool) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
-        own = type(self.model).compute_metrics is not keras.Model.compute_metrics
+        own = compiled_model.overrides(self.model, "compute_metrics")
         metrics = compiled_model.metrics(self.model)
         if metrics is None and not own:
             return

@@ -193,7 +193,7 @@ def cache_on_model(cluster: Cluster, model: keras.Model, purpose: str, function:
 def _build(model: keras.Model, element_spec: Any) -> None:
     """Builds the model, its losses and its metrics for data of `element_spec`."""
     targets = keras.utils.unpack_x_y_sample_weight(element_spec)[1]
-    of_keras = type(model).compute_loss is keras.Model.compute_loss
+    of_keras = not compiled_model.overrides(model, "compute_loss")
     if targets is None and model.loss is not None and of_keras:
         raise ValueError(
             "The loss of compile(loss=...) needs targets, and the data has none: pass y, or data of (x, y)."
@@ -210,7 +210,7 @@ def _build(model: keras.Model, element_spec: Any) -> None:
             model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
         model.compute_metrics(x, y, predictions, sample_weight)
 
-    with keras.StatelessScope(), keras.SymbolicScope():
+    with keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
         tf.function(forward, autograph=False).get_concrete_function(element_spec)
 
 

@@ -59,10 +59,10 @@ def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
             end_run(tools, state)
         return 0
     except StopRequested:
-        code = ending.stopped_code(tools.run)
         tools.ledger.enter("checkpoints")
-        checkpointing.save_stopped(tools, state)
-        return code
+        with tools.run.cluster.pause_timers():
+            checkpointing.save_stopped(tools, state)
+            return ending.stopped_code(tools.run)
 
 
 def train_loop(tools: LoopTools, state: TrainingState) -> None:

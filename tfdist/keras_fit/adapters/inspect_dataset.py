@@ -17,6 +17,14 @@ def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
     """Returns whether the elements of `dataset` seem to be batches; in doubt they are, as Keras takes them to be."""
+    if makes_batches(dataset):
+        return True
+    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
+    return all(shape.rank != 0 and (shape.rank is None or shape[0] in (None, batch_size)) for shape in shapes)
+
+
+def makes_batches(dataset: tf.data.Dataset) -> bool:
+    """Returns whether one of the operations of `dataset` makes batches, which no later one divides."""
     waiting = [dataset]
     while waiting:
         one = waiting.pop()
@@ -25,8 +33,7 @@ def is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
             return True
         if "Unbatch" not in kind:
             waiting += dataset_traits.inputs(one)
-    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
-    return all(shape.rank != 0 and (shape.rank is None or shape[0] in (None, batch_size)) for shape in shapes)
+    return False
 
 
 def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:

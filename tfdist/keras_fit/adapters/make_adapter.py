@@ -146,6 +146,9 @@ def _tensor(array: Any) -> Any:
         )
     if hasattr(array, "iloc") and getattr(array, "ndim", 0) == 1:  # A pandas.Series is a column, as in Keras.
         array = np.expand_dims(array.to_numpy(), -1)
+    if hasattr(array, "iloc") and all(kind.kind in "biuf" for kind in array.dtypes):
+        kinds = {kind.kind for kind in array.dtypes}
+        array = array.astype(keras.config.floatx()) if "b" in kinds and len(kinds) > 1 else array
     array = array if tf.is_tensor(array) else np.asarray(array)
     if isinstance(array, np.ndarray) and array.dtype == object and len(array.shape):
         if all(isinstance(one, str) for one in array.reshape(-1)):
@@ -199,7 +202,8 @@ def _batch(dataset: tf.data.Dataset, options: DataOptions) -> tuple[tf.data.Data
     ranks = tuple(spec.shape.rank for spec in tf.nest.flatten(inputs))
     single = options.batch_size is not None and not inspect_dataset.is_batched(dataset, options.batch_size)
     if options.input_ranks is not None and None not in ranks and len(ranks) == len(options.input_ranks):
-        single = sorted(rank + 1 for rank in ranks) == sorted(options.input_ranks)
+        fits = sorted(rank + 1 for rank in ranks) == sorted(options.input_ranks)
+        single = fits and not inspect_dataset.makes_batches(dataset)  # Keras adds a last axis to batches of numbers.
         if single and options.batch_size is None:
             raise ValueError("The tf.data.Dataset has single examples: pass batch_size, or batch it.")
     return (dataset.batch(options.batch_size), options.batch_size) if single else (dataset, None)

@@ -170,8 +170,10 @@ def _numpy_batch(batch: Any) -> Any:
         raise ValueError(
             f"A batch must be x, (x,), (x, y) or (x, y, sample_weight) of arrays. Received: {type(batch).__name__}"
         )
-    batch = tuple(batch) if isinstance(batch, list) else batch
-    return batch if isinstance(batch, tuple) else (batch,)
+    batch = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
+    while batch[1:] and batch[-1] is None:  # Such as (x, y, None).
+        batch = batch[:-1]
+    return batch
 
 
 def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:

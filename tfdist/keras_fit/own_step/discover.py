@@ -74,10 +74,10 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
         found.extend((values, noted))
 
     if model.run_eagerly:
-        with cluster.scope(), keras.StatelessScope():
+        with cluster.scope(), keras.StatelessScope(collect_losses=True):
             trace.python_function(eager_steps.batch_of(element_spec))
     else:
-        with cluster.scope(), keras.StatelessScope(), keras.SymbolicScope():
+        with cluster.scope(), keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
             trace.get_concrete_function(element_spec)
     values, noted = found
     for key, value in values.items():

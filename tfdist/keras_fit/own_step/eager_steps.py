@@ -41,7 +41,7 @@ def build(model: keras.Model, element_spec: Any) -> None:
     Not by tracing: layers may use `.numpy()` and breakpoints.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_of(element_spec))
-    with keras.StatelessScope():
+    with keras.StatelessScope(collect_losses=True):
         predictions = compiled_model.call(model, x, training=False)
         model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
         model.compute_metrics(x, y, predictions, sample_weight)

@@ -239,7 +239,8 @@ def on_batch(
     Returns:
         The model's metrics by name, since they were reset.
     """
-    dataset = tf.data.Dataset.from_tensors(tuple(part for part in data if part is not None))
+    given = tuple(part for part in data if part is not None)
+    dataset = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(given))
     with context.running():
         options = base.DataOptions(as_given=True, class_weight=class_weight)
         adapter = make_adapter.make_data_adapter(dataset, None, None, options)

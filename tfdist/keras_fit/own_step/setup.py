@@ -13,7 +13,7 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.data.stream import ReplicaShard
-from tfdist.keras_fit import patches
+from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import discover, explain, objective, replica_step
 from tfdist.keras_fit.own_step.objective import OwnStepObjective
@@ -31,9 +31,9 @@ class OwnStep:
 
 
 def overrides(model: keras.Model) -> tuple[str, ...]:
-    """Returns which of "train_step" and "test_step" the model's class overrides."""
+    """Returns which of "train_step" and "test_step" the model overrides."""
     steps = ("train_step", "test_step")
-    return tuple(name for name in steps if getattr(type(model), name) is not getattr(keras.Model, name))
+    return tuple(name for name in steps if compiled_model.overrides(model, name))
 
 
 def prepare(

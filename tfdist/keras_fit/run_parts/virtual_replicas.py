@@ -75,9 +75,7 @@ class Shards:
 def _problems(model: keras.Model) -> Iterator[str]:
     name = type(model).__name__
     own = [*own_setup.overrides(model)]
-    own += [
-        one for one in ("compute_loss", "compute_metrics") if getattr(type(model), one) is not getattr(keras.Model, one)
-    ]
+    own += [one for one in ("compute_loss", "compute_metrics") if compiled_model.overrides(model, one)]
     if own:
         yield f"{name} has its own {own[0]}, which may compute what is not divided into shards"
     if model.jit_compile:

@@ -54,7 +54,8 @@ def add_to_totals(context: StepContext, sums: tf.Tensor, skipped: tf.Tensor | No
 
 def after_update(context: StepContext, sums: tf.Tensor) -> tf.Tensor:
     """Returns `sums`, available once the update is done: the first layer's weights are updated last."""
-    with tf.control_dependencies([tf.convert_to_tensor(context.model.trainable_variables[0].value)]):
+    first = context.model.trainable_variables[:1]  # None: all are frozen, and the step computes the loss only.
+    with tf.control_dependencies([tf.convert_to_tensor(variable.value) for variable in first]):
         return tf.identity(sums)
 
 
