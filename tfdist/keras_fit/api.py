@@ -76,11 +76,9 @@ def fit(
     setup.check_arguments(cluster, model, "fit")
     setup.check_model(cluster, model, "fit")
     setup.check_epochs(epochs, initial_epoch, validation_freq)
-    workdir = setup.to_path(workdir)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
-    # Keras' "batch" reorders the examples within a batch only, which changes no gradient.
-    shuffle = bool(shuffle) and shuffle != "batch"
+    shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
     options = {"batch_size": batch_size, "steps": steps_per_epoch, "class_weight": class_weight, "seed": seed}
     data = _data_adapter(model, x, y, sample_weight, shuffle=shuffle, continues=True, **options)
     validation = None
@@ -94,7 +92,7 @@ def fit(
         except ValueError as error:
             raise ValueError(f"validation_data: {error}") from None
     config = run_config.of_fit(cluster, model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
-    return _train(cluster, model, config, data, validation, callbacks, verbose, workdir, initial_epoch)
+    return _train(cluster, model, config, data, validation, callbacks, verbose, setup.to_path(workdir), initial_epoch)
 
 
 def _train(
