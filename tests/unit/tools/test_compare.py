@@ -9,8 +9,9 @@ import browser
 import pytest
 from test_many_runs import write_run
 
-from tfdist.tools.many_runs import differences
-from tfdist.tools.pictures import curves
+from tfdist.tools.many_runs import compare as compare_lib
+from tfdist.tools.many_runs import differences, run_state
+from tfdist.tools.pictures import curves, scatter
 
 pytest.importorskip("matplotlib")
 VERSIONS = {"tfdist": "0.1.0", "keras": "3.15.1"}
@@ -52,6 +53,16 @@ def test_fields_that_are_lists_have_a_picture_too(tmp_path):
     for name, crop in (("one", [4, 4]), ("two", [6, 6])):
         describe(write_run(tmp_path / name, data__prepare={"target": "x:y", "crop": crop}))
     assert "scatter.png" in compare("one", "two", "--out=both", cwd=tmp_path)
+
+
+def test_none_is_a_place_of_the_axis(tmp_path):
+    clips = (0.5, None, 1.0)
+    runs = [run_state.read(write_run(tmp_path / f"{clip}", optimizer__clip=clip)) for clip in clips]
+    different = differences.fields([dict(run.config) for run in runs])
+    points, without = compare_lib._points(runs, different, "optimizer.clip", "best.accuracy")
+    assert [point.x for point in points] == [0.5, None, 1.0] and without == []
+    axes = scatter.draw(points, x="clip", y="accuracy", caption="").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.5", "None", "1.0"]
 
 
 def test_captions_say_what_differs(tmp_path):

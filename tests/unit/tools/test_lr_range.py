@@ -24,6 +24,8 @@ def test_the_suggestion_is_below_the_smallest_loss_and_above_what_diverges():
     assert found.rates[-1] < 0.2 and 0.8 < found.lowest_at / best < 1.25  # The mean of 11 steps.
     assert found.suggestion == pytest.approx(found.lowest_at / 10, rel=0.05)
     assert found.peak == pytest.approx(found.lowest_at / 2, rel=0.05)
+    below = lr_range.smooth([(rate, loss(rate) - 20) for rate in RATES])
+    assert below.rates[-1] < 0.2 and below.lowest_at == found.lowest_at
     stopped = lr_range.smooth([(rate, 2.0 if rate < 1e-3 else None) for rate in RATES])
     assert stopped.rates[-1] < 1e-3
     with pytest.raises(ValueError, match="a smaller --lowest"):

@@ -87,6 +87,15 @@ def test_progress_and_metrics(tmp_path):
     assert by_loss.best["step"] == 50 and by_loss.epochs == 8.0
 
 
+@pytest.mark.parametrize("metric", ["accuracy", None])
+def test_the_best_evaluation_may_be_far_from_the_end(tmp_path, metric):
+    workdir = write_run(tmp_path / "a", checkpoint__best_metric=metric)
+    line = json.dumps({"kind": "train", "step": 50, "epoch": 5.0, "loss": 0.2, "text": "x" * 2**20})
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write("\n" + f"{line}\n" * 17)
+    assert run_state.read(workdir).best["step"] == (30 if metric else 50)
+
+
 def test_runs_are_found_below_a_directory_and_damaged_ones_are_named(tmp_path):
     for name in ("sweep/a", "script/fit2", "script/fit10", "b"):
         write_run(tmp_path / name)
@@ -133,6 +142,8 @@ def test_the_command_sorts_and_filters_200_runs_in_a_second(tmp_path):
     assert rows[2].split()[:4] == ["lr/r198", "finished", "200", "20/5"] and "1.98" in rows[2]
     assert "lr/r3 is passed over: lr/r3/config.json is damaged" in errors and errors.count("\n") == 1
     assert seconds < 2  # About 0.6 where it was written; importing TensorFlow alone takes more than 3.
+    _, output, _, _ = list_runs("lr", "--where=run~r198", "--columns=replicas,hours", cwd=tmp_path)
+    assert "replicas" in output.splitlines()[0].split() and output.splitlines()[0].split().count("hours") == 1
     code, output, _, _ = list_runs("lr", "--json", "--where=run~r198", cwd=tmp_path)
     (row,) = json.loads(output)
     assert (

@@ -15,7 +15,7 @@ from launching import run_all, worker_environment
 from PIL import Image
 
 from tfdist import config as c
-from tfdist.tools.saved_runs import examples, meaning, predict, saved
+from tfdist.tools.saved_runs import examples, formats, meaning, predict, saved
 
 CLASSES = ("dark", "light")
 MODULE = """
@@ -115,6 +115,11 @@ def test_files_that_cannot_be_predicted_are_named(tmp_path):
     with pytest.raises(ValueError, match="has 2 columns, and the model needs 3: a, b"):
         examples.read_table(tmp_path / "u.csv", 3)
     assert examples.read_table(tmp_path / "u.csv", 2)[0].tolist() == [[1, 2]]
+    (tmp_path / "v.csv").write_text("a,b\n1,2\n\n3,4\n\n")
+    assert examples.read_table(tmp_path / "v.csv", 2)[0].tolist() == [[1, 2], [3, 4]]
+    (tmp_path / "v.csv").write_text("a,b\n\n1,2,\n")
+    with pytest.raises(ValueError, match=r"line 3 has 3 fields, and the header 2\."):
+        examples.read_table(tmp_path / "v.csv", 2)
     assert examples.read_array(tmp_path / "x.npz", "image", (5,)).shape == (3, 5)
     with pytest.raises(ValueError, match=r"must have one array \[n, 2\], or name it 'image'. It has: one \[3, 2\]"):
         examples.read_array(tmp_path / "x.npz", "image", (2,))
@@ -237,6 +242,14 @@ def test_the_model_is_exported_and_gives_equal_outputs(folder, form, packages, f
     assert printed.count("at most; the largest is") == (3 if form == "keras" else 1)
 
 
+def test_inputs_of_tflite_are_found_by_their_names(tmp_path):
+    inputs = [keras.Input((2,), name="zeta"), keras.Input((2,), name="alpha")]
+    model = keras.Model(inputs, keras.layers.Subtract()(inputs))
+    batch = formats.example_inputs(model)
+    found = formats.write_tflite(model, tmp_path / "model.tflite", batch)
+    np.testing.assert_allclose(found, formats.outputs_of(model, batch), rtol=1e-6)
+
+
 @pytest.mark.workers
 def test_an_export_without_its_library_says_what_to_install(folder):
     try:
@@ -285,8 +298,8 @@ def test_rows_of_a_table_are_prepared_as_those_of_the_training(tmp_path):
     (tmp_path / "my_rows.py").write_text(MODULE.replace("(6, 6, 3)", "(3,)"))
     (tmp_path / "rows.py").write_text(TABLE_CONFIG)
     tfdist(tmp_path, "train", "rows.py")
-    tfdist(tmp_path, "predict", "runs/rows", "new.csv", "--out=new_out.csv")
-    assert [row[:2] for row in read_csv(tmp_path / "new_out.csv")] == [["row", "class"], ["0", "a"], ["1", "b"]]
+    tfdist(tmp_path, "predict", "runs/rows", "new.csv", "--out=made/new_out.csv")
+    assert [row[:2] for row in read_csv(tmp_path / "made/new_out.csv")] == [["row", "class"], ["0", "a"], ["1", "b"]]
     assert "accuracy 1.0000: 60 of 60, by their labels" in tfdist(tmp_path, "predict", "runs/rows", "rows.csv")
     assert "has no column 'size'" in tfdist(tmp_path, "predict", "runs/rows", "bad.csv", code=1)
 

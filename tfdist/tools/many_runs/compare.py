@@ -137,7 +137,8 @@ def _draw(
     if x is None:
         return pictures
     points, without = _points(runs, different, x, y)
-    left_out = f" Without a value of {y}: {', '.join(names[index] for index in without)}." if without else ""
+    missing = y if _is_field(runs, x) else f"{y} or {x}"
+    left_out = f" Without a value of {missing}: {', '.join(names[index] for index in without)}." if without else ""
     repeated = len({(point.x, point.series) for point in points}) < len(points)
     shared = "Line: mean over the seeds; band: smallest to largest." if repeated else ""
     if points:
@@ -169,17 +170,21 @@ def _axes(runs: Sequence[RunState], different: Sequence[dict[str, Any]]) -> tupl
 def _points(
     runs: Sequence[RunState], different: Sequence[dict[str, Any]], x: str, y: str
 ) -> tuple[list[scatter.Point], list[int]]:
-    """Returns a point for each run, and the indices of the runs without one."""
+    """Returns a point for each run, and the indices of the runs without one; a field may be None, which is a place."""
     points, without = [], []
     for index, (run, differing) in enumerate(zip(runs, different, strict=True)):
         values = selection.values(run)
-        if values.get(y) is None or values.get(x) is None:
+        if values.get(y) is None or (values.get(x) is None and not _is_field(runs, x)):
             without.append(index)
             continue
         others = {name: value for name, value in differing.items() if name not in (x, SEED)}
         series = ", ".join(differences.in_words(others, 3))
-        points.append(scatter.Point(x=_plain(values[x]), y=values[y], series=series))
+        points.append(scatter.Point(x=_plain(values.get(x)), y=values[y], series=series))
     return points, without
+
+
+def _is_field(runs: Sequence[RunState], name: str) -> bool:
+    return any(name in run.config for run in runs)
 
 
 def _as_text(part: Part) -> str:

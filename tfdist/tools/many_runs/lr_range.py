@@ -31,8 +31,9 @@ from tfdist.tools.pictures import rate_range, style
 USAGE = "--config=FILE [flags]"
 # The smoothed loss is the mean over so many steps before and after.
 _WINDOW = 5
-# The test ends where the smoothed loss is above its smallest value by this factor.
-_DIVERGED = 4.0
+# The test ends where the smoothed loss is above its smallest value by more than this multiple of that value, or of what
+# the loss has fallen: losses may be below 0.
+_DIVERGED = 3.0
 # The suggestion is below the rate with the smallest loss by this factor, where the loss still falls; and by this one if
 # the rate is only that high for a part of the run.
 _BELOW, _PEAK_BELOW = 10.0, 2.0
@@ -91,8 +92,10 @@ def smooth(pairs: Sequence[tuple[float, float | None]]) -> Range:
     for index in range(len(losses)):
         wide = min(_WINDOW, index, len(losses) - 1 - index)
         value = statistics.mean(losses[index - wide : index + wide + 1])
-        if index >= _FEWEST and value > _DIVERGED * min(smoothed):
-            break
+        if index >= _FEWEST:
+            low = min(smoothed)
+            if value > low + _DIVERGED * max(abs(low), smoothed[0] - low):
+                break
         smoothed.append(value)
     rates, losses = [rate for rate, _ in finite[: len(smoothed)]], losses[: len(smoothed)]
     if len(rates) < _FEWEST:

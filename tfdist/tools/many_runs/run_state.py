@@ -14,7 +14,7 @@ from tfdist.tools.many_runs import differences
 State = Literal["running", "queued", "stopped", "finished", "diverged", "failed", "lost"]
 # A file that makes a directory one of a run.
 MARKS = (run_info.CONFIG, metrics_file.METRICS)
-# Bytes that are read from the end of metrics.jsonl, at most.
+# Bytes that are read from the end of metrics.jsonl, at most, unless the best evaluation is before them.
 _MOST_BYTES = 2**24
 _START = b'{"kind": "%s"' % metrics_file.START.encode()
 _OVERRIDE = re.compile(r"--config\.([\w.]+)=(.*)", re.DOTALL)
@@ -100,7 +100,10 @@ def _records(path: Path, *, every_evaluation: bool) -> list[dict[str, Any]]:
 
     Of the training, only the last report, and of evaluations only the best and the last one, unless all are asked for.
     """
-    lines = (files.read_file(path, last=_MOST_BYTES) or b"").splitlines(keepends=True)
+    content = files.read_file(path, last=_MOST_BYTES) or b""
+    if len(content) == _MOST_BYTES and (every_evaluation or b'"best": true' not in content.partition(b"\n")[2]):
+        content = files.read_file(path) or b""
+    lines = content.splitlines(keepends=True)
     wanted: list[bytes] = []
     seen = set()
     for later, line in itertools.pairwise([b"", *reversed(lines)]):

@@ -26,6 +26,8 @@ from tfdist.tools.many_runs import find, selection
 from tfdist.tools.many_runs.run_state import RunState
 
 USAGE = "[DIR...] [flags]"
+# Fields that every table has.
+_SHOWN = ("run", "state", "step", "epoch", "examples_per_second", "hours", "trouble")
 # Letters of a warning or an error in the table.
 _TROUBLE = 60
 
@@ -80,7 +82,7 @@ def table(
     last = list(dict.fromkeys(["loss", *metrics]))
     fields = [*(f"best.{name}" for name in metrics), *(f"last.{name}" for name in last)]
     fields = [name for name in fields if any(row.get(name) is not None for row in rows)]
-    fields += [name for name in dict.fromkeys(more) if name not in (*fields, *selection.PLAIN, "run")]
+    fields += [name for name in dict.fromkeys(more) if name not in (*fields, *_SHOWN)]
     shown = []
     for row in rows:
         trouble = " ".join(row["trouble"].removeprefix("WARNING: ").split())

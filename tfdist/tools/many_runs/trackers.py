@@ -150,8 +150,14 @@ class mlflow(Tracker):
         if run_id:
             self.handle.update_run(run_id, status="RUNNING")
             return run_id
-        found = self.handle.get_experiment_by_name(self._experiment)
-        of = found.experiment_id if found else self.handle.create_experiment(self._experiment)
+        try:
+            found = self.handle.get_experiment_by_name(self._experiment)
+            of = found.experiment_id if found else self.handle.create_experiment(self._experiment)
+        except mlflow.MlflowException:  # Another run of a sweep makes it at the same time.
+            found = self.handle.get_experiment_by_name(self._experiment)
+            if found is None:
+                raise
+            of = found.experiment_id
         made = self.handle.create_run(of, run_name=self.run_name()).info.run_id
         for name, value in config.items():
             self.handle.log_param(made, name.replace("[", ".").replace("]", ""), value)

@@ -223,24 +223,31 @@ def read_table(path: Path, width: int | None) -> tuple[np.ndarray, list[str]]:
         width: the number of columns that the model needs, in this order; None: not known.
 
     Raises:
-        ValueError: names the first field that is no number, or the table has another number of columns.
+        ValueError: names the first field that is no number, or the first line of another length than the header; or
+            the table has another number of columns, or no line.
     """
     if path.suffix.lower() not in (".csv", ".tsv"):
         raise ValueError(f"{path}: only a run that was trained on a table (data.json in its workdir) reads Parquet.")
     with open(path, newline="") as file:
-        header, *lines = list(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+        reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        numbered = [(reader.line_num, line) for line in reader if line]  # Without empty lines.
+    if not numbered:
+        raise ValueError(f"{path} has no lines.")
+    (_, header), *lines = numbered
     if width is not None and len(header) != width:
         raise ValueError(
             f"{path} has {len(header)} columns, and the model needs {width}: {', '.join(header[:8])}... Write a table "
             "with the columns of the training in their order, and without the label."
         )
     values = np.zeros((len(lines), len(header)), np.float32)
-    for row, line in enumerate(lines):
+    for row, (number, line) in enumerate(lines):
+        if len(line) != len(header):
+            raise ValueError(f"{path}, line {number} has {len(line)} fields, and the header {len(header)}.")
         for column, text in enumerate(line):
             try:
                 values[row, column] = float(text)
             except ValueError:
-                raise ValueError(f"{path}, line {row + 2}, column {header[column]!r}: {text!r} is no number.") from None
+                raise ValueError(f"{path}, line {number}, column {header[column]!r}: {text!r} is no number.") from None
     return values, header
 
 

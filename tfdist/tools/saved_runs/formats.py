@@ -83,7 +83,11 @@ def write_tflite(model: keras.Model, path: Path, inputs: Sequence[np.ndarray]) -
     with warnings.catch_warnings():  # TensorFlow's interpreter says that it moves to ai_edge_litert.
         warnings.simplefilter("ignore")
         interpreter = Interpreter(str(path))
-    details = sorted(interpreter.get_input_details(), key=lambda detail: detail["name"])
+    given = sorted(interpreter.get_input_details(), key=lambda detail: detail["name"])
+    # Named "serving_default_NAME:0".
+    found = {detail["name"].removeprefix("serving_default_").partition(":")[0]: detail for detail in given}
+    names = [each.name for each in model.inputs]
+    details = [found[name] for name in names] if found.keys() == {*names} else given
     for detail, array in zip(details, inputs, strict=True):
         interpreter.resize_tensor_input(detail["index"], array.shape)
     interpreter.allocate_tensors()

@@ -258,6 +258,8 @@ def run(workdir: str, words: Sequence[str]) -> int:
     from tfdist.tools.saved_runs import meaning
 
     saved = saved_lib.open_run(workdir)
+    if flags.FLAGS.out:  # Before the prediction, which may take long.
+        Path(flags.FLAGS.out).expanduser().parent.mkdir(parents=True, exist_ok=True)
     cluster = connect(saved)
     outputs, source = outputs_of_files(saved, cluster, words)
     classes = None
