@@ -23,7 +23,7 @@ from tfdist.cluster import interruption, process_exit
 from tfdist.config import user_code
 from tfdist.data import inspection
 from tfdist.training import checkpointing, loop, setup
-from tfdist.training.consistency import bad_examples
+from tfdist.training.consistency import example_search
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 
@@ -249,7 +249,7 @@ def test_an_error_of_the_model_is_shown_without_a_search_of_the_data(tmp_path, c
 
 
 def test_a_search_of_the_data_is_announced_and_has_a_limit(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(bad_examples, "_QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(example_search, "_QUIET_SECONDS", 0.1)
     monkeypatch.setattr(inspection, "SECONDS", 0.5)
     keras.utils.clear_session()
     with pytest.raises(tf.errors.InvalidArgumentError, match="a damaged file"):

@@ -5,7 +5,7 @@
     order.py, stream.py  position in the epoch -> example; one worker's shard of each batch
     pipelines.py         the default pipeline, fixed_shards.py; textbook.py: experimental_distribute_dataset
     cache/               cached examples, in memory or on a local disk
-    inspection.py        finds NaN and infinite values; description.py: describes the output of prepare
+    inspection.py        finds NaN and labels after an error; description.py: describes the output of prepare
     autograph.py         AutoGraph for users' functions only; stateful_ops.py: what a resumed run may not repeat
 
 Independent of the cluster. Imports config and report.

@@ -1,4 +1,4 @@
-"""Reads some examples: to compare them, or to find a value that is not finite, or a label, and name its place."""
+"""Finds a value that is not finite, or a label, in the data, and names its place: after an error only."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.data import autograph, order, stream
-from tfdist.data.feed import Batch, Examples
+from tfdist.data.feed import Batch
 from tfdist.data.stream import ReplicaShard, Source
 
 # Limit of a search: the steps since the last checkpoint may be many.
@@ -52,49 +52,25 @@ def first_nonfinite(elements: Iterable[Rows]) -> tuple[int, str] | None:
     return None
 
 
-def read_examples(sources: Mapping[str, Any], count: int, *, reads_files: bool) -> Examples:
-    """Reads a few examples of each source, at positions that depend on its length only.
-
-    Args:
-        sources: split -> its source, or None. One without random access has `first_rows`.
-        count: the number of examples.
-        reads_files: whether to look at the sizes and times of files: one worker is enough.
-    """
-    columns, facts, files = {}, {}, {}
-    for split, source in sources.items():
-        if source is None:
-            continue
-        if hasattr(source, "first_rows"):
-            batch = source.first_rows(count)
-        else:
-            ids = np.random.RandomState(0).randint(0, len(source), count, np.int64)
-            # As training reads. AutoGraph would convert every function that `read` calls, for about a second.
-            read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
-            batch = next(iter(tf.data.Dataset.from_tensors(ids).map(read)))
-        columns |= {f"{name!r} of the {split} split": value for name, value in batch.items()}
-        facts[f"the number of examples of the {split} split"] = len(source)
-        if hasattr(source, "fingerprint"):
-            facts[f"the fingerprint of the {split} split"] = source.fingerprint()
-        if reads_files and hasattr(source, "modified"):
-            files[f"sizes or times of the files of the {split} split"] = source.modified()
-    return Examples(columns=columns, facts=facts, own=files)
-
-
-def example_with_label(sources: Mapping[str, Source | None], column: str, label: int) -> str:
+def example_with_label(
+    sources: Mapping[str, tuple[Source | None, order.WorkerExamples | None]], column: str, label: int
+) -> str:
     """Returns the first example with this label, such as "Example 17 of the split 'train'"; "": none was found.
 
     Args:
-        sources: split -> its source. Without random access, it is not searched.
+        sources: split -> its source, and the part of the split that it is, see `stream.locate_rows`. A
+            tf.data.Dataset, which has no random access, is not searched.
         column: the column of the labels, as the source reads it.
     """
-    for split, source in sources.items():
-        if not hasattr(source, "read"):
+    for split, (source, part) in sources.items():
+        if source is None or hasattr(source, "find"):
             continue
+        part = order.WorkerExamples(total=len(source)) if part is None else part
         read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
         for start, batch in tf.data.Dataset.range(len(source)).batch(_CHUNK).map(read).enumerate():
             rows = np.argwhere(batch[column].numpy() == label) if column in batch else ()
             if len(rows):
-                return f"Example {int(start) * _CHUNK + int(rows[0][0])} of the split {split!r}"
+                return f"Example {part.ids(int(start) * _CHUNK + int(rows[0][0]))} of the split {split!r}"
     return ""
 
 

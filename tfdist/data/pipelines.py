@@ -5,12 +5,13 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import specs
-from tfdist.data import description, inspection, stream
-from tfdist.data.feed import About, Feed, Prepare, Sizes
+from tfdist.data import autograph, description, order, stream
+from tfdist.data.feed import About, Examples, Feed, Prepare, Sizes
 from tfdist.data.stream import ReplicaShard, Source
 
 
@@ -63,7 +64,8 @@ def combine(
     inputs: Inputs,
     evaluate: Callable[[], tuple[tf.data.Dataset, int]],
     compared: Mapping[str, Any],
-    rows_of_steps: Callable[[int, int], Iterable[inspection.Rows]],
+    searched: tuple[tuple[Any, order.WorkerExamples | None], ...],
+    rows_of_steps: Callable[[int, int], Iterable[Any]],
     *,
     spec: dict[str, tf.TensorSpec],
     reads_files: bool,
@@ -75,13 +77,15 @@ def combine(
     Args:
         evaluate: makes the dataset of an evaluation, if there is a split for it.
         compared: split -> its source: all workers must read the same examples from it.
-        rows_of_steps: (first_number, last_number), counted from 1 -> this worker's examples of these steps.
+        searched: of training and evaluation, the source or None, and the part of the split that it is.
+        rows_of_steps: (first_number, last_number), counted from 1 -> this worker's examples of these steps, as
+            `inspection.Rows`.
         spec: shapes and dtypes of the batch of a replica.
         reads_files: whether this worker looks at the sizes and times of files.
         notes: warnings.
     """
     options, splits = config.data, (inputs.train_source, inputs.evaluation_source)
-    by_name = dict(zip((options.train_split, options.evaluation_split), splits, strict=True))
+    by_name = dict(zip((options.train_split, options.evaluation_split), searched, strict=True))
 
     def verify() -> None:
         for source in splits:
@@ -91,9 +95,9 @@ def combine(
         spec=spec,
         # The dataset is made at the first evaluation: every later one uses a new iterator of it.
         evaluation=None if inputs.evaluation_source is None else functools.cache(evaluate),
-        examples=functools.partial(inspection.read_examples, compared, reads_files=reads_files),
-        first_nonfinite=lambda *numbers: inspection.first_nonfinite(rows_of_steps(*numbers)),
-        find_label=functools.partial(inspection.example_with_label, by_name, config.objective.get("labels", "label")),
+        examples=functools.partial(_read_examples, compared, reads_files=reads_files),
+        first_nonfinite=lambda *numbers: specs.part("data.first_nonfinite")(rows_of_steps(*numbers)),
+        find_label=lambda label: specs.part("data.find_label")(by_name, config.objective.get("labels", "label"), label),
         verify=verify,
         about=About(
             preparation=description.describe(options.prepare, spec),
@@ -104,6 +108,34 @@ def combine(
         ),
         **fields,
     )
+
+
+def _read_examples(sources: Mapping[str, Any], count: int, *, reads_files: bool) -> Examples:
+    """Reads a few examples of each source, at positions that depend on its length only.
+
+    Args:
+        sources: split -> its source, or None. One without random access has `first_rows`.
+        count: the number of examples.
+        reads_files: whether to look at the sizes and times of files: one worker is enough.
+    """
+    columns, facts, files = {}, {}, {}
+    for split, source in sources.items():
+        if source is None:
+            continue
+        if hasattr(source, "first_rows"):
+            batch = source.first_rows(count)
+        else:
+            ids = np.random.RandomState(0).randint(0, len(source), count, np.int64)
+            # As training reads. AutoGraph would convert every function that `read` calls, for about a second.
+            read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
+            batch = next(iter(tf.data.Dataset.from_tensors(ids).map(read)))
+        columns |= {f"{name!r} of the {split} split": value for name, value in batch.items()}
+        facts[f"the number of examples of the {split} split"] = len(source)
+        if hasattr(source, "fingerprint"):
+            facts[f"the fingerprint of the {split} split"] = source.fingerprint()
+        if reads_files and hasattr(source, "modified"):
+            files[f"sizes or times of the files of the {split} split"] = source.modified()
+    return Examples(columns=columns, facts=facts, own=files)
 
 
 def make_stream_feed(
@@ -124,12 +156,11 @@ def make_stream_feed(
         evaluation, evaluation_part = divide(evaluation, shard, options.evaluation_split, options.shards)
         parts, notes = (train_part, evaluation_part), (_note(cluster.num_workers, options.shards),)
         shard, batches = _local_shard(shard), tuple(size // cluster.num_workers for size in batches)
-    train_source = train
+    train_source, divided = train, tuple(zip((train, evaluation), parts, strict=True))
     train, train_prepare = add_cache(options, train, inputs.prepare, training=True)
     evaluation, evaluation_prepare = add_cache(options, evaluation, inputs.prepare, training=False)
     ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle, "part": parts[0]}
     training = stream.training(train, train_prepare, shard, **ordering)
-    searched = (training, shard, train_source, options.train_split)
     return combine(
         config,
         inputs,
@@ -137,7 +168,10 @@ def make_stream_feed(
             evaluation, evaluation_prepare, shard, global_batch=batches[1], seed=config.seed, part=parts[1]
         ),
         {} if notes else {"train": train, "evaluation": evaluation},
-        functools.partial(inspection.rows_of_steps, *searched, **ordering),
+        divided,
+        lambda *numbers: specs.part("data.rows_of_steps")(
+            training, shard, train_source, options.train_split, *numbers, **ordering
+        ),
         spec=description.element_spec(training(0, 1)),
         reads_files=reads_files,
         sizes=sizes,

@@ -1,0 +1,57 @@
+"""Finds and names the example that ended an execution: after an error only."""
+
+import functools
+import re
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster import process_exit
+from tfdist.data import inspection
+from tfdist.training.run import Run
+
+# Seconds after which the search for an example is announced.
+_QUIET_SECONDS = 5.0
+_LABEL = re.compile(r"Received a label value of (\S+) which is outside the valid range of \[0, (\d+)\)")
+
+
+def explain(run: Run, error: tf.errors.OpError) -> ValueError | None:
+    """Returns None if neither a label nor the input pipeline failed, or if no example is found that cannot be read."""
+    label = _LABEL.search(str(error))
+    if label:
+        value, outputs = label[1], int(label[2])
+        place = _search(run, f"the label {value} is out of range", functools.partial(run.feed.find_label, int(value)))
+        return ValueError(
+            f"{f'{place} has' if place else 'The targets have'} the label {value}, but the model has {outputs} "
+            f"outputs, for the labels 0 to {outputs - 1}: number the classes from 0 on, or give the last layer more "
+            "units."
+        )
+    if "IteratorGetNext" in str(error):
+        reason = f"the data cannot be read: {process_exit.first_line(str(error))}"
+        return _search(run, reason, functools.partial(_first_damage, run))
+    return None
+
+
+def _first_damage(run: Run) -> ValueError | None:
+    try:
+        run.feed.verify()
+    except ValueError as damage:
+        return damage
+    return None
+
+
+def _search(run: Run, reason: str, find: Callable[[], Any]) -> Any:
+    """Returns the result of `find`; None if it takes too long. After `_QUIET_SECONDS` it prints `reason`."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(find()), daemon=True)
+    with run.cluster.pause_timers():
+        thread.start()
+        thread.join(_QUIET_SECONDS)
+        if thread.is_alive():
+            text = f"{reason}. Searching for the example, for {inspection.SECONDS:g} s at most"
+            print(f"tfdist: worker {run.cluster.rank}: {text}", file=sys.stderr, flush=True)
+            thread.join(inspection.SECONDS)
+    return found[0] if found else None
