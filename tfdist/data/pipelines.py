@@ -64,12 +64,12 @@ def combine(
     inputs: Inputs,
     evaluate: Callable[[], tuple[tf.data.Dataset, int]],
     compared: Mapping[str, Any],
-    searched: tuple[tuple[Any, order.WorkerExamples | None], ...],
     rows_of_steps: Callable[[int, int], Iterable[Any]],
     *,
     spec: dict[str, tf.TensorSpec],
     reads_files: bool,
     notes: tuple[str, ...],
+    parts: tuple[tuple[Any, order.WorkerExamples | None], ...] | None = None,
     **fields: Any,
 ) -> Feed:
     """Makes a `Feed` of the parts in which pipelines differ.
@@ -77,14 +77,15 @@ def combine(
     Args:
         evaluate: makes the dataset of an evaluation, if there is a split for it.
         compared: split -> its source: all workers must read the same examples from it.
-        searched: of training and evaluation, the source or None, and the part of the split that it is.
         rows_of_steps: (first_number, last_number), counted from 1 -> this worker's examples of these steps, as
             `inspection.Rows`.
         spec: shapes and dtypes of the batch of a replica.
         reads_files: whether this worker looks at the sizes and times of files.
         notes: warnings.
+        parts: for training and evaluation what `fixed_shards.divide` returned; None: the whole splits are searched.
     """
     options, splits = config.data, (inputs.train_source, inputs.evaluation_source)
+    searched = parts or tuple((source, None) for source in splits)
     by_name = dict(zip((options.train_split, options.evaluation_split), searched, strict=True))
 
     def verify() -> None:
@@ -168,7 +169,6 @@ def make_stream_feed(
             evaluation, evaluation_prepare, shard, global_batch=batches[1], seed=config.seed, part=parts[1]
         ),
         {} if notes else {"train": train, "evaluation": evaluation},
-        divided,
         lambda *numbers: specs.part("data.rows_of_steps")(
             training, shard, train_source, options.train_split, *numbers, **ordering
         ),
@@ -179,6 +179,7 @@ def make_stream_feed(
         open_training=lambda start, stop: cluster.distribute(training(start, stop)),
         first_examples=functools.partial(stream.first_examples, train_source, seed=config.seed),
         notes=notes,
+        parts=divided,
     )
 
 

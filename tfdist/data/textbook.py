@@ -323,7 +323,6 @@ def make_feed(
         inputs,
         lambda: evaluate(evaluation, evaluation_prepare, shard, global_batch=sizes.evaluation_batch, seed=config.seed),
         {"train": train, "evaluation": evaluation},
-        ((train_source, None), (inputs.evaluation_source, None)),
         rows_of_steps,
         spec=spec,
         reads_files=shard.first_replica == 0,
