@@ -56,7 +56,15 @@ def import_folders(path: str) -> list[str]:
     started = environment.get("directory", "")
     files = (word.removeprefix("--config=").partition(":")[0] for word in environment.get("command", [])[1:])
     folders = [started, *(os.path.dirname(os.path.join(started, word)) for word in files if word.endswith(".py"))]
+    folders.append(os.path.dirname(environment.get("config_file", "")))
     return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
+
+
+def first_config(path: str) -> str:
+    """Returns the config file, absolute, with which a run began: `path`, or that of the run which saved it there."""
+    if path.endswith(".json"):
+        return _environment(path).get("config_file", "")
+    return path and os.path.abspath(path)
 
 
 def with_flags(words: Sequence[str], free: Sequence[str], *, trains: bool) -> list[str]:

@@ -138,6 +138,28 @@ def test_the_queue_is_that_of_the_accounting(tmp_path):
     assert bills.jobs_of(workdir) == {"7"}
 
 
+def test_a_job_of_several_runs_is_billed_once(tmp_path):
+    """Two calls of fit of a script, whose job was requeued during the second; and a run beside the second."""
+    now = time.mktime(time.strptime("2026-11-25T10:20:00", "%Y-%m-%dT%H:%M:%S"))
+    jobs = accounting.parse(SACCT, now)
+    first, second = jobs[0].started, jobs[1].started
+    given = {
+        "fit1": [(first + 5, first + 205, 0, 40, 40, "finished")],
+        "fit2": [(first + 210, first + 590, 0, 40, 40, ""), (second + 5, now, 40, 50, 10, "finished")],
+        "beside": [(first + 211, first + 580, 0, 40, 40, ""), (second + 6, now, 40, 50, 10, "finished")],
+    }
+    for name, starts in given.items():
+        write_starts(write_run(tmp_path / name), *starts)
+    starts = {name: read_back.read_starts(tmp_path / name) for name in given}
+    found = {}
+    for name in given:
+        others = [start for other in given if other != name for start in starts[other]]
+        found[name] = bills.of_run(tmp_path / name, name, jobs, others=others)
+    assert {name: bill.seconds[bills.QUEUE] for name, bill in found.items()} == {"fit1": 60, "fit2": 120, "beside": 0}
+    assert {name: bill.seconds[bills.OUTSIDE] for name, bill in found.items()} == {"fit1": 5, "fit2": 20, "beside": 0}
+    assert {name: bill.joules["job"] for name, bill in found.items()} == {"fit1": 3.6e6, "fit2": 0, "beside": 0}
+
+
 def test_the_command_prints_tables_and_writes_a_picture_and_json(tmp_path):
     for name in ("a", "b", "old"):
         write_run(tmp_path / "runs" / name, finished=True)

@@ -155,10 +155,18 @@ def test_messages_about_fields_and_directories(tmp_path):
     rows = [selection.values(run_state.read(write_run(tmp_path / "runs" / "a")))]
     assert selection.select(rows, selection.conditions(["accuracy>=0.79, state!=lost and model.target~net"])) == rows
     assert selection.select(rows, selection.conditions(["step>1000"])) == []
+    for words, values in {
+        "sizes=[1, 2], step>3": ["[1, 2]", "3"],
+        "model.name=rock and roll and seed=1": ["rock and roll", "1"],
+        "run~a=1,b=2": ["a=1,b=2"],
+        "run=peak=0.1,seed=0 and state=finished": ["peak=0.1,seed=0", "finished"],
+    }.items():
+        assert [each.text for each in selection.conditions([words])] == values
     for words, message in {
         "peek=1": "No run has a field 'peek'",
         "best.acuracy>1": "Nearest: best.accuracy",
-        "loss>1 and step": "--where='step' is no condition",
+        "loss>1 and step": "--where='loss>1 and step' is no condition",
+        "step": "--where='step' is no condition",
     }.items():
         with pytest.raises(ValueError, match=message):
             selection.select(rows, selection.conditions([words]))
@@ -186,6 +194,15 @@ def test_recipes_are_rows_of_finished_runs(tmp_path):
     assert digits["last evaluation"] == "accuracy 0.65 ± 0.071" and digits["runs"] == 2 and digits["replicas"] == 2
     assert digits["command"] == "`tfdist train digits --config.train.epochs=5`" and digits["commit"] == "abcdef0123"
     assert digits["hardware"] == "1 worker: 1 CPU" and digits["minutes"] == pytest.approx(30, abs=0.1)
+    (tmp_path / "a" / "environment.json").unlink()  # Started by name, and resumed by its workdir.
+    roster = {"workers": ["1 worker: host h, pid 1, 1 CPU"], "config_file": "/home/me/configs/digits.py"}
+    starts = [["train", "digits", "--epochs=5"], ["train", "runs/a", "--config.train.precision", "bfloat16"]]
+    starts = [roster | {"command": ["python", "-m", "tfdist", *words]} for words in starts]
+    with (tmp_path / "a" / "metrics.jsonl").open("a") as file:
+        file.write("".join("\n" + json.dumps({"kind": "environment"} | start) for start in starts) + "\n")
+    (tmp_path / "a" / "environment.json").write_text(json.dumps(starts[-1]))
+    commands = [row[recipes.HEADER.index("command")] for row in recipes.table(find.read_all([tmp_path])[0])]
+    assert "`tfdist train digits --epochs=5 --config.train.precision=bfloat16`" in commands
     assert recipes.markdown(["a", "b"], [["x|y", 1]]).splitlines() == ["| a | b |", "| --- | --- |", "| x\\|y | 1 |"]
 
 

@@ -183,6 +183,8 @@ def test_a_run_is_evaluated_and_extended_by_its_workdir(folder):
     assert "nothing to do" in tfdist(folder, "train", "runs/mine")
     printed = tfdist(folder, "train", "runs/mine", "--epochs=6")  # Of 4 steps; the config has 20 steps.
     assert "finished after step 24" in printed and "config.train.epochs: None was saved, now 6.0" in printed
+    described = json.loads((folder / "runs" / "mine" / "environment.json").read_text())
+    assert described["config_file"] == str(folder / "mine.py")
 
 
 @pytest.mark.workers

@@ -60,13 +60,14 @@ def config_arguments(words: Sequence[str]) -> list[str]:
         if flag.name == "config" and flag.value is None:
             found += [flag.word, flag.after]
         else:
-            found.append(f"{flag.word}={flag.after}" if _is_before_value(flag) else flag.word)
+            found.append(in_one_word(flag))
     return found
 
 
-def _is_before_value(flag: Flag) -> bool:
-    after = flag.after and flag.after[:2] != "--"
-    return bool(after) and flag.value is None and flag.name[:2] != "no" and _takes_a_value(flag.word)
+def in_one_word(flag: Flag) -> str:
+    """Returns a flag with its value, if that is the next word and the flag is one of a field of the config."""
+    of_field = flag.name.startswith("config.") and flag.value is None and _takes_a_value(flag.word)
+    return f"{flag.word}={flag.after}" if of_field and flag.after and flag.after[:2] != "--" else flag.word
 
 
 def overrides(words: Sequence[str]) -> Iterator[str]:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import configs
-from tfdist.config.command_line import tool_words
-from tfdist.report import files, read_back, run_info
+from tfdist.config.command_line import tool_words, words
+from tfdist.report import files, metrics_file, read_back, run_info
 from tfdist.tools import tables
 from tfdist.tools.many_runs import differences, find
 from tfdist.tools.many_runs.run_state import RunState
@@ -30,7 +30,9 @@ HEADER = (
 )
 _NOT_RUN = "not run"
 # Words of a command that do not describe the run.
-_LEFT_OUT = re.compile(r"--(workdir=|config=|config\.seed=|config\.report\.|config\.checkpoint\.)|-m$")
+_LEFT_OUT = re.compile(
+    r"--(workdir=|config(=|$)|allow_config_changes|config\.seed=|config\.report\.|config\.checkpoint\.)|-m$"
+)
 
 
 def define_flags() -> None:
@@ -63,11 +65,9 @@ def table(runs: Sequence[RunState]) -> list[list[Any]]:
     groups = collections.defaultdict(list)
     for run in runs:
         environment = files.read_json(run.workdir / run_info.ENVIRONMENT) or {}
-        words = environment.get("command", [])
-        path = next((word.partition("=")[2] for word in words if word.startswith("--config=")), "")
-        name = Path(path.partition(":")[0]).stem
-        if run.state == "finished" and name:
-            kept = [word for word in words[1:] if word.startswith("--") and not _LEFT_OUT.match(word)]
+        name, options = _described(run.workdir, environment) if run.state == "finished" else ("", [])
+        if name:
+            kept = [word for word in options if word.startswith("--") and not _LEFT_OUT.match(word)]
             key = name, " ".join(shlex.quote(word) for word in kept), differences.topology(environment)
             groups[key].append((run, environment))
     names = shipped_names()
@@ -75,6 +75,20 @@ def table(runs: Sequence[RunState]) -> list[list[Any]]:
     rows = [[{"config": name, "last evaluation": _NOT_RUN}.get(column) for column in HEADER] for name in absent]
     rows += [_row(*key, found) for key, found in groups.items() if key[0] in names]
     return sorted(rows, key=lambda row: names.index(row[0]))
+
+
+def _described(workdir: Path, environment: dict[str, Any]) -> tuple[str, list[str]]:
+    """Returns the name of a run's config, "" for a script, and the flags of all its starts, of which the last holds."""
+    records = read_back.read_records(workdir / metrics_file.METRICS)
+    starts = [record for record in records if record.get("kind") == "environment" and "command" in record]
+    path, options = "", {}
+    for start in starts or [environment]:
+        command = start.get("command", [])[1:]
+        given = {flag.name: words.in_one_word(flag) for flag in words.read_flags(command)}
+        path = start.get("config_file") or words.config_path(command) or path
+        # Resumed by its workdir, it has the flags of before.
+        options = given if "allow_config_changes" in given else options | given
+    return Path(path.partition(":")[0]).stem, [*options.values()]
 
 
 def _row(name: str, options: str, hardware: str, found: Sequence[tuple[RunState, dict[str, Any]]]) -> list[Any]:

@@ -16,6 +16,9 @@ PLAIN = ("state", "step", "epoch", "epochs", "examples_per_second", "hours", "re
 # Fields of `RunState` with a value for each name, and what their names begin with.
 _NAMED = {"best": "best", "last": "last", "train": "training"}
 _CONDITION = re.compile(r"\s*([\w.\-/ ]+?)\s*(<=|>=|!=|==|=|<|>|~)\s*(.*?)\s*$")
+# Between two conditions; the names of runs may have commas and equals signs.
+_NEXT = r"(?=(?:(?!\band\b)[\w.\-/ ])+[<>!=~])"
+_BETWEEN, _AFTER_RUN = re.compile(rf"(?:,|\band\b){_NEXT}"), re.compile(rf"\band\b{_NEXT}")
 _WORDS = {"none": None, "true": True, "false": False}
 
 
@@ -54,22 +57,31 @@ def short(path: Path) -> str:
 
 
 def conditions(words: Iterable[str]) -> list[Condition]:
-    """Parses conditions; several in one text are separated by commas or "and".
+    """Parses conditions; several in one text are separated by commas or "and", after one of the run by "and" only.
 
     Raises:
-        ValueError: a text is no condition.
+        ValueError: a text is no condition, or compares with a text.
     """
     found = []
-    for part in (part for word in words for part in re.split(r",|\band\b", word)):
+    for part in (part for word in words for part in _separate(word)):
         match = _CONDITION.match(part)
-        if match is None:
+        if match is None or (match[2] in ("<", "<=", ">", ">=") and not _is_number(_value(_plain(match[3])))):
             raise ValueError(
                 f"--where={part.strip()!r} is no condition: write NAME, one of < <= > >= = != ~ (contains), and a "
                 'value, such as "learning_rate.peak>0.1".'
             )
         name, operator, value = match.groups()
-        found.append(Condition(name, "=" if operator == "==" else operator, value.strip("'\"")))
+        found.append(Condition(name, "=" if operator == "==" else operator, _plain(value)))
     return found
+
+
+def _plain(value: str) -> str:
+    return value.strip("'\"")
+
+
+def _separate(word: str) -> list[str]:
+    of_run = re.match(r"\s*run\s*(=|~|!=)", word)
+    return (_AFTER_RUN if of_run else _BETWEEN).split(word)
 
 
 def resolve(name: str, known: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint import directory
 from tfdist.cluster.devices import gpu_software, machine, onednn
-from tfdist.config import diff, learning_rate
+from tfdist.config import diff, learning_rate, saved_run
 from tfdist.report import files, lines, reporter, run_info
 from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
@@ -74,7 +74,7 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
         "between ops": tf.config.threading.get_inter_op_parallelism_threads(),
     }
     described["replicas"] = {"all": run.cluster.num_replicas, "workers": run.cluster.num_workers}
-    described["config"] = config
+    described["config"], described["config_file"] = config, saved_run.first_config(run.log.config_file)
     report.environment(run_info.write_environment(workdir, described))
     if run.log.console == "all":
         report.lines(start_lines(run, resumed_step))

@@ -1,6 +1,7 @@
 """What the time of runs was spent on, over all their starts: see `Bill`. Imports no TensorFlow."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,21 @@ def _part(seconds: Mapping[str, float]) -> float:
     return seconds.get(COUNT, 0.0) / whole if whole else 0.0
 
 
-def of_run(workdir: Path, name: str, jobs: Sequence[JobStart] = (), *, state: str = "") -> Bill | None:
+def of_run(
+    workdir: Path,
+    name: str,
+    jobs: Sequence[JobStart] = (),
+    *,
+    state: str = "",
+    others: Sequence[Mapping[str, Any]] = (),
+) -> Bill | None:
     """Returns the bill of a run; None if it has no starts.jsonl, which earlier releases did not write.
 
     Args:
         jobs: the starts of its Slurm jobs.
         state: see `Bill.state`.
+        others: the starts of other runs. Those in the same job have their part of its time, and the run that began
+            first in a start of the job has its energy.
 
     Raises:
         ValueError: the file cannot be read.
@@ -79,18 +89,29 @@ def of_run(workdir: Path, name: str, jobs: Sequence[JobStart] = (), *, state: st
         replicas = start.get("replicas", 1)
         for cause, value in _split(start, _kept_until(workdir, starts, index)).items():
             add(cause, value, replicas)
-        if index:
-            for cause, value in _gap(starts[index - 1]["now"], start["start"], jobs).items():
-                add(cause, value, replicas)
-    first = [job for job in jobs if job.started <= starts[0]["start"]]
-    if first:
-        for cause, value in _gap(first[-1].submitted, starts[0]["start"], jobs).items():
-            add(cause, value, starts[0].get("replicas", 1))
-    accounted = sum(job.joules for job in jobs)
-    joules = {"job": accounted} if accounted else _sum([start.get("joules", {}) for start in starts])
+        submitted = [job.submitted for job in jobs if job.started <= start["start"]]
+        begin = starts[index - 1]["now"] if index else [start["start"], *submitted][-1]
+        before = [other["now"] for other in _in_job(start.get("job"), others) if other["start"] < start["start"]]
+        for cause, value in _gap(max([begin, *before]), start["start"], jobs).items():
+            add(cause, value, replicas)
+    if any(job.joules for job in jobs):
+        joules = {"job": sum(job.joules for job in jobs if _first_in(job, starts) <= _first_in(job, others))}
+    else:
+        joules = _sum([start.get("joules", {}) for start in starts])
     return Bill(
         name=name, starts=len(starts), state=state, seconds=seconds, replica_seconds=replica_seconds, joules=joules
     )
+
+
+def _in_job(job: str | None, starts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [start for start in starts if job and start.get("job") == job]
+
+
+def _first_in(job: JobStart, starts: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Returns when the first of these starts began in a start of a job, and in all of them; infinity: none did."""
+    begun = [start["start"] for start in _in_job(job.job, starts)]
+    inside = [begin for begin in begun if job.started <= begin < job.ended]
+    return min(inside, default=math.inf), min(begun, default=math.inf)
 
 
 def jobs_of(workdir: Path) -> set[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from absl import flags
 
 from tfdist.config.command_line import tool_words
-from tfdist.report import files
+from tfdist.report import files, read_back
 from tfdist.tools import tables
 from tfdist.tools.many_runs import find, selection
 from tfdist.tools.many_runs.costs import accounting, bills
@@ -47,7 +47,11 @@ def main(argv: list[str]) -> int:
     jobs = accounting.job_starts(job for run in runs for job in bills.jobs_of(run.workdir))
     names = curves.labels([run.workdir for run in runs]) if runs else []
     named = zip(runs, names, strict=True)
-    found = {run.workdir: bills.of_run(run.workdir, name, jobs, state=run.state) for run, name in named}
+    starts = {run.workdir: read_back.read_starts(run.workdir) for run in runs}
+    found = {}
+    for run, name in named:
+        others = [start for workdir, own in starts.items() if workdir != run.workdir for start in own]
+        found[run.workdir] = bills.of_run(run.workdir, name, jobs, state=run.state, others=others)
     without = [workdir for workdir, bill in found.items() if bill is None]
     problems += [f"{workdir} has no starts.jsonl: see docs/many-runs.md." for workdir in without]
     for line in problems:
