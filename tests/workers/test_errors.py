@@ -226,7 +226,7 @@ def test_a_value_that_cannot_be_compared_with_that_of_a_saved_run_is_refused(fai
     """The run trained, and was refused when it resumed: the text of an object has its address."""
     said = fails(tmp_path, config(model={"target": "lab:linear", "kernel": value}))
     field, kind = (".values", "ndarray") if isinstance(value, dict) else ("", "HeNormal")
-    line = rf"  config\.model\.kernel{field} must be a number, .* `target` names\. Received: {kind}\n"
+    line = rf"  config\.model\.kernel{field} must be a finite number, .* `target` names\. Received: {kind}\n"
     assert re.fullmatch(rf"The config is invalid:\n{line}", said), said
 
 
