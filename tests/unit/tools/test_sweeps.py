@@ -105,14 +105,23 @@ def test_another_command_in_the_workdir_adds_runs_and_keeps_those_that_are_there
 
 def test_a_sweep_goes_on_after_its_machine_was_restarted(tmp_path):
     """The process of the sweep that was killed belongs to another boot: whether it lives is not known at once."""
-    write_run(tmp_path / "seed=0", finished=True)
-    lock = tmp_path / workdir_lock.LOCK
+    for seed in (0, 1):
+        write_run(tmp_path / f"seed={seed}", finished=True)
+    words = ["--config=digits", "--config.train.epochs", "4", "--set", "seed=0", f"--workdir={tmp_path}"]
+    assert "seed=0  finished" in sweep(*words)
+    plan, lock = plans.read(tmp_path), tmp_path / workdir_lock.LOCK
+    assert "--config.train.epochs=4" in plan.config
     hold(tmp_path, machine="another boot")
-    lock.write_text(json.dumps(json.loads(lock.read_text()) | {"heartbeat_seconds": 0.5}))
+    lock.write_text(json.dumps(json.loads(lock.read_text()) | {"heartbeat_seconds": 2.0}))
     os.utime(lock, (time.time() - 60,) * 2)
-    printed = sweep("--config=digits", "--config.train.epochs", "4", "--set", "seed=0", f"--workdir={tmp_path}")
-    assert "seed=0  finished" in printed and not lock.exists()
-    assert "--config.train.epochs=4" in plans.read(tmp_path).config
+    command, env = [sys.executable, "-m", "tfdist", "sweep", *words], worker_environment()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=REPOSITORY, env=env, **pipes) as process:
+        assert "waiting for the run" in process.stderr.readline()
+        plans.write(tmp_path, dataclasses.replace(plan, runs=plan.runs | {"seed=1": {"seed": "1"}}))
+        printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0 and "took over" in errors and not lock.exists(), printed + errors
+    assert "seed=1  finished" in printed and len(plans.read(tmp_path).runs) == 2
 
 
 @pytest.mark.unit

@@ -116,6 +116,28 @@ def test_an_interrupted_run_is_one_run_of_the_tracker(at, name):
     assert len(models) == 1
 
 
+@pytest.mark.parametrize("name", [needs("mlflow")])
+def test_two_runs_begin_one_experiment(at, name, monkeypatch):
+    """The second run makes the experiment after the first one has found that there is none."""
+    import mlflow
+
+    real = mlflow.MlflowClient.get_experiment_by_name
+    begun = []
+
+    def find(client, experiment):
+        found = real(client, experiment)
+        if not begun:
+            begun.append(experiment)
+            trackers.mlflow(experiment="test", run_workdir=str(at / "second")).begin("", {})
+        return found
+
+    monkeypatch.setattr(mlflow.MlflowClient, "get_experiment_by_name", find)
+    trackers.mlflow(experiment="test", run_workdir=str(at / "first")).begin("", {})
+    client = mlflow.MlflowClient(tracking_uri=(at / "mlruns").as_uri())
+    [experiment] = [one for one in client.search_experiments() if one.name == "test"]
+    assert {run.info.run_name for run in client.search_runs([experiment.experiment_id])} == {"first", "second"}
+
+
 CONFIG = """
 from tfdist.configs import line
 def get_config():
