@@ -26,6 +26,7 @@ PARTS = {
     "data.rows_of_steps": "tfdist.data.inspection:rows_of_steps",
     "data.shards": "tfdist.data.fixed_shards:divide",
     "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
+    "report.tensorboard": "tfdist.report.tensorboard_events:EventRecords",
     "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
     "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:NoiseScaleReport",
     "report.notify": "tfdist.training.reporting.notice:send",

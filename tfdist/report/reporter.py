@@ -6,11 +6,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import numpy as np
 
-from tfdist.report import files, lines, metrics_file, tensorboard_events
+from tfdist.report import files, lines, metrics_file
 from tfdist.report import worker_shares as shares_lib
 from tfdist.report.console import Console
 from tfdist.report.lines import LineFormat, Row
@@ -29,6 +29,15 @@ _LIKE_GUESSING = 0.97
 _FEW_STEPS = 50
 
 
+class EventFormat(Protocol):
+    """How event files for TensorBoard are opened and written: `tensorboard_events.EventRecords`."""
+
+    open_files: Callable[..., dict[str, files.AppendOnlyFile]]
+    scalars: Callable[..., bytes]
+    text: Callable[..., bytes]
+    write_hparams: Callable[..., None]
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Reporter:
     """The outputs of a run; made by `open_report`. On workers other than the chief, only `warning` acts."""
@@ -42,6 +51,8 @@ class Reporter:
     verbose: bool = False
     # None without a workdir.
     metrics: files.AppendOnlyFile | None = None
+    # None without TensorBoard.
+    event_format: EventFormat | None = None
     # Event files by run, "train" and "evaluation"; empty without a workdir or without TensorBoard.
     tensorboard: dict[str, files.AppendOnlyFile] = dataclasses.field(default_factory=dict)
     # The loss of a guess among all classes, until it is compared with that of the first epoch; None: not known.
@@ -130,7 +141,7 @@ class Reporter:
         rates |= {name: value for function in self.measured for name, value in function().items()}
         record = {"steps": steps, **values, **rates, **speeds, **workers}
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
-        self._scalars(tensorboard_events.TRAIN, step, values, rates, speeds, steps=steps)
+        self._scalars("train", step, values, rates, speeds, steps=steps)
         waiting = [] if wait_share is None else [f"waiting for data {wait_share:.0%}"]
         shares = shares_lib.describe(worker_shares) if workers else waiting
         row = Row(
@@ -191,7 +202,7 @@ class Reporter:
         speed = _per_second(num_examples, seconds)
         extra = {"num_examples": num_examples, "seconds": float(seconds), "examples_per_second": speed, "best": best}
         self._record(kind="evaluation", name="evaluation", step=step, epoch=self._epoch(step), **values, **extra)
-        self._scalars(tensorboard_events.EVALUATION, step, values)
+        self._scalars("evaluation", step, values)
         pending = self.console.pending
         if pending is not None and pending.step == step:
             pending.evaluation, pending.best = values, best
@@ -203,20 +214,21 @@ class Reporter:
 
     def text(self, step: int, tag: str, text: str) -> None:
         """Writes `text`, in Markdown, for TensorBoard."""
-        self._append_events(tensorboard_events.TRAIN, tensorboard_events.text_record, step, tag, text)
+        if self.tensorboard:
+            self._append_events("train", self.event_format.text(step, tag, text))
 
     def hyperparameters(self, values: Mapping[str, Any]) -> None:
         """Writes fields of the config, by dotted name, for TensorBoard's HParams."""
         if self.tensorboard:
             directory = os.path.dirname(os.path.dirname(next(iter(self.tensorboard.values())).path))
             try:
-                tensorboard_events.write_hparams(directory, values)
+                self.event_format.write_hparams(directory, values)
             except OSError as error:
                 self.warning(f"WARNING: no HParams for TensorBoard: {files.describe_error(error)}.")
 
     def training_events(self, records: bytes) -> None:
         """Writes records of `tensorboard_events.frame` beside the scalars of training, for TensorBoard."""
-        self._append_events(tensorboard_events.TRAIN, lambda: records)
+        self._append_events("train", records)
 
     def event(self, text: str, step: int | None = None, *, more: Sequence[str] = (), always: bool = False) -> None:
         """Reports an event, such as resumed, saved or stopped, in one line.
@@ -263,11 +275,12 @@ class Reporter:
         """Writes the values of a report of the last `steps` steps for TensorBoard; see `scalars_records`."""
         epoch = step // self.steps_per_epoch
         ended = epoch > (step - steps) // self.steps_per_epoch
-        self._append_events(run, tensorboard_events.scalars_records, step, epoch if ended else None, *values)
-
-    def _append_events(self, run: str, record: Callable[..., bytes], *arguments: Any) -> None:
         if run in self.tensorboard:
-            self._append(self.tensorboard[run], record(*arguments))
+            self._append_events(run, self.event_format.scalars(step, epoch if ended else None, *values))
+
+    def _append_events(self, run: str, record: bytes) -> None:
+        if run in self.tensorboard:
+            self._append(self.tensorboard[run], record)
 
     def _append(self, file: files.AppendOnlyFile, record: bytes) -> None:
         try:
@@ -291,7 +304,7 @@ def open_report(
     num_replicas: int,
     total_steps: int,
     steps_per_epoch: int,
-    tensorboard: bool = True,
+    event_format: EventFormat | None = None,
     console: str = "all",
     verbose: bool = False,
     evaluates: bool = True,
@@ -306,6 +319,7 @@ def open_report(
         workdir: of metrics.jsonl and tensorboard/; None: console only.
         console: "all", "events" (no interval and evaluation lines) or "nothing".
         evaluates: whether evaluations are expected.
+        event_format: for TensorBoard; None: no event files.
         examples: what an example is called in lines: "images", for example.
         resume_step: the step of the restored checkpoint; None: nothing is removed.
         resume_evaluated: its last evaluated step; None: `resume_step`.
@@ -321,7 +335,12 @@ def open_report(
             stream=stream or sys.stdout, total_steps=total_steps, line_format=line_format, verbosity=console
         )
     reporter = Reporter(
-        rank=rank, num_replicas=num_replicas, steps_per_epoch=steps_per_epoch, console=screen, verbose=verbose
+        rank=rank,
+        num_replicas=num_replicas,
+        steps_per_epoch=steps_per_epoch,
+        console=screen,
+        verbose=verbose,
+        event_format=event_format,
     )
     if not chief or workdir is None:
         return reporter
@@ -331,13 +350,9 @@ def open_report(
     reporter.metrics = files.open_append_only(path)
     if resume_step is not None:
         reporter.start(resume_step)
-    if tensorboard:
-        reporter.tensorboard = tensorboard_events.open_event_files(
-            os.path.join(workdir, tensorboard_events.TENSORBOARD),
-            resume_step,
-            resume_evaluated,
-            evaluates=evaluates,
-            warn=reporter.warning,
+    if event_format is not None:
+        reporter.tensorboard = event_format.open_files(
+            os.fspath(workdir), resume_step, resume_evaluated, evaluates=evaluates, warn=reporter.warning
         )
     if removed:
         text = f"removed {removed} lines of {path} after step {resume_step}: these steps run again"

@@ -31,7 +31,7 @@ _BEFORE, _AFTER = 12, 4
 
 
 def open_event_files(
-    directory: str,
+    workdir: str,
     last_step: int | None,
     last_evaluated: int | None,
     *,
@@ -52,7 +52,7 @@ def open_event_files(
     opened = {}
     for run, step in last.items():
         try:
-            opened[run] = open_event_file(os.path.join(directory, run), step, warn)
+            opened[run] = open_event_file(os.path.join(workdir, TENSORBOARD, run), step, warn)
         except OSError as error:
             warn(f"WARNING: no records for TensorBoard: {error.filename} cannot be written ({error.strerror}).")
     return opened
@@ -210,3 +210,12 @@ def _records(data: bytes) -> Iterator[tuple[memoryview, Any]]:
         except DecodeError:
             return
         start = end
+
+
+class EventRecords:
+    """What `reporter.open_report` takes to write event files; see `reporter.EventFormat`."""
+
+    open_files = staticmethod(open_event_files)
+    scalars = staticmethod(scalars_records)
+    text = staticmethod(text_record)
+    write_hparams = staticmethod(write_hparams)

@@ -27,6 +27,7 @@ from tfdist.config import diff
 from tfdist.report import console, files, metrics_file, read_back, run_info
 from tfdist.report import lines as lines_lib
 from tfdist.report import reporter as reporter_lib
+from tfdist.report.tensorboard_events import EventRecords
 
 RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100)
 
@@ -38,7 +39,7 @@ def no_given_width(monkeypatch):
 
 
 def open_quiet(workdir, **changes):
-    return reporter_lib.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
+    return reporter_lib.open_report(workdir, **(RUN | {"stream": io.StringIO(), "event_format": None} | changes))
 
 
 def train(reporter, step, **values):
@@ -328,8 +329,10 @@ def test_kill_at_random_moments_loses_no_whole_line(tmp_path):
 import io, itertools, sys
 sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(reporter_lib.__file__))))!r})
 from tfdist.report import reporter as reporter_lib
+from tfdist.report.tensorboard_events import EventRecords
 start = int(sys.argv[1])
-reporter = reporter_lib.open_report({str(tmp_path)!r}, resume_step=start, stream=io.StringIO(), **{RUN!r})
+options = dict(stream=io.StringIO(), event_format=EventRecords, **{RUN!r})
+reporter = reporter_lib.open_report({str(tmp_path)!r}, resume_step=start, **options)
 for step in itertools.count(start + 1):
     reporter.train(step, {{"loss": 1.0}}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0)
     print(step, flush=True)
@@ -349,12 +352,12 @@ for step in itertools.count(start + 1):
         start = reached - 3
     metrics_file.trim_metrics(str(tmp_path / "metrics.jsonl"), start)
     assert [line["step"] for line in read_lines(tmp_path) if line["kind"] == "train"] == list(range(1, start + 1))
-    open_quiet(tmp_path, tensorboard=True, resume_step=start).close()
+    open_quiet(tmp_path, event_format=EventRecords, resume_step=start).close()
     assert [step for step, _ in scalars(tmp_path)["by_step/loss"]] == list(range(1, start + 1))
 
 
 def test_tensorboard_shows_training_and_evaluation_as_two_runs_with_one_tag(tmp_path):
-    reporter = open_quiet(tmp_path, tensorboard=True, resume_step=0)
+    reporter = open_quiet(tmp_path, event_format=EventRecords, resume_step=0)
     for step in (50, 100, 210):
         values = {"loss": 1.0 / step, "accuracy": 0.5}
         steps = step - step // 2
@@ -387,7 +390,7 @@ def test_tensorboard_shows_training_and_evaluation_as_two_runs_with_one_tag(tmp_
 
 
 def test_tensorboard_has_each_step_and_each_epoch_once_however_often_a_run_resumes(tmp_path):
-    first = open_quiet(tmp_path, tensorboard=True, resume_step=0)
+    first = open_quiet(tmp_path, event_format=EventRecords, resume_step=0)
     for step in (100, 200, 300):
         first.train(
             step, {"loss": 1.0 / step}, learning_rate=0.1, seconds=0.5, steps=100, num_examples=6400, wait_share=None
@@ -397,7 +400,7 @@ def test_tensorboard_has_each_step_and_each_epoch_once_however_often_a_run_resum
     (events,) = (tmp_path / "tensorboard" / "train").iterdir()
     events.write_bytes(events.read_bytes()[:-5])  # As kill -9 in the middle of a write leaves it.
     for _ in range(3):  # Starts within one second are still read in their order.
-        again = open_quiet(tmp_path, tensorboard=True, resume_step=200, resume_evaluated=100)
+        again = open_quiet(tmp_path, event_format=EventRecords, resume_step=200, resume_evaluated=100)
         for step in (300, 400):
             again.train(
                 step, {"loss": 7.0}, learning_rate=0.1, seconds=0.5, steps=100, num_examples=6400, wait_share=None
@@ -410,9 +413,9 @@ def test_tensorboard_has_each_step_and_each_epoch_once_however_often_a_run_resum
     assert scalars(tmp_path, "evaluation") == {"by_step/loss": [(100, 0.25)], "by_epoch/loss": [(1, 0.25)]}
     (tmp_path / "tensorboard" / "train" / "events.out.tfevents.9.empty").touch()
     (tmp_path / "tensorboard" / "train" / "events.out.tfevents.9.other").write_bytes(b"no events" * 9)
-    open_quiet(tmp_path, tensorboard=True, resume_step=200).close()
+    open_quiet(tmp_path, event_format=EventRecords, resume_step=200).close()
     assert scalars(tmp_path)["by_epoch/loss"] == list(zip((1, 2), expected[:2], strict=True))
-    open_quiet(tmp_path, tensorboard=True, resume_step=0).close()  # The run starts again.
+    open_quiet(tmp_path, event_format=EventRecords, resume_step=0).close()  # The run starts again.
     assert scalars(tmp_path) == {} and len(list((tmp_path / "tensorboard" / "train").iterdir())) == 1
 
 
@@ -420,7 +423,7 @@ def test_a_start_reads_only_what_was_written_since_the_last_one(tmp_path):
     size = {"steps": 100, "num_examples": 6400, "wait_share": None}
 
     def start(after: int, *steps: int) -> None:
-        reporter = open_quiet(tmp_path, tensorboard=True, resume_step=after, resume_evaluated=after)
+        reporter = open_quiet(tmp_path, event_format=EventRecords, resume_step=after, resume_evaluated=after)
         for step in steps:
             reporter.train(step, {"loss": 1.0 / step}, learning_rate=0.1, seconds=0.5, **size)
             reporter.evaluation(step, {"loss": 0.25}, seconds=1.0, num_examples=3)
@@ -451,7 +454,7 @@ def test_a_start_reads_only_what_was_written_since_the_last_one(tmp_path):
 
 
 def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_path, capfd):
-    reporter = open_quiet(tmp_path / "run", chief=False, rank=3, stream=None, tensorboard=True)
+    reporter = open_quiet(tmp_path / "run", chief=False, rank=3, stream=None, event_format=EventRecords)
     reporter.workers(["worker 3"])
     train(reporter, 10)
     reporter.progress(11)
@@ -489,7 +492,7 @@ def test_a_workdir_of_somebody_else_is_named(tmp_path):
 
 
 def test_a_full_disk_is_reported_once_and_training_continues(tmp_path, capfd):
-    reporter = open_quiet(tmp_path, tensorboard=True)
+    reporter = open_quiet(tmp_path, event_format=EventRecords)
     for step in range(1, 21):
         train(reporter, step)
     metrics, (events,) = tmp_path / "metrics.jsonl", (tmp_path / "tensorboard" / "train").iterdir()
@@ -773,7 +776,8 @@ def test_the_environment_tells_the_version_of_a_package_of_another_distribution(
 def test_reporting_needs_no_tensorflow(tmp_path):
     code = (
         "import io, sys; from tfdist.report import reporter, run_info\n"
-        f"r = reporter.open_report({str(tmp_path)!r}, stream=io.StringIO(), **{RUN!r})\n"
+        "from tfdist.report.tensorboard_events import EventRecords\n"
+        f"r = reporter.open_report({str(tmp_path)!r}, stream=io.StringIO(), event_format=EventRecords, **{RUN!r})\n"
         "r.train(1, {'loss': 1.0}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0)\n"
         "r.close()\n"
         "run_info.write_environment('.', {})\n"

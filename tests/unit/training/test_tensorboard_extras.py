@@ -11,6 +11,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from tfdist import config as c
 from tfdist.config import validate
 from tfdist.report import reporter as reporter_lib
+from tfdist.report.tensorboard_events import EventRecords
 from tfdist.training import loop, setup
 from tfdist.training.reporting import tensorboard_extras
 
@@ -78,7 +79,7 @@ def test_a_profile_that_cannot_begin_costs_a_warning_alone(tmp_path, capfd):
 
 def test_values_that_are_not_finite_are_left_out(tmp_path):
     reporter = reporter_lib.open_report(
-        tmp_path, chief=True, rank=0, num_replicas=1, total_steps=9, steps_per_epoch=3, tensorboard=True
+        tmp_path, chief=True, rank=0, num_replicas=1, total_steps=9, steps_per_epoch=3, event_format=EventRecords
     )
     arrays = {"bad": np.array([np.nan]), "some": np.array([1.0, np.inf, 3.0])}
     reporter.training_events(tensorboard_extras.histograms_record(3, arrays))
