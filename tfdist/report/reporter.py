@@ -335,12 +335,7 @@ def open_report(
             stream=stream or sys.stdout, total_steps=total_steps, line_format=line_format, verbosity=console
         )
     reporter = Reporter(
-        rank=rank,
-        num_replicas=num_replicas,
-        steps_per_epoch=steps_per_epoch,
-        console=screen,
-        verbose=verbose,
-        event_format=event_format,
+        rank=rank, num_replicas=num_replicas, steps_per_epoch=steps_per_epoch, console=screen, verbose=verbose
     )
     if not chief or workdir is None:
         return reporter
@@ -351,6 +346,7 @@ def open_report(
     if resume_step is not None:
         reporter.start(resume_step)
     if event_format is not None:
+        reporter.event_format = event_format
         reporter.tensorboard = event_format.open_files(
             os.fspath(workdir), resume_step, resume_evaluated, evaluates=evaluates, warn=reporter.warning
         )
