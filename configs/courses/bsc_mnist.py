@@ -26,7 +26,7 @@ def get_config() -> c.Config:
             source={"target": "tfdist.zoo.sources:npz", "path": "mnist.npz"},
             prepare={"target": "tfdist.configs.networks.courses:images"},
             batch_size=100,
-            evaluation_batch_size=1024,
+            evaluation_batch_size=1000,
         ),
         objective={
             "target": "tfdist.zoo.objectives:keras_loss",
