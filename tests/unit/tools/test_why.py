@@ -7,7 +7,7 @@ import numpy as np
 from tfdist.report import reporter
 from tfdist.tools.saved_runs.same_bits import bits, chain, first_difference, why
 
-RUN = {"chief": True, "rank": 0, "num_replicas": 1, "total_steps": 40, "steps_per_epoch": 10, "tensorboard": False}
+RUN = {"chief": True, "rank": 0, "num_replicas": 1, "total_steps": 40, "steps_per_epoch": 10}
 CONFIG = {"seed": 0, "report": {"verbose": False}, "data": {"batch_size": 64}}
 ENVIRONMENT = {
     "config": CONFIG,
