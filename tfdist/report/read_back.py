@@ -1,4 +1,4 @@
-"""What a run has written to starts.jsonl and metrics.jsonl, read back. Imports no TensorFlow."""
+"""Reads what a run has written to starts.jsonl and metrics.jsonl. Imports no TensorFlow."""
 
 import contextlib
 import json

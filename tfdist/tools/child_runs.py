@@ -105,7 +105,7 @@ def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None,
 
 
 def answer(command: Sequence[str], seconds: float) -> str:
-    """Returns what a program prints; "" if there is no such program, or it does not end within so many seconds."""
+    """Returns what a program prints; "" if there is no such program, or it takes longer than `seconds`."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=seconds).stdout
     except (OSError, subprocess.TimeoutExpired):

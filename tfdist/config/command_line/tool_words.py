@@ -1,4 +1,4 @@
-"""Command lines of tools: words beside the flags, or a config, in place of which a script may be given."""
+"""Command lines of tools that take words beside their flags, or either a config or a script."""
 
 import math
 import sys

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.config import user_code
+from tfdist.keras_fit import compiled_model
 
 # The reason in a message of Keras, which lists the arguments of the call after it.
 _REASON = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)
@@ -28,7 +29,7 @@ def name_shapes(model: keras.Model, element_spec: Any) -> Iterator[None]:
         yield
     except (ValueError, RuntimeError) as error:  # Keras 3.12 raises a RuntimeError.
         reason = _reason(error)
-        own_step = type(model).train_step is not keras.Model.train_step  # It gets batches in any form.
+        own_step = compiled_model.overrides(model, "train_step")  # It gets batches in any form.
         if not reason or own_step or user_code.place(error):  # It may be raised in a layer of the user's.
             raise
         x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)

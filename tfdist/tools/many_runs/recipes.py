@@ -78,7 +78,7 @@ def table(runs: Sequence[RunState]) -> list[list[Any]]:
 
 
 def _described(workdir: Path, environment: dict[str, Any]) -> tuple[str, list[str]]:
-    """Returns the name of a run's config, "" for a script, and the flags of all its starts, of which the last holds."""
+    """Returns the name of a run's config, "" for a script, and the flags of all its starts; later flags win."""
     records = read_back.read_records(workdir / metrics_file.METRICS)
     starts = [record for record in records if record.get("kind") == "environment" and "command" in record]
     path, options = "", {}

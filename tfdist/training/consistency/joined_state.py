@@ -1,4 +1,4 @@
-"""`JoinedState`: several states of which each replica has its own, as one."""
+"""`JoinedState`: joins several per-replica states into one."""
 
 from collections.abc import Mapping
 from typing import Any

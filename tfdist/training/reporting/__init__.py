@@ -1,1 +1,1 @@
-"""What the loop tells of a run, through the reporter."""
+"""What the loop reports about a run, through the reporter."""

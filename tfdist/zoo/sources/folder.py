@@ -55,8 +55,8 @@ class ImageFolder:
         order = np.random.RandomState(0).permutation(len(labels))[self._part.start : self._part.stop]
         self._names = np.concatenate(files)[order]
         self._labels = labels[order].astype(np.int64)
-        colour = [number for number, file in enumerate(self._names) if file.lower().endswith((b".bmp", b".gif"))]
-        if channels == 1 and colour:
+        names = self._names if channels == 1 else ()  # A folder may have millions.
+        if colour := [row for row, file in enumerate(names) if file.lower().endswith((b".bmp", b".gif"))]:
             raise ValueError(f"{name}: channels=1 needs JPEG or PNG files. Received: {self._file(colour[0])!r}")
 
         self._size = size or decoding.image_size(self._file(0))

@@ -227,7 +227,7 @@ def _trial(opened: Any, number: int, workdir: Path) -> Any:
 
 
 def tell(opened: Any, number: int, plan: Plan, workdir: Path, *, pruned: bool) -> None:
-    """Tells Optuna the result of a run that is finished or pruned; the same command continues another one."""
+    """Passes the result of a finished or pruned run to Optuna; the same command continues any other run."""
     from optuna.trial import TrialState
 
     end = ends.read(plan, workdir.parent, workdir.name)
