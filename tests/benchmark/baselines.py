@@ -16,7 +16,7 @@ from tfdist.training.step.updates import fused_updates
 
 # Runs a number of steps and waits until they are finished.
 Runner = Callable[[int], None]
-_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
+POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
 def floor(workload: Workload, config: config_lib.Config, *, fused: bool, looped: bool) -> Runner:
@@ -26,7 +26,7 @@ def floor(workload: Workload, config: config_lib.Config, *, fused: bool, looped:
         fused: use the normalisation of tfdist.zoo and the fused update; otherwise those of Keras.
         looped: run many steps in one call of the function; otherwise one.
     """
-    keras.config.set_dtype_policy(_POLICIES[config.train.precision])
+    keras.config.set_dtype_policy(POLICIES[config.train.precision])
     model = specs.build(config.model, field="config.model") if fused else keras_model(config)
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     if fused:
@@ -64,7 +64,7 @@ def floor(workload: Workload, config: config_lib.Config, *, fused: bool, looped:
 
 def textbook(workload: Workload, config: config_lib.Config, cluster: Cluster) -> Runner:
     """The loop of TensorFlow's tutorial on custom training, as computing centres publish it, with Keras' layers."""
-    keras.config.set_dtype_policy(_POLICIES[config.train.precision])
+    keras.config.set_dtype_policy(POLICIES[config.train.precision])
     strategy, global_batch = cluster.strategy, config.data.batch_size
     dataset = textbook_dataset(*images(config), workload.pad, global_batch)
     with strategy.scope():

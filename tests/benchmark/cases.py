@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.benchmark import baselines, big_images, input_pipelines, keras_baseline
 from tests.benchmark.baselines import Runner
-from tests.benchmark.workloads import WORKLOADS
+from tests.benchmark.workloads import of_job
 from tfdist import config as config_lib
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
@@ -22,26 +22,26 @@ _TENSORS = 100
 
 
 def _config(job: Job, folder: Path) -> config_lib.Config:
-    config = WORKLOADS[job["workload"]].config(folder, job["workers"], job["overrides"])
+    config = of_job(job).config(folder, job["workers"], job["overrides"])
     config.cluster.keep_freed_memory = job["keep_freed_memory"]
     return config
 
 
 def floor(job: Job, folder: Path, *, fused: bool, looped: bool) -> dict[str, Runner]:
     """See `baselines.floor`."""
-    return {"step": baselines.floor(WORKLOADS[job["workload"]], _config(job, folder), fused=fused, looped=looped)}
+    return {"step": baselines.floor(of_job(job), _config(job, folder), fused=fused, looped=looped)}
 
 
 def textbook(job: Job, folder: Path) -> dict[str, Runner]:
     """See `baselines.textbook`."""
     config = _config(job, folder)
-    return {"step": baselines.textbook(WORKLOADS[job["workload"]], config, strategy.connect(config.cluster))}
+    return {"step": baselines.textbook(of_job(job), config, strategy.connect(config.cluster))}
 
 
 def fit(job: Job, folder: Path) -> dict[str, Runner]:
     """See `keras_baseline.fit`."""
     config = _config(job, folder)
-    return {"step": keras_baseline.fit(WORKLOADS[job["workload"]], config, steps_per_execution=job["stride"])}
+    return {"step": keras_baseline.fit(of_job(job), config, steps_per_execution=job["stride"], xla=job["xla"])}
 
 
 def tfdist(job: Job, folder: Path) -> dict[str, Runner]:

@@ -10,20 +10,22 @@ from tests.benchmark.workloads import Workload
 from tfdist import config as config_lib
 
 
-def fit(workload: Workload, config: config_lib.Config, *, steps_per_execution: int) -> baselines.Runner:
+def fit(workload: Workload, config: config_lib.Config, *, steps_per_execution: int, xla: bool) -> baselines.Runner:
     """One long `fit` with the pipeline and layers of the tutorials; each call of the result runs a number of its steps.
 
     Args:
         workload: the workload.
         config: its config.
         steps_per_execution: argument of `compile`; numbers of steps are rounded up to its multiples.
+        xla: compile the step by XLA: Keras' default on GPUs, and slower on CPUs.
     """
+    keras.config.set_dtype_policy(baselines.POLICIES[config.train.precision])
     model = baselines.keras_model(config)
     model.compile(
         keras.optimizers.SGD(0.01, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         steps_per_execution=steps_per_execution,
-        jit_compile=False,  # XLA, Keras' default, is slower on CPUs.
+        jit_compile=xla,
     )
     dataset = baselines.textbook_dataset(*baselines.images(config), workload.pad, config.data.batch_size)
     steps_per_epoch = workload.examples // config.data.batch_size // steps_per_execution * steps_per_execution

@@ -109,7 +109,10 @@ def start(
     try:
         for name, job in jobs.items():
             participants.append(_start(name, job, folder, pin, hosts or Hosts()))
-            participants[-1].receive()
+            if pin:
+                participants[-1].receive()
+        for participant in [] if pin else participants:  # They start side by side.
+            participant.receive()
         yield participants
     finally:
         for worker in [worker for participant in participants for worker in participant.workers]:
@@ -173,10 +176,9 @@ def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, hosts: Hosts
     count = job["processes"]
     reserved = local_workers.reserve_ports(count)
     ports = [sock.getsockname()[1] for sock in reserved]
-    # Without GPUs, which all participants would share.
-    environments = local_workers.environments(
-        dict(os.environ) | job["environment"], ports, [("",)] * count, hosts.names
-    )
+    # All participants share the GPUs, so only a benchmark of GPUs shows them.
+    gpus = [(str(rank),) if job.get("gpus") else ("",) for rank in range(count)]
+    environments = local_workers.environments(dict(os.environ) | job["environment"], ports, gpus, hosts.names)
     cores = choose_cores(count) if pin else [None] * count
     logs = [folder / f"{name.replace(' ', '_')}-{rank}.log" for rank in range(count)]
     workers = []

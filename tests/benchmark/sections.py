@@ -128,7 +128,7 @@ def _step_jobs(name: str, workers: int, options: Options, hosts: rounds.Hosts | 
             jobs["the same, bfloat16"] = make_job("looped_floor", workload=name, overrides=half, ours=False)
     jobs["textbook"] = make_job("textbook", workers, workload=name, overrides={}, ours=False)
     if "keras" in options.peers and workers == 1:
-        jobs["Keras fit"] = make_job("keras_fit", workload=name, overrides={}, stride=1, ours=False)
+        jobs["Keras fit"] = make_job("keras_fit", workload=name, overrides={}, stride=1, xla=False, ours=False)
         if name == "mlp":  # 50 steps of the other workloads last longer than a turn.
             jobs["Keras fit, 50 steps per execution"] = jobs["Keras fit"] | {"stride": 50}
     elif "keras" in options.peers:

@@ -92,6 +92,11 @@ WORKLOADS = {
 }
 
 
+def of_job(job: Mapping[str, Any]) -> Workload:
+    """The workload that a job names, with the fields that it changes."""
+    return dataclasses.replace(WORKLOADS[job["workload"]], **job.get("changes", {}))
+
+
 def data_file(workload: Workload, folder: Path) -> Path:
     """The file of a workload's data."""
     return folder / f"{workload.examples}x{'x'.join(map(str, workload.shape))}.npz"

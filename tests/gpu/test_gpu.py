@@ -116,6 +116,28 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(devices, tmp_path):
     assert_equal(whole, resumed, 6)
 
 
+def test_a_killed_run_goes_on_to_the_same_bits(devices, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    options = (
+        *FEW_STEPS,
+        "--config.train.steps=200",
+        "--config.checkpoint.every.steps=20",
+        "--config.checkpoint.keep=20",
+    )
+    options += ("--config.train.call_seconds=0.001",)
+    devices.train(whole, *options, config=DIGITS, **EXACT)
+    command = devices.command(killed, *options, config=DIGITS)
+    with devices.started([command], devices.environments(1, **EXACT)) as (process,):
+        saved = killed / "checkpoints" / "step-00000060"
+        processes.until(lambda: saved.exists() or process.poll() is not None, accelerators.SECONDS)
+        process.kill()
+        output = process.communicate()[0].decode()
+    assert saved.exists() and not (killed / "finished.json").exists(), output
+    (output,) = devices.train(killed, *options, config=DIGITS, **EXACT)
+    assert "resumed from" in output
+    assert_equal(whole, killed, 200)
+
+
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_half_precision_learns(devices, tmp_path, precision):
     options = ("--config.train.epochs=4", f"--config.train.precision={precision}", "--config.report.tensorboard=false")
@@ -128,14 +150,22 @@ def test_half_precision_learns(devices, tmp_path, precision):
 @pytest.mark.parametrize("implementation", ["auto", "ring"])
 @pytest.mark.parametrize(("workers", "replicas"), [(1, 2), (2, 1)])
 def test_two_gpus_train_as_one_does(several, tmp_path, workers, replicas, implementation):
+    assert_two_are_as_one(several, tmp_path, implementation, workers=workers, replicas=replicas)
+
+
+def test_two_workers_that_share_a_gpu_train_as_one_does(devices, tmp_path):
+    assert_two_are_as_one(devices, tmp_path, "ring", workers=2, replicas=1)
+
+
+def assert_two_are_as_one(devices, tmp_path, implementation, *, workers, replicas):
     options = (f"--config.communication.implementation={implementation}",)
-    several.train(tmp_path / "one", config=topologies.SAME_RUN, **FULL)
-    outputs = several.train(
+    devices.train(tmp_path / "one", config=topologies.SAME_RUN, **FULL)
+    outputs = devices.train(
         tmp_path / "two", *options, config=topologies.SAME_RUN, workers=workers, devices=replicas, **FULL
     )
     assert_close(tmp_path / "one", tmp_path / "two", 20, 1e-4, 1e-4)
     if workers == 2:
-        with_nccl = several.kind == "GPU" and implementation == "auto"
+        with_nccl = devices.kind == "GPU" and implementation == "auto"
         assert ("NCCL at" if with_nccl else "RING over gRPC at") in outputs[0]
 
 
@@ -190,10 +220,18 @@ def test_memory_growth_takes_what_is_needed(devices):
 
 
 def test_a_worker_that_is_killed_in_the_sum_is_named(several, tmp_path):
-    options = ("--config.train.epochs=none", "--config.train.steps=1000000", "--config.report.every.steps=5")
-    command = several.command(tmp_path, *options, "--config.evaluation.every.epochs=none", config=DIGITS)
+    assert_a_killed_worker_is_named(several, tmp_path)
+
+
+def test_a_killed_worker_that_shares_a_gpu_is_named(devices, tmp_path):
+    assert_a_killed_worker_is_named(devices, tmp_path, "--config.communication.implementation=ring")
+
+
+def assert_a_killed_worker_is_named(devices, tmp_path, *more):
+    options = ("--config.train.epochs=none", "--config.train.steps=1000000", "--config.report.every.steps=5", *more)
+    command = devices.command(tmp_path, *options, "--config.evaluation.every.epochs=none", config=DIGITS)
     metrics = tmp_path / "metrics.jsonl"
-    with several.started([command] * 2, several.environments(2)) as running:
+    with devices.started([command] * 2, devices.environments(2)) as running:
         processes.until(
             lambda: (metrics.exists() and metrics.read_text().count('"kind": "train"') > 3) or running[0].poll(),
             accelerators.SECONDS,

@@ -55,14 +55,19 @@ class Devices:
         return [*words, *fields, "--config.cluster.connect_seconds=600", *options]
 
     def environments(self, workers: int, devices: int = 1, **variables: str) -> list[dict[str, str]]:
-        """The environments of workers with one device each, or of one process with `devices` devices."""
+        """The environments of two workers with one device each, or of one process with `devices` devices."""
         if workers == 1:
             return [worker_environment(CUDA_VISIBLE_DEVICES=self._visible(self.names[:devices]), **variables)]
-        cluster = {"worker": [f"localhost:{port}" for port in free_ports(workers)]}
+        names = self.names
+        if len(names) < workers:
+            # Two workers of one host may not have the same GPU; by two names of the host they may, for tests.
+            names, variables = names[:1] * workers, variables | {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+        hosts = ("localhost", "127.0.0.1")
+        cluster = {"worker": [f"{host}:{port}" for host, port in zip(hosts, free_ports(workers), strict=True)]}
         tasks = [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}}) for i in range(workers)]
         return [
             worker_environment(TF_CONFIG=task, CUDA_VISIBLE_DEVICES=self._visible((name,)), **variables)
-            for task, name in zip(tasks, self.names, strict=False)
+            for task, name in zip(tasks, names, strict=False)
         ]
 
     def started(self, commands: list[list[str]], environments: list[dict[str, str]]):

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.benchmark import workloads
 from tests.benchmark.pytorch import models
-from tests.benchmark.workloads import WORKLOADS, Workload
+from tests.benchmark.workloads import Workload
 from tfdist import config as config_lib
 from tfdist.cluster.discovery import environment
 
@@ -34,11 +34,16 @@ def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    workload = WORKLOADS[job["workload"]]
-    # Measured, channels first and last: 210 and 237 ms a step for this case, 259 and 212 for the others.
-    first = job["workload"] == "resnet50v2" and not job["bfloat16"]
+    workload = workloads.of_job(job)
+    device = "cuda" if job.get("gpus") else "cpu"
+    torch.backends.cuda.matmul.allow_tf32 = True  # As TensorFlow does by default.
+    torch.backends.cudnn.benchmark = True
+    # Measured on a CPU, channels first and last: 210 and 237 ms a step for this case, 259 and 212 for the others.
+    first = job["workload"] == "resnet50v2" and not job["bfloat16"] and device == "cpu"
     layout = torch.contiguous_format if first else torch.channels_last
-    model = models.network(job["workload"]).to(memory_format=layout)
+    model = models.network(job["workload"]).to(device, memory_format=layout)
+    if job.get("compiled"):
+        model.compile()
     rank, workers = _join()
     if workers > 1:
         # One bucket: over gloo the hook's sums of several buckets meet in another order on each worker, and fail.
@@ -50,8 +55,8 @@ def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
             model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=True)
-    batches = _batches(workload, folder, rank, workers)
-    arithmetic = torch.autocast("cpu", torch.bfloat16) if job["bfloat16"] else contextlib.nullcontext()
+    batches = _batches(workload, folder, rank, workers, device)
+    arithmetic = torch.autocast(device, torch.bfloat16) if job["bfloat16"] else contextlib.nullcontext()
 
     def run(steps: int) -> None:
         for _ in range(steps):
@@ -76,13 +81,15 @@ def _join() -> tuple[int, int]:
     return place.rank, place.num_workers
 
 
-def _batches(workload: Workload, folder: Path, rank: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    with np.load(workloads.data_file(workload, folder)) as file:
-        images, labels = torch.from_numpy(file["x_train"]), torch.from_numpy(file["y_train"])
+def _batches(
+    workload: Workload, folder: Path, rank: int, workers: int, device: str
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    with np.load(workloads.data_file(workload, folder)) as file:  # All in the device's memory.
+        images, labels = (torch.from_numpy(file[name]).to(device) for name in ("x_train", "y_train"))
     order = torch.Generator().manual_seed(0)  # The same on all workers.
     global_batch = workload.batch * workers
     while True:
-        epoch = torch.randperm(len(images), generator=order)
+        epoch = torch.randperm(len(images), generator=order).to(device)
         for start in range(rank * workload.batch, len(images) - global_batch + 1, global_batch):
             chosen = epoch[start : start + workload.batch]
             batch = images[chosen]
@@ -95,7 +102,8 @@ def _augmented(images: torch.Tensor, pad: int) -> torch.Tensor:
     """Crops and flips uint8 [n, height, width, channels], each image independently."""
     count, height, width, _ = images.shape
     padded = functional.pad(images, (0, 0, pad, pad, pad, pad))
-    rows = torch.arange(height) + torch.randint(2 * pad + 1, (count, 1))
-    columns = torch.arange(width) + torch.randint(2 * pad + 1, (count, 1))
-    columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
-    return padded[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    on = {"device": images.device}
+    rows = torch.arange(height, **on) + torch.randint(2 * pad + 1, (count, 1), **on)
+    columns = torch.arange(width, **on) + torch.randint(2 * pad + 1, (count, 1), **on)
+    columns = torch.where(torch.rand(count, 1, **on) < 0.5, columns.flip(1), columns)
+    return padded[torch.arange(count, **on)[:, None, None], rows[:, :, None], columns[:, None, :]]

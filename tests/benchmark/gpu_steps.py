@@ -1,0 +1,110 @@
+"""The step of one GPU, beside Keras' `fit`, the textbook loop and PyTorch: `python -m tests.benchmark.gpu_steps`.
+
+Each table has one workload in float32 (with TF32, which both frameworks use for convolutions by default) and bfloat16.
+Keras' `fit` compiles by XLA on a GPU by default; PyTorch has `torch.compile`, tfdist `train.xla`. PyTorch keeps all
+images in the GPU's memory and augments them there. All take turns in one run, each in its own process, on GPU 0.
+"""
+
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from tests.benchmark import rounds, sections, workloads
+from tfdist.cluster.devices import gpu_table
+from tfdist.config import flags as config_flags
+from tfdist.launch import processes
+from tfdist.report import files
+
+_BFLOAT16 = {"train.precision": "bfloat16"}
+_RESNET50 = {"target": "tfdist.zoo.models:application", "name": "ResNet50V2", "num_classes": 10}
+# name -> a workload of the benchmark, and what is changed of it: batches that fill a GPU.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mlp": ("mlp", {}),
+    "mnist": ("mnist", {"batch": 256}),
+    "resnet20": ("resnet20", {"batch": 128}),
+    "transformer": ("transformer", {"batch": 256}),
+    "resnet50v2": (
+        "resnet50v2",
+        {
+            "title": "ResNet50V2 at 224x224",
+            "model": _RESNET50 | {"input_shape": (224, 224, 3)},
+            "shape": (224, 224, 3),
+            "examples": 2_560,
+            "batch": 128,
+        },
+    ),
+}
+
+
+def jobs(case: str) -> dict[str, dict[str, Any]]:
+    """The participants of a table: their names and jobs."""
+    name, changes = CASES[case]
+
+    def job(kind: str, overrides: dict[str, Any] | None = None, *, ours: bool = False, **more: Any) -> dict[str, Any]:
+        made = sections.make_job(kind, workload=name, overrides=overrides or {}, ours=ours, **more)
+        return made | {"changes": changes, "gpus": True, "environment": {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}}
+
+    found = {"floor, fused, looped": job("looped_floor"), "the same, bfloat16": job("looped_floor", _BFLOAT16)}
+    found["textbook"] = job("textbook")
+    for words, overrides in (("float32", {}), ("bfloat16", _BFLOAT16)):
+        found[f"Keras fit {words}"] = job("keras_fit", overrides, stride=1, xla=True)
+        if not sections.pytorch_problem():
+            half = {"bfloat16": words == "bfloat16", "compressed": False, "power_sgd": False}
+            found[f"PyTorch {words}"] = job("ddp", **half, compiled=False)
+            found[f"PyTorch {words} compiled"] = job("ddp", **half, compiled=True)
+        found[f"tfdist {words}"] = job("tfdist", overrides, ours=True)
+        found[f"tfdist {words} xla"] = job("tfdist", overrides | {"train.xla": True}, ours=True)
+    return found
+
+
+def measure(case: str, folder: Path, *, seconds: float, turns: int) -> sections.Rows:
+    """The rows of one table."""
+    participants = jobs(case)
+    workload = workloads.of_job(participants["textbook"])
+    workloads.write_data(workload, folder)
+    with rounds.start(participants, folder, pin=False) as started:
+        results = rounds.take_turns(started, "step", seconds=seconds, rounds=turns)
+    reference = results["tfdist float32"].milliseconds
+    title = f"{workload.title}, batch {workload.batch}"
+    return [
+        {"title": title, "name": name, **dataclasses.asdict(one), "ratio": one.milliseconds / reference}
+        for name, one in results.items()
+    ]
+
+
+def define_flags() -> None:
+    """Defines the flags; not at import, because other tools use the same names."""
+    flags.DEFINE_list("cases", list(CASES), f"Any of {', '.join(CASES)}.")
+    flags.DEFINE_float("seconds", 1.0, "Length of a turn.", lower_bound=0.01)
+    flags.DEFINE_integer("rounds", 5, "Number of turns of each participant.", lower_bound=1)
+    flags.DEFINE_string("json", None, "Also write the numbers to this file.")
+
+
+def main(argv: list[str]) -> None:
+    """Runs the benchmark after its flags are parsed; an error of the user ends it with one message."""
+    values = flags.FLAGS
+    unknown = [word for word in values.cases if word not in CASES]
+    if unknown:
+        sys.exit(f"--cases: there is no {unknown[0]!r}; there are {', '.join(CASES)}.")
+    gpus = gpu_table.query()
+    if not gpus:
+        sys.exit("tests.benchmark.gpu_steps: no GPU: nvidia-smi lists none.")
+    print(f"{gpus[0]}", flush=True)
+    found: sections.Rows = []
+    with config_flags.one_message("tests.benchmark.gpu_steps"), processes.cleanup_on_sigterm():
+        for case in values.cases:
+            with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder:
+                rows = measure(case, Path(folder), seconds=values.seconds, turns=values.rounds)
+            sections.show(rows)
+            found += rows
+            if values.json:  # After each table: a later one may fail or be interrupted.
+                files.write_json(values.json, {"rows": found})
+
+
+if __name__ == "__main__":
+    define_flags()
+    config_flags.run(main, purpose=__doc__, usage="python -m tests.benchmark.gpu_steps [flags]")
