@@ -49,10 +49,10 @@ class LineFormat:
         """
         lines = [] if self.explained else [self._legend()]
         self.explained = True
-        epochs = f"{round(self.epochs, 4):.4g}"
+        all_epochs = epochs(self.epochs)
         start = [
             *([time.strftime("%H:%M:%S")] if clock else []),
-            f"epoch {f'{row.epoch:.4g}'.rjust(len(epochs))}/{epochs}",
+            f"epoch {epochs(row.epoch).rjust(len(all_epochs))}/{all_epochs}",
             count(row.steps, "step"),
             f"{rate(row.seconds) if row.seconds >= 0.1 else f'{row.seconds:.2g}'} s",
             f"{rate(row.examples_per_second)}/s",
@@ -98,6 +98,11 @@ def add(lines: list[str], parts: Sequence[str], width: int, indent: int, *, new_
 def count(value: int, name: str) -> str:
     """Formats a number of things: `1 step`, `1,200 steps`."""
     return f"{value:,} {name}{'s' * (value != 1)}"
+
+
+def epochs(value: float) -> str:
+    """Formats a number of epochs: `0.3333`, `5`, `12346`."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def number(value: float) -> str:

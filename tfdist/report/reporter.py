@@ -163,8 +163,9 @@ class Reporter:
             return
         guessed, self.guessed_loss = self.guessed_loss, None
         if loss > _LIKE_GUESSING * guessed:
+            epoch = lines.epochs(self._epoch(step))
             self.warning(
-                f"WARNING: after epoch {self._epoch(step):.4g} the loss is {loss:.4g}, and a guess has {guessed:.4g}: "
+                f"WARNING: after epoch {epoch} the loss is {loss:.4g}, and a guess has {guessed:.4g}: "
                 f"nothing is learned yet. If it stays so, change config.learning_rate.peak (now {learning_rate:.4g}) "
                 "by a factor of 10, down or up, and check inputs and labels in config.data."
             )
@@ -208,7 +209,8 @@ class Reporter:
             pending.evaluation, pending.best = values, best
             self.console.flush()
         elif self.console.verbosity == "all":
-            text = ["evaluation", f"step {step}", f"epoch {self._epoch(step):.4g}", *lines.name_values(values)]
+            epoch = lines.epochs(self._epoch(step))
+            text = ["evaluation", f"step {step}", f"epoch {epoch}", *lines.name_values(values)]
             text += [f"{num_examples:,} examples in {seconds:.3g} s", *(["best so far"] if best else [])]
             self.console.parts(text)
 

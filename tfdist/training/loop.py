@@ -188,7 +188,7 @@ def end_epoch_if_due(run: Run, state: TrainingState) -> None:
 def report_if_due(tools: LoopTools, state: TrainingState) -> None:
     """Reports the means since the last interval report, if one is due, and starts a new interval."""
     run, interval, every = tools.run, state.interval, tools.run.config.report.every
-    ends = run.ends_at(state.step) and not run.is_script and (every.steps or every.epochs)
+    ends = run.ends_at(state.step) and not run.is_script and triggers.is_ever_due(every)
     if not (ends or triggers.is_due(every, state.step, run.steps_per_epoch)):
         return
     tools.report.train(

@@ -97,9 +97,8 @@ def _recorder(run: run_lib.Run, report: Reporter) -> Callable[[int, int], None]:
 def _extras(config: config_lib.Config) -> list[str]:
     """Returns the fields of `schema.PARTS` whose parts run between executions."""
     options = config.report
-    histograms = options.histograms.steps is not None or options.histograms.epochs is not None
     wanted = {
-        "report": options.graph or histograms or options.profile is not None,
+        "report": options.graph or triggers.is_ever_due(options.histograms) or options.profile is not None,
         "report.noise_scale.report": options.noise_scale is not None,
         "cluster.pause_epochs": config.cluster.pause_epochs is not None,
         "train.virtual_replicas.report": config.train.virtual_replicas is not None,

@@ -25,11 +25,16 @@ def is_due(every: config_lib.Every, step: int, steps_per_epoch: int) -> bool:
     return step > 0 and next_due(every, step - 1, steps_per_epoch) == step
 
 
+def is_ever_due(every: config_lib.Every) -> bool:
+    """Returns whether the interval `every` names any step or epoch."""
+    return next_due(every, 0, 1) is not None
+
+
 def stays(every: config_lib.Every, checkpoints: Path, steps_per_epoch: int, step: int) -> bool:
     """Returns whether the checkpoint of `step` is never removed: by the steps of an epoch now, or when it was saved."""
     if is_due(every, step, steps_per_epoch):
         return True
-    if every.epochs is None and every.after is None:
+    if every.epochs is None and not every.after:
         return False
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         saved = files.read_json(directory.step_path(checkpoints, step) / "manifest.json")["state"]["steps_per_epoch"]

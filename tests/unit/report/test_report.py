@@ -95,6 +95,17 @@ def test_an_epoch_is_one_line_of_a_log_file():
     assert len(first) <= 100
 
 
+def test_numbers_of_many_epochs_have_all_digits():
+    stream = io.StringIO()
+    reporter = open_quiet(None, stream=stream, total_steps=1_000_000, steps_per_epoch=10)
+    train(reporter, 2_000, loss=1.0)
+    train(reporter, 123_455, loss=1.0)
+    reporter.evaluation(123_460, {"loss": 0.5}, seconds=0.5, num_examples=17)
+    reporter.close()
+    epochs = re.findall(r"epoch +(\S+)", stream.getvalue())
+    assert epochs == ["200/100000", "12346/100000", "12346"]
+
+
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_all_lines_of_all_runs_have_one_form(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))

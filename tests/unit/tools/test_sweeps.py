@@ -19,6 +19,7 @@ from processes import children, until
 from test_many_runs import hold, write_run
 
 from tfdist.checkpoint import workdir_lock
+from tfdist.config import schema
 from tfdist.report import metrics_file
 from tfdist.tools.many_runs.sweeps import array, halving, local, space
 from tfdist.tools.many_runs.sweeps import plan as plans
@@ -137,6 +138,21 @@ def test_the_machine_is_divided_among_the_runs(monkeypatch):
     assert frozenset().union(*(slot.cores for slot in found)) == cores and all(len(slot.cores) == 1 for slot in found)
     with pytest.raises(ValueError, match=f"this machine has {len(cores)} cores"):
         local.slots(len(cores) + 1, on_cpu=True)
+
+
+@pytest.mark.unit
+def test_a_run_is_pruned_after_any_epoch_that_has_an_evaluation():
+    def check(prune, **every):
+        evaluation = schema.Evaluation(every=schema.Every(**every))
+        run = schema.Config(model={"target": "a:net"}, train=schema.Train(epochs=9), evaluation=evaluation)
+        halving.check((prune,), {"a": run})
+
+    check(4, epochs=2)
+    check(3, after=[1, 3])
+    check(3, steps=7, after=[1, 3])
+    for every in ({"epochs": 2}, {"after": [1, 2]}, {"steps": 7}, {}):
+        with pytest.raises(ValueError, match="--prune=3: the run a has no evaluation after epoch 3"):
+            check(3, **every)
 
 
 @pytest.mark.unit

@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 
 from tfdist.config.command_line import tool_words
-from tfdist.report import files
+from tfdist.report import files, lines
 from tfdist.tools import tables
 from tfdist.tools.many_runs import find, selection
 from tfdist.tools.many_runs.run_state import RunState
@@ -95,7 +95,7 @@ def table(
 
 def _progress(row: dict[str, Any]) -> str:
     done, end = row["epoch"], row["epochs"]
-    return "-" if done is None else f"{done:.4g}" if end is None else f"{done:.4g}/{end:.4g}"
+    return "-" if done is None else "/".join(lines.epochs(one) for one in (done, end) if one is not None)
 
 
 def _plain(value: Any) -> Any:

@@ -99,7 +99,7 @@ def start_lines(run: Run, resumed_step: int | None) -> list[str]:
         f"workdir    {run.workdir}, {state}",
         f"data       {sizes.training_examples or 0:,} examples for training{evaluated}",
         f"batch      {sizes.global_batch:,} examples{per_replica}; {lines.count(sizes.steps_per_epoch, 'step')} per "
-        f"epoch, {lines.count(sizes.total_steps, 'step')} in {epochs:.4g} epoch{'s' * (epochs != 1)}",
+        f"epoch, {lines.count(sizes.total_steps, 'step')} in {lines.epochs(epochs)} epoch{'s' * (epochs != 1)}",
         f"model      {model}, {run.context.model.count_params():,} parameters, {config.train.precision}",
         f"optimizer  {learning_rate.describe(config)}",
         f"devices    {replicas} replica{'s' * (replicas > 1)}{f' in {workers} workers' if workers > 1 else ''}",

@@ -46,7 +46,7 @@ class TensorBoardExtras:
             return
         if options.graph and step == 0 and not run.is_script:
             self.report.training_events(graph_record(graph(run)))
-        wanted = options.histograms.steps is not None or options.histograms.epochs is not None
+        wanted = triggers.is_ever_due(options.histograms)
         # After a resume, the histograms of this step were written already.
         due = triggers.is_due(options.histograms, step, run.steps_per_epoch) and not first
         if wanted and (step == 0 or due):

@@ -43,10 +43,12 @@ def check(prune: tuple[int, ...], runs: Mapping[str, schema.Config]) -> None:
         every, end = config.evaluation.every, config.train.epochs
         for epochs in prune:
             # A fraction of an epoch is rounded to steps, which are not known here.
-            if every.epochs is None or epochs % every.epochs or every.steps is not None:
+            regular = every.epochs is not None and not epochs % every.epochs and every.steps is None
+            if not regular and epochs not in (every.after or ()):
                 raise ValueError(
                     f"--prune={epochs}: the run {name} has no evaluation after epoch {epochs}. Evaluations are at "
-                    f"multiples of config.evaluation.every.epochs={every.epochs}: choose one, or set "
+                    f"multiples of config.evaluation.every.epochs={every.epochs} and after the epochs "
+                    f"config.evaluation.every.after={every.after}: choose one, or set "
                     "--config.evaluation.every.epochs=1 and --config.evaluation.every.steps=none."
                 )
             if end is None or epochs >= end:

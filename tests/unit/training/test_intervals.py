@@ -1,0 +1,40 @@
+"""Every field of type `Every`, with numbers of epochs alone, in a real run: what is written after which step."""
+
+import keras
+import pytest
+import topologies
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tfdist import config as c
+from tfdist.training import loop, setup
+
+
+@pytest.mark.workers
+@pytest.mark.usefixtures("own_signals")
+def test_each_interval_is_due_after_the_epochs_that_it_lists(tmp_path):
+    keras.utils.clear_session()
+    options = c.Config(
+        model={"target": "lab:linear", "num_classes": 10},
+        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=479),
+        learning_rate=c.LearningRate(peak=0.01),
+        train=c.Train(epochs=4),
+        evaluation=c.Evaluation(every=c.Every(after=[2])),
+        consistency=c.Consistency(every=c.Every(after=[2])),
+        checkpoint=c.Checkpoint(every=c.Every(after=[1, 3]), keep=1, keep_every=c.Every(after=[1]), export=False),
+        report=c.Report(every=c.Every(after=[1]), histograms=c.Every(after=[3])),
+    )
+    run = setup.build_run(options, tmp_path)
+    assert run.steps_per_epoch == 3
+    assert loop.train(run) == 0
+
+    def steps(kind):
+        return [record["step"] for record in topologies.records(tmp_path, kind)]
+
+    # The last step is always among them; of histograms the start is.
+    assert steps("train") == [3, 12]
+    assert steps("evaluation") == [6, 12]
+    # Replicas are also compared at the start, after the first step and before each checkpoint.
+    assert steps("state") == [0, 1, 3, 6, 9, 12]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000003", "step-00000012"]
+    board = EventAccumulator(str(tmp_path / "tensorboard" / "train"), size_guidance={"histograms": 0}).Reload()
+    assert [event.step for event in board.Histograms("model/logits/kernel")] == [0, 9]
