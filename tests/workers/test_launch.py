@@ -342,6 +342,10 @@ else:
         (["--workers=2", "--", f"--config={CONFIG}", "eval"], "without a flag are not supported. Received: 'eval'"),
         (["--workers=2", "--", "my_none.py", "--epochs=3"], "there is no file"),
         (["my_none.py"], "there is no file"),
+        (
+            ["--workers=2", "--epochs", "3", "tests/scripts/unchanged.py"],
+            "--epochs is no flag of the launcher, and tests/scripts/unchanged.py is a script",
+        ),
         (["--workers=2", "--", "no-such-program"], "there is no program 'no-such-program'. After the launcher's flags"),
         (["--", "tests/scripts/unchanged.py", "--workers=2"], "Set the number of workers to start"),
         (["--workers=two", "tests/scripts/unchanged.py"], "--workers=two"),
@@ -360,10 +364,11 @@ def test_launcher_refuses_wrong_flags_before_it_starts_workers(arguments, words)
     [
         ("--workers=2", "--", "my_script.py"),
         ("--workers", "2", "my_script.py"),
-        ("--workers=2", "--max-restarts=0", "--", "-m", "my_script"),
+        ("--verbosity", "1", "--nologtostderr", "--workers=2", "my_script.py"),
+        ("--workers=2", "-v", "1", "--max-restarts=0", "--", "-m", "my_script"),
         ("--workers=2", "--", sys.executable, "-u", "my_script.py"),
     ],
-    ids=["script", "without separator", "module", "program"],
+    ids=["script", "without separator", "flags of absl", "module", "program"],
 )
 def test_launcher_passes_a_script_its_own_flags(tmp_path, start):
     (tmp_path / "my_script.py").write_text(

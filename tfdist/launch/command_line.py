@@ -1,6 +1,7 @@
 """The command line of the launcher: its own flags, and what every worker runs. Imports no TensorFlow."""
 
 import ast
+import itertools
 import os
 import re
 import shutil
@@ -30,15 +31,20 @@ def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divides a command line into the launcher's flags and what every worker runs.
 
     That is flags of tfdist.main, among which the launcher's may be, or a program with flags of its own. A "--" may
-    separate the two.
+    separate the two. Flags of absl, such as --verbosity, are the launcher's before a program, else tfdist.main's.
 
     Raises:
-        SystemExit: a flag is on the wrong side of the "--".
+        SystemExit: a flag is on the wrong side of the "--", or one of tfdist.main is before a script.
     """
     own: list[str] = []
+    of_absl: list[str] = []
     others: list[str] = []
     words = list(arguments)
     while words:
+        if found := _flag_of_absl(words):
+            of_absl += found
+            words = words[len(found) :]
+            continue
         word = words.pop(0)
         name, equals, value = word.partition("=")
         flag = name.lstrip("-").replace("-", "_")  # Other launchers write --max-restarts, absl writes --max_restarts.
@@ -47,17 +53,43 @@ def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             words = words if equals else words[1:]
         elif word == "--":
             _check_sides(others, words, arguments)
-            return own, [*others, *words]
+            program = words and not others and not _of_main(words[0])
+            return ([*own, *of_absl], words) if program else (own, [*of_absl, *others, *words])
         elif not others and (word == "-m" or not (word.startswith("-") or _has_config(word))):
-            return own, [word, *words]
+            return [*own, *of_absl], [word, *words]
         else:
             others.append(word)
-    return own, others
+    _check_no_script(others)
+    return own, [*of_absl, *others]
+
+
+def _flag_of_absl(words: Sequence[str]) -> list[str]:
+    """Returns the flag of absl that begins the words, with its value if that is the next word; [] for other words."""
+    match = re.fullmatch(r"--?(\w+)(=.*)?", words[0], re.DOTALL)
+    name = match[1] if match else ""
+    if name.removeprefix("no") in flags.FLAGS and flags.FLAGS[name.removeprefix("no")].boolean:
+        return [words[0]]
+    return list(words[: 1 if match[2] else 2]) if name in flags.FLAGS else []
+
+
+def _of_main(word: str) -> bool:
+    return word.startswith("--") or _has_config(word)
+
+
+def _check_no_script(words: Sequence[str]) -> None:
+    """Exits if a script is among the flags of tfdist.main, which would take it for a config."""
+    for before, word in itertools.pairwise(words if words and words[0].startswith("-") else ()):
+        value = re.fullmatch(r"--?config[\w.\[\]]*", before)
+        if not value and word.endswith(".py") and os.path.isfile(word) and not is_config(word):
+            sys.exit(
+                f"tfdist.launch: {words[0]} is no flag of the launcher, and {word} is a script: write the flags of a "
+                "script behind it."
+            )
 
 
 def _check_sides(before: Sequence[str], after: Sequence[str], arguments: Sequence[str]) -> None:
     """Exits if a flag of tfdist.main is before the "--", or one of the launcher after it."""
-    of_main = after and (after[0].startswith("--") or _has_config(after[0]))
+    of_main = after and _of_main(after[0])
     for words, side, misplaced in (
         (before, "after", config_flags.RUN_FLAGS),
         (after if of_main else (), "before", OWN_FLAGS),

@@ -23,6 +23,7 @@ BARE = {
     "report.tensorboard": "false",
     "checkpoint.every.epochs": "none",
     "checkpoint.every.steps": "none",
+    "checkpoint.every.after": "none",
     "checkpoint.best_metric": "none",
     "checkpoint.export": "false",
 }

@@ -82,6 +82,7 @@ def measure_one(
         "train.steps": "none",
         "report.every.epochs": 1,
         "report.every.steps": "none",
+        "report.every.after": "none",
         "report.noise_scale": _NOISE_STEPS if noise else "none",
     }
     changes = [f"--config.{name}={value}" for name, value in settings.items()]

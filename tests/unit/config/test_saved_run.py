@@ -60,6 +60,10 @@ def test_a_workdir_is_a_config_on_the_command_line(tmp_path, monkeypatch):
         *("--config=runs/x/config.json", "--workdir=runs/x", "--allow_config_changes"),
         *("--config.train.epochs=20", "--config.train.steps=none"),
     ]
+    for given in (["--epochs", "20", "--config=runs/x"], ["--config", "runs/x", "--epochs", "20"]):
+        assert sorted(words.complete(given)) == sorted(words.complete(["runs/x", "--epochs=20"]))
+    with pytest.raises(SystemExit, match="runs is a folder without a run: it has no"):
+        words.complete(["--config=runs"])
     for given in (["--workdir=y", "runs/x"], ["runs/x", "--workdir=y"]):  # Another run, with the same config.
         assert sorted(words.complete(given)) == ["--config=runs/x/config.json", "--workdir=y"]
     assert words.complete(["--workdir", "runs/x"]) == ["--workdir", "runs/x"]

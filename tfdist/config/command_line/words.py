@@ -86,22 +86,29 @@ def complete(words: Sequence[str]) -> list[str]:
     """Returns the words with `--config=` before a config that is given without it: `configs/digits.py`, `digits`.
 
     A file that does not exist becomes that of the shipped config, if there is one; the workdir of a run becomes its
-    saved config. `--epochs=5` is `--config.train.epochs=5`, in the place of a number of steps. Old names of fields
-    become the new.
+    saved config, also as `--config=runs/x`. `--epochs=5` is `--config.train.epochs=5`, in the place of a number of
+    steps. Old names of fields become the new.
     """
     words = _with_long_epochs([_new_name(word) for word in words])
     if path := config_path(words):
         index = next(number for number, word in enumerate(words) if re.match(r"--?config(=|$)", word))
         end = index + (1 if "=" in words[index] else 2)
         found = configs.find(path)
-        return words if found == path else [*words[:index], f"--config={found}", *words[end:]]
+        if found != path:
+            return [*words[:index], f"--config={found}", *words[end:]]
+        return _with_saved_config([*words[:index], path, *words[end:]]) if Path(path).is_dir() else words
     for index, word in enumerate(words):
         named = re.fullmatch(r"[^-].*\.py(:.*)?", word) or (word[:1] != "-" and configs.find(word) != word)
         folder = "config" not in flags.FLAGS and Path(word).is_dir()  # Of a command about runs.
         if named and not folder and not (index and _takes_a_value(words[index - 1])):
             return [*words[:index], f"--config={configs.find(word)}", *words[index + 1 :]]
+    return _with_saved_config(words)
+
+
+def _with_saved_config(words: Sequence[str]) -> list[str]:
+    """Returns the words with the saved config in the place of the workdir of a run, for commands with a config."""
     if "config" not in flags.FLAGS:
-        return words
+        return list(words)
     trains = "allow_config_changes" in flags.FLAGS and not value_of("workdir", words)
     return saved_run.with_flags(words, free(words), trains=trains)
 
@@ -112,12 +119,15 @@ def free(words: Sequence[str]) -> list[str]:
 
 
 def _with_long_epochs(words: Sequence[str]) -> list[str]:
-    """Returns the words with the fields that `--epochs=5` stands for in commands with a config."""
-    found = []
+    """Returns the words with the fields that `--epochs=5` or `--epochs 5` stands for in commands with a config."""
+    if "config" not in flags.FLAGS or "epochs" in flags.FLAGS:
+        return list(words)
+    found: list[str] = []
     for word in words:
+        if found and re.fullmatch("--?epochs", found[-1]) and word[:1] != "-":
+            word = f"{found.pop()}={word}"
         match = re.fullmatch(r"--?epochs=(.+)", word)
-        short = match and "config" in flags.FLAGS and "epochs" not in flags.FLAGS
-        found += [f"--config.train.epochs={match[1]}", "--config.train.steps=none"] if short else [word]
+        found += [f"--config.train.epochs={match[1]}", "--config.train.steps=none"] if match else [word]
     return found
 
 
