@@ -10,7 +10,7 @@ import os
 import runpy
 import sys
 
-from tfdist.config.command_line import closed_pipe
+from tfdist.config.command_line import closed_streams
 
 # Tool -> (its module, which has define_flags() and main(argv) -> exit code or None; its line in the list).
 TOOLS = {
@@ -86,9 +86,10 @@ _HELP = {"--help", "-help", "--helpfull", "--helpshort", "-h", "-?", "help"}
 
 def main() -> None:
     """Runs the tool that the first argument names, with the other arguments as its flags; exits the process."""
+    closed_streams.open_closed()
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in _HELP:
-        with closed_pipe.quiet():
+        with closed_streams.quiet():
             print(overview())
         return
     if name == "--version":

@@ -24,6 +24,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import interruption, malloc, process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.config import tensorflow_log
+from tfdist.config.command_line import closed_streams
 
 # For the completion of a shell.
 FLAGS = ("--workdir=", "--logical_devices=", "--virtual_replicas=", "--subprocesses=")
@@ -119,6 +120,7 @@ def run_script(command: Command) -> int:
 
 def main() -> None:
     """Runs the script that the command line names, and exits the process."""
+    closed_streams.open_closed()
     command = parse(sys.argv[1:])
     if "PYTHONHASHSEED" not in os.environ:  # Python reads it as it starts: sets of texts have one order on all workers.
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})

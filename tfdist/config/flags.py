@@ -20,7 +20,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from tfdist.config import config_dict, saved_run, schema, validate
-from tfdist.config.command_line import closed_pipe, flag_errors, flag_help, spec_arguments, words
+from tfdist.config.command_line import closed_streams, flag_errors, flag_help, spec_arguments, words
 
 NONE_WORDS = ("none", "None")
 # Python's messages for flags of the tools.
@@ -133,11 +133,12 @@ def run(
         usage: the form of the command line, for the help.
         parser: parses sys.argv; None: `parse`.
     """
+    closed_streams.open_closed()
     sys.argv[1:] = words.complete(sys.argv[1:])
     if path := words.config_path(sys.argv[1:]):  # A config may name a module beside it, however it is started.
         sys.path += saved_run.import_folders(path.partition(":")[0])
     if words.asks_for_help(sys.argv[1:]):
-        with closed_pipe.quiet():
+        with closed_streams.quiet():
             print(flag_help.text(purpose, usage, RUN_FLAGS))
             if path and not flag_errors.file_problem(path):
                 parse([sys.argv[0], *words.config_arguments(sys.argv[1:])])
@@ -189,7 +190,7 @@ def flags_only(arguments: Sequence[str]) -> None:
 def one_message(command: str) -> Iterator[None]:
     """Exits with the message of a ValueError or OSError raised in the block, prefixed by `command`."""
     try:
-        with closed_pipe.quiet():
+        with closed_streams.quiet():
             yield
     except (ValueError, OSError) as error:
         sys.exit(f"{command}: {error}")

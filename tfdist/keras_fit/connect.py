@@ -23,6 +23,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.collective_guard import ScriptCluster
 from tfdist.cluster.devices import eager_context
 from tfdist.config import specs, user_code
+from tfdist.config.command_line import closed_streams
 from tfdist.keras_fit import messages
 
 _RETRACED = re.compile("<function (Cluster.make_all_gather|make_multi_step_fn)")
@@ -59,6 +60,7 @@ def connect(
         TimeoutError, ValueError, OSError: as `strategy.connect`.
     """
     global _connected
+    closed_streams.open_closed()
     if virtual_replicas is not None:
         if type(virtual_replicas) is not int or virtual_replicas < 1:
             raise ValueError(f"virtual_replicas must be a whole number from 1 on. Received: {virtual_replicas!r}")

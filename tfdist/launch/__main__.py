@@ -29,6 +29,7 @@ from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.wire import keys
 from tfdist.config import batches, tensorflow_log
 from tfdist.config import flags as config_flags
+from tfdist.config.command_line import closed_streams
 from tfdist.launch import command_line, local_workers, processes
 
 _SUCCESS = (0, *interruption.EXITS_SAVED)
@@ -257,6 +258,7 @@ def from_where(workdirs: Sequence[Path]) -> str:
 
 def main() -> None:
     """Runs the command line, and exits the process."""
+    closed_streams.open_closed()
     own, words = command_line.divide(sys.argv[1:])
     if of_main := command_line.flags_of_main(words):
         more, words = command_line.divide(of_main)
