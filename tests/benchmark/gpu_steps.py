@@ -6,6 +6,7 @@ images in the GPU's memory and augments them there. All take turns in one run, e
 """
 
 import dataclasses
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +20,8 @@ from tfdist.config import flags as config_flags
 from tfdist.launch import processes
 from tfdist.report import files
 
+# Ratios are to this participant.
+REFERENCE = "tfdist float32"
 _BFLOAT16 = {"train.precision": "bfloat16"}
 _RESNET50 = {"target": "tfdist.zoo.models:application", "name": "ResNet50V2", "num_classes": 10}
 # name -> a workload of the benchmark, and what is changed of it: batches that fill a GPU.
@@ -40,8 +43,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def jobs(case: str) -> dict[str, dict[str, Any]]:
-    """The participants of a table: their names and jobs."""
+def jobs(case: str, wanted: str = "") -> dict[str, dict[str, Any]]:
+    """The participants of a table, by name, with their jobs; `wanted`: only those whose name this pattern matches."""
     name, changes = CASES[case]
 
     def job(kind: str, overrides: dict[str, Any] | None = None, *, ours: bool = False, **more: Any) -> dict[str, Any]:
@@ -58,17 +61,22 @@ def jobs(case: str) -> dict[str, dict[str, Any]]:
             found[f"PyTorch {words} compiled"] = job("ddp", **half, compiled=True)
         found[f"tfdist {words}"] = job("tfdist", overrides, ours=True)
         found[f"tfdist {words} xla"] = job("tfdist", overrides | {"train.xla": True}, ours=True)
-    return found
+    return {name: one for name, one in found.items() if name == REFERENCE or re.search(wanted, name)}
 
 
-def measure(case: str, folder: Path, *, seconds: float, turns: int) -> sections.Rows:
-    """The rows of one table."""
-    participants = jobs(case)
-    workload = workloads.of_job(participants["textbook"])
+def measure(case: str, folder: Path, *, wanted: str, seconds: float, turns: int) -> sections.Rows:
+    """The rows of one table; see `jobs`."""
+    participants = jobs(case, wanted)
+    workload = workloads.of_job(participants[REFERENCE])
     workloads.write_data(workload, folder)
     with rounds.start(participants, folder, pin=False) as started:
+        compiled = [one for one in started if _is_compiled(participants[one.name])]
+        for one in compiled:  # Compilers need a core for minutes: they run side by side, before anything is measured.
+            one.request("step", 1)
+        for one in compiled:
+            one.receive()
         results = rounds.take_turns(started, "step", seconds=seconds, rounds=turns)
-    reference = results["tfdist float32"].milliseconds
+    reference = results[REFERENCE].milliseconds
     title = f"{workload.title}, batch {workload.batch}"
     return [
         {"title": title, "name": name, **dataclasses.asdict(one), "ratio": one.milliseconds / reference}
@@ -76,9 +84,14 @@ def measure(case: str, folder: Path, *, seconds: float, turns: int) -> sections.
     ]
 
 
+def _is_compiled(job: dict[str, Any]) -> bool:
+    return bool(job.get("xla") or job.get("compiled") or job["overrides"].get("train.xla"))
+
+
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
     flags.DEFINE_list("cases", list(CASES), f"Any of {', '.join(CASES)}.")
+    flags.DEFINE_string("participants", "", "A pattern: only participants whose name it matches.")
     flags.DEFINE_float("seconds", 1.0, "Length of a turn.", lower_bound=0.01)
     flags.DEFINE_integer("rounds", 5, "Number of turns of each participant.", lower_bound=1)
     flags.DEFINE_string("json", None, "Also write the numbers to this file.")
@@ -98,7 +111,9 @@ def main(argv: list[str]) -> None:
     with config_flags.one_message("tests.benchmark.gpu_steps"), processes.cleanup_on_sigterm():
         for case in values.cases:
             with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder:
-                rows = measure(case, Path(folder), seconds=values.seconds, turns=values.rounds)
+                rows = measure(
+                    case, Path(folder), wanted=values.participants, seconds=values.seconds, turns=values.rounds
+                )
             sections.show(rows)
             found += rows
             if values.json:  # After each table: a later one may fail or be interrupted.

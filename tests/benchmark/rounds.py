@@ -38,14 +38,18 @@ class Participant:
         Raises:
             ValueError: a worker failed; contains the end of its log.
         """
-        for worker in self.workers:
-            with contextlib.suppress(BrokenPipeError):
-                worker.stdin.write(json.dumps({"case": case, "steps": steps}) + "\n")
-                worker.stdin.flush()
+        self.request(case, steps)
         answers = self.receive()
         self.peak_mb = max(self.peak_mb, *(answer["peak_mb"] for answer in answers))
         cpu = statistics.mean(answer["cpu_seconds"] for answer in answers)
         return max(answer["seconds"] for answer in answers), cpu
+
+    def request(self, case: str, steps: int) -> None:
+        """Tells all workers to run `steps` steps; `receive` waits for them."""
+        for worker in self.workers:
+            with contextlib.suppress(BrokenPipeError):
+                worker.stdin.write(json.dumps({"case": case, "steps": steps}) + "\n")
+                worker.stdin.flush()
 
     def receive(self) -> list[dict[str, Any]]:
         """Waits for one answer of each worker; returns them in rank order.
