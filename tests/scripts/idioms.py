@@ -1,4 +1,4 @@
-"""Small things that scripts do with Keras; prints a number for each, as JSON. Run by Keras, and by tfdist.run."""
+"""Small things that scripts do with Keras; prints the numbers of each, as JSON. Run by Keras, and by tfdist.run."""
 
 import json
 
@@ -11,12 +11,12 @@ GENERATOR = np.random.default_rng(0)
 X, Y = GENERATOR.random((24, 3), np.float32), GENERATOR.random((24, 1), np.float32)
 
 
-def network(inputs: int = 1, shape: tuple = (3,)) -> keras.Model:
+def network(inputs: int = 1, shape: tuple = (3,), kind: type = keras.Model) -> keras.Model:
     """A linear model of one or more inputs; its weights are the same in each call."""
     keras.utils.set_random_seed(1)
     given = [keras.Input(shape) for _ in range(inputs)]
     joined = keras.layers.Concatenate()(given) if inputs > 1 else given[0]
-    model = keras.Model(given, keras.layers.Dense(1)(joined))
+    model = kind(given, keras.layers.Dense(1)(joined))
     model.compile("sgd", "mse")
     return model
 
@@ -95,8 +95,70 @@ def added_loss_alone():
     return float(model.train_on_batch(X))
 
 
+class Chosen(keras.Model):
+    """Its predict_step gets x and y, and returns the rows above the mean of the batch, each with its double."""
+
+    def predict_step(self, data):
+        x, y = data
+        errors = self(x) - y
+        rows = tf.boolean_mask(errors, errors[:, 0] > ops.mean(errors))
+        return ops.concatenate([rows, 2 * rows])
+
+
+class Mean(keras.Model):
+    """Its predict_step gets x, or (x,) from predict_on_batch, and returns a number."""
+
+    def predict_step(self, data):
+        return ops.mean(self(data[0]) if isinstance(data, tuple) else self(data) + 1)
+
+
+class Ragged(keras.Model):
+    """Returns ragged rows, sparse ones and dense ones."""
+
+    def call(self, x):
+        flat = x[..., 0]
+        return tf.RaggedTensor.from_tensor(flat, padding=0.0), tf.sparse.from_dense(flat), flat[:, :2]
+
+
+def rows_of_predict_step():
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(7)
+    return network(kind=Chosen).predict(data, verbose=0)
+
+
+def numbers_of_predict_step():
+    model = network(kind=Mean)
+    return [model.predict(X, batch_size=7, verbose=0), model.predict_on_batch(X)]
+
+
+def outputs_of_other_lengths():
+    def batches():
+        for length in (3, 5, 4):
+            yield np.triu(np.ones((4, length), np.float32))[..., None]
+
+    signature = tf.TensorSpec([None, None, 1])
+    data = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((None, 1))
+    padded = keras.Model(inputs, keras.layers.Dense(2)(inputs)).predict(data, verbose=0)
+    ragged, sparse, dense = Ragged().predict(data.take(1).repeat(2), verbose=0)
+    return [padded.to_list(), ragged.to_list(), tf.sparse.to_dense(sparse), dense]
+
+
+def numbers(value, name=""):
+    """Yields the numbers in nested lists, dicts and arrays, with their places."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from numbers(part, f"{name} {key}")
+    elif isinstance(value, list) or np.ndim(value):
+        for index, part in enumerate(value):
+            yield from numbers(part, f"{name} {index}")
+    else:
+        yield name, float(value)
+
+
 IDIOMS = (
     *(metric_in_compute_loss, compute_loss_of_the_object, shuffle_within_batches, lists_of_inputs_on_a_batch),
     *(batches_of_numbers, frozen, none_for_weights, added_loss_alone),
+    *(rows_of_predict_step, numbers_of_predict_step, outputs_of_other_lengths),
 )
-print(json.dumps({idiom.__name__: float(idiom()) for idiom in IDIOMS}))
+print(json.dumps({idiom.__name__: dict(numbers(idiom())) for idiom in IDIOMS}))

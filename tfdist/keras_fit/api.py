@@ -217,27 +217,32 @@ def predict(
     setup.check_arguments(cluster, model, "predict")
     if outputs not in ("all", "chief"):
         raise ValueError(f'outputs must be "all" or "chief". Received: {outputs!r}')
-    data = _data_adapter(model, x, batch_size=batch_size, steps=steps, as_given=False)
+    as_given = predict_lib.takes_data_as_given(model)
+    data = _data_adapter(model, x, batch_size=batch_size, steps=steps, as_given=as_given)
     same_data.check_same_data(cluster, data)
     if data.epoch_hooks is not None:
         data.epoch_hooks.begin_pass(reset=False)
     dataset = data.dataset(trainer.replica_shard(cluster), 0, data.steps)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     keep = outputs == "all" or cluster.is_chief
-    if model.run_eagerly:
-        step = predict_lib.make_eager_step(cluster, model)
-    else:
-        step = setup.cache_on_model(cluster, model, "prediction", predict_lib.make_step(cluster, model))
+    predictor = predict_lib.Predictor(cluster, model)
+    predictor = setup.cache_on_model(cluster, model, "prediction", predictor, model.run_eagerly)
     with data_errors.name_shapes(model, data.element_spec):
         predict_lib.build(cluster, model, data.element_spec)
-        found = predict_lib.gather(cluster, step, cluster.distribute(dataset), data.steps, runner, keep=keep)
+        found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner, keep=keep)
     base.end_passes(data, data.steps)
     cluster.stop_timer()
     return found
 
 
 def _data_adapter(
-    model: keras.Model, x: Any, y: Any = None, sample_weight: Any = None, *, as_given: bool = True, **options: Any
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    as_given: bool | None = None,
+    **options: Any,
 ) -> DataAdapter:
     """Returns the adapter of data for `model`; `options`: those of `base.DataOptions` that do not follow from it."""
     preprocessing = preprocess.function_of(model)
@@ -245,7 +250,7 @@ def _data_adapter(
     given = base.DataOptions(
         **options,
         input_ranks=tuple(len(one.shape) for one in inputs) if inputs else None,
-        as_given=as_given and bool(own_setup.overrides(model)),
+        as_given=bool(own_setup.overrides(model)) if as_given is None else as_given,
         preprocess=preprocessing,
     )
     return make_adapter.make_data_adapter(x, y, sample_weight, given)

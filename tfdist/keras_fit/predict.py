@@ -1,4 +1,9 @@
-"""Computes the outputs of a model for all examples on all replicas, and gathers them on every worker."""
+"""Computes the outputs of a model for all examples on all replicas, and gathers them on every worker.
+
+Each replica runs the model on its shard of a batch. Outputs with one row per example, of one shape on all replicas, are
+the rows of the batch, in turn. Others, such as a number, ragged rows, or the rows that a `predict_step` selects, are
+computed on the whole batch: so they are those of one device.
+"""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -10,77 +15,135 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gather as gather_lib
+from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.compiled_objective import Element
 from tfdist.keras_fit.own_step import eager_steps
 from tfdist.training import api as trainer
 
-# Takes an iterator of batches, and returns the step that predicts the next one.
-Bind = Callable[[Iterator], Callable[[], Any]]
+
+def takes_data_as_given(model: keras.Model) -> bool:
+    """Returns whether `predict_step` is the model's own, which gets the batches as they are in the data."""
+    return compiled_model.overrides(model, "predict_step")
 
 
 def build(cluster: Cluster, model: keras.Model, element_spec: Any) -> None:
     """Builds a model that is not built, for data of `element_spec`: a step of several devices cannot."""
     if model.built:
         return
+    data = _data_of(model, element_spec)
     with cluster.scope(), keras.StatelessScope():
         if model.run_eagerly:
-            model.predict_step(eager_steps.batch_of(element_spec))
+            model.predict_step(eager_steps.batch_of(data))
             return
         with keras.SymbolicScope():
-            tf.function(model.predict_step, autograph=False).get_concrete_function(element_spec)
+            tf.function(model.predict_step, autograph=False).get_concrete_function(data)
 
 
-def make_step(cluster: Cluster, model: keras.Model) -> Bind:
-    """Compiles a step of a prediction: runs `model` on one batch, and gathers the outputs of all replicas.
-
-    Returns:
-        A function of the iterator, which traces the step if the batches have new shapes or dtypes. TensorFlow would
-        warn about tracing in a script with many models if it traced at a call.
-    """
-    traced: dict[tf.TypeSpec, Any] = {}
-
-    @tf.function(autograph=False)
-    def step(iterator: Iterator) -> Any:
-        return gather_lib.gather(cluster, _outputs(cluster, model, iterator))
-
-    def bind(iterator: Iterator) -> Callable[[], Any]:
-        spec = tf.type_spec_from_value(iterator)
-        if spec not in traced:
-            traced[spec] = step.get_concrete_function(iterator)
-        return functools.partial(traced[spec], iterator)
-
-    return bind
+def _data_of(model: keras.Model, data: Any) -> Any:
+    return data[0] if takes_data_as_given(model) else data
 
 
-def make_eager_step(cluster: Cluster, model: keras.Model) -> Bind:
-    """As `make_step`, for `compile(run_eagerly=True)`: `model` runs in Python, one operation after another."""
+class Predictor:
+    """Runs a model on batches, and gathers its outputs; with `compile(run_eagerly=True)` in Python."""
 
-    # TensorFlow has no eager gather of several replicas.
-    @tf.function(autograph=False)
-    def gather_outputs(outputs: Any) -> Any:
-        return gather_lib.gather(cluster, outputs)
+    def __init__(self, cluster: Cluster, model: keras.Model):
+        self._cluster, self._model, self._eager = cluster, model, model.run_eagerly
+        compiled = functools.partial(tf.function, autograph=False, reduce_retracing=True)
+        # TensorFlow has no eager gather of several replicas.
+        self._gather = compiled(functools.partial(gather_lib.gather, cluster))
+        self._gather_batch = compiled(self._whole_batch)
+        self._of_shards = self._run_shards if self._eager else compiled(self._run_shards)
+        self._of_batch = self._run_batch if self._eager else compiled(self._run_batch)
+        # By the type of the iterator.
+        self._traced: dict[tf.TypeSpec, Callable[..., Any]] = {}
+        # Whether outputs are gathered without a look at their shapes; known after a shard is run or traced.
+        self._gathers = False
 
-    def step(iterator: Iterator) -> Any:
-        with eager_steps.eager_if(eagerly=True):
-            outputs = _outputs(cluster, model, iterator)
-        return gather_outputs(outputs)
+    def bind(self, iterator: Iterator) -> Callable[[], Any]:
+        """Returns a function that predicts the next batch of `iterator`, and returns tensors. Collective.
 
-    return lambda iterator: functools.partial(step, iterator)
+        It traces here if the batches have new shapes or dtypes: TensorFlow would warn about tracing in a script with
+        many models if it traced at a call.
+        """
+        run, divided = self._of_shards, True
+        if not self._eager:
+            spec = tf.type_spec_from_value(iterator)
+            if spec not in self._traced:
+                self._traced[spec] = run.get_concrete_function(iterator)
+            run = self._traced[spec]
 
+        def predict() -> Any:
+            nonlocal divided
+            if not divided:
+                return self._of_batch(next(iterator))
+            element, outputs, sizes = run(iterator)
+            if sizes is not None:
+                outputs = self._gather(outputs) if _are_equal(self._gather(sizes)) else None
+            divided = self._cluster.num_replicas == 1 or self._has_a_row_per_example(outputs, element)
+            return outputs if divided else self._of_batch(element)
 
-def _outputs(cluster: Cluster, model: keras.Model, iterator: Iterator) -> Any:
-    """Returns the outputs of each replica for its shard of the next batch."""
+        return predict
+
+    def _run_shards(self, iterator: Iterator) -> tuple[Any, Any, Any]:
+        """Returns the next batch, its outputs, gathered if their shapes are known, and if not the sizes of their rows.
+
+        The outputs are None if they cannot be gathered.
+        """
+        element = next(iterator)
+        with eager_steps.eager_if(self._eager):
+            outputs, sizes = self._cluster.strategy.run(self._on_shard, args=(element,))
+        return element, gather_lib.gather(self._cluster, outputs) if self._gathers else outputs, sizes
 
     @tf.autograph.experimental.do_not_convert
-    def predict_step(element: Element) -> Any:
-        outputs = model.predict_step(element["data"])
-        return tf.nest.map_structure(lambda output: output[: element["count"]], outputs)
+    def _on_shard(self, element: Element) -> tuple[Any, tf.Tensor | None]:
+        """Returns the outputs of a replica's shard, and the sizes of their rows, if they are not known."""
+        outputs = self._model.predict_step(_data_of(self._model, element["data"]))
+        leaves, alone = tf.nest.flatten(outputs), self._cluster.num_replicas == 1
+        known = not self._eager and all(_has_rows(one) and one.shape[1:].is_fully_defined() for one in leaves)
+        self._gathers = alone or known
+        if alone:
+            return outputs, None
+        if not all(_has_rows(one) for one in leaves):
+            return None, None
+        present = tf.cast(element["count"] > 0, tf.int64)  # An empty shard has a blank example.
+        outputs = tf.nest.map_structure(lambda one: one[: present * tf.shape(one, tf.int64)[0]], outputs)
+        return outputs, None if known else tf.concat([[0], *(tf.shape(one, tf.int64)[1:] for one in leaves)], 0)[None]
 
-    return cluster.strategy.run(predict_step, args=(next(iterator),))
+    def _has_a_row_per_example(self, outputs: Any, element: Element) -> bool:
+        total = gather_lib.of_first_replica(self._cluster, element["total"]).numpy()
+        return outputs is not None and all(one.shape[0] == total for one in tf.nest.flatten(outputs))
+
+    def _run_batch(self, element: Element) -> Any:
+        """Returns the outputs of the whole batch, of which every replica computes all."""
+        step = tf.autograph.experimental.do_not_convert(self._model.predict_step)
+        data = _data_of(self._model, self._gather_batch(element))
+        with eager_steps.eager_if(self._eager):
+            outputs = self._cluster.strategy.run(step, args=(data,))
+        return gather_lib.of_first_replica(self._cluster, outputs)
+
+    def _whole_batch(self, element: Element) -> Any:
+        def rows(element: Element) -> Any:
+            return tf.nest.map_structure(lambda part: gather_lib.first_rows(part, element["count"]), element["data"])
+
+        return gather_lib.gather(self._cluster, self._cluster.strategy.run(rows, args=(element,)))
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and value.shape.rank not in (None, 0)
+
+
+def _are_equal(rows: tf.Tensor) -> bool:
+    return bool(tf.reduce_all(rows == rows[0]))
 
 
 def gather(
-    cluster: Cluster, bind: Bind, elements: Iterator, steps: int, callbacks: trainer.CallbackRunner, *, keep: bool
+    cluster: Cluster,
+    predictor: Predictor,
+    elements: Iterator,
+    steps: int,
+    callbacks: trainer.CallbackRunner,
+    *,
+    keep: bool,
 ) -> Any:
     """Computes the outputs of `steps` batches, each replica its shard. Collective: all workers call it.
 
@@ -90,16 +153,17 @@ def gather(
 
     Returns:
         Arrays [examples, ...] in the order of the data, in the structure of the model's outputs; None without `keep`.
+        As in Keras, ragged tensors where the batches have rows of different shapes.
     """
     batches = []
     callbacks.call("on_predict_begin")
     with cluster.collective("tfdist.predict"):
-        step = bind(elements)
+        predict = predictor.bind(elements)
     for index in range(steps):
         if callbacks.begins_batch("predict", index):
             callbacks.call("on_predict_batch_begin", index)
         with cluster.collective("tfdist.predict"):
-            outputs = tf.nest.map_structure(lambda output: output.numpy(), step())
+            outputs = tf.nest.map_structure(_on_host, predict())
         if keep:
             batches.append(outputs)
         cluster.note_progress(index + 1)
@@ -109,4 +173,26 @@ def gather(
         if callbacks.wants_progress("predict"):
             callbacks.progress(index + 1, {})
     callbacks.call("on_predict_end")
-    return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches) if keep else None
+    return tf.nest.map_structure(lambda *parts: _concatenate(parts), *batches) if keep else None
+
+
+def _on_host(value: Any) -> Any:
+    return value.numpy() if isinstance(value, tf.Tensor) else value
+
+
+def _concatenate(parts: tuple[Any, ...]) -> Any:
+    """Concatenates the outputs of batches as Keras does."""
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(parts))
+    if isinstance(parts[0], tf.RaggedTensor):
+        return tf.concat(parts, 0)
+    if not parts[0].ndim:
+        return np.stack(parts)
+    differs = [len(set(sizes)) > 1 for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+    if not any(differs):
+        return np.concatenate(parts)
+    equal_at_end = differs[::-1].index(True)
+    inner = parts[0].shape[-equal_at_end:] if equal_at_end else None
+    return tf.ragged.constant(list(parts), inner_shape=inner).merge_dims(0, 1)

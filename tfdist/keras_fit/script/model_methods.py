@@ -16,6 +16,7 @@ from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
 from tfdist.keras_fit import api, compiled_model, connect, messages
+from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.adapters import preprocess
 from tfdist.keras_fit.own_step import own_loop
 from tfdist.keras_fit.script import context
@@ -113,6 +114,8 @@ def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., 
     def predict_on_batch(original: Callable[..., Any], model: keras.Model, x: Any) -> Any:
         size = int(keras.tree.flatten(x)[0].shape[0])
         with context.running():
+            if predict_lib.takes_data_as_given(model):  # It gets (x,) from Keras, and x from `predict`.
+                x = tf.data.Dataset.from_tensor_slices((keras.tree.lists_to_tuples(x),)).batch(size)
             return api.predict(cluster, model, x, batch_size=size, verbose=0)
 
     methods = {"fit": fit, "evaluate": evaluate, "predict": predict, "predict_on_batch": predict_on_batch}
