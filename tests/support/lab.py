@@ -53,6 +53,12 @@ def linear(num_classes: int = 10, input_shape=(8, 8, 1), l2: float = 0.0, kernel
     return keras.Model(inputs, layer(outputs), name="linear")
 
 
+def fill(model: keras.Model, read, value: float) -> None:
+    """Sets all weights of a model to `value`; for `config.adapt`."""
+    for variable in model.trainable_variables:
+        variable.assign(keras.ops.full(variable.shape, value, variable.dtype))
+
+
 @keras.saving.register_keras_serializable("lab")
 class Causal(keras.layers.Layer):
     """Attention of each row [n, 8, 8] to the rows before it; the mask is a weight that is not trained."""

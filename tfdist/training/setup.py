@@ -160,12 +160,12 @@ def build_model(config: config_lib.Config, cluster: Cluster, inputs: Inputs, fee
         passes = (config.train.virtual_replicas or cluster.num_replicas) * config.train.micro_batches * local_steps
         specs.part("train.recompute_mb")(model, config.train.recompute_mb, config.data.batch_size // passes, feed.spec)
     objective = build_context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)
-    context = build_context_lib.build_context(cluster, config, objective, optimizer)
-    if inputs.adapt:
+    if inputs.adapt:  # Before the optimizer is built, whose slots may start from the weights.
         read = functools.partial(feed.first_examples, inputs.prepare_all)
         with cluster.scope():
             inputs.adapt(model, read)
         cluster.broadcast_variables(model.variables)  # Other processors may round differently.
+    context = build_context_lib.build_context(cluster, config, objective, optimizer)
     optimizer_lib.start_averages(model, optimizer)
     seed_generators.make_stateless(model, optimizer.iterations, replicas_lib.replica_id, config.seed)
     return context

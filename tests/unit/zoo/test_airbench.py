@@ -10,7 +10,9 @@ import pytest
 import tensorflow as tf
 import topologies
 
+from tfdist import config as c
 from tfdist.configs.networks import airbench
+from tfdist.training import setup
 from tfdist.training.step.updates import work_sharing
 from tfdist.zoo import models, optimizers, schedules
 
@@ -97,6 +99,32 @@ def test_lookahead_sgd_is_its_formula():
             average = share * average + (1 - share) * weights
             weights = average.copy()
         np.testing.assert_allclose([*kernel.numpy(), *beta.numpy()], weights, rtol=1e-5)
+
+
+@pytest.mark.workers
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"target": "tfdist.zoo.optimizers:lookahead_sgd"},
+        {"target": "keras.optimizers:Adam", "use_ema": True},
+    ],
+    ids=["lookahead", "use_ema"],
+)
+def test_averages_start_from_the_weights_with_which_training_starts(tmp_path, own_process, optimizer):
+    keras.utils.clear_session()
+    config = c.Config(
+        model={"target": "tests.support.lab:linear", "num_classes": 10},
+        adapt={"target": "tests.support.lab:fill", "value": 0.25},
+        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=32),
+        optimizer=optimizer,
+        learning_rate=c.LearningRate(peak=0.01),
+        train=c.Train(steps=3),
+    )
+    variables = setup.build_run(config, tmp_path).variables
+    averages = {name: value.numpy() for name, value in variables.items() if "average" in name}
+    assert sorted(value.shape for value in averages.values()) == [(10,), (64, 10)]
+    for value in averages.values():
+        np.testing.assert_array_equal(value, np.full_like(value, 0.25))
 
 
 def test_lookahead_sgd_refuses_what_it_cannot_use():
