@@ -57,6 +57,8 @@ def example_with_label(
 ) -> str:
     """Returns the first example with this label, such as "Example 17 of the split 'train'"; "": none was found.
 
+    Of divided shards (`config.data.shards`) it is the first of this worker's part, and the text says so.
+
     Args:
         sources: split -> its source, and the part of the split that it is, see `stream.locate_rows`. A
             tf.data.Dataset, which has no random access, is not searched.
@@ -70,7 +72,8 @@ def example_with_label(
         for start, batch in tf.data.Dataset.range(len(source)).batch(_CHUNK).map(read).enumerate():
             rows = np.argwhere(batch[column].numpy() == label) if column in batch else ()
             if len(rows):
-                return f"Example {part.ids(int(start) * _CHUNK + int(rows[0][0]))} of the split {split!r}"
+                searched = f", the first in the part of worker {part.index}," if part.count > 1 else ""
+                return f"Example {part.ids(int(start) * _CHUNK + int(rows[0][0]))} of the split {split!r}{searched}"
     return ""
 
 

@@ -157,7 +157,7 @@ def test_a_label_is_found_in_a_part_and_has_its_number_in_the_split(tmp_path, sh
     part, numbers = fixed_shards.divide(whole, stream.ReplicaShard(first_replica=1, num_replicas=2), "train", shards)
     expected = next(number for number in numbers.examples() if labels[number] == 7)
     found = inspection.example_with_label({"test": (None, None), "train": (part, numbers)}, "label", 7)
-    assert found == f"Example {expected} of the split 'train'"
+    assert found == f"Example {expected} of the split 'train', the first in the part of worker 1,"
 
 
 def test_a_dataset_without_random_access_is_not_searched_for_a_label(tmp_path):
