@@ -1,9 +1,12 @@
 """`config.train.recompute`: activations are computed again in the backward pass, and no bit changes."""
 
 import dataclasses
+import pathlib
 import re
 import runpy
+import sys
 
+import forked
 import keras
 import pytest
 import tensorflow as tf
@@ -113,12 +116,69 @@ def test_two_workers_and_two_devices_make_the_bits_of_runs_without(tmp_path):
         assert all((found[key] == array).all() for key, array in kept.items())
 
 
+OVER_REPLICAS = """
+import functools, sys
+import numpy as np
+import tensorflow as tf
+sys.path.append(sys.argv[3])
+import probes
+from tfdist import config as c
+from tfdist.training.step import multi_step
+
+weights = []
+for megabytes in (None, 1.5):
+    run = probes.start(
+        c.ClusterOptions(logical_devices=2),
+        model={"target": "tfdist.zoo.models:small_cnn", **eval(sys.argv[2])},
+        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=48),
+        learning_rate=c.LearningRate(peak=0.02),
+        train=c.Train(steps=4, recompute_mb=megabytes),
+    )
+    run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context), updates=1)
+    arguments = (run.feed.open_training(0, 4), tf.constant(2), tf.constant(0.0, tf.float64))
+    graph = run_steps.get_concrete_function(*arguments).graph.as_graph_def()
+    ops = [node.op for node in graph.node] + [node.op for one in graph.library.function for node in one.node_def]
+    probes.run_steps(run, 4)
+    weights.append(probes.weights(run))
+    print(sum(op.startswith("Collective") for op in ops), ops.count("Conv2D"))
+kept, found = weights
+assert len(kept) == 12 and all((found[name] == kept[name]).all() for name in kept)
+"""
+
+
+@pytest.mark.parametrize(
+    "case", slow_except([{"group_size": 16}, {"normalization": "sync_batch"}], [{"group_size": 16}])
+)
+def test_statistics_of_several_replicas_are_not_sent_again(tmp_path, case):
+    """Groups of 16 of the 24 examples of a replica, or the whole batch."""
+    support = pathlib.Path(forked.__file__).parent
+    command = [sys.executable, "-c", OVER_REPLICAS, str(tmp_path / "x"), str(case), str(support)]
+    done = forked.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    (sends, convolutions), (sends_again, convolutions_again) = (
+        map(int, line.split()) for line in done.stdout.splitlines()[-2:]
+    )
+    assert sends_again == sends > 0 and convolutions_again > convolutions > 0
+
+
+@pytest.mark.slow
+def test_synchronised_normalisation_on_two_workers_makes_the_bits_of_a_run_without(tmp_path):
+    model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "normalization": "sync_batch"}
+    words = (f"--config.model={model}", "--config.train.micro_batches=2")
+    for name, megabytes in (("kept", "none"), ("again", 0.5)):
+        more = f"--config.train.recompute_mb={megabytes}"
+        topologies.train(tmp_path / name, *words, more, config=CONFIG, workers=2)
+    kept, found = (topologies.arrays(tmp_path / name, 5) for name in ("kept", "again"))
+    assert all((found[key] == array).all() for key, array in kept.items())
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
         (["blok_0"], "no layer has the name 'blok_0'. Did you mean 'block_0'?"),
         (["held"], "call() of the layer 'held' has no argument `training`"),
         (["penalised"], "the layer 'penalised' has an activity_regularizer"),
+        (["norm"], "the layer 'norm' normalises over the batches of several replicas, which can be recomputed in a"),
     ],
 )
 def test_layers_that_cannot_be_recomputed_are_refused(names, message):
@@ -132,6 +192,7 @@ def test_layers_that_cannot_be_recomputed_are_refused(names, message):
 
     inputs = keras.Input((4,))
     outputs = keras.layers.Dense(4, activity_regularizer="l2", name="penalised")(Held()(inputs))
+    outputs = keras.layers.BatchNormalization(synchronized=True, name="norm")(outputs)
     model = keras.Model(inputs, keras.layers.Dense(4, name="block_0")(outputs))
     made = config(recompute=names)
     with pytest.raises(ValueError, match=re.escape(message)):

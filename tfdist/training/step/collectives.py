@@ -20,6 +20,8 @@ class _Trace(threading.local):
 
     # The argument of `loss_weight_context`; None outside of it.
     weight: tf.Tensor | None = None
+    # Returns the sum of its argument over all replicas, [any shape]; None: `_all_reduce`.
+    reduce: Callable[[tf.Tensor], tf.Tensor] | None = None
 
 
 _trace = _Trace()
@@ -39,6 +41,44 @@ def loss_weight_context(weight: tf.Tensor) -> Iterator[None]:
         _trace.weight = None
 
 
+@contextlib.contextmanager
+def keep_sums(kept: list[tf.Tensor]) -> Iterator[None]:
+    """Traces a computation in which the results of `sum_differentiable` are appended to `kept`, for `repeat_sums`."""
+
+    def reduce(value: tf.Tensor) -> tf.Tensor:
+        kept.append(_all_reduce(value))
+        return kept[-1]
+
+    with _reducing(reduce):
+        yield
+
+
+@contextlib.contextmanager
+def repeat_sums(kept: list[tf.Tensor]) -> Iterator[None]:
+    """Traces the computation of `keep_sums` again: it takes the sums from there; only its gradient communicates."""
+    sums = iter(kept)
+
+    @tf.custom_gradient
+    def reduce(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return tf.identity(next(sums)), _all_reduce
+
+    with _reducing(reduce):
+        yield
+
+
+@contextlib.contextmanager
+def _reducing(reduce: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+    _trace.reduce = reduce
+    try:
+        yield
+    finally:
+        _trace.reduce = None
+
+
+def _all_reduce(value: tf.Tensor) -> tf.Tensor:
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+
 def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
     """Sums `value` (any shape) over all replicas in a collective of its own; outside of `strategy.run`, returns it.
 
@@ -48,21 +88,20 @@ def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
         return value
     if value.dtype == tf.bfloat16:
         return tf.cast(sum_differentiable(tf.cast(value, tf.float32)), value.dtype)
-    replica_context = tf.distribute.get_replica_context()
-    if _trace.weight is None:
-        return replica_context.all_reduce(tf.distribute.ReduceOp.SUM, value)
-    weight = _trace.weight
+    reduce, weight = _trace.reduce or _all_reduce, _trace.weight
+    if weight is None:
+        return reduce(value)
 
     @tf.custom_gradient
     def total(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return replica_context.all_reduce(tf.distribute.ReduceOp.SUM, value), backward
+        return reduce(value), backward
 
     # Divided by the weight that multiplies the gradient later. `total` and `backward` are adjoint: each is the gradient
     # of the other.
     @tf.custom_gradient
     def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         own = tf.cast(weight, upstream.dtype)
-        summed = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tf.convert_to_tensor(upstream) * own)
+        summed = _all_reduce(tf.convert_to_tensor(upstream) * own)
         return tf.math.divide_no_nan(summed, own), total
 
     return total(value)

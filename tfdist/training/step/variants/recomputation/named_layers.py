@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import patching, specs
-from tfdist.training.step import layers
+from tfdist.training.step import collectives, layers, normalization
 from tfdist.training.step.random_numbers import repeated_passes
 
 _FIELD = "config.train.recompute"
@@ -74,14 +74,14 @@ def check(layer: keras.Layer, field: str) -> None:
     Raises:
         ValueError: it cannot; names the field and the layer in it.
     """
-    parts = layers.of_all_depths(layer)
+    parts, exact = layers.of_all_depths(layer), normalization.synchronized_layers(layer)
     for part in parts:
         if getattr(part, "activity_regularizer", None) is not None:
             raise ValueError(f"{field}: the layer {part.name!r} has an activity_regularizer: it cannot be recomputed.")
-        if getattr(part, "synchronized", False):
+        if getattr(part, "synchronized", False) and (part is layer or part not in exact):
             raise ValueError(
-                f"{field}: the layer {part.name!r} normalises over the batches of several replicas, and would "
-                "communicate a second time: it cannot be recomputed."
+                f"{field}: the layer {part.name!r} normalises over the batches of several replicas, which can be "
+                "recomputed in a layer or model that contains it, and only as keras.layers.BatchNormalization does it."
             )
     if not _takes_training(layer) and any(_takes_training(part) for part in parts[1:]):
         raise ValueError(
@@ -173,7 +173,9 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
 
     @tf.custom_gradient
     def recomputed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Any]]]:
-        outputs, assigned = compute(tensors)
+        sums: list[tf.Tensor] = []
+        with collectives.keep_sums(sums):
+            outputs, assigned = compute(tensors)
 
         def gradient(*upstream: tf.Tensor) -> list[Any]:
             # After the upstream gradients are there: TensorFlow would otherwise take the results of the first time.
@@ -181,7 +183,7 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
                 tensors_again = [tf.identity(tensor) for tensor in tensors]
             with tf.GradientTape() as tape:
                 tape.watch([tensor for tensor in tensors_again if tensor.dtype.is_floating])
-                with repeated_passes.repeat_from(start):
+                with repeated_passes.repeat_from(start), collectives.repeat_sums(sums):
                     repeated, _ = compute(tensors_again)
             return tape.gradient(repeated, tensors_again, output_gradients=list(upstream[: len(repeated)]))
 
