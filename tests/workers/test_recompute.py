@@ -65,10 +65,11 @@ def operations(model, shape, feed=lambda images: images):
 
 
 @pytest.mark.parametrize("case", slow_except(list(CASES), ["in micro-batches"]))
-def test_recomputation_changes_no_bit(tmp_path, case):
+def test_recomputation_changes_no_bit(tmp_path, case, capsys):
     kept = run(tmp_path / "kept", config(**CASES[case]))
     found = run(tmp_path / "recomputed", config(recompute=["block_*"], **CASES[case]))
     assert found.keys() == kept.keys() and any("moving_variance" in name for name in found)
+    assert re.findall(r"^recompute .*", capsys.readouterr().out, re.M) == ["recompute  the layers block_*: 2 in all"]
     for name, array in kept.items():
         assert (found[name] == array).all(), name
 
@@ -224,7 +225,7 @@ def flat(blocks=6, flatten=True):
 
 
 @pytest.mark.parametrize("case", slow_except(list(CASES), ["plain"]))
-def test_segments_of_a_flat_model_change_no_bit(tmp_path, case):
+def test_segments_of_a_flat_model_change_no_bit(tmp_path, case, capsys):
     model = {"target": f"{__name__}:flat"}
     found = {}
     for name, megabytes in (("kept", None), ("again", 0.8)):
@@ -232,6 +233,11 @@ def test_segments_of_a_flat_model_change_no_bit(tmp_path, case):
         made.model = model
         found[name] = run(tmp_path / name, made)
     assert any("moving_variance" in name for name in found["kept"])
+    [said] = re.findall(r"^recompute .*", capsys.readouterr().out, re.M)
+    again, segments = re.fullmatch(
+        r"recompute  (\d+) of (\d+) segments of the model, for 0.8 MB a replica", said
+    ).groups()
+    assert 0 < int(again) <= int(segments)
     for name, array in found["kept"].items():
         assert (found["again"][name] == array).all(), name
 

@@ -33,6 +33,8 @@ class Log:
     config_file: str = ""
     # Warnings about the data and the config.
     notes: tuple[str, ...] = ()
+    # Lines at the start about what the run has chosen.
+    chosen: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def build_run(
     if config.train.precision == "auto":
         config, precision_notes = specs.part("train.precision")(config, run_info.saved_precision(workdir), cluster)
     feed = (virtual or inputs.pipeline).make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
-    context = build_model(config, cluster, inputs, feed)
+    context, chosen = build_model(config, cluster, inputs, feed)
     check_names(config, context.names)
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
     notes = (*feed.about.notes, *precision_notes, warmup_note, learning_rate.note(config))
@@ -77,7 +77,7 @@ def build_run(
         callbacks=specs.part("callbacks")(config, cluster, context, sizes, workdir)
         if config.callbacks
         else NoCallbacks(),
-        log=run_lib.Log(config_file=config_file, notes=tuple(filter(None, notes))),
+        log=run_lib.Log(config_file=config_file, notes=tuple(filter(None, notes)), chosen=tuple(chosen)),
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         advice_if_diverged=functools.partial(nonfinite.advice, config),
         export=make_export(context.model, feed, inputs),
@@ -137,8 +137,13 @@ def _must_match(config: config_lib.Config, inputs: Inputs) -> dict[str, str]:
     return values
 
 
-def build_model(config: config_lib.Config, cluster: Cluster, inputs: Inputs, feed: Feed) -> StepContext:
+def build_model(
+    config: config_lib.Config, cluster: Cluster, inputs: Inputs, feed: Feed
+) -> tuple[StepContext, list[str]]:
     """Builds the model, its objective and its optimizer in the cluster's scope.
+
+    Returns:
+        What a step uses, and lines for the start of the log about what was chosen.
 
     Raises:
         ValueError: what a function of the config returned cannot be used.
@@ -154,11 +159,16 @@ def build_model(config: config_lib.Config, cluster: Cluster, inputs: Inputs, fee
             config, local_steps * feed.sizes.steps_per_epoch, local_steps * feed.sizes.total_steps
         )
     optimizer_lib.check_optimizer(optimizer)
+    chosen = []
     if config.train.recompute:
-        specs.part("train.recompute")(model, config)
+        names = specs.part("train.recompute")(model, config)
+        chosen = [f"recompute  the layers {', '.join(config.train.recompute)}: {len(names)} in all"]
     if config.train.recompute_mb is not None:
         passes = (config.train.virtual_replicas or cluster.num_replicas) * config.train.micro_batches * local_steps
-        specs.part("train.recompute_mb")(model, config.train.recompute_mb, config.data.batch_size // passes, feed.spec)
+        sizes = (config.train.recompute_mb, config.data.batch_size // passes, feed.spec)
+        again, segments = specs.part("train.recompute_mb")(model, *sizes)
+        what = f"{again} of {segments} segments of the model" if segments else "nothing, as all outputs fit"
+        chosen = [f"recompute  {what}, for {config.train.recompute_mb:g} MB a replica"]
     objective = build_context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)
     if inputs.adapt:  # Before the optimizer is built, whose slots may start from the weights.
         read = functools.partial(feed.first_examples, inputs.prepare_all)
@@ -168,7 +178,7 @@ def build_model(config: config_lib.Config, cluster: Cluster, inputs: Inputs, fee
     context = build_context_lib.build_context(cluster, config, objective, optimizer)
     optimizer_lib.start_averages(model, optimizer)
     seed_generators.make_stateless(model, optimizer.iterations, replicas_lib.replica_id, config.seed)
-    return context
+    return context, chosen
 
 
 def check_names(config: config_lib.Config, names: tuple[str, ...]) -> None:

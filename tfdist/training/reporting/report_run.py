@@ -103,6 +103,7 @@ def start_lines(run: Run, resumed_step: int | None) -> list[str]:
         f"model      {model}, {run.context.model.count_params():,} parameters, {config.train.precision}",
         f"optimizer  {learning_rate.describe(config)}",
         f"devices    {replicas} replica{'s' * (replicas > 1)}{f' in {workers} workers' if workers > 1 else ''}",
+        *run.log.chosen,
     ]
 
 
