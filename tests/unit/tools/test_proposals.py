@@ -1,5 +1,6 @@
 """`tfdist sweep --suggest`: what Optuna proposes is one study of all tasks, and an interrupted run keeps its trial."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -20,6 +21,10 @@ PART = {"sampler": "TPESampler", "seed": 0, "space": {"rate": ["log", 1e-4, 1.0]
 def plan_of(count, pruner="NopPruner"):
     part = PART | {"count": count, "pruner": pruner}
     return Plan(config=("--config=digits",), metric="accuracy", mode="max", proposals=part)
+
+
+def rehearse(**parts):
+    proposals.rehearse(PART | {"count": 20, "pruner": "NopPruner"} | parts)
 
 
 def evaluated(workdir, *values, finished=True):
@@ -135,6 +140,34 @@ def test_a_class_that_needs_arguments_is_refused(tmp_path, part):
     plan = Plan(proposals=PART | {"count": 1, "pruner": "NopPruner"} | part)
     with pytest.raises(ValueError, match=f"--{name}={value} needs more than its name, so choose another: "):
         proposals.study(plan, tmp_path)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("part", "package"),
+    [
+        ({"sampler": "CmaEsSampler"}, "cmaes"),
+        ({"sampler": "GPSampler"}, "torch"),
+        ({"sampler": "QMCSampler"}, "scipy"),
+        ({"pruner": "WilcoxonPruner"}, "scipy"),
+    ],
+)
+def test_a_class_that_needs_another_package_names_it(part, package):
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is installed")
+    [(name, value)] = part.items()
+    message = f"^--{name}={value} needs the package {package}: pip install {package}, or choose another"
+    with pytest.raises(ValueError, match=message):
+        rehearse(**part)
+
+
+@pytest.mark.unit
+def test_a_sampler_that_cannot_propose_the_fields_is_refused(recwarn):
+    with pytest.raises(ValueError, match="^--sampler=BruteForceSampler cannot be used for this sweep: FloatDistrib"):
+        rehearse(sampler="BruteForceSampler")
+    for sampler in ("RandomSampler", "TPESampler", "NSGAIIISampler"):
+        rehearse(sampler=sampler, pruner="MedianPruner")
+    assert not recwarn.list
 
 
 def test_a_dry_run_tells_how_many_runs_are_proposed(tmp_path):

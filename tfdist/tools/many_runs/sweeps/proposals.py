@@ -4,7 +4,9 @@ The study is `optuna.log` in the workdir of the sweep, a file to which several p
 network file system. A trial of the study is a run; it keeps its number, so that an interrupted one is resumed.
 """
 
+import contextlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from tfdist.tools.many_runs.sweeps.space import Field, Interval
 
 FILE = "optuna.log"
 _STUDY = "sweep"
+# Trials of a rehearsal: GPSampler draws the first ten at random.
+_REHEARSED = 12
 # An attribute of a trial: the task of a job array that it belongs to.
 _TASK = "task"
 
@@ -34,7 +38,7 @@ def describe(fields: Sequence[Field]) -> dict[str, Any]:
     """Returns Optuna's part of the plan, from the flags.
 
     Raises:
-        ValueError: Optuna is not installed, or has no such sampler or pruner, or it needs more than a name.
+        ValueError: Optuna is not installed, or has no such sampler or pruner, or it cannot be used for this sweep.
     """
     values = flags.FLAGS
     part = {"count": values.suggest, "sampler": values.sampler, "pruner": values.pruner, "seed": values.draw_seed}
@@ -44,8 +48,41 @@ def describe(fields: Sequence[Field]) -> dict[str, Any]:
         else {"values": list(field.values)}
         for field in fields
     }
-    _make_parts(part)
+    rehearse(part)
     return part
+
+
+def rehearse(part: dict[str, Any]) -> None:
+    """Uses the sampler and the pruner with invented results, in memory: what they lack may show after some runs only.
+
+    Raises:
+        ValueError: they need another package, or cannot propose these fields.
+    """
+    sampler, pruner = _make_parts(part)
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    rehearsal = optuna.create_study(sampler=sampler, pruner=pruner)
+    for number in range(min(part["count"], _REHEARSED)):
+        with _explain("sampler", part):
+            trial = rehearsal.ask(_distributions(part))
+        with _explain("pruner", part):
+            for epoch in range(1, 4):
+                trial.report(float(number), epoch)
+                trial.should_prune()
+        with _explain("sampler", part):
+            rehearsal.tell(trial, float(number))
+
+
+@contextlib.contextmanager
+def _explain(name: str, part: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        text = f"--{name}={part[name]} needs the package {error.name}: pip install {error.name}, or choose another."
+        raise ValueError(text) from None
+    except Exception as error:
+        raise ValueError(f"--{name}={part[name]} cannot be used for this sweep: {error} Choose another.") from None
 
 
 def _make_parts(part: dict[str, Any]) -> tuple[Any, Any]:
@@ -63,7 +100,9 @@ def _make_parts(part: dict[str, Any]) -> tuple[Any, Any]:
             raise ValueError(f"--{name}={part[name]}: there is no such class in optuna.{name}s.{hint}")
         seed = {"seed": part["seed"]} if "seed" in inspect.signature(kind).parameters else {}
         try:
-            found.append(kind(**seed))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                found.append(kind(**seed))
         except TypeError as error:
             raise ValueError(f"--{name}={part[name]} needs more than its name, so choose another: {error}") from None
     return found[0], found[1]
