@@ -163,7 +163,7 @@ def test_a_class_that_needs_another_package_names_it(part, package):
 
 @pytest.mark.unit
 def test_a_sampler_that_cannot_propose_the_fields_is_refused(recwarn):
-    with pytest.raises(ValueError, match="^--sampler=BruteForceSampler cannot be used for this sweep: FloatDistrib"):
+    with pytest.raises(ValueError, match=r"^--sampler=BruteForceSampler cannot be used for this sweep: FloatDistrib"):
         rehearse(sampler="BruteForceSampler")
     for sampler in ("RandomSampler", "TPESampler", "NSGAIIISampler"):
         rehearse(sampler=sampler, pruner="MedianPruner")
