@@ -20,7 +20,7 @@ class _Trace(threading.local):
 
     # The argument of `loss_weight_context`; None outside of it.
     weight: tf.Tensor | None = None
-    # Returns the sum of its argument over all replicas, [any shape]; None: `_all_reduce`.
+    # The argument of `reduce_context`; None outside of it.
     reduce: Callable[[tf.Tensor], tf.Tensor] | None = None
 
 
@@ -42,32 +42,8 @@ def loss_weight_context(weight: tf.Tensor) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def keep_sums(kept: list[tf.Tensor]) -> Iterator[None]:
-    """Traces a computation in which the results of `sum_differentiable` are appended to `kept`, for `repeat_sums`."""
-
-    def reduce(value: tf.Tensor) -> tf.Tensor:
-        kept.append(_all_reduce(value))
-        return kept[-1]
-
-    with _reducing(reduce):
-        yield
-
-
-@contextlib.contextmanager
-def repeat_sums(kept: list[tf.Tensor]) -> Iterator[None]:
-    """Traces the computation of `keep_sums` again: it takes the sums from there; only its gradient communicates."""
-    sums = iter(kept)
-
-    @tf.custom_gradient
-    def reduce(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return tf.identity(next(sums)), _all_reduce
-
-    with _reducing(reduce):
-        yield
-
-
-@contextlib.contextmanager
-def _reducing(reduce: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+def reduce_context(reduce: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+    """Traces a computation in which `sum_differentiable` calls `reduce` in the place of `all_reduce`."""
     _trace.reduce = reduce
     try:
         yield
@@ -75,7 +51,8 @@ def _reducing(reduce: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
         _trace.reduce = None
 
 
-def _all_reduce(value: tf.Tensor) -> tf.Tensor:
+def all_reduce(value: tf.Tensor) -> tf.Tensor:
+    """Sums `value` (any shape) over all replicas, in `strategy.run`; the gradient is the sum of the upstream ones."""
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
@@ -88,7 +65,7 @@ def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
         return value
     if value.dtype == tf.bfloat16:
         return tf.cast(sum_differentiable(tf.cast(value, tf.float32)), value.dtype)
-    reduce, weight = _trace.reduce or _all_reduce, _trace.weight
+    reduce, weight = _trace.reduce or all_reduce, _trace.weight
     if weight is None:
         return reduce(value)
 
@@ -101,7 +78,7 @@ def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         own = tf.cast(weight, upstream.dtype)
-        summed = _all_reduce(tf.convert_to_tensor(upstream) * own)
+        summed = all_reduce(tf.convert_to_tensor(upstream) * own)
         return tf.math.divide_no_nan(summed, own), total
 
     return total(value)

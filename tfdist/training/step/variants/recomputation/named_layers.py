@@ -18,8 +18,9 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import patching, specs
-from tfdist.training.step import collectives, layers, normalization
+from tfdist.training.step import layers, normalization
 from tfdist.training.step.random_numbers import repeated_passes
+from tfdist.training.step.variants.recomputation import kept_sums
 
 _FIELD = "config.train.recompute"
 # The layers whose own `call` is to run in this thread, without another recomputation.
@@ -174,7 +175,7 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
     @tf.custom_gradient
     def recomputed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Any]]]:
         sums: list[tf.Tensor] = []
-        with collectives.keep_sums(sums):
+        with kept_sums.keep(sums):
             outputs, assigned = compute(tensors)
 
         def gradient(*upstream: tf.Tensor) -> list[Any]:
@@ -183,7 +184,7 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
                 tensors_again = [tf.identity(tensor) for tensor in tensors]
             with tf.GradientTape() as tape:
                 tape.watch([tensor for tensor in tensors_again if tensor.dtype.is_floating])
-                with repeated_passes.repeat_from(start), collectives.repeat_sums(sums):
+                with repeated_passes.repeat_from(start), kept_sums.repeat(sums):
                     repeated, _ = compute(tensors_again)
             return tape.gradient(repeated, tensors_again, output_gradients=list(upstream[: len(repeated)]))
 
