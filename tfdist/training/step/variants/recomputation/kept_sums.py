@@ -2,27 +2,28 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist.training.step import collectives
 
 
-@contextlib.contextmanager
-def keep(kept: list[tf.Tensor]) -> Iterator[None]:
-    """Traces a computation in which the results of `sum_differentiable` are appended to `kept`."""
+def keep(compute: Callable[[], Any]) -> tuple[Any, list[tf.Tensor]]:
+    """Returns what `compute` returns, and the results of `sum_differentiable` in it, for `repeat`."""
+    kept: list[tf.Tensor] = []
 
     def reduce(value: tf.Tensor) -> tf.Tensor:
         kept.append(collectives.all_reduce(value))
         return kept[-1]
 
     with collectives.reduce_context(reduce):
-        yield
+        return compute(), kept
 
 
 @contextlib.contextmanager
 def repeat(kept: list[tf.Tensor]) -> Iterator[None]:
-    """Traces the computation of `keep` again: it takes the sums from there, and only its gradient communicates."""
+    """In the block, which traces the same computation, its sums are `kept`, and only its gradient communicates."""
     sums = iter(kept)
 
     @tf.custom_gradient

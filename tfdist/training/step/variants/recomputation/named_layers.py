@@ -174,9 +174,7 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
 
     @tf.custom_gradient
     def recomputed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Any]]]:
-        sums: list[tf.Tensor] = []
-        with kept_sums.keep(sums):
-            outputs, assigned = compute(tensors)
+        (outputs, assigned), sums = kept_sums.keep(lambda: compute(tensors))
 
         def gradient(*upstream: tf.Tensor) -> list[Any]:
             # After the upstream gradients are there: TensorFlow would otherwise take the results of the first time.
