@@ -144,6 +144,37 @@ def outputs_of_other_lengths():
     return [padded.to_list(), ragged.to_list(), tf.sparse.to_dense(sparse), dense]
 
 
+class Stop(keras.callbacks.Callback):
+    """Requests the end of training, of an evaluation or of a prediction in a hook, at an index."""
+
+    def __init__(self, attribute, hook, at=None):
+        super().__init__()
+        self.attribute, self.at = attribute, at
+        setattr(self, hook, self.stop)
+
+    def stop(self, index=None, logs=None):
+        if self.at in (None, index):
+            setattr(self.model, self.attribute, True)
+
+
+def stopped_at_the_begin():
+    found = []
+    for hook, at, steps in (("on_train_begin", None, 1), ("on_epoch_begin", 1, 2)):
+        model = network()
+        model.compile("sgd", "mse", steps_per_execution=steps)
+        given = {"batch_size": 4, "shuffle": False, "verbose": 0, "callbacks": [Stop("stop_training", hook, at)]}
+        found += [model.fit(X, Y, epochs=3, validation_data=(X, Y), **given).history, model.get_weights()]
+    return found
+
+
+def stopped_evaluations_and_predictions():
+    at_begin, after_two = Stop("stop_evaluating", "on_test_begin"), Stop("stop_evaluating", "on_test_batch_end", 1)
+    model, given = network(), {"batch_size": 4, "verbose": 0}
+    found = [model.evaluate(X, Y, callbacks=[one], **given) for one in (at_begin, after_two)]
+    found.append(model.fit(X, Y, validation_data=(X, Y), shuffle=False, callbacks=[after_two], **given).history)
+    return [*found, model.predict(X, callbacks=[Stop("stop_predicting", "on_predict_batch_end", 1)], **given)]
+
+
 def numbers(value, name=""):
     """Yields the numbers in nested lists, dicts and arrays, with their places."""
     if isinstance(value, dict):
@@ -160,5 +191,6 @@ IDIOMS = (
     *(metric_in_compute_loss, compute_loss_of_the_object, shuffle_within_batches, lists_of_inputs_on_a_batch),
     *(batches_of_numbers, frozen, none_for_weights, added_loss_alone),
     *(rows_of_predict_step, numbers_of_predict_step, outputs_of_other_lengths),
+    *(stopped_at_the_begin, stopped_evaluations_and_predictions),
 )
 print(json.dumps({idiom.__name__: dict(numbers(idiom())) for idiom in IDIOMS}))

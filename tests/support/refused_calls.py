@@ -38,6 +38,16 @@ class Own(keras.Model):
         return self.train_step(data)
 
 
+class OwnFunction(keras.Sequential):
+    """Makes its functions by itself."""
+
+    def make_train_function(self, force=False):
+        super().make_train_function(force)
+
+    def make_test_function(self, force=False):
+        super().make_test_function(force)
+
+
 class Counted(keras.layers.Dense):
     """Counts its calls in a variable that Keras does not track."""
 
@@ -96,6 +106,14 @@ def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
     def fit(model: keras.Model, *data: Any, **keywords: Any) -> None:
         tfdist.fit(cluster, model, *data, verbose=0, **keywords)
 
+    def function_of_object() -> keras.Model:
+        model = plain()
+        model.make_predict_function = lambda force=False: None
+        return model
+
+    def own_function() -> keras.Model:
+        return made(lambda: OwnFunction([keras.Input((3,)), keras.layers.Dense(2)]))
+
     ragged = tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1], [2, 3]]), Y[:2])).batch(2)
     return {
         "applies_in_loop": lambda: fit(own(applies_in_loop), X, Y),
@@ -112,6 +130,9 @@ def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
         ),
         "class_weight_of_two": lambda: fit(made(two_outputs), X, [Y, Y], class_weight={0: 1.0, 1: 2.0}),
         "outputs": lambda: tfdist.predict(cluster, plain(), X, outputs="some"),
+        "train_function": lambda: fit(own_function(), X, Y),
+        "test_function": lambda: tfdist.evaluate(cluster, own_function(), X, Y, verbose=0),
+        "predict_function": lambda: tfdist.predict(cluster, function_of_object(), X, verbose=0),
         "no_batches": lambda: fit(plain(), iter([]), steps_per_epoch=2),
         "batch_of_text": lambda: fit(plain(), iter(["text", "text"]), steps_per_epoch=2),
     }

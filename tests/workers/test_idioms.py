@@ -14,6 +14,7 @@ NAMES = (
     *("metric_in_compute_loss", "compute_loss_of_the_object", "shuffle_within_batches", "lists_of_inputs_on_a_batch"),
     *("batches_of_numbers", "frozen", "none_for_weights", "added_loss_alone"),
     *("rows_of_predict_step", "numbers_of_predict_step", "outputs_of_other_lengths"),
+    *("stopped_at_the_begin", "stopped_evaluations_and_predictions"),
 )
 
 

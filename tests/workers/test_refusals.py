@@ -25,6 +25,9 @@ REFUSED = {
     "class_weight_alone": r"^class_weight needs targets, but the data has none\.",
     "class_weight_of_two": r"^class_weight is for models with a single output\. Received: 2 arrays of targets",
     "outputs": r'^outputs must be "all" or "chief"\. Received: \'some\'',
+    "train_function": r"^OwnFunction has its own make_train_function, .* is not called: .* into train_step, and remove",
+    "test_function": r"^OwnFunction has its own make_test_function, .* Put what it does into test_step, and remove it",
+    "predict_function": r"^Sequential has its own make_predict_function, .* Put what it does into predict_step, and",
     "no_batches": r"^The generator has no batches\.",
     "batch_of_text": r"^A batch must be x, \(x,\), \(x, y\) or \(x, y, sample_weight\) of arrays\. Received: str",
 }

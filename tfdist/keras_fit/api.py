@@ -106,6 +106,8 @@ def _train(
     workdir: Path | None,
     initial_epoch: int,
 ) -> keras.callbacks.History:
+    if validation is not None:
+        setup.check_functions(model, "test")
     name_shapes = data_errors.name_shapes(model, data.element_spec)
     with interruption.handlers_if(workdir is not None) as stop, patches.patch_for_run(model) as stack, name_shapes:
         if data.gate is not None:
@@ -215,6 +217,7 @@ def predict(
         ValueError: an argument is not supported; the message says what to do.
     """
     setup.check_arguments(cluster, model, "predict")
+    setup.check_functions(model, "predict")
     if outputs not in ("all", "chief"):
         raise ValueError(f'outputs must be "all" or "chief". Received: {outputs!r}')
     as_given = predict_lib.takes_data_as_given(model)

@@ -172,6 +172,8 @@ def gather(
             callbacks.call("on_predict_batch_end", last, {"outputs": outputs})
         if callbacks.wants_progress("predict"):
             callbacks.progress(index + 1, {})
+        if callbacks.ends("predict", index + 1):
+            break
     callbacks.call("on_predict_end")
     return tf.nest.map_structure(lambda *parts: _concatenate(parts), *batches) if keep else None
 

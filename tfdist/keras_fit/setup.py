@@ -263,6 +263,7 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     name = type(model).__name__
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
+    check_functions(model, {"fit": "train", "evaluate": "test"}[purpose])
     _check_loss_weights(model)
     if any(not cluster.created_here(variable.value) for variable in (*model.variables, *model.optimizer.variables)):
         raise ValueError(
@@ -285,6 +286,15 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     if any(isinstance(loss, keras.Loss) and loss.reduction in (None, "none") for loss in losses):
         raise ValueError(
             'A loss with reduction=None is not a scalar: use reduction="sum_over_batch_size", the default.'
+        )
+
+
+def check_functions(model: keras.Model, kind: str) -> None:
+    """Raises ValueError if the model has its own `make_KIND_function`; `kind`: "train", "test" or "predict"."""
+    if compiled_model.overrides(model, f"make_{kind}_function"):
+        raise ValueError(
+            f"{type(model).__name__} has its own make_{kind}_function, which is not called: tfdist makes the function "
+            f"that runs {kind}_step on all replicas. Put what it does into {kind}_step, and remove it."
         )
 
 

@@ -76,7 +76,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
     tools.report.progress(state.step, "compiling")
     tools.ledger.enter("other")
     run_due_actions(tools, state)  # What was due when the run was interrupted.
-    while state.step < run.total_steps and not run.callbacks.stop():
+    while state.step < run.total_steps and not run.ends_at(state.step):
         begin_execution(run, state)
         batches = run.feed.iterator_at(batches, state.step)
         started = time.perf_counter()
@@ -108,9 +108,8 @@ def next_due_step(tools: LoopTools, step: int) -> int:
         due.append(triggers.next_due(section.every, step, run.steps_per_epoch))
     if run.is_script or run.callbacks.active:
         due.append(step - step_in_epoch + run.steps_per_epoch)
-    if "train" in run.callbacks.batch_interval:
-        interval = run.callbacks.batch_interval["train"]
-        due.append(step - step_in_epoch % interval + interval)
+    until_hook = run.callbacks.steps_to_hook("train", step_in_epoch)
+    due.append(None if until_hook is None else step + until_hook)
     return min(one for one in due if one is not None)
 
 
@@ -166,15 +165,15 @@ def end_execution(run: Run, state: TrainingState) -> None:
     ends_batch = run.callbacks.ends_batch("train", step_in_epoch, run.steps_per_epoch)
     if ends_epoch:
         run.feed.end_epoch()
-    if not (ends_epoch or ends_batch or run.callbacks.wants_progress("train") or run.callbacks.stopped_on_nan):
+    if not (ends_epoch or ends_batch or run.callbacks.wants_progress("train") or run.ends_at(state.step)):
         return
     logs = run.objective.results(state.epoch_totals)
-    of_epoch = run.objective.of_epoch(logs) if ends_epoch else logs
-    state.logs = of_epoch | {name: value for name, value in state.logs.items() if name not in logs}
     if run.callbacks.wants_progress("train"):
         run.callbacks.progress(step_in_epoch + 1, logs)
     if ends_batch:
         run.callbacks.call("on_train_batch_end", run.callbacks.last_of_batch("train", step_in_epoch), logs)
+    of_epoch = run.objective.of_epoch(logs) if ends_epoch or run.ends_at(state.step) else logs
+    state.logs = of_epoch | {name: value for name, value in state.logs.items() if name not in logs}
 
 
 def end_epoch_if_due(run: Run, state: TrainingState) -> None:

@@ -97,8 +97,12 @@ class Run:
         return checkpoint_format.named_variables(self.context.model, self.context.optimizer, extra)
 
     def ends_at(self, step: int) -> bool:
-        """Returns whether the run ends after `step`: it is the last one, or a callback has requested the end."""
-        return step == self.total_steps or self.callbacks.stop()
+        """Returns whether the run ends after `step`: it is the last one, or a callback has requested the end.
+
+        As in Keras, there is a step after a request before the first one.
+        """
+        requested = step > self.feed.sizes.first_step and self.callbacks.ends("train", step % self.steps_per_epoch)
+        return step == self.total_steps or requested
 
     def save_is_due(self, step: int) -> bool:
         """Returns whether a checkpoint is due after `step`, apart from one after an evaluation with the best value."""

@@ -26,7 +26,7 @@ def test_a_run_without_callbacks_calls_nothing():
     assert not any(runner.wants_progress(kind) for kind in active_hooks.KINDS)
     assert runner.state([]) == ({}, {})
     overridden = {name for name in vars(NoCallbacks) if not name.startswith("_")} - vars(CallbackRunner).keys()
-    assert overridden == {"stopped_by", "begins_batch", "ends_batch", "last_of_batch"}
+    assert overridden == {"stopped_by", "begins_batch", "ends_batch", "last_of_batch", "ends", "steps_to_hook"}
 
 
 def test_a_variable_that_only_the_chief_would_change_is_refused():

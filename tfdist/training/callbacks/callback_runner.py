@@ -30,6 +30,8 @@ from tfdist.training.step.context import StepContext
 
 # What `stopped_by` says if TerminateOnNaN was given a loss that is not finite.
 _ON_NAN = "TerminateOnNaN, because of a loss that is not finite,"
+# The attributes of a model by which callbacks request an end.
+_STOPS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,15 +119,20 @@ class CallbackRunner(NoCallbacks):
         acting = [any(active_hooks.is_active(one, hook) for one in callbacks) for hook in active_hooks.HOOKS]
         workers = self._cluster.all_gather([float(value) for value in (shown, *batches, *acting, len(found))])
         shows_progress, *needed = np.any(workers[:, :-1], axis=0).tolist()
-        steps = getattr(self._model, "steps_per_execution", 1)
         by_kind, by_hook = needed[: len(batches)], needed[len(batches) :]
-        self.batch_interval = {kind: steps for kind, need in zip(active_hooks.KINDS, by_kind, strict=True) if need}
+        self.batch_interval = {
+            kind: self.steps_per_execution for kind, need in zip(active_hooks.KINDS, by_kind, strict=True) if need
+        }
         synchronised = {hook for hook, need in zip(active_hooks.HOOKS, by_hook, strict=True) if need}
         self._needed = _Needed(shows_progress=shows_progress, synchronised=frozenset(synchronised))
         variables = [variable for variable in trained if variable is not self._settable_rate()]
         if len(set(workers[:, -1])) == 1:  # Unequal counts: variables of callbacks that only the chief has.
             variables += found
         self._variables = broadcast.VariableBroadcast(self._cluster, variables)
+
+    @property
+    def steps_per_execution(self) -> int:
+        return getattr(self._model, "steps_per_execution", 1)
 
     def wants_progress(self, kind: str) -> bool:
         return self._needed.shows_progress and not (
@@ -136,11 +143,13 @@ class CallbackRunner(NoCallbacks):
         if self._bar is not None:
             self._bar.move(done, logs)
 
-    def stop(self) -> bool:
-        # Keras sets the attribute in `fit`: it is missing in an evaluation before the first training.
-        return bool(getattr(self._model, "stop_training", False))
+    def stop(self, kind: str = "train") -> bool:
+        # Keras sets the attribute in `fit`, `evaluate` or `predict`: it is missing before the first call.
+        return bool(getattr(self._model, _STOPS[kind], False))
 
     def call(self, hook: str, index: int | None = None, logs: dict[str, Any] | None = None) -> None:
+        if hook in ("on_test_begin", "on_predict_begin"):
+            setattr(self._model, _STOPS[hook.split("_")[1]], False)
         # Sorted and rounded like Keras' own: the last bits of a sum depend on the steps per execution.
         arguments = ([] if index is None else [index]) + [_round(logs or {})]
         synchronised = hook in self._needed.synchronised and self._cluster.num_workers > 1
@@ -275,18 +284,19 @@ class CallbackRunner(NoCallbacks):
             return
         rate = self._settable_rate()
         mine = 0.0 if rate is None else float(keras.ops.convert_to_numpy(rate))
-        state = [float(self.stop()), mine, float(self._variables.changed), float(failed is not None)]
-        workers = self._cluster.all_gather(state)
-        if workers[0, 3] and not self._cluster.is_chief:
+        stops = [float(self.stop(kind)) for kind in _STOPS]
+        workers = self._cluster.all_gather([mine, float(self._variables.changed), float(failed is not None), *stops])
+        if workers[0, 2] and not self._cluster.is_chief:
             collective_guard.result(self._cluster)
-        if workers[0, 3]:
+        if workers[0, 2]:
             collective_guard.announce(self._cluster, collective_guard.Outcome(raised=failed))
             raise failed
-        self._model.stop_training = bool(workers[0, 0])
-        if np.any(workers[:, 2]):
+        for attribute, stop in zip(_STOPS.values(), workers[0, 3:], strict=True):
+            setattr(self._model, attribute, bool(stop))
+        if np.any(workers[:, 1]):
             self._variables.copy()
-        if rate is not None and workers[0, 1] != mine:
-            rate.assign(workers[0, 1])
+        if rate is not None and workers[0, 0] != mine:
+            rate.assign(workers[0, 0])
 
     def _broadcast_attributes(self) -> None:
         if self._cluster.num_workers > 1 and not self._training:

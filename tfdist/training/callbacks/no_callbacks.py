@@ -16,6 +16,8 @@ class NoCallbacks:
 
     # Whether there are callbacks: executions then end with the epochs.
     active = False
+    # Keras': the steps between batch hooks, and to the end that a callback has requested.
+    steps_per_execution = 1
     # True if TerminateOnNaN stopped training: the last state is not saved.
     stopped_on_nan = False
     # The class of the callback that stopped training, on the worker where it runs; "": none.
@@ -46,9 +48,19 @@ class NoCallbacks:
     def progress(self, done: int, logs: dict[str, float]) -> None:
         """Moves the bar to `done` steps of the epoch, evaluation or prediction."""
 
-    def stop(self) -> bool:
-        """Returns True if a callback stopped training; the same on every worker."""
+    def stop(self, kind: str = "train") -> bool:
+        """Returns True if a callback has requested the end of "train", "test" or "predict"; equal on all workers."""
         return False
+
+    def ends(self, kind: str, steps: int) -> bool:
+        """Returns True if a callback ends `kind` after `steps` of the epoch, evaluation or prediction, at least 1."""
+        return self.stop(kind) and (steps % self.steps_per_execution == 0 or self.stopped_on_nan)
+
+    def steps_to_hook(self, kind: str, step: int) -> int | None:
+        """Returns the steps from `step` to a batch hook, or to the end that a callback has requested; None: neither."""
+        if kind in self.batch_interval or self.stop(kind):
+            return self.steps_per_execution - step % self.steps_per_execution
+        return None
 
     def call(self, hook: str, index: int | None = None, logs: dict[str, Any] | None = None) -> None:
         """Calls a hook of all callbacks, and synchronises the workers if the hook may change anything.

@@ -40,7 +40,7 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
         callbacks.call("on_test_begin")
         totals: dict[str, float] = {}
         done = 0
-        while done < steps:
+        while done < steps and not (done and callbacks.ends("test", done)):
             if callbacks.begins_batch("test", done):
                 callbacks.call("on_test_batch_begin", done)
             execution = tools.evaluation_steps(batches, _most_steps(run, done, steps), done)
@@ -58,7 +58,7 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
         values = run.objective.of_epoch(run.objective.results(totals))
         callbacks.call("on_test_end", logs=values)
         num_examples = round(totals["examples"])
-        assert run.feed.sizes.evaluation_examples in (None, num_examples)
+        assert done < steps or run.feed.sizes.evaluation_examples in (None, num_examples)
         values.pop("regularization", None)
         improved = compare and is_best(run.config.checkpoint, values, best)
         seconds = time.perf_counter() - started
@@ -68,8 +68,8 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
 
 def _most_steps(run: Run, done: int, steps: int) -> int:
     """Returns the number of steps until the evaluation ends or a batch hook is due."""
-    interval = run.callbacks.batch_interval.get("test")
-    return steps - done if interval is None else min(steps - done, interval - done % interval)
+    until_hook = run.callbacks.steps_to_hook("test", done)
+    return steps - done if until_hook is None else min(steps - done, until_hook)
 
 
 def is_best(options: config_lib.Checkpoint, values: dict[str, float], best: float | None) -> bool:
