@@ -257,7 +257,9 @@ def test_copies_in_a_profile_are_counted():
         line = plane.lines.add(name=line_name)
         for number in (0, 1, 1, 2):
             line.events.add(metadata_id=number)
-    assert accelerators.copies(space) == {"MemcpyD2H": 1, "MemcpyH2D": 2}
+        plane.stat_metadata[7].name = "tf_op"
+        line.events.add(metadata_id=0).stats.add(metadata_id=7, str_value="RemoteCall____next_func_250:RemoteCall")
+    assert accelerators.copies(space) == {"MemcpyD2H": 1, "MemcpyH2D": 2, "iterator": 1}
 
 
 @pytest.mark.slow

@@ -547,6 +547,8 @@ def not_finite(cluster: Cluster, *names: str) -> dict[str, str]:
         "generator": lambda: attempt(itertools.cycle(parts), batch_size=None, steps_per_epoch=6),
         "reordered": lambda: attempt(Reordered(), batch_size=None, shuffle=False),
         "rate": lambda: attempt(X, TARGETS, build=diverging),
+        # Without XLA, an operation on a CPU refuses it.
+        "label": lambda: attempt(X, LABELS + (LABELS == 2), build=lambda: simple(jit_compile=True)),
     }
     return messages_of({name: attempts[name] for name in names})
 
@@ -855,7 +857,7 @@ def main() -> None:
     trials = {
         "refused": lambda: refused(cluster),
         "not_finite": lambda: not_finite(cluster, "array", "rate"),
-        "not_finite_slow": lambda: not_finite(cluster, "batches", "weights", "generator", "reordered"),
+        "not_finite_slow": lambda: not_finite(cluster, "batches", "weights", "generator", "reordered", "label"),
         "unknown_order": lambda: unknown_order(cluster),
         "resumed": lambda: resumed(cluster, path.parent, with_dropout),
         "resumed_step": lambda: resumed(cluster, path.parent, noisy),

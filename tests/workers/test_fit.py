@@ -226,6 +226,7 @@ def test_a_step_that_cannot_be_distributed_is_refused_with_its_line(found, name,
                 ("weights", r"in step \d, sample_weight\[12\] is inf\. Nothing is saved without a workdir\. Remove or"),
                 ("generator", r": in step 5, x\[5, 4\] of the batch is nan\. "),
                 ("reordered", r": in step 2, x\[5, 4\] of the batch is nan\. "),
+                ("label", r"y\[\d+\] has the label 3, but the model has 3 outputs, for the labels 0 to 2\. "),
             )
         ),
     ],

@@ -43,6 +43,7 @@ PARTS = {
     "consistency.audit.every": "tfdist.training.step.variants.audited_step:compose",
     "consistency.audit.action": "tfdist.training.consistency.audit:train",
     "consistency.explain": "tfdist.training.consistency.example_search:explain",
+    "consistency.label": "tfdist.training.consistency.example_search:label_out_of_range",
     "cluster": "tfdist.cluster.several_workers.start:start",
     "cluster.broadcast_bytes": "tfdist.cluster.several_workers.broadcasts:broadcast_bytes",
     "cluster.broadcast_variables": "tfdist.cluster.several_workers.broadcasts:make_broadcast_variables",
@@ -149,8 +150,9 @@ class Train:
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     """Precision of the computation: "float32", "bfloat16" or "float16". Variables are float32. "float16" uses dynamic
     loss scaling. "auto": what the devices compute fastest, chosen at the start of the run (docs/guide.md)."""
-    xla: bool = False
-    """Compile the forward and backward pass with XLA. Not supported with synchronised normalisation; slower on CPUs."""
+    xla: bool | None = None
+    """Compile the forward and backward pass with XLA. Not supported with synchronised normalisation; slower on CPUs.
+    None: on GPUs, if all layers of the model support it and TF_DETERMINISTIC_OPS is not set (docs/gpu.md)."""
     micro_batches: int = 1
     """Gradient accumulation: each replica processes its per-replica batch in this many micro-batches, one after
     another, with one all-reduce and one update at the end. Needs less memory; the update is the same, except that Adam

@@ -12,7 +12,7 @@ from tfdist.training.evaluation.evaluate import evaluate
 from tfdist.training.evaluation.silent_tools import make_silent_tools
 from tfdist.training.loop import train
 from tfdist.training.run import Log, Run, replica_shard
-from tfdist.training.step.build_context import build_context, prepare_optimizer
+from tfdist.training.step.build_context import build_context, by_xla, prepare_optimizer
 from tfdist.training.step.collectives import (
     loss_weight_context,
     num_replicas,

@@ -144,7 +144,7 @@ def test_missing_libraries_are_those_that_the_wheel_names():
     ("capability", "kind"),
     [
         *(((6, 0), "binary"), ((7, 5), "binary"), ((8, 0), "binary"), ((8, 6), "binary"), ((8, 9), "binary")),
-        *(((9, 0), "PTX"), ((12, 0), "PTX"), ((5, 2), "")),
+        *(((9, 0), "binary"), ((10, 0), "PTX"), ((12, 0), "PTX"), ((5, 2), "")),
     ],
 )
 def test_code_for_an_architecture(capability, kind):
@@ -153,16 +153,16 @@ def test_code_for_an_architecture(capability, kind):
 
 def test_facts_and_notes():
     build = {"cuda_compute_capabilities": BUILT, "cuda_version": "12.5.1", "cudnn_version": "9"}
-    details = [{"device_name": "NVIDIA H200", "compute_capability": (9, 0)}] * 2
+    details = [{"device_name": "NVIDIA B200", "compute_capability": (10, 0)}] * 2
     env = {"NCCL_DEBUG": "INFO", "TF_DETERMINISTIC_OPS": "1", "HOME": "/h"}
     found = gpu_facts.facts(details, build, env)
     assert json.loads(json.dumps(found)) == found
-    assert found["gpus"] == [{"name": "NVIDIA H200", "compute_capability": "9.0", "code": "PTX"}] * 2
+    assert found["gpus"] == [{"name": "NVIDIA B200", "compute_capability": "10.0", "code": "PTX"}] * 2
     assert found["variables"] == {"NCCL_DEBUG": "INFO", "TF_DETERMINISTIC_OPS": "1"}
     assert found["cudnn"].startswith("9") and found["built_for"] == BUILT
     assert found["tf32"] and not gpu_facts.facts(details, build, {"NVIDIA_TF32_OVERRIDE": "0"})["tf32"]
     (note,) = gpu_facts.notes(found)
-    assert "no machine code for NVIDIA H200" in note and "CUDA_CACHE_PATH" in note
+    assert "no machine code for NVIDIA B200" in note and "CUDA_CACHE_PATH" in note
     old = gpu_facts.facts([{"device_name": "Tesla K80", "compute_capability": (3, 7)}], build, {})
     assert gpu_facts.notes(old) == [
         "TensorFlow has no code for Tesla K80, only for sm_60, sm_70, sm_80, sm_89, compute_90: use another build"

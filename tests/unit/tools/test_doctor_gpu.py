@@ -1,6 +1,7 @@
 """`tfdist doctor --gpu`: its table on two logical CPU devices, and what it makes of nvidia-smi's output."""
 
 import json
+import re
 import sys
 
 import forked
@@ -77,6 +78,7 @@ def test_the_table_on_two_devices():
     for precision in ("float32", "bfloat16", "float16"):
         assert " ms, " in rows[f"step {precision}"] and rows[f"step {precision}"].endswith("examples/s")
     assert rows["precision"].startswith("config.train.precision=") and "; auto chooses " in rows["precision"]
+    assert re.match(r"\S+ ms without XLA, \S+ times as long", rows["XLA"])
     assert rows["packs"] in ("config.communication.bytes_per_pack=1000", "config.communication.bytes_per_pack=100000")
     done = forked.run([sys.executable, "-m", "tfdist", "doctor", "--gpu"], **keywords)
     assert (done.returncode, done.stdout) == (1, "")

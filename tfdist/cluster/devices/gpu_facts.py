@@ -42,8 +42,9 @@ def generated_code(compute_capability: Sequence[int], built: Sequence[str]) -> s
 
     Args:
         compute_capability: (major, minor).
-        built: TensorFlow's `cuda_compute_capabilities`, such as ["sm_80", "compute_90"]. sm_XY is machine code for
-            X.Y and later minor versions; compute_XY is PTX, which the driver compiles for X.Y and all later versions.
+        built: TensorFlow's `cuda_compute_capabilities`, such as ["sm_80", "compute_90"]. Both have machine code for
+            X.Y and later minor versions; compute_XY also has PTX, which the driver compiles for all later versions.
+            Element-wise kernels of compute_XY have PTX only; on an H200 (9.0) they make the first start 4 s longer.
     """
     major, minor = compute_capability
     kinds = {"sm": False, "compute": False}
@@ -51,8 +52,8 @@ def generated_code(compute_capability: Sequence[int], built: Sequence[str]) -> s
         match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", word)
         if match:
             theirs = (int(match[2]), int(match[3]))
-            same_binary = theirs[0] == major and theirs[1] <= minor
-            kinds[match[1]] |= same_binary if match[1] == "sm" else theirs <= (major, minor)
+            kinds["sm"] |= theirs[0] == major and theirs[1] <= minor
+            kinds["compute"] |= match[1] == "compute" and theirs <= (major, minor)
     return "binary" if kinds["sm"] else "PTX" if kinds["compute"] else ""
 
 

@@ -36,6 +36,12 @@ def overrides(model: keras.Model) -> tuple[str, ...]:
     return tuple(name for name in steps if compiled_model.overrides(model, name))
 
 
+def auto_jit_compile(cluster: Cluster, model: keras.Model) -> bool:
+    """Returns what `jit_compile="auto"` means: on one GPU, as in Keras, XLA where it can; on several replicas False."""
+    alone = cluster.num_replicas == 1 and not overrides(model)
+    return alone and trainer.by_xla(config_lib.Train(), cluster.device_type, model)
+
+
 def prepare(
     cluster: Cluster,
     model: keras.Model,

@@ -19,6 +19,7 @@ from tfdist.keras_fit import api, compiled_model, connect, messages, setup
 from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.adapters import preprocess
 from tfdist.keras_fit.own_step import own_loop
+from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.keras_fit.script import context
 
 # Functions of tf.config and tf.config.experimental that fail once TensorFlow has listed its devices.
@@ -51,7 +52,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
                 pipelines.add(pipeline)
                 for name in ("fit", "evaluate", "predict"):
                     stack.enter_context(patch(pipeline, name, methods[name]))
-            compile_without_xla(original, model, *args, **keywords)
+            compile_for(cluster, original, model, *args, **keywords)
 
         stack.enter_context(patch(trainer, "compile", compile))
         for name, method in methods.items():
@@ -129,11 +130,13 @@ def _preprocess(method: Callable[..., Any], original: Callable[..., Any], *args:
         return method(original, *args, **keywords)
 
 
-def compile_without_xla(original: Callable[..., None], model: keras.Model, *args: Any, **keywords: Any) -> None:
-    """Compiles as `Model.compile`, and takes jit_compile="auto" as Keras does in a strategy's scope: False."""
+def compile_for(
+    cluster: Cluster, original: Callable[..., None], model: keras.Model, *args: Any, **keywords: Any
+) -> None:
+    """Compiles as `Model.compile`; what jit_compile="auto" means does not depend on the scope."""
     given = _arguments(original, model, args, keywords)
     if given.get("jit_compile", "auto") == "auto":
-        given["jit_compile"] = False
+        given["jit_compile"] = own_setup.auto_jit_compile(cluster, model)
     original(model, **given)
 
 

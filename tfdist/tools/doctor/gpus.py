@@ -1,7 +1,7 @@
 """The GPUs of a job in one table: `python -m tfdist doctor --gpu`, alone or under a launcher. It needs no config.
 
-Devices and versions, links, all-reduce against the links, the step of a residual network in each precision, and the
-fields to set. Exit code 1, with one line that says why: there is no GPU.
+Devices and versions, links, all-reduce against the links, the step of a residual network in each precision and without
+XLA, and the fields to set. Exit code 1, with one line that says why: there is no GPU.
 """
 
 import os
@@ -92,6 +92,9 @@ def measure_rows(
     chosen = precision_lib.choose(precision_lib.find_device(cluster))
     text = f"config.train.precision={precision}: {gain:.2f} times the speed of float32; auto chooses {chosen}"
     rows.append(("precision", text))
+    without = step_seconds(cluster, precision, batch, model, steps, xla=False)
+    text = f"{1e3 * without:.3g} ms without XLA, {without / seconds[precision]:.2f} times as long"
+    rows.append(("XLA", text + ("" if without >= seconds[precision] else ": config.train.xla=false")))
     if best_pack is not None:
         rows.append(("packs", f"config.communication.bytes_per_pack={round(best_pack * 1e6)}"))
     return rows
@@ -104,8 +107,10 @@ def all_reduce_gigabytes(cluster: Any, megabytes: float) -> float:
     return 2 * (cluster.num_replicas - 1) / cluster.num_replicas * megabytes * 1e-3 / seconds
 
 
-def step_seconds(cluster: Any, precision: str, batch: int, model: Mapping[str, Any], steps: int) -> float:
-    """Seconds of a step of a model on images of 32x32 pixels, from memory; see `measure_rows`."""
+def step_seconds(
+    cluster: Any, precision: str, batch: int, model: Mapping[str, Any], steps: int, *, xla: bool | None = None
+) -> float:
+    """Seconds of a step of a model on images of 32x32 pixels, from memory; see `measure_rows`, and `train.xla`."""
     from tfdist.training import setup
 
     examples = 4 * batch * cluster.num_replicas
@@ -117,7 +122,7 @@ def step_seconds(cluster: Any, precision: str, batch: int, model: Mapping[str, A
             batch_size=batch * cluster.num_replicas,
             cache="prepared",
         ),
-        train=config_lib.Train(steps=steps, precision=precision),
+        train=config_lib.Train(steps=steps, precision=precision, xla=xla),
         checkpoint=config_lib.Checkpoint(export=False),
     )
     with tempfile.TemporaryDirectory() as folder:

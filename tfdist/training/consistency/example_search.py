@@ -24,15 +24,33 @@ def explain(run: Run, error: tf.errors.OpError) -> ValueError | None:
     if label:
         value, outputs = label[1], int(label[2])
         place = _search(run, f"the label {value} is out of range", functools.partial(run.feed.find_label, int(value)))
+        has = f"{place} has" if place else "The targets have"
         return ValueError(
-            f"{f'{place} has' if place else 'The targets have'} the label {value}, but the model has {outputs} "
-            f"outputs, for the labels 0 to {outputs - 1}: number the classes from 0 on, or give the last layer more "
-            "units."
+            f"{has} {_too_large(value, outputs)}: number the classes from 0 on, or give the last layer more units."
         )
     if "IteratorGetNext" in str(error):
         reason = f"the data cannot be read: {process_exit.first_line(str(error))}"
         return _search(run, reason, functools.partial(_first_damage, run))
     return None
+
+
+def label_out_of_range(run: Run) -> str:
+    """Returns a sentence about a label that is the number of the model's outputs, one too large; "": there is none.
+
+    On GPUs, and where XLA compiles the loss, such a label makes the loss NaN. Each worker searches its own examples.
+    """
+    shape = getattr(run.context.model, "output_shape", None)
+    integers = [one.shape for one in tf.nest.flatten(run.feed.spec) if one.dtype.is_integer]
+    one_per_example = any(one.rank and one[1:].num_elements() == 1 for one in integers)
+    if not one_per_example or not isinstance(shape, tuple) or len(shape) != 2 or (shape[-1] or 0) < 2:
+        return ""
+    place = _search(run, "the loss is not finite", functools.partial(run.feed.find_label, shape[-1]))
+    found = next(filter(None, run.cluster.all_gather_text(place or "")), "")
+    return found and f"{found} has {_too_large(shape[-1], shape[-1])}"
+
+
+def _too_large(label: int | str, outputs: int) -> str:
+    return f"the label {label}, but the model has {outputs} outputs, for the labels 0 to {outputs - 1}"
 
 
 def _first_damage(run: Run) -> ValueError | None:

@@ -1,6 +1,7 @@
 """Makes what a step uses: the objective of a config, and the `StepContext`."""
 
 import functools
+import os
 from collections.abc import Sequence
 
 import keras
@@ -54,8 +55,26 @@ def build_objective(
         global_batch=config.data.batch_size,
         micro_batches=config.train.micro_batches,
         accumulate=per_example.unroll if synchronised else per_example.in_loop,
-        xla=config.train.xla,
+        xla=by_xla(config.train, cluster.device_type, model, communicates=synchronised or spanning),
     )
+
+
+def by_xla(train: config_lib.Train, device_type: str, model: keras.Model, *, communicates: bool = False) -> bool:
+    """Returns whether XLA compiles the forward and backward pass.
+
+    By default as Keras' `compile`: on GPUs, if all layers support it and TF_DETERMINISTIC_OPS is not set.
+
+    Args:
+        device_type: "GPU" or "CPU".
+        communicates: whether layers sum over replicas, which XLA does not compile.
+    """
+    if train.xla is not None:
+        return train.xla
+    deterministic = os.environ.get("TF_DETERMINISTIC_OPS") in ("1", "true")
+    others = train.recompute or train.recompute_mb is not None or train.virtual_replicas is not None
+    if device_type != "GPU" or communicates or deterministic or others:
+        return False
+    return all(layer.supports_jit for layer in layers.of_all_depths(model))
 
 
 def build_context(

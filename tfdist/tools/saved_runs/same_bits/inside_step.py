@@ -86,7 +86,11 @@ def _recording(run: Run, outputs: dict[str, list[str]], gradients: dict[str, np.
     """While a step is traced, adds ops that note what layers return and the optimizer gets."""
     model, optimizer = run.context.model, run.context.optimizer
     # XLA compiles no calls of Python.
-    seen = [] if run.config.train.xla else [one for one in layers.of_all_depths(model) if one is not model]
+    seen = (
+        []
+        if getattr(run.context.objective, "xla", False)
+        else [one for one in layers.of_all_depths(model) if one is not model]
+    )
     with patching.restore_after(seen, ["call"]), patching.restore_after([optimizer], ["apply"]):
         for layer in seen:
             patching.put(layer, "call", _noting_outputs(layer.call, layer.path, outputs))
