@@ -144,6 +144,38 @@ def outputs_of_other_lengths():
     return [padded.to_list(), ragged.to_list(), tf.sparse.to_dense(sparse), dense]
 
 
+class Unpacking(keras.Model):
+    """Its steps unpack all parts of a batch."""
+
+    def train_step(self, data):
+        x, y, sample_weight = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True), sample_weight=sample_weight)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+    def test_step(self, data):
+        x, y, _ = data
+        return {"error": ops.mean(ops.abs(self(x) - y))}
+
+
+def all_parts_of_a_batch():
+    model = network(kind=Unpacking)
+    found = [model.train_on_batch(X, Y), model.train_on_batch(X, Y, sample_weight=X[:, 0])]
+    return [*found, model.test_on_batch(X, Y), *model.get_weights()]
+
+
+def scaled_losses():
+    model = network()
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer, 64.0, dynamic_growth_steps=4), "mse")
+    for _ in range(2):
+        model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    found = {one.path.rpartition("/")[2]: keras.ops.convert_to_numpy(one) for one in model.optimizer.variables}
+    return [model.optimizer.built, found, model.get_weights()]
+
+
 class Stop(keras.callbacks.Callback):
     """Requests the end of training, of an evaluation or of a prediction in a hook, at an index."""
 
@@ -192,5 +224,6 @@ IDIOMS = (
     *(batches_of_numbers, frozen, none_for_weights, added_loss_alone),
     *(rows_of_predict_step, numbers_of_predict_step, outputs_of_other_lengths),
     *(stopped_at_the_begin, stopped_evaluations_and_predictions),
+    *(all_parts_of_a_batch, scaled_losses),
 )
 print(json.dumps({idiom.__name__: dict(numbers(idiom())) for idiom in IDIOMS}))

@@ -149,8 +149,11 @@ def _prepare_compiled(
             (eager_steps.build if model.run_eagerly else _build)(model, adapter.element_spec)
     finally:
         optimizer.built = optimizer.built if trains else built
+    loss_scale = None
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer  # tfdist scales the loss: Keras checks replica 0's gradients only.
+        if trains:  # tfdist scales the loss: Keras checks replica 0's gradients only.
+            loss_scale = _loss_scale(cluster, model, optimizer, stack)
+        optimizer = optimizer.inner_optimizer
     stack.enter_context(trainer.take_branches_once(optimizer))
     stack.enter_context(batch_metrics.compute_on_whole_batch(cluster, batch_metrics.metrics_of(model)))
     objective = make_objective(
@@ -159,10 +162,22 @@ def _prepare_compiled(
         optimizer=optimizer,
         metric_state=metric_state.make_metric_state(cluster, lambda: model.metrics_variables),
     )
-    context = trainer.build_context(cluster, config, objective, optimizer, slots=trains)
+    context = trainer.build_context(cluster, config, objective, optimizer, slots=trains, loss_scale=loss_scale)
     if trains:
         trainer.start_averages(model, optimizer)
     return context
+
+
+def _loss_scale(
+    cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.LossScaleOptimizer, stack: contextlib.ExitStack
+) -> trainer.LossScale:
+    """Returns the scale of Keras' optimizer; at the end of the run, this has its count of steps too."""
+    with cluster.scope():
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        scale = trainer.LossScale.of_optimizer(optimizer)
+    stack.callback(lambda: optimizer.step_counter.assign(tf.cast(scale.good_steps, optimizer.step_counter.dtype)))
+    return scale
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

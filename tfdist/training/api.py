@@ -35,6 +35,7 @@ from tfdist.training.step.random_numbers.stateful_random import draw_statelessly
 from tfdist.training.step.train_step import add_to_totals, after_update, train_step
 from tfdist.training.step.updates.optimizer_branches import take_branches_once
 from tfdist.training.step.updates.put_on_optimizers import restore_methods
+from tfdist.training.step.updates.stages import LossScale
 from tfdist.training.step.updates.stages import scale as scale_gradients
 from tfdist.training.step.updates.tables import Gradients, convert_in_fixed_order
 from tfdist.training.step.updates.tables import gather as gather_rows

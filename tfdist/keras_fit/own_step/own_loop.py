@@ -243,7 +243,7 @@ def on_batch(
     dataset = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(given))
     with context.running():
         options = base.DataOptions(as_given=True, class_weight=class_weight)
-        adapter = make_adapter.make_data_adapter(dataset, None, None, options)
+        adapter = _with_all_parts(make_adapter.make_data_adapter(dataset, None, None, options))
         elements = cluster.distribute(adapter.dataset(own_setup.replica_shard(cluster), 0, 1))
         spec = elements.element_spec
         made_for = (compiled_model.losses(model), compiled_model.metrics(model), getattr(model, "optimizer", None))
@@ -251,6 +251,16 @@ def on_batch(
         if kind not in kept or any(old is not new for old, new in zip(kept[kind][0], made_for, strict=True)):
             kept[kind] = (made_for, OneStep(model, kind))
         return kept[kind][1](Batch(next(elements), spec, str(spec), adapter))
+
+
+def _with_all_parts(adapter: base.BatchAdapter) -> base.BatchAdapter:
+    """Returns an adapter whose batches are (x, y, sample_weight), with None as in Keras for what is not given."""
+
+    def complete(data: tuple) -> tuple:
+        parts = data[0] if isinstance(data[0], tuple) else data
+        return ((*parts, *(None,) * (3 - len(parts))),)
+
+    return dataclasses.replace(adapter, finish=complete, element_spec=complete(adapter.element_spec))
 
 
 @dataclasses.dataclass

@@ -86,6 +86,7 @@ def build_context(
     slots: bool = True,
     moving: Sequence[keras.Variable] | None = None,
     step_count: keras.Variable | None = None,
+    loss_scale: stages.LossScale | None = None,
 ) -> StepContext:
     """Makes the variables of a step, and prepares the optimizer for gradients that are summed already.
 
@@ -94,6 +95,7 @@ def build_context(
             them later.
         moving: the moving statistics; None: `layers.statistics(model)`.
         step_count: int64 []: steps so far; None: the optimizer's.
+        loss_scale: None: a new one, for `config.train.precision="float16"`.
     """
     model = objective.model
     normalization.check_penalties(model, cluster.num_replicas)
@@ -111,7 +113,8 @@ def build_context(
             seconds=timing.make_counter([], "communication_seconds"),
             clock=timing.choose_clock(config.report.step_times, cluster.device_type),
         )
-        loss_scale = stages.LossScale.create() if config.train.precision == "float16" else None
+        if loss_scale is None and config.train.precision == "float16":
+            loss_scale = stages.LossScale.create()
     steps = optimizer_lib.step_count(optimizer) if step_count is None else step_count
     apply = stages.make_apply(config.train, cluster, model, optimizer)
     return StepContext(
