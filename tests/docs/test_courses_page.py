@@ -18,12 +18,12 @@ FLAGS = """
 import importlib, os
 from tfdist import __main__ as tfdist
 from tfdist.config import flags as config_flags
-from tfdist.config.command_line import flag_help
+from tfdist.config.command_line import words
 for name, (module, _) in {"main": ("tfdist.main", ""), **tfdist.TOOLS}.items():
     child = os.fork()
     if child == 0:
         getattr(importlib.import_module(module), "define_flags", config_flags.define_run_flags)()
-        print("tfdist.main" if name == "main" else f"tfdist-{name}", *flag_help.own_flags(), flush=True)
+        print("tfdist.main" if name == "main" else f"tfdist-{name}", *words.own_flags(), flush=True)
         os._exit(0)
     os.waitpid(child, 0)
 """

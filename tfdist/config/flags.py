@@ -19,8 +19,8 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from tfdist.config import config_dict, saved_run, schema, validate
-from tfdist.config.command_line import closed_streams, flag_errors, flag_help, spec_arguments, words
+from tfdist.config import config_dict, saved_run, schema, specs, validate
+from tfdist.config.command_line import closed_streams, flag_errors, spec_arguments, words
 
 NONE_WORDS = ("none", "None")
 # Python's messages for flags of the tools.
@@ -139,10 +139,10 @@ def run(
         sys.path += saved_run.import_folders(path.partition(":")[0])
     if words.asks_for_help(sys.argv[1:]):
         with closed_streams.quiet():
-            print(flag_help.text(purpose, usage, RUN_FLAGS))
+            print(specs.part("help")(purpose, usage, RUN_FLAGS))
             if path and not flag_errors.file_problem(path):
                 parse([sys.argv[0], *words.config_arguments(sys.argv[1:])])
-                print(f"\n{flag_help.fields(path, flags.FLAGS['config'].value)}")
+                print(f"\n{specs.part('help.fields')(path, flags.FLAGS['config'].value)}")
         sys.exit(0)
     app.run(main, flags_parser=parser or parse)
 

@@ -17,6 +17,8 @@ SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 RENAMED = {"agreement": "consistency"}
 # What only some runs need: field -> function, imported by `specs.part`. `cluster`, `cluster.scope`: several workers.
 PARTS = {
+    "help": "tfdist.config.command_line.flag_help:text",
+    "help.fields": "tfdist.config.command_line.flag_help:fields",
     "callbacks": "tfdist.training.callbacks.callback_runner:make_callbacks",
     "evaluation": "tfdist.training.evaluation.saved_checkpoint:evaluate_only",
     "data.pipeline": "tfdist.data.textbook:pipeline",

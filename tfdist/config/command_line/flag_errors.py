@@ -13,7 +13,7 @@ from absl import flags
 
 from tfdist import configs
 from tfdist.config import config_dict, diff, saved_run, schema, text, user_code
-from tfdist.config.command_line import flag_help, spec_arguments, words
+from tfdist.config.command_line import spec_arguments, words
 
 _OVERRIDE = re.compile(r"(no)?config\.")
 # What a field is called elsewhere -> the field.
@@ -37,7 +37,7 @@ def check_names(argv: Sequence[str]) -> None:
         if field:
             value = "" if flag.value is None else f"={flag.value}"
             sys.exit(f"There is no flag --{flag.name}. Did you mean --config.{field}{value}? Received: {flag.word}")
-        near = text.closest(first.replace("-", "_"), [*flag_help.own_flags(), "help", "verbosity"], 0.5)
+        near = text.closest(first.replace("-", "_"), [*words.own_flags(), "help", "verbosity"], 0.5)
         hint = f" Did you mean --{near}{dot}{rest}?" if near else ""
         sys.exit(f"There is no flag --{flag.name}.{hint} --help lists all flags. Received: {flag.word}")
 

@@ -10,13 +10,12 @@ from absl import flags
 
 from tfdist.config import schema, specs
 from tfdist.config.command_line import meanings as meanings_lib
+from tfdist.config.command_line import words
 
 WIDTH = 100
 _COLUMN = 28
 # Placeholders of values, by the name of the flag.
 _PLACEHOLDERS = {"config": "FILE", "json": "FILE", "workdir": "DIR", "checkpoint": "WHICH"}
-# The help of a flag that only tfdist itself uses starts with this word; it is not shown.
-_INTERNAL = "Internal"
 
 
 def text(purpose: str, usage: str, run_flags: Sequence[str] = ()) -> str:
@@ -27,7 +26,7 @@ def text(purpose: str, usage: str, run_flags: Sequence[str] = ()) -> str:
         usage: the form of the command line.
         run_flags: the flags that belong to the run; they have a heading of their own.
     """
-    own = own_flags()
+    own = words.own_flags()
     of_run = [name for name in run_flags if name in own]
     others = [name for name in own if name not in of_run]
     lines = [f"usage: {usage}", "", *_wrap(purpose)]
@@ -37,15 +36,6 @@ def text(purpose: str, usage: str, run_flags: Sequence[str] = ()) -> str:
         lines += ["", "options:" if of_run else "flags:", *_describe(others)]
     stack = _row("--verbosity=1", "Shows the stack of an error as well.")
     return "\n".join([*lines, "", *_row("-h, --help", "Prints this text."), *stack])
-
-
-def own_flags() -> list[str]:
-    """Returns the names of the flags that tfdist defines and users may set, in order of definition."""
-    names = []
-    for module, defined in flags.FLAGS.flags_by_module_dict().items():
-        if not module.startswith(("absl.", "ml_collections.", "tensorflow")):
-            names += [flag.name for flag in defined if not f"{flag.help}".startswith(_INTERNAL)]
-    return names
 
 
 def _wrap(paragraphs: str) -> list[str]:

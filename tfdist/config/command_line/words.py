@@ -17,6 +17,8 @@ COMMANDS = [f"tfdist.{name}" for name in ("main", "launch", "run")]
 # Modules that do not exist, which mean the first command.
 _TRAINING = ("train", "training", "run", "fit")
 _HELP = {"h", "help", "helpfull", "helpshort", "?"}
+# The help of a flag that only tfdist itself uses starts with this word; it is not shown.
+_INTERNAL = "Internal"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,6 +42,15 @@ def read_flags(words: Sequence[str]) -> Iterator[Flag]:
     for word, after in itertools.pairwise([*words, ""]):
         if match := re.match(r"--?([A-Za-z?][\w.\[\]-]*)(?:=(.*))?", word, re.DOTALL):
             yield Flag(word, match[1], match[2], after)
+
+
+def own_flags() -> list[str]:
+    """Returns the names of the flags that tfdist defines and users may set, in order of definition."""
+    names = []
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if not module.startswith(("absl.", "ml_collections.", "tensorflow")):
+            names += [flag.name for flag in defined if not f"{flag.help}".startswith(_INTERNAL)]
+    return names
 
 
 def value_of(name: str, words: Sequence[str]) -> str:

@@ -65,14 +65,14 @@ def _flags(module: str, arguments: Sequence[str]) -> list[str]:
 
     from tfdist.config import diff
     from tfdist.config import flags as config_flags
-    from tfdist.config.command_line import flag_errors, flag_help
+    from tfdist.config.command_line import flag_errors
     from tfdist.config.command_line import words as words_lib
 
     imported = importlib.import_module(module)
     if hasattr(imported, "FLAGS"):
         return [*imported.FLAGS]
     getattr(imported, "define_flags", config_flags.define_run_flags)()
-    found = [f"--{name}{'' if flags.FLAGS[name].boolean else '='}" for name in flag_help.own_flags()]
+    found = [f"--{name}{'' if flags.FLAGS[name].boolean else '='}" for name in words_lib.own_flags()]
     path = words_lib.config_path(words_lib.complete(arguments))
     if "config" in flags.FLAGS and path and not flag_errors.file_problem(path):
         with (
