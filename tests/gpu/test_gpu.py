@@ -170,10 +170,10 @@ def assert_two_are_as_one(devices, tmp_path, implementation, *, workers, replica
 
 
 def test_no_step_copies_from_the_gpu(devices, tmp_path):
-    profiled = 40
+    profiled = 240
     options = (
         *FEW_STEPS,
-        *("--config.train.steps=60", "--config.report.every.steps=60", "--config.train.call_seconds=60"),
+        *("--config.train.steps=260", "--config.report.every.steps=260", "--config.train.call_seconds=60"),
         *("--config.report.tensorboard=true", f"--config.report.profile=[21,{20 + profiled}]"),
     )
     devices.train(tmp_path, *options, config=DIGITS)
@@ -182,7 +182,7 @@ def test_no_step_copies_from_the_gpu(devices, tmp_path):
     planes = [plane.name for plane in space.planes]
     assert any(name.startswith("/device:GPU" if devices.kind == "GPU" else "/host:CPU") for name in planes), planes
     found = accelerators.copies(space)
-    # Each execution returns one vector, and the last one is followed by the evaluation and the checkpoint.
+    # Each execution returns one vector, and the last one is followed by the evaluation and the checkpoint: some 50.
     assert found["MemcpyD2H"] < profiled / 2, found
     print(f"{profiled} steps: {dict(found)}")
 
