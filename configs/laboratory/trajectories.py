@@ -131,7 +131,7 @@ def run_multiples(workdir: Path, options: config.Config) -> None:
     """Trains with k times the batch and the rate, for each k of --linear_scaling; see `linear_scaling`."""
     from tfdist.configs.laboratory import linear_scaling
 
-    multiples = sorted({1, *scaling.parse_replicas(flags.FLAGS.linear_scaling)})
+    multiples = sorted({1, *scaling.parse_numbers("linear_scaling")})
     batch, steps, rate = options.data.batch_size, options.train.steps, options.learning_rate.peak
     check_objective(options)
     x, y = read_points(options)
@@ -163,11 +163,11 @@ def main(argv: list[str]) -> None:
         run_multiples(workdir, learning_rate.resolve(flags.FLAGS["config"].value))
         return
     backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
-    numbers = scaling.parse_replicas(flags.FLAGS.replicas)
+    numbers = scaling.parse_numbers("replicas")
     check_objective(flags.FLAGS["config"].value)
     trajectories: Trajectories = {}
     skipped = []
-    for batch in scaling.parse_replicas(flags.FLAGS.batches):
+    for batch in scaling.parse_numbers("batches"):
         for replicas in numbers:
             if batch % replicas:
                 skipped.append(f"batch {batch} is not divisible by {replicas} replicas: skipped")

@@ -162,5 +162,4 @@ def _has_config(word: str) -> bool:
 
 def _python_file(word: str) -> str:
     """Returns the file of a script, or of a config, which may be a shipped one; "" for other words."""
-    [flag] = words_lib.complete([word])
-    return flag.removeprefix("--config=").partition(":")[0] if flag != word else ""
+    return words_lib.config_named(word).partition(":")[0]

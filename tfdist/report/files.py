@@ -15,8 +15,11 @@ from typing import Any
 _MAX_LEVELS = 500
 
 
-def make_workdir(workdir: str | os.PathLike[str]) -> None:
+def make_workdir(workdir: str | os.PathLike[str], kind: str = "workdir") -> None:
     """Creates `workdir` if needed and checks that files can be written to it.
+
+    Args:
+        kind: what the message calls it.
 
     Raises:
         OSError: the directory cannot be created or written; names it.
@@ -29,11 +32,11 @@ def make_workdir(workdir: str | os.PathLike[str]) -> None:
     except OSError as error:
         if os.path.exists(workdir) and not os.path.isdir(workdir):
             raise NotADirectoryError(
-                f"The workdir {os.path.abspath(workdir)!r} is a file, and not a directory: choose another workdir."
+                f"The {kind} {os.path.abspath(workdir)!r} is a file, and not a directory: choose another {kind}."
             ) from None
         raise type(error)(
-            f"The workdir {os.path.abspath(workdir)!r} cannot be written: {error.strerror}. "
-            "Free space, fix its permissions, or choose another workdir."
+            f"The {kind} {os.path.abspath(workdir)!r} cannot be written: {error.strerror}. "
+            f"Free space, fix its permissions, or choose another {kind}."
         ) from None
 
 

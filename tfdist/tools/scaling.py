@@ -143,10 +143,11 @@ def more_rows(study: Study) -> tuple[tuple[str, ...], list[tuple[float | None, .
     return header, found
 
 
-def parse_replicas(words: Sequence[str]) -> list[int]:
-    """Reads a list of numbers, sorted and without duplicates; raises a ValueError if one is not an integer >= 1."""
+def parse_numbers(flag: str) -> list[int]:
+    """Reads the numbers of a flag, sorted and without duplicates; raises a ValueError if one is no integer >= 1."""
+    words = flags.FLAGS[flag].value
     if not words or not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise ValueError(f"--replicas must be numbers from 1 on, as 1,2,4. Received: {','.join(words)!r}")
+        raise ValueError(f"--{flag} must be numbers from 1 on, as 1,2,4. Received: {','.join(words)!r}")
     return sorted({int(word) for word in words})
 
 
@@ -174,7 +175,7 @@ def main(argv: list[str]) -> None:
     reached = None if values.target_run is None else time_to_target.read(Path(values.target_run).expanduser())
     noise = values.noise_scale is None and reached is None and not validate.noise_scale_problem(config)
     points = []
-    for replicas in parse_replicas(values.replicas):
+    for replicas in parse_numbers("replicas"):
         own = config.data.batch_size * (replicas if values.batch == "weak" else 1)
         print(f"{replicas} replica(s) by {backend}, batch {own} ...", flush=True)
         to = workdir / f"{values.batch}-{replicas}"

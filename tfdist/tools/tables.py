@@ -4,9 +4,15 @@ import csv
 import io
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tfdist.report import files
+
+
+def make_folder(folder: Path) -> None:
+    """Creates a folder for results if needed; raises OSError, which names it, if files cannot be written to it."""
+    files.make_workdir(folder, "folder of results")
 
 
 def text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -9,6 +9,7 @@ import sys
 
 import ml_collections
 import pytest
+from absl import flags
 
 from tfdist import config, configs
 from tfdist.config import config_dict, diff, schema, specs, validate
@@ -446,9 +447,11 @@ def test_a_command_line_that_cannot_be_meant_so_is_refused(command_line, argumen
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_config_file_may_be_given_without_its_flag(command_line):
+def test_a_config_file_may_be_given_without_its_flag(command_line, monkeypatch):
     with_flag, without = command_line("--config=base.py", "--config.seed=3"), command_line("base.py", "--config.seed=3")
     assert with_flag.returncode == without.returncode == 0 and with_flag.stdout == without.stdout
+    monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
+    flags.DEFINE_string("config", None, "", flag_values=flags.FLAGS)
     words = ["--workdir", "my.py", "configs/digits.py", "--config.seed=1"]
     assert words_lib.complete(words) == ["--workdir", "my.py", "--config=configs/digits.py", "--config.seed=1"]
     assert words_lib.complete(["--config", "a.py", "b.py"]) == ["--config", "a.py", "b.py"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
 from launching import REPOSITORY, worker_environment
 
 from tfdist import __main__ as command
@@ -90,10 +91,13 @@ def test_the_version_is_that_of_the_package():
     assert tfdist("--version") == (0, f"tfdist {importlib.metadata.version('tfdist')}\n", "")
 
 
-def test_a_shipped_config_is_named_without_its_folder_and_suffix():
+def test_a_shipped_config_is_named_without_its_folder_and_suffix(monkeypatch):
     from tfdist import configs
     from tfdist.config.command_line import words
 
+    monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
+    assert words.complete(["digits"]) == ["digits"]  # A command without a config: a page, or the name of a folder.
+    flags.DEFINE_string("config", None, "", flag_values=flags.FLAGS)
     found = f"--config={configs.FOLDER / 'digits.py'}"
     assert words.complete(["digits"]) == [found]
     assert words.complete(["--config=digits"]) == [found]

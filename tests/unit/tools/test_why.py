@@ -88,6 +88,9 @@ def test_a_state_that_only_one_run_recorded_twice_is_no_difference(tmp_path, cap
 
 def test_a_directory_without_hashes_is_refused(tmp_path, capsys):
     assert why.compare(str(tmp_path), str(tmp_path), replay=True) == 2
+    assert "has no run: it has no metrics.jsonl" in capsys.readouterr().err
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "start", "step": 0}\n')
+    assert why.compare(str(tmp_path), str(tmp_path), replay=True) == 2
     assert "has no hashes of states: give the workdir of a run" in capsys.readouterr().err
 
 

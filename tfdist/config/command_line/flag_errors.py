@@ -16,6 +16,7 @@ from tfdist.config import config_dict, diff, saved_run, schema, text, user_code
 from tfdist.config.command_line import spec_arguments, words
 
 _OVERRIDE = re.compile(r"(no)?config\.")
+_NO_CONFIG = "the file must define get_config(), which returns a tfdist.config.Config; see configs/digits.py."
 # What a field is called elsewhere -> the field.
 _USUAL_NAMES = {
     **dict.fromkeys(("lr", "rate", "learning_rate"), "learning_rate.peak"),
@@ -79,6 +80,9 @@ def check_file(argv: Sequence[str]) -> None:
     problem = file_problem(path)
     if problem:
         sys.exit(problem)
+    file = path.partition(":")[0]
+    if file.endswith(".py") and not re.search(rb"get_config|import \*", Path(file).read_bytes()):  # It is not run.
+        sys.exit(f"--config={path}: {_NO_CONFIG} A Keras script is started by tfdist run {file}")
 
 
 def file_problem(path: str) -> str:
@@ -119,7 +123,7 @@ def _explain_file(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}, `{(error.text or '').strip()}`: {error.msg}."
     if isinstance(error, KeyError) and error.args == ("get_config",):
-        return "the file must define get_config(), which returns a tfdist.config.Config; see configs/digits.py."
+        return _NO_CONFIG
     return user_code.explain(error) or f"{type(error).__name__}: {user_code.message(error)}"
 
 

@@ -108,12 +108,16 @@ def complete(words: Sequence[str]) -> list[str]:
         if found != path:
             return [*words[:index], f"--config={found}", *words[end:]]
         return _with_saved_config([*words[:index], path, *words[end:]]) if Path(path).is_dir() else words
-    for index, word in enumerate(words):
-        named = re.fullmatch(r"[^-].*\.py(:.*)?", word) or (word[:1] != "-" and configs.find(word) != word)
-        folder = "config" not in flags.FLAGS and Path(word).is_dir()  # Of a command about runs.
-        if named and not folder and not (index and _takes_a_value(words[index - 1])):
-            return [*words[:index], f"--config={configs.find(word)}", *words[index + 1 :]]
+    for index, word in enumerate(words if "config" in flags.FLAGS else ()):
+        if (named := config_named(word)) and not (index and _takes_a_value(words[index - 1])):
+            return [*words[:index], f"--config={named}", *words[index + 1 :]]
     return _with_saved_config(words)
+
+
+def config_named(word: str) -> str:
+    """Returns the path of a Python file, which may be a shipped config, if a word names one by its form; else ""."""
+    found = configs.find(word) if word[:1] != "-" else word
+    return found if found != word or re.fullmatch(r"[^-].*\.py(:.*)?", word) else ""
 
 
 def _with_saved_config(words: Sequence[str]) -> list[str]:

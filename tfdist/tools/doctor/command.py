@@ -42,7 +42,10 @@ def define_flags() -> None:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the command line; a config is not required."""
-    if "--gpu" in argv or words.config_path(argv[1:]):
+    given = [word for word in words.free(argv[1:]) if word[:1] != "-"] or words.config_path(argv[1:])
+    if given and "--gpu" in argv:
+        sys.exit("tfdist doctor: --gpu measures this machine: leave out the config, or --gpu.")
+    if given or "--gpu" in argv:
         return config_flags.parse(argv)
     rest = tool_words.parse_words(argv)
     config_flags.flags_only(rest[1:])

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     parts = [_fields_table(names, different), _metrics_table(runs, names), *_aspects(runs, names)]
     print("\n\n".join(_as_text(part) for part in parts))
     folder = Path(flags.FLAGS.out or os.path.commonpath([run.workdir.absolute() for run in runs])).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    tables.make_folder(folder)
     pictures = _draw(folder, runs, names, different)
     body = [page.note(f"{len(runs)} runs: {_words(paths)}"), *(_as_html(part) for part in parts)]
     body += [page.picture(title, path) for title, path in pictures.items()]

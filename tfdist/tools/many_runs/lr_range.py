@@ -130,13 +130,16 @@ def main(argv: list[str]) -> None:
         raise ValueError(
             f"--lowest must be above 0 and below --highest={values.highest:g}. Received: {values.lowest:g}"
         )
-    name = Path(shlex.split(values.script)[0]).stem if values.script else config_flags.config_name()
+    script = shlex.split(values.script or "")
+    if script and not Path(script[0]).is_file():
+        raise ValueError(f"--script={values.script}: there is no file {script[0]}.")
+    name = Path(script[0]).stem if script else config_flags.config_name()
     workdir = Path(values.workdir or f"runs/{name}-lr").expanduser()
     run, log = workdir / "run", workdir / "run.log"
     shutil.rmtree(run, ignore_errors=True)  # Of an earlier test, which would be resumed.
     print(f"{values.steps} steps, with rates from {values.lowest:g} to {values.highest:g} ...", flush=True)
-    if values.script:
-        found = of_script(shlex.split(values.script), run, log)
+    if script:
+        found = of_script(script, run, log)
     else:
         own = settings(values["config"].value, values.lowest, values.highest, values.steps)
         changes = [*words.config_arguments(sys.argv[1:]), *own, f"--workdir={run}"]

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -155,14 +156,23 @@ def read_array(path: Path, key: str, shape: Sequence[int | None] | None) -> np.n
     Raises:
         ValueError: no array fits.
     """
-    loaded = np.load(path)
-    arrays = {key: loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    arrays = _load(path, key)
     fitting = {name: value for name, value in arrays.items() if shape is None or _fits(value.shape[1:], shape)}
     if key in fitting or len(fitting) == 1:
         return fitting[key] if key in fitting else next(iter(fitting.values()))
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items())
     wanted = f"[n, {', '.join('any' if size is None else str(size) for size in shape or ())}]"
     raise ValueError(f"{path} must have one array {wanted}, or name it {key!r}. It has: {shapes}")
+
+
+def _load(path: Path, key: str) -> dict[str, np.ndarray]:
+    """Returns the arrays of a .npz file by name, or that of a .npy file as `key`."""
+    try:
+        loaded = np.load(path)
+        return {key: loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        reason = str(error).partition(". ")[0]
+        raise ValueError(f"{path} is damaged, or holds no arrays of numbers: {reason}. Write it again.") from None
 
 
 def read_arrays(path: Path, shapes: Mapping[str, Sequence[int | None]]) -> dict[str, np.ndarray]:
@@ -174,8 +184,8 @@ def read_arrays(path: Path, shapes: Mapping[str, Sequence[int | None]]) -> dict[
     Raises:
         ValueError: an array is missing or does not fit, or their lengths differ.
     """
-    loaded = np.load(path)
-    arrays = {} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    arrays = _load(path, "")
+    arrays.pop("", None)
     fitting = {name: arrays[name] for name in shapes if name in arrays and _fits(arrays[name].shape[1:], shapes[name])}
     if len(fitting) < len(shapes) or len({len(value) for value in fitting.values()}) > 1:
         wanted = ", ".join(

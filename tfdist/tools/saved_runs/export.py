@@ -19,6 +19,7 @@ from absl import flags, logging
 
 from tfdist.cluster import process_exit
 from tfdist.config.command_line import tool_words
+from tfdist.tools import tables
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
@@ -81,7 +82,7 @@ def run(workdir: str) -> int:
     stem = "model" if flags.FLAGS.checkpoint == "newest" and to != "keras" else f"model-{flags.FLAGS.checkpoint}"
     name = stem.replace("model", "savedmodel") if to == "savedmodel" else f"{stem}{suffix}"
     path = Path(flags.FLAGS.out or saved.workdir / name).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    tables.make_folder(path.parent)
     inputs = formats.example_inputs(model)
     expected = formats.outputs_of(model, inputs)
     found = write(model, path, inputs)

@@ -93,7 +93,7 @@ def run(workdir: str, words: Sequence[str]) -> int:
         probability = meaning.probabilities(found, logits=predict.gives_logits(saved))
         classes = meaning.class_names(saved.classes, probability.shape[1])
         out = Path(flags.FLAGS.out or saved.workdir / "inspect").expanduser()
-        out.mkdir(parents=True, exist_ok=True)
+        tables.make_folder(out)
         write(out, saved, source, known, probability, labels, classes)
     cluster.leave()
     return 0

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
         )
     path = Path(values.out or shared / ("scaling" if studies else "curves")).expanduser()
     path = path.with_suffix("") if path.suffix in (".png", ".svg") else path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    tables.make_folder(path.parent)
     if studies:
         studies += [scaling_results.read_published(name) for name in values.published]
         print(style.save(path, lambda: scaling.draw(studies)))

@@ -46,9 +46,8 @@ def define_flags() -> None:
 def define_model_flags() -> None:
     """Defines the flags of the commands that call the model of a run."""
     flags.DEFINE_string("checkpoint", "newest", 'The weights: "newest", "best" or a step.')
-    flags.DEFINE_integer(
-        "batch_size", None, "Examples of a step over all replicas. Default: as in the run's evaluation."
-    )
+    text = "Examples of a step over all replicas. Default: as in the run's evaluation."
+    flags.DEFINE_integer("batch_size", None, text, lower_bound=1)
     flags.DEFINE_integer("gpus", None, "GPUs of each worker; 0: the CPU. Default: all.", lower_bound=0)
 
 
@@ -259,7 +258,7 @@ def run(workdir: str, words: Sequence[str]) -> int:
 
     saved = saved_lib.open_run(workdir)
     if flags.FLAGS.out:  # Before the prediction, which may take long.
-        Path(flags.FLAGS.out).expanduser().parent.mkdir(parents=True, exist_ok=True)
+        tables.make_folder(Path(flags.FLAGS.out).expanduser().parent)
     cluster = connect(saved)
     outputs, source = outputs_of_files(saved, cluster, words)
     classes = None

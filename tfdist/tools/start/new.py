@@ -13,6 +13,7 @@ opened by the source that the config names, and are not copied.
 
 import keyword
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -80,7 +81,9 @@ def write(folder: Path, kind: str, data: str = "", label: str = "") -> str:
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
         (folder / file).write_text(content)
-    return "\n".join([*lines, f"written    {folder}: {', '.join(files)}", "", f"    cd {folder} && {command}"])
+    return "\n".join(
+        [*lines, f"written    {folder}: {', '.join(files)}", "", f"    cd {shlex.quote(str(folder))} && {command}"]
+    )
 
 
 def _look(kind: str, data: str, label: str) -> look.Data:

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     print(tables.text(*by_cause(whole)))
     print(f"\n{in_words(whole)}")
     folder = Path(flags.FLAGS.out or os.path.commonpath([workdir.absolute() for workdir in found])).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    tables.make_folder(folder)
     files.write_json(folder / "cost.json", {"runs": [bill.to_json() for bill in known], "all": whole.to_json()})
     drawn = [*known, whole] if len(known) > 1 else known
     said = style.save(Path(selection.short(folder / "cost")), lambda: causes.draw(drawn))

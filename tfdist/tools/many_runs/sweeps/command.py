@@ -120,6 +120,9 @@ def make_plan() -> tuple[Plan, list[schema.Config]]:
         raise ValueError("there is nothing to vary: add --set FIELD=VALUES, such as --set seed=0..4.")
     if values.suggest and (values.random or values.prune):
         raise ValueError("--suggest=N lets Optuna choose the runs: leave out --random, and prune by --pruner.")
+    alone = next((name for name in ("sampler", "pruner") if flags.FLAGS[name].present and not values.suggest), None)
+    if alone:
+        raise ValueError(f"--{alone} has no effect without --suggest=N, which lets Optuna propose the runs.")
     shared = tuple(words.config_arguments(sys.argv[1:]))
     fixed = {*words.overrides(shared)}
     twice = next((field.name for field in fields if field.name in fixed), None)

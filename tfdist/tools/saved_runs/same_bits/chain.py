@@ -71,6 +71,8 @@ def first_different(first: Chain, second: Chain) -> int | None:
 def read(workdir: Path) -> Chain:
     """Reads the records of a workdir; raises ValueError if there are none, or the file cannot be read."""
     records = read_back.read_records(workdir / metrics_file.METRICS)
+    if not records and not (workdir / metrics_file.METRICS).exists():
+        raise ValueError(f"{workdir} has no run: it has no {metrics_file.METRICS}. Give the workdir of a run.")
     states = [one for one in records if one.get("kind") == "state"]
     if not states:
         raise ValueError(

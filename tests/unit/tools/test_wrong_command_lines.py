@@ -1,0 +1,60 @@
+"""Mistakes on the command lines of the tools: one message, which says what to do, before anything starts."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from launching import REPOSITORY, worker_environment
+
+from tfdist.tools import tables
+from tfdist.tools.saved_runs import examples
+
+
+def tfdist(cwd, *words):
+    """Runs a command; returns its exit code and what it printed."""
+    env = worker_environment(PYTHONPATH=str(REPOSITORY))
+    command = [sys.executable, "-m", "tfdist", *words]
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # Words that are names of shipped configs or end in ".py", for commands without a config.
+        (["new", "digits"], "tfdist new: give a name and one kind of data: "),
+        (["docs", "mine.py"], "tfdist docs: no page has 'mine.py'. "),
+        (["doctor", "mine"], "There is no config file, no config of tfdist and no run 'mine'. "),
+        (["doctor", "--gpu", "digits"], "tfdist doctor: --gpu measures this machine: leave out the config, or --gpu."),
+        (["why", "a", "b"], "tfdist why: {cwd}/a has no run: it has no metrics.jsonl. "),
+        (["lr_range", "--script=none.py"], "tfdist lr_range: --script=none.py: there is no file none.py."),
+        (["sweep", "digits", "--set=seed=0", "--pruner=X"], "tfdist sweep: --pruner has no effect without --suggest=N"),
+        (["train", "mine.py"], "--config=mine.py: the file must define get_config(), "),
+        (["launch", "--workers=2", "--epochs=1", "mine.py"], "tfdist.launch: --epochs=1 is no flag of the launcher, "),
+        (["predict", "run", "x.png", "--batch_size=0"], "--batch_size=0: "),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_a_mistake_is_one_message(tmp_path, words, message):
+    (tmp_path / "mine.py").write_text("open('started', 'w')\n")
+    code, printed = tfdist(tmp_path, *words)
+    assert code and printed.startswith(message.format(cwd=tmp_path)) and printed.count("\n") == 1, printed
+    assert not (tmp_path / "started").exists()  # A script is not run as a config.
+
+
+@pytest.mark.parametrize("content", [b"no archive", b"", np.array([{}]).dumps()], ids=["text", "empty", "pickled"])
+@pytest.mark.parametrize("name", ["a.npz", "a.npy"])
+def test_a_damaged_file_of_arrays_is_named(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    for read in (lambda path: examples.read_array(path, "x", None), lambda path: examples.read_arrays(path, {"x": ()})):
+        with pytest.raises(ValueError, match=f"{name} is damaged, or holds no arrays of numbers: .* Write it again"):
+            read(tmp_path / name)
+
+
+@pytest.mark.unit
+def test_a_folder_of_results_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"The folder of results '.*/file' is a file, and not a directory"):
+        tables.make_folder(tmp_path / "file")
