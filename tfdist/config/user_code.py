@@ -1,5 +1,6 @@
 """Explains an error that was raised in a user's function: file, line and code, in one paragraph. No TensorFlow."""
 
+import glob
 import linecache
 import os
 import re
@@ -15,13 +16,27 @@ from tfdist.config.text import closest
 
 # The folder of tfdist.
 PACKAGE = os.path.join(Path(__file__).parents[1], "")
-_LIBRARIES = tuple(
-    os.path.join(path, "")
-    for path in {
+
+
+def _libraries() -> tuple[str, ...]:
+    """Returns the folders of Python, tfdist and all packages, those outside of Python's own folders included.
+
+    `pip install --target` and the modules of clusters make such folders, which PYTHONPATH names: pip has left its
+    records there. The folder of the script and the current one are the user's in any case.
+    """
+    found = {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
         *(*site.getsitepackages(), site.getusersitepackages(), PACKAGE),
     }
-)
+    script = getattr(sys.modules["__main__"], "__file__", None) or ""
+    users = {os.getcwd(), os.path.dirname(os.path.abspath(script))}
+    for path in {os.path.abspath(path) for path in sys.path} - found - users:
+        if glob.glob("*.dist-info", root_dir=path):
+            found.add(path)
+    return tuple(os.path.join(path, "") for path in found)
+
+
+_LIBRARIES = _libraries()
 _PYTHON = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -2,10 +2,13 @@
 
 import importlib
 import json
+import os
+import subprocess
 import sys
 
 import numpy as np
 import pytest
+from processes import REPOSITORY
 
 from tfdist.config import user_code
 
@@ -63,3 +66,42 @@ def test_an_error_without_code_of_the_user_is_not_explained():
 
 def test_colours_are_removed():
     assert user_code.message(ValueError("\x1b[1mred\x1b[0m and\n  blue")) == "red and blue"
+
+
+SCRIPT = """
+from tfdist.config import user_code
+import lab_of_user_code
+
+try:
+    lab_of_user_code.objective({})
+except KeyError as error:
+    print(user_code.place(error))
+print(user_code.is_users(lab_of_user_code.__file__), user_code.is_users(__file__))
+"""
+
+
+@pytest.mark.parametrize(
+    ("packages", "expected"),
+    [
+        ("site", ["use.py, line 6, `lab_of_user_code.objective({})`", "False True"]),
+        ("scripts", ['lab_of_user_code.py, line 5, `return batch["images"]`', "True True"]),
+    ],
+)
+def test_packages_in_a_folder_of_pythonpath_are_no_code_of_the_user(tmp_path, packages, expected):
+    """As `pip install --target=site` leaves them; beside a script a module may be the user's, and counts as it."""
+    for folder in {"scripts", packages}:
+        (tmp_path / folder).mkdir()
+    (tmp_path / "scripts" / "use.py").write_text(SCRIPT)
+    (tmp_path / packages / "lab_of_user_code.py").write_text(LAB)
+    (tmp_path / packages / "lab_of_user_code-1.0.dist-info").mkdir()
+    path = os.pathsep.join([str(REPOSITORY), str(tmp_path / packages)])
+    done = subprocess.run(
+        [sys.executable, tmp_path / "scripts" / "use.py"],
+        env=os.environ | {"PYTHONPATH": path},
+        cwd=tmp_path / "scripts",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.splitlines() == expected
