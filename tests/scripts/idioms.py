@@ -176,6 +176,45 @@ def scaled_losses():
     return [model.optimizer.built, found, model.get_weights()]
 
 
+class MoreValues(keras.Model):
+    """Its compute_metrics returns more values: of the last batch, and computed with results of metrics."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        found = super().compute_metrics(x, y, y_pred, sample_weight)
+        error = ops.mean(ops.abs(y - y_pred))
+        return found | {"error": error, "quotient": found["mean_squared_error"] / found["mean_absolute_error"]}
+
+
+class MoreResults(keras.Model):
+    """Its get_metrics_result returns one more value."""
+
+    def get_metrics_result(self):
+        found = super().get_metrics_result()
+        return found | {"quotient": found["mean_squared_error"] / found["mean_absolute_error"]}
+
+
+class Recorder(keras.callbacks.Callback):
+    """Keeps the logs of batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.found.append(dict(logs))
+
+
+def values_under_new_names():
+    found = []
+    for kind in (MoreValues, MoreResults):
+        model, recorder = network(kind=kind), Recorder()
+        model.compile("sgd", "mse", metrics=["mean_squared_error", "mean_absolute_error"])
+        given = {"batch_size": 7, "verbose": 0}
+        history = model.fit(X, Y, shuffle=False, callbacks=[recorder], validation_data=(X, Y), **given).history
+        found += [history, recorder.found, model.evaluate(X, Y, return_dict=True, **given), model.get_weights()]
+    return found
+
+
 class Stop(keras.callbacks.Callback):
     """Requests the end of training, of an evaluation or of a prediction in a hook, at an index."""
 
@@ -224,6 +263,6 @@ IDIOMS = (
     *(batches_of_numbers, frozen, none_for_weights, added_loss_alone),
     *(rows_of_predict_step, numbers_of_predict_step, outputs_of_other_lengths),
     *(stopped_at_the_begin, stopped_evaluations_and_predictions),
-    *(all_parts_of_a_batch, scaled_losses),
+    *(all_parts_of_a_batch, scaled_losses, values_under_new_names),
 )
 print(json.dumps({idiom.__name__: dict(numbers(idiom())) for idiom in IDIOMS}))

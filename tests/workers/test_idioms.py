@@ -15,7 +15,7 @@ NAMES = (
     *("batches_of_numbers", "frozen", "none_for_weights", "added_loss_alone"),
     *("rows_of_predict_step", "numbers_of_predict_step", "outputs_of_other_lengths"),
     *("stopped_at_the_begin", "stopped_evaluations_and_predictions"),
-    *("all_parts_of_a_batch", "scaled_losses"),
+    *("all_parts_of_a_batch", "scaled_losses", "values_under_new_names"),
 )
 
 

@@ -79,6 +79,9 @@ class CompiledObjective(ModelObjective):
                 logs[metric.name] = totals[metric.name] / totals["examples"]
                 continue
             logs |= compiled_model.flat({metric.name: metric.result()})
+        if compiled_model.overrides(self.model, "get_metrics_result"):
+            self.of_epoch(logs)
+            logs = compiled_model.flat(self.model.get_metrics_result())
         return {name: compiled_model.as_keras(value) for name, value in logs.items()}
 
     def of_epoch(self, logs: dict[str, Any]) -> dict[str, Any]:
@@ -133,20 +136,16 @@ class CompiledObjective(ModelObjective):
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
 
     def _update_metrics(self, element: Element, predictions: Any, *, training: bool) -> None:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
-        own = compiled_model.overrides(self.model, "compute_metrics")
+        _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
         metrics = compiled_model.metrics(self.model)
-        if metrics is None and not own:
+        if metrics is None:
             return
 
         # Not a branch, for which the host would wait for a GPU.
         variables = self.model.metrics_variables if self.may_be_empty else []
         kept = [(one, tf.convert_to_tensor(one.value)) for one in variables if not metric_state.is_whole(one)]
         with rows_lib.current(self._rows(element, training=training)):
-            if own:
-                self.model.compute_metrics(x, y, predictions, sample_weight)
-            else:
-                metrics.update_state(y, predictions, sample_weight)
+            metrics.update_state(y, predictions, sample_weight)
         for variable, old in kept:
             variable.assign(tf.where(element["count"] > 0, variable.value, old))
 

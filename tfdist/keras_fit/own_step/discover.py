@@ -33,6 +33,8 @@ class Discovered:
     numbers: tuple[str, ...]
     # All reported names, in the order of Keras' logs.
     names: tuple[str, ...]
+    # The metrics with whose results the step computes, such as a ratio of two.
+    used: tuple[keras.Metric, ...]
     # The optimizers that the step applies, in order, each with the variables of its first apply.
     optimizers: tuple[tuple[keras.optimizers.Optimizer, list[Any]], ...]
 
@@ -60,6 +62,7 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
     function = function_of(model, name)
     applied: dict[int, tuple[keras.optimizers.Optimizer, list[Any]]] = {}
     found: list[Any] = []
+    used: list[keras.Metric] = []
 
     def apply(optimizer: Any, original: Any, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
         applied.setdefault(id(optimizer), (optimizer, list(variables or ())))
@@ -69,9 +72,10 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
         zero = tf.zeros([], tf.int64)
         rows = Rows(low=zero, count=zero + 1, total=zero + 1, most=1, replicas=cluster.num_replicas)
         step = ReplicaStep(rows=rows, apply=apply, without_effect=True)
-        with replica_step.tracing(step), _note_results(model) as noted:
+        with replica_step.tracing(step), _note_results(model) as (noted, results):
             values = _flat(function(data), f"{type(model).__name__}.{name}")
         found.extend((values, noted))
+        used.extend(metric for metric, tensors in results if any(map(_is_used, tensors)))
 
     if model.run_eagerly:
         with cluster.scope(), keras.StatelessScope(collect_losses=True):
@@ -95,6 +99,7 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
         metrics={key: noted[id(value)] for key, value in values.items() if id(value) in noted},
         numbers=tuple(key for key, value in values.items() if id(value) not in noted),
         names=tuple(values),
+        used=tuple({id(metric): metric for metric in used}.values()),
         optimizers=tuple(applied.values()),
     )
 
@@ -120,17 +125,27 @@ def _sort_names(values: dict[str, Any]) -> dict[str, Any]:
     return {name: _sort_names(value) if isinstance(value, dict) else value for name, value in sorted(values.items())}
 
 
+def _is_used(result: Any) -> bool:
+    """Returns whether an operation of the step uses a metric's result; it may, where operations are not known."""
+    return tf.executing_eagerly() or (isinstance(result, tf.Tensor) and bool(result.consumers()))
+
+
 @contextlib.contextmanager
-def _note_results(model: keras.Model) -> Iterator[dict[int, tuple[keras.Metric, str | None]]]:
-    """Notes which tensors are results of metrics: id(tensor) -> the metric, and the key if its result is a dict."""
+def _note_results(model: keras.Model) -> Iterator[tuple[dict, list]]:
+    """Notes which tensors are results of metrics.
+
+    Returns:
+        id(tensor) -> the metric, and the key if its result is a dict; and each metric with its results.
+    """
     noted: dict[int, tuple[keras.Metric, str | None]] = {}
     # The tensors must live as long as their ids are used.
-    kept: list[Any] = []
+    kept: list[tuple[keras.Metric, list[Any]]] = []
 
     def note(metric: keras.Metric, original: Callable[[], Any]) -> Any:
         result = original()
-        kept.append(result)
-        for key, value in compiled_model.flat(result).items() if isinstance(result, dict) else [(None, result)]:
+        parts = compiled_model.flat(result) if isinstance(result, dict) else {None: result}
+        kept.append((metric, list(parts.values())))
+        for key, value in parts.items():
             noted[id(value)] = (metric, key)
         return result
 
@@ -139,4 +154,4 @@ def _note_results(model: keras.Model) -> Iterator[dict[int, tuple[keras.Metric, 
     with contextlib.ExitStack() as stack:
         for metric in metrics:
             stack.enter_context(patch(metric, "result", functools.partial(note, metric)))
-        yield noted
+        yield noted, kept

@@ -67,6 +67,7 @@ class OwnStepObjective(ModelObjective):
         discovered = self.train if kind == "train" else self.test
         metrics = metric_variables(self.model, self.train, self.test) if self.may_be_empty else []
         kept = [(one, tf.convert_to_tensor(one.value)) for one in metrics if not metric_state.is_whole(one)]
+        step.before.update((id(one), value) for one, value in kept)
         if kind == "train":
             trainer.begin_forward_pass(0)
         else:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import user_code
-from tfdist.keras_fit.whole_batch import reductions
+from tfdist.keras_fit.whole_batch import metric_state, reductions
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.training import api as trainer
@@ -42,6 +42,8 @@ class ReplicaStep:
     assigned: dict[str, set[str]] = dataclasses.field(default_factory=dict)
     # Variables, by id, that are averaged over the replicas after the step.
     statistics: set[int] = dataclasses.field(default_factory=set)
+    # Values of metrics' variables before the step, by id, which hold where a shard is empty.
+    before: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     # Set while the step is traced only to see what it does: gradients of variables are then zeros.
     without_effect: bool = False
     # The graph of the step; branches, loops and functions inside it have graphs of their own.
@@ -160,6 +162,23 @@ class ReplicaStep:
             return tf.ones_like(target) * tf.cast(reductions.share(target, self.rows), target.dtype)
         per_example = len(target.shape) > 0 and target.shape[0] == self.rows.count
         return tf.ones_like(target) / tf.cast(self.rows.weight if per_example else 1.0, target.dtype)
+
+    def result_of(self, original: Callable[[], Any], metric: keras.Metric) -> Any:
+        """Returns the result of a metric over the examples of all replicas, with which the step computes."""
+        if self.without_effect or self.rows.replicas == 1 or self.in_branch:
+            return original()
+        sums = [(one, self._sum(one)) for one in metric.variables if not metric_state.is_whole(one)]
+        with keras.StatelessScope(state_mapping=sums):
+            return original()
+
+    def _sum(self, variable: keras.Variable) -> tf.Tensor:
+        value = tf.identity(variable.value)  # On the device of the replica: a collective needs it.
+        if id(variable) in self.before:
+            value = tf.where(self.rows.count > 0, value, self.before[id(variable)])
+        total = trainer.sum_differentiable(value)
+        if not tf.executing_eagerly():
+            self.rows.equal.add(total.op)
+        return total
 
     def assign(self, original: Callable[..., Any], variable: keras.Variable, value: Any) -> Any:
         """Assigns `value` as on one device, if it is made of means and sums over the examples; records the line.

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
+from tfdist.config.patching import patch
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
@@ -31,9 +32,9 @@ class OwnStep:
 
 
 def overrides(model: keras.Model) -> tuple[str, ...]:
-    """Returns which of "train_step" and "test_step" the model overrides."""
-    steps = ("train_step", "test_step")
-    return tuple(name for name in steps if compiled_model.overrides(model, name))
+    """Returns which of its methods the model overrides whose results are those of a step."""
+    methods = ("train_step", "test_step", "compute_metrics")
+    return tuple(name for name in methods if compiled_model.overrides(model, name))
 
 
 def auto_jit_compile(cluster: Cluster, model: keras.Model) -> bool:
@@ -71,6 +72,9 @@ def prepare(
     stack.enter_context(patches.expect_sums(optimizers, cluster))
     reported = [metric for of in found.values() for metric, _ in of.metrics.values()]
     stack.enter_context(batch_metrics.compute_on_whole_batch(cluster, [*batch_metrics.metrics_of(model), *reported]))
+    for metric in {id(one): one for of in found.values() for one in of.used}.values():
+        result = functools.partial(replica_step.ReplicaStep.result_of, metric=metric)
+        stack.enter_context(patch(metric, "result", functools.partial(replica_step.call_in_step, result)))
     with cluster.scope():
         last_numbers = {kind: _per_replica(len(of.numbers)) for kind, of in found.items()}
         steps = keras.Variable(0, dtype="int64", trainable=False, name="steps")

@@ -74,8 +74,7 @@ class Shards:
 
 def _problems(model: keras.Model) -> Iterator[str]:
     name = type(model).__name__
-    own = [*own_setup.overrides(model)]
-    own += [one for one in ("compute_loss", "compute_metrics") if compiled_model.overrides(model, one)]
+    own = [*own_setup.overrides(model), *(["compute_loss"] if compiled_model.overrides(model, "compute_loss") else [])]
     if own:
         yield f"{name} has its own {own[0]}, which may compute what is not divided into shards"
     if model.jit_compile:

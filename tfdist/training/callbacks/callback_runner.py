@@ -148,8 +148,10 @@ class CallbackRunner(NoCallbacks):
         return bool(getattr(self._model, _STOPS[kind], False))
 
     def call(self, hook: str, index: int | None = None, logs: dict[str, Any] | None = None) -> None:
-        if hook in ("on_test_begin", "on_predict_begin"):
-            setattr(self._model, _STOPS[hook.split("_")[1]], False)
+        if hook == "on_test_begin":
+            self._model.stop_evaluating = False
+        elif hook == "on_predict_begin":
+            self._model.stop_predicting = False
         # Sorted and rounded like Keras' own: the last bits of a sum depend on the steps per execution.
         arguments = ([] if index is None else [index]) + [_round(logs or {})]
         synchronised = hook in self._needed.synchronised and self._cluster.num_workers > 1
@@ -291,8 +293,8 @@ class CallbackRunner(NoCallbacks):
         if workers[0, 2]:
             collective_guard.announce(self._cluster, collective_guard.Outcome(raised=failed))
             raise failed
-        for attribute, stop in zip(_STOPS.values(), workers[0, 3:], strict=True):
-            setattr(self._model, attribute, bool(stop))
+        stops = [bool(stop) for stop in workers[0, 3:]]
+        self._model.stop_training, self._model.stop_evaluating, self._model.stop_predicting = stops
         if np.any(workers[:, 1]):
             self._variables.copy()
         if rate is not None and workers[0, 0] != mine:
