@@ -53,7 +53,8 @@ def get_config(path: str | None = None) -> c.Config:
         learning_rate=c.LearningRate(
             peak=1e-3, schedule={"target": "tfdist.zoo.schedules:cosine", "final": 0.1}, warmup_epochs=0.02
         ),
-        train=c.Train(steps=2000, clip_norm=1.0),
+        # XLA also on CPUs: of a network this small it merges many short operations (docs/speed.md).
+        train=c.Train(steps=2000, clip_norm=1.0, xla=True),
         evaluation=c.Evaluation(every=c.Every(steps=500)),
         checkpoint=c.Checkpoint(every=c.Every(steps=500)),
         callbacks=[{"target": f"{network}:Sample", "characters": characters, "length": LENGTH}],
