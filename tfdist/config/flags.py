@@ -23,8 +23,16 @@ from tfdist.config import config_dict, saved_run, schema, specs, validate
 from tfdist.config.command_line import closed_streams, flag_errors, spec_arguments, words
 
 NONE_WORDS = ("none", "None")
-# Python's messages for flags of the tools.
-_INTEGER, _NUMBER = re.compile(r"invalid literal for int\(\).*"), re.compile(r"could not convert string to float.*")
+# Messages of Python and absl for the values of flags, and what is said instead.
+_PLAIN = {
+    r"invalid literal for int\(\).*": "must be a whole number",
+    r"could not convert string to float.*": "must be a number",
+    r"\S+ is not (?:integer|number) >= (.*)": r"must be at least \1",
+    r"(\S+) is not a positive integer": r"must be at least 1",
+    r"\S+ is not a non-negative (?:integer|number)": "must be at least 0",
+    r"\S+ is not an? (?:integer|number) in the range \[(.*), (.*)\]": r"must be from \1 to \2",
+    r"value should be one of <(.*)>": r"must be one of \1",
+}
 # Names of the flags that `define_run_flags` defines.
 RUN_FLAGS = ("config", "workdir", "mode", "checkpoint", "allow_config_changes")
 
@@ -162,8 +170,7 @@ def parse(argv: list[str]) -> list[str]:
     except flags.Error as error:
         if has_config:
             flag_errors.explain(argv)
-        text = _INTEGER.sub("must be a whole number", str(error).removeprefix("flag "))
-        sys.exit(_NUMBER.sub("must be a number", text))
+        sys.exit(plain(error))
     except Exception:
         if has_config:
             flag_errors.explain(argv)
@@ -178,6 +185,14 @@ def parse(argv: list[str]) -> list[str]:
     for name, value in flags.FLAGS["config"].override_values.items():
         _none_where_meant(config, name, value)
     return rest
+
+
+def plain(error: flags.Error) -> str:
+    """Returns what is wrong with the value of a flag: "--epochs=x: must be a whole number"."""
+    text = str(error).removeprefix("flag ")
+    for found, said in _PLAIN.items():
+        text = re.sub(found, said, text)
+    return text
 
 
 def flags_only(arguments: Sequence[str]) -> None:

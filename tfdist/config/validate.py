@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from tfdist.config import diff, schema, specs
+from tfdist.config import diff, schema, text
 
 
 def validate(config: schema.Config) -> None:
@@ -42,8 +42,9 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
         if typing.get_origin(hint) is Literal:
             choices = typing.get_args(hint)
             if value not in choices:
-                near = specs.nearest(value, list(choices)) if isinstance(value, str) else ""
-                yield f"{prefix}{field.name} must be one of {', '.join(choices)}.{near} Received: {value!r}"
+                near = text.closest(value, choices, 0.5) if isinstance(value, str) else ""
+                hint = f" Did you mean {near!r}?" if near else ""
+                yield f"{prefix}{field.name} must be one of {', '.join(choices)}.{hint} Received: {value!r}"
         elif type(value) not in allowed:
             names = " or ".join("None" if t is types.NoneType else t.__name__ for t in allowed)
             yield f"{prefix}{field.name} must be {names}. Received: {value!r} ({type(value).__name__})"

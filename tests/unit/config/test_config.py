@@ -154,6 +154,7 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("train.precision", "bfloat", r"must be one of auto, float32, .* Did you mean 'bfloat16'\? Received: 'bfloat'"),
         ("communication.implementation", "mpi", r"must be one of auto, nccl, ring\..* Received: 'mpi'"),
         ("communication.dtype", "fp8", r"must be one of float32, bfloat16, float16\. .*Received: 'fp8'"),
+        ("data.cache", "disk", r"must be one of none, raw, prepared\. Received: 'disk'"),
         ("learning_rate.scaling", "liner", r"must be one of none, linear, sqrt\. Did you mean 'linear'\?"),
         ("checkpoint.best_mode", "maximum", r"must be one of max, min\..* Received: 'maximum'"),
         ("callbacks", {"target": "a:b"}, r"must be list\. Received: \{'target': 'a:b'\} \(dict\)"),

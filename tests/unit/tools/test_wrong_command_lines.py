@@ -33,7 +33,14 @@ def tfdist(cwd, *words):
         (["sweep", "digits", "--set=seed=0", "--pruner=X"], "tfdist sweep: --pruner has no effect without --suggest=N"),
         (["train", "mine.py"], "--config=mine.py: the file must define get_config(), "),
         (["launch", "--workers=2", "--epochs=1", "mine.py"], "tfdist.launch: --epochs=1 is no flag of the launcher, "),
-        (["predict", "run", "x.png", "--batch_size=0"], "--batch_size=0: "),
+        # Values of flags, for commands with and without a config.
+        (["predict", "run", "x.png", "--batch_size=0"], "--batch_size=0: must be at least 1\n"),
+        (["predict", "run", "x.png", "--gpus=-1"], "--gpus=-1: must be at least 0\n"),
+        (["predict", "run", "x.png", "--gpus=x"], "--gpus=x: must be a whole number\n"),
+        (["lr_range", "digits", "--steps=0"], "--steps=0: must be at least 20\n"),
+        (["burnin", "--slow=2"], "--slow=2: must be from 0.0 to 1.0\n"),
+        (["burnin", "--slow=x"], "--slow=x: must be a number\n"),
+        (["train", "digits", "--mode=x"], "--mode=x: must be one of train|eval\n"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )

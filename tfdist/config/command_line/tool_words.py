@@ -18,7 +18,7 @@ def parse_words(argv: list[str], *, least: int = 0, most: float = math.inf, want
     try:
         found = flags.FLAGS(argv)
     except flags.Error as error:
-        sys.exit(str(error).removeprefix("flag "))
+        sys.exit(config_flags.plain(error))
     return found if least < len(found) <= most + 1 else sys.exit(wanted)
 
 
