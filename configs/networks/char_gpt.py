@@ -4,12 +4,14 @@ After nanoGPT (github.com/karpathy/nanoGPT): blocks with normalisation first, no
 only. The output layer has weights of its own, where nanoGPT uses those of the embedding.
 """
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers, ops
 
 
@@ -132,12 +134,13 @@ def write(
         raise ValueError(f"start must not be empty, and temperature be above 0. Received: {start!r}, {temperature}")
     known, draws = {one: number for number, one in enumerate(characters)}, np.random.default_rng(seed)
     numbers = [known[one] for one in start]
+    predict = tf.function(functools.partial(model, training=False), autograph=False)
     for _ in range(count):
         # One shape for all calls: what follows a character does not change its logits.
         seen = numbers[-length:]
         padded = np.zeros([1, length], np.int32)
         padded[0, : len(seen)] = seen
-        logits = ops.convert_to_numpy(model(padded, training=False))[0, len(seen) - 1].astype(np.float64) / temperature
+        logits = predict(padded).numpy()[0, len(seen) - 1].astype(np.float64) / temperature
         odds = np.exp(logits - logits.max())
         numbers.append(int(draws.choice(len(odds), p=odds / odds.sum())))
     return "".join(characters[number] for number in numbers)
