@@ -247,8 +247,15 @@ class Trials:
     def writers(self) -> dict:
         """Keras' callbacks that write files, one folder per worker, and a callback that differs between workers."""
         mine = self.directory / f"rank{self.rank}"
-        disagreeing = Disagreeing(self.rank)
+        disagreeing, seen = Disagreeing(self.rank), []
         kept = keras.callbacks
+
+        def change(epoch, logs):
+            logs.update(own=epoch + 0.25, parts=np.array([epoch, 0.5], np.float32))
+            del logs["val_loss"]
+
+        reading = kept.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append([*sorted(logs), logs["own"]]))
+        reading.on_all_workers = True
         found = self.fit(
             self.model(),
             [
@@ -257,9 +264,24 @@ class Trials:
                 kept.ModelCheckpoint(mine / "batch{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=3),
                 kept.CSVLogger(self.directory / "log.csv") if self.rank == 0 else kept.CSVLogger(mine / "log.csv"),
                 kept.TensorBoard(mine / "tensorboard"),
+                kept.LambdaCallback(on_epoch_end=change),
+                reading,
             ],
         )
-        return found | {"rates": disagreeing.rates}
+        found["history"]["parts"] = np.asarray(found["history"]["parts"]).tolist()
+        return found | {"rates": disagreeing.rates, "seen": seen}
+
+    def failing(self) -> dict:
+        """A callback that fails on the chief, before one that all workers run."""
+
+        def fail(epoch, logs):
+            raise KeyError("of the chief")
+
+        after = Follower()
+        try:
+            self.fit(self.model(), [keras.callbacks.LambdaCallback(on_epoch_end=fail), after], epochs=2)
+        except KeyError as error:
+            return {"raised": str(error), "epochs": after.epoch}
 
     def own(self) -> dict:
         """Callbacks of a user, written for one process."""

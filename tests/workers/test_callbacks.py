@@ -76,7 +76,7 @@ TRIALS = {
 OF_TFDIST = {
     "two devices": ["resumed"],
     "two devices, slow": ["resumed_after_kill"],
-    "two workers": ["writers", "resumed"],
+    "two workers": ["writers", "resumed", "failing"],
 }
 OF_KERAS = {"keras": ["epochs", "others", "own"]}
 OF_KERAS["keras, slow"] = ["executions", "batches", "cut_short", "not_finite", "averaged"]
@@ -174,6 +174,21 @@ def test_evaluate_and_predict_tell_their_callbacks(followed):
 def test_workers_that_disagree_end_together_with_the_chiefs_rate(followed):
     for worker in followed("two workers").results:
         assert worker["writers"]["epochs"] == [0, 1] and worker["writers"]["rates"] == [0.5, 0.25]
+
+
+def test_logs_that_a_callback_changes_on_the_chief_are_those_of_all_workers(followed):
+    chief, other = followed("two workers").results
+    names = ["accuracy", "loss", "own", "parts", "val_accuracy"]
+    for worker in (chief, other):
+        assert worker["writers"]["seen"] == [[*names, 0.25], [*names, 1.25]]
+        assert sorted(worker["writers"]["history"]) == names
+        assert worker["writers"]["history"]["parts"] == [[0.0, 0.5], [1.0, 0.5]]
+    assert other["writers"]["history"] == chief["writers"]["history"]
+
+
+def test_a_callback_that_fails_on_the_chief_fails_on_all_workers(followed):
+    for worker in followed("two workers").results:
+        assert "of the chief" in worker["failing"]["raised"] and worker["failing"]["epochs"] == 0
 
 
 def test_the_chief_alone_writes_files(followed):

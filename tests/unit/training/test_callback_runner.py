@@ -31,6 +31,7 @@ def test_a_run_without_callbacks_calls_nothing():
 
 def test_a_variable_that_only_the_chief_would_change_is_refused():
     cluster = types.SimpleNamespace(is_chief=True, num_workers=2, all_gather=lambda row: np.array([row] * 2))
+    cluster.broadcast_bytes = lambda value: value
     cluster.make_broadcast_variables, cluster.pause_timers = (lambda variables: lambda: None), contextlib.nullcontext
     holder = types.SimpleNamespace(weight=tf.Variable(1.0, name="weight"))
     lower = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: holder.weight.assign(0.5))

@@ -48,9 +48,12 @@ def only_writes(callback: keras.callbacks.Callback) -> bool:
     return type(callback) in _READ_ONLY
 
 
+def is_defined(callback: keras.callbacks.Callback, hook: str) -> bool:
+    """Returns True if a callback overrides `hook`."""
+    names = [hook, hook.replace("on_train_batch", "on_batch")]  # Keras' older names, called by the newer hooks.
+    return not all(getattr(getattr(callback, name), "_is_default", False) for name in names)
+
+
 def is_active(callback: keras.callbacks.Callback, hook: str) -> bool:
     """Returns True if `hook` of a callback may change what must be the same on all workers."""
-    names = [hook, hook.replace("on_train_batch", "on_batch")]  # Keras' older names, called by the newer hooks.
-    return not only_writes(callback) and not all(
-        getattr(getattr(callback, name), "_is_default", False) for name in names
-    )
+    return not only_writes(callback) and is_defined(callback, hook)

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import diff, schema, specs, user_code
 from tfdist.data.feed import Sizes
-from tfdist.training.callbacks import active_hooks, broadcast, state
+from tfdist.training.callbacks import active_hooks, broadcast, shared_logs, state
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
 from tfdist.training.step.context import StepContext
 
@@ -41,6 +41,8 @@ class _Needed:
     shows_progress: bool = False
     # Hooks after which stop flag, learning rate and variables are synchronised.
     synchronised: frozenset[str] = frozenset()
+    # See `shared_logs.find_places`.
+    shares_logs: Mapping[str, Collection[int]] = dataclasses.field(default_factory=dict)
 
 
 class Bar(Protocol):
@@ -124,7 +126,8 @@ class CallbackRunner(NoCallbacks):
             kind: self.steps_per_execution for kind, need in zip(active_hooks.KINDS, by_kind, strict=True) if need
         }
         synchronised = {hook for hook, need in zip(active_hooks.HOOKS, by_hook, strict=True) if need}
-        self._needed = _Needed(shows_progress=shows_progress, synchronised=frozenset(synchronised))
+        shares = shared_logs.find_places(self._cluster, self._saved, self._placement.everywhere)
+        self._needed = _Needed(shows_progress=shows_progress, synchronised=frozenset(synchronised), shares_logs=shares)
         variables = [variable for variable in trained if variable is not self._settable_rate()]
         if len(set(workers[:, -1])) == 1:  # Unequal counts: variables of callbacks that only the chief has.
             variables += found
@@ -171,18 +174,20 @@ class CallbackRunner(NoCallbacks):
 
     def _call_each(self, hook: str, arguments: list[Any]) -> Exception | None:
         """Calls a hook of each callback; returns what one raised that runs on the chief only."""
-        for callback in self._list.callbacks:
+        logs = shared_logs.SharedLogs(self._cluster, arguments[-1], self._needed.shares_logs.get(hook, ()))
+        for index, callback in enumerate([*self._saved, *([self._bar] if self._bar else [])]):
             if self._cluster.num_workers == 1 or self._placement.everywhere(callback):
+                if not logs.reach(index):
+                    break
                 with self._placement.context():
                     self._call_one(callback, hook, arguments)
-                continue
-            try:
-                with self._without_collectives(callback, hook):
-                    self._call_one(callback, hook, arguments)
-            except Exception as error:
-                return error
-            except SystemExit as end:
-                return user_code.refuse_exit(end)
+            elif self._cluster.is_chief:
+                try:
+                    with self._without_collectives(callback, hook):
+                        self._call_one(callback, hook, arguments)
+                except (Exception, SystemExit) as error:
+                    logs.fail()
+                    return user_code.refuse_exit(error) if isinstance(error, SystemExit) else error
         return None
 
     def _call_one(self, callback: keras.callbacks.Callback, hook: str, arguments: list[Any]) -> None:
