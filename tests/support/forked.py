@@ -27,6 +27,7 @@ import importlib
 import io
 import itertools
 import json
+import linecache
 import os
 import random
 import select
@@ -382,6 +383,8 @@ def _execute(words: list[str]) -> None:
         code, *arguments = rest
         sys.argv[:] = ["-c", *arguments]
         sys.path[0] = ""
+        if sys.version_info >= (3, 13):  # Its tracebacks show the lines of -c.
+            linecache.cache["<string>"] = (len(code), None, code.splitlines(keepends=True), "<string>")
         exec(compile(code, "<string>", "exec"), main.__dict__)
     else:
         sys.argv[:] = words
