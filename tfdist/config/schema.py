@@ -153,7 +153,7 @@ class Train:
     """Precision of the computation: "float32", "bfloat16" or "float16". Variables are float32. "float16" uses dynamic
     loss scaling. "auto": what the devices compute fastest, chosen at the start of the run (docs/guide.md)."""
     xla: bool | None = None
-    """Compile the forward and backward pass with XLA. Not supported with synchronised normalisation; slower on CPUs.
+    """Compile the forward and backward pass with XLA. Not with synchronised normalisation; mostly slower on CPUs.
     None: on GPUs, if all layers of the model support it and TF_DETERMINISTIC_OPS is not set (docs/gpu.md)."""
     micro_batches: int = 1
     """Gradient accumulation: each replica processes its per-replica batch in this many micro-batches, one after
