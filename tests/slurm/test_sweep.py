@@ -2,8 +2,10 @@
 
 import os
 import re
+import signal
 import sys
 
+import psutil
 import pytest
 from launching import REPOSITORY
 from processes import until
@@ -50,11 +52,21 @@ def state(slurm, job):
     return dict(re.findall(r"(\w+)=(\S*)", slurm.run(["scontrol", "show", "job", job]).stdout))
 
 
+def _trains(process, folder):
+    words = process.info["cmdline"] or []
+    return words[1:3] == ["-m", "tfdist.main"] and any(word.endswith(f"={folder}") for word in words)
+
+
 def test_twelve_runs_as_one_array(slurm, tmp_path):
-    """One task is requeued by its time limit, and one is cancelled and finished by the same command."""
+    """One task is requeued by the signal of its time limit, and one is cancelled and finished by the same command."""
     words = [*DIGITS, "--epochs=40", "--set", "learning_rate.peak=0.02,0.05,0.1", "--set", "seed=0..3"]
-    # Each is slow enough to be met while it runs.
-    words += ["--config.train.call_seconds=0.1", "--slurm=launch/slurm.sbatch", "--max-at-once=2", *SMALL]
+    # Each lasts 20 s at least, so that it is met while it runs.
+    words += [
+        '--config.callbacks=[{"target": "tests.configs.slow_epochs:SlowEpochs", "seconds": 0.5}]',
+        "--slurm=launch/slurm.sbatch",
+        "--max-at-once=2",
+        *SMALL,
+    ]
     words += ["--time=20", "--signal=USR1@30", f"--output={tmp_path}/%x-%j.log"]
     printed = sweep(slurm, tmp_path, *words)
     job = re.match(r"job (\d+): 12 of 12 runs\n", printed)[1]
@@ -62,10 +74,10 @@ def test_twelve_runs_as_one_array(slurm, tmp_path):
     folders = [tmp_path / "sweep" / f"peak={peak}_seed={seed}" for peak in ("0.02", "0.05", "0.1") for seed in range(4)]
     waited(slurm, tmp_path, lambda: list(folders[1].glob("checkpoints/step-*")))
     assert len(slurm.run(["squeue", "--noheader", "--states=R", "--format=%i"]).stdout.split()) <= 2
-    # Its time is nearly up: the run saves, and requeues its task.
-    assert slurm.run(["scontrol", "update", f"JobId={job}_1", "TimeLimit=1"]).returncode == 0
+    # As Slurm sends when the time is nearly up: the run saves, and requeues its task.
+    (training,) = (one for one in psutil.process_iter(["cmdline"]) if _trains(one, folders[1]))
+    training.send_signal(signal.SIGUSR1)
     waited(slurm, tmp_path, lambda: state(slurm, f"{job}_1")["Restarts"] == "1")
-    assert slurm.run(["scontrol", "update", f"JobId={job}_1", "TimeLimit=20"]).returncode == 0
     waited(slurm, tmp_path, lambda: list(folders[2].glob("checkpoints/step-*")))
     assert slurm.run(["scancel", f"{job}_2"]).returncode == 0
     waited(slurm, tmp_path, lambda: not slurm.run(["squeue", "--noheader"]).stdout.strip(), 900)
