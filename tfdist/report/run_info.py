@@ -36,13 +36,13 @@ def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:
     return files.read_json(os.path.join(workdir, CONFIG), "restore it, or remove it to start with this config.")
 
 
-def saved_precision(workdir: str | os.PathLike[str]) -> str | None:
-    """Returns the precision of the run in `workdir`; None if there is no run."""
+def saved_choice(workdir: str | os.PathLike[str], field: str, default: Any) -> Any:
+    """Returns `train.FIELD` of the run in `workdir`, `default` if it has none; None if there is no run."""
     old = read_config(workdir)
     if old is None:
         return None
     train = old.get("train")
-    return train.get("precision", "float32") if isinstance(train, dict) else "float32"
+    return train.get(field, default) if isinstance(train, dict) else default
 
 
 def _version(name: str) -> str:

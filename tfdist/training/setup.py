@@ -1,5 +1,6 @@
 """Makes a run of a config: checks it against data and devices, connects the workers, builds the model."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -61,7 +62,9 @@ def build_run(
         cluster = connect(config, plan, inputs, workdir, stop)
     precision_notes = ()
     if config.train.precision == "auto":
-        config, precision_notes = specs.part("train.precision")(config, run_info.saved_precision(workdir), cluster)
+        saved = run_info.saved_choice(workdir, "precision", "float32")
+        config, precision_notes = specs.part("train.precision")(config, saved, cluster)
+    config = _as_saved(config, workdir)
     feed = (virtual or inputs.pipeline).make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context, chosen = build_model(config, cluster, inputs, feed)
     check_names(config, context.names)
@@ -90,6 +93,14 @@ def build_run(
     if config.consistency.audit.every is not None:
         run = specs.part("consistency.audit.every")(run)
     return run if config.report.noise_scale is None else specs.part("report.noise_scale")(run)
+
+
+def _as_saved(config: config_lib.Config, workdir: Path) -> config_lib.Config:
+    """Returns the config with the `train.xla` of the run that is resumed, if the config leaves it open."""
+    if config.train.xla is not None:
+        return config
+    saved = run_info.saved_choice(workdir, "xla", False)  # Of earlier releases.
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, xla=saved))
 
 
 def _open_export(config: config_lib.Config) -> Callable[[keras.Model, Feed, Inputs], Callable[[Path], str]]:

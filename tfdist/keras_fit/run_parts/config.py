@@ -31,7 +31,10 @@ def of_fit(
         model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None},
         data=config_lib.Data(source={"kind": type(x).__name__}, batch_size=batch_size, shuffle=shuffle),
         train=config_lib.Train(
-            epochs=epochs, precision="float16" if scaled else "float32", virtual_replicas=_virtual_replicas(cluster)
+            xla=False,  # `compile(jit_compile=...)` decides.
+            epochs=epochs,
+            precision="float16" if scaled else "float32",
+            virtual_replicas=_virtual_replicas(cluster),
         ),
         evaluation=config_lib.Evaluation(every=config_lib.Every(**when)),
         report=config_lib.Report(every=config_lib.Every(epochs=1)),
