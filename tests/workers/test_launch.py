@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -25,6 +26,7 @@ from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.wire import listener
 from tfdist.launch import __main__ as launch
 from tfdist.launch import local_workers
+from tfdist.launch import processes as processes_lib
 
 pytestmark = pytest.mark.usefixtures("graph_optimizers")
 CONFIG, STEPS = "tests/configs/interrupted.py", 56
@@ -515,3 +517,21 @@ def test_ports_stay_reserved_and_workers_can_listen_at_them():
 def test_the_launcher_needs_no_tensorflow():
     code = "import sys, tfdist.launch; sys.exit('tensorflow' in sys.modules or 'keras' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=60).returncode == 0
+
+
+def test_all_output_reaches_a_pipe_that_another_program_has_made_non_blocking():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    data, found = bytes(range(256)) * 2000, bytearray()
+
+    def read():
+        while part := os.read(reader, 4096):
+            found.extend(part)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    processes_lib._write(writer, data)
+    os.close(writer)
+    thread.join()
+    os.close(reader)
+    assert bytes(found) == data

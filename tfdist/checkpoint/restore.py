@@ -92,10 +92,12 @@ def read(workers: Workers, saved: Saved, names: Iterable[str]) -> Iterator[tuple
 def _groups(saved: Saved, names: list[str]) -> Iterator[list[str]]:
     """Divides `names` into groups whose arrays are broadcast together."""
     group: list[str] = []
+    size = 0
     for name in names:
-        if group and sum(_num_bytes(saved, one) for one in (*group, name)) > _TOGETHER:
+        size += _num_bytes(saved, name)
+        if group and size > _TOGETHER:
             yield group
-            group = []
+            group, size = [], _num_bytes(saved, name)
         group.append(name)
     if group:
         yield group

@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import os
 import re
+import select
 import selectors
 import shutil
 import signal
@@ -28,6 +29,8 @@ _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.5
 # Seconds to wait for output after the last worker has exited: another process may still hold its end of the pipe.
 _DRAIN_SECONDS = 1.0
+# Seconds that a write waits for a reader.
+_WRITE_SECONDS = 30.0
 _RETRY_SECONDS = 0.5
 # Characters of a line in a file.
 _COLUMNS = 100
@@ -235,6 +238,12 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> Callable[[], N
 
 def _write(target: int, data: bytes) -> None:
     # A full disk or a closed pipe must not end the training.
+    end = time.monotonic() + _WRITE_SECONDS
     with contextlib.suppress(OSError):
         while data:
-            data = data[os.write(target, data) :]
+            try:
+                data = data[os.write(target, data) :]
+            except BlockingIOError:  # Another program on this terminal or pipe has made it non-blocking.
+                if time.monotonic() > end:
+                    return
+                select.select([], [target], [], 1.0)

@@ -94,6 +94,13 @@ def test_a_table_is_numbers_and_categories(tmp_path):
     assert again.num_classes is None and rows(read(again)["targets"]) == [[1.5], [2.5], [4.5]]
 
 
+def test_a_large_table_has_one_type_in_each_column(tmp_path):
+    lines = ["x,label", ",1", *["1,0"] * 400_000, "u,0", "1,0"]
+    (tmp_path / "large.csv").write_text("\n".join(lines))
+    frame = read_table(str(tmp_path / "large.csv"))
+    assert set(frame["x"].dropna()) == {"1", "u"}
+
+
 def test_a_table_that_cannot_be_used_names_its_column(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "\n".join(f"name{number},{number % 3 + 1}" for number in range(200)))
@@ -184,6 +191,17 @@ def zeros():
 def numbers(split):
     return [{"x": np.array(one)} for one in (0, 2.5)]
 
+def wraps(split):
+    return [{"x": np.array([7], np.uint8)}, {"x": np.array([300], np.uint16)}]
+
+
+class Named(list):
+    features = np.zeros([3, 2])  # Not those of Hugging Face.
+
+
+def named(split):
+    return Named([{"x": np.float32(i)} for i in range(3)])
+
 def halves(split):
     return [(np.float32([0]), 1.5)] * 4
 
@@ -219,10 +237,12 @@ def test_any_object_with_len_and_items_is_a_source(tmp_path, monkeypatch):
         read(sources.indexed("all", dataset="indexed_data:uneven", test_fraction=0.5))
     for wrong, words in (
         ("numbers", r"'x' of example 1 is float64, and of the first one int64"),
+        ("wraps", r"'x' of example 1 is uint16, and of the first one uint8"),
         ("halves", r"a label is a whole number. Received: 1.5 for example 0"),
     ):
         with pytest.raises((ValueError, tf.errors.OpError), match=words):
             read(sources.indexed("train", dataset=f"indexed_data:{wrong}"))
+    assert read(sources.indexed("train", dataset="indexed_data:named"))["x"].tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match=r"must return an object with len\(\) and \[i\]. Received: int"):
         sources.indexed("train", dataset="operator:length_hint")
 

@@ -23,7 +23,8 @@ class Indexed:
             raise ValueError(f"{name}: its examples are empty. Received: {dataset[0]!r}")
         self._signature = {key: (value.dtype, value.shape) for key, value in first.items()}
         label = next((old for new, old in (keys or {}).items() if new == "label"), "label")
-        feature = (getattr(dataset, "features", None) or {}).get(label)  # Of Hugging Face's datasets.
+        features = getattr(dataset, "features", None)  # Of Hugging Face's datasets.
+        feature = features.get(label) if isinstance(features, Mapping) else None
         self.classes = getattr(feature, "names", None)
         self.num_classes = len(self.classes) if self.classes else None
 
@@ -76,7 +77,8 @@ class Indexed:
                 raise ValueError(f"{self._name}: a label is a whole number. Received: {label} for example {row}")
         for key, value in found.items():
             dtype, expected = self._signature[key] if hasattr(self, "_signature") else (value.dtype, value.shape)
-            if dtype.kind not in "USO" and not np.can_cast(value.dtype, dtype, "same_kind"):
+            wraps = dtype.kind in "iu" and value.dtype.kind in "iu" and (value.astype(dtype) != value).any()
+            if dtype.kind not in "USO" and (wraps or not np.can_cast(value.dtype, dtype, "same_kind")):
                 raise ValueError(
                     f"{self._name}: {key!r} of example {row} is {value.dtype}, and of the first one {dtype}: give all "
                     "the same, such as np.float32(...), in your function."

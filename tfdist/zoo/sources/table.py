@@ -82,7 +82,7 @@ def read(path: str) -> Any:
     try:
         if suffix in (".parquet", ".pq"):
             return pandas.read_parquet(path)
-        return pandas.read_csv(path, sep="\t" if suffix == ".tsv" else ",", skipinitialspace=True)
+        return pandas.read_csv(path, sep="\t" if suffix == ".tsv" else ",", skipinitialspace=True, low_memory=False)
     except (ValueError, ImportError, OSError) as error:  # pandas' own errors of a file are ValueErrors.
         raise ValueError(f"table {path!r} cannot be read: {str(error).splitlines()[0]}") from None
 
