@@ -26,15 +26,16 @@ from tfdist.report import files
 _MAX_WAIT_SECONDS = 30.0
 # Checkpoints in a row that found no workdir, after which the run ends.
 _MAX_MISSING = 3
+# Of `files.replace_file`: NAME.PID-TOKEN.tmp.
+_TEMPORARY = f"*.[0-9]*-{'[0-9a-f]' * 8}.tmp"
 # Names of what killed runs leave behind among the checkpoints, and of files in the workdir, which may have others of
-# the user's; and the age in seconds at which the next start removes them. `files.replace_file` writes
-# NAME.PID-TOKEN.tmp.
-_LEFTOVERS = {"*.writing": 0, "*.removing": 0, "*.[0-9]*.tmp": 3600, "*.damaged": 7 * 86400}
+# the user's; and the age in seconds at which the next start removes them.
+_LEFTOVERS = {"*.writing": 0, "*.removing": 0, _TEMPORARY: 3600, "*.damaged": 7 * 86400}
 _LEFTOVERS_IN_WORKDIR = {
     "model.writing.keras": 0,
-    "*.[0-9]*.tmp": 3600,
-    "tensorboard/*.[0-9]*.tmp": 3600,
-    "tensorboard/*/*.[0-9]*.tmp": 3600,
+    _TEMPORARY: 3600,
+    f"tensorboard/{_TEMPORARY}": 3600,
+    f"tensorboard/*/{_TEMPORARY}": 3600,
     ".tfdist-*": 3600,
 }
 

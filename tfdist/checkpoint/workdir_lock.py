@@ -249,10 +249,15 @@ def _create(path: Path, owner: Owner) -> bool:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         return False
-    with open(descriptor, "wb") as file:
-        file.write(_content(owner))
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(_content(owner))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # The disk is full: an empty file would be that of an unknown run.
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
     return True
 
 

@@ -337,7 +337,7 @@ def test_files_of_killed_writers_are_removed_by_age(tmp_path, monkeypatch):
     saved(checkpoints, 1)
     for name in ("step-00000002.damaged", "step-00000003.writing"):
         shutil.copytree(checkpoints / "step-00000001", checkpoints / name)
-    for path in (checkpoints / "best.json.12.tmp", tmp_path / "config.json.12.tmp"):
+    for path in (checkpoints / "best.json.12-0a1b2c3d.tmp", tmp_path / "config.json.12-0a1b2c3d.tmp"):
         path.write_text("{")
     left, now = [], time.time()
     for age in (60, 2 * 3600, 8 * 86400):
@@ -345,24 +345,28 @@ def test_files_of_killed_writers_are_removed_by_age(tmp_path, monkeypatch):
         async_writer.AsyncCheckpointer(checkpoints, config.Checkpoint(), print).remove_partial(None)
         left.append(sorted(path.name for path in (*checkpoints.iterdir(), *tmp_path.glob("*.tmp"))))
     whole, damaged = "step-00000001", "step-00000002.damaged"
-    assert left == [["best.json.12.tmp", "config.json.12.tmp", whole, damaged], [whole, damaged], [whole]]
+    assert left == [
+        ["best.json.12-0a1b2c3d.tmp", "config.json.12-0a1b2c3d.tmp", whole, damaged],
+        [whole, damaged],
+        [whole],
+    ]
 
 
 def test_files_of_killed_runs_are_removed_and_files_in_use_stay(tmp_path, monkeypatch):
     names = [".tfdist-run", "config.json", "tensorboard/train/events.out.tfevents.1.host.1"]
-    names += ["notes.tmp", "mine.1.tmp/file"]  # The user's own.
+    names += ["notes.tmp", "results.2024.tmp", "mine.1.tmp/file"]  # The user's own.
     old = [
         ".tfdist-0123456789abcdef",
         ".tfdist-run.0123456789abcdef",
         ".tfdist-run.77.tmp",
         "metrics.jsonl.77-0a1b2c3d.tmp",
     ]
-    old += ["metrics.jsonl.77-0a1b2c3d.tmp", "tensorboard/train/events.out.tfevents.1.host.1.77.tmp"]
+    old += ["metrics.jsonl.77-0a1b2c3d.tmp", "tensorboard/train/events.out.tfevents.1.host.1.77-0a1b2c3d.tmp"]
     at_once = ["model.writing.keras"]
     for name in (*names, *old, *at_once):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    (tmp_path / "link.12.tmp").symlink_to("nowhere")
+    (tmp_path / "link.12-0a1b2c3d.tmp").symlink_to("nowhere")
 
     def left() -> set[str]:
         saver = async_writer.AsyncCheckpointer(tmp_path / "checkpoints", config.Checkpoint(), print)
@@ -371,7 +375,7 @@ def test_files_of_killed_runs_are_removed_and_files_in_use_stay(tmp_path, monkey
         return {str(path) for path in paths if (tmp_path / path).is_symlink() or not (tmp_path / path).is_dir()}
 
     now = time.time()
-    assert left() == {*names, *old, "link.12.tmp"}
+    assert left() == {*names, *old, "link.12-0a1b2c3d.tmp"}
     monkeypatch.setattr(time, "time", lambda: now + 3700)
     assert left() == {*names}
 

@@ -245,3 +245,19 @@ def test_a_whole_checkpoint_is_never_kept_as_damaged(tmp_path):
     (path / "arrays.npz").write_bytes(b"")
     checkpoint_format.write(tmp_path, 4, arrays, {})
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000004", "step-00000004.damaged"]
+
+
+def test_a_file_that_cannot_be_written_is_not_left_empty(tmp_path):
+    """As on a full disk: no file may be longer than 0 bytes."""
+    code = """
+import pathlib, resource, sys
+from tfdist.checkpoint import workdir_lock
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+try:
+    workdir_lock._create(pathlib.Path(sys.argv[1]), workdir_lock.Owner())
+except OSError as error:
+    print(error.strerror)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "lock")]
+    assert subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout == "File too large\n"
+    assert list(tmp_path.iterdir()) == []

@@ -108,7 +108,8 @@ def open_index(folder: str, split: str, files: list[str], title: str) -> np.ndar
     paths = [beside, os.path.join(cache, "tfdist", f"imagenet-{split}-{of_paths}.npy")]
     for path in paths:
         if os.path.exists(path):
-            return np.load(path, mmap_mode="r")
+            with contextlib.suppress(ValueError, EOFError):  # Cut off: the host has crashed.
+                return np.load(path, mmap_mode="r")
     with ThreadPoolExecutor(_THREADS) as pool:
         parts = list(pool.map(lambda item: _locate(*item, title), zip(range(len(files)), files, sizes, strict=True)))
     index = np.concatenate(parts)
@@ -126,10 +127,12 @@ def _hash(*facts: Any) -> str:
 
 def _store(path: str, index: np.ndarray) -> None:
     """Writes the index completely or not at all; several workers may write it at the same time."""
-    with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), suffix=".npy", delete=False) as file:
+    # A pattern such as "data/*" does not match names that begin with a dot.
+    with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), prefix=".tfdist-", suffix=".npy", delete=False) as file:
         try:
             np.save(file, index)
             file.flush()
+            os.fsync(file.fileno())
             os.chmod(file.name, 0o644)
             os.replace(file.name, path)
         except BaseException:
