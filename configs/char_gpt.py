@@ -53,7 +53,7 @@ def get_config(path: str | None = None) -> c.Config:
         learning_rate=c.LearningRate(
             peak=1e-3, schedule={"target": "tfdist.zoo.schedules:cosine", "final": 0.1}, warmup_epochs=0.02
         ),
-        # XLA also on CPUs: of a network this small it merges many short operations (docs/speed.md).
+        # XLA also on CPUs: it merges the many short operations of such a small network (docs/speed.md).
         train=c.Train(steps=2000, clip_norm=1.0, xla=True),
         evaluation=c.Evaluation(every=c.Every(steps=500)),
         checkpoint=c.Checkpoint(every=c.Every(steps=500)),

@@ -5,7 +5,6 @@ Keras' `fit` compiles by XLA on a GPU by default; PyTorch has `torch.compile`, t
 images in the GPU's memory and augments them there. All take turns in one run, each in its own process, on GPU 0.
 """
 
-import dataclasses
 import re
 import sys
 import tempfile
@@ -76,12 +75,7 @@ def measure(case: str, folder: Path, *, wanted: str, seconds: float, turns: int)
         for one in compiled:
             one.receive()
         results = rounds.take_turns(started, "step", seconds=seconds, rounds=turns)
-    reference = results[REFERENCE].milliseconds
-    title = f"{workload.title}, batch {workload.batch}"
-    return [
-        {"title": title, "name": name, **dataclasses.asdict(one), "ratio": one.milliseconds / reference}
-        for name, one in results.items()
-    ]
+    return sections.rows("gpu", f"{workload.title}, batch {workload.batch}", results, REFERENCE)
 
 
 def _is_compiled(job: dict[str, Any]) -> bool:

@@ -45,7 +45,7 @@ class Participant:
         return max(answer["seconds"] for answer in answers), cpu
 
     def request(self, case: str, steps: int) -> None:
-        """Tells all workers to run `steps` steps; `receive` waits for them."""
+        """Asks all workers to run `steps` steps; `receive` waits for their answers."""
         for worker in self.workers:
             with contextlib.suppress(BrokenPipeError):
                 worker.stdin.write(json.dumps({"case": case, "steps": steps}) + "\n")

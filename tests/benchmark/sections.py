@@ -22,7 +22,7 @@ CHANGES = {
 }
 SECTIONS = ("steps", "compression", "input", "all_reduce", "start")
 PEERS = ("keras", "ddp")
-# One dict for each line of a table; see `_rows`.
+# One dict for each line of a table; see `rows`.
 Rows = list[dict[str, Any]]
 # Variants that PyTorch has, too.
 _PYTORCH = ("bfloat16", "compressed", "power_sgd")
@@ -115,7 +115,7 @@ def _steps(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterat
             jobs = _step_jobs(name, workers, options, hosts)
             title = f"{workload.title}, batch {workload.batch}, {workers} worker{'s' if workers > 1 else ''}"
             results = take_turns(jobs, options, folder, hosts)
-            yield _rows("steps", title, results, f"tfdist {options.variants[0]}")
+            yield rows("steps", title, results, f"tfdist {options.variants[0]}")
 
 
 def _step_jobs(name: str, workers: int, options: Options, hosts: rounds.Hosts | None) -> dict[str, dict[str, Any]]:
@@ -155,7 +155,7 @@ def _compressions(options: Options, folder: Path, hosts: rounds.Hosts | None) ->
         if "ddp" in options.peers:
             jobs |= pytorch_jobs(name, 1, alone, interface) | pytorch_jobs(name, 2, ways, interface)
         title = f"{workload.title}, batch {workload.batch}, two workers{' over a link' if hosts else ''}"
-        yield _rows("compression", title, take_turns(jobs, options, folder, hosts), "tfdist, one worker")
+        yield rows("compression", title, take_turns(jobs, options, folder, hosts), "tfdist, one worker")
 
 
 def pytorch_jobs(workload: str, workers: int, options: Options, interface: str) -> dict[str, dict[str, Any]]:
@@ -177,7 +177,7 @@ def _inputs(options: Options, folder: Path) -> Iterator[Rows]:
         for workers in (1, 2, 4):
             jobs[f"tfdist, 1 of {workers}"] = make_job("input", source=source) | {"workers": workers}
         results = take_turns(jobs, options, folder)
-        yield _rows("input", f"images of 32x32 in {source}, a global batch of 128", results, "tfdist, 1 of 1")
+        yield rows("input", f"images of 32x32 in {source}, a global batch of 128", results, "tfdist, 1 of 1")
 
 
 def _all_reduces(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
@@ -191,7 +191,7 @@ def _all_reduces(options: Options, folder: Path, hosts: rounds.Hosts | None) -> 
     with rounds.start(jobs, folder, pin=options.pin, hosts=hosts) as participants:
         for size in _SIZES:
             results = rounds.take_turns(participants, str(size), seconds=options.seconds, rounds=options.rounds)
-            yield _rows("all_reduce", f"sum of {size:g} MB over two workers", results, "tfdist")
+            yield rows("all_reduce", f"sum of {size:g} MB over two workers", results, "tfdist")
 
 
 def _starts(options: Options, folder: Path) -> Iterator[Rows]:
@@ -203,10 +203,11 @@ def _starts(options: Options, folder: Path) -> Iterator[Rows]:
         name: rounds.Result(milliseconds=1e3 * median, best_milliseconds=1e3 * best)
         for name, (median, best) in taken.items()
     }
-    yield _rows("start", "from the command to the first finished step of an MLP", results, "tfdist")
+    yield rows("start", "from the command to the first finished step of an MLP", results, "tfdist")
 
 
-def _rows(section: str, title: str, results: dict[str, rounds.Result], ours: str) -> Rows:
+def rows(section: str, title: str, results: dict[str, rounds.Result], ours: str) -> Rows:
+    """The rows of a table; ratios are to the participant `ours`."""
     reference = results[ours].milliseconds
     return [
         {

@@ -94,11 +94,12 @@ def _groups(saved: Saved, names: list[str]) -> Iterator[list[str]]:
     group: list[str] = []
     size = 0
     for name in names:
-        size += _num_bytes(saved, name)
-        if group and size > _TOGETHER:
+        own = _num_bytes(saved, name)
+        if group and size + own > _TOGETHER:
             yield group
-            group, size = [], _num_bytes(saved, name)
+            group, size = [], 0
         group.append(name)
+        size += own
     if group:
         yield group
 

@@ -114,7 +114,7 @@ class Predictor:
         return outputs is not None and all(one.shape[0] == total for one in tf.nest.flatten(outputs))
 
     def _run_batch(self, element: Element) -> Any:
-        """Returns the outputs of the whole batch, of which every replica computes all."""
+        """Computes the whole batch on every replica, and returns the outputs of the first one."""
         step = tf.autograph.experimental.do_not_convert(self._model.predict_step)
         data = _data_of(self._model, self._gather_batch(element))
         with eager_steps.eager_if(self._eager):

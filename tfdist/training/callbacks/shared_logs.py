@@ -73,7 +73,7 @@ class SharedLogs:
         return True
 
     def fail(self) -> None:
-        """Tells the workers that wait for the next place that a callback of the chief failed; called on the chief."""
+        """Sends a failure of the chief's callback to the workers that wait for its logs; called on the chief."""
         if any(index >= self._next for index in self._places):
             self._cluster.broadcast_bytes(_FAILED)
 

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
+from tfdist.cluster.devices import gpu_software
 from tfdist.cluster.devices.replicas import Replicas
 from tfdist.training.step import layers, normalization, per_example, timing
 from tfdist.training.step import objective as objective_lib
@@ -70,9 +71,8 @@ def by_xla(train: config_lib.Train, device_type: str, model: keras.Model, *, com
     """
     if train.xla is not None:
         return train.xla
-    deterministic = os.environ.get("TF_DETERMINISTIC_OPS") in ("1", "true")
     others = train.recompute or train.recompute_mb is not None or train.virtual_replicas is not None
-    if device_type != "GPU" or communicates or deterministic or others:
+    if device_type != "GPU" or communicates or others or gpu_software.is_deterministic(os.environ):
         return False
     return all(layer.supports_jit for layer in layers.of_all_depths(model))
 

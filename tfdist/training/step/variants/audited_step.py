@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.devices import collective_dtypes
+from tfdist.cluster.devices import collective_dtypes, gpu_software
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Batch
 from tfdist.training.consistency import audit, hashing, replicas
@@ -143,7 +143,7 @@ def compose(run: Run) -> Run:
     if cluster.num_replicas == 1:
         note = f"{_FIELD}={every} has no effect: one replica has no other that computes its share again."
         return dataclasses.replace(run, log=dataclasses.replace(run.log, notes=(*run.log.notes, note)))
-    if cluster.device_type != "CPU" and os.environ.get("TF_DETERMINISTIC_OPS") not in ("1", "true"):
+    if cluster.device_type != "CPU" and not gpu_software.is_deterministic(os.environ):
         raise ValueError(
             f"{_FIELD}={every} compares bits, and kernels of GPUs add in no fixed order unless the environment has "
             "TF_DETERMINISTIC_OPS=1: set it, or set the field to None."
