@@ -95,6 +95,30 @@ def test_launchers_that_number_workers_are_met_at_the_host_of_rank_0(env, launch
     assert resolve(env | {"CUDA_VISIBLE_DEVICES": "3"}).gpu_sharers == 1
 
 
+MPIRUN = {f"OMPI_COMM_WORLD_{name}": value for name, value in zip(("RANK", "SIZE", "LOCAL_RANK"), "120", strict=True)}
+MPIRUN |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+
+
+@pytest.mark.parametrize("env", [FLUX, JSRUN, MPIRUN, TWO_NODES], ids=["flux", "jsrun", "mpi", "torchrun"])
+def test_the_host_of_rank_0_may_be_given_with_a_port_and_as_an_ipv6_address(env):
+    ranks = ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "RANK", "LOCAL_RANK")
+    ranks += ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "OMPI_COMM_WORLD_RANK")
+    rank_0 = env | {name: "0" for name in ranks if name in env}
+    for given, host, port in (
+        ("n3", "n3", 0),
+        ("n3:5555", "n3", 5555),
+        ("fd00::2", "[fd00::2]", 0),
+        ("[fd00::2]", "[fd00::2]", 0),
+        ("[fd00::2]:5555", "[fd00::2]", 5555),
+    ):
+        chief = resolve(rank_0 | {"TFDIST_CHIEF": given})
+        assert chief.port == (port or resolve(rank_0 | {"TFDIST_CHIEF": "n3"}).port)
+        assert chief.chiefs == resolve(env | {"TFDIST_CHIEF": given}).chiefs == (f"{host}:{chief.port}",)
+    for wrong in ("n3:99999", "n3:x", ":5555"):
+        with pytest.raises(ValueError, match='TFDIST_CHIEF must be "host" or "host:port"'):
+            resolve(env | {"TFDIST_CHIEF": wrong})
+
+
 def test_torchrun_on_one_host_needs_no_name():
     spec = resolve(TORCHRUN)
     assert spec.addresses == (f"localhost:{spec.port - 1}", f"localhost:{spec.port}") and spec.rank == 1

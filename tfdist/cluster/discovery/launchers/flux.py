@@ -26,8 +26,7 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
             f"Flux started {size} tasks on {nodes} nodes: start the same number on each, such as "
             f"--tasks-per-node=1. {variables.say_received(env, _VARIABLES)}"
         )
-    chief = env.get("TFDIST_CHIEF", "")
-    if nodes > 1 and not chief:
+    if nodes > 1 and not env.get("TFDIST_CHIEF"):
         raise ValueError(
             "flux run started workers on several nodes, and the host of rank 0 is unknown. Set it before flux run: "
             "export TFDIST_CHIEF=$(flux hostlist --nth=0 local)"
@@ -39,7 +38,7 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
         num_workers=size,
         local_rank=local_rank,
         local_size=size // nodes,
-        chiefs=(chief,),
+        chiefs=(),
         job=env["FLUX_JOB_ID"],
         port_base=port_base,
         port_count=port_count,

@@ -34,7 +34,7 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
         num_workers=size,
         local_rank=local_rank,
         local_size=local_size,
-        chiefs=[env["TFDIST_CHIEF"]] if env.get("TFDIST_CHIEF") else hosts(env),
+        chiefs=hosts(env),
         job="/".join(env.get(name, "") for name in ("LSB_JOBID", "LSB_JOBINDEX", "JSM_JSRUN_ID", "PMIX_NAMESPACE")),
         port_base=port_base,
         port_count=port_count,

@@ -5,7 +5,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfdist.cluster.discovery import hostlist, slurm_tasks, variables, worker_spec
+from tfdist.cluster.discovery import slurm_tasks, variables
+from tfdist.cluster.discovery.launchers import worker_specs
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 # Rank, number of ranks, rank on this host, ranks on this host; of Open MPI, MVAPICH2, MPICH and Intel MPI, Cray PALS.
@@ -64,50 +65,27 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
     """
     variables.need(env, names, "An MPI launcher started this process")
     own_rank, size, local_rank, local_size = (variables.integer(env, name) for name in names)
-    if not (own_rank < size and local_rank < local_size <= size):
-        raise ValueError(f"The MPI launcher's variables are inconsistent. {variables.say_received(env, names)}")
     job = next((env[name] for name in _MPI_JOB_VARIABLES if env.get(name)), None)
     if job is None:
         # On one host, mpirun or its daemon starts all ranks; over several hosts, only the batch job is common.
         batch = next((env[name] for name in _BATCH_JOB_VARIABLES if env.get(name)), "")
         job = f"{batch}/{_launcher_pid(names[2])}" if local_size == size else batch or "mpi"
-    # Blocks of equal length: the number of ranks on other hosts is unknown.
-    first, _ = variables.port_block(port_base, port_count, variables.number([job]), at_least=1)
-    own = [port_base + (first - port_base + i) % port_count for i in range(local_size)]
-    # After the ports of the ranks on the chief's host, where it is opened.
-    heartbeat_port = port_base + (first - port_base + local_size) % port_count if local_size < port_count else 0
-    chiefs: tuple[str, ...] = ()
-    if local_size < size:
-        chiefs = _chiefs(env, own[0])
-        if own_rank == 0 and env.get("TFDIST_CHIEF"):
-            own[local_rank] = hostlist.split_address(chiefs[0])[1]
-    devices = worker_spec.cuda_devices(env)
-    return WorkerSpec(
-        launcher="mpi",
+    return worker_specs.of_ranks(
+        "mpi",
+        env,
         rank=own_rank,
         num_workers=size,
-        addresses=tuple(f"localhost:{port}" for port in own) if local_size == size else (),
-        port=own[local_rank],
-        heartbeat_port=heartbeat_port,
-        chiefs=chiefs,
         local_rank=local_rank,
         local_size=local_size,
-        job=f"mpi {job}",
-        # mpirun passes its CUDA_VISIBLE_DEVICES to all ranks of a host; a wrapper may have divided them.
-        gpu_sharers=local_size if devices is None or len(devices) >= local_size else 1,
-        gpu_names=devices or (),
+        chiefs=() if local_size >= size or env.get("TFDIST_CHIEF") else _first_hosts(env),
+        job=job,
+        port_base=port_base,
+        port_count=port_count,
+        received=names,
     )
 
 
-def _chiefs(env: Mapping[str, str], port: int) -> tuple[str, ...]:
-    if env.get("TFDIST_CHIEF"):
-        text = env["TFDIST_CHIEF"]
-        address = text if text.rpartition(":")[2].isdecimal() else f"{text}:{port}"
-        try:
-            hostlist.split_address(address)
-        except ValueError:
-            raise ValueError(f'TFDIST_CHIEF must be "host" or "host:port". Received: {text!r}') from None
-        return (address,)
+def _first_hosts(env: Mapping[str, str]) -> list[str]:
     found = []
     for name in ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE", "OAR_NODEFILE"):
         try:
@@ -126,4 +104,4 @@ def _chiefs(env: Mapping[str, str], port: int) -> tuple[str, ...]:
             "mpirun started workers on several hosts, and the host of rank 0 is unknown. Set TFDIST_CHIEF to it and "
             "export it: mpirun -x TFDIST_CHIEF=<host> (Open MPI) or -genv TFDIST_CHIEF <host>."
         )
-    return tuple(hostlist.join_address(host, port) for host in dict.fromkeys(found))
+    return found

@@ -73,22 +73,25 @@ def of_ranks(
         num_workers: of the job.
         local_rank: of this worker on its host.
         local_size: workers on its host.
-        chiefs: the host of rank 0, or several where it may be.
+        chiefs: the host of rank 0, or several where it may be; TFDIST_CHIEF replaces them.
         job: the same on all workers, and different for two jobs.
         port_base: ports are in [port_base, port_base + port_count).
         port_count: see port_base.
         received: the variables to name in a message.
 
     Raises:
-        ValueError: the numbers are inconsistent, or `chiefs` is empty for workers on several hosts.
+        ValueError: the numbers are inconsistent, TFDIST_CHIEF is not valid, or workers on several hosts have no chief.
     """
     if not (rank < num_workers and local_rank < local_size <= num_workers):
         raise ValueError(f"The variables of {launcher} are inconsistent. {variables.say_received(env, received)}")
     first, _ = variables.port_block(port_base, port_count, variables.number([job]), at_least=1)
     own = [port_base + (first - port_base + index) % port_count for index in range(local_size)]
     alone = local_size == num_workers
-    if not alone and not chiefs:
+    found = () if alone else _chiefs(env, chiefs, first)
+    if not alone and not found:
         raise ValueError(f"{launcher} does not say on which host rank 0 runs. {variables.say_received(env, received)}")
+    if found and rank == 0 and env.get("TFDIST_CHIEF"):
+        own[local_rank] = hostlist.split_address(found[0])[1]
     devices = worker_spec.cuda_devices(env)
     return WorkerSpec(
         launcher=launcher,
@@ -96,11 +99,27 @@ def of_ranks(
         num_workers=num_workers,
         addresses=tuple(f"localhost:{port}" for port in own) if alone else (),
         port=own[local_rank],
+        # After the ports of the ranks on the chief's host, where it is opened.
         heartbeat_port=port_base + (first - port_base + local_size) % port_count if local_size < port_count else 0,
-        chiefs=() if alone else tuple(hostlist.join_address(host, own[0]) for host in dict.fromkeys(chiefs)),
+        chiefs=found,
         local_rank=local_rank,
         local_size=local_size,
         job=f"{launcher} {job}",
+        # A launcher passes its CUDA_VISIBLE_DEVICES to all ranks of a host; a wrapper may have divided them.
         gpu_sharers=local_size if devices is None or len(devices) >= local_size else 1,
         gpu_names=devices or (),
     )
+
+
+def _chiefs(env: Mapping[str, str], hosts: Sequence[str], port: int) -> tuple[str, ...]:
+    """Returns where rank 0 may be: at TFDIST_CHIEF, "host" or "host:port", or if it is not set, on each of `hosts`."""
+    text = env.get("TFDIST_CHIEF")
+    if not text:
+        return tuple(hostlist.join_address(host, port) for host in dict.fromkeys(hosts))
+    bare = ":" not in text or (text.count(":") > 1 and "]:" not in text)  # A name, or an IPv6 address.
+    address = hostlist.join_address(text.strip("[]"), port) if bare else text
+    try:
+        hostlist.split_address(address)
+    except ValueError:
+        raise ValueError(f'TFDIST_CHIEF must be "host" or "host:port". Received: {text!r}') from None
+    return (address,)
