@@ -51,9 +51,9 @@ class Ledger:
     # Training steps of this start, also those that a rollback takes back.
     steps_done: int = 0
     seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
-    # The present cause and since when, as `time.time`.
+    # The present cause and since when, as `time.monotonic`: the clock of the host may be set meanwhile.
     cause: str = "start"
-    since: float = 0.0
+    since: float = dataclasses.field(default_factory=time.monotonic)
     # The seconds of the present cause since it was entered, or since the last execution.
     unbroken: float = 0.0
     # How the start ended, and the last line of trouble; "": it has not ended.
@@ -130,13 +130,13 @@ class Ledger:
         return f"{lines.duration(whole)} in this start: {', '.join(shares)}"
 
     def _count(self) -> None:
-        now = max(self.since, time.time())
+        now = time.monotonic()
         self.seconds[self.cause] += now - self.since
         self.unbroken += now - self.since
         self.since = now
 
     def _line(self) -> bytes:
-        values = {"start": self.started, "now": self.since, "first_step": self.first_step, "step": self.step}
+        values = {"start": self.started, "now": time.time(), "first_step": self.first_step, "step": self.step}
         values |= {"steps_done": self.steps_done, "end": self.end, **self.about}
         values["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
         values["memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // _RSS_UNITS
@@ -165,8 +165,9 @@ def open_ledger(
     global _last
     if _last is not None:
         _last.close()
-    began = time.time() - interpreter.age() if _last is None else _last.since
-    ledger = Ledger(about=about, energy=energy, started=began, since=began, first_step=step, step=step)
+    age = interpreter.age() if _last is None else time.monotonic() - _last.since
+    started, since = time.time() - age, time.monotonic() - age
+    ledger = Ledger(about=about, energy=energy, started=started, since=since, first_step=step, step=step)
     _last = ledger
     energy()
     if workdir is None:

@@ -67,6 +67,22 @@ def test_each_moment_has_one_cause(tmp_path):
         time.sleep(0.1)
 
 
+def test_a_clock_that_is_set_does_not_change_the_durations(tmp_path, monkeypatch):
+    book = ledger.open_ledger(tmp_path, 0, {})
+    age, begun, clock, off = interpreter.age(), time.monotonic(), time.time, [7200.0]
+    monkeypatch.setattr(time, "time", lambda: clock() + off[0])
+    book.enter("evaluation")
+    off[0] = -7200.0
+    time.sleep(0.05)
+    book.enter("steps")
+    assert 0.05 <= book.seconds["evaluation"] <= time.monotonic() - begun
+    assert sum(book.seconds.values()) <= age + time.monotonic() - begun + 0.1
+    book.close()
+    (start,) = read_back.read_starts(tmp_path)
+    assert start["now"] == pytest.approx(clock() - 7200, abs=5)  # A time of day, as the start of the next one.
+    assert run_state.read(tmp_path).hours == pytest.approx(sum(start["seconds"].values()) / 3600)
+
+
 def test_the_age_of_a_process_is_precise():
     before = time.time()
     with subprocess.Popen(["sleep", "60"]) as process:

@@ -86,7 +86,7 @@ def read(workdir: Path) -> RunState:
         last=_values(evaluations[-1] if evaluations else {}),
         train=_values(train[0] if train else {}),
         examples_per_second=train[0].get("examples_per_second") if train else None,
-        hours=sum(_seconds(each) for each in starts) / 3600 if starts else _hours(records),
+        hours=sum(sum(each["seconds"].values()) for each in starts) / 3600 if starts else _hours(records),
         replicas=start.get("replicas", replicas(train[0]) if train else None),
         config=config,
         overrides=dict(found.groups() for word in environment.get("command", []) if (found := _OVERRIDE.match(word))),
@@ -166,11 +166,6 @@ def _hours(records: Sequence[dict[str, Any]]) -> float | None:
             first = record.get("time")
         last = record.get("time", last)
     return None if first is None else (seconds + last - first) / 3600
-
-
-def _seconds(start: Mapping[str, Any]) -> float:
-    times = start.get("now"), start.get("start")
-    return max(0.0, times[0] - times[1]) if all(isinstance(time, int | float) for time in times) else 0.0
 
 
 def replicas(report: Mapping[str, Any]) -> int | None:
