@@ -130,10 +130,9 @@ class Ledger:
         return f"{lines.duration(whole)} in this start: {', '.join(shares)}"
 
     def _count(self) -> None:
-        now = time.monotonic()
-        self.seconds[self.cause] += now - self.since
-        self.unbroken += now - self.since
-        self.since = now
+        before, self.since = self.since, time.monotonic()
+        self.seconds[self.cause] += self.since - before
+        self.unbroken += self.since - before
 
     def _line(self) -> bytes:
         values = {"start": self.started, "now": time.time(), "first_step": self.first_step, "step": self.step}
