@@ -64,6 +64,7 @@ class About:
     first_batch: Callable[[int], Batch] | None = None
     # The content of data.json; see `description.to_save`. Empty: no such file is written.
     saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    usage: str = ""  # See `description.usage`.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

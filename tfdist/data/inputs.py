@@ -21,6 +21,12 @@ def open_inputs(config: config_lib.Config) -> Inputs:
         OSError: the data cannot be read.
     """
     validate.validate(config)
+    inputs = open_functions(config)
+    return inputs if inputs.pipeline.connects_first else with_sources(config, inputs)
+
+
+def open_functions(config: config_lib.Config) -> Inputs:
+    """Returns inputs without sources; see `open_inputs`."""
     prepare = autograph.convert_prepare(
         specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     )
@@ -32,14 +38,13 @@ def open_inputs(config: config_lib.Config) -> Inputs:
     adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
     for index, spec in enumerate(config.callbacks):
         specs.partial(spec, field=f"config.callbacks[{index}]")
-    inputs = Inputs(
+    return Inputs(
         pipeline=pipelines.choose(config.data),
         prepare=prepare,
         prepare_all=_finish_on_host(prepare, finish),
         objective=_finish_on_device(finish, autograph.convert(objective, "config.objective")),
         adapt=adapt,
     )
-    return inputs if inputs.pipeline.connects_first else with_sources(config, inputs)
 
 
 def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -86,6 +86,7 @@ def combine(
     """
     options, splits = config.data, (inputs.train_source, inputs.evaluation_source)
     searched = parts or tuple((source, None) for source in splits)
+    saved = description.to_save(inputs.train_source, spec)
     by_name = dict(zip((options.train_split, options.evaluation_split), searched, strict=True))
 
     def verify() -> None:
@@ -105,7 +106,8 @@ def combine(
             example_name="images" if "image" in spec else "examples",
             notes=notes,
             first_batch=functools.partial(fields["first_examples"], inputs.prepare_all),
-            saved=description.to_save(inputs.train_source, spec),
+            saved=saved,
+            usage=description.usage(options.prepare, options.finish, config.objective, spec, saved),
         ),
         **fields,
     )

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import keras
@@ -16,7 +15,6 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.cluster.discovery import slurm_job
 from tfdist.config import diff, learning_rate, specs
-from tfdist.data import description
 from tfdist.data import inputs as inputs_lib
 from tfdist.data.feed import Feed
 from tfdist.data.pipelines import Inputs
@@ -51,25 +49,26 @@ def build_run(
     stop = interruption.install_handlers()
     inputs = inputs_lib.open_inputs(config)
     config = learning_rate.resolve(config)
-    make_export = _open_export(config)
+    exporter = config.checkpoint.export_preprocessing and specs.part("checkpoint.export_preprocessing")(config)
     plan = strategy.plan(config.cluster, communication=config.communication)
     if inputs.pipeline.connects_first:
         cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
     sizes = inputs_lib.make_sizes(config, inputs, (plan if cluster is None else cluster).num_replicas)
     virtual = config.train.virtual_replicas and specs.part("train.virtual_replicas")(config, sizes.replicas)
-    if cluster is None:
-        cluster = connect(config, plan, inputs, workdir, stop)
+    cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
     precision_notes = ()
     if config.train.precision == "auto":
         saved = run_info.saved_choice(workdir, "precision", "float32")
         config, precision_notes = specs.part("train.precision")(config, saved, cluster)
     config = _as_saved(config, workdir)
-    feed = (virtual or inputs.pipeline).make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
+    used, inputs, moved = _placed(config, inputs, cluster)
+    feed = (virtual or inputs.pipeline).make_feed(used, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context, chosen = build_model(config, cluster, inputs, feed)
     check_names(config, context.names)
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
     notes = (*feed.about.notes, *precision_notes, warmup_note, learning_rate.note(config))
+    callbacks = specs.part("callbacks")(config, cluster, context, sizes, workdir) if config.callbacks else NoCallbacks()
     run = Run(
         config=config,
         workdir=workdir,
@@ -77,13 +76,13 @@ def build_run(
         stop=stop,
         context=context,
         feed=feed,
-        callbacks=specs.part("callbacks")(config, cluster, context, sizes, workdir)
-        if config.callbacks
-        else NoCallbacks(),
-        log=run_lib.Log(config_file=config_file, notes=tuple(filter(None, notes)), chosen=tuple(chosen)),
+        callbacks=callbacks,
+        log=run_lib.Log(config_file=config_file, notes=tuple(filter(None, notes)), chosen=(*moved, *chosen)),
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         advice_if_diverged=functools.partial(nonfinite.advice, config),
-        export=make_export(context.model, feed, inputs),
+        export=exporter(context.model, feed.first_examples, inputs.prepare_all)
+        if exporter
+        else functools.partial(export.export, context.model, about=feed.about.usage),
         train_step=train_step.train_step if config.train.local_steps == 1 else specs.part("train.local_steps"),
     )
     run = specs.part("train.shard_optimizer")(run) if config.train.shard_optimizer else run
@@ -103,15 +102,11 @@ def _as_saved(config: config_lib.Config, workdir: Path) -> config_lib.Config:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, xla=saved))
 
 
-def _open_export(config: config_lib.Config) -> Callable[[keras.Model, Feed, Inputs], Callable[[Path], str]]:
-    """Returns what makes the function that exports the model to a path: with its preprocessing, or a text about it."""
-    if not config.checkpoint.export_preprocessing:
-        usage = functools.partial(description.usage, config.data.prepare, config.data.finish, config.objective)
-        return lambda model, feed, inputs: functools.partial(
-            export.export, model, about=usage(feed.spec, feed.about.saved)
-        )
-    make_export = specs.part("checkpoint.export_preprocessing")(config)
-    return lambda model, feed, inputs: make_export(model, feed.first_examples, inputs.prepare_all)
+def _placed(
+    config: config_lib.Config, inputs: Inputs, cluster: Cluster
+) -> tuple[config_lib.Config, Inputs, tuple[str, ...]]:
+    """See `on_gpu.divide_preprocessing`."""
+    return specs.part("data.finish")(config, inputs) if cluster.device_type == "GPU" else (config, inputs, ())
 
 
 def connect(

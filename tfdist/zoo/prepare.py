@@ -167,6 +167,16 @@ def _image_in_keras(images: keras.KerasTensor, **options: Any) -> keras.KerasTen
     return _normalised_in_keras(_bytes_in_keras(images, **options), **of_values)
 
 
+def _halves(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Returns the specs of `image_bytes` and `normalised` that together are `image`; None if there are none."""
+    if arguments.get("cutout") or arguments.get("mixup"):
+        return None
+    rest = {key: value for key, value in arguments.items() if key not in ("cutout", "mixup", "num_classes")}
+    of_values = {name: rest.pop(name) for name in ("scale", "mean", "std") if name in rest}
+    return {"target": f"{__name__}:image_bytes", **rest}, {"target": f"{__name__}:normalised", **of_values}
+
+
+image.halves = _halves  # See `data/run_parts/on_gpu.py`.
 # What `config.checkpoint.export_preprocessing` puts into the exported model.
 image.in_keras = _image_in_keras
 image_bytes.in_keras = _bytes_in_keras

@@ -9,6 +9,7 @@ from tfdist import config as c
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.discovery.roster import Roster
 from tfdist.data import inputs as inputs_lib
+from tfdist.data.run_parts import on_gpu
 from tfdist.training import execution, setup
 
 NORMALISED = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
@@ -29,10 +30,9 @@ def cluster():
     )
 
 
-def trained(cluster, folder, prepare, finish):
-    """The type of the batches, and the weights after three steps in two micro-batches."""
-    keras.utils.clear_session()
-    config = c.Config(
+def config_of(prepare, finish=None):
+    """A config of three steps in two micro-batches."""
+    return c.Config(
         model={"target": "tfdist.zoo.models:mlp", "num_classes": 10, "input_shape": (8, 8, 3), "hidden": (8,)},
         adapt={"target": "test_device_part:remember"},
         data=c.Data(
@@ -44,6 +44,12 @@ def trained(cluster, folder, prepare, finish):
         ),
         train=c.Train(steps=3, micro_batches=2),
     )
+
+
+def trained(cluster, folder, prepare, finish):
+    """The type of the batches, and the weights after the run."""
+    keras.utils.clear_session()
+    config = config_of(prepare, finish)
     run = setup.build_run(config, folder, cluster)
     data = run.feed.training(0, 3)
     runner = execution.training_steps(run)
@@ -56,8 +62,13 @@ def test_bytes_to_the_device_give_the_same_bits(own_signals, cluster, tmp_path, 
     monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
     image = {"target": "tfdist.zoo.prepare:image", **AUGMENTED, **NORMALISED}
     floats, loss, weights = trained(cluster, tmp_path, image, None)
-    as_bytes = {"target": "tfdist.zoo.prepare:image_bytes", **AUGMENTED}
-    normalised = {"target": "tfdist.zoo.prepare:normalised", **NORMALISED}
+    config = config_of(image | {"cutout": 0, "num_classes": 10})
+    divided, inputs, lines = on_gpu.divide_preprocessing(config, inputs_lib.open_inputs(config))
+    as_bytes, normalised = divided.data.prepare, divided.data.finish
+    assert as_bytes == {"target": "tfdist.zoo.prepare:image_bytes", **AUGMENTED}
+    assert normalised == {"target": "tfdist.zoo.prepare:normalised", **NORMALISED}
+    assert len(inputs.train_source) == 64
+    assert lines == ("copies     images to the GPU as uint8: they are normalised there",)
     small, same_loss, same_weights = trained(cluster, tmp_path, as_bytes, normalised)
     assert (floats, small) == (tf.float32, tf.uint8)
     assert loss == same_loss
@@ -73,3 +84,27 @@ def test_a_wrong_finish_is_named_before_the_run_starts():
     config.data.finish = {"target": "tfdist.zoo.prepare:normalised", "skale": 1.0}
     with pytest.raises(ValueError, match=r"config\.data\.finish\.skale: .* Did you mean 'scale'\?"):
         inputs_lib.open_inputs(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        config_of({"target": "tfdist.zoo.prepare:image", "cutout": 4}),
+        config_of({"target": "tfdist.zoo.prepare:image", "mixup": 0.2, "num_classes": 10}),
+        config_of({"target": "tfdist.zoo.prepare:image"}, {"target": "tfdist.zoo.prepare:normalised"}),
+        config_of({"target": "tfdist.zoo.prepare:identity"}),
+    ],
+)
+def test_what_cannot_be_divided_stays_on_the_host(config, monkeypatch):
+    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
+    inputs = inputs_lib.open_inputs(config)
+    assert on_gpu.divide_preprocessing(config, inputs) == (config, inputs, ())
+
+
+def test_floats_are_normalised_on_the_host(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
+    np.savez(tmp_path / "floats.npz", x_train=np.ones([64, 8, 8, 3], np.float32), y_train=np.zeros([64], np.int64))
+    config = config_of({"target": "tfdist.zoo.prepare:image"})
+    config.data.source = {"target": "tfdist.zoo.sources:npz", "path": str(tmp_path / "floats.npz")}
+    inputs = inputs_lib.open_inputs(config)
+    assert on_gpu.divide_preprocessing(config, inputs) == (config, inputs, ())
