@@ -14,7 +14,7 @@ def export(model: keras.Model, path: Path, about: str = "") -> str:
     Nothing is written of a model that Keras cannot save, for example because a class has no `get_config`.
 
     Args:
-        about: text for the file `path` with the suffix .txt, which is written first; "": none.
+        about: text for the file `path` with the suffix .txt, which is there before the model; "": none.
 
     Returns:
         What was done, for the log.
@@ -22,11 +22,11 @@ def export(model: keras.Model, path: Path, about: str = "") -> str:
     Raises:
         OSError: the disk is full, read-only or unavailable.
     """
-    if about:
-        files.replace_file(path.with_suffix(".txt"), about.encode())
     temporary = path.with_name(f"{path.stem}.writing.keras")
     try:
         model.save(temporary)
+        if about:
+            files.replace_file(path.with_suffix(".txt"), about.encode())
         files.move_complete(temporary, path)
         return f"exported {path}"
     except OSError:

@@ -287,8 +287,10 @@ def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]
         with np.load(saved.path / "arrays.npz", allow_pickle=False) as arrays:
             for name in names:
                 yield name, _with_dtype(arrays[name], saved.arrays[name][1])
-    except (OSError, KeyError) as error:
-        raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # Of NumPy and zipfile, for damaged files: some seven types.
+        raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {type(error).__name__}: {error}") from None
 
 
 def callback_names(saved: Saved) -> list[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import functools
+import io
 import json
 import os
 import pathlib
@@ -168,6 +169,23 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage):
     assert newest(tmp_path) == (2, [])
     assert_holds(path, 2)
     assert_holds(old, 1)
+
+
+def test_files_that_are_damaged_after_they_were_verified_are_called_damaged(tmp_path):
+    (path,) = saved(tmp_path, 1)
+    found = checkpoint_format.verify(path)
+    whole = (path / "arrays.npz").read_bytes()
+    member, entry = whole.index(b"\x93NUMPY"), whole.index(b"PK\x01\x02")
+    array = io.BytesIO()
+    np.save(array, np.ones(3))
+    for content in (
+        *(b"", b"PK", whole[: len(whole) // 2], array.getvalue(), b"x" * 100),
+        # Another content, another version of zip, an encrypted member.
+        *(whole[:at] + b"\xff" + whole[at + 1 :] for at in (member, entry + 6, entry + 8)),
+    ):
+        (path / "arrays.npz").write_bytes(content)
+        with pytest.raises(checkpoint_format.DamagedCheckpointError, match=r"step-00000001/arrays\.npz: "):
+            dict(checkpoint_format.read(found, found.arrays))
 
 
 def test_nothing_begins_anew_over_damaged_checkpoints(tmp_path):

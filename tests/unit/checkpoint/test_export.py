@@ -28,16 +28,17 @@ class WithAWrongConfig(keras.layers.Layer):
 
 def test_a_mistake_in_a_layers_config_leaves_out_the_model_and_does_not_end_the_run(tmp_path):
     model = keras.Sequential([keras.Input((2,)), WithAWrongConfig(), keras.layers.Dense(1)])
-    said = export.export(model, tmp_path / "model.keras")
+    said = export.export(model, tmp_path / "model.keras", "how to prepare its input")
     assert said.startswith("no model.keras, because Keras cannot save this model") and "unsupported operand" in said
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_that_keras_cannot_save_is_left_out_with_the_reason(tmp_path):
     inner = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    assert export.export(inner, tmp_path / "model.keras") == f"exported {tmp_path / 'model.keras'}"
-    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
-    (tmp_path / "model.keras").unlink()
+    assert export.export(inner, tmp_path / "model.keras", "about") == f"exported {tmp_path / 'model.keras'}"
+    assert {path.name for path in tmp_path.iterdir()} == {"model.keras", "model.txt"}
+    for path in tmp_path.iterdir():
+        path.unlink()
     said = export.export(Wrapping(inner), tmp_path / "model.keras")
     assert said.startswith("no model.keras, because Keras cannot save this model; its weights are in the checkpoint.")
     assert "Object Wrapping was created by passing" in said and list(tmp_path.iterdir()) == []

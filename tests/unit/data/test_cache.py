@@ -227,6 +227,22 @@ def check_users(shared):
     assert len(source.reads) == 20
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_files_that_the_file_system_gives_another_owner_are_not_used_and_named(tmp_path):
+    class GivenAway(Source):
+        def read(self, ids):
+            def give(ids):
+                for folder in tmp_path.glob("*.writing-*"):
+                    os.chown(folder, 65534, 65534)
+                return ids
+
+            return super().read(tf.ensure_shape(tf.numpy_function(give, [ids], tf.int64), ids.shape))
+
+    kept, _ = keep(GivenAway(20), tmp_path)
+    with pytest.raises(OSError, match=r"cache_dir=.* cannot store the examples: .* another owner. Free space"):
+        kept.read(tf.constant([9]))
+
+
 @pytest.mark.workers
 def test_a_writer_that_is_killed_leaves_nothing_half_and_two_write_once(tmp_path, capsys):
     with start(tmp_path, 30) as killed:

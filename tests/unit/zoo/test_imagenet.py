@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -142,6 +143,18 @@ def test_missing_and_damaged_files_are_named(folder, tmp_path):
         (tmp_path / "train" / f"train-{number:05d}-of-00003").write_bytes(content[: -7 * number])
     with pytest.raises(ValueError, match=r"00002-of-00003' is cut off or not a TFRecord file, at byte \d+. Download"):
         sources.imagenet("train", path=str(tmp_path))
+    two = tmp_path / "two"
+    (two / "train").mkdir(parents=True)
+    for first, second in (("train-00000-of-00001", "train-00001-of-00003"), ("train-00000-of-00001",) * 2):
+        paths = two / first, two / "train" / second
+        for path in paths:
+            path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"two sets of files: '{paths[0]}' and '{paths[1]}'. Move one"):
+            sources.imagenet("train", path=str(two))
+        paths[1].unlink()
+    (two / "train-00000-of-00001").write_bytes(content[:20] + b"\x01" + content[21:])
+    with pytest.raises(ValueError, match=r"00000-of-00001' is damaged: corrupted record at \d+"):
+        sources.imagenet("train", path=str(two)).verify()
     with pytest.raises(ValueError, match=r"the record at byte \d+ of .* has the label 3, but labels must be 1 to 2"):
         sources.imagenet("train", path=str(folder), num_classes=2).verify()
     with pytest.raises(ValueError, match=r'inception:image needs a batch with "image", encoded, string \[n\], or pix'):
@@ -149,6 +162,20 @@ def test_missing_and_damaged_files_are_named(folder, tmp_path):
 
 
 @pytest.mark.workers
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_folder_that_may_not_be_read_is_passed_over(folder):
+    with tempfile.TemporaryDirectory() as name:  # Others cannot enter `tmp_path`.
+        os.mkdir(os.path.join(name, "lost+found"), 0o700)
+        shutil.copytree(folder, os.path.join(name, "data"), ignore=shutil.ignore_patterns(".tfdist*"))
+        for readable in (name, os.path.join(name, "data")):
+            os.chmod(readable, 0o755)
+        os.seteuid(65534)
+        try:
+            assert len(sources.imagenet("train", path=name, num_classes=3)) == 12
+        finally:
+            os.seteuid(0)
+
+
 def test_the_shipped_config_trains_on_such_files(folder, tmp_path):
     small = "{'target': 'tfdist.zoo.models:small_cnn', 'num_classes': 3, 'input_shape': (32, 32, 3), 'filters': (8,)}"
     options = [

@@ -205,6 +205,12 @@ def named(split):
 def halves(split):
     return [(np.float32([0]), 1.5)] * 4
 
+def one_column(split):
+    return [{"x": np.float32([i, i])} for i in range(4)]
+
+def texts(split):
+    return [(np.float32([0]), "cat")] * 4
+
 def uneven():
     return [{"x": np.zeros(i + 1)} for i in range(4)]
 
@@ -239,10 +245,14 @@ def test_any_object_with_len_and_items_is_a_source(tmp_path, monkeypatch):
         ("numbers", r"'x' of example 1 is float64, and of the first one int64"),
         ("wraps", r"'x' of example 1 is uint16, and of the first one uint8"),
         ("halves", r"a label is a whole number. Received: 1.5 for example 0"),
+        ("texts", r"a label is a whole number. Received: cat for example 0. Number the classes"),
     ):
         with pytest.raises((ValueError, tf.errors.OpError), match=words):
             read(sources.indexed("train", dataset=f"indexed_data:{wrong}"))
     assert read(sources.indexed("train", dataset="indexed_data:named"))["x"].tolist() == [0, 1, 2]
+    # A source of one column is read outside of a graph too.
+    found = sources.indexed("train", dataset="indexed_data:one_column").read(tf.constant([1, 0], tf.int64))
+    assert found["x"].numpy().tolist() == [[1, 1], [0, 0]]
     with pytest.raises(ValueError, match=r"must return an object with len\(\) and \[i\]. Received: int"):
         sources.indexed("train", dataset="operator:length_hint")
 
@@ -300,6 +310,11 @@ def test_tfrecord_files_are_read_by_a_description(tmp_path):
     whole = str(tmp_path / "train-*.tfrecord")
     both(lambda split: sources.tfrecord(split, path=whole, features={"point": {"shape": [2]}}))
     source.verify()
+    damaged = bytearray((tmp_path / "test-0.tfrecord").read_bytes())
+    damaged[damaged.index(np.float32(51).tobytes()) + 1] ^= 1  # Another number, which only the checksum tells.
+    (tmp_path / "other-0.tfrecord").write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"other-0.tfrecord' is damaged: corrupted record at \d+"):
+        sources.tfrecord("other", path=path, features=FEATURES).verify()
     # Other records in files of the same sizes: the places of the records are looked up again.
     with tf.io.TFRecordWriter(str(tmp_path / "test-0.tfrecord")) as writer:
         for number in (52, 51, 50):
@@ -334,3 +349,19 @@ def test_raw_records_have_a_known_number_of_rows(tmp_path):
     source = sources.tfrecord("all", path=str(tmp_path / "train-*"), features={"raw": FEATURES["raw"]})
     read_rows = tf.function(source.read, input_signature=[tf.TensorSpec([5], tf.int64)])
     assert read_rows.get_concrete_function().structured_outputs["raw"].shape == (5, 2)
+
+
+def test_raw_records_may_have_types_that_tensorflow_does_not_decode(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    values = {"a": np.array([1, 2**32 - 1], np.uint32), "b": np.array([2**64 - 1], np.uint64)}
+    lists = {name: tf.train.BytesList(value=[one.tobytes()]) for name, one in values.items()}
+    features = tf.train.Features(feature={name: tf.train.Feature(bytes_list=one) for name, one in lists.items()})
+    with tf.io.TFRecordWriter("own.tfrecord") as writer:
+        writer.write(tf.train.Example(features=features).SerializeToString())
+    described = {name: {"decode": "raw", "dtype": one.dtype.name, "shape": [len(one)]} for name, one in values.items()}
+    found = read(sources.tfrecord("all", path="own.tfrecord", features=described))
+    for name, expected in values.items():
+        assert found[name].dtype == expected.dtype and found[name][0].tolist() == expected.tolist()
+    # The index is beside the file, also in the working directory.
+    assert not (tmp_path / "cache").exists() and len(list(tmp_path.glob(".tfdist-all-*.npy"))) == 1

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pathlib
+import struct
 import sys
 
 import forked
@@ -415,8 +416,9 @@ def test_names_of_any_bytes_and_length(tmp_path):
     data = (folder / "000.png").read_bytes()
     for name in ("x" * 200 + ".PNG", "\u732b.png", os.fsdecode(b"\xff\xfe.png"), "two  spaces.png"):
         (folder / name).write_bytes(data)
+    os.rename(folder, tmp_path / "train" / os.fsdecode(b"caf\xe9"))
     source = sources.image_folder("train", path=str(tmp_path), memory_limit_mb=0)
-    assert read_all(source)["image"].shape == (5, 6, 5, 3)
+    assert read_all(source)["image"].shape == (5, 6, 5, 3) and len(source.fingerprint()) == 16
 
 
 def test_missing_folders_splits_and_classes_are_named(tmp_path):
@@ -520,6 +522,10 @@ def test_a_damaged_first_image_is_named_before_anything_is_read(tmp_path):
     make_folder(tmp_path, {"train": {"a": 1}})
     (tmp_path / "train" / "a" / "000.png").write_bytes(b"RIFF....WEBP")
     with pytest.raises(ValueError, match=r"000\.png' cannot be read: not a JPEG, PNG, GIF or BMP file"):
+        sources.image_folder("train", path=str(tmp_path))
+    bitmap = struct.pack("<2sIIIIiiHH24x", b"BM", 54, 0, 54, 40, 50_000, 50_000, 1, 24)  # The header alone.
+    (tmp_path / "train" / "a" / "000.png").write_bytes(bitmap)
+    with pytest.raises(ValueError, match=r"000\.png' cannot be read: .*, or too large"):
         sources.image_folder("train", path=str(tmp_path))
 
 

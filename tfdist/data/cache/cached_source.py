@@ -149,6 +149,8 @@ class CachedSource:
             with example_files.hold_lock(folder / f"{self.name}.lock"):
                 if example_files.open_files(folder / self.name) is None:
                     example_files.write(folder / self.name, _chunks(self._load, len(self)), len(self), mode=0o700)
+                    if example_files.open_files(folder / self.name) is None:
+                        raise OSError("written files cannot be read, or the file system gives them another owner")
         except OSError as error:
             raise type(error)(
                 f"config.data.cache_dir={self._directory!r} cannot store the examples: {error.strerror or error}. Free "

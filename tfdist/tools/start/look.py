@@ -198,7 +198,7 @@ def _first(source: Any, count: int = 1) -> dict[str, Any]:
 
 def _image_form(files: list[Path]) -> tuple[list[int] | None, int, str]:
     """Returns the size that images must be scaled to, None if they are alike and small; channels; and a remark."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     sizes, modes = [], collections.Counter()
     for file in files:
@@ -206,7 +206,7 @@ def _image_form(files: list[Path]) -> tuple[list[int] | None, int, str]:
             with Image.open(file) as image:
                 sizes.append((image.height, image.width))
                 modes[image.mode] += 1
-        except (UnidentifiedImageError, OSError):
+        except (OSError, Image.DecompressionBombError):
             raise ValueError(f"--images: {str(file)!r} cannot be read as an image: repair or remove it.") from None
     channels = 1 if set(modes) <= {"L", "1", "LA"} else 3
     if len(set(sizes)) == 1 and max(sizes[0]) <= _LARGEST:

@@ -118,7 +118,7 @@ class ImageFolder:
     def fingerprint(self) -> str:
         """Returns a hash of the names and labels of the files, in order."""
         digest = hashlib.sha256(b"\0".join(self._names.tolist()) + self._labels.tobytes())
-        digest.update("/".join(self.classes).encode())
+        digest.update("/".join(self.classes).encode(errors="surrogateescape"))
         return digest.hexdigest()[:16]
 
     def modified(self) -> str:

@@ -1,5 +1,6 @@
 """ImageNet as TFRecord files in the usual layout: train-00000-of-01024, validation-00000-of-00128."""
 
+import glob
 import hashlib
 import os
 import re
@@ -44,11 +45,12 @@ class ImageNet:
         return {"image": parsed["image/encoded"], "label": parsed["image/class/label"] - self._first_label}
 
     def verify(self) -> None:
-        """Decodes every image.
+        """Compares the checksums of all records in the files, and decodes every image.
 
         Raises:
             ValueError: names file and position of the first unreadable record, or of a label out of range.
         """
+        self._records.verify(self._title)
         with tf.device("CPU:0"):
             for example in range(len(self)):
                 try:
@@ -98,26 +100,28 @@ def imagenet(split: str, *, path: str, num_classes: int = 1000, first_label: int
 
     Raises:
         FileNotFoundError: there are no such files, or files of a split are missing.
-        ValueError: the split does not exist, or a file is damaged.
+        ValueError: the split does not exist, has files of two sets, or a file is damaged.
     """
     return ImageNet(split, os.path.expanduser(os.path.expandvars(path)), num_classes, first_label)
 
 
 def _find_shards(path: str, title: str) -> dict[str, list[str]]:
     """Returns split -> its files in order."""
-    folders = [path, *(entry.path for entry in os.scandir(path) if entry.is_dir())] if os.path.isdir(path) else []
     found: dict[str, dict[int, str]] = {}
     counts: dict[str, int] = {}
-    for folder in folders:
-        for name in sorted(os.listdir(folder)):
-            match = _SHARD.fullmatch(name)
-            if match:
-                found.setdefault(match["split"], {})[int(match["number"])] = os.path.join(folder, name)
-                counts[match["split"]] = int(match["count"])
+    pattern = os.path.join(glob.escape(path), "")
+    # Folders that cannot be read, such as lost+found, are passed over.
+    for file in sorted([*glob.glob(f"{pattern}*-of-*"), *glob.glob(f"{pattern}*/*-of-*")]):
+        if match := _SHARD.fullmatch(os.path.basename(file)):
+            files, count = found.setdefault(match["split"], {}), int(match["count"])
+            other = files.get(int(match["number"])) or next(iter(files.values()), file)
+            if int(match["number"]) in files or counts.setdefault(match["split"], count) != count:
+                raise ValueError(f"{title} has two sets of files: {other!r} and {file!r}. Move one of them elsewhere.")
+            files[int(match["number"])] = file
     if not found:
         raise FileNotFoundError(
             f"{title}: there are no TFRecord files. Expected: {os.path.abspath(path)}/train-00000-of-01024, "
-            "or the same in the folders train/ and validation/."
+            "or the same in the folders train/ and validation/, which you may read."
         )
     for split, files in found.items():
         missing = sorted(set(range(counts[split])) - set(files))

@@ -39,7 +39,7 @@ class Indexed:
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids`, int64 [n], as {key: [n, ...]}; Python code reads them one after another."""
         types = [tf.string if dtype.kind in "USO" else tf.as_dtype(dtype) for dtype, _ in self._signature.values()]
-        columns = tf.numpy_function(self._read, [ids], types, stateful=False)
+        columns = tf.nest.flatten(tf.numpy_function(self._read, [ids], types, stateful=False))
         shapes = [shape for _, shape in self._signature.values()]
         return {
             key: tf.ensure_shape(column, [*ids.shape, *shape])
@@ -72,9 +72,12 @@ class Indexed:
             found["image"] = found["image"][..., np.newaxis]
         if "label" in found:
             label = found["label"]
+            if label.dtype.kind not in "biuf" or (label != label.astype(np.int64)).any():
+                raise ValueError(
+                    f"{self._name}: a label is a whole number. Received: {label} for example {row}. Number the "
+                    "classes in your function, or choose another column with keys."
+                )
             found["label"] = label.astype(np.int64)
-            if (found["label"] != label).any():
-                raise ValueError(f"{self._name}: a label is a whole number. Received: {label} for example {row}")
         for key, value in found.items():
             dtype, expected = self._signature[key] if hasattr(self, "_signature") else (value.dtype, value.shape)
             wraps = dtype.kind in "iu" and value.dtype.kind in "iu" and (value.astype(dtype) != value).any()

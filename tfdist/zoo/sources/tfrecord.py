@@ -42,11 +42,12 @@ class TFRecord:
         return {name: _decode(parsed[spec["key"]], spec) for name, spec in self._features.items()}
 
     def verify(self) -> None:
-        """Reads every example.
+        """Compares the checksums of all records in the files, and reads every example.
 
         Raises:
             ValueError: names file and position of the first that cannot be read.
         """
+        self._records.verify(self._name)
         with tf.device("CPU:0"):
             for example in range(len(self)):
                 try:
@@ -81,7 +82,8 @@ def tfrecord(
     """TFRecord files of tf.train.Example, by a description of their features.
 
     An index of the places of the records gives random access; it is built once and stored beside the files, or in
-    ~/.cache/tfdist if their folder is not writable. The records must not be compressed.
+    ~/.cache/tfdist if their folder is not writable. The records must not be compressed. Training does not compare
+    their checksums: `verify` does.
 
     Args:
         split: for a `path` with "{split}" the word in its place, otherwise "train", "test" or "all"; with or without
@@ -150,6 +152,8 @@ def _check_feature(feature: str, spec: Mapping[str, Any], name: str) -> dict[str
         "key": spec.get("key", feature),
         "dtype": dtype,
         "stored": stored,
+        # `tf.io.decode_raw` lacks these types; a cast keeps the bits.
+        "raw": {tf.uint32: tf.int32, tf.uint64: tf.int64}.get(dtype, dtype),
         "shape": list(spec.get("shape", [])),
         "decode": decode,
         "size": spec.get("size"),
@@ -160,7 +164,7 @@ def _check_feature(feature: str, spec: Mapping[str, Any], name: str) -> dict[str
 def _decode(values: tf.Tensor, spec: Mapping[str, Any]) -> tf.Tensor:
     if spec["decode"] == "raw":
         rows = -1 if values.shape[0] is None else values.shape[0]
-        return tf.reshape(tf.io.decode_raw(values, spec["dtype"]), [rows, *spec["shape"]])
+        return tf.reshape(tf.cast(tf.io.decode_raw(values, spec["raw"]), spec["dtype"]), [rows, *spec["shape"]])
     if spec["decode"] != "image":
         return values
     shape = [*spec["size"], spec["channels"]]

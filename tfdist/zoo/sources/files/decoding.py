@@ -49,14 +49,15 @@ def image_size(path: str) -> tuple[int, int]:
     """Returns (height, width) of a JPEG, PNG, GIF or BMP file, from its header.
 
     Raises:
-        ValueError: the file has another format, or is damaged; names it.
+        ValueError: the file has another format, is damaged, or has more pixels than Pillow reads; names it.
     """
     from PIL import Image
 
     try:
         with Image.open(path, formats=("JPEG", "PNG", "GIF", "BMP")) as image:
             return image.height, image.width
-    except OSError as error:
-        if error.errno is not None:
+    except (OSError, Image.DecompressionBombError) as error:
+        if getattr(error, "errno", None) is not None:
             raise
-        raise ValueError(f"The image {path!r} cannot be read: not a JPEG, PNG, GIF or BMP file, or cut off.") from None
+        why = "not a JPEG, PNG, GIF or BMP file, cut off, or too large"
+        raise ValueError(f"The image {path!r} cannot be read: {why}.") from None

@@ -14,6 +14,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdist.zoo.sources.files import from_disk
+
 # Maximum number of open files, and of files indexed in parallel. A process may usually open 1,024 files.
 _MAX_OPEN_FILES, _THREADS = 256, 16
 # In a TFRecord file, bytes before a record's content (its length and a checksum of it) and after it (a checksum).
@@ -65,6 +67,18 @@ class IndexedRecords:
             records[place] = os.pread(opened.fileno(), int(length), int(start))
         return records
 
+    def verify(self, title: str) -> None:
+        """Reads the files whole, and compares the checksums of their records, which `read` does not.
+
+        Raises:
+            ValueError: names the file of the first damaged record, and its place.
+        """
+        for file in np.unique(self._index[:, 0]):
+            try:
+                tf.data.TFRecordDataset(self._files[file], buffer_size=8 << 20).reduce(0, lambda total, _: total)
+            except tf.errors.OpError as error:
+                raise ValueError(f"{title}: {self._files[file]!r} is damaged: {from_disk.reason(error)}") from None
+
 
 def tfrecords(shards: Sequence[Shard]) -> tf.data.Dataset:
     """Returns a dataset of the records of TFRecord files, strings, in order."""
@@ -102,7 +116,7 @@ def open_index(folder: str, split: str, files: list[str], title: str) -> np.ndar
     An index that is stored beside the files, or in the user's cache, is read if sizes and times are those of the files.
     """
     sizes, times = zip(*((found.st_size, found.st_mtime_ns) for found in map(os.stat, files)), strict=True)
-    beside = os.path.join(folder, f".tfdist-{split}-{_hash([*map(os.path.basename, files)], sizes, times)}.npy")
+    beside = os.path.join(folder or ".", f".tfdist-{split}-{_hash([*map(os.path.basename, files)], sizes, times)}.npy")
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     of_paths = _hash([*map(os.path.abspath, files)], sizes, times)
     paths = [beside, os.path.join(cache, "tfdist", f"imagenet-{split}-{of_paths}.npy")]
