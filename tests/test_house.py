@@ -87,7 +87,7 @@ PRIVATE_NAMES = {
         "keras.src.trainers.data_adapters.tf_dataset_adapter": "class weights of a dataset as Model.fit applies them",
     },
     "tfdist.data.dataset_traits": dict.fromkeys(
-        ("_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
+        ("_deterministic", "_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
     ),
     "tfdist.keras_fit.adapters.make_adapter": {
         "keras.src.trainers.data_adapters.array_slicing": "validation_split as in Model.fit",

@@ -59,6 +59,7 @@ def dataset(kind: str) -> tf.data.Dataset:
     source = tf.data.Dataset.range(8)
     return {
         "map": lambda: source.map(lambda x: x + 1),
+        "parallel map": lambda: source.map(lambda x: x + 1, num_parallel_calls=2, deterministic=False),
         "batch": lambda: source.batch(2, drop_remainder=True),
         "shuffle": lambda: source.shuffle(4, seed=1, reshuffle_each_iteration=False),
         "repeat": lambda: source.repeat(3),
@@ -139,6 +140,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     ),
     "_datasets": (lambda m: dataset("zip")._datasets, lambda found: isinstance(found[1], tf.data.Dataset)),
     "_distribute_strategy": (lambda m: hasattr(m, "_distribute_strategy"), lambda found: found),
+    "_deterministic": (lambda m: dataset("parallel map")._deterministic, lambda found: found == "false"),
     "_drop_remainder": (lambda m: bool(dataset("batch")._drop_remainder), lambda found: found),
     "_flatten_layers": (lambda m: len(list(m._flatten_layers())), lambda found: found == 6),
     "_functions": (lambda m: dataset("map")._functions(), lambda found: "graph" in dir(found[0].function)),

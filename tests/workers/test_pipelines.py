@@ -171,6 +171,16 @@ def shuffled(split):
     return as_tuples(split).shuffle(10, seed=1)
 
 
+def in_any_order(split):
+    """A dataset that cannot be used."""
+    return tf.data.Dataset.range(2).interleave(lambda _: as_tuples(split), num_parallel_calls=2, deterministic=False)
+
+
+def ragged(split):
+    """Examples of several lengths."""
+    return tf.data.Dataset.from_tensor_slices({"image": tf.ragged.constant([[1.0], [2.0, 3.0]]), "label": [0, 1]})
+
+
 def test_a_dataset_of_the_users_trains_as_the_source_does_and_resumes_to_the_bit(digits, tmp_path):
     own = {"source": {"target": f"{__name__}:as_tuples"}}
     assert loop.train(digits("whole", pipeline="textbook", **own)) == 0
@@ -252,6 +262,11 @@ def test_both_pipelines_have_the_same_losses_on_two_workers_in_the_order_of_the_
         ({"source": {"target": f"{__name__}:as_tuples"}}, r'no random access: set config.data.pipeline to "textbook"'),
         ({"source": {"target": f"{__name__}:endless"}, "pipeline": "textbook"}, r"never ends: remove repeat\(\)"),
         ({"source": {"target": f"{__name__}:shuffled"}, "pipeline": "textbook"}, r"shuffles.*remove shuffle\(\)"),
+        (
+            {"source": {"target": f"{__name__}:in_any_order"}, "pipeline": "textbook"},
+            r"deterministic=False.*Remove this",
+        ),
+        ({"source": {"target": f"{__name__}:ragged"}, "pipeline": "textbook"}, r"ragged ones padded to one length"),
         ({"source": {"target": f"{__name__}:batched"}, "pipeline": "textbook"}, r"has batches.*remove batch\(\)"),
         ({"source": {"target": f"{__name__}:weighted"}, "pipeline": "textbook"}, r"must have elements \(image, "),
         ({"pipeline": "textbook", "auto_shard": "file"}, r'auto_shard="file" needs .* set it to "data"'),

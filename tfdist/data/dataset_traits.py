@@ -7,6 +7,11 @@ import tensorflow as tf
 
 from tfdist.data import stateful_ops
 
+_UNORDERED = (
+    "An operation of the tf.data.Dataset has deterministic=False, so that its order differs between runs and workers. "
+    "Remove this argument, or, for tfds.load, pass read_config=tfds.ReadConfig(shuffle_seed=0)."
+)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetTraits:
@@ -20,12 +25,22 @@ class DatasetTraits:
     reads_state: bool
     # Why two starts, or two workers, may read different batches; None: they do not.
     resume_caveat: str | None
+    # A message about an operation that returns its elements in any order; None: there is none.
+    order_unknown: str | None
+
+
+def in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns `dataset`, in a fixed order even if its options allow any."""
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
 
 
 def find(dataset: tf.data.Dataset) -> DatasetTraits:
     """Inspects the transformations of `dataset`, and the functions that they call."""
-    kinds, ops, unseeded = set(), set(), False
+    kinds, ops, unseeded, unordered = set(), set(), False, False
     for one in transformations(dataset):
+        unordered |= _is_unordered(one)
         kinds.add(type(one).__name__)
         unseeded |= [int(seed) for seed in shuffle_seeds(one)] == [0, 0]
         ops |= ops_of_functions(one)
@@ -45,12 +60,13 @@ def find(dataset: tf.data.Dataset) -> DatasetTraits:
         )
     elif random:
         resume_caveat = "the tf.data.Dataset uses stateful random ops: use tf.random.stateless_*"
-    deterministic = not (shuffles or python or random)
+    deterministic = not (shuffles or python or random or unordered)
     return DatasetTraits(
         is_deterministic=deterministic,
         shuffles=shuffles,
         reads_state=python or random or any("ReadVariable" in op for op in ops),
         resume_caveat=resume_caveat,
+        order_unknown=_UNORDERED if unordered else None,
     )
 
 
@@ -74,3 +90,15 @@ def shuffle_seeds(dataset: tf.data.Dataset) -> list[tf.Tensor]:
 def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
     """Returns the types of the ops in the functions of one transformation."""
     return {op for function in dataset._functions() for op in stateful_ops.called_ops(function.function.graph)}
+
+
+def _is_unordered(dataset: tf.data.Dataset) -> bool:
+    """Returns whether one transformation, or one in its functions, was made with `deterministic=False`."""
+    graphs = [function.function.graph.as_graph_def() for function in dataset._functions()]
+    # Of an interleave only the graph tells. One of a single element, such as a file, has an order all the same.
+    if type(dataset).__name__ == "_ParallelInterleaveDataset" and inputs(dataset)[0].cardinality() != 1:
+        variant = tf.data.experimental.to_variant(dataset)
+        graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1)
+        graphs.append(tf.compat.v1.GraphDef.FromString(graph.numpy()))
+    own = hasattr(dataset, "_deterministic") and dataset._deterministic == "false"
+    return own or any(node.attr["deterministic"].s == b"false" for one in graphs for node in stateful_ops.nodes(one))

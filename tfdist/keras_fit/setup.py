@@ -117,10 +117,7 @@ def _notes(adapter: DataAdapter, workdir: Path | None) -> tuple[str, ...]:
     if adapter.resume_caveat is not None and workdir is not None:
         notes.append(f"An exact resume needs care: {adapter.resume_caveat}.")
     if adapter.order_unknown:
-        notes.append(
-            "A callback ended an earlier fit with this shuffled tf.data.Dataset: its order may differ from Keras' own "
-            "fit, and between runs. To repeat it, make the dataset anew before each call of fit."
-        )
+        notes.append(adapter.order_unknown)
     return tuple(notes)
 
 

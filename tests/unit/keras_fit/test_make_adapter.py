@@ -1,6 +1,7 @@
 """The data of a script: arrays of all kinds, and the largest batch of a dataset."""
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -34,6 +35,41 @@ def test_a_dataset_that_is_batched_keeps_its_size_of_a_batch(batched):
     dataset = tf.data.Dataset.from_tensor_slices((np.zeros((70, 3), np.float32), np.zeros(70)))
     found = adapter(dataset.batch(32) if batched else dataset, batch_size=16)
     assert found.batch_size == (32 if batched else 16)
+
+
+def slowly(x):
+    """Every third element takes its time."""
+    wait = tf.numpy_function(lambda x: time.sleep(0.05 * (x % 3 == 0)) or x, [x], tf.int64)
+    return tf.ensure_shape(wait, [])
+
+
+def test_options_that_allow_any_order_have_no_effect():
+    options = tf.data.Options()
+    options.deterministic = False
+    dataset = tf.data.Dataset.range(12).map(slowly, num_parallel_calls=6).with_options(options).batch(3)
+    found = adapter(dataset)
+    assert not found.order_unknown
+    for _ in range(2):
+        assert [x for (batch,) in found.stream(0, 4).take(4).as_numpy_iterator() for x in batch] == [*range(12)]
+
+
+PARALLEL = {"num_parallel_calls": 2, "deterministic": False}
+
+
+@pytest.mark.parametrize(
+    ("make", "unordered"),
+    [
+        (lambda one: one.map(lambda x: x + 1, **PARALLEL).batch(2), True),
+        (lambda one: one.batch(2, **PARALLEL), True),
+        (lambda one: one.interleave(tf.data.Dataset.from_tensors, **PARALLEL).batch(2), True),
+        (lambda one: one.flat_map(lambda x: tf.data.Dataset.range(x).map(lambda y: y, **PARALLEL)).batch(2), True),
+        (lambda one: one.take(1).interleave(tf.data.Dataset.from_tensors, **PARALLEL).batch(2), False),
+        (lambda one: one.interleave(tf.data.Dataset.from_tensors, num_parallel_calls=2).batch(2), False),
+    ],
+)
+def test_operations_in_any_order_are_told(make, unordered):
+    found = adapter(make(tf.data.Dataset.range(8)))
+    assert ("deterministic=False" in (found.order_unknown or "")) == unordered
 
 
 def test_a_generator_is_read_to_the_last_step_of_a_pass_and_the_next_pass_goes_on_there():

@@ -130,7 +130,7 @@ def test_adapter_knows_which_orders_cannot_be_continued(finish, ended_early):
     dataset, options = finish(shuffled()), base.DataOptions(continues=True)
     for expected in (False, ended_early):
         data = make_adapter.make_data_adapter(dataset, None, None, options)
-        assert data.order_unknown == expected
+        assert bool(data.order_unknown) == expected
         data.count_passes(data.steps, ended_early)
 
 

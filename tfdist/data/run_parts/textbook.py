@@ -33,9 +33,11 @@ class DatasetSource:
         """Counts the examples by a pass, if their number is not known.
 
         Raises:
-            ValueError: the dataset shuffles, never ends, or its elements are no single examples.
+            ValueError: the dataset shuffles, has any order, never ends, or its elements are no single examples.
         """
-        traits = dataset_traits.find(dataset)
+        traits, dataset = dataset_traits.find(dataset), dataset_traits.in_order(dataset)
+        if traits.order_unknown:
+            raise ValueError(f"{name}: {traits.order_unknown}")
         if traits.shuffles:
             raise ValueError(
                 f"{name}: the tf.data.Dataset shuffles, so that a resume would read another order: remove shuffle(), "
@@ -52,10 +54,11 @@ class DatasetSource:
         self.resume_caveat = traits.resume_caveat
         spec = dataset.element_spec
         self.dataset = dataset.map(_name_parts) if isinstance(spec, tuple) and len(spec) == 2 else dataset
-        if not isinstance(self.dataset.element_spec, dict):
+        spec = self.dataset.element_spec
+        if not isinstance(spec, dict) or not all(isinstance(one, tf.TensorSpec) for one in spec.values()):
             raise ValueError(
                 f"{name}: the tf.data.Dataset must have elements (image, label) or dicts of tensors, of one example "
-                f"each. Received: {dataset.element_spec}"
+                f"each, and ragged ones padded to one length. Received: {dataset.element_spec}"
             )
         length = int(dataset.cardinality())
         if length == tf.data.INFINITE_CARDINALITY:

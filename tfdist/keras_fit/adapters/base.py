@@ -75,8 +75,8 @@ class DataAdapter:
     batch_size: int
     # Why an exact resume is not guaranteed with this data; None: it is.
     resume_caveat: str | None = None
-    # Whether an earlier call may have left workers at different passes over a shuffle.
-    order_unknown: bool = False
+    # A message, if workers may read the data in different orders.
+    order_unknown: str | None = None
     # Hooks of the data around each epoch, which is read by itself; None: steps are read on into the next epoch.
     epoch_hooks: EpochHooks | None = None
     # Where Python code that makes batches waits for its epoch; None: none does.

@@ -228,8 +228,8 @@ def _length(dataset: tf.data.Dataset, options: DataOptions) -> int | None:
 
 
 def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
-    dataset, batch_size = _batch(inspect_dataset.without_prefetch(dataset), options)
-    shuffles, skipped, order_unknown = shuffle_passes.ShufflePasses.of(dataset), 0, False
+    dataset, batch_size = _batch(dataset_traits.in_order(inspect_dataset.without_prefetch(dataset)), options)
+    shuffles, skipped, order_unknown = shuffle_passes.ShufflePasses.of(dataset), 0, None
     if options.continues:
         dataset, skipped, order_unknown = shuffle_passes.continue_passes(dataset)
     parts = rebuild_pipeline.split_before_maps(dataset)
@@ -284,6 +284,6 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         sharded=None if parts is None else shard_steps,
         stops=stops,
         count_passes=count_passes if stops else None,
-        order_unknown=order_unknown,
+        order_unknown=order_unknown or traits.order_unknown,
         finish=(lambda rows: base.finish(rows if in_tuple else rows[0], options)) if own else None,
     )

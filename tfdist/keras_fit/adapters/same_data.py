@@ -34,10 +34,7 @@ def check_same_data(cluster: Cluster, adapter: DataAdapter) -> None:
     if cluster.num_workers == 1:
         return
     if adapter.order_unknown:
-        raise ValueError(
-            "A callback ended an earlier fit with this shuffled tf.data.Dataset, and workers may have read ahead "
-            "differently: its next order may differ between them. Make the dataset anew before each call of fit."
-        )
+        raise ValueError(adapter.order_unknown)
     size = f"{adapter.steps} steps of {adapter.batch_size} examples"
     if isinstance(adapter, RandomAccessAdapter):
         size = f"{adapter.num_examples} examples, {size}"

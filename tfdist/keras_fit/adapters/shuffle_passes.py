@@ -13,6 +13,11 @@ import tensorflow as tf
 
 from tfdist.keras_fit.adapters import inspect_dataset, rebuild_pipeline
 
+_ENDED_EARLY = (
+    "A callback ended an earlier fit with this shuffled tf.data.Dataset, and workers may have read ahead differently: "
+    "its next order may differ between runs and workers. Make the dataset anew before each call of fit."
+)
+
 
 @dataclasses.dataclass(slots=True)
 class _Taken:
@@ -55,19 +60,19 @@ class ShufflePasses:
             _taken[one] = _Taken(total, early)
 
 
-def continue_passes(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, int, bool]:
+def continue_passes(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, int, str | None]:
     """Returns what the next call of `fit` reads instead of `dataset`.
 
     Returns:
-        The dataset, or a copy with new shuffles; the number of passes to skip; and whether workers may be at different
-        passes, because a copy is not possible and a callback ended a call early.
+        The dataset, or a copy with new shuffles; the number of passes to skip; and a message if workers may be at
+        different passes, because a copy is not possible and a callback ended a call early.
     """
     shuffles = ShufflePasses.of(dataset)
     before = shuffles.before()
     copy = rebuild_pipeline.with_new_shuffles(dataset) if before else None
     if before == 0 or copy is None:
-        return dataset, 0, shuffles.ended_early()
-    return copy, before, False
+        return dataset, 0, _ENDED_EARLY if shuffles.ended_early() else None
+    return copy, before, None
 
 
 def of_keras(steps: int, pass_steps: int, *, two_per_epoch: bool) -> int:
