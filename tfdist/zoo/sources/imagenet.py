@@ -8,7 +8,7 @@ import re
 import tensorflow as tf
 
 from tfdist.zoo import splits
-from tfdist.zoo.sources.files import from_disk, record_files
+from tfdist.zoo.sources.files import record_files
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _FEATURES = {
@@ -17,68 +17,35 @@ _FEATURES = {
 }
 
 
-class ImageNet:
+class ImageNet(record_files.IndexedRecords):
     """See `imagenet`."""
 
     def __init__(self, split: str, path: str, num_classes: int, first_label: int):
         self.num_classes, self._first_label = num_classes, first_label
-        self._title = f"imagenet {path!r}"
-        shards = _find_shards(path, self._title)
-        name = splits.split_name(split, shards, source=self._title)
-        self._files = shards[name]
-        index = record_files.open_index(os.path.dirname(self._files[0]), name, self._files, self._title)
-        self._part = splits.resolve(split, {name: len(index)}, source=self._title)
-        self._index = index[self._part.start : self._part.stop]
-        self._records = record_files.IndexedRecords(self._files, self._index)
-
-    def __len__(self) -> int:
-        return self._part.stop - self._part.start
-
-    def __repr__(self) -> str:
-        return f"{self._title} {self._part.name}: {len(self)} records of {len(self._files)} files"
+        title = f"imagenet {path!r}"
+        shards = _find_shards(path, title)
+        name = splits.split_name(split, shards, source=title)
+        index = record_files.open_index(os.path.dirname(shards[name][0]), name, shards[name], title)
+        part = splits.resolve(split, {name: len(index)}, source=title)
+        super().__init__(shards[name], index[part.start : part.stop], part, title)
 
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids`, int64 [n], as {"image": string [n], encoded, "label": int64 [n]}."""
-        records = tf.ensure_shape(tf.numpy_function(self._records.read, [ids], tf.string, stateful=False), ids.shape)
-        parsed = tf.io.parse_example(records, _FEATURES)
+        parsed = tf.io.parse_example(self.records(ids), _FEATURES)
         return {"image": parsed["image/encoded"], "label": parsed["image/class/label"] - self._first_label}
 
-    def verify(self) -> None:
-        """Compares the checksums of all records in the files, and decodes every image.
-
-        Raises:
-            ValueError: names file and position of the first unreadable record, or of a label out of range.
-        """
-        self._records.verify(self._title)
-        with tf.device("CPU:0"):
-            for example in range(len(self)):
-                try:
-                    found = self.read(tf.constant([example], tf.int64))
-                    tf.io.decode_image(found["image"][0], channels=3, expand_animations=False)
-                except (tf.errors.OpError, OSError) as error:
-                    raise ValueError(
-                        f"{self._title}: {self._place(example)} cannot be read: {from_disk.reason(error)}"
-                    ) from None
-                label, first = int(found["label"][0]), self._first_label
-                if not 0 <= label < self.num_classes:
-                    raise ValueError(
-                        f"{self._title}: {self._place(example)} has the label {label + first}, but labels must be "
-                        f"{first} to {first + self.num_classes - 1}."
-                    )
+    def _check(self, ids: tf.Tensor) -> None:
+        found, first = self.read(ids), self._first_label
+        tf.io.decode_image(found["image"][0], channels=3, expand_animations=False)
+        label, last = int(found["label"][0]) + first, first + self.num_classes - 1
+        if not first <= label <= last:
+            raise ValueError(f"it has the label {label}, but labels must be {first} to {last}")
 
     def fingerprint(self) -> str:
         """Returns a hash of the names and sizes of the files, and of the range of the examples."""
         sizes = [(os.path.basename(file), os.path.getsize(file)) for file in self._files]
         return hashlib.sha256(repr((sizes, self._part.start, self._part.stop)).encode()).hexdigest()[:16]
-
-    def modified(self) -> str:
-        """Returns a hash of the sizes and times of the files."""
-        return from_disk.fingerprint(len(self._files), self._files.__getitem__)
-
-    def _place(self, example: int) -> str:
-        file, start, _ = self._index[example]
-        return f"the record at byte {start - record_files.HEADER} of {self._files[file]!r}"
 
 
 def imagenet(split: str, *, path: str, num_classes: int = 1000, first_label: int = 1) -> ImageNet:

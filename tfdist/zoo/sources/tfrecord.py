@@ -10,64 +10,35 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.zoo import splits
-from tfdist.zoo.sources.files import decoding, from_disk, record_files
+from tfdist.zoo.sources.files import decoding, record_files
 
 _DECODINGS = (None, "image", "raw")
 _OPTIONS = {"key", "dtype", "shape", "decode", "size", "channels"}
 
 
-class TFRecord:
+class TFRecord(record_files.IndexedRecords):
     """See `tfrecord`."""
 
     def __init__(self, files: list[str], index: np.ndarray, part: splits.Slice, features: dict, name: str):
-        self._files, self._index, self._part, self._features, self._name = files, index, part, features, name
-        self._records = record_files.IndexedRecords(files, index)
+        super().__init__(files, index, part, name)
+        self._features = features
         self._parsed = {
             spec["key"]: tf.io.FixedLenFeature([] if spec["decode"] else spec["shape"], spec["stored"])
             for spec in features.values()
         }
         self.num_classes = self.classes = None
 
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def __repr__(self) -> str:
-        return f"{self._name} {self._part.name}: {len(self)} records of {len(self._files)} files"
-
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids`, int64 [n], as {feature: [n, ...]}."""
-        records = tf.ensure_shape(tf.numpy_function(self._records.read, [ids], tf.string, stateful=False), ids.shape)
-        parsed = tf.io.parse_example(records, self._parsed)
+        parsed = tf.io.parse_example(self.records(ids), self._parsed)
         return {name: _decode(parsed[spec["key"]], spec) for name, spec in self._features.items()}
-
-    def verify(self) -> None:
-        """Compares the checksums of all records in the files, and reads every example.
-
-        Raises:
-            ValueError: names file and position of the first that cannot be read.
-        """
-        self._records.verify(self._name)
-        with tf.device("CPU:0"):
-            for example in range(len(self)):
-                try:
-                    self.read(tf.constant([example], tf.int64))
-                except (tf.errors.OpError, ValueError, OSError) as error:
-                    file, start, _ = self._index[example]
-                    raise ValueError(
-                        f"{self._name}: the record at byte {start - record_files.HEADER} of {self._files[file]!r} "
-                        f"cannot be read: {from_disk.reason(error)}"
-                    ) from None
 
     def fingerprint(self) -> str:
         """Returns a hash of the names and sizes of the files, and of the places of the examples."""
         sizes = [(os.path.basename(file), os.path.getsize(file)) for file in self._files]
         places = np.ascontiguousarray(self._index).tobytes()
         return hashlib.sha256(repr(sizes).encode() + places).hexdigest()[:16]
-
-    def modified(self) -> str:
-        """Returns a hash of the sizes and times of the files."""
-        return from_disk.fingerprint(len(self._files), self._files.__getitem__)
 
 
 def tfrecord(

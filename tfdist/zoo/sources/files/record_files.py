@@ -14,12 +14,13 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdist.zoo import splits
 from tfdist.zoo.sources.files import from_disk
 
 # Maximum number of open files, and of files indexed in parallel. A process may usually open 1,024 files.
 _MAX_OPEN_FILES, _THREADS = 256, 16
 # In a TFRecord file, bytes before a record's content (its length and a checksum of it) and after it (a checksum).
-HEADER, _FOOTER = 12, 4
+_HEADER, _FOOTER = 12, 4
 
 
 class Shard(NamedTuple):
@@ -52,32 +53,60 @@ class ArrayRecords:
 
 
 class IndexedRecords:
-    """The records of TFRecord files, by an index of their places. Thread-safe."""
+    """A source of the records of TFRecord files, by an index of their places. Thread-safe.
 
-    def __init__(self, files: Sequence[str], index: np.ndarray):
+    A subclass has `read`, which takes the strings of `records` apart, and `fingerprint`.
+    """
+
+    def __init__(self, files: Sequence[str], index: np.ndarray, part: splits.Slice, name: str):
         """`index` is (file, first byte, length) of each record, int64 [records, 3]; see `open_index`."""
-        self._files, self._index = files, index
+        self._files, self._index, self._part, self._name = files, index, part, name
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_FILES)(_open_file)
 
-    def read(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the records `ids`, int64 [n], as bytes, object [n]."""
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __repr__(self) -> str:
+        return f"{self._name} {self._part.name}: {len(self)} records of {len(self._files)} files"
+
+    def records(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the records `ids`, int64 [n], as strings [n]."""
+        return tf.ensure_shape(tf.numpy_function(self._read, [ids], tf.string, stateful=False), ids.shape)
+
+    def _read(self, ids: np.ndarray) -> np.ndarray:
         records = np.empty(len(ids), object)
         for place, (file, start, length) in enumerate(np.asarray(self._index[ids])):
             opened = self._open(self._files[file])  # Keeps the file open if another thread evicts it from the cache.
             records[place] = os.pread(opened.fileno(), int(length), int(start))
         return records
 
-    def verify(self, title: str) -> None:
-        """Reads the files whole, and compares the checksums of their records, which `read` does not.
+    def verify(self) -> None:
+        """Compares the checksums of all records in the files, which reads do not, and checks every example.
 
         Raises:
-            ValueError: names the file of the first damaged record, and its place.
+            ValueError: names the file and the place of the first damaged record.
         """
         for file in np.unique(self._index[:, 0]):
             try:
                 tf.data.TFRecordDataset(self._files[file], buffer_size=8 << 20).reduce(0, lambda total, _: total)
             except tf.errors.OpError as error:
-                raise ValueError(f"{title}: {self._files[file]!r} is damaged: {from_disk.reason(error)}") from None
+                raise ValueError(f"{self._name}: {self._files[file]!r} is damaged: {from_disk.reason(error)}") from None
+        for example, (file, start, _) in enumerate(self._index):
+            try:
+                with tf.device("CPU:0"):
+                    self._check(tf.constant([example], tf.int64))
+            except (tf.errors.OpError, ValueError, OSError) as error:
+                raise ValueError(
+                    f"{self._name}: the record at byte {start - _HEADER} of {self._files[file]!r} cannot be read: "
+                    f"{from_disk.reason(error)}"
+                ) from None
+
+    def _check(self, ids: tf.Tensor) -> None:
+        self.read(ids)
+
+    def modified(self) -> str:
+        """Returns a hash of the sizes and times of the files."""
+        return from_disk.fingerprint(len(self._files), self._files.__getitem__)
 
 
 def tfrecords(shards: Sequence[Shard]) -> tf.data.Dataset:
@@ -158,12 +187,12 @@ def _locate(number: int, path: str, size: int, title: str) -> np.ndarray:
     places, position = [], 0
     with open(path, "rb") as file:
         while position < size:
-            header = os.pread(file.fileno(), HEADER, position)
-            length = struct.unpack("<Q", header[:8])[0] if len(header) == HEADER else size
-            if position + HEADER + length + _FOOTER > size:
+            header = os.pread(file.fileno(), _HEADER, position)
+            length = struct.unpack("<Q", header[:8])[0] if len(header) == _HEADER else size
+            if position + _HEADER + length + _FOOTER > size:
                 raise ValueError(
                     f"{title}: {path!r} is cut off or not a TFRecord file, at byte {position}. Download it again."
                 )
-            places.append((number, position + HEADER, length))
-            position += HEADER + length + _FOOTER
+            places.append((number, position + _HEADER, length))
+            position += _HEADER + length + _FOOTER
     return np.asarray(places, np.int64).reshape(-1, 3)
