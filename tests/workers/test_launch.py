@@ -271,12 +271,28 @@ def test_exit_code_is_that_of_the_first_failure(tmp_path, program, own, code, wo
         pytest.param([signal.SIGUSR1], "def stop(*_): sys.exit(75)", 75, "", marks=pytest.mark.slow),
         pytest.param([signal.SIGHUP], "def stop(*_): sys.exit(75)", 75, "", marks=pytest.mark.slow),
         ([signal.SIGTERM], "def stop(*_): signal.raise_signal(signal.SIGKILL)", 76, "worker . was killed by SIGKILL"),
+        # One that is suspended cannot answer.
+        (
+            [signal.SIGTERM],
+            "def stop(*_): os.kill(os.getpid(), signal.SIGSTOP)",
+            76,
+            "worker 0, 1 did not answer SIGTERM and was killed",
+        ),
         # Ctrl-C twice ends even those that do not listen.
         ([signal.SIGINT, signal.SIGINT], "def stop(*_): pass", 130, "interrupted before the run was saved"),
         ([signal.SIGTERM], "stop = signal.SIG_DFL", 75, "stopped before training started: nothing to save"),
         ([signal.SIGINT], "stop = signal.default_int_handler", 75, "stopped before training started: nothing to save"),
     ],
-    ids=["ctrl-c", "usr1", "hangup", "killed while saving", "ctrl-c twice", "too early", "ctrl-c too early"],
+    ids=[
+        "ctrl-c",
+        "usr1",
+        "hangup",
+        "killed while saving",
+        "suspended",
+        "ctrl-c twice",
+        "too early",
+        "ctrl-c too early",
+    ],
 )
 def test_launcher_forwards_signals_and_waits_for_the_exit(tmp_path, numbers, program, code, words):
     program += """
@@ -292,6 +308,24 @@ while True: time.sleep(0.1)
         got, output = finish(process, 30)
     assert got == code, output
     assert re.search(words, output), output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_program_that_a_shell_runs(tmp_path, number):
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import signal, sys, time\n"
+        "def stop(*_): time.sleep(0.3), print('saved'), sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, stop), signal.signal(signal.SIGINT, stop)\nprint('listening')\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    shell = tmp_path / "train.sh"
+    shell.write_text(f"{sys.executable} {program}\nexit $?\n")
+    with launched([sys.executable, "-m", "tfdist.launch", "--workers=2", "--", "bash", str(shell)]) as process:
+        assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] listening\n", "[1] listening\n"]
+        process.send_signal(number)
+        code, output = finish(process, 30)
+    assert code == 75 and output.count("saved") == 2 and processes_with(str(program)) == [], output
 
 
 def test_output_has_whole_lines_with_the_rank(tmp_path):

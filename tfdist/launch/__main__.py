@@ -149,10 +149,11 @@ def attempt(group: processes.ProcessGroup, command: list[str], environments: Seq
     codes: dict[int, int] = {}  # In the order of the exits.
     before_sigterm: dict[int, int] | None = None
     killed: list[int] = []
-    stop_at, kill_at = math.inf, math.inf
+    asked_at, stop_at, kill_at = math.inf, math.inf, math.inf
     while len(codes) < len(workers):
         for number in group.wait():
             group.send(number)
+            asked_at = min(asked_at, time.monotonic())
             if group.forwarded.count(signal.SIGINT) > 1:
                 stop_at = 0.0
         now = time.monotonic()
@@ -160,10 +161,12 @@ def attempt(group: processes.ProcessGroup, command: list[str], environments: Seq
             codes[rank] = code
             seconds = _LEAVE_SECONDS if code in _SUCCESS else 0.0
             stop_at = min(stop_at, now + (_SYMPTOM_SECONDS if code == interruption.EXIT_PEER_LOST else seconds))
+        if now > asked_at + flags.FLAGS.grace_seconds and any(group.suspended()):
+            stop_at = now
         if now >= stop_at and before_sigterm is None:
             before_sigterm, kill_at = dict(codes), now + flags.FLAGS.grace_seconds
             group.send(signal.SIGTERM)
-        if (now >= kill_at or (before_sigterm is not None and group.all_suspended())) and not killed:
+        if (now >= kill_at or (before_sigterm is not None and all(group.suspended()))) and not killed:
             killed = [rank for rank in range(len(workers)) if rank not in codes]
             group.send(signal.SIGKILL)
     group.drain()
@@ -206,7 +209,8 @@ def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, step
     if result.code == 130 or -result.code in group.forwarded or result.code == -signal.SIGTERM:
         saved = f"the checkpoint of step {step} is unchanged" if step >= 0 else "nothing to save"
         if "config" not in flags.FLAGS:  # A script, which may be doing anything.
-            group.log(f"stopped; {'its checkpoints are unchanged' if step >= 0 else 'there is no checkpoint'}.")
+            found = "the same command resumes from its newest checkpoint" if step >= 0 else "there is no checkpoint"
+            group.log(f"stopped; {found}.")
             return interruption.EXIT_STOPPED
         group.log(f"stopped before training started: {saved}. Run the same command to start.")
         return interruption.EXIT_STOPPED

@@ -62,6 +62,8 @@ class ProcessGroup:
     partial_lines: dict[int, bytes] = dataclasses.field(default_factory=dict)
     # Whether TensorFlow's lines of its import are left out.
     hides_noise: bool = False
+    # Process ids of the workers that are other programs, such as a shell, and have received a stop signal.
+    whole: set[int] = dataclasses.field(default_factory=set)
 
     def start(self, command: Sequence[str], env: Mapping[str, str], rank: int) -> subprocess.Popen:
         """Starts a worker, which the kernel kills if the supervisor dies; rank 0 starts a new list of workers."""
@@ -101,22 +103,28 @@ class ProcessGroup:
         return received
 
     def pop_exited(self) -> Iterator[tuple[int, int]]:
-        """Yields (rank, exit code) of workers that exited since the last call; negative: killed by a signal."""
+        """Yields (rank, exit code) of workers that exited since the last call; negative: killed by a signal.
+
+        A shell that has received a stop signal may exit before the program that it runs: both are awaited.
+        """
         for rank, worker in enumerate(self.workers):
-            if worker.returncode is None and worker.poll() is not None:
+            runs = worker.returncode is not None or (worker.pid in self.whole and _states(worker.pid))
+            if not runs and worker.poll() is not None:
                 yield rank, worker.returncode
 
-    def all_suspended(self) -> bool:
-        """Returns True if all running workers are suspended (SIGSTOP) and so cannot handle a signal."""
-        running = [worker for worker in self.workers if worker.returncode is None]
-        return bool(running) and all(_is_suspended(worker.pid) for worker in running)
+    def suspended(self) -> list[bool]:
+        """Returns for each running worker whether it is suspended (SIGSTOP) and so cannot handle a signal."""
+        running = [worker.pid for worker in self.workers if worker.returncode is None]
+        return [psutil.STATUS_STOPPED in _states(pid) for pid in running]
 
     def send(self, number: int) -> None:
-        """Sends a signal to each running worker; SIGKILL also to the processes that they started."""
+        """Sends a signal to each running worker; SIGKILL, and signals to other programs than Python, to its group."""
         for worker in self.workers:
             if worker.returncode is None:  # Not reaped yet, so the process id is not reused.
+                self.whole |= {worker.pid} if _is_other_program(worker.pid) else set()
                 with contextlib.suppress(ProcessLookupError):
-                    (os.killpg if number == signal.SIGKILL else os.kill)(worker.pid, number)
+                    whole = number == signal.SIGKILL or worker.pid in self.whole
+                    (os.killpg if whole else os.kill)(worker.pid, number)
 
     def drain(self) -> None:
         """Copies the remaining output of workers that have exited."""
@@ -185,11 +193,22 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _is_suspended(pid: int) -> bool:
+def _is_other_program(pid: int) -> bool:
+    """Returns whether a process runs a program such as a shell, which may not pass signals on, and not Python."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:
+        return not os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+    except OSError:
         return False
+
+
+def _states(group: int) -> set[str]:
+    """Returns the states of the processes of a group that have not ended, as psutil names them."""
+    found = set()
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
+            if os.getpgid(pid) == group:
+                found.add(psutil.Process(pid).status())
+    return found - {psutil.STATUS_ZOMBIE}
 
 
 def _add_rank(rank: int, line: bytes) -> bytes:
