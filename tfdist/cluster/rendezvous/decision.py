@@ -65,7 +65,7 @@ def decide(
         head = f"All workers started, but some could not connect to each other within {seconds:g} s:"
         return _error(TimeoutError, head, _cut_off(hellos, reports, addresses))
     workers = {rank: hello["me"] for rank, hello in hellos.items()}
-    differing = [*_mismatches(workers), *_shared_exclusives(workers, addresses)]
+    differing = [*_mismatches(workers), *_divided_twice(workers, addresses), *_shared_exclusives(workers, addresses)]
     if differing:
         return _error(ValueError, "The workers differ:", differing)
     elsewhere = {rank: report["workdir"] for rank, report in reports.items() if report["workdir"]}
@@ -169,13 +169,27 @@ def _cut_off(hellos: Mapping[int, dict], reports: Mapping[int, dict], addresses:
 def _mismatches(workers: Mapping[int, dict]) -> list[str]:
     lines = []
     for name in dict.fromkeys(name for worker in workers.values() for name in worker["must_match"]):
-        ranks = collections.defaultdict(list)
-        for rank, worker in sorted(workers.items()):
-            ranks[worker["must_match"].get(name, "(absent)")].append(rank)
-        if len(ranks) > 1:
-            values = "; ".join(f"{value!r} on {_ranks(found, workers)}" for value, found in ranks.items())
-            lines.append(f"{name}: {values}")
+        values = {rank: worker["must_match"].get(name, "(absent)") for rank, worker in sorted(workers.items())}
+        lines += _differing(name, values, workers)
     return lines
+
+
+def _differing(name: str, values: Mapping[int, str], workers: Mapping[int, dict]) -> list[str]:
+    ranks = collections.defaultdict(list)
+    for rank, value in values.items():
+        ranks[value].append(rank)
+    text = "; ".join(f"{value!r} on {_ranks(found, workers)}" for value, found in ranks.items())
+    return [f"{name}: {text}"] if len(ranks) > 1 else []
+
+
+def _divided_twice(workers: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:
+    """Returns a line for each host whose workers divide GPUs that a wrapper has divided among them before."""
+    hosts = collections.defaultdict(dict)
+    for rank, worker in sorted(workers.items()):
+        if divided := worker["metadata"].get("divided_gpus"):
+            hosts[hostlist.split_address(addresses[rank])[0], worker["host"]][rank] = divided
+    name = "CUDA_VISIBLE_DEVICES, whose GPUs tfdist divides among the workers of a host: give it the same value for all"
+    return [line for values in hosts.values() for line in _differing(name, values, workers)]
 
 
 def _shared_exclusives(workers: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:
