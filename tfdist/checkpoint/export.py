@@ -26,7 +26,7 @@ def export(model: keras.Model, path: Path, about: str = "") -> str:
     try:
         model.save(temporary)
         if about:
-            files.replace_file(path.with_suffix(".txt"), about.encode())
+            files.replace_file(path.with_suffix(".txt"), about.encode(errors="surrogateescape"))
         files.move_complete(temporary, path)
         return f"exported {path}"
     except OSError:

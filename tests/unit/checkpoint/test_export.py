@@ -35,8 +35,9 @@ def test_a_mistake_in_a_layers_config_leaves_out_the_model_and_does_not_end_the_
 
 def test_a_model_that_keras_cannot_save_is_left_out_with_the_reason(tmp_path):
     inner = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    assert export.export(inner, tmp_path / "model.keras", "about") == f"exported {tmp_path / 'model.keras'}"
+    assert export.export(inner, tmp_path / "model.keras", "caf\udce9") == f"exported {tmp_path / 'model.keras'}"
     assert {path.name for path in tmp_path.iterdir()} == {"model.keras", "model.txt"}
+    assert (tmp_path / "model.txt").read_bytes() == b"caf\xe9"  # A class folder may have such a name.
     for path in tmp_path.iterdir():
         path.unlink()
     said = export.export(Wrapping(inner), tmp_path / "model.keras")
