@@ -30,7 +30,7 @@ aarch64)
     "$environment/bin/python" -c '
 import importlib.metadata
 for requirement in importlib.metadata.requires("tfdist"):
-    if "extra ==" not in requirement and not requirement.startswith("tensorflow>"):
+    if "extra ==" not in requirement and not requirement.startswith(("tensorflow<", "tensorflow>")):
         print(requirement)
 ' > /tmp/requirements.txt
     "$environment/bin/pip" install --no-cache-dir -r /tmp/requirements.txt

@@ -260,3 +260,11 @@ def test_the_container_is_built_of_files_that_exist():
         subprocess.run(["bash", "-n"], input=commands, text=True, check=True)
     for file in ("slurm/apptainer.sbatch", "pbs/apptainer.pbs"):
         assert "apptainer exec --nv " in (LAUNCH / file).read_text()
+
+
+def test_on_aarch64_pip_installs_all_that_tfdist_requires_but_tensorflow():
+    text = (LAUNCH / "apptainer/install.sh").read_text()
+    program = re.search(r"bin/python\" -c '\n(.*?)'", text, re.DOTALL)[1]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    names = {re.match(r"[\w-]+", line)[0] for line in done.stdout.splitlines()}
+    assert {"keras", "tensorflow-datasets", "ml-collections", "psutil"} <= names and "tensorflow" not in names

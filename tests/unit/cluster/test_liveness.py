@@ -1,12 +1,16 @@
 """What workers know of each other while a run lasts, in parts that need no second process."""
 
 import math
+import signal
+import subprocess
+import sys
 import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from launching import REPOSITORY
 
 from tfdist import config
 from tfdist.cluster import collective_guard, interruption, process_exit
@@ -135,6 +139,31 @@ def test_a_hang_before_the_first_execution_has_ended_is_a_stall():
         monitor.own.started = True  # Later, a worker may wait for the chief's callbacks for any time.
         assert stall.describe_stall(monitor, since + 3601.0) == ""
     assert monitor.own.collective is None
+
+
+SUSPENDED = """
+import time
+from tfdist import config
+from tfdist.cluster.liveness import heartbeat
+options = config.ClusterOptions(heartbeat_seconds=1.0, first_stall_seconds=2.0)
+monitor = heartbeat.start(rank=0, members=[{"host": "n0", "pid": 1}], options=options)
+with monitor.in_collective("an execution"):
+    print("waits", flush=True)
+    for _ in range(11):
+        time.sleep(0.1)
+print(monitor.loss)
+"""
+
+
+def test_the_time_of_a_suspension_is_no_stall():
+    """A job that Slurm had suspended while it compiled was ended when it went on."""
+    command = [sys.executable, "-c", SUSPENDED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+        assert process.stdout.readline() == "waits\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=60)[0] == "{}\n" and process.returncode == 0
 
 
 def test_the_first_all_reduce_names_the_missing_workers_or_gives_advice():

@@ -70,7 +70,7 @@ async def watch_stalls(
             # This process was suspended, perhaps with all others by Slurm: their heartbeats are not read yet.
             for peer in monitor.peers.values():
                 peer.last_heartbeat += now - last
-            monitor.own.last_execution = monitor.own.last_execution and monitor.own.last_execution + now - last
+            monitor.own.last_pause = now
         last = now
         if now - announced > pause - INTERVAL_SECONDS / 2:
             announced = now

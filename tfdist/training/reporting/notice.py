@@ -1,9 +1,9 @@
 """The notice of the end of a run: calls a command or a URL. Imports no TensorFlow."""
 
+import http.client
 import json
 import os
 import subprocess
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,11 +51,11 @@ def send(
 
 
 def _post(url: str, body: bytes) -> str:
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     try:
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=_SECONDS):
             return ""
-    except (OSError, ValueError, urllib.error.HTTPError) as error:  # Without the URL, which may hold a secret.
+    except (OSError, ValueError, http.client.HTTPException) as error:  # Without the URL, which may hold a secret.
         return f"the server of report.notify failed: {getattr(error, 'reason', None) or type(error).__name__}"
 
 
