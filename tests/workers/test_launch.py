@@ -320,7 +320,9 @@ def test_a_signal_reaches_the_program_that_a_shell_runs(tmp_path, number):
         "while True: time.sleep(0.1)\n"
     )
     shell = tmp_path / "train.sh"
-    shell.write_text(f"{sys.executable} {program}\nexit $?\n")
+    shell.write_text(
+        f"{sys.executable} -c 'import time; time.sleep(60)' {program} &\n{sys.executable} {program}\nexit $?\n"
+    )
     with launched([sys.executable, "-m", "tfdist.launch", "--workers=2", "--", "bash", str(shell)]) as process:
         assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] listening\n", "[1] listening\n"]
         process.send_signal(number)

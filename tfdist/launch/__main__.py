@@ -209,8 +209,7 @@ def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, step
     if result.code == 130 or -result.code in group.forwarded or result.code == -signal.SIGTERM:
         saved = f"the checkpoint of step {step} is unchanged" if step >= 0 else "nothing to save"
         if "config" not in flags.FLAGS:  # A script, which may be doing anything.
-            found = "the same command resumes from its newest checkpoint" if step >= 0 else "there is no checkpoint"
-            group.log(f"stopped; {found}.")
+            group.log(f"stopped; {'it resumes from its newest checkpoint' if step >= 0 else 'there is no checkpoint'}.")
             return interruption.EXIT_STOPPED
         group.log(f"stopped before training started: {saved}. Run the same command to start.")
         return interruption.EXIT_STOPPED

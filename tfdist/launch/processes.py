@@ -103,13 +103,11 @@ class ProcessGroup:
         return received
 
     def pop_exited(self) -> Iterator[tuple[int, int]]:
-        """Yields (rank, exit code) of workers that exited since the last call; negative: killed by a signal.
-
-        A shell that has received a stop signal may exit before the program that it runs: both are awaited.
-        """
+        """Yields (rank, exit code) of workers that exited since the last call; negative: killed by a signal."""
         for rank, worker in enumerate(self.workers):
-            runs = worker.returncode is not None or (worker.pid in self.whole and _states(worker.pid))
-            if not runs and worker.poll() is not None:
+            # After a stop signal a shell may exit before the program that it runs: both are awaited.
+            awaited = worker.pid in self.whole and _states(worker.pid)
+            if worker.returncode is None and not awaited and worker.poll() is not None:
                 yield rank, worker.returncode
 
     def suspended(self) -> list[bool]:
@@ -119,12 +117,14 @@ class ProcessGroup:
 
     def send(self, number: int) -> None:
         """Sends a signal to each running worker; SIGKILL, and signals to other programs than Python, to its group."""
+        # Background programs of a shell ignore SIGINT; other programs pass it on, and a second one ends a run unsaved.
+        to_group = signal.SIGTERM if number == signal.SIGINT else number
         for worker in self.workers:
             if worker.returncode is None:  # Not reaped yet, so the process id is not reused.
                 self.whole |= {worker.pid} if _is_other_program(worker.pid) else set()
                 with contextlib.suppress(ProcessLookupError):
                     whole = number == signal.SIGKILL or worker.pid in self.whole
-                    (os.killpg if whole else os.kill)(worker.pid, number)
+                    os.killpg(worker.pid, to_group) if whole else os.kill(worker.pid, number)
 
     def drain(self) -> None:
         """Copies the remaining output of workers that have exited."""
