@@ -18,7 +18,7 @@ from processes import started, until
 from tfdist import config as c
 from tfdist.configs.courses import idris_resnet50
 from tfdist.data import inputs as inputs_lib
-from tfdist.data.run_parts import textbook
+from tfdist.data import textbook
 from tfdist.training import loop, setup
 from tfdist.zoo import sources
 

@@ -3,7 +3,7 @@
     feed.py              the input of a run, and its numbers of examples and steps
     inputs.py            the functions and sources that a config names, checked before TensorFlow runs; the sizes
     order.py, stream.py  position in the epoch -> example; one worker's shard of each batch
-    pipelines.py         the default pipeline; run_parts/: other pipelines, and parts that few runs need
+    pipelines.py         the default pipeline, fixed_shards.py; textbook.py: experimental_distribute_dataset
     cache/               cached examples, in memory or on a local disk
     inspection.py        finds NaN and labels after an error; description.py: describes the output of prepare
     autograph.py         AutoGraph for users' functions only; stateful_ops.py: what a resumed run may not repeat

@@ -1,6 +1,7 @@
 """Resolves and checks the functions and sources that a config names, before TensorFlow uses a device."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,30 +22,28 @@ def open_inputs(config: config_lib.Config) -> Inputs:
         OSError: the data cannot be read.
     """
     validate.validate(config)
-    inputs = open_functions(config)
-    return inputs if inputs.pipeline.connects_first else with_sources(config, inputs)
-
-
-def open_functions(config: config_lib.Config) -> Inputs:
-    """Returns inputs without sources; see `open_inputs`."""
-    prepare = autograph.convert_prepare(
-        specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
-    )
+    prepare = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
     finish = config.data.finish and specs.partial(
         config.data.finish, field="config.data.finish", positional=1, training=True
     )
+    halves = None if finish else getattr(prepare.func, "halves", None)
+    if halves:
+        prepare, finish = halves(**prepare.keywords)
+    prepare = autograph.convert_prepare(prepare)
     finish = finish and autograph.convert(finish, "config.data.finish")
     adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
     for index, spec in enumerate(config.callbacks):
         specs.partial(spec, field=f"config.callbacks[{index}]")
-    return Inputs(
+    inputs = Inputs(
         pipeline=pipelines.choose(config.data),
         prepare=prepare,
         prepare_all=_finish_on_host(prepare, finish),
         objective=_finish_on_device(finish, autograph.convert(objective, "config.objective")),
         adapt=adapt,
+        described=_returned(finish) if halves and finish else lambda spec: spec,
     )
+    return inputs if inputs.pipeline.connects_first else with_sources(config, inputs)
 
 
 def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,6 +55,12 @@ def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..
         return function(model, finish(batch, training=training), training=training)
 
     return finish_first
+
+
+def _returned(finish: Callable[..., Batch]) -> Callable[[dict[str, tf.TensorSpec]], dict[str, tf.TensorSpec]]:
+    """Returns a function from the spec of a batch to that of the finished batch."""
+    function = tf.function(functools.partial(finish, training=False), autograph=False)
+    return lambda spec: function.get_concrete_function(spec).structured_outputs
 
 
 def _finish_on_host(prepare: Prepare, finish: Callable[..., Batch] | None) -> Prepare:

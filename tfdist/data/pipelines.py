@@ -39,6 +39,8 @@ class Inputs:
     objective: Callable[..., dict[str, tf.Tensor]]
     # adapt(model, read); None: not set.
     adapt: Callable[..., None] | None
+    # Spec of a batch of the pipeline -> spec of the batch that `config.data.prepare` returns; see `image.halves`.
+    described: Callable[[dict[str, tf.TensorSpec]], dict[str, tf.TensorSpec]]
     # None until all workers are connected, if the pipeline `connects_first`.
     train_source: Any = None
     evaluation_source: Any = None
@@ -86,7 +88,8 @@ def combine(
     """
     options, splits = config.data, (inputs.train_source, inputs.evaluation_source)
     searched = parts or tuple((source, None) for source in splits)
-    saved = description.to_save(inputs.train_source, spec)
+    described = inputs.described(spec)
+    saved = description.to_save(inputs.train_source, described)
     by_name = dict(zip((options.train_split, options.evaluation_split), searched, strict=True))
 
     def verify() -> None:
@@ -102,12 +105,12 @@ def combine(
         find_label=lambda label: specs.part("data.find_label")(by_name, config.objective.get("labels", "label"), label),
         verify=verify,
         about=About(
-            preparation=description.describe(options.prepare, spec),
+            preparation=description.describe(options.prepare, described),
             example_name="images" if "image" in spec else "examples",
             notes=notes,
             first_batch=functools.partial(fields["first_examples"], inputs.prepare_all),
             saved=saved,
-            usage=description.usage(options.prepare, options.finish, config.objective, spec, saved),
+            usage=description.usage(options.prepare, options.finish, config.objective, described, saved),
         ),
         **fields,
     )

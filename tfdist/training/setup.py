@@ -62,8 +62,7 @@ def build_run(
         saved = run_info.saved_choice(workdir, "precision", "float32")
         config, precision_notes = specs.part("train.precision")(config, saved, cluster)
     config = _as_saved(config, workdir)
-    used, inputs, moved = _placed(config, inputs, cluster)
-    feed = (virtual or inputs.pipeline).make_feed(used, inputs, sizes, run_lib.replica_shard(cluster), cluster)
+    feed = (virtual or inputs.pipeline).make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context, chosen = build_model(config, cluster, inputs, feed)
     check_names(config, context.names)
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
@@ -77,7 +76,7 @@ def build_run(
         context=context,
         feed=feed,
         callbacks=callbacks,
-        log=run_lib.Log(config_file=config_file, notes=tuple(filter(None, notes)), chosen=(*moved, *chosen)),
+        log=run_lib.Log(config_file=config_file, notes=tuple(filter(None, notes)), chosen=tuple(chosen)),
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         advice_if_diverged=functools.partial(nonfinite.advice, config),
         export=exporter(context.model, feed.first_examples, inputs.prepare_all)
@@ -100,13 +99,6 @@ def _as_saved(config: config_lib.Config, workdir: Path) -> config_lib.Config:
         return config
     saved = run_info.saved_choice(workdir, "xla", False)  # Of earlier releases.
     return dataclasses.replace(config, train=dataclasses.replace(config.train, xla=saved))
-
-
-def _placed(
-    config: config_lib.Config, inputs: Inputs, cluster: Cluster
-) -> tuple[config_lib.Config, Inputs, tuple[str, ...]]:
-    """See `on_gpu.divide_preprocessing`."""
-    return specs.part("data.finish")(config, inputs) if cluster.device_type == "GPU" else (config, inputs, ())
 
 
 def connect(

@@ -6,7 +6,8 @@ example depends only on its row of `seeds`: it has the same bits in any batch, a
 `random_mixup`, which mixes pairs of neighbours.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -167,16 +168,37 @@ def _image_in_keras(images: keras.KerasTensor, **options: Any) -> keras.KerasTen
     return _normalised_in_keras(_bytes_in_keras(images, **options), **of_values)
 
 
-def _halves(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Returns the specs of `image_bytes` and `normalised` that together are `image`; None if there are none."""
-    if arguments.get("cutout") or arguments.get("mixup"):
-        return None
-    rest = {key: value for key, value in arguments.items() if key not in ("cutout", "mixup", "num_classes")}
-    of_values = {name: rest.pop(name) for name in ("scale", "mean", "std") if name in rest}
-    return {"target": f"{__name__}:image_bytes", **rest}, {"target": f"{__name__}:normalised", **of_values}
+def _halves(
+    *,
+    scale: float | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    cutout: int = 0,
+    mixup: float = 0.0,
+    **others: Any,
+) -> tuple[Callable[..., Batch], Callable[..., Batch] | None]:
+    """Returns `image` in two: a prepare function, and a finish function, which normalises values of one or two bytes.
+
+    So batches are copied to the device as they are stored. With cutout or mixup, which need normalised images, all is
+    done by the first.
+    """
+    values = {"scale": scale, "mean": mean, "std": std}
+    if cutout or mixup:
+        return functools.partial(image, **values, cutout=cutout, mixup=mixup, **others), None
+    others.pop("num_classes", None)
+
+    def on_host(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
+        batch = image_bytes(batch, seeds, training=training, **others)
+        return batch if batch["image"].dtype.size <= 2 else normalised(batch, training=training, **values)
+
+    def on_device(batch: Batch, *, training: bool) -> Batch:
+        return normalised(batch, training=training, **values) if batch["image"].dtype.size <= 2 else batch
+
+    return on_host, on_device
 
 
-image.halves = _halves  # See `data/run_parts/on_gpu.py`.
+# What is run in place of it if `config.data.finish` is not set: halves(**arguments) -> prepare, finish or None.
+image.halves = _halves
 # What `config.checkpoint.export_preprocessing` puts into the exported model.
 image.in_keras = _image_in_keras
 image_bytes.in_keras = _bytes_in_keras

@@ -10,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist import config
-from tfdist.data import cache, inspection, order, stream
-from tfdist.data.run_parts import fixed_shards, textbook
+from tfdist.data import cache, fixed_shards, inspection, order, stream, textbook
 from tfdist.zoo import sources
 
 EXAMPLES = 8_000
@@ -22,8 +21,7 @@ MEBIBYTES = 64
 GROWTH = """
     import gc, pathlib, re, sys
     import tensorflow as tf
-    from tfdist.data import stream
-    from tfdist.data.run_parts import fixed_shards
+    from tfdist.data import fixed_shards, stream
     from tfdist.zoo import sources
 
     def held():

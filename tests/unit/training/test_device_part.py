@@ -9,8 +9,8 @@ from tfdist import config as c
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.discovery.roster import Roster
 from tfdist.data import inputs as inputs_lib
-from tfdist.data.run_parts import on_gpu
 from tfdist.training import execution, setup
+from tfdist.zoo.prepare import image
 
 NORMALISED = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
 AUGMENTED = {"pad": 2, "flip": True}
@@ -30,9 +30,10 @@ def cluster():
     )
 
 
-def config_of(prepare, finish=None):
-    """A config of three steps in two micro-batches."""
-    return c.Config(
+def trained(cluster, folder, prepare, finish):
+    """The type of the batches, and the weights after three steps in two micro-batches."""
+    keras.utils.clear_session()
+    config = c.Config(
         model={"target": "tfdist.zoo.models:mlp", "num_classes": 10, "input_shape": (8, 8, 3), "hidden": (8,)},
         adapt={"target": "test_device_part:remember"},
         data=c.Data(
@@ -44,12 +45,6 @@ def config_of(prepare, finish=None):
         ),
         train=c.Train(steps=3, micro_batches=2),
     )
-
-
-def trained(cluster, folder, prepare, finish):
-    """The type of the batches, and the weights after the run."""
-    keras.utils.clear_session()
-    config = config_of(prepare, finish)
     run = setup.build_run(config, folder, cluster)
     data = run.feed.training(0, 3)
     runner = execution.training_steps(run)
@@ -57,26 +52,62 @@ def trained(cluster, folder, prepare, finish):
     return data.element_spec["image"].dtype, totals["loss"], [w.numpy() for w in run.context.model.weights]
 
 
+def on_the_host(batch, seeds, *, training):
+    """`prepare:image` as one function."""
+    return image(batch, seeds, training=training, **AUGMENTED, **NORMALISED)
+
+
 @pytest.mark.workers
 def test_bytes_to_the_device_give_the_same_bits(own_signals, cluster, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
-    image = {"target": "tfdist.zoo.prepare:image", **AUGMENTED, **NORMALISED}
-    floats, loss, weights = trained(cluster, tmp_path, image, None)
-    config = config_of(image | {"cutout": 0, "num_classes": 10})
-    divided, inputs, lines = on_gpu.divide_preprocessing(config, inputs_lib.open_inputs(config))
-    as_bytes, normalised = divided.data.prepare, divided.data.finish
-    assert as_bytes == {"target": "tfdist.zoo.prepare:image_bytes", **AUGMENTED}
-    assert normalised == {"target": "tfdist.zoo.prepare:normalised", **NORMALISED}
-    assert len(inputs.train_source) == 64
-    assert lines == ("copies     images to the GPU as uint8: they are normalised there",)
-    small, same_loss, same_weights = trained(cluster, tmp_path, as_bytes, normalised)
-    assert (floats, small) == (tf.float32, tf.uint8)
-    assert loss == same_loss
-    for one, other in zip(weights, same_weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+    floats, loss, weights = trained(cluster, tmp_path, {"target": "test_device_part:on_the_host"}, None)
+    assert floats == tf.float32
+    as_bytes = {"target": "tfdist.zoo.prepare:image_bytes", **AUGMENTED}
+    normalised = {"target": "tfdist.zoo.prepare:normalised", **NORMALISED}
+    divided = {"target": "tfdist.zoo.prepare:image", **AUGMENTED, **NORMALISED}
+    for prepare, finish in ((as_bytes, normalised), (divided, None)):
+        small, same_loss, same_weights = trained(cluster, tmp_path, prepare, finish)
+        assert small == tf.uint8
+        assert loss == same_loss
+        for one, other in zip(weights, same_weights, strict=True):
+            np.testing.assert_array_equal(one, other)
     adapted = __import__("test_device_part").ADAPTED
-    np.testing.assert_array_equal(*adapted)
-    assert adapted[0].dtype == tf.float32
+    assert len(adapted) == 3 and adapted[0].dtype == tf.float32
+    for other in adapted[1:]:
+        np.testing.assert_array_equal(adapted[0], other)
+
+
+@pytest.mark.parametrize(
+    ("stored", "arguments"),
+    [(np.float32, {}), (np.int64, {}), (np.uint8, {"cutout": 2}), (np.uint8, {"mixup": 0.2, "num_classes": 10})],
+)
+def test_what_must_be_normalised_on_the_host_is_not_normalised_again(stored, arguments):
+    batch = {"image": tf.constant(np.arange(2 * 4 * 4).reshape([2, 4, 4, 1]) % 9, stored), "label": tf.range(2)}
+    seeds = tf.zeros([2, 2], tf.int64)
+    for training in (True, False):
+        expected = image(batch, seeds, training=training, **arguments)
+        inputs = inputs_lib.open_inputs(digits(**arguments))
+        prepared = inputs.prepare(batch, seeds, training=training)
+        assert prepared["image"].dtype == tf.float32
+        finished = inputs.prepare_all(batch, seeds, training=training)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(finished[name], value)
+
+
+def digits(**arguments):
+    """A config of the digits, prepared by `image` with these arguments."""
+    return c.Config(
+        model={"target": "tfdist.zoo.models:mlp"},
+        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", **arguments}),
+        train=c.Train(steps=1),
+    )
+
+
+def test_the_texts_about_a_divided_preparation_are_those_of_the_whole():
+    inputs = inputs_lib.open_inputs(digits())
+    spec = {"image": tf.TensorSpec([4, 8, 8, 1], tf.uint8), "label": tf.TensorSpec([4], tf.int64)}
+    described = {name: (one.dtype, one.shape) for name, one in inputs.described(spec).items()}
+    assert described == {"image": (tf.float32, (4, 8, 8, 1)), "label": (tf.int64, (4,))}
 
 
 def test_a_wrong_finish_is_named_before_the_run_starts():
@@ -84,27 +115,3 @@ def test_a_wrong_finish_is_named_before_the_run_starts():
     config.data.finish = {"target": "tfdist.zoo.prepare:normalised", "skale": 1.0}
     with pytest.raises(ValueError, match=r"config\.data\.finish\.skale: .* Did you mean 'scale'\?"):
         inputs_lib.open_inputs(config)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        config_of({"target": "tfdist.zoo.prepare:image", "cutout": 4}),
-        config_of({"target": "tfdist.zoo.prepare:image", "mixup": 0.2, "num_classes": 10}),
-        config_of({"target": "tfdist.zoo.prepare:image"}, {"target": "tfdist.zoo.prepare:normalised"}),
-        config_of({"target": "tfdist.zoo.prepare:identity"}),
-    ],
-)
-def test_what_cannot_be_divided_stays_on_the_host(config, monkeypatch):
-    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
-    inputs = inputs_lib.open_inputs(config)
-    assert on_gpu.divide_preprocessing(config, inputs) == (config, inputs, ())
-
-
-def test_floats_are_normalised_on_the_host(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
-    np.savez(tmp_path / "floats.npz", x_train=np.ones([64, 8, 8, 3], np.float32), y_train=np.zeros([64], np.int64))
-    config = config_of({"target": "tfdist.zoo.prepare:image"})
-    config.data.source = {"target": "tfdist.zoo.sources:npz", "path": str(tmp_path / "floats.npz")}
-    inputs = inputs_lib.open_inputs(config)
-    assert on_gpu.divide_preprocessing(config, inputs) == (config, inputs, ())

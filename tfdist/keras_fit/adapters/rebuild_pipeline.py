@@ -81,10 +81,10 @@ def _split(dataset: tf.data.Dataset) -> Split | None:
             above, waiting = above + waiting, []
         else:
             break
-        one = one._input_dataset
+        (one,) = dataset_traits.inputs(one)
     if not maps:
         return None
-    source = maps[-1]._input_dataset
+    (source,) = dataset_traits.inputs(maps[-1])
     specs = tf.nest.flatten(source.element_spec)
     if not all(isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined() for spec in specs):
         return None
@@ -183,7 +183,7 @@ class _ShuffleDataset(dataset_ops.UnaryUnchangedStructureDataset):
 def _shuffle_as(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Shuffles `dataset` as the shuffle `one` does, from its first pass on."""
     variant = tf.raw_ops.ShuffleDatasetV3(
-        input_dataset=dataset._variant_tensor,
+        input_dataset=tf.data.experimental.to_variant(dataset),
         buffer_size=one._buffer_size,
         seed=one._seed,
         seed2=one._seed2,
