@@ -39,11 +39,11 @@ class Inputs:
     objective: Callable[..., dict[str, tf.Tensor]]
     # adapt(model, read); None: not set.
     adapt: Callable[..., None] | None
-    # Spec of a batch of the pipeline -> spec of the batch that `config.data.prepare` returns; see `image.halves`.
-    described: Callable[[dict[str, tf.TensorSpec]], dict[str, tf.TensorSpec]]
     # None until all workers are connected, if the pipeline `connects_first`.
     train_source: Any = None
     evaluation_source: Any = None
+    # Spec of a batch of the pipeline -> spec of the batch that `config.data.prepare` returns; see `image.halves`.
+    described: Callable[[dict[str, tf.TensorSpec]], dict[str, tf.TensorSpec]] = lambda spec: spec
 
 
 class Distributor(Protocol):
