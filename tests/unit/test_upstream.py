@@ -155,7 +155,6 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
         ),
         lambda found: callable(found),
     ),
-    "_input_dataset": (lambda m: dataset("map")._input_dataset, lambda found: isinstance(found, tf.data.Dataset)),
     "_inputs": (lambda m: dataset("map")._inputs(), lambda found: isinstance(found[0], tf.data.Dataset)),
     "_learning_rate": (
         lambda m: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 9))._learning_rate,
@@ -185,7 +184,6 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     "_use_weight_decay": (lambda m: m.optimizer._use_weight_decay, ("variable",)),
     "_user_loss": (lambda m: m._compile_loss._user_loss, lambda found: isinstance(found, keras.Loss)),
     "_user_loss_weights": (lambda m: m._compile_loss._user_loss_weights, lambda found: found is None),
-    "_variant_tensor": (lambda m: dataset("map")._variant_tensor.dtype, lambda found: found == tf.variant),
     "_velocities": (lambda m: len(m.optimizer._velocities), lambda found: found == 6),
 }
 # Public methods that tfdist replaces on objects, with their parameters.
