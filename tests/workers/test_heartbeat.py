@@ -1,5 +1,6 @@
 """Workers that die, hang or vanish: named by the others, which all end. On real processes and a real network."""
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import NamedTuple
 
 import forked
 import processes
@@ -24,7 +26,7 @@ from tfdist.cluster import interruption
 LOST, KILL, STOP = interruption.EXIT_PEER_LOST, signal.SIGKILL, signal.SIGSTOP
 # How many seconds of silence a survivor may name at the most.
 SEEN_WITHIN = 15.0
-# A worker whose main thread does what its argument says, without TensorFlow: it hangs where another one is lost.
+# A worker whose main thread does what its argument says, without a step: it hangs where another one is lost.
 WORKER = """
 import ctypes, os, sys, threading, time
 from tfdist import config
@@ -98,18 +100,81 @@ def started(commands, environments, popen=forked.Popen):
         yield Workers(found)
 
 
+# One group of workers starts at a time.
+STARTING_GROUP = threading.Lock()
+
+
 @contextlib.contextmanager
 def plain(*tasks, seconds=2.0, hosts=None):
-    """Starts workers without TensorFlow that do these tasks, on this host or as `on_two_hosts` says."""
+    """Starts workers that do these tasks and train nothing, on this host or as `on_two_hosts` says."""
     commands = [[sys.executable, "-c", WORKER, task, str(seconds)] for task in tasks]
-    environments = topologies.environments(len(tasks))
-    if hosts:
-        commands, environments = on_two_hosts(hosts, commands)
-    with started(commands, environments, subprocess.Popen) as workers:
-        for process in workers.processes:
-            assert process.stdout.readline() == "ready\n", process.communicate()[1]
+    with contextlib.ExitStack() as stack:
+        with STARTING_GROUP:
+            environments = topologies.environments(len(tasks))
+            if hosts:
+                commands, environments = on_two_hosts(hosts, commands)
+            workers = stack.enter_context(started(commands, environments))
+            for process in workers.processes:
+                assert process.stdout.readline() == "ready\n", process.communicate()[1]
         time.sleep(1.6)  # The second beat names a step.
         yield workers
+
+
+class Scene(NamedTuple):
+    """A group of workers: what each does, a signal to one of them, and whose ends are awaited."""
+
+    tasks: tuple[str, ...]
+    ends: tuple[int, ...]
+    victim: int | None = None
+    number: int = KILL
+
+
+class Ended(NamedTuple):
+    """Exit codes, errors and output of the workers whose ends were awaited, and all processes."""
+
+    codes: list[int]
+    said: list[str]
+    printed: list[str]
+    processes: list[subprocess.Popen]
+
+
+def play(scene):
+    """Runs the group of a scene; returns how its workers have ended."""
+    with plain(*scene.tasks) as workers:
+        if scene.victim is not None:
+            workers.hit(scene.victim, scene.number)
+        both = [workers.processes[rank].communicate(timeout=120) for rank in scene.ends]
+        codes = [workers.processes[rank].returncode for rank in scene.ends]
+        return Ended(codes, [errors for _, errors in both], [output for output, _ in both], workers.processes)
+
+
+def killed_or_stopped(number, victim):
+    return Scene(("run",) * 3, tuple(rank for rank in range(3) if rank != victim), victim, number)
+
+
+# The groups that run side by side, as most of them wait; the longest first.
+SCENES = {
+    "slow callback": Scene(("callback", "behind"), (0, 1)),
+    "busy": Scene(("leave", "busy"), (0, 1)),
+    "write": Scene(("write", "run"), (0,), victim=1),
+    "unreachable": Scene(("run", "wait", "wait"), (0, 1, 2)),
+    "finished early": Scene(("collect", "leave"), (0, 1)),
+    "stalled": Scene(("stall", "run"), (0, 1)),
+    (STOP, 0): killed_or_stopped(STOP, 0),
+    (KILL, 2): killed_or_stopped(KILL, 2),
+    "failed": Scene(("run", "fail", "run"), (0, 1, 2)),
+    "finished": Scene(("leave", "leave", "leave"), (0, 1, 2)),
+}
+
+
+@pytest.fixture(scope="module")
+def ended():
+    """Scene -> how the workers of its group have ended."""
+    for _ in range(2):  # Starts both servers of forked processes: workers that begin seconds apart would say so.
+        forked.run([sys.executable, "-c", ""], check=True)
+    with concurrent.futures.ThreadPoolExecutor(len(SCENES)) as pool:
+        found = {name: pool.submit(play, scene) for name, scene in SCENES.items()}
+    return {name: future.result() for name, future in found.items()}
 
 
 def on_two_hosts(hosts, commands):
@@ -142,24 +207,24 @@ def assert_named(said, lost, process, *, host=None, silent, step=r"\d+"):
 @pytest.mark.parametrize(
     ("number", "victim"), slow_except([(KILL, 2), (KILL, 0), (STOP, 2), (STOP, 0)], [(KILL, 2), (STOP, 0)])
 )
-def test_a_worker_that_is_killed_or_stopped_is_named_by_all_others(number, victim):
-    others = [rank for rank in range(3) if rank != victim]
-    with plain("run", "run", "run") as workers:
-        workers.hit(victim, number)
-        codes, said = workers.ends(others)
-        assert codes == [LOST, LOST], said
-        silent = (0.0 if number == KILL else 2.0, SEEN_WITHIN)
-        assert_named(dict(zip(others, said, strict=True)), victim, workers.processes[victim], silent=silent)
+def test_a_worker_that_is_killed_or_stopped_is_named_by_all_others(request, number, victim):
+    together = (number, victim) in SCENES
+    scene = killed_or_stopped(number, victim)
+    seen = request.getfixturevalue("ended")[number, victim] if together else play(scene)
+    assert seen.codes == [LOST, LOST], seen.said
+    silent = (0.0 if number == KILL else 2.0, SEEN_WITHIN)
+    assert_named(dict(zip(scene.ends, seen.said, strict=True)), victim, seen.processes[victim], silent=silent)
 
 
-@pytest.mark.parametrize(
-    "tasks", [("leave", "busy"), pytest.param(("busy", "leave"), marks=pytest.mark.slow)], ids=["other", "chief"]
-)
-def test_a_worker_that_is_busy_without_letting_threads_run_is_not_lost(tasks):
+def test_a_worker_that_is_busy_without_letting_threads_run_is_not_lost(ended):
     """Silent for twice the limit; a call of 25 s ended a run of the default limit of 10 s."""
-    with plain(*tasks) as workers:
-        codes, said = workers.ends([0, 1])
-    assert codes == [0, 0] and said == ["", ""]
+    assert ended["busy"].codes == [0, 0] and ended["busy"].said == ["", ""]
+
+
+@pytest.mark.slow
+def test_a_chief_that_is_busy_without_letting_threads_run_is_not_lost():
+    seen = play(Scene(("busy", "leave"), (0, 1)))
+    assert seen.codes == [0, 0] and seen.said == ["", ""]
 
 
 @pytest.mark.slow
@@ -192,9 +257,8 @@ def test_workers_continue_after_all_were_stopped_together():
         assert [process.poll() for process in workers.processes] == [None, None]
 
 
-def test_a_worker_prints_all_stacks_when_its_calls_never_end():
-    with plain("stall", "run") as workers:
-        codes, said = workers.ends([0, 1])
+def test_a_worker_prints_all_stacks_when_its_calls_never_end(ended):
+    codes, said, *_ = ended["stalled"]
     assert codes == [LOST, LOST]
     for rank, text in enumerate(said):
         line = (
@@ -205,10 +269,9 @@ def test_a_worker_prints_all_stacks_when_its_calls_never_end():
     assert "in nowhere" in said[0]
 
 
-def test_workers_that_the_chief_reaches_and_that_do_not_reach_each_other_say_so():
+def test_workers_that_the_chief_reaches_and_that_do_not_reach_each_other_say_so(ended):
     # Nobody listens at the ports through which TensorFlow would talk.
-    with plain("run", "wait", "wait") as workers:
-        codes, said = workers.ends([0, 1, 2])
+    codes, said, *_ = ended["unreachable"]
     assert codes == [LOST] * 3
     for rank, text in enumerate(said):
         line = (
@@ -219,18 +282,16 @@ def test_workers_that_the_chief_reaches_and_that_do_not_reach_each_other_say_so(
         assert match and match[1] != match[2], text
 
 
-def test_the_reason_of_a_worker_that_fails_is_told_to_the_others():
-    with plain("run", "fail", "run") as workers:
-        codes, said = workers.ends([0, 1, 2])
+def test_the_reason_of_a_worker_that_fails_is_told_to_the_others(ended):
+    codes, said, *_ = ended["failed"]
     assert codes == [LOST, 1, LOST]
     for rank in (0, 2):
         line = rf"tfdist: worker {rank}: worker 1 \(host .*\) has ended: the disk is full\. Restart all workers\n"
         assert re.fullmatch(line, said[rank]), said[rank]
 
 
-def test_workers_that_have_finished_wait_for_each_other_and_are_not_missed():
-    with plain("leave", "leave", "leave") as workers:
-        codes, said = workers.ends([0, 1, 2])
+def test_workers_that_have_finished_wait_for_each_other_and_are_not_missed(ended):
+    codes, said, *_ = ended["finished"]
     assert codes == [0, 0, 0] and said == ["", "", ""]
 
 
@@ -245,18 +306,13 @@ def test_a_worker_that_is_lost_before_the_end_is_named_by_those_that_wait_there(
         assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], silent=(0.0, SEEN_WITHIN))
 
 
-def test_a_survivor_finishes_its_write_before_it_ends():
-    with plain("write", "run") as workers:
-        workers.hit(1, KILL)
-        workers.processes[0].wait(20)
-        assert workers.processes[0].returncode == LOST
-        assert workers.processes[0].stdout.read() == "written\n"
+def test_a_survivor_finishes_its_write_before_it_ends(ended):
+    assert ended["write"].codes == [LOST] and ended["write"].printed == ["written\n"]
 
 
-def test_a_worker_that_waits_for_one_that_has_finished_names_it():
+def test_a_worker_that_waits_for_one_that_has_finished_names_it(ended):
     """As after a sys.exit on one worker: all others waited for ten minutes."""
-    with plain("collect", "leave") as workers:
-        codes, said = workers.ends([0, 1])
+    codes, said, *_ = ended["finished early"]
     assert codes == [LOST, LOST], said
     for rank, text in enumerate(said):
         line = (
@@ -266,11 +322,9 @@ def test_a_worker_that_waits_for_one_that_has_finished_names_it():
         assert re.match(line, text), text
 
 
-def test_a_slow_callback_or_save_does_not_end_the_run():
+def test_a_slow_callback_or_save_does_not_end_the_run(ended):
     """Longer than the limits, of 3 s, of an execution and of the end of a run."""
-    with plain("callback", "behind") as workers:
-        codes, said = workers.ends([0, 1])
-    assert codes == [0, 0] and said == ["", ""]
+    assert ended["slow callback"].codes == [0, 0] and ended["slow callback"].said == ["", ""]
 
 
 ABSENT = """
@@ -370,7 +424,7 @@ class Greeter(socketserver.BaseRequestHandler):
 
 def start_with(seconds, port, watchdog_port):
     command = [sys.executable, "-c", STARTING, str(seconds), str(port), str(watchdog_port)]
-    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return forked.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_a_worker_that_waits_in_the_start_for_one_that_never_came_names_it_and_ends():
