@@ -1,50 +1,126 @@
 """Workers that do not find each other, and what names the cause: real sockets on this machine."""
 
+import concurrent.futures
 import dataclasses
+import functools
 import json
+import pathlib
 import socket
 import time
+from collections.abc import Callable
 
 import pytest
 from launching import free_ports
 from parameters import slow_except
-from rendezvous_threads import GRACE_SECONDS, Workers, assert_all_ports_are_free, run, worker_specs
+from rendezvous_threads import GRACE_SECONDS, Outcome, Workers, assert_all_ports_are_free, run, worker_specs
 
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import environment, gpus
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.rendezvous import decision, preflight
 from tfdist.cluster.wire import keys, listener
 
 
-@pytest.mark.parametrize(
-    ("asked", "absent"), slow_except([(0, None), (2, None), (1, 2), (0, 2), (1, 0)], [(2, None), (0, 2)])
-)
-def test_one_worker_that_is_asked_to_stop_ends_the_wait_of_all(asked, absent):
-    """With a worker missing, it is asked while it waits; else before."""
-    ports, workers = free_ports(3), Workers()
+def asked_to_stop(asked: int, absent: int | None) -> tuple[list[WorkerSpec], list[Outcome]]:
+    workers = Workers()
     stop = interruption.StopRequest(reason="SIGTERM" if absent is None else None)
-    present = [spec for spec in worker_specs(ports) if spec.rank != absent]
+    present = [spec for spec in worker_specs(free_ports(3)) if spec.rank != absent]
     for spec in present:
         # Rank 0 forwards the request. Without rank 0, the others wait until their deadline.
         seconds = 5.0 if absent == 0 and spec.rank != asked else 60.0
         workers.start(spec, seconds=seconds, stop=stop if spec.rank == asked else None)
     time.sleep(1.0)
     stop.reason = "SIGTERM"
-    for spec, outcome in zip(present, workers.join(), strict=True):
+    return present, workers.join()
+
+
+def missing(absent: int) -> tuple[list[int], list[Outcome]]:
+    ports = free_ports(4)
+    return ports, run([(p, {"seconds": 3.0}) for p in worker_specs(ports) if p.rank != absent])
+
+
+def without_a_name() -> tuple[str, list[Outcome]]:
+    ports = free_ports(2)
+    workers = [f"localhost:{ports[0]}", f"no-such-host.invalid:{ports[1]}"]
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
+    place = environment.resolve({"TF_CONFIG": json.dumps(config)}, port_base=1024, port_count=1000)
+    return workers[1], run([(place, {"seconds": 1.0})])
+
+
+def with_a_taken_port(rank: int, **changes: str) -> tuple[list[int], list[Outcome]]:
+    ports = free_ports(3)
+    specs = [dataclasses.replace(spec, **changes) for spec in worker_specs(ports)]
+    with listener.listen(ports[rank]):
+        return ports, run([(spec, {}) for spec in specs])
+
+
+def with_one_rank() -> tuple[list[int], list[Outcome]]:
+    ports = free_ports(3)
+    all_places = worker_specs(ports)
+    # What should have been rank 2 claims to be rank 1; on another host, so to say: it can listen.
+    all_places[2] = dataclasses.replace(all_places[1], port=ports[2])
+    return ports, run([(spec, {}) for spec in all_places])
+
+
+def with_another_key() -> tuple[list[int], list[Outcome]]:
+    ports = free_ports(2)
+    here, there = worker_specs(ports)
+    other = keys.Keys((b"another key, of 64 hexadecimal digits",))
+    return ports, run([(here, {"seconds": 8.0}), (there, {"seconds": 8.0, "keys": other})])
+
+
+def with_two_workdirs(place: pathlib.Path) -> tuple[list[int], pathlib.Path, list[Outcome]]:
+    ports = free_ports(3)
+    (place / "mine").mkdir()
+    workdirs = [place / "ours", place / "ours", place / "mine"]
+    return ports, place, run([(p, {"workdir": workdirs[p.rank], "seconds": 2.0}) for p in worker_specs(ports)])
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> Callable[..., tuple]:
+    """Name and arguments of a rendezvous below -> what it returns. Those of the tests that are not slow wait side by
+    side."""
+    trials = {
+        "asked": asked_to_stop,
+        "absent": missing,
+        "no name": without_a_name,
+        "taken": with_a_taken_port,
+        "taken by another program of the node": functools.partial(with_a_taken_port, launcher="slurm"),
+        "one rank": with_one_rank,
+        "another key": with_another_key,
+        "workdirs": functools.partial(with_two_workdirs, tmp_path_factory.mktemp("workdirs")),
+    }
+    together = [("asked", 2, None), ("asked", 0, 2), ("absent", 0), ("absent", 3), ("no name",), ("taken", 2)]
+    together += [("taken by another program of the node", 0), ("one rank",), ("another key",), ("workdirs",)]
+    with concurrent.futures.ThreadPoolExecutor(len(together)) as pool:
+        running = {(name, *arguments): pool.submit(trials[name], *arguments) for name, *arguments in together}
+
+    def outcome(name: str, *arguments) -> tuple:
+        begun = running.get((name, *arguments))
+        return begun.result() if begun else trials[name](*arguments)
+
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("asked", "absent"), slow_except([(0, None), (2, None), (1, 2), (0, 2), (1, 0)], [(2, None), (0, 2)])
+)
+def test_one_worker_that_is_asked_to_stop_ends_the_wait_of_all(found, asked, absent):
+    """With a worker missing, it is asked while it waits; else before."""
+    present, outcomes = found("asked", asked, absent)
+    for spec, outcome in zip(present, outcomes, strict=True):
         if absent == 0 and spec.rank != asked:
             assert isinstance(outcome.error, TimeoutError)
             continue
         assert isinstance(outcome.error, interruption.StopError), outcome
         assert outcome.seconds < 30
-        assert outcome.message == (
-            f"stopped by SIGTERM to rank {asked} (localhost:{ports[asked]}) before training started"
-        )
+        address = f"localhost:{next(one.port for one in present if one.rank == asked)}"
+        assert outcome.message == f"stopped by SIGTERM to rank {asked} ({address}) before training started"
 
 
 @pytest.mark.parametrize("absent", slow_except([0, 2, 3], [0, 3]))
-def test_a_missing_worker_is_named_by_all_others_at_the_deadline(absent):
-    ports = free_ports(4)
-    outcomes = run([(p, {"seconds": 3.0}) for p in worker_specs(ports) if p.rank != absent])
+def test_a_missing_worker_is_named_by_all_others_at_the_deadline(found, absent):
+    ports, outcomes = found("absent", absent)
     for outcome in outcomes:
         assert isinstance(outcome.error, TimeoutError)
         assert "1 of 4 workers did not connect within 3 s" in outcome.message
@@ -73,22 +149,16 @@ def test_workers_say_soon_what_they_wait_for_and_a_late_worker_may_still_join(mo
     assert all(outcome.error is None for outcome in workers.join())
 
 
-def test_a_host_without_a_name_is_named_with_the_reason():
-    ports = free_ports(2)
-    workers = [f"localhost:{ports[0]}", f"no-such-host.invalid:{ports[1]}"]
-    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
-    place = environment.resolve({"TF_CONFIG": json.dumps(config)}, port_base=1024, port_count=1000)
-    (outcome,) = run([(place, {"seconds": 1.0})])
+def test_a_host_without_a_name_is_named_with_the_reason(found):
+    address, (outcome,) = found("no name")
     assert isinstance(outcome.error, TimeoutError)
-    assert f"rank 1 ({workers[1]}): " in outcome.message
+    assert f"rank 1 ({address}): " in outcome.message
     assert outcome.seconds < 1.0 + GRACE_SECONDS
 
 
 @pytest.mark.parametrize("rank", slow_except([0, 2], [2]))
-def test_a_taken_port_is_named_by_all(rank):
-    ports = free_ports(3)
-    with listener.listen(ports[rank]):
-        outcomes = run([(spec, {}) for spec in worker_specs(ports)])
+def test_a_taken_port_is_named_by_all(found, rank):
+    ports, outcomes = found("taken", rank)
     for outcome in outcomes:
         assert isinstance(outcome.error, OSError)
         assert f"rank {rank} (localhost:{ports[rank]}): port {ports[rank]} on host" in outcome.message
@@ -98,11 +168,8 @@ def test_a_taken_port_is_named_by_all(rank):
 
 
 @pytest.mark.parametrize("rank", slow_except([0, 2], [0]))
-def test_after_a_taken_port_that_tfdist_chose_all_workers_may_be_restarted(rank):
-    ports = free_ports(3)
-    specs = [dataclasses.replace(spec, launcher="slurm") for spec in worker_specs(ports)]
-    with listener.listen(ports[rank]):
-        outcomes = run([(spec, {}) for spec in specs])
+def test_after_a_taken_port_that_tfdist_chose_all_workers_may_be_restarted(found, rank):
+    _, outcomes = found("taken by another program of the node", rank)
     for outcome in outcomes:
         assert isinstance(outcome.error, decision.PortInUseError)
         assert outcome.error.exit_code == interruption.EXIT_PEER_LOST
@@ -146,12 +213,8 @@ def test_gpus_that_a_wrapper_has_divided_are_not_divided_again():
         assert f"the same value for all: '0,1' on rank 0 ({host}); '2,3' on rank 1 ({host})" in outcome.message
 
 
-def test_two_processes_with_one_rank_are_noticed():
-    ports = free_ports(3)
-    all_places = worker_specs(ports)
-    # What should have been rank 2 claims to be rank 1; on another host, so to say: it can listen.
-    all_places[2] = dataclasses.replace(all_places[1], port=ports[2])
-    outcomes = run([(spec, {}) for spec in all_places])
+def test_two_processes_with_one_rank_are_noticed(found):
+    _, outcomes = found("one rank")
     for outcome in outcomes:
         assert isinstance(outcome.error, OSError)
         assert "have rank 1. Each worker needs its own rank (in TF_CONFIG: task.index)" in outcome.message
@@ -172,29 +235,23 @@ def test_another_job_at_a_workers_address_is_noticed():
     assert min(outcome.seconds for outcome in outcomes) < 15
 
 
-def test_a_worker_with_another_key_is_named():
-    ports = free_ports(2)
-    here, there = worker_specs(ports)
-    other = keys.Keys((b"another key, of 64 hexadecimal digits",))
-    outcomes = run([(here, {"seconds": 8.0}), (there, {"seconds": 8.0, "keys": other})])
+def test_a_worker_with_another_key_is_named(found):
+    ports, outcomes = found("another key")
     for rank, outcome in enumerate(outcomes):
         assert isinstance(outcome.error, TimeoutError)
         assert f"rank {1 - rank} (localhost:{ports[1 - rank]}): " in outcome.message
         assert "a worker with another key is listening there" in outcome.message and "TFDIST_KEY" in outcome.message
 
 
-def test_workers_that_do_not_see_the_workdir_are_named(tmp_path):
-    ports = free_ports(3)
-    (tmp_path / "mine").mkdir()
-    workdirs = [tmp_path / "ours", tmp_path / "ours", tmp_path / "mine"]
-    outcomes = run([(p, {"workdir": workdirs[p.rank], "seconds": 2.0}) for p in worker_specs(ports)])
+def test_workers_that_do_not_see_the_workdir_are_named(found):
+    ports, place, outcomes = found("workdirs")
     for outcome in outcomes:
         assert isinstance(outcome.error, FileNotFoundError)
-        named = f"rank 2 (localhost:{ports[2]}), on host {socket.gethostname()}, at {tmp_path / 'mine'}"
+        named = f"rank 2 (localhost:{ports[2]}), on host {socket.gethostname()}, at {place / 'mine'}"
         assert named in outcome.message
         assert "rank 1" not in outcome.message
         assert outcome.seconds < 2.0 + GRACE_SECONDS
-    assert list((tmp_path / "ours").iterdir()) == []
+    assert list((place / "ours").iterdir()) == []
 
 
 def test_a_workdir_that_cannot_be_written_ends_all(tmp_path):
