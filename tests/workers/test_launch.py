@@ -1,5 +1,6 @@
 """The supervisor of one machine, on real processes: workers of tfdist.main, and small programs in their place."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 
+import forked
 import psutil
 import pytest
 import topologies
@@ -56,7 +58,9 @@ def die(): os.kill(os.getpid(), signal.SIGKILL)
 @contextlib.contextmanager
 def launched(command, **variables):
     """Starts a launcher, with its output in one pipe; ends it and its workers."""
-    heeded = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup pytest` would have the launcher ignore it.
+    # `nohup pytest` would have the launcher ignore SIGHUP. Only the main thread can set a handler.
+    main = threading.current_thread() is threading.main_thread()
+    heeded = signal.signal(signal.SIGHUP, signal.SIG_DFL) if main else None
     process = subprocess.Popen(
         command,
         cwd=REPOSITORY,
@@ -66,7 +70,8 @@ def launched(command, **variables):
         stdin=subprocess.DEVNULL,
         text=True,
     )
-    signal.signal(signal.SIGHUP, heeded)
+    if main:
+        signal.signal(signal.SIGHUP, heeded)
     try:
         yield process
     finally:
@@ -201,111 +206,145 @@ def test_launcher_does_not_restart_after_a_users_error(tmp_path):
     assert re.search(r"worker [01] ended with exit code 1\. Not restarted: the error would recur", output), output
 
 
-@pytest.mark.parametrize(
-    ("program", "own", "code", "words"),
-    [
-        pytest.param("sys.exit(0)", (), 0, "", marks=pytest.mark.slow),
-        pytest.param("sys.exit(75)", (), 75, "", marks=pytest.mark.slow),
-        # The worker that notices may be faster than the one that dies.
-        (
-            "time.sleep(0.4 * rank)\nif rank: die()\nsys.exit(76)",
-            ["--max_restarts=2"],
-            76,
-            r"gave up after 2 restart\(s\)\. First cause: worker 1 was killed by SIGKILL\.$",
-        ),
-        (
-            # Killed in the first start, wrong in the last one: the first cause counts.
-            "marks = pathlib.Path(os.environ['MARKS'])\n"
-            "if rank: time.sleep(60)\n"
-            "n = len(list(marks.iterdir()))\n(marks / str(n)).touch()\n"
-            "if n == 0: die()\nsys.exit(76)",
-            ["--max_restarts=1"],
-            76,
-            r"First cause: worker 0 was killed by SIGKILL\. Last cause: worker 0 lost another worker",
-        ),
-        (
-            "if rank == 0: time.sleep(60)\nsys.exit(1)",
-            (),
-            1,
-            r"worker 1 ended with exit code 1\. Not restarted: the error would recur",
-        ),
-        # With a new checkpoint, even that may have been an accident.
-        (
-            "if rank == 0: time.sleep(60)\n"
-            "steps = pathlib.Path(os.environ['MARKS'], 'checkpoints')\nsteps.mkdir(exist_ok=True)\n"
-            "n = len(list(steps.iterdir()))\n"
-            "if n < 2: (steps / f'step-{n:08d}').mkdir()\nsys.exit(1)",
-            (),
-            1,
-            r"Restart 1 of 3, .* step 0\.\n.*Restart 2 of 3, .* step 1\.\n"
-            r".*ended with exit code 1\. Not restarted: the error would recur",
-        ),
-        # One that is stopped cannot answer: the grace is not awaited.
-        (
-            "if rank: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(0.3)\nsys.exit(76)",
-            ["--max_restarts=0", "--grace_seconds=1000"],
-            76,
-            r"worker 0 lost another worker \(exit code 76\); worker 1 did not answer SIGTERM and was killed",
-        ),
-        # One that hangs is named.
-        (
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(0.3 + 60 * rank)\nsys.exit(76)",
-            ["--max_restarts=0", "--grace_seconds=0.5"],
-            76,
-            r"worker 0 lost another worker \(exit code 76\); worker 1 did not answer SIGTERM and was killed",
-        ),
-    ],
-    ids=["finished", "stopped", "lost", "killed then lost", "mistake", "accidents", "stopped process", "hung"],
-)
-def test_exit_code_is_that_of_the_first_failure(tmp_path, program, own, code, words):
-    with launched(supervising(program, tmp_path, *own), MARKS=str(tmp_path)) as process:
-        got, output = finish(process, 30)
-    assert got == code, output
-    assert re.search(words, output, re.MULTILINE) if words else output == ""
-
-
-@pytest.mark.parametrize(
-    ("numbers", "program", "code", "words"),
-    [
-        ([signal.SIGINT], "def stop(*_): sys.exit(75)", 75, ""),
-        pytest.param([signal.SIGUSR1], "def stop(*_): sys.exit(75)", 75, "", marks=pytest.mark.slow),
-        pytest.param([signal.SIGHUP], "def stop(*_): sys.exit(75)", 75, "", marks=pytest.mark.slow),
-        ([signal.SIGTERM], "def stop(*_): signal.raise_signal(signal.SIGKILL)", 76, "worker . was killed by SIGKILL"),
-        # One that is suspended cannot answer.
-        (
-            [signal.SIGTERM],
-            "def stop(*_): os.kill(os.getpid(), signal.SIGSTOP)",
-            76,
-            "worker 0, 1 did not answer SIGTERM and was killed",
-        ),
-        # Ctrl-C twice ends even those that do not listen.
-        ([signal.SIGINT, signal.SIGINT], "def stop(*_): pass", 130, "interrupted before the run was saved"),
-        ([signal.SIGTERM], "stop = signal.SIG_DFL", 75, "stopped before training started: nothing to save"),
-        ([signal.SIGINT], "stop = signal.default_int_handler", 75, "stopped before training started: nothing to save"),
-    ],
-    ids=[
-        "ctrl-c",
-        "usr1",
-        "hangup",
-        "killed while saving",
-        "suspended",
-        "ctrl-c twice",
-        "too early",
-        "ctrl-c too early",
-    ],
-)
-def test_launcher_forwards_signals_and_waits_for_the_exit(tmp_path, numbers, program, code, words):
-    program += """
+# Name -> program of the workers, flags of the launcher, its exit code and a pattern of its output.
+EXITS = {
+    "finished": ("sys.exit(0)", (), 0, ""),
+    "stopped": ("sys.exit(75)", (), 75, ""),
+    # The worker that notices may be faster than the one that dies.
+    "lost": (
+        "time.sleep(0.4 * rank)\nif rank: die()\nsys.exit(76)",
+        ["--max_restarts=2"],
+        76,
+        r"gave up after 2 restart\(s\)\. First cause: worker 1 was killed by SIGKILL\.$",
+    ),
+    "killed then lost": (
+        # Killed in the first start, wrong in the last one: the first cause counts.
+        "marks = pathlib.Path(os.environ['MARKS'])\n"
+        "if rank: time.sleep(60)\n"
+        "n = len(list(marks.iterdir()))\n(marks / str(n)).touch()\n"
+        "if n == 0: die()\nsys.exit(76)",
+        ["--max_restarts=1"],
+        76,
+        r"First cause: worker 0 was killed by SIGKILL\. Last cause: worker 0 lost another worker",
+    ),
+    "mistake": (
+        "if rank == 0: time.sleep(60)\nsys.exit(1)",
+        (),
+        1,
+        r"worker 1 ended with exit code 1\. Not restarted: the error would recur",
+    ),
+    # With a new checkpoint, even that may have been an accident.
+    "accidents": (
+        "if rank == 0: time.sleep(60)\n"
+        "steps = pathlib.Path(os.environ['MARKS'], 'checkpoints')\nsteps.mkdir(exist_ok=True)\n"
+        "n = len(list(steps.iterdir()))\n"
+        "if n < 2: (steps / f'step-{n:08d}').mkdir()\nsys.exit(1)",
+        (),
+        1,
+        r"Restart 1 of 3, .* step 0\.\n.*Restart 2 of 3, .* step 1\.\n"
+        r".*ended with exit code 1\. Not restarted: the error would recur",
+    ),
+    # One that is stopped cannot answer: the grace is not awaited.
+    "stopped process": (
+        "if rank: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(0.3)\nsys.exit(76)",
+        ["--max_restarts=0", "--grace_seconds=1000"],
+        76,
+        r"worker 0 lost another worker \(exit code 76\); worker 1 did not answer SIGTERM and was killed",
+    ),
+    # One that hangs is named.
+    "hung": (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(0.3 + 60 * rank)\nsys.exit(76)",
+        ["--max_restarts=0", "--grace_seconds=0.5"],
+        76,
+        r"worker 0 lost another worker \(exit code 76\); worker 1 did not answer SIGTERM and was killed",
+    ),
+}
+# Name -> signals to the launcher, what the workers begin with, the launcher's exit code and a pattern of its output.
+SIGNALS = {
+    "ctrl-c": ([signal.SIGINT], "def stop(*_): sys.exit(75)", 75, ""),
+    "usr1": ([signal.SIGUSR1], "def stop(*_): sys.exit(75)", 75, ""),
+    "hangup": ([signal.SIGHUP], "def stop(*_): sys.exit(75)", 75, ""),
+    "killed while saving": (
+        [signal.SIGTERM],
+        "def stop(*_): signal.raise_signal(signal.SIGKILL)",
+        76,
+        "worker . was killed by SIGKILL",
+    ),
+    # One that is suspended cannot answer.
+    "suspended": (
+        [signal.SIGTERM],
+        "def stop(*_): os.kill(os.getpid(), signal.SIGSTOP)",
+        76,
+        "worker 0, 1 did not answer SIGTERM and was killed",
+    ),
+    # Ctrl-C twice ends even those that do not listen.
+    "ctrl-c twice": ([signal.SIGINT, signal.SIGINT], "def stop(*_): pass", 130, "interrupted before the run was saved"),
+    "too early": ([signal.SIGTERM], "stop = signal.SIG_DFL", 75, "stopped before training started: nothing to save"),
+    "ctrl-c too early": (
+        [signal.SIGINT],
+        "stop = signal.default_int_handler",
+        75,
+        "stopped before training started: nothing to save",
+    ),
+}
+# How those programs go on.
+LISTENING = """
 signal.signal(signal.SIGTERM, stop), signal.signal(signal.SIGINT, stop), signal.signal(signal.SIGUSR1, stop)
 print("listening")
 while True: time.sleep(0.1)
 """
-    with launched(supervising(program, tmp_path, "--grace_seconds=0.5")) as process:
-        assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] listening\n", "[1] listening\n"]
+SLOW_CASES = ("finished", "stopped", "usr1", "hangup")
+
+
+def exit_of(name, folder):
+    """Runs a case of `EXITS`; returns the exit code and the output."""
+    program, own, _, _ = EXITS[name]
+    with launched(supervising(program, folder, *own), MARKS=str(folder)) as process:
+        return finish(process, 60)
+
+
+def exit_after_signals(name, folder):
+    """Runs a case of `SIGNALS`; returns the exit code and the output."""
+    numbers, program, _, _ = SIGNALS[name]
+    with launched(supervising(program + LISTENING, folder, "--grace_seconds=0.5")) as process:
+        heard = sorted(process.stdout.readline() for _ in range(2))
+        assert heard == ["[0] listening\n", "[1] listening\n"], heard
         for number in numbers:
             process.send_signal(number)
             time.sleep(0.3)
-        got, output = finish(process, 30)
+        return finish(process, 60)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """Name -> exit code and output of the cases of `EXITS` and `SIGNALS` that are not slow; three at a time."""
+    cases = [(exit_of, name) for name in EXITS] + [(exit_after_signals, name) for name in SIGNALS]
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        found = {
+            name: pool.submit(run, name, tmp_path_factory.mktemp("case"))
+            for run, name in cases
+            if name not in SLOW_CASES
+        }
+    return {name: future.result() for name, future in found.items()}
+
+
+def quick_or_slow(table):
+    """The names of a table of cases, of which some are slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_CASES else name for name in table]
+
+
+@pytest.mark.parametrize("name", quick_or_slow(EXITS))
+def test_exit_code_is_that_of_the_first_failure(request, tmp_path, name):
+    _, _, code, words = EXITS[name]
+    got, output = exit_of(name, tmp_path) if name in SLOW_CASES else request.getfixturevalue("ended")[name]
+    assert got == code, output
+    assert re.search(words, output, re.MULTILINE) if words else output == ""
+
+
+@pytest.mark.parametrize("name", quick_or_slow(SIGNALS))
+def test_launcher_forwards_signals_and_waits_for_the_exit(request, tmp_path, name):
+    _, _, code, words = SIGNALS[name]
+    got, output = exit_after_signals(name, tmp_path) if name in SLOW_CASES else request.getfixturevalue("ended")[name]
     assert got == code, output
     assert re.search(words, output), output
 
@@ -392,7 +431,7 @@ else:
 )
 def test_launcher_refuses_wrong_flags_before_it_starts_workers(arguments, words):
     command = [sys.executable, "-m", "tfdist.launch", *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=60)
+    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and words in done.stdout + done.stderr, done
     assert "Traceback" not in done.stderr and "[0]" not in done.stdout
 
