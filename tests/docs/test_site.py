@@ -2,10 +2,10 @@
 
 import html.parser
 import pathlib
-import subprocess
 import sys
 import urllib.parse
 
+import forked
 import pytest
 from launching import REPOSITORY, worker_environment
 
@@ -33,7 +33,7 @@ def site(tmp_path_factory):
     """The built site."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", DOCS, folder]
-    done = subprocess.run(command, env=worker_environment(), capture_output=True, text=True, timeout=600)
+    done = forked.run(command, env=worker_environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -76,7 +76,8 @@ TRIALS = {
 OF_TFDIST = {
     "two devices": ["resumed"],
     "two devices, slow": ["resumed_after_kill"],
-    "two workers": ["writers", "resumed", "failing"],
+    "two workers": ["writers", "failing"],
+    "two workers, slow": ["resumed"],
 }
 OF_KERAS = {"keras": ["epochs", "others", "own"]}
 OF_KERAS["keras, slow"] = ["executions", "batches", "cut_short", "not_finite", "averaged"]
@@ -226,8 +227,9 @@ def test_collectives_are_refused_on_one_worker_alone(followed):
         )
 
 
+@pytest.mark.slow
 def test_callbacks_go_on_after_a_crash_as_if_nothing_had_happened(followed):
-    for rank, worker in enumerate(followed("two workers").results):
+    for rank, worker in enumerate(followed("two workers, slow").results):
         found = worker["resumed"]
         assert found["crashed by"] == "Crash()"
         # Resumed from the end of an epoch, with another start's callbacks: to the bit, but for nothing.

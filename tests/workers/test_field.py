@@ -10,9 +10,8 @@ sys.path.insert(0, str(REPOSITORY))
 
 from tests.scripts.field import trial
 
-# Of each kind, the scripts that have most to do with several workers.
+# The script that has most to do with several workers. Hooks of batches on two workers: test_callbacks.py.
 QUICK = {
-    "callbacks/batch_hooks",
     "callbacks/curriculum_in_dataset",
 }
 

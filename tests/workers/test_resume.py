@@ -160,7 +160,7 @@ def content(workdir: pathlib.Path) -> dict[str, tuple[int, str]]:
     }
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_finished_run_changes_nothing_and_prints_that_it_is_finished(uninterrupted, workers):
     workdir = uninterrupted(workers)
     before = content(workdir)

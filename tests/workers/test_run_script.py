@@ -2,7 +2,6 @@
 
 import re
 import signal
-import subprocess
 import sys
 
 import forked
@@ -120,9 +119,7 @@ def test_a_finished_script_trains_nothing(found):
 )
 def test_errors_show_the_script(tmp_path, fail, words):
     line = [sys.executable, "-m", "tfdist.run", SCRIPT, f"--out={tmp_path / 'out'}", f"--fail={fail}"]
-    # A traceback of a forked process would show more lines.
-    start = subprocess.run if fail == "here" else forked.run
-    done = start(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=900)
+    done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == 1 and re.search(words, done.stderr), done.stderr
 
 
