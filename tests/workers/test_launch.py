@@ -233,6 +233,12 @@ EXITS = {
         1,
         r"worker 1 ended with exit code 1\. Not restarted: the error would recur",
     ),
+    "unequal replicas": (
+        "if rank: time.sleep(60)\nsys.exit(77)",
+        (),
+        77,
+        r"worker 0 ended with exit code 77\. Not restarted",
+    ),
     # With a new checkpoint, even that may have been an accident.
     "accidents": (
         "if rank == 0: time.sleep(60)\n"

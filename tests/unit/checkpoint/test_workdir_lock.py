@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+import forked
 import numpy as np
 import psutil
 import pytest
@@ -41,7 +42,7 @@ print("released", flush=True)
 def holder(workdir: pathlib.Path, job: str = "", seconds: float | str = 600.0) -> subprocess.Popen:
     command = [sys.executable, "-c", HOLDER, str(workdir), job, str(seconds)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, cwd=REPOSITORY, text=True, **pipes)
+    return forked.Popen(command, cwd=REPOSITORY, text=True, **pipes)
 
 
 @pytest.fixture
