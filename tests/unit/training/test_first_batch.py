@@ -80,9 +80,8 @@ def test_a_start_says_the_range_of_values_and_warns_of_mistakes(train):
 
     _, error = train("one", 4, labels="2")
     assert "the labels of the first 64 training examples are all 2: check config.data.train_split" in error
-    _, error = train("from1", 4, labels="123")
+    _, error = train("fast_from1", 4, labels="123", rate=0.5)
     assert "no label of the first 64 training examples is 0, and 4 outputs are for labels 0 to 3" in error
-    _, error = train("fast", 4, rate=0.5)
     assert "config.learning_rate.peak=0.5 is 500 times the usual rate of keras.optimizers:Adam, 0.001" in error
 
 

@@ -21,7 +21,11 @@ BYTES = {"target": "tfdist.zoo.prepare:image_bytes", "flip": True}
 FINISH = {"target": "tfdist.zoo.prepare:normalised", "scale": 1 / 16, "mean": [0.3], "std": [0.4]}
 
 
-@pytest.mark.parametrize("parts", [{"prepare": PREPARE}, {"prepare": BYTES, "finish": FINISH}], ids=["prepare", "both"])
+@pytest.mark.parametrize(
+    "parts",
+    [pytest.param({"prepare": PREPARE}, marks=pytest.mark.slow), {"prepare": BYTES, "finish": FINISH}],
+    ids=["prepare", "both"],
+)
 def test_the_code_of_the_text_gives_the_accuracy_of_the_run(tmp_path, parts, monkeypatch):
     keras.utils.clear_session()
     config = c.Config(
