@@ -231,7 +231,7 @@ def test_a_value_that_cannot_be_compared_with_that_of_a_saved_run_is_refused(fai
 
 
 @pytest.mark.parametrize(
-    ("split", "label"), slow_except([("train", 10), ("train", -1), ("test", 2**62)], [("train", -1), ("test", 2**62)])
+    ("split", "label"), slow_except([("train", 10), ("train", -1), ("test", 2**62)], [("test", 2**62)])
 )
 def test_a_label_out_of_range_is_named_with_its_example(fails, tmp_path, split, label):
     bad = config(data=data(source={"target": "lab:Unreadable", "label": label, "labels_of": split}))

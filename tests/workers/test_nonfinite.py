@@ -119,9 +119,7 @@ def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
         "WARNING: The loss or a gradient is not finite in step 7. Rolled back to the weights of step 4; the run "
         "continues with step 8: rollback 1 of at most 10"
     ]
-    # Killed after it, and stopped between the checkpoint and the bad step.
-    copy = cut_back(tmp_path / "back", tmp_path / "killed", 8)
-    assert same_bits(run(copy, made), expected)
+    # Stopped between the checkpoint and the bad step.
     copy = cut_back(tmp_path / "back", tmp_path / "stopped", 4)
     keras.utils.clear_session()
     stopped = setup.build_run(made, copy)
@@ -129,6 +127,13 @@ def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
     assert loop.train(stopped) == interruption.EXIT_STOPPED
     assert (copy / "checkpoints" / "step-00000005").is_dir()
     assert same_bits(run(copy, made), expected)
+
+
+@pytest.mark.slow
+def test_a_run_that_went_back_is_killed_and_resumed_to_the_same_bits(tmp_path):
+    made = config("rollback", 7)
+    whole = run(tmp_path / "back", made)
+    assert same_bits(run(cut_back(tmp_path / "back", tmp_path / "killed", 8), made), whole)
 
 
 def test_a_learning_rate_that_a_callback_has_lowered_stays_after_a_rollback(tmp_path):
