@@ -57,7 +57,7 @@ class Cluster:
     rank: int
     num_workers: int
     num_replicas: int
-    # Of the collectives: "nccl" or "ring".
+    # Of the sums in a step: "nccl", "ring" or "tcp".
     implementation: str
     roster: Roster
     # Monitors the other workers; None if there are none.

@@ -35,7 +35,7 @@ class ClusterPlan:
     gpus: tuple[int, ...]
     # Replicas of each worker.
     local_replicas: int
-    # Of the collectives: "nccl" or "ring".
+    # Of the sums in a step: "nccl", "ring" or "tcp".
     implementation: str
 
     @property
@@ -111,15 +111,20 @@ def plan(
         options=options,
         gpus=gpus,
         local_replicas=local_replicas,
-        implementation=_implementation(communication, gpus, spec.num_workers * local_replicas),
+        implementation=_implementation(communication, gpus, spec.num_workers * local_replicas, local_replicas),
     )
 
 
-def _implementation(communication: config_lib.Communication, gpus: tuple[int, ...], num_replicas: int) -> str:
-    """Returns "nccl" or "ring"; see `plan` for the errors."""
+def _implementation(
+    communication: config_lib.Communication, gpus: tuple[int, ...], num_replicas: int, local_replicas: int
+) -> str:
+    """Returns "nccl", "ring" or "tcp"; see `plan` for the errors."""
     chosen = communication.implementation
+    between_cpus = not gpus and num_replicas > 1 and local_replicas == 1
     if chosen == "auto":
-        chosen = "nccl" if gpus else "ring"
+        chosen = "nccl" if gpus else "tcp" if between_cpus else "ring"
+    if chosen == "tcp" and not between_cpus:
+        chosen = "ring"
     if chosen == "nccl" and not gpus:
         raise ValueError(
             'config.communication.implementation="nccl" needs GPUs, but the replicas of this worker run on the CPU: '
@@ -253,7 +258,7 @@ def _add_number_conversions() -> None:
 
 
 def _make_roster(planned: ClusterPlan, started: Started) -> Roster:
-    name = "NCCL" if planned.implementation == "nccl" else "RING over gRPC"
+    name = {"nccl": "NCCL", "ring": "RING over gRPC", "tcp": "RING over TCP"}[planned.implementation]
     workers = tuple(
         WorkerInfo(
             host=worker["host"],

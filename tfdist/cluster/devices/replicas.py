@@ -1,7 +1,7 @@
 """`Replicas`: what a training step uses of a `Cluster`, without the code that connects and monitors workers."""
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 class Replicas(Protocol):
     """The replicas of all workers of a run, seen from one of them; a `Cluster` implements it.
 
-    `implementation` of the collectives is "nccl" or "ring", `device_type` of the replicas "CPU" or "GPU".
+    `implementation` of the sums is "nccl", "ring" or "tcp", `device_type` of the replicas "CPU" or "GPU".
     """
 
     @property
@@ -29,6 +29,10 @@ class Replicas(Protocol):
 
     def scope(self) -> AbstractContextManager:
         """Returns the scope in which models, optimizers and metrics are created."""
+
+
+# Sums tensors over the workers in place of TensorFlow's collectives: `tcp_ring.TcpRing`. None: it is not used.
+ring: Any = None
 
 
 def replica_id() -> tf.Tensor:

@@ -24,25 +24,27 @@ def limit(connect_seconds: float, software: Mapping[str, Any]) -> float:
     return max(connect_seconds, _COMPILE_SECONDS) if compiles else connect_seconds
 
 
-def check(strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor, seconds: float) -> None:
-    """Sums four bytes over all replicas, on the devices that compute.
+def count(strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor, seconds: float, one: bool) -> int:
+    """Returns the number of workers with `one`: a first sum over all replicas, on the devices that compute.
 
     Raises:
         tf.errors.DeadlineExceededError: it did not end in time. The chief has announced which workers are missing.
     """
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
 
-    def one() -> tf.Tensor:
-        return tf.distribute.get_replica_context().all_reduce("SUM", tf.ones([], tf.float32), options=options)
+    def add() -> tf.Tensor:
+        values = tf.constant([1.0, float(one)])
+        return tf.distribute.get_replica_context().all_reduce("SUM", values, options=options)
 
     @tf.function(autograph=False)
     def total() -> list[tf.Tensor]:
-        return strategy.experimental_local_results(strategy.run(one))
+        return strategy.experimental_local_results(strategy.run(add))
 
     try:
         with monitor.in_collective(PURPOSE):
-            found = [float(value) for value in total()]
-            assert found == [float(strategy.num_replicas_in_sync)] * len(found), found
+            found = [value.numpy() for value in total()]
+        assert all(replicas == strategy.num_replicas_in_sync for replicas, _ in found), found
+        return round(found[0][1]) // len(found)
     except tf.errors.DeadlineExceededError:
         if monitor.rank == 0:
             monitor.loop.call_soon_threadsafe(peer_loss.declare_lost, monitor, explain(monitor, seconds))

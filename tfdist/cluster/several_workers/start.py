@@ -13,16 +13,19 @@ from tensorflow.python.distribute import collective_all_reduce_strategy as colle
 
 from tfdist.cluster import interruption, malloc
 from tfdist.cluster import strategy as strategy_lib
-from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn
+from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn, replicas
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import gpus, host_names, hostlist, roster
 from tfdist.cluster.liveness import connections, startup_watchdog
 from tfdist.cluster.rendezvous import preflight
-from tfdist.cluster.several_workers import first_collective
+from tfdist.cluster.several_workers import first_collective, tcp_ring
 from tfdist.cluster.strategy import ClusterPlan, Started
 from tfdist.cluster.wire import keys as keys_lib
 from tfdist.cluster.wire.keys import Keys
 from tfdist.config import patching
+
+# Seconds to connect the ring over TCP: all workers are there. A firewall between them may drop the packets.
+_RING_SECONDS = 20.0
 
 
 def start(
@@ -36,8 +39,9 @@ def start(
     details = _configure_malloc(planned)
     listener, watchdog_listener = connections.listen(spec), startup_watchdog.listen(spec)
     ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
+    ring_listener = tcp_ring.listen(spec) if planned.implementation == "tcp" else None
     keys = keys_lib.load(preflight.local_path(workdir), os.environ)
-    members = _meet(planned, must_match, workdir, ports, stop, keys)
+    members = _meet(planned, must_match, workdir, ports, stop, keys, ring_listener.metadata() if ring_listener else {})
     # Before the devices are listed: a worker may die meanwhile.
     with startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys):
         strategy_lib.configure_devices(planned)
@@ -47,7 +51,12 @@ def start(
         with interruption.block_signals():
             strategy = _make_strategy(planned, [worker["address"] for worker in members])
     monitor = connections.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
-    first_collective.check(strategy, monitor, first_collective.limit(seconds, software))
+    ring = _connect_ring(spec.rank, members, ring_listener, keys) if ring_listener else None
+    connected = first_collective.count(strategy, monitor, first_collective.limit(seconds, software), ring is not None)
+    if connected == len(members):
+        replicas.ring = ring
+    elif ring_listener:
+        notes.append(f"{len(members) - connected} workers could not connect for the ring over TCP: gRPC is used")
     others = hostlist.describe_others([worker["host"] for worker in members[roster.MOST_WORKERS :]])
     return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details, others=others)
 
@@ -65,6 +74,7 @@ def _meet(
     listeners: Mapping[str, socket.socket | None],
     stop: interruption.StopRequest | None,
     keys: Keys,
+    more: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     host_names.check(planned.worker_spec, os.environ)
     ports = {name: one.getsockname()[1] for name, one in listeners.items() if one is not None}
@@ -81,13 +91,24 @@ def _meet(
         must_match=common | dict(must_match),
         metadata={"devices": planned.devices, "processor": onednn.read_processor().name}
         | ({"divided_gpus": divided} if divided else {})
-        | ports,
+        | ports
+        | more,
         exclusive=gpus.held_gpus(planned.worker_spec, planned.gpus),
         seconds=planned.options.connect_seconds,
         workdir=workdir,
         stop=stop,
         keys=keys,
     )
+
+
+def _connect_ring(
+    rank: int, members: Sequence[Mapping[str, Any]], listener: tcp_ring.Listener, keys: Keys
+) -> tcp_ring.TcpRing | None:
+    """Returns None if the workers before and after this one cannot be reached at the port that each has opened."""
+    try:
+        return tcp_ring.connect(rank, members, listener, keys, _RING_SECONDS)
+    except OSError:
+        return None
 
 
 @strategy_lib.explain_late_configuration()

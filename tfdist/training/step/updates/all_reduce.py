@@ -8,16 +8,17 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
+from tfdist.cluster.devices import replicas
 from tfdist.training.step import timing
 from tfdist.training.step.updates import tables
 from tfdist.training.step.updates.tables import Gradients
 
 
 def with_pack_size(options: config_lib.Communication, implementation: str) -> config_lib.Communication:
-    """Returns `options` with the size of packs that suits the implementation, "nccl" or "ring", if it is not set."""
+    """Returns `options` with the size of packs that suits the implementation of the sums, if it is not set."""
     if options.bytes_per_pack is not None:
         return options
-    return dataclasses.replace(options, bytes_per_pack={"nccl": 32_000_000, "ring": 4_000_000}[implementation])
+    return dataclasses.replace(options, bytes_per_pack=32_000_000 if implementation == "nccl" else 4_000_000)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,11 @@ def _sum_tensors(tensors: list[tf.Tensor], options: config_lib.Communication) ->
     # Tensors of one dtype share a collective.
     for dtype in dict.fromkeys(tensor.dtype for tensor in wire):
         chosen = [i for i, tensor in enumerate(wire) if tensor.dtype == dtype]
-        sums = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, [wire[i] for i in chosen], options=communication)
+        if replicas.ring is None or dtype not in replicas.ring.DTYPES:
+            add = functools.partial(replica_context.all_reduce, tf.distribute.ReduceOp.SUM, options=communication)
+        else:
+            add = functools.partial(replicas.ring.sum, bytes_per_pack=options.bytes_per_pack or 0)
+        sums = add([wire[i] for i in chosen])
         for i, total in zip(chosen, sums, strict=True):
             wire[i] = total
     return [tf.cast(total, tensor.dtype) for total, tensor in zip(wire, tensors, strict=True)]
