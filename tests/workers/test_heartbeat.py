@@ -332,11 +332,11 @@ import time
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
 from tfdist.cluster.several_workers import first_collective
-check = first_collective.check
-def check_soon(made, monitor, seconds):
+count = first_collective.count
+def count_soon(made, monitor, seconds, one):
     time.sleep(600 * monitor.rank)
-    check(made, monitor, 8.0)
-first_collective.check = check_soon
+    return count(made, monitor, 8.0, one)
+first_collective.count = count_soon
 process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions(connect_seconds=240.0)))
 """
 
@@ -361,11 +361,11 @@ from tfdist.cluster.devices import gpu_facts, gpu_software
 build = {"cuda_compute_capabilities": ["sm_80", "compute_90"]}
 found = gpu_facts.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
 gpu_software.describe = lambda env: found
-check = first_collective.check
-def check_and_tell(made, monitor, seconds):
+count = first_collective.count
+def count_and_tell(made, monitor, seconds, one):
     print(f"within {seconds} s", file=sys.stderr, flush=True)
-    check(made, monitor, seconds)
-first_collective.check = check_and_tell
+    return count(made, monitor, seconds, one)
+first_collective.count = count_and_tell
 process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions()).leave() or 0)
 """
 

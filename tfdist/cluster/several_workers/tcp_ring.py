@@ -168,7 +168,7 @@ class TcpRing:
 
     def _receive(self, view: memoryview) -> None:
         while view:
-            count = self._from_previous.recv_into(view)
+            count = self._from_previous.recv_into(view, 0, socket.MSG_WAITALL)
             if count == 0:
                 raise EOFError(f"worker {(self._rank - 1) % self._num_workers} has closed its connection")
             view = view[count:]
