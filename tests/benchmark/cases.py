@@ -74,11 +74,8 @@ def _all_reduce(cluster: Cluster, options: config_lib.Communication, megabytes: 
     def many(count: tf.Tensor) -> tf.Tensor:
         first = tf.zeros([])
         for _ in tf.range(count):
-            first = cluster.strategy.run(
-                lambda: all_reduce_lib.sum_over_replicas([tf.identity(variable) for variable in variables], options)[
-                    -1
-                ][0]
-            )
+            # The last one, which is sent first, changes: otherwise TensorFlow moves the sum out of the loop.
+            first = cluster.strategy.run(_sum_of, args=(variables, first, options))
         return first
 
     def run(count: int) -> None:
@@ -86,6 +83,12 @@ def _all_reduce(cluster: Cluster, options: config_lib.Communication, megabytes: 
         assert total == cluster.num_replicas, total
 
     return run
+
+
+def _sum_of(variables: list[tf.Variable], before: tf.Tensor, options: config_lib.Communication) -> tf.Tensor:
+    tensors = [tf.identity(variable) for variable in variables]
+    tensors[-1] += 0.0 * before
+    return all_reduce_lib.sum_over_replicas(tensors, options)[-1][0]
 
 
 KINDS: dict[str, Callable[[Job, Path], dict[str, Runner]]] = {

@@ -457,8 +457,8 @@ def collectives(options: c.ClusterOptions) -> Arrays:
 
 def _sums(ops: list[str]) -> int:
     """Counts sums over the workers: collectives of TensorFlow, and packs of the ring, which are started and awaited."""
-    assert ops.count("PyFunc") % 2 == 0
-    return sum(op.startswith("Collective") for op in ops) + ops.count("PyFunc") // 2
+    assert ops.count("PyFuncStateless") % 2 == 0
+    return sum(op.startswith("Collective") for op in ops) + ops.count("PyFuncStateless") // 2
 
 
 def seeds(options: c.ClusterOptions) -> Arrays:

@@ -18,7 +18,6 @@ from tfdist.config import specs
 # Seconds that a finished worker waits for the others before it exits.
 SHUTDOWN_SECONDS = 600.0
 
-
 # (what runs on this worker only, advice to the user), outermost first.
 _running: list[tuple[str, str]] = []
 
@@ -82,9 +81,7 @@ class Cluster:
 
         Collective at its end, if variables were created: all workers then have the chief's values.
         """
-        if self.num_workers == 1:
-            return self.strategy.scope()
-        return specs.part("cluster.scope")(self)
+        return self.strategy.scope() if self.num_workers == 1 else specs.part("cluster.scope")(self)
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator:
         """Returns an iterator over this worker's `dataset`, which has one element per local replica and step."""

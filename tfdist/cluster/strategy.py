@@ -61,11 +61,9 @@ class Started:
     """What the start of the workers has made, on one of them."""
 
     strategy: tf.distribute.Strategy
-    # One dict per worker in rank order; see `preflight.rendezvous`.
-    members: Sequence[Mapping[str, Any]]
+    members: Sequence[Mapping[str, Any]]  # In rank order; see `preflight.rendezvous`.
     monitor: HeartbeatMonitor
-    # See `Roster`.
-    notes: Sequence[str]
+    notes: Sequence[str]  # See `Roster`.
     details: Sequence[str] = ()
     others: str = ""
 
@@ -111,26 +109,23 @@ def plan(
         options=options,
         gpus=gpus,
         local_replicas=local_replicas,
-        implementation=_implementation(communication, gpus, spec.num_workers * local_replicas, local_replicas),
+        implementation=_implementation(communication, gpus, spec.num_workers, local_replicas),
     )
 
 
-def _implementation(
-    communication: config_lib.Communication, gpus: tuple[int, ...], num_replicas: int, local_replicas: int
-) -> str:
-    """Returns "nccl", "ring" or "tcp"; see `plan` for the errors."""
+def _implementation(communication: config_lib.Communication, gpus: tuple[int, ...], workers: int, local: int) -> str:
+    """Returns "nccl", "ring" or "tcp", for workers with `local` replicas; see `plan` for the errors."""
     chosen = communication.implementation
-    between_cpus = not gpus and num_replicas > 1 and local_replicas == 1
     if chosen == "auto":
-        chosen = "nccl" if gpus else "tcp" if between_cpus else "ring"
-    if chosen == "tcp" and not between_cpus:
+        chosen = "nccl" if gpus else "tcp"
+    if chosen == "tcp" and (gpus or not workers > local == 1):
         chosen = "ring"
     if chosen == "nccl" and not gpus:
         raise ValueError(
             'config.communication.implementation="nccl" needs GPUs, but the replicas of this worker run on the CPU: '
             'set it to "auto" or "ring".'
         )
-    if chosen == "nccl" and communication.dtype == "bfloat16" and num_replicas > 1:
+    if chosen == "nccl" and communication.dtype == "bfloat16" and workers * local > 1:
         raise ValueError(
             'config.communication.dtype="bfloat16": TensorFlow cannot sum bfloat16 with NCCL. Set it to "float16", '
             'which sends as many bytes, or to "float32"; or set config.communication.implementation to "ring".'
@@ -154,8 +149,7 @@ def connect(
         stop: this worker's stop request; None: it cannot be stopped.
 
     Returns:
-        The cluster. Its strategy is MultiWorkerMirroredStrategy (NCCL with GPUs, RING without) for several workers,
-        MirroredStrategy over the local GPUs or logical CPU devices for one.
+        The cluster. Its strategy is MultiWorkerMirroredStrategy, or MirroredStrategy of one worker.
 
     Raises:
         StopError: a worker received a stop request before all were connected.

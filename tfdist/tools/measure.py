@@ -37,11 +37,12 @@ def all_reduce_seconds(cluster: Any, num_bytes: int, *, repeats: int = 5, sums: 
         # A variable: TensorFlow would fold the sum of a constant.
         tensor = tf.Variable(tf.ones([max(1, num_bytes // 4)]), trainable=False)
 
-    def replica() -> tf.Tensor:
-        return all_reduce.sum_over_replicas([tf.identity(tensor)], config_lib.Communication())[0][0]
+    def replica(before: tf.Tensor) -> tf.Tensor:
+        # With a number that changes: TensorFlow may move what does not change out of the loop.
+        return all_reduce.sum_over_replicas([tf.identity(tensor), before], config_lib.Communication())[0][0]
 
-    def body(index: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return index + 1, cluster.strategy.experimental_local_results(cluster.strategy.run(replica))[0]
+    def body(index: tf.Tensor, before: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return index + 1, cluster.strategy.experimental_local_results(cluster.strategy.run(replica, (before,)))[0]
 
     @tf.function(autograph=False)
     def call() -> tf.Tensor:

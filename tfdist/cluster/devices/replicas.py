@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+ring: Any = None  # What sums tensors over the workers in place of TensorFlow's collectives: a `tcp_ring.TcpRing`.
+
 
 class Replicas(Protocol):
     """The replicas of all workers of a run, seen from one of them; a `Cluster` implements it.
@@ -29,10 +31,6 @@ class Replicas(Protocol):
 
     def scope(self) -> AbstractContextManager:
         """Returns the scope in which models, optimizers and metrics are created."""
-
-
-# Sums tensors over the workers in place of TensorFlow's collectives: `tcp_ring.TcpRing`. None: it is not used.
-ring: Any = None
 
 
 def replica_id() -> tf.Tensor:

@@ -13,6 +13,7 @@ A step's graph starts a pack as soon as its gradients are computed, which return
 
 import contextlib
 import dataclasses
+import itertools
 import queue
 import secrets
 import socket
@@ -38,18 +39,21 @@ _HEADER_BYTES = 16
 # Seconds for the first message of a connection; then it is a stranger's.
 _PROOF_SECONDS = 5.0
 _LONGEST_PROOF = 300
+_SWITCH_SECONDS = 2e-4
 # Different sizes of packs whose buffers are kept: gradients of tables may have any.
 _MOST_SIZES = 64
 # The collection of a graph with the last operation of the ring: all workers start their packs in the same order.
 _LAST = "tfdist last operation of the ring"
-# NumPy adds float16 fifty times slower than float32: TensorFlow sums it.
-DTYPES = (tf.float32, tf.float64, tf.bfloat16, tf.int32, tf.int64)
+# NumPy adds the others 14 and 50 times more slowly than float32: TensorFlow sums them.
+DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Pack:
     """Arrays of one dtype in one buffer."""
 
+    # Counts the packs of all graphs.
+    number: int
     numbers: np.ndarray
     # The parts of the buffer with the sums, in the shapes of the arrays.
     views: list[np.ndarray]
@@ -72,9 +76,15 @@ class TcpRing:
         self._to_next, self._from_previous = to_next, from_previous
         self._packs: queue.SimpleQueue[_Pack] = queue.SimpleQueue()
         self._pieces: queue.SimpleQueue[bytes | memoryview | _Pack] = queue.SimpleQueue()
-        self._sums: queue.SimpleQueue[_Pack | BaseException] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        # Finished packs by their numbers, and why there will be no more.
+        self._sums: dict[int, _Pack] = {}
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
         # Buffers by their bytes. One is free when TensorFlow holds no sum in it.
         self._buffers: dict[int, list[np.ndarray]] = {}
+        # Threads that compute in Python otherwise keep the lock for 5 ms each time that a piece has arrived.
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         for work in (self._reduce_packs, self._send_pieces):
             threading.Thread(target=self._run, args=(work,), name=f"tfdist {work.__name__}", daemon=True).start()
 
@@ -86,17 +96,15 @@ class TcpRing:
             bytes_per_pack: see `config.communication.bytes_per_pack`; 0: one pack.
         """
         packs = _packs(tensors, bytes_per_pack)
-        for pack in packs:
-            _in_order(lambda pack=pack: [tf.numpy_function(self._start, [tensors[i] for i in pack], tf.int32)])
+        started = [_in_order(self._start, [tensors[i] for i in pack], [tf.int64])[0] for pack in packs]
         sums: list[Any] = [None] * len(tensors)
-        for pack in packs:
-            dtypes = [tensors[i].dtype for i in pack]
-            found = _in_order(lambda dtypes=dtypes: tf.numpy_function(self._wait, [], dtypes))
+        for number, pack in zip(started, packs, strict=True):
+            found = _in_order(self._wait, [number], [tensors[i].dtype for i in pack])
             for i, total in zip(pack, found, strict=True):
                 sums[i] = tf.ensure_shape(total, tensors[i].shape)
         return sums
 
-    def _start(self, *arrays: np.ndarray) -> np.ndarray:
+    def _start(self, *arrays: np.ndarray) -> list[np.ndarray]:
         itemsize = arrays[0].dtype.itemsize
         # In elements: each array begins at an aligned address.
         lengths = [-(-one.size * itemsize // _ALIGNMENT) * _ALIGNMENT // itemsize for one in arrays]
@@ -108,15 +116,19 @@ class TcpRing:
             numbers[start + one.size : start + length] = 0
             views.append(view)
             start += length
-        self._packs.put(_Pack(numbers, views))
-        return np.int32(0)
+        number = next(self._numbers)
+        self._packs.put(_Pack(number, numbers, views))
+        return [np.int64(number)]
 
-    def _wait(self) -> list[np.ndarray]:
-        pack = self._sums.get()
-        if isinstance(pack, BaseException):
-            self._sums.put(pack)  # For those that wait after this one.
-            raise ConnectionError(f"the ring of worker {self._rank} is broken: {pack}") from pack
-        return pack.views
+    def _wait(self, started: np.ndarray) -> list[np.ndarray]:
+        number = int(started)
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._sums or self._error is not None)
+            if number not in self._sums:
+                raise ConnectionError(f"the ring of worker {self._rank} is broken: {self._error}") from self._error
+            for before in [one for one in self._sums if one < number]:
+                del self._sums[before]  # Nobody uses these sums.
+            return self._sums.pop(number).views
 
     def _free_buffer(self, size: int) -> np.ndarray:
         """Returns uint8 [size] at an aligned address."""
@@ -133,14 +145,12 @@ class TcpRing:
         return memory[start : start + size]
 
     def _reduce_packs(self) -> None:
-        number = 0
         while True:
             pack = self._packs.get()
-            self._reduce(pack.numbers, number)
+            self._reduce(pack.number, pack.numbers)
             self._pieces.put(pack)  # It is finished when all before it has been sent.
-            number += 1
 
-    def _reduce(self, numbers: np.ndarray, number: int) -> None:
+    def _reduce(self, number: int, numbers: np.ndarray) -> None:
         size = self._num_workers
         bounds = [len(numbers) * i // size for i in range(size + 1)]
         chunks = [numbers[bounds[i] : bounds[i + 1]] for i in range(size)]
@@ -177,18 +187,27 @@ class TcpRing:
         while True:
             piece = self._pieces.get()
             if isinstance(piece, _Pack):
-                self._sums.put(piece)
+                with self._changed:
+                    self._sums[piece.number] = piece
+                    self._changed.notify_all()
             else:
                 self._to_next.sendall(piece)
 
-    def _run(self, work: Any) -> None:
+    def close(self) -> None:
+        """Closes the connections: sums of this worker and of its neighbours fail from now on."""
+        for one in (self._to_next, self._from_previous):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:  # Of the connection: the heartbeats name the worker that is lost.
-            self._sums.put(error)
-            for one in (self._to_next, self._from_previous):
-                with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
+            with self._changed:
+                self._error = self._error or error
+                self._changed.notify_all()
+            self.close()
 
 
 def _bytes(numbers: np.ndarray) -> memoryview:
@@ -208,13 +227,19 @@ def _packs(tensors: Sequence[tf.Tensor], bytes_per_pack: int) -> list[list[int]]
     return [pack for pack in packs if pack]
 
 
-def _in_order(make: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
-    """Returns the results of an operation of the ring, which runs after the one before in the same graph."""
+def _in_order(
+    function: Callable[..., list[np.ndarray]], inputs: list[tf.Tensor], dtypes: list[tf.DType]
+) -> list[tf.Tensor]:
+    """Returns the results of a function of the ring, which runs after the one before in the same graph.
+
+    For TensorFlow it has no state: in the order of all operations with a state, no pack would start before the last
+    gradient is computed.
+    """
     if tf.executing_eagerly():
-        return make()
+        return tf.nest.flatten(tf.numpy_function(function, inputs, dtypes))  # It returns a single one alone.
     last = tf.compat.v1.get_collection_ref(_LAST)
     with tf.control_dependencies(last):
-        made = make()
+        made = tf.nest.flatten(tf.numpy_function(function, inputs, dtypes, stateful=False))
     last[:] = [made[0].op]
     return made
 

@@ -26,8 +26,7 @@ class AllReduce:
     """The all-reduce of the steps of a run; called in `strategy.run`."""
 
     num_replicas: int
-    # `bytes_per_pack` is set.
-    options: config_lib.Communication
+    options: config_lib.Communication  # `bytes_per_pack` is set.
     # Seconds of communication since the execution started, per replica; see timing.py.
     seconds: tf.Variable
     # Returns the time at which tensors are computed; see timing.py.
@@ -46,9 +45,8 @@ class AllReduce:
             gradients: of this replica's shard.
             flags: float32 [] each, which are summed with the gradients.
             statistics: variables that this replica has updated, and their values before. Each is set to the mean over
-                replicas. In every step: averaged at a save only, the time of the save would change the last bits of
-                the run. The changes are averaged and not the values, so that a variable that did not change keeps its
-                bits.
+                replicas, in every step: the time of a save must not change bits. The changes are averaged, so that a
+                variable that did not change keeps its bits.
             weight: this replica's weight in that mean; 1 in total over all replicas.
 
         Returns:
@@ -59,19 +57,20 @@ class AllReduce:
             gradients = [None if gradient is None else tables.sum_rows(gradient) for gradient in gradients]
         if self.num_replicas == 1:
             return gradients, flags
-        tensors = [*gradients, *flags]
+        # The last ones are sent first: the gradients of the last layers, and not what is computed at the end.
+        tensors = [*flags, *gradients]
         ready = self.clock(tensors)
         exact = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
         if options.dtype == "float32":
-            reduced = sum_over_replicas([*tensors, *exact], options)
-            tensors, exact = reduced[: len(tensors)], reduced[len(tensors) :]
+            reduced = sum_over_replicas([*exact, *tensors], options)
+            exact, tensors = reduced[: len(exact)], reduced[len(exact) :]
         else:
             tensors = sum_over_replicas(tensors, options)
             exact = sum_over_replicas(exact, dataclasses.replace(options, dtype="float32"))
         self.seconds.assign_add(self.clock([*tensors, *exact]) - ready)
         for (variable, old), change in zip(statistics, exact, strict=True):
             variable.assign(old + change)
-        return tensors[: len(gradients)], tensors[len(gradients) :]
+        return tensors[len(flags) :], tensors[: len(flags)]
 
 
 def sum_over_replicas(gradients: Gradients, options: config_lib.Communication) -> Gradients:
@@ -106,12 +105,10 @@ def _sum_tensors(tensors: list[tf.Tensor], options: config_lib.Communication) ->
     replica_context = tf.distribute.get_replica_context()
     wire = [tf.cast(tensor, _wire_type(tensor, options)) for tensor in tensors]
     communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=options.bytes_per_pack or 0)
-    # Tensors of one dtype share a collective.
     for dtype in dict.fromkeys(tensor.dtype for tensor in wire):
         chosen = [i for i, tensor in enumerate(wire) if tensor.dtype == dtype]
-        if replicas.ring is None or dtype not in replicas.ring.DTYPES:
-            add = functools.partial(replica_context.all_reduce, tf.distribute.ReduceOp.SUM, options=communication)
-        else:
+        add = functools.partial(replica_context.all_reduce, tf.distribute.ReduceOp.SUM, options=communication)
+        if replicas.ring is not None and dtype in replicas.ring.DTYPES:
             add = functools.partial(replicas.ring.sum, bytes_per_pack=options.bytes_per_pack or 0)
         sums = add([wire[i] for i in chosen])
         for i, total in zip(chosen, sums, strict=True):

@@ -1,0 +1,115 @@
+"""The ring over TCP: real connections between the threads of one process."""
+
+import concurrent.futures
+import contextlib
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.cluster.several_workers import tcp_ring
+from tfdist.cluster.wire.keys import Keys
+
+KEYS = Keys((b"0123456789abcdef",))
+
+
+def listener(nonce="nonce"):
+    """A port of this machine that any worker may have opened."""
+    return tcp_ring.Listener(socket=socket.create_server(("127.0.0.1", 0)), nonce=nonce)
+
+
+def members_of(listeners):
+    """What the rendezvous tells of the workers."""
+    return [{"rank": rank, "address": "127.0.0.1:1", **one.metadata()} for rank, one in enumerate(listeners)]
+
+
+@contextlib.contextmanager
+def rings(count, keys=KEYS):
+    """Connected rings of so many workers."""
+    interval = tcp_ring.sys.getswitchinterval()
+    listeners = [listener(f"nonce {rank}") for rank in range(count)]
+    members = members_of(listeners)
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        connected = [pool.submit(tcp_ring.connect, rank, members, listeners[rank], keys, 30.0) for rank in range(count)]
+        made = [one.result() for one in connected]
+        try:
+            yield made, pool
+        finally:
+            for one in made:
+                one.close()
+            tcp_ring.sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("dtype", tcp_ring.DTYPES, ids=lambda dtype: dtype.name)
+def test_every_worker_has_the_sums_of_all(count, dtype):
+    shapes = [(3, 5), (), (0, 4), (1,), (400_001,), (7, 1, 2)]
+    rows = np.random.default_rng(0)
+    values = [[tf.cast(rows.integers(-8, 8, shape), dtype) for shape in shapes] for _ in range(count)]
+    expected = [sum(tf.cast(one[i], tf.float64) for one in values) for i in range(len(shapes))]
+    with rings(count) as (made, pool):
+        for bytes_per_pack in (0, 64, 1_000_000):
+            # Not in graphs: those of all workers would wait in the threads of one process.
+            found = list(pool.map(lambda ring, own, size=bytes_per_pack: ring.sum(own, size), made, values))
+            for sums in found:
+                for total, exact, shape in zip(sums, expected, shapes, strict=True):
+                    assert total.dtype == dtype and total.shape == shape
+                    np.testing.assert_array_equal(tf.cast(total, tf.float64), exact)
+
+
+def test_sums_that_are_in_use_are_not_overwritten():
+    with rings(2) as (made, pool):
+        kept = []
+        for step in range(5):
+            own = [tf.fill([1000], float(step))] * 2
+            kept.append(list(pool.map(lambda ring, one: ring.sum([one], 0)[0], made, own)))
+        for step, both in enumerate(kept):
+            for total in both:
+                np.testing.assert_array_equal(total, np.full(1000, 2.0 * step, np.float32))
+
+
+def test_a_worker_that_has_gone_ends_the_sums_of_the_others():
+    with rings(3) as (made, _):
+        made[1].close()
+        for ring in (made[0], made[2]):
+            for _ in range(2):
+                with pytest.raises(ConnectionError, match=r"the ring of worker \d is broken: "):
+                    ring.sum([tf.ones([3_000_000])], 0)
+
+
+def test_different_packs_are_not_summed():
+    with rings(2) as (made, pool):
+        found = [pool.submit(ring.sum, [tf.ones([length])], 0) for ring, length in zip(made, (100, 200), strict=True)]
+        for one in found:
+            with pytest.raises(ConnectionError, match=r"sums another pack|has closed its connection|reset|pipe"):
+                one.result()
+
+
+def test_strangers_and_other_keys_are_refused():
+    waiting = listener()
+    address = waiting.socket.getsockname()
+    strangers = [socket.create_connection(address) for _ in range(2)]
+    strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+    strangers[1].close()
+    threading.Timer(0.2, strangers[0].close).start()
+    worker = socket.create_connection(address)
+    worker.sendall(tcp_ring._proof(KEYS, "to", "nonce"))
+    found = tcp_ring._accept(waiting, KEYS, time.monotonic() + 20)
+    assert found.getpeername() == worker.getsockname()
+    for one in (found, worker):
+        one.close()
+
+    listeners = [listener(), listener("other")]
+    members = members_of(listeners)
+    others = Keys((b"another key of another job",))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        connecting = [
+            pool.submit(tcp_ring.connect, rank, members, listeners[rank], keys, 1.0)
+            for rank, keys in enumerate((KEYS, others))
+        ]
+        for one in connecting:
+            with pytest.raises(OSError, match=r"timed out|has no key of this job"):
+                one.result()
