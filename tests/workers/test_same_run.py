@@ -4,6 +4,7 @@ import functools
 import json
 import platform
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tfdist.training import checkpointing
 
 pytestmark = pytest.mark.usefixtures("graph_optimizers")
 # (workers, logical devices of each)
-TOPOLOGIES = [(2, 2), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, 2), (2, 1), (3, 1)))]
+TOPOLOGIES = [(2, 2), (3, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, 2), (2, 1)))]
 GROUPS = ["--config.model.normalization=batch", "--config.model.group_size=12"]
 
 
@@ -111,3 +112,40 @@ def test_every_example_is_evaluated_once_on_any_number_of_replicas(one, workers,
         right.append(result["accuracy"] * 1797)
     assert 179 < right[0] < 1797  # Better than chance, after 20 steps.
     np.testing.assert_allclose(right, round(right[0]), rtol=0, atol=1e-6)
+
+
+UNREACHABLE = """
+import json, os, socket, sys
+from tfdist import config
+from tfdist.cluster import process_exit, strategy
+from tfdist.cluster.devices import replicas
+from tfdist.cluster.several_workers import start, tcp_ring
+def closed(spec):
+    made = socket.socket()
+    made.bind(("127.0.0.1", 0))  # No connection is accepted, as behind a firewall that rejects it.
+    return tcp_ring.Listener(socket=made, nonce="0")
+if '"index": 1' in os.environ["TF_CONFIG"]:
+    tcp_ring.listen = closed
+start._RING_SECONDS = 2.0
+def main():
+    cluster = strategy.connect(config.ClusterOptions())
+    print(json.dumps([replicas.ring is None, list(cluster.roster.notes), cluster.all_gather([7]).tolist()]), flush=True)
+    cluster.leave()
+    return 0
+process_exit.run_and_exit(main)
+"""
+
+
+def test_workers_that_cannot_connect_their_ring_use_grpc():
+    for output in run_all([[sys.executable, "-c", UNREACHABLE]] * 2, topologies.environments(2)):
+        without, notes, values = json.loads(output.splitlines()[-1])
+        assert without and values == [[7], [7]]
+        assert "2 workers could not connect for the ring over TCP: gRPC is used" in notes
+
+
+@pytest.mark.slow
+def test_two_workers_have_the_same_bits_over_tcp_and_over_grpc(trained, tmp_path):
+    topologies.train(tmp_path, "--config.communication.implementation=ring", workers=2, devices=1)
+    over_tcp, over_grpc = topologies.arrays(trained(2, 1)), topologies.arrays(tmp_path)
+    assert over_tcp.keys() == over_grpc.keys()
+    assert [name for name in over_tcp if over_tcp[name].tobytes() != over_grpc[name].tobytes()] == []
