@@ -60,8 +60,10 @@ def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
 def all_reduce(job: Job, folder: Path) -> dict[str, Runner]:
     """The all-reduce of a step, for each size of `job["megabytes"]`."""
     del folder
-    cluster = strategy.connect(config_lib.ClusterOptions(keep_freed_memory=job["keep_freed_memory"]))
-    options = all_reduce_lib.with_pack_size(config_lib.Communication(**job["communication"]), cluster.implementation)
+    communication = config_lib.Communication(**job["communication"])
+    options = config_lib.ClusterOptions(keep_freed_memory=job["keep_freed_memory"])
+    cluster = strategy.connect(strategy.plan(options, communication=communication))
+    options = all_reduce_lib.with_pack_size(communication, cluster.implementation)
     return {str(size): _all_reduce(cluster, options, size) for size in job["megabytes"]}
 
 
@@ -86,10 +88,11 @@ def _all_reduce(cluster: Cluster, options: config_lib.Communication, megabytes: 
 
 def _sum_of(variables: list[tf.Variable], before: tf.Tensor, options: config_lib.Communication) -> tf.Tensor:
     length = variables[0].shape[0]
-    # For TensorFlow they change: otherwise it moves their sums out of the loop. A shape costs no time.
+    # For TensorFlow they change, and all sums are used: it would leave them out, or move them out of the loop.
     shape = [length + tf.cast(before > 1e30, tf.int32)]
     tensors = [tf.ensure_shape(tf.reshape(variable, shape), [length]) for variable in variables]
-    return all_reduce_lib.sum_over_replicas(tensors, options)[-1][0]
+    sums = all_reduce_lib.sum_over_replicas(tensors, options)
+    return tf.add_n([total[0] for total in sums]) / len(sums)
 
 
 KINDS: dict[str, Callable[[Job, Path], dict[str, Runner]]] = {

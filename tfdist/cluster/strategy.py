@@ -117,7 +117,7 @@ def _implementation(communication: config_lib.Communication, gpus: tuple[int, ..
     """Returns "nccl", "ring" or "tcp", for workers with `local` replicas; see `plan` for the errors."""
     chosen = communication.implementation
     if chosen == "auto":
-        chosen = "nccl" if gpus else "tcp"
+        chosen = "nccl" if gpus else "ring"
     if chosen == "tcp" and (gpus or not workers > local == 1):
         chosen = "ring"
     if chosen == "nccl" and not gpus:

@@ -209,8 +209,8 @@ class Communication:
     """The all-reduce of the gradients. `implementation` and `bytes_per_pack` may be changed when a run is resumed."""
 
     implementation: Literal["auto", "nccl", "ring", "tcp"] = "auto"
-    """"nccl", between GPUs; "tcp": tfdist's ring, between CPUs of workers; "ring": TensorFlow's own, over gRPC; "auto":
-    NCCL if replicas are GPUs, else tfdist's ring."""
+    """"nccl", between GPUs; "ring": TensorFlow's own, over gRPC; "tcp": tfdist's ring between CPUs, faster and on trial
+    (docs/speed.md); "auto": NCCL if replicas are GPUs, else "ring"."""
     bytes_per_pack: int | None = None
     """Size of one all-reduce in bytes: gradients are packed, and a pack needs only its own gradients, so it can be sent
     while others are computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, 4 MB with the ring."""

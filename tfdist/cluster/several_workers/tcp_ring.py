@@ -42,8 +42,8 @@ _LONGEST_PROOF = 300
 _SWITCH_SECONDS = 2e-4
 # Different sizes of packs whose buffers are kept: gradients of tables may have any.
 _MOST_SIZES = 64
-# The collection of a graph with the last operation of the ring: all workers start their packs in the same order.
-_LAST = "tfdist last operation of the ring"
+# The collection of a graph with the number of the pack for which it has waited last.
+_LAST = "tfdist last pack of the ring"
 # NumPy adds the others 14 and 50 times more slowly than float32: TensorFlow sums them.
 DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64)
 
@@ -96,15 +96,21 @@ class TcpRing:
             bytes_per_pack: see `config.communication.bytes_per_pack`; 0: one pack.
         """
         packs = _packs(tensors, bytes_per_pack)
-        started = [_in_order(self._start, [tensors[i] for i in pack], [tf.int64])[0] for pack in packs]
+        # Each starts after the one before, on all workers alike: the number of that one is an input.
+        kept = [] if tf.executing_eagerly() else tf.compat.v1.get_collection_ref(_LAST)
+        last, numbers = kept[0] if kept else tf.constant(-1, tf.int64), []
+        for pack in packs:
+            (last,) = _call(self._start, [last, *(tensors[i] for i in pack)], [tf.int64])
+            numbers.append(last)
         sums: list[Any] = [None] * len(tensors)
-        for number, pack in zip(started, packs, strict=True):
-            found = _in_order(self._wait, [number], [tensors[i].dtype for i in pack])
+        for number, pack in zip(numbers, packs, strict=True):
+            last, *found = _call(self._wait, [number, last], [tf.int64, *(tensors[i].dtype for i in pack)])
             for i, total in zip(pack, found, strict=True):
                 sums[i] = tf.ensure_shape(total, tensors[i].shape)
+        kept[:] = [last]
         return sums
 
-    def _start(self, *arrays: np.ndarray) -> list[np.ndarray]:
+    def _start(self, _: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
         itemsize = arrays[0].dtype.itemsize
         # In elements: each array begins at an aligned address.
         lengths = [-(-one.size * itemsize // _ALIGNMENT) * _ALIGNMENT // itemsize for one in arrays]
@@ -118,17 +124,15 @@ class TcpRing:
             start += length
         number = next(self._numbers)
         self._packs.put(_Pack(number, numbers, views))
-        return [np.int64(number)]
+        return np.int64(number)
 
-    def _wait(self, started: np.ndarray) -> list[np.ndarray]:
+    def _wait(self, started: np.ndarray, _: np.ndarray) -> list[np.ndarray]:
         number = int(started)
         with self._changed:
             self._changed.wait_for(lambda: number in self._sums or self._error is not None)
             if number not in self._sums:
                 raise ConnectionError(f"the ring of worker {self._rank} is broken: {self._error}") from self._error
-            for before in [one for one in self._sums if one < number]:
-                del self._sums[before]  # Nobody uses these sums.
-            return self._sums.pop(number).views
+            return [np.int64(number), *self._sums.pop(number).views]
 
     def _free_buffer(self, size: int) -> np.ndarray:
         """Returns uint8 [size] at an aligned address."""
@@ -227,21 +231,14 @@ def _packs(tensors: Sequence[tf.Tensor], bytes_per_pack: int) -> list[list[int]]
     return [pack for pack in packs if pack]
 
 
-def _in_order(
-    function: Callable[..., list[np.ndarray]], inputs: list[tf.Tensor], dtypes: list[tf.DType]
-) -> list[tf.Tensor]:
-    """Returns the results of a function of the ring, which runs after the one before in the same graph.
+def _call(function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf.DType]) -> list[tf.Tensor]:
+    """Returns the results of a function of the ring.
 
     For TensorFlow it has no state: in the order of all operations with a state, no pack would start before the last
     gradient is computed.
     """
-    if tf.executing_eagerly():
-        return tf.nest.flatten(tf.numpy_function(function, inputs, dtypes))  # It returns a single one alone.
-    last = tf.compat.v1.get_collection_ref(_LAST)
-    with tf.control_dependencies(last):
-        made = tf.nest.flatten(tf.numpy_function(function, inputs, dtypes, stateful=False))
-    last[:] = [made[0].op]
-    return made
+    stateful = tf.executing_eagerly()
+    return tf.nest.flatten(tf.numpy_function(function, inputs, dtypes, stateful=stateful))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
