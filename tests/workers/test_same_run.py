@@ -131,7 +131,7 @@ start._RING_SECONDS = 2.0
 def main():
     communication = config.Communication(implementation="tcp")
     cluster = strategy.connect(strategy.plan(config.ClusterOptions(), communication=communication))
-    print(json.dumps([replicas.ring is None, list(cluster.roster.notes), cluster.all_gather([7]).tolist()]), flush=True)
+    print(json.dumps([not replicas.rings, list(cluster.roster.notes), cluster.all_gather([7]).tolist()]), flush=True)
     cluster.leave()
     return 0
 process_exit.run_and_exit(main)

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-ring: Any = None  # What sums tensors over the workers in place of TensorFlow's collectives: a `tcp_ring.TcpRing`.
+rings: list[Any] = []  # A `tcp_ring.TcpRing`, which sums tensors over the workers in place of TensorFlow; or none.
 
 
 class Replicas(Protocol):

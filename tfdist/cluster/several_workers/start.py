@@ -54,7 +54,7 @@ def start(
     ring = _connect_ring(spec.rank, members, ring_listener, keys) if ring_listener else None
     connected = first_collective.count(strategy, monitor, first_collective.limit(seconds, software), ring is not None)
     if connected == len(members):
-        replicas.ring = ring
+        replicas.rings[:] = [ring]
     elif ring_listener:
         notes.append(f"{len(members) - connected} workers could not connect for the ring over TCP: gRPC is used")
     others = hostlist.describe_others([worker["host"] for worker in members[roster.MOST_WORKERS :]])

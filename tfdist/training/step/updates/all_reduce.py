@@ -108,8 +108,8 @@ def _sum_tensors(tensors: list[tf.Tensor], options: config_lib.Communication) ->
     for dtype in dict.fromkeys(tensor.dtype for tensor in wire):
         chosen = [i for i, tensor in enumerate(wire) if tensor.dtype == dtype]
         add = functools.partial(replica_context.all_reduce, tf.distribute.ReduceOp.SUM, options=communication)
-        if replicas.ring is not None and dtype in replicas.ring.DTYPES:
-            add = functools.partial(replicas.ring.sum, bytes_per_pack=options.bytes_per_pack or 0)
+        if replicas.rings and dtype in replicas.rings[0].DTYPES:
+            add = functools.partial(replicas.rings[0].sum, bytes_per_pack=options.bytes_per_pack or 0)
         sums = add([wire[i] for i in chosen])
         for i, total in zip(chosen, sums, strict=True):
             wire[i] = total
