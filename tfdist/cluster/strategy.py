@@ -118,7 +118,7 @@ def _implementation(communication: config_lib.Communication, gpus: tuple[int, ..
     chosen = communication.implementation
     if chosen == "auto":
         chosen = "nccl" if gpus else "ring"
-    if chosen == "tcp" and (gpus or not workers > local == 1):
+    if chosen == "tcp" and (gpus or communication.compression.rank is not None or not workers > local == 1):
         chosen = "ring"
     if chosen == "nccl" and not gpus:
         raise ValueError(
