@@ -13,6 +13,7 @@ from tests.benchmark.workloads import of_job
 from tfdist import config as config_lib
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
+from tfdist.tools import measure
 from tfdist.training import execution, setup
 from tfdist.training.step.updates import all_reduce as all_reduce_lib
 
@@ -87,11 +88,8 @@ def _all_reduce(cluster: Cluster, options: config_lib.Communication, megabytes: 
 
 
 def _sum_of(variables: list[tf.Variable], before: tf.Tensor, options: config_lib.Communication) -> tf.Tensor:
-    length = variables[0].shape[0]
-    # For TensorFlow they change, and all sums are used: it would leave them out, or move them out of the loop.
-    shape = [length + tf.cast(before > 1e30, tf.int32)]
-    tensors = [tf.ensure_shape(tf.reshape(variable, shape), [length]) for variable in variables]
-    sums = all_reduce_lib.sum_over_replicas(tensors, options)
+    sums = all_reduce_lib.sum_over_replicas([measure.changing(one, before) for one in variables], options)
+    # All sums are used: TensorFlow would leave out the others.
     return tf.add_n([total[0] for total in sums]) / len(sums)
 
 

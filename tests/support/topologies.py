@@ -59,3 +59,17 @@ def cut_back(workdir: pathlib.Path, copy: pathlib.Path) -> pathlib.Path:
     (copy / checkpointing.FINISHED).unlink()
     shutil.rmtree(copy / "checkpoints" / "step-00000020")
     return copy
+
+
+def assert_resumed_as(whole: pathlib.Path, moved: pathlib.Path) -> None:
+    """Asserts that `moved`, a copy by `cut_back` that was resumed, has the weights and steps of `whole`."""
+    assert largest_difference(arrays(whole), arrays(moved)) < 1e-5
+    events = [line["text"] for line in records(moved, "event")]
+    assert f"resumed from {moved}/checkpoints/step-00000010" in events
+    ours, theirs = (records(workdir, "train") for workdir in (moved, whole))
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs] == list(range(1, 21))
+    assert [line["learning_rate"] for line in ours] == [line["learning_rate"] for line in theirs]
+    # Steps have different losses: equal ones mean equal examples.
+    losses = [np.array([line["loss"] for line in lines]) for lines in (ours, theirs)]
+    np.testing.assert_allclose(*losses, rtol=0, atol=1e-6)
+    assert len(set(losses[0].round(5))) == 20

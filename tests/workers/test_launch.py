@@ -335,7 +335,7 @@ def ended(tmp_path_factory):
 
 
 def quick_or_slow(table):
-    """The names of a table of cases, of which some are slow."""
+    """The names of the cases in a table; some are slow."""
     return [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_CASES else name for name in table]
 
 

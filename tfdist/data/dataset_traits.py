@@ -95,7 +95,7 @@ def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
 def _is_unordered(dataset: tf.data.Dataset) -> bool:
     """Returns whether one transformation, or one in its functions, was made with `deterministic=False`."""
     graphs = [function.function.graph.as_graph_def() for function in dataset._functions()]
-    # Of an interleave only the graph tells. One of a single element, such as a file, has an order all the same.
+    # For an interleave only the graph has the argument. With one element, such as one file, the order is fixed.
     if type(dataset).__name__ == "_ParallelInterleaveDataset" and inputs(dataset)[0].cardinality() != 1:
         variant = tf.data.experimental.to_variant(dataset)
         graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1)

@@ -38,10 +38,7 @@ def all_reduce_seconds(cluster: Any, num_bytes: int, *, repeats: int = 5, sums: 
         tensor = tf.Variable(tf.ones([max(1, num_bytes // 4)]), trainable=False)
 
     def replica(before: tf.Tensor) -> tf.Tensor:
-        # For TensorFlow it changes: it may move what does not change out of the loop. A shape costs no time.
-        shape = [tensor.shape[0] + tf.cast(before > 1e30, tf.int32)]
-        changing = tf.ensure_shape(tf.reshape(tensor, shape), tensor.shape)
-        return all_reduce.sum_over_replicas([changing], config_lib.Communication())[0][0]
+        return all_reduce.sum_over_replicas([changing(tensor, before)], config_lib.Communication())[0][0]
 
     def body(index: tf.Tensor, before: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return index + 1, cluster.strategy.experimental_local_results(cluster.strategy.run(replica, (before,)))[0]
@@ -58,6 +55,17 @@ def all_reduce_seconds(cluster: Any, num_bytes: int, *, repeats: int = 5, sums: 
         call().numpy()
         times.append(time.perf_counter() - started)
     return float(np.median(times)) / sums
+
+
+def changing(tensor: Any, before: Any) -> Any:
+    """Returns `tensor`, float32 [n], as a result of `before`, float32 [], which a loop changes.
+
+    TensorFlow would move a sum of what does not change out of the loop. The computed shape costs no time.
+    """
+    import tensorflow as tf
+
+    shape = [tensor.shape[0] + tf.cast(before > 1e30, tf.int32)]
+    return tf.ensure_shape(tf.reshape(tensor, shape), tensor.shape)
 
 
 def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:

@@ -22,13 +22,13 @@ def listener(nonce="nonce"):
 
 
 def members_of(listeners):
-    """What the rendezvous tells of the workers."""
+    """The workers, as the rendezvous returns them."""
     return [{"rank": rank, "address": "127.0.0.1:1", **one.metadata()} for rank, one in enumerate(listeners)]
 
 
 @contextlib.contextmanager
 def rings(count, keys=KEYS):
-    """Connected rings of so many workers."""
+    """Connected rings of `count` workers."""
     interval = tcp_ring.sys.getswitchinterval()
     listeners = [listener(f"nonce {rank}") for rank in range(count)]
     members = members_of(listeners)
@@ -44,7 +44,7 @@ def rings(count, keys=KEYS):
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-@pytest.mark.parametrize("dtype", tcp_ring.DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", tcp_ring.TcpRing.DTYPES, ids=lambda dtype: dtype.name)
 def test_every_worker_has_the_sums_of_all(count, dtype):
     shapes = [(3, 5), (), (0, 4), (1,), (400_001,), (7, 1, 2)]
     rows = np.random.default_rng(0)
