@@ -3,7 +3,6 @@
     open_report -> Reporter   reporter.py: one call per interval, evaluation and event, on the chief
     Console                   console.py: lines, and a progress bar on a terminal; lines.py: their text
     metrics_file.py           lines of metrics.jsonl; tensorboard_events.py: event files of TensorBoard
-    worker_shares.py          the workers' times of input, computation and communication, for lines and records
     read_back.py              reads the files of a run, for tools
     ledger.py                 starts.jsonl: on what the time of each start is spent, and how it ends
     interpreter.py            when the interpreter of this process started

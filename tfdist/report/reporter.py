@@ -11,7 +11,6 @@ from typing import Any, Protocol, TextIO
 import numpy as np
 
 from tfdist.report import files, lines, metrics_file
-from tfdist.report import worker_shares as shares_lib
 from tfdist.report.console import Console
 from tfdist.report.lines import LineFormat, Row
 
@@ -136,14 +135,14 @@ class Reporter:
         }
         workers = {}
         if len(worker_shares) > 1:
-            shares = shares_lib.select_recorded(worker_shares)
-            workers = {"worker_shares": shares, "slowest_worker": shares_lib.slowest(worker_shares)}
+            shares = lines.select_shares(worker_shares)
+            workers = {"worker_shares": shares, "slowest_worker": lines.slowest_worker(worker_shares)}
         rates |= {name: value for function in self.measured for name, value in function().items()}
         record = {"steps": steps, **values, **rates, **speeds, **workers}
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
         self._scalars("train", step, values, rates, speeds, steps=steps)
         waiting = [] if wait_share is None else [f"waiting for data {wait_share:.0%}"]
-        shares = shares_lib.describe(worker_shares) if workers else waiting
+        shares = lines.describe_shares(worker_shares) if workers else waiting
         row = Row(
             step=step,
             epoch=self._epoch(step),
