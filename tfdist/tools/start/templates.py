@@ -1,13 +1,14 @@
-"""The files that `tfdist new` writes: config, README, batch file, script."""
+"""The files that `tfdist new` writes: config, network, README, batch file, script."""
 
 import json
+import math
 import os
 import shutil
 import sys
 from pathlib import Path
 
 from tfdist.tools import child_runs
-from tfdist.tools.start import networks, shipped
+from tfdist.tools.start import shipped
 from tfdist.tools.start.look import Data
 
 # Optimizer steps of the first run.
@@ -40,7 +41,7 @@ def of_data(name: str, data: Data) -> dict[str, str]:
         file=f"{name}.py",
         module=module,
         model=_literal(model, 8, 14),
-        adapt=adapt if networks.is_adapted(data) else "",
+        adapt=adapt if _is_adapted(data) else "",
         source=_literal(data.source, 12, 19),
         # Images: divided by 255.
         prepare="" if data.inputs == "image" else identity,
@@ -58,7 +59,47 @@ def of_data(name: str, data: Data) -> dict[str, str]:
     job = _job(name, command)
     line = "    sbatch job.sbatch\n" if job else ""
     readme = shipped.fill("readme", name=name, module=module, about=about, longer=2 * epochs, job=line)
-    return {f"{name}.py": config, f"{module}.py": networks.code(name, data), "README.md": readme, **job}
+    return {f"{name}.py": config, f"{module}.py": _network(name, data), "README.md": readme, **job}
+
+
+def _network(name: str, data: Data) -> str:
+    """Returns the module of the network for `data`."""
+    if data.kind == "text":
+        return shipped.fill("text", name=name, shape=data.shape)
+    arguments, of_outputs = "num_classes" if data.classes else "", _of_outputs(data)
+    if data.inputs == "image":
+        stages = min(4, max(1, int(math.log2(min(data.shape[:2]))) - 2))
+        filters = (16, 32, 64, 128)[:stages]
+        return shipped.fill("images", name=name, shape=data.shape, filters=filters, arguments=arguments, **of_outputs)
+    flat = len(data.shape) == 1
+    values = f'read(10_000)["{data.inputs}"]'
+    return shipped.fill(
+        "dense",
+        name=name,
+        shape=data.shape,
+        arguments=arguments and f"{arguments}, ",
+        first="inputs" if flat else "layers.Flatten()(inputs)",
+        values=values if flat else f"keras.ops.reshape({values}, (-1, {math.prod(data.shape)}))",
+        **of_outputs,
+    )
+
+
+def _of_outputs(data: Data) -> dict[str, str]:
+    """Returns what the outputs are, in words, and the last lines of the network."""
+    if data.classes:
+        last = "return keras.Model(inputs, layers.Dense(num_classes)(x))"
+        return {"outputs": "logits, one per class", "last": last}
+    mean, deviation = data.scale
+    last = (
+        f"x = layers.Dense({data.targets})(x)\n    # Outputs in the units of the targets: their deviation and mean.\n"
+        f"    return keras.Model(inputs, layers.Rescaling({deviation:.6g}, {mean:.6g})(x))"
+    )
+    return {"outputs": "numbers", "last": last}
+
+
+def _is_adapted(data: Data) -> bool:
+    """Returns whether the module has a function `adapt`."""
+    return data.kind != "text" and data.inputs != "image"
 
 
 def of_script(name: str) -> dict[str, str]:
