@@ -2,9 +2,9 @@
 
 chain.py             what metrics.jsonl says of a run: its starts, and the hash of its state after steps
 why.py               `tfdist why A B`: where two runs begin to differ, and why
-first_difference.py  trains both again side by side: task.py, replayed.py and, in a process of each, stepwise.py
+first_difference.py  trains both again side by side: replayed.py and, in a process of each, stepwise.py
 inside_step.py       what one step computes: examples, outputs of layers, gradients, variables
 causes.py            the recorded facts that differ, and which of them are the cause
-code.py, bits.py, sentences.py   the user's code as a run had it; differences of arrays; words
-verify.py            `tfdist verify DIR`: trains parts of a run again (replay.py); compares hashes and reported.py
+code.py, sentences.py   the user's code as a run had it; words
+verify.py            `tfdist verify DIR`: trains parts of a run again (replay.py); compares hashes and reports
 """

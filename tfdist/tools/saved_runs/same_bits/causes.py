@@ -9,8 +9,8 @@ from typing import Any
 from tfdist.tools.saved_runs.same_bits import code, first_difference
 from tfdist.tools.saved_runs.same_bits.chain import Chain, Start
 from tfdist.tools.saved_runs.same_bits.first_difference import Difference, Interval
-from tfdist.tools.saved_runs.same_bits.replayed import Replayed
-from tfdist.tools.saved_runs.same_bits.task import ReplayError, Task
+from tfdist.tools.saved_runs.same_bits.replayed import Replayed, ReplayError
+from tfdist.tools.saved_runs.same_bits.stepwise import Task
 
 # Fields that change no state, but when it is looked at or where it is.
 _WITHOUT_EFFECT = (

@@ -11,8 +11,8 @@ from tfdist.config import saved_run
 from tfdist.tools.saved_runs.same_bits import chain as chain_lib
 from tfdist.tools.saved_runs.same_bits import code
 from tfdist.tools.saved_runs.same_bits.chain import Chain
-from tfdist.tools.saved_runs.same_bits.replayed import Replayed
-from tfdist.tools.saved_runs.same_bits.task import ReplayError, Task
+from tfdist.tools.saved_runs.same_bits.replayed import Replayed, ReplayError
+from tfdist.tools.saved_runs.same_bits.stepwise import Task
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.tools.saved_runs.same_bits import stepwise
-from tfdist.tools.saved_runs.same_bits.task import LOG, ReplayError, Task
+from tfdist.tools.saved_runs.same_bits.stepwise import LOG, Task
+
+
+class ReplayError(Exception):
+    """The steps cannot be trained again here; says why."""
 
 
 class Replayed:

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,40 @@ import numpy as np
 
 from tfdist.cluster.devices import onednn
 from tfdist.config import config_dict, tensorflow_log
+from tfdist.config import text as text_lib
 from tfdist.report import run_info
-from tfdist.tools.saved_runs.same_bits.task import LOG, Task
 
+# The file in the scratch directory with what the process printed.
+LOG = "log"
 # Of Keras, what only writes or sends; and trackers. They change no state, and their files and servers are the run's.
 _ONLY_WRITE = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard", "ProgbarLogger")
 _TRACKERS = "tfdist.tools.many_runs.trackers:"
+# Variables that are named in a comparison.
+_MOST_VARIABLES = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Which steps one process trains again."""
+
+    # The number of steps that are done when it begins.
+    first: int
+    # The config, as JSON values.
+    config: Mapping[str, Any]
+    # The directory of the checkpoint from which it goes on; None: from the newest one in `scratch`, or from the start.
+    checkpoint: Path | None
+    # A directory for its files.
+    scratch: Path
+    # Where the modules are that the config names.
+    modules: tuple[str, ...] = ()
+    # The working directory; None: as here.
+    directory: str | None = None
+    # Threads in an op; 0: TensorFlow's default.
+    threads: int = 0
+    # Whether with oneDNN; None: as this machine chooses.
+    onednn: bool | None = None
+    # Replicas, which are devices of the process.
+    replicas: int = 1
 
 
 class Ended(Exception):
@@ -185,10 +213,9 @@ class _Served:
     def compare(self, path: str) -> str:
         """Returns in words how the variables of a checkpoint differ from those now."""
         from tfdist.checkpoint import format as checkpoint_format
-        from tfdist.tools.saved_runs.same_bits import bits
 
         saved = checkpoint_format.verify(Path(path))
-        return bits.describe(self._snapshot(), dict(checkpoint_format.read(saved, list(saved.arrays))))
+        return describe_arrays(self._snapshot(), dict(checkpoint_format.read(saved, list(saved.arrays))))
 
     def _snapshot(self) -> dict[str, np.ndarray]:
         from tfdist.checkpoint import format as checkpoint_format
@@ -203,3 +230,26 @@ class _Served:
         for name, variable in run.variables.items():
             checkpoint_format.tf_variable(variable).assign(values[name])
         run.replica_state.assign(values)
+
+
+def describe_arrays(trained: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray]) -> str:
+    """Returns which variables of a checkpoint, `saved`, differ from those that were trained again, and how."""
+    names = [name for name in trained if name in saved and saved[name].tobytes() != trained[name].tobytes()]
+    if not names:
+        return "no variable differs"
+    described = [f"{name} ({_elements(trained[name], saved[name])})" for name in names]
+    return f"{len(names)} of {len(trained)} variables differ: {text_lib.list_names(described, _MOST_VARIABLES)}"
+
+
+def _elements(trained: np.ndarray, saved: np.ndarray) -> str:
+    if trained.shape != saved.shape or trained.dtype != saved.dtype:
+        return f"{trained.dtype}{list(trained.shape)} and {saved.dtype}{list(saved.shape)}"
+    size = trained.dtype.itemsize
+    first, second = (np.ascontiguousarray(one).reshape(-1).view(np.uint8).reshape(-1, size) for one in (trained, saved))
+    places = (first != second).any(axis=1).nonzero()[0]
+    text = f"{len(places)} of {trained.size} elements"
+    if len(places) == 1:
+        bits = int(np.unpackbits(first[places[0]] ^ second[places[0]]).sum())
+        at = [int(one) for one in np.unravel_index(places[0], trained.shape)]
+        text = f"element {at}, {bits} bit{'s' * (bits > 1)} of {8 * size}"
+    return text

@@ -8,13 +8,15 @@ number of replicas must be that of the run, except with virtual replicas.
     tfdist verify runs/digits --intervals=2
 """
 
+import dataclasses
 import functools
 import itertools
+import math
 import os
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,15 @@ from tfdist.checkpoint import directory
 from tfdist.cluster.devices import onednn
 from tfdist.config import tensorflow_log
 from tfdist.config.command_line import tool_words
-from tfdist.report import run_info
+from tfdist.report import metrics_file, read_back, run_info
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.same_bits import chain as chain_lib
-from tfdist.tools.saved_runs.same_bits import reported
 from tfdist.tools.saved_runs.same_bits.chain import Chain
 from tfdist.tools.saved_runs.saved import SavedRun
 
 USAGE = "DIR [flags]"
+# A mean depends on how many steps were in an execution, which depends on their times: sums of float64.
+_RELATIVE = 1e-9
 
 
 def define_flags() -> None:
@@ -130,7 +133,7 @@ def differences(saved: SavedRun, chain: Chain, chosen: list[tuple[int, int]], sc
     if steps and (saved.workdir / saved_lib.MODEL).is_file():  # The newest checkpoint is restored now.
         for name in replay.missing_in_export(saved.workdir / saved_lib.MODEL):
             yield f"{saved_lib.MODEL}: the weight {name} is not that of the checkpoint of step {steps[0]}"
-    reports = reported.read(saved.workdir)
+    reports = read_reports(saved.workdir)
     for first, last in chosen:
         problem = list(_restore(replay, first, recorded))
         if problem:
@@ -139,7 +142,36 @@ def differences(saved: SavedRun, chain: Chain, chosen: list[tuple[int, int]], sc
         yield from _train(replay, recorded, reports, first, last)
 
 
-def _train(replay: Any, recorded: dict[int, str], reports: reported.Reports, first: int, last: int) -> Iterator[str]:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """The records of a run, by step."""
+
+    training: Mapping[int, Mapping[str, Any]]
+    evaluations: Mapping[int, Mapping[str, Any]]
+
+    def steps_before(self, step: int) -> int | None:
+        """Returns the number of steps over which the report after `step` has means; None: there is no report."""
+        return self.training[step]["steps"] if step in self.training else None
+
+    def differences(self, kind: str, step: int, values: Mapping[str, float]) -> Iterator[str]:
+        """Yields a line for each of `values` that was reported otherwise; kind: "training" or "evaluations"."""
+        record = getattr(self, kind)[step]
+        for name, value in values.items():
+            old = record.get(name)  # None: NaN or infinite.
+            equal = not math.isfinite(value) if old is None else math.isclose(old, value, rel_tol=_RELATIVE)
+            if not equal:
+                yield f"{kind}, step {step}: {name} is {value}, and metrics.jsonl has {old}"
+
+
+def read_reports(workdir: Path) -> Reports:
+    """Reads the reports of a workdir; the last one of each step."""
+    records = read_back.read_records(workdir / metrics_file.METRICS)
+    training = {one["step"]: one for one in records if one.get("kind") == "train"}
+    evaluations = {one["step"]: one for one in records if one.get("kind") == "evaluation"}
+    return Reports(training=training, evaluations=evaluations)
+
+
+def _train(replay: Any, recorded: dict[int, str], reports: Reports, first: int, last: int) -> Iterator[str]:
     """Trains an interval again, and yields a line for what is not as recorded; ends at the first such hash."""
     from tfdist.training import state
     from tfdist.training.evaluation import evaluate

@@ -20,7 +20,7 @@ from tfdist.config.command_line import tool_words
 from tfdist.tools.saved_runs.same_bits import causes, first_difference, sentences
 from tfdist.tools.saved_runs.same_bits import chain as chain_lib
 from tfdist.tools.saved_runs.same_bits.chain import Chain
-from tfdist.tools.saved_runs.same_bits.task import ReplayError
+from tfdist.tools.saved_runs.same_bits.replayed import ReplayError
 
 USAGE = "DIR DIR [flags]"
 
