@@ -15,7 +15,7 @@ from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
 from topologies import environments
 
 from tfdist.report import read_back
-from tfdist.tools.many_runs.costs import bills
+from tfdist.tools.many_runs import bills
 
 ON_CPUS = {"CUDA_VISIBLE_DEVICES": ""}
 

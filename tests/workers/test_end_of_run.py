@@ -16,8 +16,7 @@ from processes import started, until
 
 from tfdist.cluster import interruption
 from tfdist.report import interpreter, read_back
-from tfdist.tools.many_runs import run_state
-from tfdist.tools.many_runs.costs import bills
+from tfdist.tools.many_runs import bills, run_state
 
 CONFIG = "tests/configs/interrupted.py"
 QUICKLY = "--config.objective.seconds=0.0"

@@ -14,8 +14,7 @@ from test_many_runs import write_run
 
 from tfdist.cluster.devices import energy
 from tfdist.report import interpreter, ledger, read_back
-from tfdist.tools.many_runs import run_state
-from tfdist.tools.many_runs.costs import accounting, bills
+from tfdist.tools.many_runs import bills, run_state
 
 # As sacct 22.05 prints a job that was requeued once, has run twice and waits again.
 SACCT = """\
@@ -139,7 +138,7 @@ def test_steps_that_are_repeated_count_once(tmp_path):
 
 def test_the_queue_is_that_of_the_accounting(tmp_path):
     now = time.mktime(time.strptime("2026-11-25T10:20:00", "%Y-%m-%dT%H:%M:%S"))
-    jobs = accounting.parse(SACCT, now)
+    jobs = bills.parse_accounting(SACCT, now)
     assert [job.ended - job.started for job in jobs] == [600, 420] and jobs[0].joules == 3.6e6
     first = jobs[0].started
     workdir = write_run(tmp_path / "a")
@@ -157,7 +156,7 @@ def test_the_queue_is_that_of_the_accounting(tmp_path):
 def test_a_job_of_several_runs_is_billed_once(tmp_path):
     """Two calls of fit of a script, whose job was requeued during the second; and a run beside the second."""
     now = time.mktime(time.strptime("2026-11-25T10:20:00", "%Y-%m-%dT%H:%M:%S"))
-    jobs = accounting.parse(SACCT, now)
+    jobs = bills.parse_accounting(SACCT, now)
     first, second = jobs[0].started, jobs[1].started
     given = {
         "fit1": [(first + 5, first + 205, 0, 40, 40, "finished")],

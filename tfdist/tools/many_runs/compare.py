@@ -9,7 +9,9 @@ one file.
     python -m tfdist compare sweeps/lr --x=learning_rate.peak --y=best.accuracy --out=sweeps/lr
 """
 
+import base64
 import functools
+import html
 import os
 import sys
 from collections.abc import Sequence
@@ -19,9 +21,9 @@ from typing import Any
 from absl import flags
 
 from tfdist.config.command_line import tool_words
-from tfdist.report import metrics_file
+from tfdist.report import files, metrics_file
 from tfdist.tools import tables
-from tfdist.tools.many_runs import differences, find, page, selection
+from tfdist.tools.many_runs import differences, find, selection
 from tfdist.tools.many_runs.run_state import RunState
 from tfdist.tools.pictures import curves, scatter, style
 
@@ -63,9 +65,9 @@ def main(argv: list[str]) -> int:
     folder = Path(flags.FLAGS.out or os.path.commonpath([run.workdir.absolute() for run in runs])).expanduser()
     tables.make_folder(folder)
     pictures = _draw(folder, runs, names, different)
-    body = [page.note(f"{len(runs)} runs: {_words(paths)}"), *(_as_html(part) for part in parts)]
-    body += [page.picture(title, path) for title, path in pictures.items()]
-    page.write(folder / "compare.html", "Comparison of runs", body)
+    body = [_as_html(part) for part in (f"{len(runs)} runs: {_words(paths)}", *parts)]
+    body += [_picture(title, path) for title, path in pictures.items()]
+    files.replace_file(folder / "compare.html", _page(body).encode())
     print("\nwrote " + ", ".join(selection.short(path) for path in [*pictures.values(), folder / "compare.html"]))
     return 0
 
@@ -192,7 +194,33 @@ def _as_text(part: Part) -> str:
 
 
 def _as_html(part: Part) -> str:
-    return page.note(part) if isinstance(part, str) else page.table(*part)
+    if isinstance(part, str):
+        return f"<p class=note>{html.escape(part)}</p>"
+    title, header, rows = part
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in rows)
+    return (
+        f"<h2>{html.escape(title)}</h2>\n<div class=wide><table><thead><tr>{head}</tr></thead>\n"
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(value: Any) -> str:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"<td{' class=number' if number else ''}>{html.escape(tables.format_value(value))}</td>"
+
+
+def _picture(title: str, path: Path) -> str:
+    content, name = base64.b64encode(path.read_bytes()).decode(), html.escape(title)
+    return f'<h2>{name}</h2>\n<p><img alt="{name}" src="data:image/png;base64,{content}"></p>'
+
+
+def _page(parts: Sequence[str]) -> str:
+    """Returns an HTML page of `parts` that needs no other file."""
+    look, title = Path(__file__).with_suffix(".css").read_text(), "Comparison of runs"
+    head = f'<meta charset="utf-8"><title>{title}</title><style>\n{look}</style>'
+    body = "\n".join([f"<h1>{title}</h1>", *parts])
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
 
 
 def _plain(value: Any) -> Any:

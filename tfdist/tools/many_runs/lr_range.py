@@ -26,7 +26,7 @@ from tfdist.config import flags as config_flags
 from tfdist.config import learning_rate, schema
 from tfdist.config.command_line import tool_words, words
 from tfdist.tools import child_runs, tables
-from tfdist.tools.pictures import rate_range, style
+from tfdist.tools.pictures import measured, style
 
 USAGE = "--config=FILE [flags]"
 # The smoothed loss is the mean over so many steps before and after.
@@ -175,7 +175,7 @@ def show(found: Range, workdir: Path, name: str, config: schema.Config | None) -
     tables.write_csv(workdir / "lr_range.csv", ("learning_rate", "loss", "smoothed"), rows)
     window = f"Smoothed: mean of {2 * _WINDOW + 1} steps."
     caption = f"{name}: {len(rows)} steps, the rate rises by the same factor in each. {window}"
-    print(style.save(workdir / "lr_range", lambda: rate_range.draw(found, caption=caption)))
+    print(style.save(workdir / "lr_range", lambda: measured.draw_rate_range(found, caption=caption)))
     print(f"The loss is smallest at a rate of {found.lowest_at:.2g}.")
     if found.lowest_at == found.rates[-1]:
         print("That is the last one: a higher --highest may show a better rate.")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.report import lines
-from tfdist.tools.many_runs.costs.bills import COUNT, Bill
+from tfdist.tools.many_runs.bills import COUNT, Bill
 from tfdist.tools.pictures import style
 
 # More runs than this are not drawn one by one; the last bill, their sum, always is.

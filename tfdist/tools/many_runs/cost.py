@@ -19,9 +19,8 @@ from absl import flags
 from tfdist.config.command_line import tool_words
 from tfdist.report import files, read_back
 from tfdist.tools import tables
-from tfdist.tools.many_runs import find, selection
-from tfdist.tools.many_runs.costs import accounting, bills
-from tfdist.tools.many_runs.costs.bills import Bill
+from tfdist.tools.many_runs import bills, find, selection
+from tfdist.tools.many_runs.bills import Bill
 from tfdist.tools.pictures import causes, curves, style
 
 USAGE = "DIR... [flags]"
@@ -44,7 +43,7 @@ def main(argv: list[str]) -> int:
     """Prints the tables, and writes the picture and the JSON file; returns 1 if no run has starts.jsonl."""
     paths = [Path(word).expanduser() for word in argv[1:]]
     runs, problems = find.read_all(paths)
-    jobs = accounting.job_starts(job for run in runs for job in bills.jobs_of(run.workdir))
+    jobs = bills.job_starts(job for run in runs for job in bills.jobs_of(run.workdir))
     names = curves.labels([run.workdir for run in runs]) if runs else []
     named = zip(runs, names, strict=True)
     starts = {run.workdir: read_back.read_starts(run.workdir) for run in runs}

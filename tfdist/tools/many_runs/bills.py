@@ -1,14 +1,19 @@
-"""What the time of runs was spent on, over all their starts: see `Bill`. Imports no TensorFlow."""
+"""What the time of runs was spent on, over all their starts, and what Slurm's accounting says of their jobs.
 
+Imports no TensorFlow.
+"""
+
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfdist.checkpoint import directory
 from tfdist.report import read_back
-from tfdist.tools.many_runs.costs.accounting import JobStart
+from tfdist.tools import child_runs
 
 COUNT, AGAIN = "steps that count", "steps done again"
 QUEUE, OUTSIDE, BETWEEN = "queue", "job outside the run", "between the starts"
@@ -18,6 +23,22 @@ CAUSES = (
     *(OUTSIDE, QUEUE, BETWEEN),
 )
 NOT_ALLOCATED = (QUEUE, BETWEEN)
+# Seconds in which sacct must answer.
+_ANSWER_SECONDS = 20.0
+_FIELDS = "JobID,Submit,Start,End,ConsumedEnergyRaw"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobStart:
+    """One start of a job, times in seconds since 1970. A requeued job has several."""
+
+    job: str
+    submitted: float
+    started: float
+    # Now, while it runs.
+    ended: float
+    # Of all its nodes; 0: not measured.
+    joules: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +133,33 @@ def _first_in(job: JobStart, starts: Sequence[Mapping[str, Any]]) -> tuple[float
     begun = [start["start"] for start in _in_job(job.job, starts)]
     inside = [begin for begin in begun if job.started <= begin < job.ended]
     return min(inside, default=math.inf), min(begun, default=math.inf)
+
+
+def job_starts(jobs: Iterable[str]) -> list[JobStart]:
+    """Returns the starts of these jobs, "7" or "7_3", in order; [] without sacct, or if it does not answer."""
+    jobs = sorted({*jobs} - {""})
+    if not jobs:
+        return []
+    command = ["sacct", "--jobs", ",".join(jobs), "--duplicates", "--allocations", "--noheader", "--parsable2"]
+    command += [f"--format={_FIELDS}", "--starttime=1970-01-02"]
+    return parse_accounting(child_runs.answer(command, _ANSWER_SECONDS), time.time())
+
+
+def parse_accounting(table: str, now: float) -> list[JobStart]:
+    """Returns the starts in a table of sacct, by time; lines of jobs that have not started are left out."""
+    found = []
+    for line in table.splitlines():
+        with contextlib.suppress(ValueError):
+            job, submit, start, end, joules = line.split("|")
+            ended = now if end == "Unknown" else _seconds(end)
+            energy = float(joules) if joules.isdecimal() else 0.0
+            times = {"submitted": _seconds(submit), "started": _seconds(start), "ended": ended}
+            found.append(JobStart(job=job, **times, joules=energy))
+    return sorted(found, key=lambda one: one.started)
+
+
+def _seconds(text: str) -> float:
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
 
 
 def jobs_of(workdir: Path) -> set[str]:
