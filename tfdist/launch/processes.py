@@ -221,6 +221,18 @@ def _columns(rank: int) -> int:
 
 
 @contextlib.contextmanager
+def handle(numbers: Sequence[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """In the block, `handler` is called with these signals, and with SIGHUP: the terminal was closed."""
+    closed = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []  # nohup ignores it.
+    before = {number: signal.signal(number, handler) for number in (*numbers, *closed)}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextlib.contextmanager
 def cleanup_on_sigterm() -> Iterator[None]:
     """In the block, SIGTERM and a closed terminal raise SystemExit, so that `finally` clauses run."""
 
@@ -231,16 +243,11 @@ def cleanup_on_sigterm() -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, _RETRY_SECONDS)
             raise SystemExit(128 + signal.SIGTERM)
 
-    numbers = [signal.SIGTERM, signal.SIGALRM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it.
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, exit_now) for number in numbers}
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handle([signal.SIGTERM, signal.SIGALRM], exit_now):
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> Callable[[], None]:

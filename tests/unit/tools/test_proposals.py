@@ -127,7 +127,7 @@ def test_a_proposal_that_was_interrupted_is_replaced_and_a_failed_run_starts_aga
 
     for _ in range(2):
         slots = local.slots(1, on_cpu=True)
-        proposals.run_here(plan, tmp_path, slots, local.Stop(), said)
+        proposals.run_here(plan, tmp_path, slots, [], said)
     [name] = proposals.names(tmp_path, plan)
     assert name.startswith("trial-001_rate=") and ended == [(name, 1), (name, 1)]
     assert [trial.state.name for trial in proposals.study(plan, tmp_path).trials] == ["FAIL", "RUNNING"]

@@ -87,14 +87,13 @@ def main(argv: list[str]) -> int:
     if flags.FLAGS.slurm:
         array.check(flags.FLAGS.slurm)
     slots = [] if flags.FLAGS.slurm else local.slots(flags.FLAGS.max_at_once, on_cpu=on_cpu)
-    stop = local.Stop()
-    with local.signals(stop):
+    with local.signals() as stop:
         lock = workdir_lock.acquire(
             workdir,
             job="",
             heartbeat_seconds=_HEARTBEAT_SECONDS,
             wait_seconds=4 * _HEARTBEAT_SECONDS,  # Until one of another boot or host is known to be dead.
-            lost=lambda other: stop.received.append(signal.SIGTERM),
+            lost=lambda other: stop.append(signal.SIGTERM),
             log=lambda text: print(f"tfdist sweep: {text}", file=sys.stderr, flush=True),
         )
         try:
@@ -179,8 +178,8 @@ def _workdir() -> Path:
     return Path(values.workdir or f"sweeps/{name}").expanduser().absolute()
 
 
-def run_here(plan: Plan, workdir: Path, slots: Sequence[local.Slot], stop: local.Stop) -> int:
-    """Runs what is not finished on this machine; returns the exit code."""
+def run_here(plan: Plan, workdir: Path, slots: Sequence[local.Slot], stop: Sequence[int]) -> int:
+    """Runs what is not finished on this machine, until there are signals in `stop`; returns the exit code."""
     print(f"{len(slots)} run(s) at a time, each with {slots[0].share}, in {workdir}", flush=True)
     if plan.proposals:
         proposals.run_here(plan, workdir, slots, stop, _say_end(plan))

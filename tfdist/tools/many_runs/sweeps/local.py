@@ -46,16 +46,6 @@ class Job:
     command: Sequence[str]
 
 
-@dataclasses.dataclass(slots=True)
-class Stop:
-    """The signals that this process has received, which it passes on to the runs."""
-
-    received: list[int] = dataclasses.field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.received)
-
-
 def slots(count: int | None, *, on_cpu: bool) -> list[Slot]:
     """Divides this machine.
 
@@ -82,7 +72,7 @@ def slots(count: int | None, *, on_cpu: bool) -> list[Slot]:
 def run(
     jobs: Iterator[Job],
     free: Sequence[Slot],
-    stop: Stop,
+    stop: Sequence[int],
     *,
     ended: Callable[[Job, int], None],
     watch: Callable[[Job], bool] = lambda job: False,
@@ -92,6 +82,7 @@ def run(
 
     Args:
         jobs: asked for the next one when a slot is free.
+        stop: the signals that this process has received, by `signals`; passed on to the runs.
         ended: called with a job and its exit code; negative: killed by this signal.
         watch: called again and again with each job that runs; True: stop it, as by SIGTERM.
         directory: where the commands start.
@@ -107,7 +98,7 @@ def run(
                     slot = waiting.pop(0)
                     running[_start(job, slot, directory)] = (job, slot)
             time.sleep(_POLL_SECONDS)
-            if stop.received.count(signal.SIGINT) > 1:
+            if stop.count(signal.SIGINT) > 1:
                 _send(running, signal.SIGKILL)
             elif stop and not passed_on:
                 passed_on = True
@@ -156,20 +147,12 @@ def _send(running: Mapping[subprocess.Popen, Any], number: int) -> None:
 
 
 @contextlib.contextmanager
-def signals(stop: Stop) -> Iterator[None]:
-    """In the block, adds the stop signals that this process receives to `stop`; a closed terminal is SIGTERM."""
-    before: dict[int, Any] = {}
+def signals() -> Iterator[list[int]]:
+    """Yields a list of the stop signals that this process receives in the block; a closed terminal is SIGTERM."""
+    received: list[int] = []
 
     def receive(number: int, frame: Any) -> None:
-        stop.received.append(signal.SIGTERM if number == signal.SIGHUP else number)
+        received.append(signal.SIGTERM if number == signal.SIGHUP else number)
 
-    numbers = [*_SIGNALS]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it.
-        numbers.append(signal.SIGHUP)
-    try:
-        for number in numbers:
-            before[number] = signal.signal(number, receive)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with processes.handle(_SIGNALS, receive):
+        yield received

@@ -153,8 +153,6 @@ def _name(trial: Any, part: dict[str, Any]) -> str:
 
 def names(workdir: Path, plan: Plan) -> list[str]:
     """Returns the runs that have been proposed so far."""
-    if not plan.proposals:
-        return []
     return [_name(trial, plan.proposals) for trial in _whole(study(plan, workdir).trials, plan)]
 
 
@@ -164,7 +162,7 @@ def _whole(trials: Iterable[Any], plan: Plan) -> list[Any]:
 
 
 def run_here(
-    plan: Plan, workdir: Path, slots: Sequence[local.Slot], stop: local.Stop, said: Callable[[local.Job, int], None]
+    plan: Plan, workdir: Path, slots: Sequence[local.Slot], stop: Sequence[int], said: Callable[[local.Job, int], None]
 ) -> None:
     """Runs the trials on this machine: those that were interrupted, then new ones until there are as many as wanted."""
     # After an interruption it does not draw the same numbers again.
