@@ -110,13 +110,13 @@ def _side_by_side(title: str, fields: Sequence[str], names: Sequence[str], value
 def _aspects(runs: Sequence[RunState], names: Sequence[str]) -> list[Part]:
     """Returns a table of what differs besides the configs, and a sentence about the rest."""
     found = differences.aspects([run.workdir for run in runs])
-    different, equal = [one for one in found if one.differs], [one for one in found if not one.differs]
+    different = {name: values for name, values in found.items() if len({*values}) > 1}
     parts: list[Part] = []
     if different:
-        values = list(zip(*(one.values for one in different), strict=True))
-        parts.append(_side_by_side("What else differs", [one.name for one in different], names, values))
-    known = [one.name for one in equal if one.values[0] != "-"]
-    changed = any(one.name == "code" and "changed" in one.values[0] for one in equal)
+        values = list(zip(*different.values(), strict=True))
+        parts.append(_side_by_side("What else differs", list(different), names, values))
+    known = [name for name, values in found.items() if name not in different and values[0] != "-"]
+    changed = "code" in known and "changed" in found["code"][0]
     hint = " The code had changes that were not committed, which may differ." if changed else ""
     return [*parts, *([f"Equal: {', '.join(known)}.{hint}"] if known else [])]
 

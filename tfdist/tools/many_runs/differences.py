@@ -1,7 +1,6 @@
 """In what runs differ: fields of their configs, code, versions, data, machines. Imports no TensorFlow."""
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import re
@@ -15,19 +14,6 @@ from tfdist.report import files, run_info
 
 # What no two runs share, in the roster of the workers.
 _OF_ONE_RUN = re.compile(r"host \S+, |pid \d+, ")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Aspect:
-    """Something about runs besides their configs, such as "code" or "version of keras", with a value for each run."""
-
-    name: str
-    values: list[str]
-
-    @property
-    def differs(self) -> bool:
-        """Whether the runs differ in it."""
-        return len(set(self.values)) > 1
 
 
 def fields(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -51,21 +37,25 @@ def in_words(values: dict[str, Any], most: int) -> list[str]:
     return [*words, *([f"and {len(values) - most} more fields"] if len(values) > most else [])]
 
 
-def aspects(workdirs: Sequence[Path]) -> list[Aspect]:
-    """Returns what environment.json, data.json and the newest checkpoint say of each run, "-" where they do not."""
+def aspects(workdirs: Sequence[Path]) -> dict[str, list[str]]:
+    """Returns what environment.json, data.json and the newest checkpoint say besides the configs.
+
+    Returns:
+        "code", "keras", "data", ... -> a value for each run, "-" where its files do not say it.
+    """
     environments = [_read(workdir / run_info.ENVIRONMENT) for workdir in workdirs]
     packages = dict.fromkeys(name for each in environments for name in _dict(each, "versions"))
-    return [
-        Aspect("code", [_code(each) for each in environments]),
-        Aspect("Python", [str(each.get("python", "-")) for each in environments]),
-        *(Aspect(name, [str(_dict(each, "versions").get(name, "-")) for each in environments]) for name in packages),
-        Aspect("data", [_examples(workdir) for workdir in workdirs]),
-        Aspect("content of the data", [_hash(workdir) for workdir in workdirs]),
-        Aspect("topology", [topology(each) for each in environments]),
-        Aspect("host of the chief", [str(each.get("host", "-")) for each in environments]),
-        Aspect("system", [str(each.get("platform", "-")) for each in environments]),
-        Aspect("oneDNN", [_on_or_off(_dict(each, "onednn").get("enabled")) for each in environments]),
-    ]
+    return {
+        "code": [_code(each) for each in environments],
+        "Python": [str(each.get("python", "-")) for each in environments],
+        **{name: [str(_dict(each, "versions").get(name, "-")) for each in environments] for name in packages},
+        "data": [str(_read(workdir / "data.json").get("examples", "-")) for workdir in workdirs],
+        "content of the data": [_hash(workdir) for workdir in workdirs],
+        "topology": [topology(each) for each in environments],
+        "host of the chief": [str(each.get("host", "-")) for each in environments],
+        "system": [str(each.get("platform", "-")) for each in environments],
+        "oneDNN": [_on_or_off(_dict(each, "onednn").get("enabled")) for each in environments],
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -83,10 +73,6 @@ def _dict(values: dict[str, Any], name: str) -> dict[str, Any]:
 def _code(environment: dict[str, Any]) -> str:
     git = _dict(environment, "git")
     return f"commit {git['commit'][:10]}{', changed' if git.get('changed') else ''}" if git.get("commit") else "-"
-
-
-def _examples(workdir: Path) -> str:
-    return str(_read(workdir / "data.json").get("examples", "-"))
 
 
 def _hash(workdir: Path) -> str:
