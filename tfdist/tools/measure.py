@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import os
 import platform
-import re
 import socket
 import time
 from collections import Counter
@@ -15,15 +14,15 @@ import numpy as np
 import psutil
 
 from tfdist import config as config_lib
-from tfdist.cluster.devices import gpu_table, host_gpus
+from tfdist.cluster.devices import gpu_table, host_gpus, onednn
 from tfdist.cluster.devices import machine as machine_lib
 
 # (limit, usage) of a control group's memory, in versions 2 and 1.
 _CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 
 
-def all_reduce_seconds(cluster: Any, num_bytes: int, *, repeats: int = 5, sums: int = 1) -> float:
-    """Seconds of the all-reduce of a float32 tensor of `num_bytes` over all replicas, the median of `repeats`.
+def all_reduce_seconds(cluster: Any, num_bytes: int, *, sums: int = 1) -> float:
+    """Seconds of the all-reduce of a float32 tensor of `num_bytes` over all replicas, the median of five.
 
     Args:
         num_bytes: the size of the tensor, which each replica has on its device.
@@ -50,7 +49,7 @@ def all_reduce_seconds(cluster: Any, num_bytes: int, *, repeats: int = 5, sums: 
 
     call().numpy()
     times = []
-    for _ in range(repeats):
+    for _ in range(5):
         started = time.perf_counter()
         call().numpy()
         times.append(time.perf_counter() - started)
@@ -118,13 +117,5 @@ def machine() -> str:
     gpus = Counter(gpu.name for gpu in gpu_table.query()) if host_gpus.assigned_gpus(os.environ) else {}
     devices = [f"{count} x {name}" for name, count in gpus.items()]
     if not devices:
-        named = re.search(r"^(?:model name|cpu)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
-        devices = [f"{machine_lib.num_cores()} CPU cores ({named[1] if named else platform.machine()})"]
+        devices = [f"{machine_lib.num_cores()} CPU cores ({onednn.read_processor().name or platform.machine()})"]
     return ", ".join([f"host {socket.gethostname()}", *devices])
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""

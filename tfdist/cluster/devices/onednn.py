@@ -73,7 +73,7 @@ def read_processor(text: str | None = None) -> Processor:
     return Processor(
         vendor=facts.get("vendor_id", ""),
         family=facts.get("cpu family", ""),
-        name=facts.get("model name", ""),
+        name=facts.get("model name") or facts.get("cpu", ""),  # The latter on POWER.
         flags=frozenset(facts.get("flags", "").split()),
         arm=(facts.get("CPU implementer", ""), facts.get("CPU part", "")),
     )

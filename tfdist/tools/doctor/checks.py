@@ -31,9 +31,9 @@ class Finding:
     advice: str = ""
 
 
-def from_error(check: str, error: Exception, advice: str = "") -> Finding:
+def from_error(check: str, error: Exception) -> Finding:
     """The finding for an error, whose message says what to do."""
-    return Finding(check, BAD, " ".join(str(error).split()), advice)
+    return Finding(check, BAD, " ".join(str(error).split()))
 
 
 def versions(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:

@@ -73,19 +73,21 @@ def measure_rows(
     from tfdist.cluster.devices import gpu_software
     from tfdist.cluster.devices import precision as precision_lib
 
-    found = gpu_software.describe(os.environ)
-    rows = [("devices", _devices(found, cluster)), ("links", _link_text(link))]
+    found, replicas = gpu_software.describe(os.environ), cluster.num_replicas
+    devices = f"{replicas} x {checks.describe_gpus(found)}" if found else f"{replicas} replica(s) on the CPU"
+    rows = [("devices", devices), ("links", _link_text(link))]
     rows += [("code", note) for note in gpu_software.notes(found)]
     best_pack = None
-    if cluster.num_replicas > 1:
+    if replicas > 1:
         rates = {size: all_reduce_gigabytes(cluster, size) for size in megabytes}
         best_pack = recommend_megabytes(rates)
         text = ", ".join(f"{size:g} MB {rate:.3g}" for size, rate in rates.items())
-        rows.append(("all-reduce", f"GB/s each way, by size: {text}{_of_link(max(rates.values()), link)}"))
+        of_link = f"; {max(rates.values()) / link[1]:.0%} of the link" if link and link[1] else ""
+        rows.append(("all-reduce", f"GB/s each way, by size: {text}{of_link}"))
     seconds: dict[str, float] = {}
     for precision in _PRECISIONS:
         seconds[precision] = step_seconds(cluster, precision, batch, model, steps)
-        rate = batch * cluster.num_replicas / seconds[precision]
+        rate = batch * replicas / seconds[precision]
         rows.append((f"step {precision}", f"{1e3 * seconds[precision]:.3g} ms, {rate:,.0f} examples/s"))
     precision = recommend_precision(seconds)
     gain = seconds["float32"] / seconds[precision]
@@ -188,18 +190,8 @@ def parse_topology(text: str) -> dict[tuple[int, int], str]:
     return found
 
 
-def _devices(found: Mapping[str, Any], cluster: Any) -> str:
-    if not found:
-        return f"{cluster.num_replicas} replica(s) on the CPU"
-    return f"{cluster.num_replicas} x {checks.describe_gpus(found)}"
-
-
 def _link_text(link: tuple[str, float] | None) -> str:
     if link is None:
         return "none between GPUs of one process, or unknown"
     kind, speed = link
     return f"{kind}, {speed:.3g} GB/s each way" if speed else f"{kind}, unknown speed"
-
-
-def _of_link(rate: float, link: tuple[str, float] | None) -> str:
-    return f"; {rate / link[1]:.0%} of the link" if link and link[1] else ""
