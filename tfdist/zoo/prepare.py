@@ -225,11 +225,6 @@ def resize_images(images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
     return tf.saturate_cast(resized, images.dtype)
 
 
-def random_flip(images: tf.Tensor, seeds: tf.Tensor, *, draw: int = 0) -> tf.Tensor:
-    """Mirrors each image of [n, h, w, c] left-right with probability 1/2."""
-    return random_crop(images, seeds, flip=True, draw=draw)
-
-
 def central_crop(images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
     """Returns the central crop of `size` (height, width) of images [n, h, w, c]."""
     height, width, _ = static_size(images)
@@ -260,11 +255,7 @@ def normalise(
     _, width, _ = static_size(images)
     rows = tf.cast(tf.reshape(images, [-1, width * channels]), tf.float32)
     rows = rows * np.tile(factor, width).astype(np.float32) + np.tile(offset, width).astype(np.float32)
-    return _reshape_like(rows, images)
-
-
-def _reshape_like(values: tf.Tensor, original: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(values, [-1, *original.shape[1:]])
+    return tf.reshape(rows, [-1, *images.shape[1:]])
 
 
 def _factor_and_offset(
