@@ -55,18 +55,16 @@ class AttemptResult:
     failed_rank: int = 0
 
 
-def run(arguments: list[str], argv: list[str]) -> int:
+def run(arguments: list[str], _: list[str]) -> int:
     """Trains a config, given the flags of tfdist.main, and restarts after failures; returns the exit code."""
-    del argv
     # The supervisor restarts the workers itself, so they must not requeue the job.
     command = [sys.executable, "-m", "tfdist.main", *arguments, "--config.cluster.requeue=false"]
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
     return start(command, lambda: [workdir], on_cpu=flags.FLAGS["config"].value.cluster.gpus == 0)
 
 
-def run_script(command: list[str], argv: list[str]) -> int:
+def run_script(command: list[str], _: list[str]) -> int:
     """Runs a script or another program, and restarts it after failures; returns the exit code."""
-    del argv
     with tempfile.TemporaryDirectory(prefix="tfdist-launch-") as folder:
         noted = Path(folder, "workdirs")
         os.environ[directory.WORKDIRS_VARIABLE] = str(noted)
@@ -129,7 +127,9 @@ def supervise(
             group.log(f"{result.cause}. Not restarted: the error would recur.")
             return result.code
         if len(causes) > flags.FLAGS.max_restarts:
-            return give_up(group, causes, interruption.EXIT_PEER_LOST if lost else result.code)
+            last = f" Last cause: {causes[-1]}." if causes[-1] != causes[0] else ""
+            group.log(f"gave up after {len(causes) - 1} restart(s). First cause: {causes[0]}.{last}")
+            return interruption.EXIT_PEER_LOST if lost else result.code
         min_workers = flags.FLAGS.min_workers
         if failures_without_progress >= _FAILURES_BEFORE_SHRINKING and min_workers is not None:
             options = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
@@ -215,13 +215,6 @@ def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, step
         return interruption.EXIT_STOPPED
     group.log(f"{result.cause}. Run the same command to resume from the newest checkpoint.")
     return interruption.EXIT_PEER_LOST if result.code < 0 else result.code
-
-
-def give_up(group: processes.ProcessGroup, causes: Sequence[str], code: int) -> int:
-    """Logs the first cause, and the last one if it is different; returns `code`."""
-    last = f" Last cause: {causes[-1]}." if causes[-1] != causes[0] else ""
-    group.log(f"gave up after {len(causes) - 1} restart(s). First cause: {causes[0]}.{last}")
-    return code
 
 
 def next_smaller(options: config.Config | None, gpus_by_rank: Sequence[tuple[str, ...]], at_least: int) -> int:

@@ -55,7 +55,8 @@ def write_savedmodel(model: keras.Model, path: Path, inputs: Sequence[np.ndarray
     """Writes a SavedModel with the endpoint "serve"; returns its outputs, by TensorFlow alone."""
     model.export(path, format="tf_saved_model", verbose=False)
     loaded = tf.saved_model.load(str(path))  # Its variables live as long as this name.
-    return loaded.serve(*_as_call_arguments(inputs)).numpy()
+    tensors = [tf.constant(array) for array in inputs]
+    return loaded.serve(tensors[0] if len(tensors) == 1 else tensors).numpy()
 
 
 def write_onnx(model: keras.Model, path: Path, inputs: Sequence[np.ndarray]) -> np.ndarray | None:
@@ -163,10 +164,6 @@ def need(*names: str) -> None:
     missing = [name for name in names if not is_installed(name)]
     if missing:
         raise ValueError(f"--to needs {' and '.join(missing)}: pip install 'tfdist[export]', or {' '.join(missing)}")
-
-
-def _as_call_arguments(inputs: Sequence[np.ndarray]) -> list[Any]:
-    return [tf.constant(inputs[0])] if len(inputs) == 1 else [[tf.constant(array) for array in inputs]]
 
 
 # Name -> (suffix, function(model, path, inputs) -> outputs in the other library, their largest difference, or None).

@@ -43,7 +43,8 @@ def main(argv: list[str]) -> None:
     named = named or [name for name in found if words and words in name]
     if not words:
         print("The pages; tfdist docs NAME prints one, tfdist docs WORD searches all.\n")
-        print("\n".join(_list_pages(found)))
+        width = max(map(len, found))
+        print("\n".join(f"  {name:{width}}  {title(text)}" for name, text in found.items()))
     elif len(named) == 1:
         _show(plain(found[named[0]]))
     else:
@@ -95,11 +96,6 @@ def search(name: str, text: str, words: str) -> list[str]:
         lines.append(f"    {textwrap.shorten(text_of_line, _WIDTH - 4, placeholder=' ...')}")
     more = len(found) - _MOST_LINES
     return [*lines, *([f"    and {more} more lines: tfdist docs {name}"] if more > 0 else []), ""]
-
-
-def _list_pages(found: dict[str, str]) -> list[str]:
-    width = max(map(len, found))
-    return [f"  {name:{width}}  {title(text)}" for name, text in found.items()]
 
 
 def _show(text: str) -> None:
