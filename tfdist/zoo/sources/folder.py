@@ -20,20 +20,58 @@ _LAYOUT = "The expected layout is PATH/SPLIT/CLASS/NAME.jpg or PATH/CLASS/NAME.j
 CHUNK_SIZE = 512
 
 
-class ImageFolder:
-    """See `image_folder`."""
+class image_folder:
+    """Images in folders: PATH/SPLIT/CLASS/NAME.jpg, the layout of `tfds.ImageFolder`, or PATH/CLASS/NAME.jpg.
+
+    Without folders of splits, the splits are "train", "test" and "all": `test_fraction` of the images of each class,
+    chosen by a hash of their names, are "test".
+
+    Labels number the class folders in alphabetical order. Examples have a fixed shuffled order, which depends only on
+    the file names, so that a slice of a split contains all classes. Only .jpg, .jpeg, .png, .bmp and .gif files
+    (first frame) are read; other files, and hidden files and folders, are ignored.
+
+    Args:
+        split: a folder in `path`, or one of the splits above, with or without a slice: "train[:90%]".
+        path: the folder of the splits, or of the classes; variables are expanded.
+        size: (height, width) to which images are scaled when read, bilinear with antialiasing; the aspect ratio is not
+            preserved. None: all images must have the size of the first one.
+        memory_limit_mb: if the decoded images need at most this many MiB, they are decoded once and kept in host
+            memory; otherwise, and with 0, they are read from disk batch by batch.
+        classes: the class folders to use, in the order of their labels; empty: all folders of the split. A run
+            requires the same classes in both of its splits.
+        test_fraction: between 0 and 1, without folders of splits: the part of each class that is "test".
+        encoded: read the files and do not decode them: "image" is string [n], images of any size for
+            `tfdist.zoo.inception:image`, which decodes only what it crops.
+
+    A source of {"image": uint8 [n, height, width, channels], "label": int64 [n]}.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: the split does not exist, a class is missing in a split or has no images, or the first image is
+            damaged. Other damaged images are detected when they are read, and named by `verify`.
+    """
 
     def __init__(
         self,
         split: str,
+        *,
         path: str,
-        size: tuple[int, int] | None,
-        channels: int,
-        memory_limit_mb: float,
-        classes: list,
-        test_fraction: float,
+        size: Sequence[int] | None = None,
+        channels: int = 3,
+        memory_limit_mb: float = 2048,
+        classes: Sequence[str] = (),
+        test_fraction: float = 0.2,
         encoded: bool = False,
     ):
+        if size is not None and (np.shape(size) != (2,) or min(size) < 1):
+            raise ValueError(f"image_folder: size must be (height, width) in pixels. Received: {size!r}")
+        if channels not in (1, 3):
+            raise ValueError(f"image_folder: channels must be 1 (grey) or 3 (colour). Received: {channels!r}")
+        if not 0 < test_fraction < 1:
+            raise ValueError(f"image_folder: test_fraction must be between 0 and 1. Received: {test_fraction!r}")
+        if encoded and size is not None:
+            raise ValueError("image_folder: encoded images are not scaled when read: leave out size, or encoded.")
+        path = os.path.expanduser(os.path.expandvars(path))
         self._root = os.path.abspath(path)
         name = f"image_folder {path!r}"
         if not os.path.isdir(path):
@@ -59,7 +97,7 @@ class ImageFolder:
         if colour := [row for row, file in enumerate(names) if file.lower().endswith((b".bmp", b".gif"))]:
             raise ValueError(f"{name}: channels=1 needs JPEG or PNG files. Received: {self._file(colour[0])!r}")
 
-        self._size = size or decoding.image_size(self._file(0))
+        self._size = tuple(size or decoding.image_size(self._file(0)))
         self._any_size, self._encoded = encoded or size is not None, encoded
         self._shape, self.channels = (*self._size, channels), channels
         in_memory = cache.fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
@@ -167,60 +205,6 @@ class ImageFolder:
             return tf.ensure_shape(image, self._shape)
 
         return decoding.decode_each(decode, paths, tf.TensorSpec(self._shape, tf.uint8))
-
-
-def image_folder(
-    split: str,
-    *,
-    path: str,
-    size: Sequence[int] | None = None,
-    channels: int = 3,
-    memory_limit_mb: float = 2048,
-    classes: Sequence[str] = (),
-    test_fraction: float = 0.2,
-    encoded: bool = False,
-) -> ImageFolder:
-    """Images in folders: PATH/SPLIT/CLASS/NAME.jpg, the layout of `tfds.ImageFolder`, or PATH/CLASS/NAME.jpg.
-
-    Without folders of splits, the splits are "train", "test" and "all": `test_fraction` of the images of each class,
-    chosen by a hash of their names, are "test".
-
-    Labels number the class folders in alphabetical order. Examples have a fixed shuffled order, which depends only on
-    the file names, so that a slice of a split contains all classes. Only .jpg, .jpeg, .png, .bmp and .gif files
-    (first frame) are read; other files, and hidden files and folders, are ignored.
-
-    Args:
-        split: a folder in `path`, or one of the splits above, with or without a slice: "train[:90%]".
-        path: the folder of the splits, or of the classes; variables are expanded.
-        size: (height, width) to which images are scaled when read, bilinear with antialiasing; the aspect ratio is not
-            preserved. None: all images must have the size of the first one.
-        memory_limit_mb: if the decoded images need at most this many MiB, they are decoded once and kept in host
-            memory; otherwise, and with 0, they are read from disk batch by batch.
-        classes: the class folders to use, in the order of their labels; empty: all folders of the split. A run
-            requires the same classes in both of its splits.
-        test_fraction: between 0 and 1, without folders of splits: the part of each class that is "test".
-        encoded: read the files and do not decode them: "image" is string [n], images of any size for
-            `tfdist.zoo.inception:image`, which decodes only what it crops.
-
-    Returns:
-        A source of {"image": uint8 [n, height, width, channels], "label": int64 [n]}.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: the split does not exist, a class is missing in a split or has no images, or the first image is
-            damaged. Other damaged images are detected when they are read, and named by `verify`.
-    """
-    if size is not None and (np.shape(size) != (2,) or min(size) < 1):
-        raise ValueError(f"image_folder: size must be (height, width) in pixels. Received: {size!r}")
-    if channels not in (1, 3):
-        raise ValueError(f"image_folder: channels must be 1 (grey) or 3 (colour). Received: {channels!r}")
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"image_folder: test_fraction must be between 0 and 1. Received: {test_fraction!r}")
-    if encoded and size is not None:
-        raise ValueError("image_folder: encoded images are not scaled when read: leave out size, or encoded.")
-    path = os.path.expanduser(os.path.expandvars(path))
-    size = size and tuple(size)
-    return ImageFolder(split, path, size, channels, memory_limit_mb, list(classes), test_fraction, encoded)
 
 
 def _folders(path: str) -> list[str]:

@@ -17,10 +17,29 @@ _FEATURES = {
 }
 
 
-class ImageNet(record_files.IndexedRecords):
-    """See `imagenet`."""
+class imagenet(record_files.IndexedRecords):
+    """ImageNet's TFRecord files, as written by the scripts of TensorFlow's models; or other images in that layout.
 
-    def __init__(self, split: str, path: str, num_classes: int, first_label: int):
+    Files are PATH/train-00000-of-01024 or PATH/train/train-00000-of-01024, and the same for "validation". A record is a
+    tf.train.Example with "image/encoded", a JPEG or PNG of any size, and "image/class/label". An index of the record
+    offsets gives random access (24 bytes per example). It is built once and stored beside the files, or in
+    $XDG_CACHE_HOME/tfdist (default: ~/.cache/tfdist) if their folder is not writable.
+
+    Args:
+        split: "train" or "validation", with or without a slice: "train[:90%]".
+        path: the folder of the files, or of the folders "train" and "validation"; variables are expanded.
+        num_classes: 1000 for ImageNet.
+        first_label: the label of the first class in the files; 1 if 0 is the background class.
+
+    A source of {"image": string [n], encoded, "label": int64 [n], from 0}, for `tfdist.zoo.inception:image`.
+
+    Raises:
+        FileNotFoundError: there are no such files, or files of a split are missing.
+        ValueError: the split does not exist, has files of two sets, or a file is damaged.
+    """
+
+    def __init__(self, split: str, *, path: str, num_classes: int = 1000, first_label: int = 1):
+        path = os.path.expanduser(os.path.expandvars(path))
         self.num_classes, self._first_label = num_classes, first_label
         title = f"imagenet {path!r}"
         shards = _find_shards(path, title)
@@ -46,30 +65,6 @@ class ImageNet(record_files.IndexedRecords):
         """Returns a hash of the names and sizes of the files, and of the range of the examples."""
         sizes = [(os.path.basename(file), os.path.getsize(file)) for file in self._files]
         return hashlib.sha256(repr((sizes, self._part.start, self._part.stop)).encode()).hexdigest()[:16]
-
-
-def imagenet(split: str, *, path: str, num_classes: int = 1000, first_label: int = 1) -> ImageNet:
-    """ImageNet's TFRecord files, as written by the scripts of TensorFlow's models; or other images in that layout.
-
-    Files are PATH/train-00000-of-01024 or PATH/train/train-00000-of-01024, and the same for "validation". A record is a
-    tf.train.Example with "image/encoded", a JPEG or PNG of any size, and "image/class/label". An index of the record
-    offsets gives random access (24 bytes per example). It is built once and stored beside the files, or in
-    $XDG_CACHE_HOME/tfdist (default: ~/.cache/tfdist) if their folder is not writable.
-
-    Args:
-        split: "train" or "validation", with or without a slice: "train[:90%]".
-        path: the folder of the files, or of the folders "train" and "validation"; variables are expanded.
-        num_classes: 1000 for ImageNet.
-        first_label: the label of the first class in the files; 1 if 0 is the background class.
-
-    Returns:
-        A source of {"image": string [n], encoded, "label": int64 [n], from 0}, for `tfdist.zoo.inception:image`.
-
-    Raises:
-        FileNotFoundError: there are no such files, or files of a split are missing.
-        ValueError: the split does not exist, has files of two sets, or a file is damaged.
-    """
-    return ImageNet(split, os.path.expanduser(os.path.expandvars(path)), num_classes, first_label)
 
 
 def _find_shards(path: str, title: str) -> dict[str, list[str]]:

@@ -13,17 +13,57 @@ from tfdist.zoo import splits
 _PAIR = ("image", "label")
 
 
-class Indexed:
-    """Examples of an object with `len` and `[i]`; see `indexed`."""
+class indexed:
+    """Examples of any Python object with `len` and `[i]`.
 
-    def __init__(self, dataset: Any, rows: np.ndarray, part: splits.Slice, keys: Mapping[str, str] | None, name: str):
-        self._dataset, self._rows, self._part, self._keys, self._name = dataset, rows, part, keys, name
+    Such as a dataset of Hugging Face, a `grain.MapDataset`, a PyTorch dataset that returns arrays, or a list. Example i
+    must always be the same; augmentation belongs into `config.data.prepare`. Python reads one example after another:
+    if that is slow, set config.data.cache="raw".
+
+    Args:
+        split: passed to `dataset` without its slice: "train" of "train[:90%]".
+        dataset: your function, as "my_data:load": load(split, **arguments) returns the object. With `test_fraction` it
+            is load(**arguments), and the splits are "train", "test" and "all".
+        keys: {key of the batch: key of an example}, such as {"image": "img", "label": "fine_label"}; None: all keys
+            of an example. A pair (x, y) is "image" and "label".
+        arguments: keyword arguments of `dataset`.
+        test_fraction: the part of the examples in "test"; None: `dataset` has splits of its own.
+
+    A source of {key: [n, ...]}; every example must have the shapes and dtypes of the first one.
+
+    Raises:
+        ValueError: `dataset` cannot be called, or what it returns has no `len` or no `[i]`.
+    """
+
+    def __init__(
+        self,
+        split: str,
+        *,
+        dataset: str,
+        keys: Mapping[str, str] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        test_fraction: float | None = None,
+    ):
+        name = f"indexed {dataset!r}"
+        spec = {"target": dataset, **(arguments or {})}
+        plain = split.partition("[")[0]
+        given = [plain] if test_fraction is None else []
+        loaded = specs.build(spec, *given, field="config.data.source.dataset")
+        if not hasattr(loaded, "__len__") or not hasattr(loaded, "__getitem__"):
+            raise ValueError(f"{name} must return an object with len() and [i]. Received: {type(loaded).__name__}")
+        if test_fraction is None:
+            rows = np.arange(len(loaded))
+            part = splits.resolve(split, {plain: len(loaded)}, source=name)
+        else:
+            rows, part = splits.by_ratio(split, len(loaded), test_fraction=test_fraction, source=name)
+        self._dataset, self._rows, self._part, self._keys = loaded, rows[part.start : part.stop], part, keys
+        self._name = name
         first = self._example(0)
         if not first:
-            raise ValueError(f"{name}: its examples are empty. Received: {dataset[0]!r}")
+            raise ValueError(f"{name}: its examples are empty. Received: {loaded[0]!r}")
         self._signature = {key: (value.dtype, value.shape) for key, value in first.items()}
         label = next((old for new, old in (keys or {}).items() if new == "label"), "label")
-        features = getattr(dataset, "features", None)  # Of Hugging Face's datasets.
+        features = getattr(loaded, "features", None)  # Of Hugging Face's datasets.
         feature = features.get(label) if isinstance(features, Mapping) else None
         self.classes = getattr(feature, "names", None)
         self.num_classes = len(self.classes) if self.classes else None
@@ -97,47 +137,3 @@ class Indexed:
 def _as_array(value: Any) -> np.ndarray:
     """Returns a value as an array; a string as an object: NumPy's own strings lose zeros at their end."""
     return np.array(value, object) if isinstance(value, bytes | str) else np.asarray(value)
-
-
-def indexed(
-    split: str,
-    *,
-    dataset: str,
-    keys: Mapping[str, str] | None = None,
-    arguments: Mapping[str, Any] | None = None,
-    test_fraction: float | None = None,
-) -> Indexed:
-    """Examples of any Python object with `len` and `[i]`.
-
-    Such as a dataset of Hugging Face, a `grain.MapDataset`, a PyTorch dataset that returns arrays, or a list. Example i
-    must always be the same; augmentation belongs into `config.data.prepare`. Python reads one example after another:
-    if that is slow, set config.data.cache="raw".
-
-    Args:
-        split: passed to `dataset` without its slice: "train" of "train[:90%]".
-        dataset: your function, as "my_data:load": load(split, **arguments) returns the object. With `test_fraction` it
-            is load(**arguments), and the splits are "train", "test" and "all".
-        keys: {key of the batch: key of an example}, such as {"image": "img", "label": "fine_label"}; None: all keys
-            of an example. A pair (x, y) is "image" and "label".
-        arguments: keyword arguments of `dataset`.
-        test_fraction: the part of the examples in "test"; None: `dataset` has splits of its own.
-
-    Returns:
-        A source of {key: [n, ...]}; every example must have the shapes and dtypes of the first one.
-
-    Raises:
-        ValueError: `dataset` cannot be called, or what it returns has no `len` or no `[i]`.
-    """
-    name = f"indexed {dataset!r}"
-    spec = {"target": dataset, **(arguments or {})}
-    plain = split.partition("[")[0]
-    given = [plain] if test_fraction is None else []
-    loaded = specs.build(spec, *given, field="config.data.source.dataset")
-    if not hasattr(loaded, "__len__") or not hasattr(loaded, "__getitem__"):
-        raise ValueError(f"{name} must return an object with len() and [i]. Received: {type(loaded).__name__}")
-    if test_fraction is None:
-        rows = np.arange(len(loaded))
-        part = splits.resolve(split, {plain: len(loaded)}, source=name)
-    else:
-        rows, part = splits.by_ratio(split, len(loaded), test_fraction=test_fraction, source=name)
-    return Indexed(loaded, rows[part.start : part.stop], part, keys, name)

@@ -3,7 +3,6 @@
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,15 +12,46 @@ from tfdist.zoo import splits
 from tfdist.zoo.sources.files import decoding, from_disk
 
 
-class Prepared:
-    """See `prepared`."""
+class prepared:
+    """Images that `tfdist prepare --config=... --to=raw|jpeg --size=... --output=PATH` has written.
 
-    def __init__(self, part: splits.Slice, folder: Path, manifest: dict[str, Any], decode: int, title: str):
-        self._part, self._folder, self._manifest, self._title = part, folder, manifest, title
-        self._columns = example_files.open_files(folder, own=False)
-        if self._columns is None:
-            raise ValueError(f"{title}: the files in {str(folder)!r} are damaged. Prepare them again.")
+    Args:
+        split: a split that was prepared, with or without a slice: "train[:90%]".
+        path: the folder; variables are expanded.
+        decode: 1 (grey) or 3 (colour): decode JPEGs of one size, --size=HEIGHTxWIDTH; 0: "image" is a string.
+
+    A source of the columns that the source of the config had. "image" is: with --to=raw --size=HEIGHTxWIDTH, uint8
+    [n, height, width, channels]; with --to=raw and one number, string [n], the bytes of the pixels, with
+    "image_shape" int32 [n, 3]; with --to=jpeg, string [n]. `tfdist.zoo.inception:image` takes each.
+
+    Raises:
+        FileNotFoundError: there is no prepared split in `path`.
+        ValueError: the split does not exist, the files are damaged, or `decode` does not fit them.
+    """
+
+    def __init__(self, split: str, *, path: str, decode: int = 0):
+        root = Path(os.path.expandvars(path)).expanduser()
+        title = f"prepared {path!r}"
+        folders = sorted(folder for folder in root.glob("*") if ".writing-" not in folder.name and folder.is_dir())
+        found = {folder.name: example_files.read_manifest(folder) for folder in folders}
+        found = {name: manifest for name, manifest in found.items() if manifest and "made" in manifest}
+        if not found:
+            raise FileNotFoundError(
+                f"{title}: there is no prepared split in {str(root.absolute())!r}. Write it with `tfdist prepare "
+                "--config=... --to=raw --size=256x256 --output=FOLDER`, or --to=jpeg."
+            )
+        part = splits.resolve(split, {name: manifest["examples"] for name, manifest in found.items()}, source=title)
+        manifest = found[part.name]
         made = manifest["made"]
+        if decode not in (0, 1, 3) or (decode and (made["to"] != "jpeg" or isinstance(made["size"], int))):
+            raise ValueError(
+                f"{title}: decode is 0, or 1 or 3 channels for JPEGs of one size, --to=jpeg --size=HEIGHTxWIDTH. "
+                f"Received: {decode!r} for {made['to']} of size {made['size']}"
+            )
+        self._part, self._folder, self._manifest, self._title = part, root / part.name, manifest, title
+        self._columns = example_files.open_files(self._folder, own=False)
+        if self._columns is None:
+            raise ValueError(f"{title}: the files in {str(self._folder)!r} are damaged. Prepare them again.")
         self._decoded = (*made["size"], decode) if decode else None
         self.num_classes, self.classes = manifest.get("num_classes"), manifest.get("classes")
 
@@ -71,41 +101,3 @@ class Prepared:
             return tf.ensure_shape(tf.io.decode_jpeg(content, channels=self._decoded[-1]), self._decoded)
 
         return decoding.decode_each(decode, images, tf.TensorSpec(self._decoded, tf.uint8))
-
-
-def prepared(split: str, *, path: str, decode: int = 0) -> Prepared:
-    """Images that `tfdist prepare --config=... --to=raw|jpeg --size=... --output=PATH` has written.
-
-    Args:
-        split: a split that was prepared, with or without a slice: "train[:90%]".
-        path: the folder; variables are expanded.
-        decode: 1 (grey) or 3 (colour): decode JPEGs of one size, --size=HEIGHTxWIDTH; 0: "image" is a string.
-
-    Returns:
-        A source of the columns that the source of the config had. "image" is: with --to=raw --size=HEIGHTxWIDTH, uint8
-        [n, height, width, channels]; with --to=raw and one number, string [n], the bytes of the pixels, with
-        "image_shape" int32 [n, 3]; with --to=jpeg, string [n]. `tfdist.zoo.inception:image` takes each.
-
-    Raises:
-        FileNotFoundError: there is no prepared split in `path`.
-        ValueError: the split does not exist, the files are damaged, or `decode` does not fit them.
-    """
-    root = Path(os.path.expandvars(path)).expanduser()
-    title = f"prepared {path!r}"
-    folders = sorted(folder for folder in root.glob("*") if ".writing-" not in folder.name and folder.is_dir())
-    found = {folder.name: example_files.read_manifest(folder) for folder in folders}
-    found = {name: manifest for name, manifest in found.items() if manifest and "made" in manifest}
-    if not found:
-        raise FileNotFoundError(
-            f"{title}: there is no prepared split in {str(root.absolute())!r}. Write it with `tfdist prepare "
-            "--config=... --to=raw --size=256x256 --output=FOLDER`, or --to=jpeg."
-        )
-    part = splits.resolve(split, {name: manifest["examples"] for name, manifest in found.items()}, source=title)
-    manifest = found[part.name]
-    made = manifest["made"]
-    if decode not in (0, 1, 3) or (decode and (made["to"] != "jpeg" or isinstance(made["size"], int))):
-        raise ValueError(
-            f"{title}: decode is 0, or 1 or 3 channels for JPEGs of one size, --to=jpeg --size=HEIGHTxWIDTH. Received: "
-            f"{decode!r} for {made['to']} of size {made['size']}"
-        )
-    return Prepared(part, root / part.name, manifest, decode, title)

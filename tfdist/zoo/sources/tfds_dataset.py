@@ -20,19 +20,47 @@ CHUNK_SIZE = 512
 _READ_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
 
 
-class TfdsSource:
-    """See `tfds`."""
+class tfds:
+    """Examples of a TensorFlow Datasets dataset, such as cifar10 or mnist.
+
+    Nothing is downloaded unless `download` is True. The examples have the order of the prepared files.
+
+    Args:
+        split: a split of the dataset, with or without a slice: "train[:90%]".
+        name: "cifar10", "cifar10:3.0.2", "dataset/config:version".
+        data_dir: the directory of prepared datasets; None: that of tfds, ~/tensorflow_datasets or $TFDS_DATA_DIR.
+        download: download the dataset and prepare it as ArrayRecord files, if it is not found.
+        features: {entry of the batch: feature of the dataset}, such as {"image": "image", "label": "coarse_label"}.
+            None: the dataset's supervised pair, an image as "image", a class label as "label", others by their names.
+        size: (height, width) to which images are scaled when read, bilinear with antialiasing; needed if they differ
+            in size.
+        memory_limit_mb: if the decoded examples need at most this many MiB, they are decoded once and kept in host
+            memory; otherwise, and with 0, they are read from ArrayRecord files batch by batch.
+        encoded: keep "image" encoded, a JPEG or PNG string, for `tfdist.zoo.inception:image`.
+
+    A source of {entry: [n, ...]}; `num_classes` is that of the feature taken as "label".
+
+    Raises:
+        FileNotFoundError: the dataset or one of its files is not found, or could not be downloaded.
+        ValueError: there is no such dataset, split or feature; features have no fixed shape; or the dataset needs
+            more than `memory_limit_mb` and is not prepared as ArrayRecord files.
+    """
 
     def __init__(
         self,
-        builder: Any,
-        name: str,
         split: str,
-        features: Mapping[str, str] | None,
-        size: tuple[int, int] | None,
-        memory_limit_mb: float,
+        *,
+        name: str,
+        data_dir: str | None = None,
+        download: bool = False,
+        features: Mapping[str, str] | None = None,
+        size: Sequence[int] | None = None,
+        memory_limit_mb: float = 2048,
         encoded: bool = False,
     ):
+        if size is not None and (np.shape(size) != (2,) or min(size) < 1):
+            raise ValueError(f"tfds: size must be (height, width) in pixels. Received: {size!r}")
+        builder = tfds_builder.open_builder(name, data_dir, download=download)
         self._title = f"tfds dataset {builder.info.full_name!r}"
         lengths = {key: info.num_examples for key, info in builder.info.splits.items()}
         self._part = splits.resolve(split, lengths, source=self._title)
@@ -138,48 +166,6 @@ class TfdsSource:
     def _decode_record(self, record: tf.Tensor) -> dict[str, tf.Tensor]:
         example = self._decoder.deserialize_example(record, decoders=self._decoders)
         return {key: _fit(example[feature], self._specs[key]) for key, feature in self._features.items()}
-
-
-def tfds(
-    split: str,
-    *,
-    name: str,
-    data_dir: str | None = None,
-    download: bool = False,
-    features: Mapping[str, str] | None = None,
-    size: Sequence[int] | None = None,
-    memory_limit_mb: float = 2048,
-    encoded: bool = False,
-) -> TfdsSource:
-    """Examples of a TensorFlow Datasets dataset, such as cifar10 or mnist.
-
-    Nothing is downloaded unless `download` is True. The examples have the order of the prepared files.
-
-    Args:
-        split: a split of the dataset, with or without a slice: "train[:90%]".
-        name: "cifar10", "cifar10:3.0.2", "dataset/config:version".
-        data_dir: the directory of prepared datasets; None: that of tfds, ~/tensorflow_datasets or $TFDS_DATA_DIR.
-        download: download the dataset and prepare it as ArrayRecord files, if it is not found.
-        features: {entry of the batch: feature of the dataset}, such as {"image": "image", "label": "coarse_label"}.
-            None: the dataset's supervised pair, an image as "image", a class label as "label", others by their names.
-        size: (height, width) to which images are scaled when read, bilinear with antialiasing; needed if they differ
-            in size.
-        memory_limit_mb: if the decoded examples need at most this many MiB, they are decoded once and kept in host
-            memory; otherwise, and with 0, they are read from ArrayRecord files batch by batch.
-        encoded: keep "image" encoded, a JPEG or PNG string, for `tfdist.zoo.inception:image`.
-
-    Returns:
-        A source of {entry: [n, ...]}; `num_classes` is that of the feature taken as "label".
-
-    Raises:
-        FileNotFoundError: the dataset or one of its files is not found, or could not be downloaded.
-        ValueError: there is no such dataset, split or feature; features have no fixed shape; or the dataset needs
-            more than `memory_limit_mb` and is not prepared as ArrayRecord files.
-    """
-    if size is not None and (np.shape(size) != (2,) or min(size) < 1):
-        raise ValueError(f"tfds: size must be (height, width) in pixels. Received: {size!r}")
-    builder = tfds_builder.open_builder(name, data_dir, download=download)
-    return TfdsSource(builder, name, split, features, size and tuple(size), memory_limit_mb, encoded)
 
 
 def _default_features(info: Any, title: str) -> dict[str, str]:

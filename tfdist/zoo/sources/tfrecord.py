@@ -16,40 +16,7 @@ _DECODINGS = (None, "image", "raw")
 _OPTIONS = {"key", "dtype", "shape", "decode", "size", "channels"}
 
 
-class TFRecord(record_files.IndexedRecords):
-    """See `tfrecord`."""
-
-    def __init__(self, files: list[str], index: np.ndarray, part: splits.Slice, features: dict, name: str):
-        super().__init__(files, index, part, name)
-        self._features = features
-        self._parsed = {
-            spec["key"]: tf.io.FixedLenFeature([] if spec["decode"] else spec["shape"], spec["stored"])
-            for spec in features.values()
-        }
-        self.num_classes = self.classes = None
-
-    @tf.autograph.experimental.do_not_convert
-    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the examples `ids`, int64 [n], as {feature: [n, ...]}."""
-        parsed = tf.io.parse_example(self.records(ids), self._parsed)
-        return {name: _decode(parsed[spec["key"]], spec) for name, spec in self._features.items()}
-
-    def fingerprint(self) -> str:
-        """Returns a hash of the names and sizes of the files, and of the places of the examples."""
-        sizes = [(os.path.basename(file), os.path.getsize(file)) for file in self._files]
-        places = np.ascontiguousarray(self._index).tobytes()
-        return hashlib.sha256(repr(sizes).encode() + places).hexdigest()[:16]
-
-
-def tfrecord(
-    split: str,
-    *,
-    path: str,
-    features: Mapping[str, Mapping[str, Any]],
-    test_fraction: float = 0.2,
-    num_classes: int | None = None,
-    classes: Sequence[str] | None = None,
-) -> TFRecord:
+class tfrecord(record_files.IndexedRecords):
     """TFRecord files of tf.train.Example, by a description of their features.
 
     An index of the places of the records gives random access; it is built once and stored beside the files, or in
@@ -72,31 +39,57 @@ def tfrecord(
         num_classes: the number of classes; None: not known.
         classes: the name of each class; None: not known.
 
-    Returns:
-        A source of {feature: [n, ...]}.
+    A source of {feature: [n, ...]}.
 
     Raises:
         FileNotFoundError: there are no such files.
         ValueError: a feature is described wrongly, the split is empty, or a file is damaged.
     """
-    path = os.path.expanduser(os.path.expandvars(path))
-    name = f"tfrecord {path!r}"
-    described = {feature: _check_feature(feature, spec, name) for feature, spec in features.items()}
-    plain = split.partition("[")[0]
-    pattern = path.replace("{split}", plain)
-    files = sorted(glob.glob(pattern))
-    if not files:
-        raise FileNotFoundError(f"{name}: there are no files {os.path.abspath(pattern)!r}.")
-    key = hashlib.sha256(pattern.encode()).hexdigest()[:8]
-    index = record_files.open_index(os.path.dirname(files[0]), f"{plain}-{key}", files, name)
-    if pattern == path:
-        rows, part = splits.by_ratio(split, len(index), test_fraction=test_fraction, source=name)
-        index = index[rows]
-    else:
-        part = splits.resolve(split, {plain: len(index)}, source=name)
-    source = TFRecord(files, index[part.start : part.stop], part, described, name)
-    source.classes, source.num_classes = classes, num_classes or (classes and len(classes))
-    return source
+
+    def __init__(
+        self,
+        split: str,
+        *,
+        path: str,
+        features: Mapping[str, Mapping[str, Any]],
+        test_fraction: float = 0.2,
+        num_classes: int | None = None,
+        classes: Sequence[str] | None = None,
+    ):
+        path = os.path.expanduser(os.path.expandvars(path))
+        name = f"tfrecord {path!r}"
+        described = {feature: _check_feature(feature, spec, name) for feature, spec in features.items()}
+        plain = split.partition("[")[0]
+        pattern = path.replace("{split}", plain)
+        files = sorted(glob.glob(pattern))
+        if not files:
+            raise FileNotFoundError(f"{name}: there are no files {os.path.abspath(pattern)!r}.")
+        key = hashlib.sha256(pattern.encode()).hexdigest()[:8]
+        index = record_files.open_index(os.path.dirname(files[0]), f"{plain}-{key}", files, name)
+        if pattern == path:
+            rows, part = splits.by_ratio(split, len(index), test_fraction=test_fraction, source=name)
+            index = index[rows]
+        else:
+            part = splits.resolve(split, {plain: len(index)}, source=name)
+        super().__init__(files, index[part.start : part.stop], part, name)
+        self._features = described
+        self._parsed = {
+            spec["key"]: tf.io.FixedLenFeature([] if spec["decode"] else spec["shape"], spec["stored"])
+            for spec in described.values()
+        }
+        self.classes, self.num_classes = classes, num_classes or (classes and len(classes))
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`, int64 [n], as {feature: [n, ...]}."""
+        parsed = tf.io.parse_example(self.records(ids), self._parsed)
+        return {name: _decode(parsed[spec["key"]], spec) for name, spec in self._features.items()}
+
+    def fingerprint(self) -> str:
+        """Returns a hash of the names and sizes of the files, and of the places of the examples."""
+        sizes = [(os.path.basename(file), os.path.getsize(file)) for file in self._files]
+        places = np.ascontiguousarray(self._index).tobytes()
+        return hashlib.sha256(repr(sizes).encode() + places).hexdigest()[:16]
 
 
 def _check_feature(feature: str, spec: Mapping[str, Any], name: str) -> dict[str, Any]:
