@@ -57,12 +57,9 @@ class RingCostModel:
 
 
 def fit(sizes: Sequence[float], seconds: Sequence[float], replicas: int) -> RingCostModel:
-    """Fits a ring to measured times, by least squares of the relative error; the latency is never negative.
+    """Fits a ring to the `seconds` of all-reduces of `sizes` bytes over at least 2 replicas.
 
-    Args:
-        sizes: of the tensors, in bytes.
-        seconds: of their all-reduces.
-        replicas: that took part, at least 2.
+    By least squares of the relative error; the latency is never negative.
     """
     messages = 2 * (replicas - 1)
     parts = np.array([[messages, messages * size / replicas] for size in sizes])
@@ -78,12 +75,7 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], replicas: int) -> Ring
 def predictions(
     ring: RingCostModel, step_without_comm: float, num_bytes: int, replicas: int, measured: float
 ) -> list[tuple]:
-    """Rows of `STEP_HEADER` for 1, 2, 4, 8 and 16 times the replicas.
-
-    Args:
-        step_without_comm: seconds of a step without communication.
-        measured: seconds of a whole step on them.
-    """
+    """Rows of `STEP_HEADER` for 1, 2, 4, 8 and 16 times the replicas; `measured`: seconds of a whole step on them."""
     rows = []
     for factor in (1, 2, 4, 8, 16):
         number = factor * replicas
@@ -94,11 +86,7 @@ def predictions(
 
 
 def check_replicas(options: config_lib.ClusterOptions, env: Mapping[str, str]) -> None:
-    """Checks that there are several replicas, without TensorFlow, which takes seconds to import.
-
-    Raises:
-        ValueError: there is one replica.
-    """
+    """Raises a ValueError if there is one replica; without TensorFlow, which takes seconds to import."""
     spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
     if spec.num_workers > 1 or options.logical_devices > 1:
         return

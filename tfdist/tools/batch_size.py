@@ -135,11 +135,7 @@ class TrialRunner:
     rows: list[tuple] = dataclasses.field(default_factory=list)
 
     def attempt(self, batch: int) -> Trial:
-        """Runs a few steps with this per-replica batch; adds a row to the table.
-
-        Raises:
-            ValueError: the trial failed otherwise; contains the end of its log.
-        """
+        """Runs a few steps with this batch, and adds a row; raises ValueError, with the end of the log, if it fails."""
         folder = self.workdir / f"batch-{batch}"
         batch_size_trial.clear(folder)
         own = [f"--trial={batch}", f"--workdir={folder}"]

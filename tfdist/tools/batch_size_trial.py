@@ -27,16 +27,13 @@ _STEPS = 2
 
 
 def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: float | None) -> int:
-    """Runs a few steps with `batch` examples per replica, and writes the result into `folder`.
+    """Runs a few steps with `batch` examples per replica; returns the exit code.
 
     Args:
         config: of the run; this function changes its batch size and removes evaluations and callbacks.
-        folder: gets a file of each worker, for `combine`.
+        folder: gets a file with the result of each worker, for `combine`.
         memory_mb: limit of this worker on CPUs, in MiB; None: 90 % of the free memory, divided among the host's
             workers.
-
-    Returns:
-        The exit code.
 
     Raises:
         ValueError: the data cannot be opened, or a step fails.
@@ -89,11 +86,7 @@ def is_memory(error: Any) -> bool:
 
 
 def combine(folder: Path, code: int) -> dict[str, Any] | None:
-    """Combines the results that the workers of a trial have written.
-
-    Returns:
-        {"result": FITS, OUT_OF_MEMORY, TOO_FEW or REFUSED, ...}; None if the trial failed for another reason.
-    """
+    """Returns {"result": FITS, TOO_FEW, ...} of what all workers have written; None: the trial failed otherwise."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("worker-*.json"))]
     for result in (OUT_OF_MEMORY, TOO_FEW, REFUSED):
         for one in found:

@@ -52,11 +52,7 @@ def choose_backend(name: str, env: Mapping[str, str]) -> str:
 def train(arguments: Sequence[str], *, replicas: int, backend: str, workdir: Path, log: Path) -> None:
     """Trains on `replicas` replicas, from the newest checkpoint in `workdir` on; writes its output to `log`.
 
-    Args:
-        replicas: with "processes" and "slurm", each is one worker.
-
-    Raises:
-        ValueError: there are fewer GPUs than replicas, or the training failed; contains the end of its log.
+    Raises ValueError, with the end of the log, if it fails, or if there are fewer GPUs than replicas.
     """
     arguments = [*arguments, f"--workdir={workdir}"]
     gpus = local_workers.first_gpus(os.environ, replicas) if backend != "slurm" else {}
@@ -79,8 +75,7 @@ def train(arguments: Sequence[str], *, replicas: int, backend: str, workdir: Pat
 def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, *, shown: bool = False) -> int:
     """Runs a command with its output in `log`; returns its exit code. It gets SIGTERM if this process exits first.
 
-    Args:
-        shown: the output is also printed as it comes, and follows what is in `log` already.
+    With `shown` the output is also printed as it comes, and follows what is in `log` already.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     bound = processes.die_with_parent(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
@@ -116,11 +111,7 @@ def answer(command: Sequence[str], seconds: float) -> str:
 def run_workers(arguments: Sequence[str], *, workers: int, backend: str, log: Path) -> None:
     """Runs a program as each of several connected workers, without GPUs; prints its output, and writes it to `log`.
 
-    Args:
-        arguments: of Python, such as "-m", a module, and its arguments.
-
-    Raises:
-        ValueError: a worker failed; contains the end of the log.
+    `arguments` are those of Python, such as "-m", a module, and its arguments. Raises ValueError if a worker failed.
     """
     command = [sys.executable, "-m", "tfdist.launch", f"--workers={workers}", "--max_restarts=0", "--", *arguments]
     if backend == "slurm":

@@ -24,9 +24,7 @@ _CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_byte
 def all_reduce_seconds(cluster: Any, num_bytes: int, *, sums: int = 1) -> float:
     """Seconds of the all-reduce of a float32 tensor of `num_bytes` over all replicas, the median of five.
 
-    Args:
-        num_bytes: the size of the tensor, which each replica has on its device.
-        sums: all-reduces in one call, one after another: without the time of the call if there are many.
+    `sums` all-reduces are in one call, one after another: without the time of the call if there are many.
     """
     import tensorflow as tf
 
@@ -70,8 +68,7 @@ def changing(tensor: Any, before: Any) -> Any:
 def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
     """Seconds of a training step of `run`, a `training.run.Run`; the first, which compiles, is not measured.
 
-    Args:
-        run: its weights change; without communication, differently on each replica.
+    The weights change; without communication, differently on each replica.
     """
     import tensorflow as tf
 
@@ -99,8 +96,7 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
 def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes of free host memory: what the system calls available, but at most what the control group has left.
 
-    Args:
-        cgroup: folder with the memory limit and usage of this process' control group (version 2 or 1).
+    `cgroup`: the folder with the memory limit and usage of this process' control group (version 2 or 1).
     """
     free = psutil.virtual_memory().available
     for limit, used in _CGROUP_FILES:

@@ -68,13 +68,8 @@ def measure_one(
 ) -> Point:
     """Trains `epochs` epochs on `replicas` replicas in the folder `to`, and reads its reports.
 
-    There are no evaluations and no callbacks, which may need an evaluation or stop the training.
-
-    Args:
-        noise: whether the noise scale is measured.
-
-    Raises:
-        ValueError: the training failed, or wrote fewer than two reports.
+    There are no evaluations and no callbacks, which may need an evaluation or stop the training. Raises ValueError if
+    the training failed, or wrote fewer than two reports.
     """
     settings = child_runs.BARE | {
         "data.batch_size": batch_size,

@@ -88,10 +88,9 @@ def read(workdir: Path) -> Study:
 
 
 def reason(study: Study) -> str:
-    """Returns one sentence that says, from the measured shares, why speedup is not linear; "" without shares.
+    """Returns why the speedup of the largest number of replicas is not linear, by the measured shares, or "".
 
-    The time of the largest number of replicas is compared with the ideal, part by part. Communication includes waiting
-    for the slowest worker.
+    Its time is compared with the ideal, part by part. Communication includes waiting for the slowest worker.
     """
     first, last = study.points[0], study.points[-1]
     if last.replicas == first.replicas or first.shares is None or last.shares is None:

@@ -153,12 +153,7 @@ def clocks(times: Sequence[float]) -> Finding:
 
 
 def data(rates: Sequence[float], worker_batch: int) -> Finding:
-    """Compares how fast the workers read and prepare.
-
-    Args:
-        rates: examples per second of each worker, in rank order.
-        worker_batch: examples of a worker in a step.
-    """
+    """Compares the examples/s that the workers read and prepare, in rank order, with those of a step."""
     slowest = min(range(len(rates)), key=lambda rank: rates[rank])
     text = f"{rates[slowest]:,.0f} examples/s on the slowest worker (rank {slowest})"
     step = f"a step's {worker_batch} take {1e3 * worker_batch / max(rates[slowest], 1e-9):,.1f} ms"

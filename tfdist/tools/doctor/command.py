@@ -91,12 +91,8 @@ def run() -> int:
 def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem: str = "") -> list[dict[str, Any]]:
     """Runs the rendezvous and compares the workers; adds to `findings`.
 
-    Args:
-        plan: the `ClusterPlan` of this worker.
-        gpu_problem: why TensorFlow lists no GPU although this host has some; "": no problem.
-
-    Returns:
-        The metadata of each worker in rank order; empty if the rendezvous failed.
+    Returns the metadata of each worker in rank order; [] if the rendezvous failed. `gpu_problem` says why TensorFlow
+    lists no GPU although this host has some.
     """
     import keras
     import tensorflow as tf
@@ -187,12 +183,7 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
 
 
 def duration(started: Any, step_seconds: float, start_seconds: float) -> Finding:
-    """Estimates the time of the run and the number of its jobs.
-
-    Args:
-        step_seconds: of a training step, with reading and communication.
-        start_seconds: from the start of a process to its first step.
-    """
+    """Estimates the time of the run and the number of its jobs, from the seconds of a step and of a start."""
     config, minutes = started.config, flags.FLAGS.job_minutes
     limit = config.cluster.time_limit_seconds if minutes is None else 60 * minutes
     now = time.time()

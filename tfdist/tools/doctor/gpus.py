@@ -144,11 +144,7 @@ def recommend_precision(seconds: Mapping[str, float]) -> str:
 
 
 def links(gpus: Sequence[int]) -> tuple[str, float] | None:
-    """Returns the slowest link between these GPUs of this host, and its GB/s in one direction (0: unknown).
-
-    Args:
-        gpus: indices among those that the process sees.
-    """
+    """Returns the slowest link between GPUs that the process sees, and its GB/s in one direction (0: unknown)."""
     visible = host_gpus.assigned_gpus(os.environ)
     on_host = gpu_table.query()
     index = {name: gpu.index for gpu in on_host for name in (gpu.uuid, str(gpu.index))}

@@ -41,12 +41,7 @@ def processor(here: Machine) -> Finding:
 
 
 def gpus(here: Machine, listed: int, problem: str) -> list[Finding]:
-    """Compares the GPUs of the machine with those that TensorFlow lists.
-
-    Args:
-        listed: the number that TensorFlow lists.
-        problem: why it lists none although there are some of NVIDIA; "": no problem.
-    """
+    """Compares the GPUs of the machine with the number that TensorFlow lists; `problem`: why it lists none."""
     found = ", ".join(f"{count} of {_MAKERS[maker]}" for maker, count in here.gpus.items()) or "none"
     if problem:
         return [Finding("GPUs", BAD, problem)]

@@ -85,16 +85,13 @@ def of_run(
     state: str = "",
     others: Sequence[Mapping[str, Any]] = (),
 ) -> Bill | None:
-    """Returns the bill of a run; None if it has no starts.jsonl, which earlier releases did not write.
+    """Returns the bill of a run; None if it has no starts.jsonl. Raises ValueError if the file cannot be read.
 
     Args:
         jobs: the starts of its Slurm jobs.
         state: see `Bill.state`.
         others: the starts of other runs. Those in the same job have their part of its time, and the run that began
             first in a start of the job has its energy.
-
-    Raises:
-        ValueError: the file cannot be read.
     """
     starts = read_back.read_starts(workdir)
     if not starts:

@@ -153,11 +153,7 @@ def _draw(
 
 
 def _axes(runs: Sequence[RunState], different: Sequence[dict[str, Any]]) -> tuple[str | None, str]:
-    """Returns the fields of the scatter's axes; None: nothing differs.
-
-    Raises:
-        ValueError: no run has a field of this name.
-    """
+    """Returns the fields of the scatter's axes; None: nothing differs. Raises as `selection.resolve`."""
     known = list(dict.fromkeys(name for run in runs for name in selection.values(run)))
     metric = next((run.config.get("checkpoint.best_metric") for run in runs), None) or "loss"
     best = f"best.{metric}" if f"best.{metric}" in known else f"training.{metric}"

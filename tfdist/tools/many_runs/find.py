@@ -42,11 +42,7 @@ def _by_number(name: str) -> list[tuple[float, str]]:
 
 
 def read_all(paths: Sequence[Path]) -> tuple[list[RunState], list[str]]:
-    """Reads the runs at and below `paths`, each once.
-
-    Returns:
-        The runs, and a line for each one that is damaged or cannot be read.
-    """
+    """Reads the runs at and below `paths`, each once; also returns a line for each one that cannot be read."""
     runs: list[RunState] = []
     problems: list[str] = []
     for workdir in dict.fromkeys(each for path in paths for each in workdirs(path, problems)):

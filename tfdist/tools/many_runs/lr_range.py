@@ -78,13 +78,9 @@ class Range:
 
 
 def smooth(pairs: Sequence[tuple[float, float | None]]) -> Range:
-    """Smooths losses, up to the step where they have diverged.
+    """Smooths the losses of (rate, loss) pairs, up to the step where they have diverged; None: not finite.
 
-    Args:
-        pairs: rate and loss of each step; None: not finite.
-
-    Raises:
-        ValueError: fewer than 20 losses are finite.
+    Raises ValueError if fewer than 20 losses are finite.
     """
     finite = list(itertools.takewhile(lambda pair: pair[1] is not None and math.isfinite(pair[1]), pairs))
     losses = [loss for _, loss in finite]
@@ -153,8 +149,7 @@ def main(argv: list[str]) -> None:
 def of_script(script: Sequence[str], folder: Path, log: Path) -> list[tuple[float, float]]:
     """Runs a script until its first fit has done the steps; returns their rates and losses.
 
-    Raises:
-        ValueError: it ended before, or cannot be used; contains the end of its log.
+    Raises ValueError, with the end of its log, if it ended before, or cannot be used.
     """
     values = flags.FLAGS
     folder.mkdir(parents=True)

@@ -57,11 +57,7 @@ def shipped_names() -> list[str]:
 
 
 def table(runs: Sequence[RunState]) -> list[list[Any]]:
-    """Returns the rows of `HEADER`: of each shipped config those of its finished runs, or one that says "not run".
-
-    Raises:
-        ValueError: a file of a run is damaged.
-    """
+    """Returns the rows of `HEADER`: of each shipped config those of its finished runs, or one that says "not run"."""
     groups = collections.defaultdict(list)
     for run in runs:
         environment = files.read_json(run.workdir / run_info.ENVIRONMENT) or {}

@@ -53,11 +53,7 @@ class RunState:
 
 
 def read(workdir: Path) -> RunState:
-    """Reads the state of the run in `workdir`.
-
-    Raises:
-        ValueError: a file cannot be read, or is damaged; names it.
-    """
+    """Reads the state of the run in `workdir`; raises ValueError, which names the file, if one cannot be read."""
     config = differences.read_config(workdir)
     environment = files.read_json(workdir / run_info.ENVIRONMENT) or {}
     finished = files.read_json(workdir / "finished.json")

@@ -70,12 +70,9 @@ def main(argv: list[str]) -> int:
 def table(
     runs: Sequence[RunState], rows: Sequence[dict[str, Any]], more: Sequence[str] = ()
 ) -> tuple[list[str], list[list[Any]]]:
-    """Returns header and rows of a table of runs.
+    """Returns header and rows of a table of runs, with the best metrics of all `runs` and the fields `more` as columns.
 
-    Args:
-        runs: all runs; their best metrics are columns.
-        rows: of `selection.values`, for those that are shown.
-        more: further fields to show.
+    `rows` are those of `selection.values`, for the runs that are shown.
     """
     metrics = list(dict.fromkeys(run.config.get("checkpoint.best_metric") or "loss" for run in runs))
     metrics = [name for name in metrics if any(name in {**run.best, **run.train} for run in runs)]

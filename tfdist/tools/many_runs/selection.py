@@ -57,10 +57,9 @@ def short(path: Path) -> str:
 
 
 def conditions(words: Iterable[str]) -> list[Condition]:
-    """Parses conditions; several in one text are separated by commas or "and", after one of the run by "and" only.
+    """Parses conditions; raises ValueError if a text is none.
 
-    Raises:
-        ValueError: a text is no condition, or compares with a text.
+    Several in one text are separated by commas or "and", after one of the run by "and" only.
     """
     found = []
     for part in (part for word in words for part in _separate(word)):
@@ -87,8 +86,7 @@ def _separate(word: str) -> list[str]:
 def resolve(name: str, known: Sequence[str]) -> str:
     """Returns the field of `known` that `name` means: itself, the end of one name, or the best value of a metric.
 
-    Raises:
-        ValueError: no field has this name, or several end with it.
+    Raises ValueError if no field has this name, or several end with it.
     """
     if name in known:
         return name
@@ -111,10 +109,9 @@ def select(rows: Sequence[dict[str, Any]], wanted: Sequence[Condition]) -> list[
 
 
 def sort(rows: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Returns the rows by a field, smallest first, or largest first if `name` begins with a minus; then those without.
+    """Returns the rows by a field, smallest first, or largest first if `name` begins with a minus.
 
-    Raises:
-        ValueError: see `resolve`.
+    Then those without it. Raises as `resolve`.
     """
     known = list(dict.fromkeys(each for row in rows for each in row))
     field, falls = resolve(name.removeprefix("-"), known), name.startswith("-")

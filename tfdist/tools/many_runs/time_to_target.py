@@ -46,12 +46,8 @@ class Prediction:
 def means(lines: Sequence[Mapping[str, Any]], average_steps: int) -> list[tuple[float, float]]:
     """Returns the means of |G|^2 and of tr(Sigma) in the interval of each report, without the steps before it.
 
-    The reports have averages over about `average_steps` steps. While the gradient falls by powers of ten, these are
-    those of long ago, so what was in the average at the report before is subtracted.
-
-    Args:
-        lines: the reports of a training, in order.
-        average_steps: its `config.report.noise_scale`.
+    The reports have averages over about `average_steps` steps, `config.report.noise_scale`. While the gradient falls by
+    powers of ten, these are those of long ago, so what was in the average at the report before is subtracted.
     """
     decay, count, before, found = 1.0 - 1.0 / average_steps, 0, (0.0, 0.0), []
     for line in lines:
@@ -72,11 +68,7 @@ def average(parts: Sequence[tuple[float, float]], batch_size: float) -> float:
 
     A step at a noise scale N makes as much progress as 1 / (1 + N / B) steps without noise (section 2.2 of the paper).
     Weighted by this progress, the mean gives the sum over the steps of (1 + N / B') / (1 + N / B) as the predicted
-    steps with a batch B'.
-
-    Args:
-        parts: |G|^2 and tr(Sigma) at equal intervals of steps, as `means` returns them.
-        batch_size: B, of that run.
+    steps with a batch B'. `parts` are of `means`, at equal intervals of steps; B is `batch_size`.
     """
     norms = [square + variance / batch_size for square, variance in parts]
     noise = sum(variance / norm for (_, variance), norm in zip(parts, norms, strict=True))
@@ -101,12 +93,9 @@ def read(workdir: Path) -> Reached:
 
 
 def steps_to_target(noise_scale: float, batch_size: float, *, measured_steps: float, measured_batch: float) -> float:
-    """Returns the predicted steps to a target with a batch, given those that were measured with another.
+    """Returns the predicted steps to a target with a batch, given `measured_steps` with `measured_batch` examples.
 
-    Args:
-        noise_scale: in examples; inf: steps are inverse to the batch.
-        batch_size, measured_batch: examples per step.
-        measured_steps: to the same target with `measured_batch`.
+    With an infinite noise scale, steps are inverse to the batch.
     """
     if math.isinf(noise_scale):
         return measured_steps * measured_batch / batch_size
@@ -120,12 +109,7 @@ def measured_noise_scale(points: Sequence[Point]) -> float | None:
 
 
 def predict(points: Sequence[Point], noise_scale: float, reached: Reached | None) -> list[Prediction]:
-    """Returns the prediction for each point.
-
-    Args:
-        noise_scale: in examples.
-        reached: a run that reached the target; None: steps and seconds are relative.
-    """
+    """Returns the prediction for each point; relative steps and seconds if no run has reached the target."""
     steps, batch = (1.0, points[0].batch_size) if reached is None else (reached.steps, reached.batch_size)
     return [
         Prediction(
@@ -139,12 +123,7 @@ def predict(points: Sequence[Point], noise_scale: float, reached: Reached | None
 
 
 def describe(points: Sequence[Point], noise_scale: float | None, reached: Reached | None) -> str:
-    """Returns the noise scale as a sentence, and the predictions as a table.
-
-    Args:
-        noise_scale: in examples; None: that of `reached` or, without one, of the points.
-        reached: see `predict`.
-    """
+    """Returns a noise scale, by default that of `reached` or of the points, in words, and the table of predictions."""
     if noise_scale is None:
         noise_scale = measured_noise_scale(points) if reached is None else reached.noise_scale
     if noise_scale is None:

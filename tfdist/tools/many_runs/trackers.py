@@ -121,12 +121,7 @@ class mlflow(Tracker):
     Args:
         experiment: the experiment of the run; it is made if there is none.
         store: the tracking URI, or a directory: `mlflow ui --backend-store-uri mlruns` shows it.
-        model: upload the final model.
-        run_workdir: see `Tracker`.
-        run_config: see `Tracker`.
-
-    Raises:
-        ValueError: MLflow is not installed.
+        model, run_workdir, run_config: see `Tracker`.
     """
 
     def __init__(
@@ -180,12 +175,7 @@ class wandb(Tracker):
     Args:
         project: the project of the run.
         mode: "offline" or "online".
-        model: upload the final model.
-        run_workdir: see `Tracker`.
-        run_config: see `Tracker`.
-
-    Raises:
-        ValueError: wandb is not installed.
+        model, run_workdir, run_config: see `Tracker`.
     """
 
     def __init__(
@@ -229,12 +219,7 @@ class trackio(Tracker):
 
     Args:
         project: the project of the run.
-        model: keep the final model with the project.
-        run_workdir: see `Tracker`.
-        run_config: see `Tracker`.
-
-    Raises:
-        ValueError: trackio is not installed.
+        model, run_workdir, run_config: see `Tracker`.
     """
 
     def __init__(

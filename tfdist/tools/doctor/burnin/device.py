@@ -16,12 +16,7 @@ _SIZES = {"CPU": (384, 8, 2**23, 8), "GPU": (4096, 16, 2**28, 16)}
 
 
 class Probe:
-    """Makes rounds on one device.
-
-    Args:
-        device: its name in TensorFlow, such as "GPU:0".
-        clock: seconds that count; `time.process_time` on processors that others share.
-    """
+    """Makes rounds on one device, such as "GPU:0"; the clock is `time.process_time` on processors that others share."""
 
     def __init__(self, device: str, clock: Callable[[], float] = time.perf_counter):
         self._device, self._clock = device, clock
@@ -39,9 +34,8 @@ class Probe:
     def round(self) -> dict[str, Any]:
         """Makes one round.
 
-        Returns:
-            "hash" of the trained weights; "finite", whether they are; "arithmetic" in GFLOP/s; "memory" and, for GPUs,
-            "copy" from the host, in GB/s.
+        Returns "hash" of the trained weights; "finite", whether they are; "arithmetic" in GFLOP/s; "memory" and, for
+        GPUs, "copy" from the host, in GB/s.
         """
         with tf.device(self._device):
             weights = [value.numpy() for value in self.train()]

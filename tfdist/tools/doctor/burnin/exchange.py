@@ -39,10 +39,9 @@ class Folder:
         return self._path / f"rank-{rank:05d}.jsonl"
 
     def meet(self, about: Mapping[str, Any], ranks: int, end: float) -> list[Mapping[str, Any] | None]:
-        """Writes `about`, the first record of this rank, and waits for all ranks.
+        """Writes `about`, the first record of this rank, and waits for all ranks until `end` (time.monotonic()).
 
-        Returns:
-            The first record of each rank; None for those that have not started at `end` (time.monotonic()).
+        Returns the first record of each rank; None for those that have not started.
         """
         self.write({**about, "token": self._token})
         if self._rank == 0:
@@ -98,8 +97,7 @@ def turn(rank: int, at_once: int | None) -> Iterator[None]:
 def serve_link(block_seconds: float = 0.0) -> int:
     """Sends `LINK_BYTES` to each connection, in a thread; returns the port.
 
-    Args:
-        block_seconds: pause after each block of 256 KB, to see what a slow link does.
+    A pause of `block_seconds` after each block of 256 KB shows what a slow link does.
     """
     server = socket.create_server(("", 0), backlog=16)
 

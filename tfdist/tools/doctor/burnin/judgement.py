@@ -33,9 +33,7 @@ class Device:
 def problems(devices: Sequence[Device], slow: float, slow_link: float) -> dict[str, list[str]]:
     """Returns node -> what is wrong there; nodes without a problem are left out.
 
-    Args:
-        slow: a device is too slow if a rate of its is below this fraction of the median of its kind.
-        slow_link: the same for the network, which others use, too.
+    A device is too slow if a rate of its is below `slow` times the median of its kind, or the link below `slow_link`.
     """
     found: dict[str, list[str]] = collections.defaultdict(list)
     for kind in dict.fromkeys(device.kind for device in devices):

@@ -52,12 +52,7 @@ def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], m
     """Submits what is not finished and is in no queue: one array, or one for each stage of a pruned sweep.
 
     Each stage waits for the one before (`sbatch --dependency=afterany`), and its tasks then decide which of them go on.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        ValueError: sbatch refuses the job; contains its message.
+    Returns the exit code; raises ValueError with sbatch's message if it refuses the job.
     """
     count = plan.proposals.get("count", len(plan.runs))
     busy = in_queue(workdir)
@@ -109,11 +104,7 @@ def _sbatch(command: Sequence[str], directory: str) -> str:
 
 
 def in_queue(workdir: Path) -> set[str]:
-    """Returns the tasks of the sweep's arrays that wait or run, as ARRAY_TASK.
-
-    Raises:
-        ValueError: Slurm does not say.
-    """
+    """Returns the tasks of the sweep's arrays in the queue, as ARRAY_TASK; raises ValueError if Slurm does not say."""
     ids = (files.read_json(str(workdir / FILE)) or {}).get("jobs", [])
     if not ids or shutil.which("squeue") is None:
         return set()

@@ -109,8 +109,7 @@ def main(argv: list[str]) -> int:
 def make_plan() -> tuple[Plan, list[schema.Config]]:
     """Returns the plan that the flags describe, and the configs of its runs; none for a script.
 
-    Raises:
-        ValueError: there is nothing to vary, or a run would be refused.
+    Raises ValueError if there is nothing to vary, or a run would be refused.
     """
     values = flags.FLAGS
     path = "" if values.script else config_flags.config_file()

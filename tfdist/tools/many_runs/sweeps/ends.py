@@ -71,8 +71,7 @@ def read(plan: plans.Plan, workdir: Path, name: str) -> RunEnd:
 def evaluations(workdir: Path, metric: str) -> list[tuple[float, float]]:
     """Returns epoch and value of the metric of each evaluation of a run, in order; only finite values.
 
-    Raises:
-        ValueError: the run's metrics.jsonl cannot be read.
+    Raises ValueError if the run's metrics.jsonl cannot be read.
     """
     found = [(record.get("epoch"), record.get(metric)) for record in evaluation_records(workdir)]
     return [(epoch, value) for epoch, value in found if isinstance(value, int | float) and math.isfinite(value)]
@@ -86,11 +85,7 @@ def evaluation_records(workdir: Path) -> list[dict[str, Any]]:
 
 
 def _workdirs(workdir: Path) -> list[Path]:
-    """Returns the workdir of a run of a config, or those of the calls of fit of a script.
-
-    Raises:
-        ValueError: a directory cannot be read.
-    """
+    """Returns the workdir of a run, or those of a script's calls of fit; raises ValueError if one cannot be read."""
     problems: list[str] = []
     found = list(find.workdirs(workdir, problems)) if workdir.exists() else []
     if problems:

@@ -32,11 +32,7 @@ class Stage:
 
 
 def check(prune: tuple[int, ...], runs: Mapping[str, schema.Config]) -> None:
-    """Checks that every run has an evaluation after each of these epochs.
-
-    Raises:
-        ValueError: one has not, or the epochs do not rise.
-    """
+    """Raises a ValueError if a run has no evaluation after one of these epochs, or they do not rise."""
     if list(prune) != sorted({*prune}) or (prune and prune[0] < 1):
         raise ValueError(f"--prune must be rising epochs from 1 on, as 5,10. Received: {','.join(map(str, prune))}")
     for name, config in runs.items():
@@ -58,12 +54,8 @@ def check(prune: tuple[int, ...], runs: Mapping[str, schema.Config]) -> None:
 def stage(plan: Plan, workdir: Path, *, decide: bool = True) -> Stage:
     """Returns the stage that is not complete, or the last one.
 
-    Args:
-        decide: a stage whose runs have ended, or have failed, is complete, and is written as such.
-
-    Raises:
-        ValueError: a file of a run is damaged, or the evaluations do not have the metric.
-        OSError: a decision cannot be written.
+    With `decide`, a stage whose runs have ended, or have failed, is complete, and is written as such. Raises ValueError
+    if a file of a run is damaged, or no evaluation has the metric; OSError if a decision cannot be written.
     """
     names = tuple(plan.runs)
     for epochs in plan.prune:

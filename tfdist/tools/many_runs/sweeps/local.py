@@ -47,14 +47,9 @@ class Job:
 
 
 def slots(count: int | None, *, on_cpu: bool) -> list[Slot]:
-    """Divides this machine.
+    """Divides this machine into `count` slots, by default one for each GPU, or for two cores; `on_cpu`: without GPUs.
 
-    Args:
-        count: runs at a time; None: one for each GPU, or for two cores.
-        on_cpu: the runs use no GPUs.
-
-    Raises:
-        ValueError: there are fewer GPUs, or cores, than `count`.
+    Raises ValueError if there are fewer GPUs, or cores.
     """
     gpus = () if on_cpu else host_gpus.assigned_gpus(os.environ)
     if gpus:

@@ -81,8 +81,7 @@ def read(workdir: Path) -> Plan | None:
 def merge(old: Plan | None, new: Plan, workdir: Path) -> Plan:
     """Returns the plan of a command in a workdir that may hold a sweep: new values add runs to it.
 
-    Raises:
-        ValueError: the sweep there has another config or script, or is pruned or proposed otherwise.
+    Raises ValueError if that has another config or script, or is pruned or proposed otherwise.
     """
     if old is None:
         return new

@@ -35,11 +35,7 @@ def define_flags() -> None:
 
 
 def describe(fields: Sequence[Field]) -> dict[str, Any]:
-    """Returns Optuna's part of the plan, from the flags.
-
-    Raises:
-        ValueError: Optuna is not installed, or has no such sampler or pruner, or it cannot be used for this sweep.
-    """
+    """Returns Optuna's part of the plan, from the flags; raises ValueError if Optuna cannot be used so."""
     values = flags.FLAGS
     part = {"count": values.suggest, "sampler": values.sampler, "pruner": values.pruner, "seed": values.draw_seed}
     part["space"] = {
@@ -55,8 +51,7 @@ def describe(fields: Sequence[Field]) -> dict[str, Any]:
 def rehearse(part: dict[str, Any]) -> None:
     """Uses the sampler and the pruner with invented results, in memory: what they lack may show after some runs only.
 
-    Raises:
-        ValueError: they need another package, or cannot propose these fields.
+    Raises ValueError if they need another package, or cannot propose these fields.
     """
     sampler, pruner = _make_parts(part)
     import optuna
@@ -204,8 +199,7 @@ def run_here(
 def run_task(plan: Plan, workdir: Path, index: int, start: Callable[..., int]) -> int:
     """Runs one task of a job array, which has one trial, also after it has been requeued; returns the job's exit code.
 
-    Args:
-        start: called with the plan, the run's workdir, its command, and a function that says whether to stop it.
+    `start` is called with the plan, the run's workdir, its command, and a function that says whether to stop it.
     """
     opened = study(plan, workdir, draw=index)
     mine = next((trial for trial in opened.trials if trial.user_attrs.get(_TASK) == index), None)

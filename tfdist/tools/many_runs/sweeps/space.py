@@ -115,11 +115,7 @@ def _split(text: str) -> list[str]:
 
 
 def grid(fields: Sequence[Field]) -> list[Overrides]:
-    """Returns every combination of the values, the last field fastest.
-
-    Raises:
-        ValueError: a field has an interval, which has no list of values.
-    """
+    """Returns every combination of the values, the last field fastest; raises ValueError if a field has an interval."""
     for field in fields:
         if field.interval:
             raise ValueError(f"--set {field.name} is an interval, to draw from: add --random=N for N runs.")
@@ -177,8 +173,7 @@ def _digest(text: str) -> str:
 def as_fields(given: Mapping[str, Any], typed: Sequence[str]) -> list[Field]:
     """Returns the fields of `get_sweep()` and those of `--set`, which replace them by name.
 
-    Raises:
-        ValueError: as `parse`, or a field is typed twice.
+    Raises as `parse`, or if a field is typed twice.
     """
     found = {name: of_values(name, values) for name, values in given.items()}
     fields = [parse(text) for text in typed]

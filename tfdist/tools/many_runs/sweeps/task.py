@@ -54,13 +54,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def start(plan: Plan, workdir: Path, command: Sequence[str], watch: Callable[[], bool] = lambda: False) -> int:
-    """Runs a command on the nodes of this job, with its output in the run's log.
+    """Runs a command on the nodes of this job, with its output in the run's log; returns the exit code of the job.
 
-    Args:
-        watch: called again and again while it runs; True: stop it, as by scancel.
-
-    Returns:
-        The exit code of the job.
+    `watch` is called again and again while it runs; True: stop it, as by scancel.
     """
     # A run requeues its job itself, as in the batch file; a script leaves that to the batch file, after code 75.
     requeue = [] if plan.script else ["--config.cluster.requeue=true"]

@@ -13,13 +13,9 @@ from tfdist.config.command_line import words
 
 
 def check(runs: Mapping[str, Sequence[str]]) -> list[schema.Config]:
-    """Returns the config of each run.
+    """Returns the config of each run, given its name and the words that name the config and override its fields.
 
-    Args:
-        runs: name of the run -> the words that name the config and override its fields.
-
-    Raises:
-        ValueError: names the run, and says as `tfdist train` which of its fields does not exist or is invalid.
+    Raises ValueError, which names the run, and says as `tfdist train` which of its fields does not exist or is invalid.
     """
     configs = []
     before = list(sys.argv)
@@ -45,13 +41,9 @@ def _config(given: Sequence[str]) -> schema.Config:
 
 
 def given_space(path: str) -> dict[str, Any]:
-    """Returns what `get_sweep()` of a config file returns; {} where the file has no such function.
+    """Returns what `get_sweep()` of a config file, the value of --config, returns; {} where it has no such function.
 
-    Args:
-        path: the value of --config.
-
-    Raises:
-        ValueError: it returns no dict, or fails.
+    Raises ValueError if it returns no dict, or fails.
     """
     file = path.partition(":")[0]
     if not file.endswith(".py"):
