@@ -40,11 +40,7 @@ class Run:
 
 
 def read(workdirs: Sequence[Path]) -> list[Run]:
-    """Reads the runs in these directories.
-
-    Raises:
-        ValueError: a directory has no metrics.jsonl, or it has no reports yet.
-    """
+    """Reads the runs in these directories; raises ValueError if one has no metrics.jsonl, or no reports yet."""
     runs = []
     for workdir, label in zip(workdirs, labels(workdirs), strict=True):
         path = workdir / metrics_file.METRICS
@@ -63,11 +59,7 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
 
 
 def published(name: str) -> list[Run]:
-    """Returns results that a course prints by epoch, a run for each number of replicas; [] if it prints none.
-
-    Raises:
-        ValueError: there is no such entry in configs/courses/published.json.
-    """
+    """Returns results that a course prints by epoch, a run for each number of replicas; [] if it prints none."""
     found = scaling_results.find_published(name)
     runs, source = [], f"page: {found['source']}; {found['hardware']}"
     for index, replicas in enumerate(found["replicas"] if "by_epoch" in found else ()):
@@ -107,8 +99,7 @@ def labels(paths: Sequence[Path]) -> list[str]:
 def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False) -> Any:
     """Returns a figure with a panel for each value: training as lines, evaluations as dashed lines, a colour per run.
 
-    Raises:
-        ValueError: no run has a value of this name.
+    Raises ValueError if no run has a value of one of `names`.
     """
     known = [*dict.fromkeys(name for run in runs for name in run.names() if name != SPEED), SPEED]
     for name in names:

@@ -14,10 +14,7 @@ def draw_all_reduce(
 ) -> Any:
     """Returns a figure: all-reduce time by size, measured and by the ring's formula; step time by replicas.
 
-    Args:
-        rows: of `all_reduce.HEADER`.
-        predictions: of `all_reduce.STEP_HEADER`.
-        ring: the formula: bytes -> seconds.
+    The rows are of `all_reduce.HEADER` and `all_reduce.STEP_HEADER`, the formula is bytes -> seconds.
     """
     import numpy as np
     from matplotlib import ticker
@@ -57,8 +54,7 @@ def draw_all_reduce(
 def draw_batches(rows: Sequence[tuple], best: int | None, *, fits: str, caption: str) -> Any:
     """Returns a figure: memory of a replica and examples per second by batch; batches that do not fit are crosses.
 
-    Args:
-        rows: of `batch_size.HEADER`, by batch.
+    The rows are of `batch_size.HEADER`, by batch.
     """
     figure, (left, right) = style.figure("The largest batch that fits", caption, columns=2, size=(12.5, 4.8))
     good = [row for row in rows if row[3] == fits]
@@ -88,11 +84,7 @@ def draw_batches(rows: Sequence[tuple], best: int | None, *, fits: str, caption:
 
 
 def draw_rate_range(found: Any, *, caption: str) -> Any:
-    """Returns a figure: the loss by learning rate, each step and smoothed, with the suggested rate.
-
-    Args:
-        found: a `tfdist.tools.many_runs.lr_range.Range`.
-    """
+    """Returns a figure of a `lr_range.Range`: the loss by learning rate, and the rates that are suggested."""
     figure, (axes,) = style.figure("Learning-rate range test", caption, size=(9.0, 5.0))
     axes.plot(found.rates, found.losses, color=style.GREY, linewidth=1.0, alpha=0.5, label="loss of a step")
     axes.plot(found.rates, found.smoothed, color=style.COLORS[0], label="smoothed")

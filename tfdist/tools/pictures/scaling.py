@@ -74,8 +74,7 @@ def has_details(studies: Sequence[Study]) -> bool:
 def _amounts(study: Study, same: int | None = None) -> list[tuple[list[float], list[tuple[float, float]]]]:
     """Returns, for each panel, the median of each point and the range of its later epochs.
 
-    Args:
-        same: number of examples whose time the first panel shows; None: the time of an epoch.
+    The first panel shows the time of `same` examples; None: of an epoch.
     """
     base = study.points[0].examples_per_second / study.points[0].replicas
     found = []

@@ -25,10 +25,7 @@ class Point:
 def draw(points: Sequence[Point], *, x: str, y: str, caption: str) -> Any:
     """Returns a figure of the points: for each series the mean over equal x as a line, smallest to largest as a band.
 
-    Args:
-        x: the name of the field; its values are numbers, or any others, which are then named on the axis.
-        y: the name of the value.
-        caption: what the series share, or what else is to be said.
+    The values of the field `x` are numbers, or any others, which are then named on the axis.
     """
     figure, (axes,) = style.figure(f"{y} by {x}", caption, size=(9.0, 5.4))
     numbers = all(isinstance(point.x, int | float) and not isinstance(point.x, bool) for point in points)

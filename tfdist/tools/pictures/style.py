@@ -40,17 +40,9 @@ _SETTINGS = Path(__file__).with_suffix(".json")
 
 
 def save(path: Path, draw: Callable[[], Any]) -> str:
-    """Draws a figure in this style, and writes it as a PNG and an SVG file.
+    """Draws a figure in this style, and writes it to `path`, without a suffix, as a PNG and an SVG file.
 
-    Args:
-        path: of the files, without a suffix.
-        draw: returns the figure; called only if matplotlib is installed.
-
-    Returns:
-        The names of the files, for the user; `MISSING` without matplotlib.
-
-    Raises:
-        OSError: a file cannot be written.
+    `draw` is called only if matplotlib is installed. Returns the names of the files for the user, or `MISSING`.
     """
     try:
         import matplotlib
@@ -69,12 +61,9 @@ def save(path: Path, draw: Callable[[], Any]) -> str:
 def figure(
     title: str, caption: str, *, columns: int = 1, rows: int = 1, size: tuple[float, float], share: str = ""
 ) -> tuple[Any, list[Any]]:
-    """Returns a figure with a title above and a caption below, and its axes row by row.
+    """Returns a figure with a title above and a caption below, wrapped to the width, and its axes row by row.
 
-    Args:
-        caption: what was measured where; wrapped to the width.
-        size: width and height of all axes together, in inches.
-        share: "x", "y" or "xy": these scales are the same in all axes.
+    `size` is width and height of all axes together, in inches; `share`, "x", "y" or "xy": the scales that are the same.
     """
     from matplotlib.figure import Figure
 

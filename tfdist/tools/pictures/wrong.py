@@ -13,11 +13,7 @@ _COLUMNS = 6
 
 
 def draw_confusion(matrix: np.ndarray, classes: Sequence[str], title: str) -> Any:
-    """Returns a figure of a confusion matrix; the colour is the share of the examples of a row.
-
-    Args:
-        matrix: int64 [classes, classes]; see `meaning.confusion`.
-    """
+    """Returns a figure of a matrix of `meaning.confusion`; the colour is the share of the examples of a row."""
     count = len(classes)
     side = min(14.0, max(6.0, 0.55 * count + 2))
     caption = "Rows: the label of the examples. Columns: the class that the model chose. Colour: share of a row."
@@ -39,12 +35,7 @@ def draw_confusion(matrix: np.ndarray, classes: Sequence[str], title: str) -> An
 
 
 def draw_wrong(images: np.ndarray, captions: Sequence[tuple[str, str, float]], title: str) -> Any:
-    """Returns a figure of images with the label, the class that the model chose, and its probability.
-
-    Args:
-        images: [n, height, width, 1 or 3] in 0 to 1.
-        captions: (label, class, probability) of each.
-    """
+    """Returns a figure of images, [n, h, w, 1 or 3] in 0 to 1, each with (label, chosen class, probability)."""
     columns = min(_COLUMNS, max(3, len(images)))
     rows = -(-len(images) // columns)
     caption = "Above each image: its label, the class that the model chose, and its probability."

@@ -98,8 +98,7 @@ def _arguments(spec: dict[str, Any]) -> Any:
 def read_batch(options: config_lib.Data, source: Any, prepare: Callable[..., dict[str, Any]], *, training: bool) -> str:
     """Reads and prepares the first batch of a split; describes it, such as "image float32 [128, 32, 32, 3]".
 
-    Raises:
-        ValueError: an example cannot be read; contains its name.
+    Raises ValueError, with its name, if an example cannot be read.
     """
     import tensorflow as tf
 
@@ -120,14 +119,10 @@ def read_batch(options: config_lib.Data, source: Any, prepare: Callable[..., dic
 
 
 def prepare(config: config_lib.Config) -> list[tuple]:
-    """Downloads and opens both splits, and reads the first batch of each.
+    """Downloads and opens both splits, and reads the first batch of each; returns a row of `HEADER` for each.
 
-    Returns:
-        A row of `HEADER` for each split.
-
-    Raises:
-        ValueError: the config cannot be used, or an example cannot be read.
-        OSError: the data does not exist and cannot be downloaded.
+    Raises ValueError if the config cannot be used, or an example cannot be read; OSError if the data does not exist and
+    cannot be downloaded.
     """
     from tfdist.data import inputs as inputs_lib
 
@@ -148,12 +143,8 @@ def prepare(config: config_lib.Config) -> list[tuple]:
 def write_files(config: config_lib.Config, form: Any, output: Path) -> list[tuple]:
     """Downloads both splits, and writes their images to `output` in the form `form`, a `resized_files.Form`.
 
-    Returns:
-        A row of `FILES_HEADER` for each split, without its slice.
-
-    Raises:
-        ValueError: the config cannot be used, or an image cannot be read.
-        OSError: the data does not exist, or the files cannot be written.
+    Returns a row of `FILES_HEADER` for each split, without its slice. Raises ValueError if the config cannot be used,
+    or an image cannot be read; OSError if the data does not exist, or the files cannot be written.
     """
     from tfdist.data import inputs as inputs_lib
     from tfdist.tools.prepare_data import resized_files

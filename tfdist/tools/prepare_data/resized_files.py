@@ -50,12 +50,8 @@ def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, ou
         source: the split; "image" is encoded, string [n], or uint8 [n, h, w, c]. Other columns are kept.
         spec: of the source, to know it again.
 
-    Returns:
-        Bytes of the files, and seconds that writing took: 0 if they were there.
-
-    Raises:
-        ValueError: other examples are in OUTPUT/SPLIT, the source has no images, or one of them is damaged.
-        OSError: the folder cannot be written, or is full; names it.
+    Returns bytes of the files, and seconds that writing took, 0 if they were there. Raises ValueError if other examples
+    are there, the source has no images, or one is damaged; OSError, which names the folder, if it cannot be written.
     """
     folder = output / split
     made = {"source": diff.to_json(spec), "split": split, **diff.to_json(dataclasses.asdict(form))}
@@ -175,8 +171,7 @@ def _storing(form: Form, channels: int, *, decoded: bool) -> tuple[Callable[[tf.
 def resize(pixels: tf.Tensor, size: tuple[int, int] | int) -> tf.Tensor:
     """Scales one image, uint8 [h, w, c], bilinear with antialiasing.
 
-    Args:
-        size: (height, width); or the shorter side: the aspect ratio is kept, and a smaller image its size.
+    To (height, width); or to the shorter side: the aspect ratio is kept, and a smaller image its size.
     """
     if isinstance(size, int):
         height_width = tf.shape(pixels)[:2]

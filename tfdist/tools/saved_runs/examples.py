@@ -116,11 +116,7 @@ def _cannot_be_read(file: Path | str, error: tf.errors.OpError) -> str:
 def find(words: Sequence[str]) -> tuple[str, list[Path]]:
     """Returns the kind of the files that `words` name, "images", "arrays", "table" or "text", and the files.
 
-    Args:
-        words: files, or folders whose images are taken, those in folders below too.
-
-    Raises:
-        ValueError: there are none, or they are of several kinds.
+    Of folders, images are taken, those in folders below too. Raises ValueError if there are none, or several kinds.
     """
     found: list[Path] = []
     for word in words:
@@ -149,12 +145,7 @@ def find(words: Sequence[str]) -> tuple[str, list[Path]]:
 def read_array(path: Path, key: str, shape: Sequence[int | None] | None) -> np.ndarray:
     """Returns the array of a .npy file, or that of a .npz file which is named `key` or the only one that fits.
 
-    Args:
-        key: the key of the model's input.
-        shape: of an example, None where any size fits; None: not known.
-
-    Raises:
-        ValueError: no array fits.
+    `shape` is that of an example, None where any size fits; None: not known. Raises ValueError if no array fits.
     """
     arrays = _load(path, key)
     fitting = {name: value for name, value in arrays.items() if shape is None or _fits(value.shape[1:], shape)}
@@ -176,13 +167,10 @@ def _load(path: Path, key: str) -> dict[str, np.ndarray]:
 
 
 def read_arrays(path: Path, shapes: Mapping[str, Sequence[int | None]]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a .npz file for a model with several inputs.
+    """Returns the arrays of a .npz file by the names of a model's inputs.
 
-    Args:
-        shapes: name of an input -> shape of an example, None where any size fits.
-
-    Raises:
-        ValueError: an array is missing or does not fit, or their lengths differ.
+    `shapes` are those of an example, None where any size fits. Raises ValueError if an array is missing or does not
+    fit, or their lengths differ.
     """
     arrays = _load(path, "")
     arrays.pop("", None)
@@ -202,15 +190,8 @@ def read_arrays(path: Path, shapes: Mapping[str, Sequence[int | None]]) -> dict[
 def read_lines(path: Path, characters: Sequence[str], length: int) -> tuple[np.ndarray, list[str]]:
     """Returns the end of each line of a text, as numbers of its characters, int32 [lines, length], and the lines.
 
-    Shorter lines are filled with spaces at their beginning, or with the first known character.
-
-    Args:
-        path: a file in UTF-8; empty lines are left out.
-        characters: those of the training, in the order of their numbers.
-        length: that the model takes.
-
-    Raises:
-        ValueError: there are no lines, or a character was not in the text of the training.
+    Empty lines are left out. Shorter ones are filled with spaces at their beginning, or with the first known character.
+    `characters` are those of the training, in the order of their numbers. Raises ValueError for another character.
     """
     numbers = {character: number for number, character in enumerate(characters)}
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -226,15 +207,10 @@ def read_lines(path: Path, characters: Sequence[str], length: int) -> tuple[np.n
 
 
 def read_table(path: Path, width: int | None) -> tuple[np.ndarray, list[str]]:
-    """Returns the numbers of a table, float32 [rows, columns], and the names of the columns.
+    """Returns the numbers of a .csv or .tsv file, float32 [rows, columns], and the columns, which its first line names.
 
-    Args:
-        path: a .csv or .tsv file whose first line names the columns.
-        width: the number of columns that the model needs, in this order; None: not known.
-
-    Raises:
-        ValueError: names the first field that is no number, or the first line of another length than the header; or
-            the table has another number of columns, or no line.
+    Raises ValueError, which names the first field that is no number, or the first line of another length; or if there
+    are not `width` columns, which the model needs in this order; None: not known.
     """
     if path.suffix.lower() not in (".csv", ".tsv"):
         raise ValueError(f"{path}: only a run that was trained on a table (data.json in its workdir) reads Parquet.")

@@ -49,8 +49,7 @@ def parse(argv: list[str]) -> list[str]:
 def plain_model(saved: SavedRun, which: str) -> Any:
     """Returns the model of a run outside of any strategy, on this process alone.
 
-    Raises:
-        ValueError: as `weights.load`; or a launcher has started several processes.
+    Raises as `weights.load`, or ValueError if a launcher has started several processes.
     """
     import keras
 
@@ -98,11 +97,7 @@ def run(workdir: str) -> int:
 
 
 def report(name: str, expected: np.ndarray, found: Any) -> None:
-    """Prints how far outputs [n, ...], or their largest difference, are from the expected ones.
-
-    Raises:
-        ValueError: they are too far apart.
-    """
+    """Prints how far outputs [n, ...], or their largest difference, are from `expected`; raises ValueError: too far."""
     if found is None:
         print(f"not compared: the library of {name} is not installed")
         return

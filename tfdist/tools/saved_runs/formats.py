@@ -120,11 +120,7 @@ def write_keras(model: keras.Model, path: Path, inputs: Sequence[np.ndarray]) ->
 
 
 def write_jax(model: keras.Model, path: Path, inputs: Sequence[np.ndarray]) -> float:
-    """Writes a serialized `jax.export.Exported`; returns the largest difference of its outputs by JAX.
-
-    Raises:
-        ValueError: Keras cannot run this model with JAX.
-    """
+    """Writes a serialized `jax.export.Exported`; returns the largest difference of its outputs by JAX."""
     need("jax")
     return by_other_backend("jax", model, inputs, path)
 
@@ -132,13 +128,7 @@ def write_jax(model: keras.Model, path: Path, inputs: Sequence[np.ndarray]) -> f
 def by_other_backend(backend: str, model: keras.Model, inputs: Sequence[np.ndarray], out: Path | None = None) -> float:
     """Returns the largest difference of the outputs of `model` with another backend of Keras, "jax" or "torch".
 
-    Args:
-        backend: its library is installed.
-        inputs: of a batch.
-        out: the file for `write_jax`; None: none.
-
-    Raises:
-        ValueError: Keras cannot run this model with that backend.
+    With `out`, the file of `write_jax` is written. Raises ValueError if Keras cannot run this model so.
     """
     script = Path(__file__).with_name("other_backend.py")
     with tempfile.TemporaryDirectory() as folder:

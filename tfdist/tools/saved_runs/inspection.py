@@ -44,8 +44,7 @@ parse = functools.partial(
 def outputs_of_split(saved: SavedRun, cluster: Any) -> tuple[np.ndarray, np.ndarray, Any]:
     """Returns the model's outputs and the labels of the evaluation split, and its source. Collective.
 
-    Raises:
-        ValueError: the run has no evaluation split, or only an input pipeline of its own.
+    Raises ValueError if the run has no evaluation split, or only an input pipeline of its own.
     """
     from tfdist.data import inputs
     from tfdist.tools.saved_runs import outputs, weights
@@ -108,10 +107,9 @@ def write(
     labels: np.ndarray,
     classes: Sequence[str],
 ) -> None:
-    """Prints the table of the classes, and writes the files.
+    """Prints the table of the classes, and writes the files to the folder `out`.
 
     Args:
-        out: their folder.
         source: of the examples, which reads images.
         known: numbers of the examples whose label is known.
         probability: of each class, float64 [examples, classes].

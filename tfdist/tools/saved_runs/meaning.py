@@ -12,9 +12,7 @@ _TOLERANCE = 5e-3
 def probabilities(outputs: np.ndarray, *, logits: bool = False) -> np.ndarray:
     """Returns the probability of each class, float64 [n, classes], from the outputs of a classifier.
 
-    Args:
-        outputs: [n, classes], logits or probabilities; or [n, 1], logits or probabilities of the second of two classes.
-        logits: whether they are known to be logits; else those within 0 and 1 are taken for probabilities.
+    They are [n, classes], or [n, 1] of the second of two classes: `logits`, or those within 0 and 1 are probabilities.
     """
     outputs = outputs.astype(np.float64)
     within = bool((outputs >= 0).all() and (outputs <= 1).all()) and not logits

@@ -32,8 +32,6 @@ def compute(
 
     Args:
         call: (prepared batch) -> the outputs [n, ...] of a model that was made in the cluster's scope.
-        source: random access to the examples.
-        prepare: prepare(batch, seeds, *, training) -> batch.
         batch: examples of a step over all replicas; rounded up to a multiple of the replicas.
         keep: the columns of the prepared batch to return as well, if they are there.
         name: of examples, for the progress on the standard error.

@@ -96,15 +96,9 @@ def several(model: Any) -> bool:
 
 
 def open_examples(saved: SavedRun, model: Any, words: Sequence[str], *, prepares: bool) -> Any:
-    """Opens the files that `words` name as a source, with `names`, `labels` and `find_damage()`.
+    """Opens the files or folders that `words` name as a source, with `names`, `labels` and `find_damage()`.
 
-    Args:
-        model: of the run.
-        words: files or folders.
-        prepares: whether the model prepares its input itself.
-
-    Raises:
-        ValueError: they do not fit the model.
+    `prepares`: whether the model prepares its input itself. Raises ValueError if they do not fit the model.
     """
     import tensorflow as tf
 
@@ -137,8 +131,7 @@ def open_examples(saved: SavedRun, model: Any, words: Sequence[str], *, prepares
 def open_table(saved: SavedRun, key: str, path: Path) -> Any:
     """Opens a table with the columns of the table of the training, with or without the label.
 
-    Raises:
-        ValueError: a column is missing, or holds what it did not hold in the training.
+    Raises ValueError if a column is missing, or holds what it did not hold in the training.
     """
     from tfdist.tools.saved_runs import examples
 
@@ -162,14 +155,10 @@ def takes_encoded(saved: SavedRun) -> bool:
 
 
 def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None, first: Path) -> tuple[int, int, int]:
-    """Returns (height, width, channels) of an image as the source of the run returns it.
+    """Returns (height, width, channels) of an image as the source of the run returns it; raises ValueError if unknown.
 
-    Args:
-        of_model: the shape of an example of the model's input.
-        first: the first file, which has the size of all if the run crops images of one size.
-
-    Raises:
-        ValueError: the size is not known.
+    `of_model` is the shape of the model's input; the first file has the size of all if the run crops images of one
+    size.
     """
     from tfdist.tools.saved_runs import examples
 
@@ -188,8 +177,7 @@ def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None, first: P
 def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str]) -> tuple[np.ndarray, Any]:
     """Returns the model's outputs [n, ...] for files, and their source. Collective.
 
-    Raises:
-        ValueError: a file cannot be read, or does not fit the model.
+    Raises ValueError if a file cannot be read, or does not fit the model.
     """
     import tensorflow as tf
 
@@ -229,14 +217,9 @@ def gives_logits(saved: SavedRun) -> bool:
 def table(
     names: Sequence[str], outputs: np.ndarray, classes: Sequence[str] | None, first: str, *, logits: bool = False
 ) -> tuple[list[str], list[list[Any]]]:
-    """Returns the header and the rows of a table of predictions.
+    """Returns the header and the rows of a table of predictions; `first`: the heading of the names of the examples.
 
-    Args:
-        names: of the examples.
-        outputs: [n, ...]; those of a classifier if `classes` is given.
-        classes: their names; None: the outputs are numbers.
-        first: the heading of the names.
-        logits: whether the outputs of a classifier are known to be logits.
+    `classes` are the names of a classifier's outputs, known to be `logits` or not; None: the outputs are numbers.
     """
     from tfdist.tools.saved_runs import meaning
 

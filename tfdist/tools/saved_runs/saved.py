@@ -48,8 +48,7 @@ class SavedRun:
     def input_key(self) -> str:
         """Returns the key of the model's input in a batch.
 
-        Raises:
-            ValueError: the objective has no argument `inputs`, so that it calls the model in its own way.
+        Raises ValueError if the objective has no argument `inputs`, so that it calls the model in its own way.
         """
         if self.config is None:
             return "image"
@@ -67,8 +66,7 @@ class SavedRun:
 def open_run(path: str | os.PathLike[str]) -> SavedRun:
     """Opens a workdir, or the newest call of `fit` below the workdir of a script; its modules can be imported then.
 
-    Raises:
-        ValueError: there is no run, or a file of it is damaged.
+    Raises ValueError if there is no run, or a file of it is damaged.
     """
     found = saved_run.workdirs(path)
     if not found:

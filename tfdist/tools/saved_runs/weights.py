@@ -19,20 +19,11 @@ from tfdist.training import setup
 
 
 def load(saved: SavedRun, cluster: Cluster, which: str) -> tuple[keras.Model, bool]:
-    """Returns the model of a run.
+    """Returns the model of a run, made in the cluster's scope, and whether it prepares its input itself.
 
-    A finished run needs no data for it: it is model.keras. Another checkpoint needs the data of the run, because its
-    model is built again.
-
-    Args:
-        cluster: the model is made in its scope.
-        which: "newest", "best" or a step.
-
-    Returns:
-        The model, and whether it prepares its input itself.
-
-    Raises:
-        ValueError: there is no such checkpoint, the model cannot be loaded, or the run's data are missing.
+    A finished run needs no data for it: it is model.keras. Another checkpoint, "best" or a step, needs the data of the
+    run, because its model is built again. Raises ValueError if there is no such checkpoint, or the model cannot be
+    loaded.
     """
     if which == "newest" and _is_exported(saved):
         return _load_exported(saved, cluster), bool(saved.config and saved.config.checkpoint.export_preprocessing)

@@ -30,11 +30,7 @@ def main(arguments: Sequence[str], commands: Mapping[str, str]) -> None:
 
 
 def words(arguments: Sequence[str], commands: Mapping[str, str]) -> list[str]:
-    """Returns the words that complete the last of `arguments`; the others are complete.
-
-    Args:
-        arguments: the command and its arguments so far; the last one may be empty.
-    """
+    """Returns the words that complete the last of `arguments`, a command and its arguments; it may be empty."""
     if len(arguments) <= 1:
         return sorted(name for name in (*commands, "completion") if name.startswith("".join(arguments)))
     if arguments[0] not in commands:

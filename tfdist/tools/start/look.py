@@ -46,8 +46,7 @@ class Data:
 def images(path: Path) -> Data:
     """Looks at a folder of class folders, with or without folders of splits.
 
-    Raises:
-        ValueError: there are no images in such folders, or the first one is damaged.
+    Raises ValueError if there are no images in such folders, or the first one is damaged.
     """
     source: dict[str, Any] = {"target": f"{_SOURCES}:image_folder", "path": str(path)}
     folders = sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
@@ -88,12 +87,7 @@ def images(path: Path) -> Data:
 
 
 def table(path: Path, label: str = "") -> Data:
-    """Looks at a CSV, TSV or Parquet file; `label` is the column to predict, "" the last one.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: pandas is not installed, or a column cannot be used.
-    """
+    """Looks at a CSV, TSV or Parquet file; `label` is the column to predict, "" the last one. Raises as the source."""
     frame = specs.resolve({"target": f"{_SOURCES}.table:read"}, field="--table")(str(path))
     label = label or str(frame.columns[-1])
     ignored = specs.resolve({"target": f"{_SOURCES}.table:names_of_rows"}, field="--table")(frame, label)
@@ -118,12 +112,7 @@ def table(path: Path, label: str = "") -> Data:
 
 
 def arrays(path: Path) -> Data:
-    """Looks at an .npz file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: its arrays cannot be used.
-    """
+    """Looks at an .npz file; raises as the source, or ValueError if its arrays cannot be used."""
     source = {"target": f"{_SOURCES}:npz", "path": str(path)}
     training, evaluation = (specs.build(source, split, field="--arrays") for split in ("train", "test"))
     batch = _first(training, 10_000)
@@ -138,12 +127,7 @@ def arrays(path: Path) -> Data:
 
 
 def text(path: Path) -> Data:
-    """Looks at a text file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no UTF-8, or too short.
-    """
+    """Looks at a text file; raises as the source."""
     source = {"target": f"{_SOURCES}:text", "path": str(path), "length": 64}
     training, evaluation = (specs.build(source, split, field="--text") for split in ("train", "test"))
     return Data(

@@ -61,9 +61,7 @@ def write(folder: Path, kind: str, data: str = "", label: str = "") -> str:
         data: the folder or file; "" for a script.
         label: the column of a table to predict; "": the last one.
 
-    Raises:
-        ValueError: the name cannot be used, or the data cannot.
-        OSError: the data cannot be read, or the directory cannot be written.
+    Raises ValueError or OSError if the name, the data or the directory cannot be used.
     """
     name = re.sub(r"\W", "_", folder.name)
     if not name.isidentifier() or keyword.iskeyword(name):

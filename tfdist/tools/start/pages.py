@@ -30,11 +30,7 @@ parse = tool_words.parse_words
 
 
 def main(argv: list[str]) -> None:
-    """Prints the list of pages, a page, or the lines with the words of the command line.
-
-    Raises:
-        ValueError: no page has these words.
-    """
+    """Prints the list of pages, a page, or the lines with the given words; raises ValueError if no page has them."""
     found, words = pages(), " ".join(argv[1:]).strip().lower()
     if (file := _file(words)) is not None:
         print(file.read_text(encoding="utf-8"), end="")

@@ -139,10 +139,7 @@ def _batch_size(data: Data) -> int:
 def _literal(value: object, indent: int, before: int) -> str:
     """Returns a value as Python code; a dict that does not fit into a line of 110 characters has a line for each item.
 
-    Args:
-        value: a dict, a list, a text, a number or None.
-        indent: of the line on which it begins, in spaces.
-        before: characters before it on this line.
+    It begins on a line that is indented by `indent` spaces, with `before` characters before it.
     """
     text = _line(value)
     if not isinstance(value, dict) or before + len(text) < 110:

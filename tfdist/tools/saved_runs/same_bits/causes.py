@@ -60,11 +60,7 @@ def _values(chain: Chain, name: str) -> list[tuple[int, Any]]:
 
 
 def lines(first: Chain, second: Chain, tried: Tried | None = None) -> Iterator[str]:
-    """Yields a line for each fact that differs between the runs; first those that can change a state.
-
-    Args:
-        tried: which are causes and which are not; None: not known.
-    """
+    """Yields a line for each fact that differs between the runs, first those that can change a state."""
     tried, found = tried or Tried(), differing(first, second)
     effective = {
         name: pair for name, pair in found.items() if name in tried.causes or not name.startswith(_WITHOUT_EFFECT)

@@ -18,15 +18,10 @@ _LONGEST = 100
 def lay_out(
     facts: Mapping[str, Any], workdirs: Sequence[Path], folders: Sequence[str], target: Path
 ) -> tuple[str, ...]:
-    """Copies the code that `facts` names to `target`, if a file of it is now another one.
+    """Copies the code that `facts` names from `workdirs` to `target`, a new folder, if a file is now another one.
 
-    Args:
-        workdirs: where copies may be.
-        folders: where modules are imported from; the first one is that to which the names of files are relative.
-        target: a directory that does not exist yet.
-
-    Returns:
-        Where the copies are imported from, in the order of `folders`; () if nothing has changed, or a copy is missing.
+    Returns where the copies are imported from, in the order of `folders`, where modules are imported from, and to whose
+    first the names of files are relative; () if nothing has changed, or a copy is missing.
     """
     names = {name.removeprefix(_PREFIX): value for name, value in facts.items() if name.startswith(_PREFIX)}
     names.pop("tfdist", None)

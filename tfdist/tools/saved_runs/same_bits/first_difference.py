@@ -90,8 +90,7 @@ def tasks_of(
     """Returns the tasks of training a run again: one, and one more for each later start with other facts.
 
     Args:
-        chains: of A and B.
-        index: 0 for A, 1 for B.
+        index: 0 for the first of `chains`, A; 1 for B.
         scratch: a directory that does not exist yet.
         other: (step, facts): from this step on the run has these facts in the place of its own, with "config" as JSON
             values.
@@ -148,8 +147,7 @@ def _threads(facts: Mapping[str, Any]) -> int:
 def search(chains: Sequence[Chain], tasks: Sequence[Sequence[Task]], interval: Interval) -> Outcome:
     """Trains both runs again, and returns where they differ, and how far each has the recorded states.
 
-    Raises:
-        ReplayError: a run cannot be trained again here.
+    Raises ReplayError if a run cannot be trained again here.
     """
     runs = [Replayed(name, task) for name, task in zip("AB", tasks, strict=True)]
     try:

@@ -35,9 +35,7 @@ class Replay:
     def restore(self, step: int) -> str:
         """Restores the state after `step`, of its checkpoint, or before the first step for 0; returns its hash.
 
-        Raises:
-            DamagedCheckpointError: the checkpoint is damaged.
-            ValueError: it is of another model or optimizer.
+        Raises ValueError if the checkpoint is damaged, or of another model or optimizer.
         """
         path = directory.step_path(self.checkpoints, step)
         if step == 0 and not path.is_dir():
@@ -53,8 +51,7 @@ class Replay:
     def train(self, step: int, stops: list[int]) -> Iterator[tuple[int, str, dict[str, float]]]:
         """Trains on from the state after `step`.
 
-        Yields:
-            (step, hash of the state, totals since the stop before) for each of `stops`, in order.
+        Yields (step, hash of the state, totals since the stop before) for each of `stops`, in order.
         """
         batches = self.run.feed.open_training(step, self.run.total_steps)
         for stop in stops:
@@ -93,12 +90,7 @@ def hash_data(run: Run) -> dict[str, str]:
 
 
 def open_replay(config: config_lib.Config, checkpoints: Path, scratch: Path) -> Replay:
-    """Builds the run of a config again, with an empty directory as its workdir.
-
-    Raises:
-        ValueError: as `setup.build_run`.
-        OSError: as `setup.build_run`.
-    """
+    """Builds the run of a config again, with an empty directory as its workdir; raises as `setup.build_run`."""
     config = copy.deepcopy(config)
     config.train.shard_optimizer = False  # The bits are the same, and `initial` has the whole state.
     run = setup.build_run(config, scratch)

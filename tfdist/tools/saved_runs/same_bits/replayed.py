@@ -13,14 +13,9 @@ class ReplayError(Exception):
 
 
 class Replayed:
-    """A process that trains a run again, and stops before and after each step.
+    """A process that trains a run again, and stops before and after each step; raises ReplayError if it has failed.
 
-    Args:
-        name: of the run, for messages.
-        tasks: those after the first one go on in a process of their own, with another config for example.
-
-    Raises:
-        ReplayError: in any method: the process has failed.
+    Tasks after the first one go on in a process of their own, with another config for example.
     """
 
     def __init__(self, name: str, tasks: Sequence[Task]):
