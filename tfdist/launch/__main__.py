@@ -95,14 +95,10 @@ def supervise(
     workdirs: Callable[[], list[Path]],
     gpus_by_rank: list[tuple[str, ...]],
 ) -> int:
-    """Runs attempts until one succeeds, is stopped, or fails for good.
+    """Runs attempts until one succeeds, is stopped, or fails for good; returns the exit code.
 
-    Args:
-        workdirs: returns the directories of the runs so far: a new checkpoint there counts as progress.
-        gpus_by_rank: the GPUs of each worker; all empty on a machine without GPUs.
-
-    Returns:
-        The exit code.
+    A new checkpoint in the `workdirs` of the runs so far counts as progress. The GPUs of each worker are empty on a
+    machine without GPUs.
     """
     # Kept open: the ports stay reserved across restarts.
     reserved = local_workers.reserve_ports(len(gpus_by_rank))
@@ -176,10 +172,8 @@ def attempt(group: processes.ProcessGroup, command: list[str], environments: Seq
 def summarize(codes: dict[int, int], killed: Sequence[int]) -> AttemptResult:
     """Finds the first failure of an attempt.
 
-    Args:
-        codes: rank -> exit code of the workers that exited before SIGTERM was sent, in this order; negative: killed by
-            a signal.
-        killed: ranks of the workers that did not exit after SIGTERM.
+    `codes` are rank -> exit code of the workers that exited before SIGTERM was sent, in this order, negative: killed by
+    a signal; `killed` are the ranks of those that did not exit after it.
     """
     failed = [rank for rank, code in codes.items() if code not in _SUCCESS]
     hanging = f"worker {', '.join(map(str, killed))} did not answer SIGTERM and was killed" if killed else ""

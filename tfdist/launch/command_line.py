@@ -101,11 +101,7 @@ def _check_sides(before: Sequence[str], after: Sequence[str], arguments: Sequenc
 
 
 def worker_command(words: Sequence[str]) -> list[str]:
-    """Returns the command of a worker for `SCRIPT.py ...`, `-m MODULE ...` or `PROGRAM ...`; [] for a config.
-
-    Raises:
-        SystemExit: there is no such script or program.
-    """
+    """Returns the command of a worker for `SCRIPT.py ...`, `-m MODULE ...` or `PROGRAM ...`; [] for a config."""
     first = words[0] if words else "--config"
     if first == "-m":
         return [sys.executable, *words]

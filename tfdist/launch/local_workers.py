@@ -19,13 +19,9 @@ _OTHERS = "its processes are the workers: start python -m tfdist.main in each (d
 
 
 def refuse_other_launchers(env: Mapping[str, str]) -> str:
-    """Checks that no other launcher has started several processes.
+    """Returns a warning about the environment, for example after a forgotten srun, else "".
 
-    Returns:
-        A warning about the environment, for example after a forgotten srun, else "".
-
-    Raises:
-        ValueError: another launcher has; or variables are inconsistent.
+    Raises ValueError if another launcher has started several processes, or variables are inconsistent.
     """
     options = config_lib.ClusterOptions()
     spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
@@ -40,11 +36,7 @@ def refuse_other_launchers(env: Mapping[str, str]) -> str:
 def divide_gpus(names: Sequence[str], workers: int, flag: str = "--workers") -> list[tuple[str, ...]]:
     """Divides the GPUs evenly among the workers, neighbours together; without GPUs, each has an empty tuple.
 
-    Args:
-        flag: that gives the number, for the message.
-
-    Raises:
-        ValueError: there are fewer GPUs than workers.
+    Raises ValueError, which names the flag that gives their number, if there are fewer GPUs than workers.
     """
     share = len(names) // workers
     if names and not share:
@@ -58,8 +50,7 @@ def divide_gpus(names: Sequence[str], workers: int, flag: str = "--workers") -> 
 def first_gpus(env: Mapping[str, str], count: int) -> dict[str, str]:
     """Returns the variables that make the first `count` GPUs visible; {} on a machine without GPUs.
 
-    Raises:
-        ValueError: there are GPUs, but fewer than `count`.
+    Raises ValueError if there are GPUs, but fewer than `count`.
     """
     names = host_gpus.assigned_gpus(env)
     if names and len(names) < count:

@@ -47,10 +47,7 @@ class Console:
     def train(self, row: Row, parts: Sequence[str], *, step_seconds: float) -> None:
         """Reports an interval: redraws the bar; its line is written by the next other call.
 
-        Args:
-            row: the report; its `left` is set here.
-            parts: values for the bar, most important first; a narrow terminal shows the first ones only.
-            step_seconds: mean duration of the interval's steps, in seconds.
+        `parts` are values for the bar, most important first; a narrow terminal shows the first ones only.
         """
         self.flush()
         row.left = self._time_left(row.step, step_seconds)

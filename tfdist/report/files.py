@@ -16,14 +16,7 @@ _MAX_LEVELS = 500
 
 
 def make_workdir(workdir: str | os.PathLike[str], kind: str = "workdir") -> None:
-    """Creates `workdir` if needed and checks that files can be written to it.
-
-    Args:
-        kind: what the message calls it.
-
-    Raises:
-        OSError: the directory cannot be created or written; names it.
-    """
+    """Creates `workdir`, of this `kind`, if needed, and checks that files can be written to it; else raises OSError."""
     try:
         os.makedirs(workdir, exist_ok=True)
         with tempfile.TemporaryFile(dir=workdir) as probe:
@@ -41,14 +34,9 @@ def make_workdir(workdir: str | os.PathLike[str], kind: str = "workdir") -> None
 
 
 def read_file(path: str | os.PathLike[str], advice: str = "", last: int | None = None) -> bytes | None:
-    """Returns the content of a file, or None if there is none.
+    """Returns the content of a file, or the last bytes of it, at most so many; None if there is none.
 
-    Args:
-        advice: what to do if it cannot be read.
-        last: return only the last bytes, at most this many; None: all.
-
-    Raises:
-        ValueError: it cannot be read, or is a directory, a pipe, a device or a link to nothing; names it.
+    Raises ValueError with an `advice` if it cannot be read, or is a directory, a pipe, a device or a link to nothing.
     """
     try:
         # Without O_NONBLOCK, open waits for the other end of a pipe.
@@ -68,8 +56,7 @@ def read_file(path: str | os.PathLike[str], advice: str = "", last: int | None =
 def read_json(path: str | os.PathLike[str], advice: str = "") -> dict[str, Any] | None:
     """Returns the object that a JSON file holds, or None if there is no file; `advice`: what to do if it is damaged.
 
-    Raises:
-        ValueError: the file cannot be read, or holds something else; names it.
+    Raises ValueError, which names the file, if it cannot be read or holds something else.
     """
     content = read_file(path, advice)
     if content is None:
@@ -97,12 +84,9 @@ def _exceeds_levels(value: Any) -> bool:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes `value` as JSON; after a crash, either the old or the new file is there, complete.
+    """Writes `value` as JSON; after a crash, either the old or the new file is there, complete. Raises OSError.
 
     Other types than JSON's are written as their repr, NaN and infinity as null.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     replace_file(path, (json.dumps(nan_to_null(value), indent=2, allow_nan=False, default=repr) + "\n").encode())
 
@@ -110,8 +94,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Writes `data` to a temporary file beside `path`, calls fsync, and renames it to `path`.
 
-    Raises:
-        OSError: the file cannot be written; the old one is unchanged.
+    Raises OSError if the file cannot be written; the old one is unchanged.
     """
     temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.tmp"  # Processes of two hosts may have the same id.
     try:
@@ -127,8 +110,7 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
 def move_complete(temporary: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     """Renames a written file to `path`, with fsync before and after: a crash leaves the old or the complete new file.
 
-    Raises:
-        OSError: the file cannot be written; the old one is unchanged.
+    Raises OSError if the file cannot be written; the old one is unchanged.
     """
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
@@ -137,11 +119,7 @@ def move_complete(temporary: str | os.PathLike[str], path: str | os.PathLike[str
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Calls fsync on a directory, unless its file system knows no fsync of directories (CIFS, some of FUSE).
-
-    Raises:
-        OSError: the directory cannot be written.
-    """
+    """Calls fsync on a directory, unless its file system knows no fsync of directories (CIFS, some of FUSE)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -170,11 +148,7 @@ class AppendOnlyFile:
     size: int
 
     def append(self, record: bytes) -> bool:
-        """Appends all of `record` or none of it; see `follow` for the result.
-
-        Raises:
-            OSError: the disk is full or the file is not available.
-        """
+        """Appends all of `record` or none of it; see `follow` for the result. Raises OSError, as of a full disk."""
         changed = self.follow()
         rest = memoryview(record)
         try:
@@ -190,11 +164,7 @@ class AppendOnlyFile:
     def follow(self) -> bool:
         """Opens `path` again if it was deleted or replaced; a deleted file is written again, with all its records.
 
-        Returns:
-            Whether it was.
-
-        Raises:
-            OSError: the file cannot be written.
+        Returns whether it was; raises OSError if the file cannot be written.
         """
         try:
             if os.path.samestat(os.stat(self.path), os.fstat(self.descriptor)):

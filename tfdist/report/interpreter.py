@@ -25,11 +25,7 @@ def age() -> float:
 
 
 def process_age(pid: int | None = None) -> float:
-    """Returns the seconds since a process was started, by default this one.
-
-    Raises:
-        psutil.NoSuchProcess: it has ended.
-    """
+    """Returns the seconds since a process, by default this one, was started; psutil.NoSuchProcess: it has ended."""
     import psutil  # Some 20 ms, which a command without a run does not need.
 
     started = psutil.Process(pid).create_time()

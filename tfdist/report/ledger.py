@@ -155,11 +155,7 @@ def open_ledger(
 ) -> Ledger:
     """Opens the ledger of this start, which counts from the start of the interpreter, or from the end of its last fit.
 
-    Args:
-        workdir: of starts.jsonl; None: nothing is written.
-        step: the step after which the run starts or resumes.
-        about: what else the line says, JSON values.
-        energy: see `Ledger`.
+    Nothing is written without a workdir. The run starts or resumes after `step`; `about` is what else the line says.
     """
     global _last
     if _last is not None:

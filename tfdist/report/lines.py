@@ -85,12 +85,7 @@ def name_values(values: Mapping[str, float], prefix: str = "") -> list[str]:
 def add(lines: list[str], parts: Sequence[str], width: int, indent: int, *, new_line: bool = False) -> None:
     """Adds `parts` to the last of `lines`, and to new ones where it would be longer than `width` characters.
 
-    Args:
-        lines: at least one.
-        parts: none is divided.
-        width: in characters.
-        indent: spaces at the start of a new line; fewer, down to 2, if the other parts fit then.
-        new_line: start with a new line.
+    New lines begin with `indent` spaces; fewer, down to 2, if the other parts fit then.
     """
     for index, part in enumerate(parts):
         if new_line or len(f"{lines[-1]}  {part}") > width:

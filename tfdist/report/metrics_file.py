@@ -24,13 +24,8 @@ def trim_metrics(path: str, last_step: int | None, last_evaluated: int | None = 
     A run killed after its last checkpoint has reported steps that the resumed run reports again. Evaluations are
     removed after `last_evaluated` (None: `last_step`); it is smaller if `last_step` has not been evaluated yet.
 
-    Only the lines since the last start are looked at, or since an earlier one if that was at a later step.
-
-    Returns:
-        The number of complete lines removed.
-
-    Raises:
-        ValueError: the file cannot be read.
+    Only the lines since the last start are looked at, or since an earlier one if that was at a later step. Returns the
+    number of complete lines removed; raises ValueError if the file cannot be read.
     """
     lines = _lines_since_start(path, last_step)
     kept, removed = [], 0

@@ -10,11 +10,7 @@ from tfdist.report import files, ledger, metrics_file
 
 
 def read_starts(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the lines of starts.jsonl, oldest first, without those that are damaged.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
+    """Returns the lines of starts.jsonl, oldest first, without those that are damaged; raises as `files.read_file`."""
     found = []
     for line in (files.read_file(os.path.join(workdir, ledger.STARTS)) or b"").splitlines():
         with contextlib.suppress(ValueError, RecursionError):
@@ -33,8 +29,7 @@ def _is_whole(values: Mapping[str, Any]) -> bool:
 def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns the complete lines of a metrics.jsonl, in order: the last one may be incomplete while the run writes.
 
-    Raises:
-        ValueError: the file cannot be read.
+    Raises ValueError if the file cannot be read.
     """
     lines = (files.read_file(path, metrics_file.ADVICE) or b"").splitlines(keepends=True)
     return [record for line in lines if (record := metrics_file.parse_line(line)) is not None]

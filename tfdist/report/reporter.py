@@ -70,9 +70,7 @@ class Reporter:
     def workers(self, lines: list[str], shown: list[str] | None = None) -> None:
         """Reports the roster, one line per worker, before the first step.
 
-        Args:
-            lines: the roster.
-            shown: the lines for the console; None: all.
+        `shown` are the lines for the console; None: all.
         """
         self.lines(lines if shown is None else shown)
         if self.console is not None:
@@ -187,14 +185,9 @@ class Reporter:
         num_examples: int,
         best: bool = False,
     ) -> None:
-        """Reports the evaluation of a split after `step`.
+        """Reports the evaluation of a split with the weights after `step`; raises ValueError as `train`.
 
-        Args:
-            step: the optimizer step whose weights were evaluated.
-            values: the objective's values, each the mean over all examples of the split.
-
-        Raises:
-            ValueError: as `train`.
+        `values` are the objective's, each the mean over all examples of the split.
         """
         if self.console is None:
             return
@@ -232,13 +225,9 @@ class Reporter:
         self._append_events("train", records)
 
     def event(self, text: str, step: int | None = None, *, more: Sequence[str] = (), always: bool = False) -> None:
-        """Reports an event, such as resumed, saved or stopped, in one line.
+        """Reports an event, such as resumed, saved or stopped, in one line, and the step after which it happened.
 
-        Args:
-            text: the line.
-            step: the step after which it happened.
-            more: further parts, which go to further lines if one would be too long.
-            always: the console shows it even if it shows nothing else.
+        Parts in `more` go to further lines if one would be too long; with `always` the console shows it in any case.
         """
         if self.console is None:
             return

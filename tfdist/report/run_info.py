@@ -28,11 +28,7 @@ def write_config(workdir: str | os.PathLike[str], config: dict[str, Any]) -> Non
 
 
 def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Returns the config written by `write_config`, or None if there is none.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Returns the config written by `write_config`, or None if there is none; raises ValueError if it is damaged."""
     return files.read_json(os.path.join(workdir, CONFIG), "restore it, or remove it to start with this config.")
 
 
@@ -46,11 +42,7 @@ def saved_choice(workdir: str | os.PathLike[str], field: str, default: Any) -> A
 
 
 def _version(name: str) -> str:
-    """Returns the version of a package, also of one that another distribution holds: keras in keras-nightly.
-
-    Raises:
-        PackageNotFoundError: the package is not installed.
-    """
+    """Returns the version of a package, also of one that another distribution holds: keras in keras-nightly."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -61,11 +53,7 @@ def _version(name: str) -> str:
 
 
 def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) -> dict[str, Any]:
-    """Writes workdir/environment.json: versions, host, command line, code, time, and the entries of `extra`.
-
-    Returns:
-        What it wrote.
-    """
+    """Writes workdir/environment.json: versions, host, command line, code, time, and `extra`; returns its content."""
     described = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": [sys.executable, *sys.orig_argv[1:]],

@@ -40,11 +40,8 @@ def open_event_files(
 ) -> dict[str, AppendOnlyFile]:
     """Opens the event files of a start, by run; that of evaluations only if it `evaluates`.
 
-    Args:
-        last_step: the last step that is kept; None: all are.
-        last_evaluated: the last step whose evaluation is kept; None: `last_step`.
-        evaluates: whether evaluations are expected.
-        warn: called with a line for each file that cannot be read or written: training does not need them.
+    Kept are records until `last_step`, and evaluations until `last_evaluated` (None: all, and `last_step`). `warn` is
+    called with a line for each file that cannot be read or written: training does not need them.
     """
     last = {TRAIN: last_step}
     if evaluates:
@@ -62,13 +59,9 @@ def open_event_file(directory: str, last_step: int | None, warn: Callable[[str],
     """Opens a new event file in `directory`, whose other files keep only the records up to `last_step`.
 
     They are looked at from the newest one, up to the one that was opened when the run started after `last_step` or
-    before: the older ones have been trimmed then.
-
-    A TensorBoard that is already open discards the data of later steps as well. None as `last_step` discards nothing.
-    `warn` is called with a line for each of the other files that cannot be read or replaced.
-
-    Raises:
-        OSError: the file cannot be written.
+    before: the older ones have been trimmed then. A TensorBoard that is already open discards the data of later steps
+    as well. None as `last_step` discards nothing. `warn` is called with a line for each of the other files that cannot
+    be read or replaced. Raises OSError if the file cannot be written.
     """
     from tensorboard.compat.proto import event_pb2
 
@@ -100,14 +93,8 @@ def _timestamp(path: str) -> int:
 def trim_events(path: str, last_step: int) -> bool:
     """Removes the records after `last_step`, and an incomplete one at the end, from an event file.
 
-    A resumed run writes them again. If `last_step` is 0, the run starts again, and the file is removed.
-
-    Returns:
-        Whether the file was opened when the run started after `last_step` or before.
-
-    Raises:
-        OSError: the file cannot be written.
-        ValueError: it cannot be read.
+    A resumed run writes them again. If `last_step` is 0, the run starts again, and the file is removed. Returns whether
+    the file was opened when the run started after `last_step` or before. Raises OSError or ValueError.
     """
     if last_step == 0:
         os.unlink(path)
@@ -134,11 +121,8 @@ def scalars_records(
 ) -> bytes:
     """Returns the records of a report; all values by name.
 
-    Args:
-        epoch: the epoch that ended; None: none did, and nothing is shown over epochs.
-        values: shown over steps and over epochs.
-        rates: shown over steps.
-        speeds: shown over steps, apart from the others.
+    The `values` are shown over steps, and over epochs if an `epoch` ended; `rates` and, apart from the others, `speeds`
+    over steps.
     """
     tags = {f"{_BY_STEP}{name}": value for name, value in (*values.items(), *rates.items())}
     record = _scalars_record(step, tags | {f"{_SPEED}{name}": value for name, value in speeds.items()})
@@ -164,14 +148,10 @@ def text_record(step: int, tag: str, text: str) -> bytes:
 
 
 def write_hparams(directory: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
-    """Writes the values of fields for TensorBoard's HParams, whose metrics are the last scalars of the runs below.
+    """Writes the values of fields, by dotted name, for TensorBoard's HParams; raises OSError.
 
-    Args:
-        directory: that holds the directories of the runs.
-        values: by dotted name; others than numbers, texts and booleans are written as texts, None not at all.
-
-    Raises:
-        OSError: the file cannot be written.
+    Its metrics are the last scalars of the runs in directories of `directory`. Other values than numbers, texts and
+    booleans are written as texts, None not at all.
     """
     from tensorboard.compat.proto import event_pb2
     from tensorboard.plugins.hparams import summary_v2

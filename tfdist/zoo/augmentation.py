@@ -169,11 +169,7 @@ def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int, draw: int =
 
 
 def static_size(images: tf.Tensor) -> tuple[int, int, int]:
-    """Returns height, width and channels of images [n, h, w, c].
-
-    Raises:
-        ValueError: they are not known before the images are read.
-    """
+    """Returns height, width and channels of images [n, h, w, c]; raises ValueError if one is not static."""
     height, width, channels = images.shape[1:]
     if None in (height, width, channels):
         raise ValueError(
@@ -183,11 +179,7 @@ def static_size(images: tf.Tensor) -> tuple[int, int, int]:
 
 
 def check_size(size: Sequence[int], name: str) -> tuple[int, int]:
-    """Returns `size`, the argument `name` of a prepare function.
-
-    Raises:
-        ValueError: it is not (height, width) in pixels.
-    """
+    """Returns `size`, the argument `name` of a prepare function; raises ValueError if it is not (height, width)."""
     if np.shape(size) != (2,) or not all(isinstance(length, int) and length >= 1 for length in size):
         raise ValueError(f"prepare: {name} must be (height, width) in pixels. Received: {size!r}")
     return size[0], size[1]

@@ -112,14 +112,9 @@ def _images(batch: prepare.Batch, size: int | None) -> tuple[tuple[tf.Tensor, ..
 
 
 def random_window(shape: tf.Tensor, draws: tf.Tensor, area: Sequence[float], aspect: Sequence[float]) -> tf.Tensor:
-    """Returns a random window of one image.
+    """Returns a random window, int32 [4], top, left, height, width; the largest central square if none is inside.
 
-    Args:
-        shape: int32 [3], the image's height, width and channels.
-        draws: float32 [4 x tries + ...] in [0, 1).
-
-    Returns:
-        int32 [4]: top, left, height, width; the largest central square if none of the windows is inside of the image.
+    `shape` is int32 [3], height, width and channels; `draws` are float32 [4 x tries + ...] in [0, 1).
     """
     height, width = tf.cast(shape[0], tf.float32), tf.cast(shape[1], tf.float32)
     tries = tf.reshape(draws[: 4 * _TRIES], [_TRIES, 4])

@@ -197,11 +197,7 @@ def application(
 
 
 def find_application(name: str) -> Callable[..., keras.Model]:
-    """Returns the function of `keras.applications` of this name.
-
-    Raises:
-        ValueError: there is none; names the nearest, and all.
-    """
+    """Returns the function of `keras.applications` of this name; raises ValueError, with the nearest, if none."""
     names = [n for n, value in vars(keras.applications).items() if inspect.isfunction(value)]
     if name not in names:
         hint = specs.nearest(name, names)

@@ -44,19 +44,10 @@ def batch_normalization(
 
 
 def fuse(model: keras.Model, *, group_size: int | None = None, synchronized: bool = False) -> keras.Model:
-    """Makes every batch normalisation layer of `model` one as described in `batch_normalization`.
+    """Makes every batch normalisation layer of `model` one as described in `batch_normalization`; returns the model.
 
-    For existing models, such as those of `keras.applications`. Subclasses of Keras' layer are not changed.
-
-    Args:
-        model: any Keras model; changed in place. Models nested in it are included.
-        synchronized: True: synchronise every layer; False: no change.
-
-    Returns:
-        `model`.
-
-    Raises:
-        ValueError: as `batch_normalization`.
+    For existing models, such as those of `keras.applications`, with the models nested in them. Subclasses of Keras'
+    layer are not changed, and `synchronized=False` changes no layer. Raises as `batch_normalization`.
     """
     for layer in model._flatten_layers():
         if type(layer) is keras.layers.BatchNormalization:

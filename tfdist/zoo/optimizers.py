@@ -148,9 +148,7 @@ class Muon(_SGD):
     def apply(self, grads: list[tf.Tensor | None], trainable_variables: list[keras.Variable] | None = None) -> None:
         """Updates the weights; with `work_sharing`, every replica computes the matrices of some kernels only.
 
-        Args:
-            grads: one tensor per variable, the same on all replicas; None for a variable without a gradient.
-            trainable_variables: the variables; None: those that the optimizer was built with.
+        The gradients are the same on all replicas; None for a variable without one.
         """
         variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
         if not self.built:

@@ -22,11 +22,7 @@ class Slice(NamedTuple):
 
 
 def split_name(split: str, names: Iterable[str], *, source: str) -> str:
-    """Returns the name in `split`, "train" in "train[:90%]".
-
-    Raises:
-        ValueError: `split` has another notation, or its name is not in `names`.
-    """
+    """Returns the name in `split`, "train" in "train[:90%]"; raises ValueError for another notation or another name."""
     match = _SPLIT.fullmatch(split)
     if match is None:
         raise ValueError(f"{source}: the split {split!r} is not valid. {_NOTATION}")
@@ -61,18 +57,12 @@ def by_ratio(
 ) -> tuple[np.ndarray, Slice]:
     """Divides examples that have no splits into "train" and "test", at random and always in the same way.
 
+    Returns the examples of the split, int64 [n], and the range of them that a slice selects; raises as `resolve`.
+
     Args:
-        split: "train", "test" or "all", with or without a slice.
         count: the number of examples; of two or more, each split gets at least one.
         test_fraction: the part of the examples in "test", between 0 and 1.
-        source: the name of the source, for messages.
         in_order: the last examples are "test", and none change their order.
-
-    Returns:
-        The examples of the split, int64 [n], and the range of them that a slice selects.
-
-    Raises:
-        ValueError: as `resolve`, or `test_fraction` is out of range.
     """
     if not 0 < test_fraction < 1:
         raise ValueError(f"{source}: test_fraction must be between 0 and 1. Received: {test_fraction!r}")

@@ -69,11 +69,7 @@ def keras_loss(
 def _of_cross_entropy(
     model: Any, kind: type, name: str, found: outputs_lib.Outputs, given: bool | None
 ) -> tuple[tf.Tensor, tf.Tensor, bool]:
-    """Returns what the loss gets, what the metrics get, and `from_logits` for the loss.
-
-    Args:
-        given: `from_logits` of the config; None: not set.
-    """
+    """Returns what loss and metrics get, and `from_logits`; `given`: that of the config, None: not set."""
     binary = kind.__name__.startswith("Binary")
     expected, probabilities = ("sigmoid", tf.sigmoid) if binary else ("softmax", tf.nn.softmax)
     if found.activation == expected:

@@ -32,11 +32,7 @@ class Outputs:
 
 
 def check_keys(batch: Mapping[str, tf.Tensor], *keys: str) -> None:
-    """Checks that a batch has the keys that the objective reads.
-
-    Raises:
-        ValueError: names the missing key, and those of the batch.
-    """
+    """Checks that a batch has the keys that the objective reads; raises ValueError, which names a missing one."""
     for key in keys:
         if key not in batch:
             raise ValueError(
@@ -46,22 +42,15 @@ def check_keys(batch: Mapping[str, tf.Tensor], *keys: str) -> None:
 
 
 def call(model: Any, inputs: tf.Tensor, *, training: bool) -> tf.Tensor:
-    """Returns the outputs of a model with one output, float32 [n, ...].
-
-    Raises:
-        ValueError: the model has several outputs, or takes inputs of another shape.
-    """
+    """Returns the outputs of a model, float32 [n, ...]; raises ValueError if it has several, or takes another shape."""
     return tf.cast(_call_model(model, inputs, training), tf.float32)
 
 
 def compute(model: Any, inputs: tf.Tensor, *, training: bool) -> Outputs:
-    """Calls a model with one output, and finds out whether it ends in a softmax or sigmoid.
+    """Calls a model with one output, and finds out whether it ends in a softmax or sigmoid; raises as `call`.
 
     Only the operations of a graph show it. Outside of a graph, where a run makes its checks on two examples, a model
     whose outputs may be probabilities is traced once more.
-
-    Raises:
-        ValueError: the model has several outputs, or takes inputs of another shape.
     """
     outputs = _call_model(model, inputs, training)
     if not tf.executing_eagerly():

@@ -43,12 +43,8 @@ def cifar(split: str, *, path: str) -> Arrays:
             contain NumPy arrays, lists, dictionaries, strings and numbers only: anything else is rejected unread,
             since unpickling it could run code.
 
-    Returns:
-        A source of {"image": uint8 [n, 32, 32, 3], "label": int64 [n]}, in the order of the files.
-
-    Raises:
-        FileNotFoundError: `path` has none of the layouts, or a file of it is missing.
-        ValueError: a file is damaged or contains other objects, or the split does not exist.
+    Returns a source of {"image": uint8 [n, 32, 32, 3], "label": int64 [n]}, in the order of the files. Raises
+    FileNotFoundError if one is missing, and ValueError if one is damaged or contains other objects.
     """
     folder = Path(os.path.expandvars(path)).expanduser()
     layouts = _PICKLES | _BINARIES

@@ -138,11 +138,7 @@ class image_folder:
         return cache.InMemoryArrays(part._load_images) if self._in_memory else None
 
     def verify(self) -> None:
-        """Decodes every image.
-
-        Raises:
-            ValueError: names the first image that cannot be decoded, or differs in size from the first one.
-        """
+        """Decodes all images; raises ValueError, which names the first that cannot be decoded, or has another size."""
         decode = tf.function(self._decode, autograph=False, input_signature=[tf.TensorSpec([None], tf.string)])
         with tf.device("CPU:0"):
             for start in range(0, len(self), CHUNK_SIZE):

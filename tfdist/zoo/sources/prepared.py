@@ -70,11 +70,7 @@ class prepared:
         return {**batch, "image": self._decode(batch["image"])} if self._decoded else batch
 
     def verify(self) -> None:
-        """Reads, and decodes if they are JPEGs, all images.
-
-        Raises:
-            ValueError: names the first one that cannot be read.
-        """
+        """Reads, and decodes if JPEGs, all images; raises ValueError, which names the first that cannot be read."""
         for example in range(self._part.start, self._part.stop):
             try:
                 image = self._columns["image"].read(np.array([example]))[0]

@@ -66,9 +66,7 @@ def table(
 def read(path: str) -> Any:
     """Returns the `pandas.DataFrame` of a CSV, TSV or Parquet file.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: pandas is not installed, or the file cannot be read.
+    Raises FileNotFoundError if there is none, and ValueError without pandas, or if it cannot be read.
     """
     try:
         import pandas
@@ -90,22 +88,12 @@ def read(path: str) -> Any:
 def describe(
     frame: Any, label: str, *, ignore: Sequence[str] = (), kind: str | None = None, name: str = "table"
 ) -> dict[str, dict[str, Any]]:
-    """Returns what each column of a table is, as JSON values.
-
-    Args:
-        frame: a `pandas.DataFrame`.
-        label: the column to predict.
-        ignore: columns to leave out.
-        kind: "class" or "number", what `label` is; None: see `table`.
-        name: the table, for messages.
+    """Returns what each column of a `pandas.DataFrame` is, as JSON values; raises ValueError if one cannot be used.
 
     Returns:
         {column: {"role": "input", "kind": "number", "missing": the mean}}, or {"role": "input", "kind": "category",
         "values": its texts}; for the label {"role": "label", "kind": "class", "values": the names of the classes} or
         {"role": "label", "kind": "number"}.
-
-    Raises:
-        ValueError: names the column that is missing or cannot be used.
     """
     if kind not in (None, "class", "number"):
         raise ValueError(f'{name}: kind must be "class", "number" or None. Received: {kind!r}')
@@ -150,14 +138,10 @@ def names_of_rows(frame: Any, label: str) -> list[str]:
 
 
 def encode(frame: Any, columns: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
-    """Returns the inputs of the rows of a table, float32 [rows, inputs].
+    """Returns the inputs of the rows of a `pandas.DataFrame`, float32 [rows, inputs].
 
-    Args:
-        frame: a `pandas.DataFrame` with the input columns of `columns`; others are not used.
-        columns: what `describe` returned for the table of the training. A text that it does not know gives zeros.
-
-    Raises:
-        ValueError: a column is missing, or holds texts instead of numbers.
+    `columns` is what `describe` returned for the table of the training; others are not used. A text that it does not
+    know gives zeros. Raises ValueError if a column is missing, or holds texts instead of numbers.
     """
     parts = []
     for name, column in columns.items():

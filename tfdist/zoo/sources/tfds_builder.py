@@ -14,16 +14,10 @@ _CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 10.0
 
 
 def open_builder(name: str, data_dir: str | None, *, download: bool) -> Any:
-    """Returns the tfds builder of a prepared dataset.
+    """Returns the tfds builder of a prepared dataset: of `data_dir`, or None: of the directory of tfds.
 
-    Args:
-        name: as in tfds: "cifar10", "cifar10:3.0.2", "dataset/config:version".
-        data_dir: the directory of prepared datasets; None: that of tfds.
-        download: download and prepare the dataset as ArrayRecord files if it is not found.
-
-    Raises:
-        FileNotFoundError: the dataset is not found, or could not be downloaded.
-        ValueError: tfds has no such dataset, version or configuration.
+    With `download`, it is downloaded and prepared as ArrayRecord files if it is not found. Raises FileNotFoundError if
+    it is not found, or could not be downloaded, and ValueError if tfds has no such dataset, version or configuration.
     """
     builder = _builder(name, data_dir)
     if _is_prepared(builder):

@@ -103,11 +103,7 @@ class tfds:
         return self._memory.part(examples) if self._in_memory else None
 
     def verify(self) -> None:
-        """Reads and decodes every record.
-
-        Raises:
-            ValueError: names file and position of the first unreadable record.
-        """
+        """Reads and decodes all records; raises ValueError, which names file and place of the first bad one."""
         decode = tf.function(self._decode, autograph=False, input_signature=[tf.TensorSpec([None], tf.string)])
         with tf.device("CPU:0"):
             for shard in self._shards:

@@ -15,10 +15,7 @@ _GROUP = 8
 def decode_each(decode: Callable[[tf.Tensor], Any], contents: tf.Tensor, signature: Any) -> Any:
     """Returns `tf.map_fn(decode, contents)`, with fewer iterations: a small image decodes as fast as an iteration runs.
 
-    Args:
-        decode: an element of `contents` -> nested tensors.
-        contents: string [n].
-        signature: nested tf.TensorSpec, the shapes and dtypes that `decode` returns.
+    `contents` is string [n]; `signature`, nested tf.TensorSpec, has the shapes and dtypes that `decode` returns.
     """
     group = math.gcd(contents.shape[0] or 1, _GROUP)
     if group == 1:
@@ -46,11 +43,7 @@ def decode_file(path: tf.Tensor, channels: int) -> tf.Tensor:
 
 
 def image_size(path: str) -> tuple[int, int]:
-    """Returns (height, width) of a JPEG, PNG, GIF or BMP file, from its header.
-
-    Raises:
-        ValueError: the file has another format, is damaged, or has more pixels than Pillow reads; names it.
-    """
+    """Returns (height, width) of a JPEG, PNG, GIF or BMP file, from its header; raises ValueError, which names it."""
     from PIL import Image
 
     try:

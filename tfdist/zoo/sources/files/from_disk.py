@@ -13,11 +13,7 @@ _MOST_FILES = 10_000
 def fingerprint(count: int, path: Callable[[int], str]) -> str:
     """Returns a hash of the sizes and modification times of `count` files, or of 10,000 of them; "" if they are remote.
 
-    Args:
-        path: number -> the file with this number.
-
-    Raises:
-        OSError: a file cannot be read.
+    `path(number)` is the file with this number. Raises OSError if a file cannot be read.
     """
     paths = [path(number) for number in range(0, count, -(-count // _MOST_FILES))]
     if any("://" in one for one in paths):

@@ -83,8 +83,7 @@ class IndexedRecords:
     def verify(self) -> None:
         """Compares the checksums of all records in the files, which reads do not, and checks every example.
 
-        Raises:
-            ValueError: names the file and the place of the first damaged record.
+        Raises ValueError, which names the file and the place of the first damaged record.
         """
         for file in np.unique(self._index[:, 0]):
             try:
