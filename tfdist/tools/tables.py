@@ -19,7 +19,7 @@ def text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns a table as text: columns as wide as their entries, numbers aligned right, None as a dash."""
     lines = [[str(word) for word in header], *[[format_value(value) for value in row] for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    right = [all(isinstance(row[column], int | float | None) for row in rows) for column in range(len(header))]
+    right = [all(row[column] is None or is_number(row[column]) for row in rows) for column in range(len(header))]
 
     def join(line: Sequence[str]) -> str:
         words = zip(line, widths, right, strict=True)
@@ -37,12 +37,15 @@ def write_csv(path: str | os.PathLike[str], header: Sequence[str], rows: Sequenc
     files.replace_file(path, content.getvalue().encode())
 
 
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def format_value(value: Any) -> str:
     """Returns a value as a table shows it: a number with four digits, None as a dash."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value)
+    if not is_number(value):
+        return "-" if value is None else str(value)
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}"

@@ -84,8 +84,7 @@ def _fields_table(names: Sequence[str], different: Sequence[dict[str, Any]]) -> 
     fields = list(different[0])
     if not fields:
         return "No field of the configs differs."
-    values = [[_plain(one[name]) for name in fields] for one in different]
-    return _side_by_side("Fields that differ", fields, names, values)
+    return _side_by_side("Fields that differ", fields, names, [list(one.values()) for one in different])
 
 
 def _metrics_table(runs: Sequence[RunState], names: Sequence[str]) -> Part:
@@ -141,7 +140,7 @@ def _draw(
     points, without = _points(runs, different, x, y)
     missing = y if _is_field(runs, x) else f"{y} or {x}"
     left_out = f" Without a value of {missing}: {', '.join(names[index] for index in without)}." if without else ""
-    repeated = len({(point.x, point.series) for point in points}) < len(points)
+    repeated = len({(str(point.x), point.series) for point in points}) < len(points)
     shared = "Line: mean over the seeds; band: smallest to largest." if repeated else ""
     if points:
         saved = style.save(folder / "scatter", lambda: scatter.draw(points, x=x, y=y, caption=shared + left_out))
@@ -177,7 +176,7 @@ def _points(
             continue
         others = {name: value for name, value in differing.items() if name not in (x, SEED)}
         series = ", ".join(differences.in_words(others, 3))
-        points.append(scatter.Point(x=_plain(values.get(x)), y=values[y], series=series))
+        points.append(scatter.Point(x=values.get(x), y=values[y], series=series))
     return points, without
 
 
@@ -202,8 +201,8 @@ def _as_html(part: Part) -> str:
 
 
 def _cell(value: Any) -> str:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return f"<td{' class=number' if number else ''}>{html.escape(tables.format_value(value))}</td>"
+    kind = " class=number" if tables.is_number(value) else ""
+    return f"<td{kind}>{html.escape(tables.format_value(value))}</td>"
 
 
 def _picture(title: str, path: Path) -> str:
@@ -217,7 +216,3 @@ def _page(parts: Sequence[str]) -> str:
     head = f'<meta charset="utf-8"><title>{title}</title><style>\n{look}</style>'
     body = "\n".join([f"<h1>{title}</h1>", *parts])
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | float | str | None) else str(value)

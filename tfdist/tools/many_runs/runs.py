@@ -84,16 +84,11 @@ def table(
     for row in rows:
         trouble = " ".join(row["trouble"].removeprefix("WARNING: ").split())
         trouble = trouble if len(trouble) <= _TROUBLE else trouble[: _TROUBLE - 3] + "..."
-        own = [_plain(row.get(name)) for name in fields]
         start = [row["run"], row["state"], row["step"], _progress(row)]
-        shown.append([*start, *own, row["examples_per_second"], row["hours"], trouble])
+        shown.append([*start, *map(row.get, fields), row["examples_per_second"], row["hours"], trouble])
     return ["run", "state", "step", "epoch", *fields, "examples/s", "hours", "trouble"], shown
 
 
 def _progress(row: dict[str, Any]) -> str:
     done, end = row["epoch"], row["epochs"]
     return "-" if done is None else "/".join(lines.epochs(one) for one in (done, end) if one is not None)
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | float | str | None) and not isinstance(value, bool) else str(value)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.config import text
+from tfdist.tools import tables
 from tfdist.tools.many_runs.run_state import RunState
 
 # Fields of `RunState` that have one value.
@@ -130,4 +131,4 @@ def _value(word: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return tables.is_number(value) and not math.isnan(value)

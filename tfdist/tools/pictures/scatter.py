@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.tools import tables
 from tfdist.tools.pictures import style
 
 # Over this ratio of the largest to the smallest number, the x axis is logarithmic.
@@ -28,7 +29,7 @@ def draw(points: Sequence[Point], *, x: str, y: str, caption: str) -> Any:
     The values of the field `x` are numbers, or any others, which are then named on the axis.
     """
     figure, (axes,) = style.figure(f"{y} by {x}", caption, size=(9.0, 5.4))
-    numbers = all(isinstance(point.x, int | float) and not isinstance(point.x, bool) for point in points)
+    numbers = all(tables.is_number(point.x) for point in points)
     named = list(dict.fromkeys(str(point.x) for point in points))
     places = [point.x if numbers else named.index(str(point.x)) for point in points]
     if numbers and min(places) > 0 and max(places) > _WIDE * min(places):
