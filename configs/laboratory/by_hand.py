@@ -17,6 +17,7 @@ import numpy as np
 
 from tfdist.cluster import process_exit
 from tfdist.config import schema, specs
+from tfdist.launch import local_workers
 from tfdist.report import files
 from tfdist.tools import child_runs
 
@@ -125,8 +126,13 @@ def run_workers(
     workdir.mkdir(parents=True, exist_ok=True)
     settings = {"problem": dict(problem), "recipes": [dataclasses.asdict(recipe) for recipe in recipes]}
     files.write_json(workdir / "settings.json", settings)
-    program = ["-m", "tfdist.configs.laboratory.by_hand", str(workdir / "settings.json")]
-    child_runs.run_workers(program, workers=workers, backend=backend, log=workdir / "workers.log")
+    program, log = ["-m", "tfdist.configs.laboratory.by_hand", str(workdir / "settings.json")], workdir / "workers.log"
+    command = [sys.executable, "-m", "tfdist.launch", f"--workers={workers}", "--max_restarts=0", "--", *program]
+    if backend == "slurm":
+        command = ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *program]
+    code = child_runs.run(command, log, dict(os.environ) | local_workers.first_gpus(os.environ, 0), shown=True)
+    if code:
+        raise ValueError(f"The {workers} workers exited with code {code}; the end of {log}:\n{child_runs.end_of(log)}")
     return {
         recipe.name: [dict(np.load(workdir / f"{recipe.name}-{rank}.npz")) for rank in range(workers)]
         for recipe in recipes

@@ -108,19 +108,6 @@ def answer(command: Sequence[str], seconds: float) -> str:
         return ""
 
 
-def run_workers(arguments: Sequence[str], *, workers: int, backend: str, log: Path) -> None:
-    """Runs a program as each of several connected workers, without GPUs; prints its output, and writes it to `log`.
-
-    `arguments` are those of Python, such as "-m", a module, and its arguments. Raises ValueError if a worker failed.
-    """
-    command = [sys.executable, "-m", "tfdist.launch", f"--workers={workers}", "--max_restarts=0", "--", *arguments]
-    if backend == "slurm":
-        command = ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *arguments]
-    code = run(command, log, dict(os.environ) | local_workers.first_gpus(os.environ, 0), shown=True)
-    if code:
-        raise ValueError(f"The {workers} workers exited with code {code}; the end of {log}:\n{end_of(log)}")
-
-
 def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:
     """The records of one kind in the metrics.jsonl of a training, in order."""
     records = read_back.read_records(workdir / metrics_file.METRICS)
