@@ -5,7 +5,6 @@ import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -148,7 +147,8 @@ def read_array(path: Path, key: str, shape: Sequence[int | None] | None) -> np.n
     `shape` is that of an example, None where any size fits; None: not known. Raises ValueError if no array fits.
     """
     arrays = _load(path, key)
-    fitting = {name: value for name, value in arrays.items() if shape is None or _fits(value.shape[1:], shape)}
+    known = tf.TensorShape(shape)
+    fitting = {name: value for name, value in arrays.items() if known.is_compatible_with(value.shape[1:])}
     if key in fitting or len(fitting) == 1:
         return fitting[key] if key in fitting else next(iter(fitting.values()))
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items())
@@ -174,7 +174,11 @@ def read_arrays(path: Path, shapes: Mapping[str, Sequence[int | None]]) -> dict[
     """
     arrays = _load(path, "")
     arrays.pop("", None)
-    fitting = {name: arrays[name] for name in shapes if name in arrays and _fits(arrays[name].shape[1:], shapes[name])}
+    fitting = {
+        name: arrays[name]
+        for name, shape in shapes.items()
+        if name in arrays and tf.TensorShape(shape).is_compatible_with(arrays[name].shape[1:])
+    }
     if len(fitting) < len(shapes) or len({len(value) for value in fitting.values()}) > 1:
         wanted = ", ".join(
             f"{name} [n, {', '.join('any' if size is None else str(size) for size in shape)}]"
@@ -235,9 +239,3 @@ def read_table(path: Path, width: int | None) -> tuple[np.ndarray, list[str]]:
             except ValueError:
                 raise ValueError(f"{path}, line {number}, column {header[column]!r}: {text!r} is no number.") from None
     return values, header
-
-
-def _fits(shape: Sequence[int], wanted: Sequence[Any]) -> bool:
-    return len(shape) == len(wanted) and all(
-        there is None or have == there for have, there in zip(shape, wanted, strict=True)
-    )

@@ -20,7 +20,7 @@ from tfdist.cluster import process_exit
 from tfdist.config.command_line import tool_words
 from tfdist.tools import tables
 from tfdist.tools.pictures import style, wrong
-from tfdist.tools.saved_runs import predict
+from tfdist.tools.saved_runs import meaning, predict
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
@@ -72,8 +72,6 @@ def outputs_of_split(saved: SavedRun, cluster: Any) -> tuple[np.ndarray, np.ndar
 
 def run(workdir: str, words: Sequence[str]) -> int:
     """Computes, prints and writes; returns the exit code."""
-    from tfdist.tools.saved_runs import meaning
-
     saved = saved_lib.open_run(workdir)
     cluster = predict.connect(saved)
     if words:
@@ -115,8 +113,6 @@ def write(
         probability: of each class, float64 [examples, classes].
         labels: int64 [examples].
     """
-    from tfdist.tools.saved_runs import meaning
-
     probability, labels = probability[known], labels[known]
     matrix = meaning.confusion(labels, probability.argmax(1), len(classes))
     header, rows = meaning.per_class(matrix, classes)

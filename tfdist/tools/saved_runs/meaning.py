@@ -32,9 +32,7 @@ def class_names(known: Sequence[str], count: int) -> list[str]:
 
 def confusion(labels: np.ndarray, answers: np.ndarray, count: int) -> np.ndarray:
     """Returns int64 [count, count]: row i has the examples of class i by the class that the model chose."""
-    matrix = np.zeros((count, count), np.int64)
-    np.add.at(matrix, (labels, answers), 1)
-    return matrix
+    return np.bincount(labels * count + answers, minlength=count * count).reshape(count, count)
 
 
 def per_class(matrix: np.ndarray, names: Sequence[str]) -> tuple[tuple[str, ...], list[list[Any]]]:

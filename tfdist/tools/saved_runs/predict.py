@@ -27,6 +27,7 @@ from tfdist.cluster import process_exit
 from tfdist.config import specs
 from tfdist.config.command_line import tool_words
 from tfdist.tools import tables
+from tfdist.tools.saved_runs import meaning
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
@@ -221,8 +222,6 @@ def table(
 
     `classes` are the names of a classifier's outputs, known to be `logits` or not; None: the outputs are numbers.
     """
-    from tfdist.tools.saved_runs import meaning
-
     if classes is None:
         flat = outputs.reshape(len(outputs), -1)
         header = [first, *(f"output_{number}" for number in range(flat.shape[1]))]
@@ -237,8 +236,6 @@ def table(
 
 def run(workdir: str, words: Sequence[str]) -> int:
     """Predicts, prints and writes; returns the exit code."""
-    from tfdist.tools.saved_runs import meaning
-
     saved = saved_lib.open_run(workdir)
     if flags.FLAGS.out:  # Before the prediction, which may take long.
         tables.make_folder(Path(flags.FLAGS.out).expanduser().parent)
