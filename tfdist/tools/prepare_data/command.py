@@ -56,7 +56,7 @@ def define_flags() -> None:
 
 
 def check_flags() -> None:
-    """Exits with one message if flags do not fit together."""
+    """Exits with one message if flags do not fit together, and raises as `parse_size`."""
     values = flags.FLAGS
     if values.to is None:
         given = [name for name in ("size", "output") if values[name].value is not None]
@@ -70,10 +70,7 @@ def check_flags() -> None:
         sys.exit(f"--to={values.to} needs --{missing[0]}: add {examples[missing[0]]}.")
     if values.to == "raw" and values.quality != QUALITY:
         sys.exit(f"--quality={values.quality} is the quality of JPEGs: add --to=jpeg, or remove it.")
-    try:
-        parse_size(values.size)
-    except ValueError as error:
-        sys.exit(f"{error}")
+    parse_size(values.size)
 
 
 def with_download(spec: dict[str, Any]) -> dict[str, Any]:
