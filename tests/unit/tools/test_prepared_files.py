@@ -362,4 +362,5 @@ def test_flags_that_do_not_fit_together_are_one_message(flags, message):
 
     command_line = [sys.executable, "-m", "tfdist", "prepare", "--config=configs/digits.py", *flags]
     ended = subprocess.run(command_line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True)
-    assert ended.returncode == 1 and ended.stderr.startswith(message) and ended.stderr.count("\n") == 1
+    assert ended.returncode == 1 and ended.stderr.startswith(f"tfdist prepare: {message}")
+    assert ended.stderr.count("\n") == 1

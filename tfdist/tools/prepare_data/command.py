@@ -10,7 +10,6 @@ With --to=raw or --to=jpeg it writes the images of both splits at the size that 
 import dataclasses
 import inspect
 import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,20 +55,20 @@ def define_flags() -> None:
 
 
 def check_flags() -> None:
-    """Exits with one message if flags do not fit together, and raises as `parse_size`."""
+    """Raises a ValueError if flags do not fit together."""
     values = flags.FLAGS
     if values.to is None:
         given = [name for name in ("size", "output") if values[name].value is not None]
         given += ["quality"] if values.quality != QUALITY else []
         if given:
-            sys.exit(f"--{given[0]} needs --to: add --to=raw or --to=jpeg.")
+            raise ValueError(f"--{given[0]} needs --to: add --to=raw or --to=jpeg.")
         return
     missing = [name for name in ("size", "output") if not values[name].value]
     if missing:
         examples = {"size": "--size=256x256 or --size=256", "output": "--output=FOLDER"}
-        sys.exit(f"--to={values.to} needs --{missing[0]}: add {examples[missing[0]]}.")
+        raise ValueError(f"--to={values.to} needs --{missing[0]}: add {examples[missing[0]]}.")
     if values.to == "raw" and values.quality != QUALITY:
-        sys.exit(f"--quality={values.quality} is the quality of JPEGs: add --to=jpeg, or remove it.")
+        raise ValueError(f"--quality={values.quality} is the quality of JPEGs: add --to=jpeg, or remove it.")
     parse_size(values.size)
 
 
