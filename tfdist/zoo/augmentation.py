@@ -146,12 +146,11 @@ def random_mixup(
 def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int, draw: int = 1) -> tf.Tensor:
     """Sets a square to 0, the mean of normalised images (DeVries and Taylor, arXiv 1708.04552).
 
-    The centre is uniformly distributed over all pixels; the square is clipped at the image borders.
+    The centre is uniformly distributed over all pixels; the square, `size` pixels wide, is clipped at the borders.
 
     Args:
         images: float [n, h, w, c].
         seeds: int64 [n, 2].
-        size: the square's side in pixels.
         draw: the stream of random numbers used.
     """
     if not (isinstance(size, int) and size >= 1):

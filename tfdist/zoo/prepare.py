@@ -86,11 +86,7 @@ def image_bytes(
 ) -> Batch:
     """Resizes, crops and flips as `image`, and leaves the dtype; `normalised` does the rest, as `config.data.finish`.
 
-    Returns:
-        The batch with "image" [n, height, width, c] in its own dtype, such as uint8.
-
-    Raises:
-        ValueError: as `image`.
+    Returns the batch with "image" [n, height, width, c] in its own dtype, such as uint8; raises as `image`.
     """
     images = batch.get("image")
     if images is None or images.shape.rank != 4:

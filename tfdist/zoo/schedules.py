@@ -19,8 +19,7 @@ import tensorflow as tf
 def constant(peak: float, *, total_steps: int, warmup_steps: int = 0) -> "Schedule":
     """Returns the rate `peak` at every step after the warm-up.
 
-    Raises:
-        ValueError: `peak` is negative or not finite, or `warmup_steps` is not within 0 .. `total_steps` - 1.
+    Raises ValueError if `peak` is negative or not finite, or `warmup_steps` is not within 0 .. `total_steps` - 1.
     """
     return Schedule("constant", peak, total_steps, warmup_steps)
 
@@ -46,8 +45,7 @@ def step(
 def cosine(peak: float, *, total_steps: int, warmup_steps: int = 0, final: float = 0.0) -> "Schedule":
     """Returns a rate that falls from `peak` to `final` x `peak` along half a cosine (arXiv 1608.03983, one period).
 
-    Raises:
-        ValueError: as `constant`; or `final` is not within 0 .. 1.
+    Raises ValueError as `constant`, or if `final` is not within 0 .. 1.
     """
     return Schedule("cosine", peak, total_steps, warmup_steps, final=final)
 
@@ -81,8 +79,7 @@ def one_cycle(
 def exponential(peak: float, *, total_steps: int, warmup_steps: int = 0, initial: float = 1e-7) -> "Schedule":
     """Returns a rate that rises from `initial` x `peak` to `peak` by the same factor in each step: `tfdist lr_range`.
 
-    Raises:
-        ValueError: as `constant`; or `initial` is not within (0, 1].
+    Raises ValueError as `constant`, or if `initial` is not within (0, 1].
     """
     return Schedule("exponential", peak, total_steps, warmup_steps, initial=initial)
 
@@ -90,8 +87,7 @@ def exponential(peak: float, *, total_steps: int, warmup_steps: int = 0, initial
 def settable(peak: float, *, total_steps: int, warmup_steps: int = 0) -> float:
     """Returns `peak` as a number, which callbacks such as ReduceLROnPlateau can set, unlike a schedule.
 
-    Raises:
-        ValueError: `peak` is negative or not finite, or `warmup_steps` is not 0.
+    Raises ValueError if `peak` is negative or not finite, or `warmup_steps` is not 0.
     """
     _check(peak, total_steps, 0)
     if warmup_steps:

@@ -32,13 +32,12 @@ def split_name(split: str, names: Iterable[str], *, source: str) -> str:
 
 
 def resolve(split: str, lengths: Mapping[str, int], *, source: str) -> Slice:
-    """Returns the range of examples of `split`.
+    """Returns the examples that `split` selects.
 
     Percentages are rounded to the nearest example as tfds rounds them (`round(percent * length / 100)`), negative
     bounds count from the end, and a unit at one bound applies to both ("train[10:20%]" is 10 % to 20 %).
 
-    Raises:
-        ValueError: `split` has another notation, does not exist, exceeds its bounds, or is empty.
+    Raises ValueError if `split` has another notation, does not exist, exceeds its bounds, or is empty.
     """
     name = split_name(split, lengths, source=source)
     length = lengths[name]

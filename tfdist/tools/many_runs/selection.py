@@ -1,6 +1,7 @@
 """Fields of runs by name, and the runs whose fields satisfy conditions: `--where "learning_rate.peak>0.1"`."""
 
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -20,6 +21,7 @@ _CONDITION = re.compile(r"\s*([\w.\-/ ]+?)\s*(<=|>=|!=|==|=|<|>|~)\s*(.*?)\s*$")
 # Between two conditions; the names of runs may have commas and equals signs.
 _NEXT = r"(?=(?:(?!\band\b)[\w.\-/ ])+[<>!=~])"
 _BETWEEN, _AFTER_RUN = re.compile(rf"(?:,|\band\b){_NEXT}"), re.compile(rf"\band\b{_NEXT}")
+_OF_RUN = re.compile(r"\s*run\s*(=|~|!=)")
 _WORDS = {"none": None, "true": True, "false": False}
 
 
@@ -63,7 +65,8 @@ def conditions(words: Iterable[str]) -> list[Condition]:
     Several in one text are separated by commas or "and", after one of the run by "and" only.
     """
     found = []
-    for part in (part for word in words for part in _separate(word)):
+    parts = [(_AFTER_RUN if _OF_RUN.match(word) else _BETWEEN).split(word) for word in words]
+    for part in itertools.chain.from_iterable(parts):
         match = _CONDITION.match(part)
         if match is None or (match[2] in ("<", "<=", ">", ">=") and not _is_number(_value(_plain(match[3])))):
             raise ValueError(
@@ -77,11 +80,6 @@ def conditions(words: Iterable[str]) -> list[Condition]:
 
 def _plain(value: str) -> str:
     return value.strip("'\"")
-
-
-def _separate(word: str) -> list[str]:
-    of_run = re.match(r"\s*run\s*(=|~|!=)", word)
-    return (_AFTER_RUN if of_run else _BETWEEN).split(word)
 
 
 def resolve(name: str, known: Sequence[str]) -> str:

@@ -65,7 +65,11 @@ def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, ou
         with example_files.hold_lock(output / f".{split}.lock", required=False):
             present = example_files.read_manifest(folder)
             if present is None:
-                _refuse_other_files(folder)
+                if folder.exists() and not example_files.has_only_examples(folder, fact="made"):
+                    # Its files, which this command has not written, would be removed.
+                    raise ValueError(
+                        f"--output: {folder} is there, and is none of this command's folders. Give another folder."
+                    )
                 example_files.write(folder, _chunks(source, form, split), len(source), facts=facts)
             elif different := _difference(present.get("made"), made):
                 raise ValueError(
@@ -85,12 +89,6 @@ def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, ou
         raise
     num_bytes = sum(path.stat().st_size for path in folder.iterdir())
     return num_bytes, time.perf_counter() - started if present is None else 0.0
-
-
-def _refuse_other_files(folder: Path) -> None:
-    """Raises a ValueError if `folder` has files that this command has not written: they would be removed."""
-    if folder.exists() and not example_files.has_only_examples(folder, fact="made"):
-        raise ValueError(f"--output: {folder} is there, and is none of this command's folders. Give another folder.")
 
 
 def _difference(present: Any, wanted: dict[str, Any]) -> str:

@@ -41,7 +41,9 @@ parse = functools.partial(
 def main(argv: list[str]) -> None:
     """Draws the runs or the studies in the directories of the command line, and prints the names of the files."""
     values, given = flags.FLAGS, [Path(word).expanduser() for word in argv[1:]]
-    workdirs = [each for path in given for each in _fits(path) or [path]]
+    # Of a script: the runs of its calls of `fit`.
+    fits = {path: [] if (path / scaling_results.FILE).is_file() else saved_run.workdirs(path) for path in given}
+    workdirs = [each for path in given for each in fits[path] or [path]]
     shared = workdirs[0] if len(workdirs) == 1 else Path(os.path.commonpath([path.absolute() for path in workdirs]))
     studies = [scaling_results.read(path) for path in workdirs if (path / scaling_results.FILE).is_file()]
     names = [study.name for study in studies]
@@ -68,8 +70,3 @@ def main(argv: list[str]) -> None:
     if said == style.MISSING:
         raise ValueError(said)
     print(said)
-
-
-def _fits(path: Path) -> list[Path]:
-    """Returns the runs of the calls of `fit` in the workdir of a script; [] if it is another folder."""
-    return [] if (path / scaling_results.FILE).is_file() else saved_run.workdirs(path)

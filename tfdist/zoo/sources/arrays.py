@@ -86,12 +86,8 @@ def arrays(
         num_classes: the number of classes; None: the largest label of all splits + 1.
         classes: the name of each class, for data.json in the workdir; None: not known.
 
-    Returns:
-        A source of {feature: [n, ...]}, labels as int64 [n].
-
-    Raises:
-        ValueError: the split does not exist or is empty, arrays differ in length, labels are not integers or are out
-            of range; names the split and the first invalid example.
+    Returns a source of {feature: [n, ...]}, labels as int64 [n]. Raises ValueError, which names the split and the first
+    invalid example, if lengths differ, or labels are not integers or out of range.
     """
     checked = {key: _check_features(features, f"{name}, split {key!r}") for key, features in splits.items()}
     labels = {key: features["label"] for key, features in checked.items() if "label" in features}
@@ -139,7 +135,7 @@ def npz(
         if not zipfile.is_zipfile(path):
             raise zipfile.BadZipFile("not a zip archive")
         with np.load(path, allow_pickle=False) as file:  # Unpickling can run code.
-            if keys or not _has_splits(file.files):
+            if keys or not any(array.rpartition("_")[2] in _SPLITS and "_" in array for array in file.files):
                 return _divide_npz(file, split, num_classes, keys, test_fraction, name)
             return _read_npz(file, split, num_classes, name)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -168,10 +164,6 @@ def digits(split: str) -> Arrays:
     parts = {"train": ~test, "test": test, "all": np.ones_like(test)}
     features = {key: {"image": images[part], "label": labels[part]} for key, part in parts.items()}
     return arrays(split, splits=features, num_classes=10, classes="0123456789", name="digits")
-
-
-def _has_splits(names: Sequence[str]) -> bool:
-    return any(name.rpartition("_")[2] in _SPLITS and "_" in name for name in names)
 
 
 def _divide_npz(

@@ -25,12 +25,8 @@ def idx(split: str, *, path: str, num_classes: int | None = None) -> Arrays:
             compressed (.gz).
         num_classes: the number of classes; None: the largest label of the split + 1.
 
-    Returns:
-        A source of {"image": uint8 [n, height, width, 1], "label": int64 [n]}, in the order of the files.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a file is damaged, or the split does not exist.
+    Returns a source of {"image": uint8 [n, height, width, 1], "label": int64 [n]}, in the order of the files. Raises
+    FileNotFoundError if one is missing, and ValueError if one is damaged.
     """
     folder = Path(os.path.expandvars(path)).expanduser()
     name = f"idx {str(folder)!r}"

@@ -104,17 +104,10 @@ def line(
     num_test_examples: int = 0,
     width: float = 1.0,
 ) -> Computed:
-    """Points near the line y = m x + n, with x uniform in [-width, width).
+    """Points near the line y = m x + n, with x uniform in [-width, width), y by at most `noise` from it.
 
-    Args:
-        split: "train" or "test", with or without a slice. They have no point in common.
-        noise: maximum distance of y from the line, uniformly distributed.
-
-    Returns:
-        A source of {"x": float32 [n, 1], "y": float32 [n, 1]}.
-
-    Raises:
-        ValueError: the split does not exist or is empty.
+    Returns a source of {"x": float32 [n, 1], "y": float32 [n, 1]} of the splits "train" and "test", which have no point
+    in common.
     """
 
     def compute(ids: tf.Tensor) -> dict[str, tf.Tensor]:

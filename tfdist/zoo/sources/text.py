@@ -17,15 +17,12 @@ def text(split: str, *, path: str, length: int = 64, test_fraction: float = 0.1)
     Args:
         split: "train", "test" or "all", with or without a slice; "test" is the end of the text.
         path: the file; variables are expanded.
-        length: characters in a piece.
         test_fraction: the part of the pieces in "test".
 
     Returns:
         A source of {"inputs": int32 [n, length], "targets": int32 [n, length], the next character of each}.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is no UTF-8, or too short.
+    Raises FileNotFoundError if there is no such file, and ValueError if it is no UTF-8, or too short.
     """
     path = os.path.expanduser(os.path.expandvars(path))
     name = f"text {path!r}"

@@ -182,17 +182,11 @@ def _search(chains: Sequence[Chain], runs: Sequence[Replayed], interval: Interva
         if place == "before":
             for run, chain, known in zip(runs, chains, seen, strict=True):
                 _compare_with_record(outcome, run, chain, step, known[step])
-            if _is_done(outcome, step):
+            differs = outcome.difference is not None and step >= interval.different
+            if step >= interval.last or outcome.not_reproduced or differs:
                 return outcome
         for run in runs:
             run.go()
-
-
-def _is_done(outcome: Outcome, step: int) -> bool:
-    interval = outcome.interval
-    return step >= interval.last or (
-        bool(outcome.not_reproduced) or (outcome.difference is not None and step >= interval.different)
-    )
 
 
 def _compare_with_record(outcome: Outcome, run: Replayed, chain: Chain, step: int, found: list[str]) -> None:

@@ -4,6 +4,7 @@ import multiprocessing
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.tools import child_runs
 from tfdist.tools.saved_runs.same_bits import stepwise
 from tfdist.tools.saved_runs.same_bits.stepwise import LOG, Task
 
@@ -81,14 +82,9 @@ class Replayed:
         try:
             found = self._connection.recv()
         except (EOFError, OSError):
-            raise ReplayError(
-                f"{self.name}: the process that trained it again has ended.{self._end_of_log()}"
-            ) from None
+            log = self._tasks[0].scratch / LOG
+            end = f"\n{child_runs.end_of(log)}" if log.is_file() else ""
+            raise ReplayError(f"{self.name}: the process that trained it again has ended.{end}") from None
         if isinstance(found, tuple) and found[0] == "failed":
             raise ReplayError(f"{self.name} cannot be trained again here: {found[2]}")
         return found
-
-    def _end_of_log(self) -> str:
-        path = self._tasks[0].scratch / LOG
-        lines = path.read_text(errors="replace").splitlines()[-5:] if path.is_file() else []
-        return "".join(f"\n  {line}" for line in lines)

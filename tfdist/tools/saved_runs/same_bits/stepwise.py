@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -169,10 +169,6 @@ class _Served:
         from tfdist.tools.saved_runs.same_bits import replay
 
         self.connection.send((place, self.state.step + done, replay.hash_state(self.tools)))
-        for command, argument in self._commands():
-            self.connection.send(getattr(self, command)(argument))
-
-    def _commands(self) -> Iterator[tuple[str, Any]]:
         while True:
             try:
                 command, argument = self.connection.recv()
@@ -180,7 +176,7 @@ class _Served:
                 raise Ended from None
             if command == "go":
                 return
-            yield command, argument
+            self.connection.send(getattr(self, command)(argument))
 
     def variables(self, _: Any) -> dict[str, str]:
         """Returns a hash of each variable now."""

@@ -9,7 +9,7 @@ import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -61,7 +61,7 @@ class IndexedRecords:
     def __init__(self, files: Sequence[str], index: np.ndarray, part: splits.Slice, name: str):
         """`index` is (file, first byte, length) of each record, int64 [records, 3]; see `open_index`."""
         self._files, self._index, self._part, self._name = files, index, part, name
-        self._open = functools.lru_cache(maxsize=_MAX_OPEN_FILES)(_open_file)
+        self._open = functools.lru_cache(maxsize=_MAX_OPEN_FILES)(functools.partial(open, mode="rb"))
 
     def __len__(self) -> int:
         return len(self._index)
@@ -132,10 +132,6 @@ def _open_array_record(path: str):
 
     # No read-ahead: access is random.
     return ArrayRecordReader(path, options="readahead_buffer_size:0", file_reader_buffer_size=32768)
-
-
-def _open_file(path: str) -> BinaryIO:
-    return open(path, "rb")
 
 
 def open_index(folder: str, split: str, files: list[str], title: str) -> np.ndarray:
