@@ -46,6 +46,11 @@ class Point:
         """In a later epoch, over all replicas."""
         return self.examples / self.epoch_seconds
 
+    @property
+    def step_seconds(self) -> float:
+        """Of a step in a later epoch."""
+        return self.epoch_seconds * self.batch_size / self.examples
+
     def part_seconds(self) -> dict[str, float]:
         """Seconds of each of `PARTS` in a later epoch; {} if they were not measured."""
         return {name: share * self.epoch_seconds for name, share in zip(PARTS, self.shares or (), strict=False)}

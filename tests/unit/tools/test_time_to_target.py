@@ -75,12 +75,12 @@ def test_the_means_of_an_interval_do_not_hold_the_steps_before_it():
 
 
 def test_times_are_relative_or_in_seconds():
-    relative = time_to_target.predict(POINTS, 300.0, None)
-    assert [one.steps for one in relative] == pytest.approx([1, 2.5 / 4, 1.75 / 4])
-    assert [one.step_seconds for one in relative] == pytest.approx([1.0, 1.25, 2.0])
+    assert time_to_target.predict(POINTS, 300.0, None) == pytest.approx([1, 2.5 / 4, 1.75 / 4])
+    assert [point.step_seconds for point in POINTS] == pytest.approx([1.0, 1.25, 2.0])
     known = time_to_target.predict(POINTS, 300.0, REACHED)
-    assert [one.steps for one in known] == pytest.approx([800, 500, 350])
-    assert [one.seconds for one in known] == pytest.approx([800, 625, 700])
+    assert known == pytest.approx([800, 500, 350])
+    seconds = [steps * point.step_seconds for steps, point in zip(known, POINTS, strict=True)]
+    assert seconds == pytest.approx([800, 625, 700])
 
 
 def test_the_description_names_the_soonest_and_says_what_is_missing():

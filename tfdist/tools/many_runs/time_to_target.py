@@ -27,22 +27,6 @@ class Reached:
     noise_scale: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """Of one number of replicas; steps are relative to the first number if no run has reached the target."""
-
-    replicas: int
-    batch_size: int
-    steps: float
-    # Of one step, as measured.
-    step_seconds: float
-
-    @property
-    def seconds(self) -> float:
-        """Until the target."""
-        return self.steps * self.step_seconds
-
-
 def means(lines: Sequence[Mapping[str, Any]], average_steps: int) -> list[tuple[float, float]]:
     """Returns the means of |G|^2 and of tr(Sigma) in the interval of each report, without the steps before it.
 
@@ -108,18 +92,11 @@ def measured_noise_scale(points: Sequence[Point]) -> float | None:
     return statistics.median(found) if found else None
 
 
-def predict(points: Sequence[Point], noise_scale: float, reached: Reached | None) -> list[Prediction]:
-    """Returns the prediction for each point; relative steps and seconds if no run has reached the target."""
+def predict(points: Sequence[Point], noise_scale: float, reached: Reached | None) -> list[float]:
+    """Returns the steps of each point to the target; relative to the first if no run has reached it."""
     steps, batch = (1.0, points[0].batch_size) if reached is None else (reached.steps, reached.batch_size)
-    return [
-        Prediction(
-            replicas=point.replicas,
-            batch_size=point.batch_size,
-            steps=steps_to_target(noise_scale, point.batch_size, measured_steps=steps, measured_batch=batch),
-            step_seconds=point.epoch_seconds * point.batch_size / point.examples,
-        )
-        for point in points
-    ]
+    measured = {"measured_steps": steps, "measured_batch": batch}
+    return [steps_to_target(noise_scale, point.batch_size, **measured) for point in points]
 
 
 def describe(points: Sequence[Point], noise_scale: float | None, reached: Reached | None) -> str:
@@ -131,23 +108,25 @@ def describe(points: Sequence[Point], noise_scale: float | None, reached: Reache
             "The noise scale was not measured, so the time to a target is not predicted: it needs a training on two "
             "replicas or with config.train.micro_batches, or set --noise_scale (docs/noise-scale.md)."
         )
-    found = predict(points, noise_scale, reached)
     unit = "relative" if reached is None else "predicted"
-    until = [one.seconds / (found[0].seconds if reached is None else 1.0) for one in found]
     shown_time = "time to target, relative" if reached is None else "s to target, predicted"
     header = ("replicas", "batch", "s per step", f"steps to target, {unit}", shown_time, "times as fast")
+    steps = predict(points, noise_scale, reached)
+    seconds = [count * point.step_seconds for count, point in zip(steps, points, strict=True)]
+    unit_seconds = seconds[0] if reached is None else 1.0
     rows = [
-        (one.replicas, one.batch_size, one.step_seconds, one.steps, time, found[0].seconds / one.seconds)
-        for one, time in zip(found, until, strict=True)
+        (point.replicas, point.batch_size, point.step_seconds, count, time / unit_seconds, seconds[0] / time)
+        for point, count, time in zip(points, steps, seconds, strict=True)
     ]
-    best = min(found, key=lambda one: one.seconds)
-    times = f", {tables.format_value(found[0].seconds / best.seconds)} times as fast as {found[0].replicas}"
+    soonest = points[seconds.index(min(seconds))]
+    times = f", {tables.format_value(seconds[0] / min(seconds))} times as fast as {points[0].replicas}"
     size = f"{tables.format_value(float(noise_scale))} examples"
     size = "larger than was measured" if math.isinf(noise_scale) else size
     return (
         f"Noise scale: {size}. Far below it, twice the global batch needs half the steps to a target; far above it, "
         "steps hardly fall further.\n"
         f"{tables.text(header, rows)}\n"
-        f"Soonest at a target: {best.replicas} replica{'s' * (best.replicas > 1)}{times * (best is not found[0])}. "
+        f"Soonest at a target: {soonest.replicas} replica{'s' * (soonest.replicas > 1)}"
+        f"{times * (soonest is not points[0])}. "
         "docs/noise-scale.md says how far measured steps were from such predictions."
     )
