@@ -8,7 +8,6 @@ number of replicas must be that of the run, except with virtual replicas.
     tfdist verify runs/digits --intervals=2
 """
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -26,7 +25,8 @@ from tfdist.checkpoint import directory
 from tfdist.cluster.devices import onednn
 from tfdist.config import tensorflow_log
 from tfdist.config.command_line import tool_words
-from tfdist.report import metrics_file, read_back, run_info
+from tfdist.report import run_info
+from tfdist.tools import child_runs
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.same_bits import chain as chain_lib
 from tfdist.tools.saved_runs.same_bits.chain import Chain
@@ -133,7 +133,11 @@ def differences(saved: SavedRun, chain: Chain, chosen: list[tuple[int, int]], sc
     if steps and (saved.workdir / saved_lib.MODEL).is_file():  # The newest checkpoint is restored now.
         for name in replay.missing_in_export(saved.workdir / saved_lib.MODEL):
             yield f"{saved_lib.MODEL}: the weight {name} is not that of the checkpoint of step {steps[0]}"
-    reports = read_reports(saved.workdir)
+    # Kind -> step -> the last record of this step.
+    reports = {
+        kind: {record["step"]: record for record in child_runs.reports(saved.workdir, kind)}
+        for kind in ("train", "evaluation")
+    }
     for first, last in chosen:
         problem = list(_restore(replay, first, recorded))
         if problem:
@@ -142,54 +146,37 @@ def differences(saved: SavedRun, chain: Chain, chosen: list[tuple[int, int]], sc
         yield from _train(replay, recorded, reports, first, last)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Reports:
-    """The records of a run, by step."""
-
-    training: Mapping[int, Mapping[str, Any]]
-    evaluations: Mapping[int, Mapping[str, Any]]
-
-    def steps_before(self, step: int) -> int | None:
-        """Returns the number of steps over which the report after `step` has means; None: there is no report."""
-        return self.training[step]["steps"] if step in self.training else None
-
-    def differences(self, kind: str, step: int, values: Mapping[str, float]) -> Iterator[str]:
-        """Yields a line for each of `values` that was reported otherwise; kind: "training" or "evaluations"."""
-        record = getattr(self, kind)[step]
-        for name, value in values.items():
-            old = record.get(name)  # None: NaN or infinite.
-            equal = not math.isfinite(value) if old is None else math.isclose(old, value, rel_tol=_RELATIVE)
-            if not equal:
-                yield f"{kind}, step {step}: {name} is {value}, and metrics.jsonl has {old}"
+def _compare_values(what: str, values: Mapping[str, float], record: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a line for each of `values` that has another value in a record of metrics.jsonl."""
+    for name, value in values.items():
+        old = record.get(name)  # None: NaN or infinite.
+        equal = not math.isfinite(value) if old is None else math.isclose(old, value, rel_tol=_RELATIVE)
+        if not equal:
+            yield f"{what}, step {record['step']}: {name} is {value}, and metrics.jsonl has {old}"
 
 
-def read_reports(workdir: Path) -> Reports:
-    """Reads the reports of a workdir; the last one of each step."""
-    records = read_back.read_records(workdir / metrics_file.METRICS)
-    training = {one["step"]: one for one in records if one.get("kind") == "train"}
-    evaluations = {one["step"]: one for one in records if one.get("kind") == "evaluation"}
-    return Reports(training=training, evaluations=evaluations)
-
-
-def _train(replay: Any, recorded: dict[int, str], reports: Reports, first: int, last: int) -> Iterator[str]:
+def _train(
+    replay: Any, recorded: dict[int, str], reports: Mapping[str, dict[int, dict[str, Any]]], first: int, last: int
+) -> Iterator[str]:
     """Trains an interval again, and yields a line for what is not as recorded; ends at the first such hash."""
     from tfdist.training import state
     from tfdist.training.evaluation import evaluate
 
-    places = sorted({step for step in (*recorded, *reports.training) if first < step <= last})
+    training, evaluations = reports["train"], reports["evaluation"]
+    places = sorted({step for step in (*recorded, *training) if first < step <= last})
     done: dict[int, dict[str, float]] = {}
     for step, value, done[step] in replay.train(first, places):
         found = list(_compare(f"after step {step}, trained again from {first}", value, recorded.get(step)))
         yield from found
         if found:
             return  # All later ones differ, too.
-        covered = reports.steps_before(step)
-        if covered is not None and step - covered >= first:
-            totals = [one for place, one in done.items() if place > step - covered]
+        before = step - training[step]["steps"] if step in training else -1
+        if before >= first:  # The report has means over the steps since then.
+            totals = [one for place, one in done.items() if place > before]
             values = replay.run.objective.results(dict(functools.reduce(state.add_totals, totals)))
-            yield from reports.differences("training", step, values)
-        if step in reports.evaluations:
-            yield from reports.differences("evaluations", step, evaluate.evaluate(replay.tools, step))
+            yield from _compare_values("training", values, training[step])
+        if step in evaluations:
+            yield from _compare_values("evaluations", evaluate.evaluate(replay.tools, step), evaluations[step])
 
 
 def _restore(replay: Any, step: int, recorded: dict[int, str]) -> Iterator[str]:
