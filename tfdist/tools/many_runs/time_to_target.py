@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.report import metrics_file, read_back, run_info
-from tfdist.tools import tables
+from tfdist.report import run_info
+from tfdist.tools import child_runs, tables
 from tfdist.tools.scaling_results import Point
 
 
@@ -62,9 +62,7 @@ def average(parts: Sequence[tuple[float, float]], batch_size: float) -> float:
 
 def read(workdir: Path) -> Reached:
     """Reads a run that ended at its target; raises ValueError if it has no reports of a noise scale."""
-    records = read_back.read_records(workdir / metrics_file.METRICS)
-    lines = [record for record in records if record.get("kind") == "train"]
-    config = run_info.read_config(workdir)
+    lines, config = child_runs.reports(workdir), run_info.read_config(workdir)
     steps = None if config is None else config.get("report", {}).get("noise_scale")
     parts = means(lines, steps) if steps else []
     if not parts:

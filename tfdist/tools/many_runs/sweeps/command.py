@@ -151,9 +151,10 @@ def make_plan() -> tuple[Plan, list[schema.Config]]:
 
 
 def _epochs(given: Sequence[str]) -> tuple[int, ...]:
-    if not all(each.strip().isdecimal() for each in given):
+    epochs = [int(each) if each.strip().isdecimal() else 0 for each in given]
+    if epochs != sorted({*epochs} - {0}):
         raise ValueError(f"--prune must be rising epochs from 1 on, as 5,10. Received: {','.join(given)}")
-    return tuple(map(int, given))
+    return tuple(epochs)
 
 
 def _metric(configs: Sequence[schema.Config]) -> tuple[str, str]:

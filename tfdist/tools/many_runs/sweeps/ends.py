@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster import interruption
-from tfdist.report import files, metrics_file, read_back
+from tfdist.report import files
+from tfdist.tools import child_runs
 from tfdist.tools.many_runs import find, run_state
 from tfdist.tools.many_runs.sweeps import plan as plans
 
@@ -79,9 +80,7 @@ def evaluations(workdir: Path, metric: str) -> list[tuple[float, float]]:
 
 def evaluation_records(workdir: Path) -> list[dict[str, Any]]:
     """Returns the records of the evaluations of a run, in order; raises as `evaluations`."""
-    paths = [each / metrics_file.METRICS for each in _workdirs(workdir)]
-    records = [record for path in paths for record in read_back.read_records(path)]
-    return [record for record in records if record.get("kind") == "evaluation"]
+    return [record for each in _workdirs(workdir) for record in child_runs.reports(each, "evaluation")]
 
 
 def _workdirs(workdir: Path) -> list[Path]:
