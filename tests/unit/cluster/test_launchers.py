@@ -4,7 +4,7 @@ import pytest
 from launching import REPOSITORY
 
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.discovery.launchers import host_list
+from tfdist.cluster.discovery.launchers import by_hosts
 
 # Recorded of `torchrun --standalone --nproc-per-node=2` (torch 2.13), rank 1.
 TORCHRUN = {
@@ -133,10 +133,10 @@ def test_a_host_is_found_in_the_list_of_its_job(tmp_path):
     oar = {"OAR_JOB_ID": "9", "OAR_NODEFILE": str(tmp_path / "nodes")}
     lsf = {"LSB_JOBID": "9", "LSB_MCPU_HOSTS": "gros-1.nancy 4 gros-2.nancy 4"}
     for env in (oar, lsf):
-        spec = host_list.resolve(env, port_base=10000, port_count=10000, host="gros-2")
+        spec = by_hosts.host_list(env, port_base=10000, port_count=10000, host="gros-2")
         assert hosts(spec) == ["gros-1.nancy", "gros-2.nancy"] and spec.rank == 1
         with pytest.raises(ValueError, match=r"this host, n7, is not in the job's list of hosts: gros-1"):
-            host_list.resolve(env, port_base=10000, port_count=10000, host="n7")
+            by_hosts.host_list(env, port_base=10000, port_count=10000, host="n7")
         assert "job has 2 hosts, but this process was started on one of them" in resolve(env).note
         with pytest.raises(ValueError, match="is not in the job's list"):
             resolve(env | {"TFDIST_ONE_PER_HOST": "1"})
@@ -185,7 +185,7 @@ def test_the_inner_launcher_is_found_first():
     assert resolve(slurm | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "x"}).launcher == "slurm"
 
 
-def test_the_page_of_launchers_names_every_module_and_its_variables():
+def test_the_page_of_launchers_names_every_variable_that_is_looked_for():
     page = (REPOSITORY / "docs" / "launchers.md").read_text()
     for name, marks in (*environment.INNER, *environment.FLUX, *environment.OTHERS):
         assert all(mark in page for mark in marks), name

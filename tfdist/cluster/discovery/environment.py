@@ -32,18 +32,18 @@ _PREFIXES = {
     "slurm": ("SLURM_",),
     "pbs": ("PBS_",),
 }
-# Other modules and the variables that show that one has started this process, in the order in which they are looked
-# for. A module is imported if all of its variables are set.
-INNER = (("torchrun", ("TORCHELASTIC_RUN_ID", "RANK")), ("jsrun", ("JSM_NAMESPACE_RANK",)))
-FLUX = (("flux", ("FLUX_TASK_RANK", "FLUX_JOB_SIZE")),)
+# Functions of other modules and the variables that show that a launcher has started this process, in the order in which
+# they are looked for. A module is imported if all of the variables are set.
+INNER = (("by_ranks:torchrun", ("TORCHELASTIC_RUN_ID", "RANK")), ("by_ranks:jsrun", ("JSM_NAMESPACE_RANK",)))
+FLUX = (("by_ranks:flux", ("FLUX_TASK_RANK", "FLUX_JOB_SIZE")),)
 OTHERS = (
-    ("kubeflow", ("PET_NODE_RANK", "PET_NNODES")),
-    ("torchrun", ("RANK", "WORLD_SIZE", "MASTER_ADDR")),
-    ("skypilot", ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")),
-    ("dstack", ("DSTACK_NODE_RANK", "DSTACK_NODES_IPS")),
-    ("sagemaker", ("SM_HOSTS", "SM_CURRENT_HOST")),
-    ("kubernetes", ("JOB_COMPLETION_INDEX",)),
-    ("host_list", ("TFDIST_ONE_PER_HOST",)),
+    ("by_ranks:kubeflow", ("PET_NODE_RANK", "PET_NNODES")),
+    ("by_ranks:torchrun", ("RANK", "WORLD_SIZE", "MASTER_ADDR")),
+    ("by_hosts:skypilot", ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")),
+    ("by_hosts:dstack", ("DSTACK_NODE_RANK", "DSTACK_NODES_IPS")),
+    ("by_hosts:sagemaker", ("SM_HOSTS", "SM_CURRENT_HOST")),
+    ("by_hosts:kubernetes", ("JOB_COMPLETION_INDEX",)),
+    ("by_hosts:host_list", ("TFDIST_ONE_PER_HOST",)),
 )
 # A job of these may have several hosts although this process was started on one only.
 _JOBS = ("OAR_JOB_ID", "LSB_JOBID")
@@ -66,11 +66,11 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
     if tf_config and (cluster := tf_config.read_cluster(env)):
         return tf_config.resolve(env, cluster, mpirun[1] if mpirun else "SLURM_STEP_NUM_TASKS", **ports)
     if found := _first(env, INNER):
-        return found.resolve(env, **ports)
+        return found(env, **ports)
     if mpirun:
         return mpi.rank(env, mpirun, **ports)
     if found := _first(env, FLUX):
-        return found.resolve(env, **ports)
+        return found(env, **ports)
     if slurm and slurm.in_step(env):
         return slurm.step(env, **ports)
     if mpi and (pmi := mpi.pmi_variables(env)):
@@ -78,10 +78,10 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
     if pbs and pbs.in_task(env):
         return pbs.task(env, **ports)
     if found := _first(env, OTHERS):
-        return found.resolve(env, **ports)
+        return found(env, **ports)
     note = (slurm and slurm.forgotten_srun(env)) or (pbs and pbs.forgotten_launcher(env)) or ""
     if not note and any(env.get(name) for name in _JOBS):
-        note = _module("host_list").forgotten(env)
+        note = _module("by_hosts").forgotten(env)
     return WorkerSpec(launcher="local", note=note)
 
 
@@ -98,8 +98,10 @@ def _has(env: Mapping[str, str], prefixes: tuple[str, ...]) -> bool:
 
 
 def _first(env: Mapping[str, str], launchers: Sequence[tuple[str, Sequence[str]]]) -> Any:
-    """Returns the module of the first launcher whose variables are all set; None: there is none."""
-    return next((_module(name) for name, marks in launchers if all(env.get(mark) for mark in marks)), None)
+    """Returns the function of the first launcher whose variables are all set; None: there is none."""
+    name = next((name for name, marks in launchers if all(env.get(mark) for mark in marks)), "")
+    module, _, function = name.partition(":")
+    return getattr(_module(module), function) if name else None
 
 
 def _module(name: str) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tfdist.cluster.discovery import slurm_tasks, variables
-from tfdist.cluster.discovery.launchers import worker_specs
+from tfdist.cluster.discovery.launchers import by_ranks
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 # Rank, number of ranks, rank on this host, ranks on this host; of Open MPI, MVAPICH2, MPICH and Intel MPI, Cray PALS.
@@ -50,7 +50,7 @@ def _launcher_pid(variable: str) -> int:
     return pid
 
 
-def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_count: int) -> WorkerSpec:
+def rank(env: Mapping[str, str], names: Sequence[str], **ports: int) -> WorkerSpec:
     """Returns the worker spec of this rank.
 
     On one host, all addresses are known. On several hosts, MPI launchers do not provide the hosts of the ranks:
@@ -70,7 +70,7 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
         # On one host, mpirun or its daemon starts all ranks; over several hosts, only the batch job is common.
         batch = next((env[name] for name in _BATCH_JOB_VARIABLES if env.get(name)), "")
         job = f"{batch}/{_launcher_pid(names[2])}" if local_size == size else batch or "mpi"
-    return worker_specs.of_ranks(
+    return by_ranks.of_ranks(
         "mpi",
         env,
         rank=own_rank,
@@ -79,9 +79,8 @@ def rank(env: Mapping[str, str], names: Sequence[str], *, port_base: int, port_c
         local_size=local_size,
         chiefs=() if local_size >= size or env.get("TFDIST_CHIEF") else _first_hosts(env),
         job=job,
-        port_base=port_base,
-        port_count=port_count,
         received=names,
+        **ports,
     )
 
 

@@ -1,0 +1,202 @@
+"""Launchers that number the workers, and give at most the host of rank 0. Imports no TensorFlow.
+
+Each function raises a ValueError if variables are missing or inconsistent, and says where they are documented.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tfdist.cluster.discovery import hostlist, variables, worker_spec
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
+
+
+def of_ranks(
+    launcher: str,
+    env: Mapping[str, str],
+    *,
+    rank: int,
+    num_workers: int,
+    local_rank: int,
+    local_size: int,
+    chiefs: Sequence[str],
+    job: str,
+    received: Sequence[str],
+    port_base: int,
+    port_count: int,
+) -> WorkerSpec:
+    """Returns the worker spec where only the host of rank 0 is known, or all workers are on one host.
+
+    Args:
+        local_rank: of this worker on its host.
+        local_size: workers on its host.
+        chiefs: the host of rank 0, or several where it may be; TFDIST_CHIEF replaces them.
+        job: the same on all workers, and different for two jobs.
+        received: the variables to name in a message.
+        port_base: ports are in [port_base, port_base + port_count).
+
+    Raises:
+        ValueError: the numbers are inconsistent, TFDIST_CHIEF is not valid, or workers on several hosts have no chief.
+    """
+    if not (rank < num_workers and local_rank < local_size <= num_workers):
+        raise ValueError(f"The variables of {launcher} are inconsistent. {variables.say_received(env, received)}")
+    first, _ = variables.port_block(port_base, port_count, variables.number([job]), at_least=1)
+    own = [port_base + (first - port_base + index) % port_count for index in range(local_size)]
+    alone = local_size == num_workers
+    found = () if alone else _chiefs(env, chiefs, first)
+    if not alone and not found:
+        raise ValueError(f"{launcher} does not say on which host rank 0 runs. {variables.say_received(env, received)}")
+    if found and rank == 0 and env.get("TFDIST_CHIEF"):
+        own[local_rank] = hostlist.split_address(found[0])[1]
+    devices = worker_spec.cuda_devices(env)
+    return WorkerSpec(
+        launcher=launcher,
+        rank=rank,
+        num_workers=num_workers,
+        addresses=tuple(f"localhost:{port}" for port in own) if alone else (),
+        port=own[local_rank],
+        # After the ports of the ranks on the chief's host, where it is opened.
+        heartbeat_port=port_base + (first - port_base + local_size) % port_count if local_size < port_count else 0,
+        chiefs=found,
+        local_rank=local_rank,
+        local_size=local_size,
+        job=f"{launcher} {job}",
+        # A launcher passes its CUDA_VISIBLE_DEVICES to all ranks of a host; a wrapper may have divided them.
+        gpu_sharers=local_size if devices is None or len(devices) >= local_size else 1,
+        gpu_names=devices or (),
+    )
+
+
+def _chiefs(env: Mapping[str, str], hosts: Sequence[str], port: int) -> tuple[str, ...]:
+    """Returns where rank 0 may be: at TFDIST_CHIEF, "host" or "host:port", or if it is not set, on each of `hosts`."""
+    text = env.get("TFDIST_CHIEF")
+    if not text:
+        return tuple(hostlist.join_address(host, port) for host in dict.fromkeys(hosts))
+    bare = ":" not in text or (text.count(":") > 1 and "]:" not in text)  # A name, or an IPv6 address.
+    address = hostlist.join_address(text.strip("[]"), port) if bare else text
+    try:
+        hostlist.split_address(address)
+    except ValueError:
+        raise ValueError(f'TFDIST_CHIEF must be "host" or "host:port". Received: {text!r}') from None
+    return (address,)
+
+
+def torchrun(env: Mapping[str, str], **ports: int) -> WorkerSpec:
+    """https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
+
+    MASTER_PORT is a port of torchrun's own, which tfdist leaves alone. Without LOCAL_RANK, as in the PyTorchJob of
+    Kubeflow's Training Operator (v1), there is one worker on each host.
+    """
+    needed, local = ("RANK", "WORLD_SIZE", "MASTER_ADDR"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    variables.need(env, needed, "torchrun, or variables of its kind, started this process")
+    defaults = dict(zip(local, "01", strict=True))
+    local_rank, local_size = (variables.integer(defaults | dict(env), name) for name in local)
+    # Not the number of restarts, which each host counts by itself.
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    return of_ranks(
+        "torchrun",
+        env,
+        rank=variables.integer(env, "RANK"),
+        num_workers=variables.integer(env, "WORLD_SIZE"),
+        local_rank=local_rank,
+        local_size=local_size,
+        chiefs=(env["MASTER_ADDR"],),
+        job="/".join(env.get(name, "") for name in names),
+        received=(*needed, *local),
+        **ports,
+    )
+
+
+def kubeflow(env: Mapping[str, str], **ports: int) -> WorkerSpec:
+    """A pod of a TrainJob of Kubeflow Trainer v2, one worker for each pod.
+
+    https://www.kubeflow.org/docs/components/trainer and pkg/constants/constants.go of kubeflow/trainer: the variables
+    are those of torchrun's own options (`--nnodes` is PET_NNODES). If the command of the pod is torchrun, its workers
+    have RANK, too, and `torchrun` reads them.
+    """
+    names = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR")
+    variables.need(env, names, "Kubeflow Trainer started this pod")
+    return of_ranks(
+        "kubeflow",
+        env,
+        rank=variables.integer(env, "PET_NODE_RANK"),
+        num_workers=variables.integer(env, "PET_NNODES"),
+        local_rank=0,
+        local_size=1,
+        chiefs=(env["PET_MASTER_ADDR"],),
+        job="/".join(env.get(name, "") for name in ("PET_MASTER_ADDR", "PET_MASTER_PORT")),
+        received=names,
+        **ports,
+    )
+
+
+def flux(env: Mapping[str, str], **ports: int) -> WorkerSpec:
+    """A task of `flux run`: flux-environment(7) of flux-framework/flux-core. Every node has the same number of tasks.
+
+    No variable has the hosts: on several nodes TFDIST_CHIEF is the one of rank 0.
+    """
+    names = ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES", "FLUX_JOB_ID")
+    variables.need(env, names, "flux run started this process")
+    rank, local_rank, size, nodes = (variables.integer(env, name) for name in names[:4])
+    if nodes == 0 or size % nodes:
+        raise ValueError(
+            f"Flux started {size} tasks on {nodes} nodes: start the same number on each, such as "
+            f"--tasks-per-node=1. {variables.say_received(env, names)}"
+        )
+    if nodes > 1 and not env.get("TFDIST_CHIEF"):
+        raise ValueError(
+            "flux run started workers on several nodes, and the host of rank 0 is unknown. Set it before flux run: "
+            "export TFDIST_CHIEF=$(flux hostlist --nth=0 local)"
+        )
+    return of_ranks(
+        "flux",
+        env,
+        rank=rank,
+        num_workers=size,
+        local_rank=local_rank,
+        local_size=size // nodes,
+        chiefs=(),
+        job=env["FLUX_JOB_ID"],
+        received=names,
+        **ports,
+    )
+
+
+def jsrun(env: Mapping[str, str], **ports: int) -> WorkerSpec:
+    """A task of jsrun, of IBM's Job Step Manager in LSF.
+
+    The names are those that Lightning's LSFEnvironment and the OpenMP runtime of GCC read. The launch node is among the
+    hosts, on which there may be no task, so rank 0 is looked for on all.
+    """
+    names = tuple(f"JSM_NAMESPACE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    variables.need(env, names, "jsrun started this process")
+    rank, size, local_rank, local_size = (variables.integer(env, name) for name in names)
+    return of_ranks(
+        "jsrun",
+        env,
+        rank=rank,
+        num_workers=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        chiefs=hosts_of_lsf(env),
+        job="/".join(env.get(name, "") for name in ("LSB_JOBID", "LSB_JOBINDEX", "JSM_JSRUN_ID", "PMIX_NAMESPACE")),
+        received=(*names, "LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE"),
+        **ports,
+    )
+
+
+def hosts_of_lsf(env: Mapping[str, str]) -> list[str]:
+    """Returns the hosts of an LSF job in LSF's order, each once; [] if no variable has them.
+
+    IBM's "Environment variables set for job execution": LSB_MCPU_HOSTS is "host slots host slots ...".
+    """
+    return read_lines(env.get("LSB_DJOB_RANKFILE", "")) or list(
+        dict.fromkeys(env.get("LSB_MCPU_HOSTS", "").split()[::2])
+    )
+
+
+def read_lines(path: str) -> list[str]:
+    """Returns the lines of a file, each once, without empty ones; [] if there is no such file."""
+    try:
+        return list(dict.fromkeys(filter(None, map(str.strip, Path(path).read_text().splitlines()))))
+    except OSError:
+        return []
