@@ -101,7 +101,7 @@ def run_steps(run: run_lib.Run, last: int, first: int = 0) -> dict[str, float]:
     iterator = run.feed.open_training(first, last)
     call = execution.training_steps(run).run_steps
     vector, _ = call(iterator, tf.constant(last - first, tf.int32), tf.zeros([], tf.float64))
-    return run.objective.results(run.context.execution_layout.to_dict(vector))
+    return run.objective.results(dict(zip(run.context.names_of_execution, vector.numpy().tolist(), strict=True)))
 
 
 def weights(run: run_lib.Run) -> Arrays:

@@ -68,7 +68,7 @@ class StepRunner:
         stop = tf.constant(self.run.stop.value(), tf.float64)
         with self.run.cluster.collective("an execution"), self.run.execution_context():
             vector, replica_seconds = self.run_steps(iterator, tf.constant(steps), stop, tf.constant(first))
-            totals = self.run.context.execution_layout.to_dict(vector)
+            totals = dict(zip(self.run.context.names_of_execution, vector.numpy().tolist(), strict=True))
         self.seconds += replica_seconds.numpy()
         seconds = totals["seconds"] / self.run.cluster.num_replicas
         self.length.record(steps, seconds)

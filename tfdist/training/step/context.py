@@ -13,17 +13,6 @@ from tfdist.training.step.updates import stages
 from tfdist.training.step.updates.all_reduce import AllReduce
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TotalsLayout:
-    """Names the elements of a float64 vector of totals, which is summed over replicas as one tensor."""
-
-    fields: tuple[str, ...]
-
-    def to_dict(self, vector: tf.Tensor) -> dict[str, float]:
-        """Returns the elements by name, in Python."""
-        return dict(zip(self.fields, vector.numpy().tolist(), strict=True))
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
     """The objects and variables that a training step and an evaluation step use."""
@@ -59,14 +48,14 @@ class StepContext:
         return self.objective.names
 
     @property
-    def totals_layout(self) -> TotalsLayout:
-        """The layout of `totals`."""
-        return TotalsLayout((*self.names, *objective_lib.COUNTS))
+    def names_of_totals(self) -> tuple[str, ...]:
+        """The names of the elements of `totals`."""
+        return (*self.names, *objective_lib.COUNTS)
 
     @property
-    def execution_layout(self) -> TotalsLayout:
-        """The layout of what an execution returns: `totals`, and what was measured."""
-        return TotalsLayout((*self.names, *objective_lib.COUNTS, *objective_lib.MEASUREMENTS))
+    def names_of_execution(self) -> tuple[str, ...]:
+        """The names of the elements of what an execution returns: `totals`, and what was measured."""
+        return (*self.names_of_totals, *objective_lib.MEASUREMENTS)
 
     @property
     def times_steps(self) -> bool:

@@ -22,7 +22,7 @@ def make_multi_step_fn(
     Returns:
         run_steps(iterator, count, stop, first=0): `count`, int32 [], is the number of steps; `stop`, float64 [], is 1
         if this worker requests a stop; `first`, int32 [], is the index of the first batch of an evaluation. Returns,
-        equal on all workers, the sums over replicas, float64 with the fields of `context.execution_layout`, and the
+        equal on all workers, the sums over replicas, float64 with the names `context.names_of_execution`, and the
         seconds of each replica, float64 [num_replicas, 3] (see timing.py).
     """
     strategy, totals, communication = context.cluster.strategy, context.totals, context.reduction.seconds
@@ -63,7 +63,7 @@ def make_multi_step_fn(
         start = (tf.zeros([], tf.int32), tf.zeros([], tf.float64), clock([]))
         _, waited, _ = tf.while_loop(lambda number, *_: number < last, one_step, start)
         vector = strategy.reduce("SUM", strategy.run(take_totals, args=(waited, stop, started)), axis=None)
-        num_fields, num_seconds = len(context.execution_layout.fields), num_replicas * len(timing.COLUMNS)
+        num_fields, num_seconds = len(context.names_of_execution), num_replicas * len(timing.COLUMNS)
         summed, seconds = tf.split(vector, [num_fields, num_seconds])
         return summed, tf.reshape(seconds, [num_replicas, len(timing.COLUMNS)])
 

@@ -46,7 +46,7 @@ def add_to_totals(context: StepContext, sums: tf.Tensor, skipped: tf.Tensor | No
     counts = tf.zeros([2], tf.float64)
     if skipped is not None:
         sums = tf.where(skipped, tf.zeros_like(sums), sums)
-        skipped_before = tf.identity(context.totals)[context.totals_layout.fields.index("skipped")] > 0
+        skipped_before = tf.identity(context.totals)[context.names_of_totals.index("skipped")] > 0
         before_skip = ~(skipped | skipped_before)
         counts = tf.cast(tf.stack([skipped, before_skip]), tf.float64) / context.cluster.num_replicas
     context.totals.assign_add(tf.concat([sums, counts], axis=0))
