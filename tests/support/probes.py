@@ -438,14 +438,7 @@ def collectives(options: c.ClusterOptions) -> Arrays:
         ("compressed", c.Communication(dtype="bfloat16")),
     ):
         reduction = dataclasses.replace(run.context.reduction, options=communication)
-        update = stages.make_update(
-            run.context.apply,
-            functools.partial(stages.sum_over_replicas, reduction),
-            skips_nonfinite=False,
-            loss_scale=None,
-            step_count=run.context.step_count,
-        )
-        step_context = dataclasses.replace(run.context, reduction=reduction, update=update)
+        step_context = dataclasses.replace(run.context, reduction=reduction)
         call = multi_step.make_multi_step_fn(step_context, functools.partial(train_step.train_step, step_context), 1)
         graph = call.get_concrete_function(iterator, tf.constant(1, tf.int32), tf.zeros([], tf.float64)).graph
         definition = graph.as_graph_def()

@@ -73,16 +73,13 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
     import tensorflow as tf
 
     from tfdist.training.step import multi_step
-    from tfdist.training.step.updates import stages
-    from tfdist.training.step.variants import other_sum
 
     context, options = run.context, run.config.train
     if not communication:
         # The step of one replica has no all-reduce.
         alone = dataclasses.replace(context.reduction, num_replicas=1)
-        update = other_sum.update_with(context, functools.partial(stages.sum_over_replicas, alone))
         cluster = dataclasses.replace(run.cluster, num_replicas=1)
-        context = dataclasses.replace(context, cluster=cluster, update=update)
+        context = dataclasses.replace(context, cluster=cluster, reduction=alone, add_up=None)
     step = functools.partial(run.train_step, context)
     call = multi_step.make_multi_step_fn(run.context, step, updates=options.local_steps)
     iterator = run.feed.open_training(0, steps + 1)

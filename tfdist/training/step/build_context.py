@@ -1,6 +1,5 @@
 """Makes what a step uses: the objective of a config, and the `StepContext`."""
 
-import functools
 import os
 from collections.abc import Sequence
 
@@ -115,8 +114,6 @@ def build_context(
         )
         if loss_scale is None and config.train.precision == "float16":
             loss_scale = stages.LossScale.create()
-    steps = optimizer_lib.step_count(optimizer) if step_count is None else step_count
-    apply = stages.make_apply(config.train, cluster, model, optimizer)
     return StepContext(
         cluster=cluster,
         config=config,
@@ -125,15 +122,8 @@ def build_context(
         statistics=tuple(found),
         loss_scale=loss_scale,
         reduction=reduction,
-        apply=apply,
-        update=stages.make_update(
-            apply,
-            functools.partial(stages.sum_over_replicas, reduction),
-            skips_nonfinite=config.train.nonfinite != "stop",
-            loss_scale=loss_scale,
-            step_count=steps,
-        ),
-        step_count=steps,
+        apply=stages.make_apply(config.train, cluster, model, optimizer),
+        step_count=optimizer_lib.step_count(optimizer) if step_count is None else step_count,
         totals=totals,
     )
 

@@ -1,6 +1,8 @@
 """`StepContext`: everything that a step uses; made once, by `build_context`."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -29,13 +31,24 @@ class StepContext:
     reduction: AllReduce
     # Clips and applies summed gradients; the last part of an update.
     apply: stages.Apply
-    # The update of a step, from this replica's gradients to the weights.
-    update: stages.Stage
     # Steps so far, int64 []: random numbers depend on it.
     step_count: keras.Variable
     # Totals since the execution started, per replica: adding to them needs no communication. The two counts of steps
     # are divided by the number of replicas, so that the sum over replicas is the count.
     totals: tf.Variable
+    # The stage of an update that sums gradients over replicas; None: by `reduction`.
+    add_up: Callable[[stages.Stage, stages.Update], tf.Tensor | None] | None = None
+
+    @property
+    def update(self) -> stages.Stage:
+        """The update of a step, from this replica's gradients to the weights."""
+        return stages.make_update(
+            self.apply,
+            self.add_up or functools.partial(stages.sum_over_replicas, self.reduction),
+            skips_nonfinite=self.config.train.nonfinite != "stop",
+            loss_scale=self.loss_scale,
+            step_count=self.step_count,
+        )
 
     @property
     def model(self) -> keras.Model:

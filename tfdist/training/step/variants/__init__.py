@@ -6,7 +6,6 @@ shards.py             its step: a replica computes its shards one after another
 sharded_objective.py  its objective: another one, shard by shard
 exact_sums.py         its sums of losses and metrics
 audited_step.py       `config.consistency.audit`: in some steps a replica computes the share of the next one, too
-other_sum.py          their updates, with another sum over replicas
 integers.py           its sums: gradients as integers with one power of two a tensor
 noise_scale.py        `report.noise_scale`: measures the gradient noise scale
 power_sgd.py          `config.communication.compression`: gradients are sent as two factors

@@ -22,7 +22,6 @@ from tfdist.training.step import per_example, train_step
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.updates import stages, tables
 from tfdist.training.step.updates.tables import Gradients
-from tfdist.training.step.variants import other_sum
 
 Number = TypeVar("Number", float, tf.Tensor)
 # The name of its variable in checkpoints, which runs without this field lack.
@@ -69,10 +68,10 @@ class NoiseScaleStep:
         """Makes one optimizer step on this replica's shard; returns what `train_step.train_step` does."""
         squares: list[tf.Tensor] = []
         accumulate = functools.partial(_accumulate, context.objective.accumulate, squares)
-        add_up = functools.partial(self._sum_over_replicas, context, squares)
-        update = other_sum.update_with(context, functools.partial(stages.sum_over_replicas, add_up))
+        reduction = functools.partial(self._sum_over_replicas, context, squares)
+        add_up = functools.partial(stages.sum_over_replicas, reduction)
         objective = dataclasses.replace(context.objective, accumulate=accumulate)
-        return train_step.train_step(dataclasses.replace(context, objective=objective, update=update), shard)
+        return train_step.train_step(dataclasses.replace(context, objective=objective, add_up=add_up), shard)
 
     def _sum_over_replicas(
         self,

@@ -24,7 +24,7 @@ from tfdist.training.step.random_numbers import seed_generators
 from tfdist.training.step.updates import all_reduce, branches, stages
 from tfdist.training.step.updates.all_reduce import AllReduce
 from tfdist.training.step.updates.stages import Stage, Update
-from tfdist.training.step.variants import factors, other_sum
+from tfdist.training.step.variants import factors
 from tfdist.training.step.variants.error_state import ErrorState
 from tfdist.training.step.variants.factors import Layout
 
@@ -160,7 +160,7 @@ def compose(run: Run) -> Run:
     qs = {f"{name}/q": one.q for name, one in zip(names, compressed, strict=True)}
     return dataclasses.replace(
         run,
-        context=dataclasses.replace(context, update=other_sum.update_with(context, power_sgd)),
+        context=dataclasses.replace(context, add_up=power_sgd),
         more_variables={**run.more_variables, **qs},
         replica_state=JoinedState(run.replica_state, ErrorState(cluster=run.cluster, errors=errors)),
         log=dataclasses.replace(run.log, notes=(*run.log.notes, _note(context.model, compressed, options))),

@@ -26,7 +26,7 @@ from tfdist.training.run import Run
 from tfdist.training.step import layers, normalization, timing
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step.per_example import PerExampleObjective
-from tfdist.training.step.variants import other_sum, sharded_objective, shards
+from tfdist.training.step.variants import sharded_objective, shards
 from tfdist.training.step.variants.integers import Integers
 
 # The kernels of TensorFlow may choose their order of sums by the number of threads.
@@ -101,11 +101,11 @@ class VirtualReplicas:
                 tf.zeros([], tf.int64), trainable=False, aggregation=none, name="virtual_replicas_repeated"
             )
         step = shards.ShardedStep(count=self.count, integers=integers, ranges=ranges, repeated=repeated)
-        context = dataclasses.replace(context, objective=objective, totals=totals)
         return dataclasses.replace(
             run,
+            # The step has summed the integers of all shards before the update.
             context=dataclasses.replace(
-                context, update=other_sum.update_with(context, lambda following, update: following(update))
+                context, objective=objective, totals=totals, add_up=lambda following, update: following(update)
             ),
             train_step=step,
             more_variables={**run.more_variables, _RANGES: ranges, _REPEATED: repeated},

@@ -20,7 +20,6 @@ from tfdist.training.run import Run
 from tfdist.training.step.updates import stages, tables
 from tfdist.training.step.updates.all_reduce import AllReduce
 from tfdist.training.step.updates.tables import Gradients
-from tfdist.training.step.variants import other_sum
 from tfdist.training.step.variants.sharding import gather
 from tfdist.training.step.variants.sharding.parts import DividedSlot, DividedState, Part, assign, choose_layout
 
@@ -169,11 +168,9 @@ def compose(run: Run) -> Run:
         keys=gather.new_keys(len(parts)),
         one_cpu=cluster.device_type == "CPU" and cluster.num_replicas == cluster.num_workers,
     )
-    context = dataclasses.replace(context, apply=apply)
-    update = other_sum.update_with(context, other_sum.sum_over_replicas(context))
     run = dataclasses.replace(
         run,
-        context=dataclasses.replace(context, update=update),
+        context=dataclasses.replace(context, apply=apply),
         more_variables={**run.more_variables, **divided},
         replica_state=JoinedState(
             run.replica_state, DividedState(cluster, divided, [part for part in parts if part is not None])
