@@ -24,40 +24,18 @@ from tfdist.training.step.random_numbers import seed_generators
 
 # The function of Keras that returns the generator of `keras.random` without a seed.
 _OF_KERAS = "global_seed_generator"
-
-
-def _normal(seed, shape, dtype, **_):
-    return tf.random.stateless_normal(shape, seed, dtype=dtype)
-
-
-def _uniform(seed, shape, dtype, **_):
-    return tf.random.stateless_uniform(shape, seed, dtype=dtype)
-
-
-def _uniform_int(seed, shape, minval, maxval, **_):
-    return tf.random.stateless_uniform(shape, seed, minval, maxval, tf.convert_to_tensor(minval).dtype)
-
-
-def _truncated_normal(seed, shape, dtype, **_):
-    return tf.random.stateless_truncated_normal(shape, seed, dtype=dtype)
-
-
-def _categorical(seed, logits, num_samples, output_dtype=tf.int64, **_):
-    return tf.random.stateless_categorical(logits, num_samples, seed, output_dtype)
-
-
-def _shuffle(seed, value, **_):
-    return tf.random.experimental.stateless_shuffle(value, seed)
-
-
-# Function of TensorFlow that makes a stateful op -> the same, stateless.
-_STATELESS = {
-    "random_standard_normal": _normal,
-    "random_uniform": _uniform,
-    "random_uniform_int": _uniform_int,
-    "truncated_normal": _truncated_normal,
-    "multinomial": _categorical,
-    "random_shuffle": _shuffle,
+# Function of TensorFlow that makes a stateful op -> the same, stateless, with a seed before the other arguments.
+_STATELESS: dict[str, Callable[..., tf.Tensor]] = {
+    "random_standard_normal": lambda seed, shape, dtype, **_: tf.random.stateless_normal(shape, seed, dtype=dtype),
+    "random_uniform": lambda seed, shape, dtype, **_: tf.random.stateless_uniform(shape, seed, dtype=dtype),
+    "random_uniform_int": lambda seed, shape, minval, maxval, **_: tf.random.stateless_uniform(
+        shape, seed, minval, maxval, tf.convert_to_tensor(minval).dtype
+    ),
+    "truncated_normal": lambda seed, shape, dtype, **_: tf.random.stateless_truncated_normal(shape, seed, dtype=dtype),
+    "multinomial": lambda seed, logits, num_samples, output_dtype=tf.int64, **_: tf.random.stateless_categorical(
+        logits, num_samples, seed, output_dtype
+    ),
+    "random_shuffle": lambda seed, value, **_: tf.random.experimental.stateless_shuffle(value, seed),
 }
 
 
