@@ -43,8 +43,8 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         for line in changes:
             tools.report.event(f"changed: config.{line}", state.step)
         data = start.hash_examples(run.feed.examples(start.EXAMPLES))
-        start.check_start(run.cluster, data, state.to_json())
-        tools.report.data({name: hashing.as_text(value) for name, value in data.common.items()})
+        start.check_start(run.cluster, data["common"], state.to_json())
+        tools.report.data({name: hashing.as_text(value) for name, value in data["common"].items()})
         for text in start.compare_with_saved(state, data, allow_changes=allow_config_changes or run.is_script):
             tools.report.warning(text)
         tools.consistency.check(state)

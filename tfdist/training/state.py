@@ -30,16 +30,6 @@ class IntervalTotals:
         self.totals, self.seconds, self.steps = {}, 0.0, 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DataHashes:
-    """Hashes of the data of a run, by what is hashed."""
-
-    # Equal on all workers, and when the run resumes.
-    common: dict[str, int] = dataclasses.field(default_factory=dict)
-    # Of this worker. A difference when the run resumes is reported: a copy of the same files has other times.
-    own: dict[str, str] = dataclasses.field(default_factory=dict)
-
-
 @dataclasses.dataclass(slots=True, kw_only=True)
 class BestValue:
     """The best value of `config.checkpoint.best_metric` so far."""
@@ -76,7 +66,7 @@ class TrainingState:
     metrics: list[Any] = dataclasses.field(default_factory=list)
     # The learning rate that was configured, if callbacks may change it; None: a schedule computes it.
     learning_rate: float | None = None
-    # Hashes of the data; see `DataHashes`.
+    # Hashes of the data; see `start.hash_examples`.
     data: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     # The state of callbacks.
     callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)

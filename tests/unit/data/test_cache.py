@@ -293,7 +293,7 @@ def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, t
         run = setup.build_run(config, tmp_path / "run")
         evaluation, steps = run.feed.evaluation()
         batches.append([*run.feed.training(2, 6).take(4), *(batch for batch, _ in evaluation.take(steps))])
-        assert set(comparison.hash_examples(run.feed.examples(4)).common) == {
+        assert set(comparison.hash_examples(run.feed.examples(4))["common"]) == {
             f"{what} of the {split} split"
             for what in ("the number of examples", "the fingerprint", "'image'", "'label'")
             for split in SPLITS

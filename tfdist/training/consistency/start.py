@@ -1,6 +1,5 @@
 """Checks before the first step: all workers read the same examples, as in the saved run, and are at the same step."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -12,20 +11,24 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.data.feed import Examples
 from tfdist.training.consistency import hashing
 from tfdist.training.consistency.replicas import ReplicaMismatchError, describe_mismatch, replica_names
-from tfdist.training.state import DataHashes, TrainingState
+from tfdist.training.state import TrainingState
 
 # Examples of each split that are compared.
 EXAMPLES = 16
 
 
-def hash_examples(examples: Examples) -> DataHashes:
-    """Hashes a few examples of the data, and the facts about it."""
+def hash_examples(examples: Examples) -> dict[str, dict[str, Any]]:
+    """Hashes a few examples of the data, and the facts about it.
+
+    Returns:
+        "common": name -> int, equal on all workers, and when the run resumes; "own": the facts of this worker.
+    """
     common = {name: int(hashing.hash_tensor(value)) for name, value in examples.columns.items()}
     common |= {name: fact if isinstance(fact, int) else _as_int64(fact) for name, fact in examples.facts.items()}
-    return DataHashes(common=common, own=dict(examples.own))
+    return {"common": common, "own": dict(examples.own)}
 
 
-def compare_with_saved(state: TrainingState, data: DataHashes, *, allow_changes: bool) -> list[str]:
+def compare_with_saved(state: TrainingState, data: dict[str, dict[str, Any]], *, allow_changes: bool) -> list[str]:
     """Compares the data with that of the run when it was saved, and notes the new hashes in `state`.
 
     Returns:
@@ -34,11 +37,10 @@ def compare_with_saved(state: TrainingState, data: DataHashes, *, allow_changes:
     Raises:
         ValueError: names what differs, unless `allow_changes`.
     """
-    saved, found = state.data, dataclasses.asdict(data)
-    state.data = found
+    saved, state.data = state.data, data
     differing = {
         kind: [name for name, value in values.items() if saved.get(kind, {}).get(name, value) != value]
-        for kind, values in found.items()
+        for kind, values in data.items()
     }
     if differing["common"] and not allow_changes:
         raise ValueError(
@@ -49,10 +51,11 @@ def compare_with_saved(state: TrainingState, data: DataHashes, *, allow_changes:
     return [f"WARNING: the data has changed since the run was saved: {', '.join(names)}."] if names else []
 
 
-def check_start(cluster: Cluster, data: DataHashes, state: Mapping[str, Any]) -> None:
+def check_start(cluster: Cluster, data: Mapping[str, int], state: Mapping[str, Any]) -> None:
     """Compares the data and the training state of all workers; every worker calls it once, before the first step.
 
     Args:
+        data: the "common" result of `hash_examples`.
         state: the training state as JSON values.
 
     Raises:
@@ -60,7 +63,7 @@ def check_start(cluster: Cluster, data: DataHashes, state: Mapping[str, Any]) ->
     """
     if cluster.num_workers == 1:
         return
-    hashes = {"the training state": _as_int64(json.dumps(state, sort_keys=True)), **data.common}
+    hashes = {"the training state": _as_int64(json.dumps(state, sort_keys=True)), **data}
     # The names first: the vectors must have the same length.
     names = sorted(hashes)
     shape = tf.constant([_as_int64(json.dumps(names))], tf.int64)

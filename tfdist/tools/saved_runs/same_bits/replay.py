@@ -86,7 +86,7 @@ def hash_state(tools: LoopTools) -> str:
 def hash_data(run: Run) -> dict[str, str]:
     """Returns the hashes of the data, as metrics.jsonl has them."""
     found = start.hash_examples(run.feed.examples(start.EXAMPLES))
-    return {name: hashing.as_text(value) for name, value in found.common.items()}
+    return {name: hashing.as_text(value) for name, value in found["common"].items()}
 
 
 def open_replay(config: config_lib.Config, checkpoints: Path, scratch: Path) -> Replay:
