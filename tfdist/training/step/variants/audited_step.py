@@ -18,8 +18,7 @@ from tfdist.cluster.devices import collective_dtypes, gpu_software
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Batch
 from tfdist.training.consistency import audit, hashing, replicas
-from tfdist.training.consistency.joined_state import JoinedState
-from tfdist.training.consistency.replica_state import ReplicaState
+from tfdist.training.consistency.replica_state import JoinedState, ReplicaState
 from tfdist.training.run import Run
 from tfdist.training.step import collectives
 from tfdist.training.step.context import StepContext

@@ -17,7 +17,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.report import lines
-from tfdist.training.consistency.joined_state import JoinedState
+from tfdist.training.consistency.replica_state import JoinedState
 from tfdist.training.run import Run
 from tfdist.training.step import layers
 from tfdist.training.step.random_numbers import seed_generators

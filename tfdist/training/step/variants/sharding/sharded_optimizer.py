@@ -15,7 +15,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import patching
 from tfdist.report import lines
-from tfdist.training.consistency.joined_state import JoinedState
+from tfdist.training.consistency.replica_state import JoinedState
 from tfdist.training.run import Run
 from tfdist.training.step.updates import stages, tables
 from tfdist.training.step.updates.all_reduce import AllReduce
