@@ -26,7 +26,7 @@ from tfdist import config as c
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.keras_fit.whole_batch import metric_state
-from tfdist.training.step.updates import put_on_optimizers
+from tfdist.training.step import build_context
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(53, 6))  # In batches of 16 the last has 5.
@@ -435,7 +435,7 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
         "predicted": keras.tree.map_structure(lambda one: np.asarray(one, float).tolist(), predicted),
         "weights": [np.asarray(one, float).tolist() for one in model.get_weights()],
         "left_patched": [
-            *(name for name in put_on_optimizers.PUT_ON_OPTIMIZERS if name in vars(model.optimizer)),
+            *(name for name in build_context.PUT_ON_OPTIMIZERS if name in vars(model.optimizer)),
             *(layer.name for layer in model._flatten_layers() if "call" in vars(layer)),
             *(
                 name

@@ -26,8 +26,8 @@ from processes import REPOSITORY
 
 from tfdist import config as c
 from tfdist.config import specs
-from tfdist.training import setup
-from tfdist.training.evaluation import evaluate, silent_tools
+from tfdist.training import loop_tools, setup
+from tfdist.training.evaluation import evaluate
 from tfdist.zoo import sources
 
 REPLICAS = (1, 2, 4, 8)
@@ -123,7 +123,7 @@ def steps(config: c.Config, workdir: pathlib.Path, count: int = STEPS) -> tuple[
     loss = probes.run_steps(run, count)["loss"]
     after = {key: array.copy() for key, array in probes.weights(run).items()}
     if run.feed.evaluation is not None:
-        evaluate.evaluate(silent_tools.make_silent_tools(run), STEPS)
+        evaluate.evaluate(loop_tools.make_silent_tools(run), STEPS)
     return loss, before, after
 
 

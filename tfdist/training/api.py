@@ -9,10 +9,10 @@ from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.callbacks.state import plain_attributes
 from tfdist.training.consistency.replicas import ReplicaMismatchError
 from tfdist.training.evaluation.evaluate import evaluate
-from tfdist.training.evaluation.silent_tools import make_silent_tools
 from tfdist.training.loop import train
+from tfdist.training.loop_tools import make_silent_tools
 from tfdist.training.run import Log, Run, replica_shard
-from tfdist.training.step.build_context import build_context, by_xla, prepare_optimizer
+from tfdist.training.step.build_context import build_context, by_xla, prepare_optimizer, restore_methods
 from tfdist.training.step.collectives import (
     loss_weight_context,
     num_replicas,
@@ -34,7 +34,6 @@ from tfdist.training.step.random_numbers.seed_generators import restore as resto
 from tfdist.training.step.random_numbers.stateful_random import draw_statelessly as stateless_draws
 from tfdist.training.step.train_step import add_to_totals, after_update, train_step
 from tfdist.training.step.updates.optimizer_branches import take_branches_once
-from tfdist.training.step.updates.put_on_optimizers import restore_methods
 from tfdist.training.step.updates.stages import LossScale
 from tfdist.training.step.updates.stages import scale as scale_gradients
 from tfdist.training.step.updates.tables import Gradients, convert_in_fixed_order

@@ -1,13 +1,16 @@
 """Executions: calls of several steps, as long as `config.train.call_seconds`."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster.liveness import peer_loss
+from tfdist.config import specs
 from tfdist.training import triggers
 from tfdist.training.consistency import unsaved
 from tfdist.training.run import Run
@@ -106,3 +109,13 @@ def _make_runner(run: Run, run_steps: RunSteps) -> StepRunner:
     seconds = np.zeros([run.cluster.num_replicas, len(timing.COLUMNS)])
     length = triggers.ExecutionLength(run.config.train.call_seconds)
     return StepRunner(run=run, run_steps=run_steps, length=length, seconds=seconds)
+
+
+@contextlib.contextmanager
+def explain_errors(run: Run) -> Iterator[None]:
+    """In the block, which runs executions, raises a ValueError that names the example if the data ends one."""
+    try:
+        yield
+    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
+        peer_loss.claim_exit()  # The search for the example may outlast the other workers.
+        raise specs.part("consistency.explain")(run, error) or error from None

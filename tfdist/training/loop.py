@@ -4,9 +4,9 @@ import math
 import time
 
 from tfdist.training import checkpointing, triggers
-from tfdist.training.consistency import bad_examples, hashing, nonfinite, start
+from tfdist.training.consistency import hashing, nonfinite, start
 from tfdist.training.evaluation import evaluate
-from tfdist.training.execution import StopRequested
+from tfdist.training.execution import StopRequested, explain_errors
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import ending, report_run
 from tfdist.training.run import Run
@@ -21,7 +21,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         0 if the run is finished; one of `interruption.EXITS_SAVED` if it was stopped and is saved.
 
     Raises:
-        ValueError: the workdir holds a run of another config, or with other data; or see `bad_examples.explain_errors`.
+        ValueError: the workdir holds a run of another config, or with other data; or see `execution.explain_errors`.
         DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a callback of a script raised it.
@@ -39,7 +39,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
             print(f"stopped by {run.stop.reason or 'another worker'} {report_run.describe_early_stop(run)}")
         return ending.stopped_code(run)
     tools, state = checkpointing.open_run(run)
-    with ending.record_end(tools, state), bad_examples.explain_errors(run):
+    with ending.record_end(tools, state), explain_errors(run):
         for line in changes:
             tools.report.event(f"changed: config.{line}", state.step)
         data = start.hash_examples(run.feed.examples(start.EXAMPLES))

@@ -81,6 +81,17 @@ def make_tools(
     )
 
 
+def make_silent_tools(run: run_lib.Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopTools:
+    """As `make_tools`, but they report nothing: for an evaluation whose values are returned to the caller."""
+    report = Reporter(
+        rank=run.cluster.rank,
+        num_replicas=run.cluster.num_replicas,
+        steps_per_epoch=run.steps_per_epoch,
+        console=None,
+    )
+    return make_tools(run, report, None, keep=keep)
+
+
 def _recorder(run: run_lib.Run, report: Reporter) -> Callable[[int, int], None]:
     """Returns a function that records (step, hash of the state), with the examples since the record before."""
     previous: list[int] = []

@@ -8,9 +8,8 @@ from tfdist.checkpoint import restore
 from tfdist.cluster import interruption
 from tfdist.report import files
 from tfdist.training import loop_tools
-from tfdist.training.consistency import bad_examples
 from tfdist.training.evaluation import evaluate
-from tfdist.training.execution import StopRequested
+from tfdist.training.execution import StopRequested, explain_errors
 from tfdist.training.reporting import report_run
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
@@ -27,7 +26,7 @@ def evaluate_only(run: Run, which: str) -> int:
 
     Raises:
         ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split; or see
-            `bad_examples.explain_errors`.
+            `execution.explain_errors`.
     """
     if run.feed.evaluation is None:
         raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
@@ -41,7 +40,7 @@ def evaluate_only(run: Run, which: str) -> int:
     tools = loop_tools.make_tools(run, report, None)
     tools.consistency.check(TrainingState(step=saved.step))
     try:
-        with bad_examples.explain_errors(run):
+        with explain_errors(run):
             values = evaluate.evaluate(tools, saved.step, compare=False)
     except StopRequested:
         reason = run.stop.reason or "another worker"

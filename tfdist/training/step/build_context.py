@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import keras
 import tensorflow as tf
@@ -9,12 +10,23 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.cluster.devices import gpu_software
 from tfdist.cluster.devices.replicas import Replicas
+from tfdist.config import patching
 from tfdist.training.step import layers, normalization, per_example, timing
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.updates import fused_updates, stages, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce, with_pack_size
+
+# Attributes that `prepare_optimizer` sets on an optimizer object.
+PUT_ON_OPTIMIZERS = (
+    "_all_reduce_sum_gradients",
+    "_apply_weight_decay",
+    "assign_add",
+    "assign_sub",
+    "update_step",
+    "work_sharing",
+)
 
 
 def build_objective(
@@ -137,3 +149,8 @@ def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Replicas, 
     optimizer_lib.take_over_reduction(optimizer, begin_apply=fused_updates.fuse(optimizer))
     if equal:
         work_sharing.share(optimizer, cluster)
+
+
+def restore_methods(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
+    """Returns a context manager that restores, at its end, what a run sets on an optimizer that a script owns."""
+    return patching.restore_after([optimizer], PUT_ON_OPTIMIZERS)

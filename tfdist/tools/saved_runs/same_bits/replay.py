@@ -16,8 +16,7 @@ from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.training import setup, state
 from tfdist.training.consistency import hashing, start
-from tfdist.training.evaluation import silent_tools
-from tfdist.training.loop_tools import LoopTools
+from tfdist.training.loop_tools import LoopTools, make_silent_tools
 from tfdist.training.run import Run
 
 
@@ -96,7 +95,7 @@ def open_replay(config: config_lib.Config, checkpoints: Path, scratch: Path) -> 
     run = setup.build_run(config, scratch)
     return Replay(
         run=run,
-        tools=silent_tools.make_silent_tools(run),
+        tools=make_silent_tools(run),
         checkpoints=checkpoints,
         initial=checkpoint_format.snapshot(run.variables),
     )
