@@ -52,17 +52,14 @@ class StepContext:
 
     @property
     def model(self) -> keras.Model:
-        """The model that is trained."""
         return self.objective.model
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the objective's values."""
         return self.objective.names
 
     @property
     def names_of_totals(self) -> tuple[str, ...]:
-        """The names of the elements of `totals`."""
         return (*self.names, *objective_lib.COUNTS)
 
     @property
@@ -72,5 +69,4 @@ class StepContext:
 
     @property
     def times_steps(self) -> bool:
-        """Whether each step is timed."""
         return self.reduction.clock is not timing.no_timestamp

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.cluster.devices import replicas as replicas_lib
@@ -19,16 +18,6 @@ class ShardedObjective:
     inner: Objective
     # Shards of a replica.
     count: int
-
-    @property
-    def model(self) -> keras.Model:
-        """The model that is trained."""
-        return self.inner.model
-
-    @property
-    def function(self) -> Any:
-        """The function of a config's objective."""
-        return self.inner.function
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,22 +44,6 @@ class ShardedObjective:
         """Returns loss and metrics; see `Objective`."""
         return self.inner.results(exact_sums.put_together(totals, self.inner.names))
 
-    def of_epoch(self, logs: dict[str, float]) -> dict[str, float]:
-        """Returns the values of an epoch; see `Objective`."""
-        return self.inner.of_epoch(logs)
-
-    def reset(self) -> None:
-        """Resets metrics."""
-        self.inner.reset()
-
-    def state(self) -> list[Any]:
-        """Returns the metrics' state within an epoch."""
-        return self.inner.state()
-
-    def restore_state(self, values: list[Any]) -> None:
-        """Restores what `state` returned."""
-        self.inner.restore_state(values)
-
-    def finalise_weights(self) -> None:
-        """Finalises the weights after the last step."""
-        self.inner.finalise_weights()
+    def __getattr__(self, name: str) -> Any:
+        """All other attributes are those of `inner`."""
+        return getattr(self.inner, name)

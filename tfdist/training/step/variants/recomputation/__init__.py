@@ -1,5 +1,1 @@
-"""Recomputation of activations in the backward pass: memory for time.
-
-named_layers.py computes layers again that the config names; segments.py cuts a flat model into segments for a budget.
-kept_sums.py keeps the sums over replicas of normalisation, which are not sent again.
-"""
+"""Recomputation of activations in the backward pass: of layers that the config names, or of segments for a budget."""

@@ -3,14 +3,16 @@
 The backward pass of a chosen layer computes its forward pass again from its inputs, so what is computed inside need not
 be kept. `keras.RematScope` does this too, but draws dropout anew and fails in graphs for layers called with `training`.
 Here random numbers are those of the first time, because seeds are functions of the call (seed_generators.py), and what
-a layer assigns, such as moving averages, is assigned once: both times run in a `keras.StatelessScope`.
+a layer assigns, such as moving averages, is assigned once: both times run in a `keras.StatelessScope`. Sums over
+replicas are not sent again.
 """
 
+import contextlib
 import fnmatch
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -18,9 +20,8 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import patching, specs
-from tfdist.training.step import layers, normalization
+from tfdist.training.step import collectives, layers, normalization
 from tfdist.training.step.random_numbers import repeated_passes
-from tfdist.training.step.variants.recomputation import kept_sums
 
 _FIELD = "config.train.recompute"
 # The layers whose own `call` is to run in this thread, without another recomputation.
@@ -174,7 +175,7 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
 
     @tf.custom_gradient
     def recomputed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[Any]]]:
-        (outputs, assigned), sums = kept_sums.keep(lambda: compute(tensors))
+        (outputs, assigned), sums = _keep_sums(lambda: compute(tensors))
 
         def gradient(*upstream: tf.Tensor) -> list[Any]:
             # After the upstream gradients are there: TensorFlow would otherwise take the results of the first time.
@@ -182,7 +183,7 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
                 tensors_again = [tf.identity(tensor) for tensor in tensors]
             with tf.GradientTape() as tape:
                 tape.watch([tensor for tensor in tensors_again if tensor.dtype.is_floating])
-                with repeated_passes.repeat_from(start), kept_sums.repeat(sums):
+                with repeated_passes.repeat_from(start), _repeat_sums(sums):
                     repeated, _ = compute(tensors_again)
             return tape.gradient(repeated, tensors_again, output_gradients=list(upstream[: len(repeated)]))
 
@@ -193,3 +194,29 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
     for variable, value in zip(made["changed"], results[len(outputs) :], strict=True):
         variable.assign(value)
     return tf.nest.pack_sequence_as(made["structure"], outputs)
+
+
+def _keep_sums(compute: Callable[[], Any]) -> tuple[Any, list[tf.Tensor]]:
+    """Returns what `compute` returns, and the results of `sum_differentiable` in it, for `_repeat_sums`."""
+    kept: list[tf.Tensor] = []
+
+    def reduce(value: tf.Tensor) -> tf.Tensor:
+        kept.append(collectives.all_reduce(value))
+        return kept[-1]
+
+    with collectives.reduce_context(reduce):
+        return compute(), kept
+
+
+@contextlib.contextmanager
+def _repeat_sums(kept: list[tf.Tensor]) -> Iterator[None]:
+    """In the block, which traces the same computation, its sums are `kept`, and only its gradient communicates."""
+    sums = iter(kept)
+
+    @tf.custom_gradient
+    def reduce(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        del value
+        return tf.identity(next(sums)), collectives.all_reduce
+
+    with collectives.reduce_context(reduce):
+        yield
