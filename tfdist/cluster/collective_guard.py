@@ -170,7 +170,6 @@ class Outcome:
     raised: Exception | None = None
 
     def value(self) -> Any:
-        """Returns or raises it."""
         if self.raised is not None:
             raise self.raised
         return self.returned

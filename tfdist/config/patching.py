@@ -62,7 +62,6 @@ class ImportHook(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Finds a module as Python does."""
         if fullname not in self._names:
             return None
         self._names.discard(fullname)

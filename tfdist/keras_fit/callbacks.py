@@ -109,7 +109,6 @@ class ProgressBar(keras.callbacks.Callback):
 
     @property
     def moves(self) -> bool:
-        """True if `move` shows anything."""
         return self._terminal and self._verbose == 1
 
     def move(self, done: int, logs: dict[str, float]) -> None:

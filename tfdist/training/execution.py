@@ -36,12 +36,10 @@ class Execution:
 
     @property
     def skipped_steps(self) -> int:
-        """The number of steps that were skipped."""
         return round(self.totals["skipped"])
 
     @property
     def steps_before_skip(self) -> int:
-        """The number of steps before the first one that was skipped."""
         return round(self.totals["steps_before_skip"])
 
     @property

@@ -71,7 +71,6 @@ class Run:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The steps of an epoch."""
         return self.feed.sizes.steps_per_epoch
 
     @property
@@ -81,12 +80,10 @@ class Run:
 
     @property
     def objective(self) -> Objective:
-        """The objective: the model with its loss and metrics."""
         return self.context.objective
 
     @property
     def checkpoints(self) -> Path | None:
-        """The directory of the checkpoints."""
         return None if self.workdir is None else self.workdir / "checkpoints"
 
     @property

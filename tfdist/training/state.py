@@ -20,13 +20,11 @@ class IntervalTotals:
     steps: int = 0
 
     def add(self, totals: Mapping[str, float], steps: int, seconds: float) -> None:
-        """Adds an execution."""
         self.totals = add_totals(self.totals, totals)
         self.seconds += seconds
         self.steps += steps
 
     def reset(self) -> None:
-        """Starts a new interval."""
         self.totals, self.seconds, self.steps = {}, 0.0, 0
 
 
@@ -74,7 +72,6 @@ class TrainingState:
     interval: IntervalTotals = dataclasses.field(default_factory=IntervalTotals)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the state as JSON values, for a checkpoint's manifest."""
         values = {_SAVED_AS.get(name, name): value for name, value in dataclasses.asdict(self).items()}
         best = values.pop("best")
         values |= {"best": best["value"], "best_step": best["step"], "best_of": best["of"]}
@@ -93,7 +90,6 @@ class TrainingState:
         return state
 
     def start_epoch(self) -> None:
-        """Resets the totals of the epoch."""
         self.epoch_totals, self.logs = {}, {}
 
     def count_epochs(self, steps_per_epoch: int) -> None:
@@ -112,7 +108,6 @@ class TrainingState:
         self.best.of = f"{metric}, {mode}"
 
     def add(self, totals: Mapping[str, float], steps: int, seconds: float) -> None:
-        """Adds an execution to the interval and to the epoch."""
         self.interval.add(totals, steps, seconds)
         self.epoch_totals = add_totals(self.epoch_totals, totals)
 

@@ -60,7 +60,6 @@ class ExecutionLength:
     executions: int = 0
 
     def next_steps(self, max_steps: int) -> int:
-        """Returns the steps of the next execution, at most `max_steps`."""
         return max(1, min(self.steps, max_steps))
 
     def record(self, steps: int, seconds: float) -> None:

@@ -104,7 +104,6 @@ class RandomAccessAdapter(DataAdapter):
 
     @property
     def smallest_batch(self) -> int:
-        """Examples in the smallest batch."""
         return self.num_examples - (self.pass_steps - 1) * self.batch_size
 
     @property
@@ -119,8 +118,6 @@ class RandomAccessAdapter(DataAdapter):
         return ids.map(tf.autograph.experimental.do_not_convert(lambda ids: self.read(ids))).element_spec
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
-        """Returns this worker's elements; see `DataAdapter`."""
-
         def load(element: tf.Tensor) -> dict[str, Any]:
             step, replica = element // shard.local_replicas, shard.first_replica + element % shard.local_replicas
             ids, count, total = self.ids(step, replica, shard.num_replicas)
@@ -216,7 +213,6 @@ class BatchAdapter(DataAdapter):
     finish: Callable[[Any], tuple] | None = None
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
-        """Returns this worker's elements; see `DataAdapter`."""
         rows = -(-self.batch_size // shard.num_replicas)
         if self.sharded is not None:
             elements = self._endless(self.sharded(shard, start, stop))

@@ -43,12 +43,10 @@ class EpochGate:
         return self._limit is not None
 
     def hold(self) -> None:
-        """Lets nothing be read before `begin`."""
         with self._changed:
             self._limit = -1
 
     def begin(self, epoch: int) -> None:
-        """Lets `epoch` be read."""
         with self._changed:
             self.epoch = epoch
             if self._limit is not None:
@@ -57,7 +55,6 @@ class EpochGate:
             self._changed.notify_all()
 
     def release(self) -> None:
-        """Lets all epochs be read."""
         with self._changed:
             self._limit = None
             self._changed.notify_all()

@@ -67,7 +67,6 @@ class _Loop(keras.Model):
         self.built = True
 
     def train_step(self, data: Any) -> Any:
-        """Calls the function with a shard of a batch."""
         return self.function(data)
 
 
@@ -153,7 +152,6 @@ class Step(OneStep):
         return model
 
     def _call_by_name(self, data: Any) -> dict[str, Any]:
-        """Calls the function, and returns its results by name."""
         data = data[0] if self._bare else data
         several = len(inspect.signature(self._function).parameters) > 1
         values = self._function(*data) if several and isinstance(data, tuple) else self._function(data)

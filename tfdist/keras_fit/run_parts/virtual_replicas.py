@@ -62,7 +62,6 @@ class Shards:
 
     @property
     def total(self) -> int:
-        """Shards of the global batch."""
         return self.parts.total
 
     def objective(self, *, model: keras.Model, **fields: Any) -> "ShardedCompiledObjective":
@@ -136,14 +135,12 @@ class ShardedCompiledObjective(CompiledObjective):
 
     @tf.autograph.experimental.do_not_convert
     def forward_backward(self, shard: Element, loss_scale: tf.Tensor | float) -> trainer.ShardResult:
-        """Runs one shard forward and backward."""
         self._start()
         result = CompiledObjective.forward_backward(self, shard, loss_scale)
         return trainer.ShardResult(self._with_numbers(result.sums), result.gradients, result.weight)
 
     @tf.autograph.experimental.do_not_convert
     def evaluate(self, shard: Element) -> tf.Tensor:
-        """Evaluates one shard; returns sums as in `ShardResult`."""
         self._start()
         return self._with_numbers(CompiledObjective.evaluate(self, shard))
 

@@ -61,7 +61,6 @@ class _Discarding(io.FileIO):
     """An empty temporary file without a name: it discards what is written, and only its position moves."""
 
     def write(self, data: Any) -> int:
-        """Moves the position behind `data`."""
         size = memoryview(data).nbytes
         self.seek(size, os.SEEK_CUR)
         return size

@@ -63,7 +63,6 @@ class ModelObjective:
     may_be_empty: bool = True
 
     def reset(self) -> None:
-        """Resets the metrics."""
         self.model.reset_metrics()
 
     def state(self) -> list[Any]:
@@ -71,7 +70,6 @@ class ModelObjective:
         return self.metric_state.read()
 
     def restore_state(self, values: list[Any]) -> None:
-        """Restores what `state` returned; called on every worker."""
         self.metric_state.assign(values)
 
 

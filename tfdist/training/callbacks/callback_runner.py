@@ -197,7 +197,6 @@ class CallbackRunner(NoCallbacks):
             self.stopped_by = type(callback).__name__
 
     def on_all_workers(self) -> list[keras.callbacks.Callback]:
-        """The user's callbacks that run on all workers."""
         return [one for one in self._saved if self._placement.everywhere(one)]
 
     @property

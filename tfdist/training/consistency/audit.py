@@ -48,7 +48,6 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """The number of hashes of all replicas."""
         return self.replicas * (len(self.states) + 5 * len(self.values))
 
     def split(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

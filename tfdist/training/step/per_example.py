@@ -157,7 +157,6 @@ class PerExampleObjective:
         return tf.reduce_sum(tf.where(mask, tf.stack(columns), tf.zeros([], tf.float64)), axis=1)
 
     def of_epoch(self, logs: dict[str, float]) -> dict[str, float]:
-        """Returns the same values for an epoch."""
         return logs
 
     def results(self, totals: dict[str, float]) -> dict[str, float]:

@@ -32,7 +32,6 @@ class ErrorState(ReplicaState):
         ]
 
     def variables(self) -> list[Any]:
-        """Returns the variables."""
         return list(self._errors.values())
 
     def gather(self) -> dict[str, np.ndarray]:
@@ -70,7 +69,6 @@ class ErrorState(ReplicaState):
             variable.assign(value)
 
     def restore(self, saved: Saved | None) -> None:
-        """Restores the errors as `assign` does. Collective."""
         names = [] if saved is None else [name for name in self._errors if name in saved.arrays]
         for name in self._errors.keys() - set(names):
             self._assign(name, None)

@@ -41,7 +41,6 @@ class ShardedObjective:
         return shards.over_shards(shards.compile_shard(of_shard), element, self.count, first, add)[0]
 
     def results(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns loss and metrics; see `Objective`."""
         return self.inner.results(exact_sums.put_together(totals, self.inner.names))
 
     def __getattr__(self, name: str) -> Any:

@@ -37,7 +37,6 @@ class ShardResults:
     bad: tf.Tensor
 
     def add(self, other: "ShardResults") -> "ShardResults":
-        """Adds the results of another shard."""
         return ShardResults(
             sums=self.sums + other.sums,
             integers=[old + new for old, new in zip(self.integers, other.integers, strict=True)],
@@ -51,7 +50,6 @@ class ShardResults:
 
     @classmethod
     def unpack(cls, tensors: list[tf.Tensor]) -> "ShardResults":
-        """Returns what `pack` made a list of."""
         sums, sizes, bad, *integers = tensors
         return cls(sums=sums, integers=list(integers), sizes=sizes, bad=bad)
 
@@ -143,7 +141,6 @@ class ShardedStep:
         return share
 
     def _sum(self, context: StepContext, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums integers over all replicas."""
         reduction = context.reduction
         ready = reduction.clock(tensors)
         sums = all_reduce.sum_over_replicas(tensors, reduction.options)

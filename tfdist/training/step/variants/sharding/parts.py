@@ -156,11 +156,9 @@ class DividedSlot(Divided):
         self._cluster, self._layout = cluster, layout
 
     def local(self) -> tuple[tf.Variable, ...]:
-        """Returns the parts of this worker's replicas."""
         return self._cluster.local_values(self.variable.value)
 
     def whole(self) -> np.ndarray:
-        """Returns the values of all parts on every worker. Collective."""
         own = np.concatenate([part.numpy().reshape(-1) for part in self.local()])
         count, kind = own.size, own.dtype
         # As integers, whose sum with zeros keeps every bit.
@@ -189,11 +187,9 @@ class DividedState(ReplicaState):
         self._cluster, self._slots, self._parts = cluster, slots, parts
 
     def variables(self) -> list[Any]:
-        """Returns the variables that a step writes."""
         return [*(slot.variable for slot in self._slots.values()), *(part.variable for part in self._parts)]
 
     def gather(self) -> dict[str, np.ndarray]:
-        """Returns the slots on the chief. Collective."""
         found = {}
         for name, slot in self._slots.items():
             values = slot.whole()
