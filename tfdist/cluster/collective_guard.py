@@ -1,6 +1,6 @@
 """`ScriptCluster`: the workers of a script. Code that one worker runs alone, first, or for all, without collectives.
 
-`Outcome`, `announce` and `result`: what the chief returned or raised, on every worker.
+`announce` and `result`: what the chief returned or raised, on every worker.
 """
 
 import contextlib
@@ -28,7 +28,8 @@ class ScriptCluster(Cluster):
     # Shards of each batch, for the same bits on any number of replicas; None: as many as replicas.
     virtual_replicas: int | None = None
 
-    def chief_first(self) -> AbstractContextManager:
+    @contextlib.contextmanager
+    def chief_first(self) -> Iterator[None]:
         """Lets the chief run a `with` block first, and then the other workers, all at the same time. Collective.
 
         For downloads, and for files that the chief writes and all workers read. If the chief fails in the block, the
@@ -36,7 +37,27 @@ class ScriptCluster(Cluster):
         block, collectives and the creation of models raise RuntimeError: the chief would wait for workers that wait
         for it.
         """
-        return chief_first(self)
+        if self.num_workers == 1:
+            yield
+            return
+        if not self.is_chief:
+            end = json.loads(self.broadcast_bytes(b""))
+            if "exit_code" in end:
+                raise SystemExit(end["exit_code"])
+            if "error" in end:
+                raise peer_loss.ChiefFailedError(
+                    f"worker 0, the chief, failed in a block of cluster.chief_first: {end['error']}"
+                )
+        only_here = cluster_lib.on_one_worker("a block of cluster.chief_first", "call it outside of the block")
+        try:
+            with self.pause_timers(), only_here, tf.variable_creator_scope(_reject_replicated):
+                yield
+        except (Exception, SystemExit) as error:
+            if self.is_chief:
+                self.broadcast_bytes(json.dumps(_describe(error)).encode())
+            raise
+        if self.is_chief:
+            self.broadcast_bytes(b"{}")
 
     def alone(self, model: keras.Model) -> AbstractContextManager:
         """Lets this worker alone use Keras' own `model.predict`, in a block that the others may skip.
@@ -55,32 +76,6 @@ def for_script(cluster: Cluster, virtual_replicas: int | None = None) -> ScriptC
     """Returns the same workers with the methods of scripts."""
     fields = {field.name: getattr(cluster, field.name) for field in dataclasses.fields(cluster)}
     return ScriptCluster(**fields, virtual_replicas=virtual_replicas)
-
-
-@contextlib.contextmanager
-def chief_first(cluster: Cluster) -> Iterator[None]:
-    """See `ScriptCluster.chief_first`."""
-    if cluster.num_workers == 1:
-        yield
-        return
-    if not cluster.is_chief:
-        end = json.loads(cluster.broadcast_bytes(b""))
-        if "exit_code" in end:
-            raise SystemExit(end["exit_code"])
-        if "error" in end:
-            raise peer_loss.ChiefFailedError(
-                f"worker 0, the chief, failed in a block of cluster.chief_first: {end['error']}"
-            )
-    only_here = cluster_lib.on_one_worker("a block of cluster.chief_first", "call it outside of the block")
-    try:
-        with cluster.pause_timers(), only_here, tf.variable_creator_scope(_reject_replicated):
-            yield
-    except (Exception, SystemExit) as error:
-        if cluster.is_chief:
-            cluster.broadcast_bytes(json.dumps(_describe(error)).encode())
-        raise
-    if cluster.is_chief:
-        cluster.broadcast_bytes(b"{}")
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
@@ -162,33 +157,11 @@ def in_any_scope() -> bool:
     return tf.distribute.has_strategy()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a function returned, or what it raised."""
-
-    returned: Any = None
-    raised: Exception | None = None
-
-    def value(self) -> Any:
-        if self.raised is not None:
-            raise self.raised
-        return self.returned
-
-
-def try_call(function: Callable[[], Any]) -> Outcome:
-    """Calls `function`."""
-    try:
-        return Outcome(returned=function())
-    except Exception as error:
-        return Outcome(raised=error)
-
-
-def announce(cluster: Cluster, outcome: Outcome) -> None:
-    """Sends an outcome to the other workers, which call `result`. Called on the chief."""
-    error = outcome.raised
+def announce(cluster: Cluster, returned: Any, error: Exception | None) -> None:
+    """Sends what a function returned, or raised, to the other workers, which call `result`. Called on the chief."""
     if error is None:
         try:
-            content = json.dumps({"returned": outcome.returned})
+            content = json.dumps({"returned": returned})
         except TypeError:
             content = "{}"
     else:

@@ -208,14 +208,20 @@ def once(place: str, function: Callable[[], Any], path: Any = None) -> Any:
     if not owns(path):
         with tf.init_scope():
             return collective_guard.result(_script.cluster)
+    returned = failed = None
     with running(), cluster_lib.on_one_worker(f"what {place} writes", "call it outside"):
-        found = collective_guard.try_call(function)
+        try:
+            returned = function()
+        except Exception as error:
+            failed = error
     with tf.init_scope():
         if _script.cluster.is_chief:
-            collective_guard.announce(_script.cluster, found)
+            collective_guard.announce(_script.cluster, returned, failed)
         else:
             collective_guard.result(_script.cluster)
-    return found.value()
+    if failed is not None:
+        raise failed
+    return returned
 
 
 def make_once(place: str, function: Callable[[], Any], path: Any) -> Any:

@@ -295,7 +295,7 @@ class CallbackRunner(NoCallbacks):
         if workers[0, 2] and not self._cluster.is_chief:
             collective_guard.result(self._cluster)
         if workers[0, 2]:
-            collective_guard.announce(self._cluster, collective_guard.Outcome(raised=failed))
+            collective_guard.announce(self._cluster, None, failed)
             raise failed
         stops = [bool(stop) for stop in workers[0, 3:]]
         self._model.stop_training, self._model.stop_evaluating, self._model.stop_predicting = stops
