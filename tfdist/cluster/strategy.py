@@ -117,8 +117,8 @@ def _implementation(communication: config_lib.Communication, gpus: tuple[int, ..
     """Returns "nccl", "ring" or "tcp", for workers with `local` replicas; see `plan` for the errors."""
     chosen = communication.implementation
     if chosen == "auto":
-        chosen = "nccl" if gpus else "ring"
-    if chosen == "tcp" and (gpus or communication.compression.rank is not None or not workers > local == 1):
+        chosen = "nccl" if gpus else "tcp"
+    if chosen == "tcp" and (gpus or not workers > local == 1):
         chosen = "ring"
     if chosen == "nccl" and not gpus:
         raise ValueError(

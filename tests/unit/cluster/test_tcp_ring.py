@@ -2,7 +2,11 @@
 
 import concurrent.futures
 import contextlib
+import itertools
+import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -42,6 +46,35 @@ def rings(count, keys=KEYS):
                 one.close()
             tcp_ring.sys.setswitchinterval(interval)
 
+# Sums in loops, in branches and in functions, of which several do not wait for each other, on the one thread for ops.
+GRAPHS = """
+import json, socket, sys
+import tensorflow as tf
+from tfdist.cluster.several_workers import tcp_ring
+rank, size, *sockets = (int(value) for value in sys.argv[1:])
+tf.config.threading.set_inter_op_parallelism_threads(1)
+ring = tcp_ring.TcpRing(rank, size, *(socket.socket(fileno=number) for number in sockets))
+weights = tf.Variable(tf.ones([1000]))
+counted = tf.Variable(0, dtype=tf.int64)
+
+@tf.function
+def train(steps):
+    for step in tf.range(steps):
+        own = weights * float(rank + 1)
+        first, second = ring.sum([own, own[:10] + 1], 16)
+        counted.assign_add(ring.sum([tf.cast(step, tf.int64)], 0)[0])
+        if step % 2 == 0:
+            change = ring.sum([own * 2], 0)[0] + first
+        else:
+            change = ring.sum([own, own[:1]], 16)[1] - ring.sum([own[:1]], 0)[0]
+        mapped = tf.map_fn(lambda one: ring.sum([one], 0)[0], tf.range(8.0) + second[0])
+        weights.assign(weights + 1e-3 * change + 1e-6 * tf.reduce_sum(mapped))
+
+train(20)
+train(5)
+print(json.dumps([weights.numpy()[:2].tolist(), int(counted), int(ring._count)]))
+"""
+
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("dtype", tcp_ring.TcpRing.DTYPES, ids=lambda dtype: dtype.name)
@@ -58,6 +91,35 @@ def test_every_worker_has_the_sums_of_all(count, dtype):
                 for total, exact, shape in zip(sums, expected, shapes, strict=True):
                     assert total.dtype == dtype and total.shape == shape
                     np.testing.assert_array_equal(tf.cast(total, tf.float64), exact)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_sums_of_loops_and_branches_keep_the_order_of_the_program(count, tmp_path):
+    program = tmp_path / "graphs.py"  # AutoGraph reads the source of a function.
+    program.write_text(GRAPHS)
+    pairs = [socket.socketpair() for _ in range(count)]
+    processes = []
+    for rank in range(count):
+        ends = [str(one.fileno()) for one in (pairs[rank][0], pairs[rank - 1][1])]
+        command = [sys.executable, str(program), str(rank), str(count), *ends]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[int(end) for end in ends]))
+    try:
+        found = [json.loads(process.communicate(timeout=200)[0].splitlines()[-1]) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        for one in itertools.chain(*pairs):
+            one.close()
+    weight, total = 1.0, sum(rank + 1 for rank in range(count))
+    for step in [*range(20), *range(5)]:
+        mapped = 8 * (weight * total + count) * count + 28 * count
+        weight += 1e-3 * (3 * weight * total if step % 2 == 0 else 0) + 1e-6 * mapped
+    for weights, counted, packs in found:
+        np.testing.assert_allclose(weights, [weight] * 2, rtol=1e-5)
+        # 190 and 10 are the sums of the steps of both calls.
+        assert counted == 200 * count and packs == 25 * (2 + 1 + 8) + 13 + 12 * 2
+    assert found[1:] == found[:-1]
 
 
 def test_sums_that_are_in_use_are_not_overwritten():

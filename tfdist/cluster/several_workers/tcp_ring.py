@@ -13,7 +13,6 @@ A step's graph starts a pack as soon as its gradients are computed, which return
 
 import contextlib
 import dataclasses
-import itertools
 import queue
 import secrets
 import socket
@@ -42,15 +41,13 @@ _LONGEST_PROOF = 300
 _SWITCH_SECONDS = 2e-4
 # Different sizes of packs whose buffers are kept: gradients of tables may have any.
 _MOST_SIZES = 64
-# The collection of a graph with the number of the pack for which it has waited last.
-_LAST = "tfdist last pack of the ring"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Pack:
     """Arrays of one dtype in one buffer."""
 
-    # Counts the packs of all graphs.
+    # How many have been started before it.
     number: int
     numbers: np.ndarray
     # The parts of the buffer with the sums, in the shapes of the arrays.
@@ -75,7 +72,9 @@ class TcpRing:
         self._to_next, self._from_previous = to_next, from_previous
         self._packs: queue.SimpleQueue[_Pack] = queue.SimpleQueue()
         self._pieces: queue.SimpleQueue[bytes | memoryview | _Pack] = queue.SimpleQueue()
-        self._numbers = itertools.count()
+        # Packs that have been started. TensorFlow keeps the order in which a program reads and assigns a variable, in
+        # functions, branches and loops: so all workers start the packs of all sums in one order.
+        self._count = tf.Variable(0, trainable=False, dtype=tf.int64, name="packs")
         # Finished packs by their numbers, and why there will be no more.
         self._sums: dict[int, _Pack] = {}
         self._error: BaseException | None = None
@@ -95,21 +94,20 @@ class TcpRing:
             bytes_per_pack: see `config.communication.bytes_per_pack`; 0: one pack.
         """
         packs = _packs(tensors, bytes_per_pack)
-        # Each starts after the one before, on all workers alike: the number of that one is an input.
-        kept = [] if tf.executing_eagerly() else tf.compat.v1.get_collection_ref(_LAST)
-        last, numbers = kept[0] if kept else tf.constant(-1, tf.int64), []
+        numbers = [self._count.read_value()]
         for pack in packs:
-            (last,) = _call(self._start, [last, *(tensors[i] for i in pack)], [tf.int64])
-            numbers.append(last)
+            numbers += _call(self._start, [numbers[-1], *(tensors[i] for i in pack)], [tf.int64])
+        # Sums are waited for when all packs have been started: there may be one thread only.
+        last = self._count.assign(numbers[-1], read_value=True)
         sums: list[Any] = [None] * len(tensors)
-        for number, pack in zip(numbers, packs, strict=True):
+        for number, pack in zip(numbers, packs, strict=False):
             last, *found = _call(self._wait, [number, last], [tf.int64, *(tensors[i].dtype for i in pack)])
             for i, total in zip(pack, found, strict=True):
                 sums[i] = tf.ensure_shape(total, tensors[i].shape)
-        kept[:] = [last]
         return sums
 
-    def _start(self, _: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
+    def _start(self, number: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
+        """Starts the pack of this number, and returns the next number."""
         itemsize = arrays[0].dtype.itemsize
         # In elements: each array begins at an aligned address.
         lengths = [-(-one.size * itemsize // _ALIGNMENT) * _ALIGNMENT // itemsize for one in arrays]
@@ -121,17 +119,16 @@ class TcpRing:
             numbers[start + one.size : start + length] = 0
             views.append(view)
             start += length
-        number = next(self._numbers)
-        self._packs.put(_Pack(number, numbers, views))
-        return np.int64(number)
+        self._packs.put(_Pack(int(number), numbers, views))
+        return number + 1
 
-    def _wait(self, started: np.ndarray, _: np.ndarray) -> list[np.ndarray]:
-        number = int(started)
+    def _wait(self, number: np.ndarray, _: np.ndarray) -> list[np.ndarray]:
+        started = int(number)
         with self._changed:
-            self._changed.wait_for(lambda: number in self._sums or self._error is not None)
-            if number not in self._sums:
+            self._changed.wait_for(lambda: started in self._sums or self._error is not None)
+            if started not in self._sums:
                 raise ConnectionError(f"the ring of worker {self._rank} is broken: {self._error}") from self._error
-            return [np.int64(number), *self._sums.pop(number).views]
+            return [number, *self._sums.pop(started).views]
 
     def _free_buffer(self, size: int) -> np.ndarray:
         """Returns uint8 [size] at an aligned address."""
