@@ -13,7 +13,7 @@ from launching import run_all
 pytestmark = pytest.mark.usefixtures("graph_optimizers")
 # (workers, logical devices of each)
 TOPOLOGIES = [(2, 2), (3, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, 2), (2, 1)))]
-OVER_TCP = "--config.communication.implementation=tcp"
+OVER_GRPC = "--config.communication.implementation=ring"
 GROUPS = ["--config.model.normalization=batch", "--config.model.group_size=12"]
 
 
@@ -24,7 +24,7 @@ def trained(tmp_path_factory):
     @functools.cache
     def workdir(workers, devices):
         path = tmp_path_factory.mktemp(f"on_{workers}_{devices}_")
-        topologies.train(path, *([OVER_TCP] if workers == 3 else []), workers=workers, devices=devices)
+        topologies.train(path, workers=workers, devices=devices)
         return path
 
     return workdir
@@ -114,9 +114,9 @@ if '"index": 1' in os.environ["TF_CONFIG"]:
     tcp_ring.listen = closed
 start._RING_SECONDS = 2.0
 def main():
-    communication = config.Communication(implementation="tcp")
-    cluster = strategy.connect(strategy.plan(config.ClusterOptions(), communication=communication))
-    print(json.dumps([not replicas.rings, list(cluster.roster.notes), cluster.all_gather([7]).tolist()]), flush=True)
+    cluster = strategy.connect(strategy.plan(config.ClusterOptions()))
+    values = cluster.all_gather([7]).tolist()
+    print(json.dumps([cluster.implementation, bool(replicas.rings), list(cluster.roster.notes), values]), flush=True)
     cluster.leave()
     return 0
 process_exit.run_and_exit(main)
@@ -125,14 +125,14 @@ process_exit.run_and_exit(main)
 
 def test_workers_that_cannot_connect_their_ring_use_grpc():
     for output in run_all([[sys.executable, "-c", UNREACHABLE]] * 2, topologies.environments(2)):
-        without, notes, values = json.loads(output.splitlines()[-1])
-        assert without and values == [[7], [7]]
+        implementation, has_ring, notes, values = json.loads(output.splitlines()[-1])
+        assert implementation == "ring" and not has_ring and values == [[7], [7]]
         assert "2 workers could not connect for the ring over TCP: gRPC is used" in notes
 
 
 @pytest.mark.slow
 def test_two_workers_have_the_same_bits_over_tcp_and_over_grpc(trained, tmp_path):
-    topologies.train(tmp_path, OVER_TCP, workers=2, devices=1)
-    over_tcp, over_grpc = topologies.arrays(tmp_path), topologies.arrays(trained(2, 1))
+    topologies.train(tmp_path, OVER_GRPC, workers=2, devices=1)
+    over_tcp, over_grpc = topologies.arrays(trained(2, 1)), topologies.arrays(tmp_path)
     assert over_tcp.keys() == over_grpc.keys()
     assert [name for name in over_tcp if over_tcp[name].tobytes() != over_grpc[name].tobytes()] == []

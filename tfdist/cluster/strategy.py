@@ -12,7 +12,7 @@ from tensorflow.python.distribute import values
 from tfdist import config as config_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.devices import gpu_software, machine, onednn
+from tfdist.cluster.devices import gpu_software, machine, onednn, replicas
 from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.cluster.discovery.roster import Roster, WorkerInfo
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
@@ -162,6 +162,8 @@ def connect(
     start = specs.part("cluster") if planned.num_workers > 1 else _start_alone
     started: Started = start(planned, must_match or {}, workdir, stop)
     assert started.strategy.num_replicas_in_sync == planned.num_replicas
+    if planned.implementation == "tcp" and not replicas.rings:
+        planned = dataclasses.replace(planned, implementation="ring")
     _add_number_conversions()
     return Cluster(
         strategy=started.strategy,

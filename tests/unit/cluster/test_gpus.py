@@ -201,9 +201,16 @@ def test_gpus_that_a_worker_does_not_have(assigned, wanted, message):
 
 def test_the_implementation_follows_the_devices():
     env = {"CUDA_VISIBLE_DEVICES": ""}
-    for wanted in ("auto", "ring"):
+    two = env | {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})}
+
+    def implementation(wanted, env, **options):
         communication = config.Communication(implementation=wanted)
-        assert strategy.plan(config.ClusterOptions(), env, communication=communication).implementation == "ring"
+        return strategy.plan(config.ClusterOptions(**options), env, communication=communication).implementation
+
+    for wanted in ("auto", "tcp"):
+        assert implementation(wanted, two) == "tcp"
+        assert implementation(wanted, env) == implementation(wanted, two, logical_devices=2) == "ring"
+    assert implementation("ring", two) == "ring"
     with pytest.raises(ValueError, match=r'implementation="nccl" needs GPUs, but .* on the CPU: set it to "auto" or'):
         strategy.plan(config.ClusterOptions(), env, communication=config.Communication(implementation="nccl"))
 

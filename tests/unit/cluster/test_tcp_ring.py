@@ -72,7 +72,7 @@ def train(steps):
 
 train(20)
 train(5)
-print(json.dumps([weights.numpy()[:2].tolist(), int(counted), int(ring._count)]))
+print(json.dumps([weights.numpy()[:2].tolist(), int(counted), int(ring.count)]))
 """
 
 

@@ -74,7 +74,7 @@ class TcpRing:
         self._pieces: queue.SimpleQueue[bytes | memoryview | _Pack] = queue.SimpleQueue()
         # Packs that have been started. TensorFlow keeps the order in which a program reads and assigns a variable, in
         # functions, branches and loops: so all workers start the packs of all sums in one order.
-        self._count = tf.Variable(0, trainable=False, dtype=tf.int64, name="packs")
+        self.count = tf.Variable(0, trainable=False, dtype=tf.int64, name="packs")
         # Finished packs by their numbers, and why there will be no more.
         self._sums: dict[int, _Pack] = {}
         self._error: BaseException | None = None
@@ -94,11 +94,11 @@ class TcpRing:
             bytes_per_pack: see `config.communication.bytes_per_pack`; 0: one pack.
         """
         packs = _packs(tensors, bytes_per_pack)
-        numbers = [self._count.read_value()]
+        numbers = [self.count.read_value()]
         for pack in packs:
             numbers += _call(self._start, [numbers[-1], *(tensors[i] for i in pack)], [tf.int64])
         # Sums are waited for when all packs have been started: there may be one thread only.
-        last = self._count.assign(numbers[-1], read_value=True)
+        last = self.count.assign(numbers[-1], read_value=True)
         sums: list[Any] = [None] * len(tensors)
         for number, pack in zip(numbers, packs, strict=False):
             last, *found = _call(self._wait, [number, last], [tf.int64, *(tensors[i].dtype for i in pack)])

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint import divided
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster.devices import replicas
 from tfdist.data import stateful_ops
 from tfdist.training.run import Run
 
@@ -61,6 +62,7 @@ def _known_handles(run: Run) -> Iterator[tf.Tensor]:
         context.totals,
         context.reduction.seconds,
         *context.model.metrics_variables,
+        *(ring.count for ring in replicas.rings),
     ]
     state = getattr(context.objective, "metric_state", None)
     known += [] if state is None else state.variables()
