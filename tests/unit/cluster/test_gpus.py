@@ -201,7 +201,8 @@ def test_gpus_that_a_worker_does_not_have(assigned, wanted, message):
 
 def test_the_implementation_follows_the_devices():
     env = {"CUDA_VISIBLE_DEVICES": ""}
-    two = env | {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}})}
+    workers = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    two = env | {"TF_CONFIG": json.dumps(workers)}
 
     def implementation(wanted, env, **options):
         communication = config.Communication(implementation=wanted)
