@@ -209,8 +209,8 @@ class Communication:
     """The all-reduce of the gradients. `implementation` and `bytes_per_pack` may be changed when a run is resumed."""
 
     implementation: Literal["auto", "nccl", "ring", "tcp"] = "auto"
-    """"nccl", between GPUs; "tcp": tfdist's ring between CPUs (docs/speed.md); "ring": TensorFlow's, over gRPC, also used
-    in place of "tcp" with several replicas a worker and on GPUs. "auto": NCCL if replicas are GPUs, else "tcp"."""
+    """"nccl", between GPUs; "tcp": tfdist's ring between CPUs (docs/speed.md); "ring": TensorFlow's, over gRPC, used in
+    place of "tcp" with several replicas a worker and on GPUs too. "auto": NCCL if replicas are GPUs, else "tcp"."""
     bytes_per_pack: int | None = None
     """Size of one all-reduce in bytes: gradients are packed, and a pack needs only its own gradients, so it can be sent
     while others are computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, else 4 MB."""

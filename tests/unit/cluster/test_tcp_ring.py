@@ -46,6 +46,7 @@ def rings(count, keys=KEYS):
                 one.close()
             tcp_ring.sys.setswitchinterval(interval)
 
+
 # Sums in loops, in branches and in functions, of which several do not wait for each other, on the one thread for ops.
 GRAPHS = """
 import json, socket, sys

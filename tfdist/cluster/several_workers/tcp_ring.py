@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,19 +39,32 @@ _HEADER_BYTES = 16
 _PROOF_SECONDS = 5.0
 _LONGEST_PROOF = 300
 _SWITCH_SECONDS = 2e-4
+# Smaller arrays are copied next to each other, so that pieces are not small.
+_COPIED_BYTES = 1 << 16
 # Different sizes of packs whose buffers are kept: gradients of tables may have any.
 _MOST_SIZES = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Pack:
-    """Arrays of one dtype in one buffer."""
+    """Arrays of one dtype, and a buffer for their sums."""
 
     # How many have been started before it.
     number: int
-    numbers: np.ndarray
-    # The parts of the buffer with the sums, in the shapes of the arrays.
+    sums: np.ndarray
+    # The parts of the buffer, in the shapes of the arrays.
     views: list[np.ndarray]
+    # Where in the buffer sums begin, and this worker's numbers, [n], in the memory of an array or in the buffer itself.
+    own: list[tuple[int, np.ndarray]]
+
+    def pieces(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields this worker's numbers and the places of their sums, from `first` to `last`, in pieces."""
+        step = _PIECE_BYTES // self.sums.itemsize
+        for start, numbers in self.own:
+            begin, end = max(first, start), min(last, start + len(numbers))
+            for i in range(begin, end, step):
+                stop = min(i + step, end)
+                yield numbers[i - start : stop - start], self.sums[i:stop]
 
 
 class TcpRing:
@@ -75,8 +88,8 @@ class TcpRing:
         # Packs that have been started. TensorFlow keeps the order in which a program reads and assigns a variable, in
         # functions, branches and loops: so all workers start the packs of all sums in one order.
         self.count = tf.Variable(0, trainable=False, dtype=tf.int64, name="packs")
-        # Finished packs by their numbers, and why there will be no more.
-        self._sums: dict[int, _Pack] = {}
+        # Sums of finished packs by their numbers, and why there will be no more.
+        self._sums: dict[int, list[np.ndarray]] = {}
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         # Buffers by their bytes. One is free when TensorFlow holds no sum in it.
@@ -111,15 +124,20 @@ class TcpRing:
         itemsize = arrays[0].dtype.itemsize
         # In elements: each array begins at an aligned address.
         lengths = [-(-one.size * itemsize // _ALIGNMENT) * _ALIGNMENT // itemsize for one in arrays]
-        numbers = self._free_buffer(sum(lengths) * itemsize).view(arrays[0].dtype)
-        views, start = [], 0
+        sums = self._free_buffer(sum(lengths) * itemsize).view(arrays[0].dtype)
+        pack = _Pack(int(number), sums, [], [])
+        copied = end = 0
         for one, length in zip(arrays, lengths, strict=True):
-            view = numbers[start : start + one.size].reshape(one.shape)
-            np.copyto(view, one)
-            numbers[start + one.size : start + length] = 0
-            views.append(view)
-            start += length
-        self._packs.put(_Pack(int(number), numbers, views))
+            start, end = end, end + length
+            pack.views.append(sums[start : start + one.size].reshape(one.shape))
+            if one.nbytes < _COPIED_BYTES:
+                np.copyto(pack.views[-1], one)
+                sums[start + one.size : end] = 0
+                continue
+            pack.own.extend([(copied, sums[copied:start]), (start, one.reshape(-1))])
+            copied = end
+        pack.own.append((copied, sums[copied:end]))
+        self._packs.put(pack)
         return number + 1
 
     def _wait(self, number: np.ndarray, _: np.ndarray) -> list[np.ndarray]:
@@ -128,7 +146,7 @@ class TcpRing:
             self._changed.wait_for(lambda: started in self._sums or self._error is not None)
             if started not in self._sums:
                 raise ConnectionError(f"the ring of worker {self._rank} is broken: {self._error}") from self._error
-            return [number, *self._sums.pop(started).views]
+            return [number, *self._sums.pop(started)]
 
     def _free_buffer(self, size: int) -> np.ndarray:
         """Returns uint8 [size] at an aligned address."""
@@ -147,34 +165,30 @@ class TcpRing:
     def _reduce_packs(self) -> None:
         while True:
             pack = self._packs.get()
-            self._reduce(pack.number, pack.numbers)
+            self._reduce(pack)
             self._pieces.put(pack)  # It is finished when all before it has been sent.
 
-    def _reduce(self, number: int, numbers: np.ndarray) -> None:
-        size = self._num_workers
-        bounds = [len(numbers) * i // size for i in range(size + 1)]
-        chunks = [numbers[bounds[i] : bounds[i + 1]] for i in range(size)]
-        step = _PIECE_BYTES // numbers.itemsize
-        received = np.empty(step, numbers.dtype)
-        header = number.to_bytes(8, "little") + numbers.nbytes.to_bytes(8, "little")
+    def _reduce(self, pack: _Pack) -> None:
+        size, length = self._num_workers, len(pack.sums)
+        chunks = [list(pack.pieces(length * i // size, length * (i + 1) // size)) for i in range(size)]
+        received = np.empty(_PIECE_BYTES // pack.sums.itemsize, pack.sums.dtype)
+        header = pack.number.to_bytes(8, "little") + pack.sums.nbytes.to_bytes(8, "little")
         self._pieces.put(header)
-        for start in range(0, len(chunks[self._rank]), step):
-            self._pieces.put(_bytes(chunks[self._rank][start : start + step]))
+        for numbers, _ in chunks[self._rank]:
+            self._pieces.put(_bytes(numbers))
         found = bytearray(_HEADER_BYTES)
         self._receive(memoryview(found))
         assert found == header, f"worker {(self._rank - 1) % size} sums another pack: {found.hex()}, {header.hex()}"
         for way in range(2 * size - 2):
-            chunk = chunks[(self._rank - 1 - way) % size]
-            for start in range(0, len(chunk), step):
-                piece = chunk[start : start + step]
+            for numbers, sums in chunks[(self._rank - 1 - way) % size]:
                 if way < size - 1:
-                    part = received[: len(piece)]
+                    part = received[: len(numbers)]
                     self._receive(_bytes(part))
-                    np.add(part, piece, out=piece)
+                    np.add(part, numbers, out=sums)
                 else:
-                    self._receive(_bytes(piece))
+                    self._receive(_bytes(sums))
                 if way < 2 * size - 3:
-                    self._pieces.put(_bytes(piece))
+                    self._pieces.put(_bytes(sums))
 
     def _receive(self, view: memoryview) -> None:
         while view:
@@ -188,7 +202,7 @@ class TcpRing:
             piece = self._pieces.get()
             if isinstance(piece, _Pack):
                 with self._changed:
-                    self._sums[piece.number] = piece
+                    self._sums[piece.number] = piece.views
                     self._changed.notify_all()
             else:
                 self._to_next.sendall(piece)
