@@ -13,18 +13,23 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from tfdist.config.command_line import tool_words
-from tfdist.report import files, read_back
+from tfdist.report import files, lines, read_back
 from tfdist.tools import tables
 from tfdist.tools.many_runs import bills, find, selection
 from tfdist.tools.many_runs.bills import Bill
-from tfdist.tools.pictures import causes, curves, style
+from tfdist.tools.pictures import curves, style
 
 USAGE = "DIR... [flags]"
 _JOULES_PER_KWH = 3.6e6
+# More runs than this are not drawn one by one; the last bill, their sum, always is.
+_MOST_BARS = 30
+_SMALL = 0.002
+_HATCHES = ("", "///", "...")
 
 
 def define_flags() -> None:
@@ -68,7 +73,7 @@ def main(argv: list[str]) -> int:
     tables.make_folder(folder)
     files.write_json(folder / "cost.json", {"runs": [bill.to_json() for bill in known], "all": whole.to_json()})
     drawn = [*known, whole] if len(known) > 1 else known
-    said = style.save(Path(selection.short(folder / "cost")), lambda: causes.draw(drawn))
+    said = style.save(Path(selection.short(folder / "cost")), lambda: draw(drawn))
     print(f"wrote {selection.short(folder / 'cost.json')}" if said == style.MISSING else f"wrote {said}, cost.json")
     return 0
 
@@ -104,3 +109,29 @@ def in_words(bill: Bill) -> str:
     """Returns goodput, ETTR and energy as a sentence."""
     kwh = ", ".join(f"{value / _JOULES_PER_KWH:.3g} kWh ({name})" for name, value in bill.joules.items())
     return f"{bill.starts} starts, goodput {bill.goodput:.1%}, ETTR {bill.ettr:.1%}; energy: {kwh or 'not readable'}"
+
+
+def draw(drawn: Sequence[Bill]) -> Any:
+    """Returns a figure with a bar for each bill: the parts of its time by cause, the useful one first."""
+    shown = drawn if len(drawn) <= _MOST_BARS else [drawn[-1]]
+    caption = "Parts of the wall-clock time over all starts of each run."
+    if len(shown) < len(drawn):
+        caption += f" The sum of {len(drawn) - 1} runs."
+    figure, (axes,) = style.figure("What the time was spent on", caption, size=(11.0, 1.6 + 0.45 * len(shown)))
+    shares = [{cause: value / sum(bill.seconds.values()) for cause, value in bill.seconds.items()} for bill in shown]
+    causes = [cause for cause in drawn[0].seconds if any(share.get(cause, 0.0) > _SMALL for share in shares)]
+    causes.sort(key=lambda cause: cause != bills.COUNT)
+    left = [0.0] * len(shown)
+    for index, cause in enumerate(causes):
+        widths = [share.get(cause, 0.0) for share in shares]
+        hatch = _HATCHES[index // len(style.COLORS) % len(_HATCHES)]
+        color = style.COLORS[index % len(style.COLORS)]
+        axes.barh(range(len(shown)), widths, left=left, color=color, hatch=hatch, edgecolor="white", label=cause)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(shown)), [f"{bill.name}  {lines.duration(sum(bill.seconds.values()))}" for bill in shown])
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.grid(axis="y", visible=False)
+    figure.legend(loc="outside right upper")
+    return figure
