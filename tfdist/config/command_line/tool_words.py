@@ -1,7 +1,9 @@
 """Command lines of tools that take words beside their flags, or either a config or a script."""
 
+import functools
 import math
 import sys
+from collections.abc import Callable
 
 from absl import flags
 
@@ -20,6 +22,11 @@ def parse_words(argv: list[str], *, least: int = 0, most: float = math.inf, want
     except flags.Error as error:
         sys.exit(config_flags.plain(error))
     return found if least < len(found) <= most + 1 else sys.exit(wanted)
+
+
+def need_words(least: int, wanted: str, most: float = math.inf) -> Callable[[list[str]], list[str]]:
+    """Returns `parse_words` for a command that needs so many words."""
+    return functools.partial(parse_words, least=least, most=most, wanted=wanted)
 
 
 def define_config_or_script() -> None:

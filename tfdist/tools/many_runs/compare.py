@@ -10,7 +10,6 @@ one file.
 """
 
 import base64
-import functools
 import html
 import os
 import sys
@@ -42,11 +41,7 @@ def define_flags() -> None:
     flags.DEFINE_string("out", None, "Directory of pictures and page. Default: the directory that holds all DIRs.")
 
 
-parse = functools.partial(
-    tool_words.parse_words,
-    least=1,
-    wanted="tfdist compare: give the workdirs of runs, such as runs/digits runs/digits-large.",
-)
+parse = tool_words.need_words(1, "tfdist compare: give the workdirs of runs, such as runs/digits runs/digits-large.")
 
 
 def main(argv: list[str]) -> int:

@@ -8,7 +8,6 @@ was repeated after a fault counts once. The times are those of the chief.
     python -m tfdist cost sweeps/lr --out=reports
 """
 
-import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -37,11 +36,7 @@ def define_flags() -> None:
     flags.DEFINE_string("out", None, "Directory of cost.png and cost.json. Default: the directory that holds all runs.")
 
 
-parse = functools.partial(
-    tool_words.parse_words,
-    least=1,
-    wanted="tfdist cost: give the workdirs of runs, or a directory of them, such as runs.",
-)
+parse = tool_words.need_words(1, "tfdist cost: give the workdirs of runs, or a directory of them, such as runs.")
 
 
 def main(argv: list[str]) -> int:

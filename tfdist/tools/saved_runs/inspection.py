@@ -34,11 +34,7 @@ def define_flags() -> None:
     predict.define_model_flags()
 
 
-parse = functools.partial(
-    tool_words.parse_words,
-    least=1,
-    wanted="tfdist inspect: give the workdir of a run and what follows: tfdist inspect RUN [DIR]",
-)
+parse = tool_words.need_words(1, "tfdist inspect: give the workdir of a run and what follows: tfdist inspect RUN [DIR]")
 
 
 def outputs_of_split(saved: SavedRun, cluster: Any) -> tuple[np.ndarray, np.ndarray, Any]:

@@ -9,7 +9,6 @@ scaling`: all studies are drawn in one picture, and what their time was spent on
 """
 
 import dataclasses
-import functools
 import os
 from pathlib import Path
 
@@ -33,9 +32,7 @@ def define_flags() -> None:
     scaling_results.define_published()
 
 
-parse = functools.partial(
-    tool_words.parse_words, least=1, wanted="tfdist plot: give the workdir of a run, such as runs/digits."
-)
+parse = tool_words.need_words(1, "tfdist plot: give the workdir of a run, such as runs/digits.")
 
 
 def main(argv: list[str]) -> None:

@@ -52,10 +52,8 @@ def define_model_flags() -> None:
     flags.DEFINE_integer("gpus", None, "GPUs of each worker; 0: the CPU. Default: all.", lower_bound=0)
 
 
-parse = functools.partial(
-    tool_words.parse_words,
-    least=2,
-    wanted="tfdist predict: give the workdir of a run and what follows: tfdist predict RUN FILES...",
+parse = tool_words.need_words(
+    2, "tfdist predict: give the workdir of a run and what follows: tfdist predict RUN FILES..."
 )
 
 

@@ -43,9 +43,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("seed", None, "Chooses the intervals. Default: another choice each time.")
 
 
-parse = functools.partial(
-    tool_words.parse_words, least=1, most=1, wanted="tfdist verify: give the workdir of one run, such as runs/digits."
-)
+parse = tool_words.need_words(1, "tfdist verify: give the workdir of one run, such as runs/digits.", most=1)
 
 
 def main(argv: list[str]) -> int:

@@ -7,7 +7,6 @@ common state on, until they differ; the step that differs is taken apart. Nothin
     tfdist why runs/digits runs/digits-again
 """
 
-import functools
 import os
 import sys
 import tempfile
@@ -30,11 +29,8 @@ def define_flags() -> None:
     flags.DEFINE_bool("replay", True, "Train both again, to find the step. False: compare what was recorded.")
 
 
-parse = functools.partial(
-    tool_words.parse_words,
-    least=2,
-    most=2,
-    wanted="tfdist why: give the workdirs of two runs, such as runs/digits runs/digits-again.",
+parse = tool_words.need_words(
+    2, "tfdist why: give the workdirs of two runs, such as runs/digits runs/digits-again.", most=2
 )
 
 
