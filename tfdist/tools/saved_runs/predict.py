@@ -57,20 +57,15 @@ parse = tool_words.need_words(
 )
 
 
-def cluster_options(saved: SavedRun) -> config_lib.ClusterOptions:
-    """Returns the options of the run for its workers, with the GPUs of the command line."""
+def connect(saved: SavedRun) -> Any:
+    """Connects the workers of this command, with the options of the run; returns the `Cluster`."""
+    from tfdist.cluster import strategy
+
     options = config_lib.ClusterOptions() if saved.config is None else saved.config.cluster
     if flags.FLAGS.gpus is not None:
         options.gpus = flags.FLAGS.gpus
-    return options
-
-
-def connect(saved: SavedRun) -> Any:
-    """Connects the workers of this command; returns the `Cluster`."""
-    from tfdist.cluster import strategy
-
     must_match = {"the workdir": str(saved.workdir), "--checkpoint": flags.FLAGS.checkpoint}
-    return strategy.connect(strategy.plan(cluster_options(saved)), must_match=must_match)
+    return strategy.connect(strategy.plan(options), must_match=must_match)
 
 
 def batch_size(saved: SavedRun) -> int:

@@ -41,7 +41,7 @@ def of_data(name: str, data: Data) -> dict[str, str]:
         file=f"{name}.py",
         module=module,
         model=_literal(model, 8, 14),
-        adapt=adapt if _is_adapted(data) else "",
+        adapt="" if data.kind == "text" or data.inputs == "image" else adapt,
         source=_literal(data.source, 12, 19),
         # Images: divided by 255.
         prepare="" if data.inputs == "image" else identity,
@@ -95,11 +95,6 @@ def _of_outputs(data: Data) -> dict[str, str]:
         f"    return keras.Model(inputs, layers.Rescaling({deviation:.6g}, {mean:.6g})(x))"
     )
     return {"outputs": "numbers", "last": last}
-
-
-def _is_adapted(data: Data) -> bool:
-    """Returns whether the module has a function `adapt`."""
-    return data.kind != "text" and data.inputs != "image"
 
 
 def of_script(name: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ happen where they did. Before and after each step it sends the hash of the state
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -25,8 +26,10 @@ from tfdist.report import run_info
 # The file in the scratch directory with what the process printed.
 LOG = "log"
 # Of Keras, what only writes or sends; and trackers. They change no state, and their files and servers are the run's.
-_ONLY_WRITE = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard", "ProgbarLogger")
-_TRACKERS = "tfdist.tools.many_runs.trackers:"
+_ONLY_WRITE = re.compile(
+    r"keras\..*(BackupAndRestore|CSVLogger|ModelCheckpoint|RemoteMonitor|TensorBoard|ProgbarLogger)$"
+    r"|tfdist\.tools\.many_runs\.trackers:"
+)
 # Variables that are named in a comparison.
 _MOST_VARIABLES = 3
 
@@ -98,16 +101,12 @@ def _prepare(task: Task) -> None:
 
 def _config(task: Task) -> Any:
     config = config_dict.from_saved(dict(task.config))
-    config.callbacks = [one for one in config.callbacks if not _only_writes(one["target"])]
+    config.callbacks = [one for one in config.callbacks if not _ONLY_WRITE.match(one["target"])]
     config.cluster = type(config.cluster)(logical_devices=task.replicas)
     config.report = type(config.report)(tensorboard=False, step_times=config.report.step_times)
     config.checkpoint.export = False
     config.train.shard_optimizer = False  # The bits are the same, and each process holds the whole state.
     return config
-
-
-def _only_writes(target: str) -> bool:
-    return target.startswith(_TRACKERS) or (target.startswith("keras.") and target.endswith(_ONLY_WRITE))
 
 
 def _train(connection: Connection, task: Task) -> None:
