@@ -18,9 +18,6 @@ def export(model: keras.Model, path: Path, about: str = "") -> str:
 
     Returns:
         What was done, for the log.
-
-    Raises:
-        OSError: the disk is full, read-only or unavailable.
     """
     temporary = path.with_name(f"{path.stem}.writing.keras")
     try:

@@ -157,11 +157,7 @@ def _replace(temporary: Path, target: Path) -> None:
 
 
 def verify(path: Path) -> Saved:
-    """Checks sizes and hashes of the checkpoint at `path`.
-
-    Raises:
-        DamagedCheckpointError: names the file and the mismatch.
-    """
+    """Checks sizes and hashes of the checkpoint at `path`; a DamagedCheckpointError names the file and the mismatch."""
     try:
         manifest = files.read_json(path / "manifest.json")
         if manifest is None:
@@ -224,11 +220,7 @@ def newest_valid(directory: Path, report: Callable[[str], None], at_most: int | 
 
 
 def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
-    """Returns the verified checkpoint named by `which`: "newest", "best" or a step; see `newest_valid`.
-
-    Raises:
-        ValueError: there is no such checkpoint, or it is damaged.
-    """
+    """Returns the verified checkpoint `which`, "newest", "best" or a step, or raises ValueError; see `newest_valid`."""
     if which == "newest":
         saved = newest_valid(directory, report)
         if saved is None:
@@ -250,11 +242,7 @@ def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
 
 
 def check_variables(saved: Saved, variables: Mapping[str, Any]) -> None:
-    """Checks that a checkpoint holds exactly `variables`, apart from those of reports.
-
-    Raises:
-        ValueError: the checkpoint belongs to another model or optimizer; lists the variables that differ.
-    """
+    """Checks that a checkpoint holds exactly `variables`, apart from those of reports; a ValueError lists others."""
     expected = {name: (list(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables.items()}
     expected = {name: array for name, array in expected.items() if not name.startswith(REPORTS)}
     found = {name: array for name, array in saved.arrays.items() if not name.startswith((CALLBACKS, REPORTS, REPLICAS))}
@@ -278,11 +266,7 @@ def _without_spelling(name: str) -> str:
 
 
 def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the saved arrays `names`, one after another, with their names.
-
-    Raises:
-        DamagedCheckpointError: the files changed since they were verified.
-    """
+    """Yields the saved arrays `names` with their names; DamagedCheckpointError if they changed after `verify`."""
     try:
         with np.load(saved.path / "arrays.npz", allow_pickle=False) as arrays:
             for name in names:

@@ -29,11 +29,7 @@ The source returned image {dtype} {shape}.
 
 
 def open_export(config: config_lib.Config) -> Callable[..., Callable[[Path], str]]:
-    """Checks the config, and returns (model, first_examples, prepare) -> the function that exports to a path.
-
-    Raises:
-        ValueError: as `check`; the returned function as `build`.
-    """
+    """Checks the config, and returns (model, first_examples, prepare) -> the function that exports to a path."""
     check(config)
 
     def make_export(model: keras.Model, first_examples: Callable, prepare: Callable) -> Callable[[Path], str]:
@@ -44,11 +40,7 @@ def open_export(config: config_lib.Config) -> Callable[..., Callable[[Path], str
 
 
 def check(config: config_lib.Config) -> None:
-    """Checks that all functions that prepare the model's input can be expressed.
-
-    Raises:
-        ValueError: names the first that cannot, and what to do.
-    """
+    """Raises ValueError, which names the function, if one that prepares the model's input cannot be expressed."""
     key = config.objective.get("inputs", "image")
     if key != "image":
         raise ValueError(
@@ -77,12 +69,8 @@ def make(
     """Returns the model that prepares images, and a text about the input of the exported model.
 
     Args:
-        config: has passed `check`.
         first_examples: (prepare, count) -> the first examples of the training split.
         prepare: prepare(batch, seeds, *, training) -> batch, with the finish function.
-
-    Raises:
-        ValueError: as `build`.
     """
     stored, prepared = (first_examples(one, 4)["image"].numpy() for one in (_stored_names, prepare))
     shape = f"[{', '.join(map(str, ('n', *stored.shape[1:])))}]"

@@ -68,11 +68,7 @@ def restore(workers: Workers, saved: Saved, variables: Mapping[str, Any]) -> Non
 
 
 def read(workers: Workers, saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the saved arrays `names` with their names on every worker. Collective.
-
-    Raises:
-        DamagedCheckpointError: on the chief, the files changed since they were verified.
-    """
+    """Yields the saved arrays `names` with their names on every worker. Collective."""
     if workers.num_workers == 1:
         yield from checkpoint_format.read(saved, names)
         return

@@ -73,7 +73,6 @@ class WorkdirLock:
     """The lock that `acquire` returned: updates its file in a thread until `release`.
 
     Args:
-        owner: this run.
         lost: called in the thread with the name of another run that has taken over the workdir.
         requests: names of files in the workdir that ask the run for something.
         requested: called in the thread with the name of such a file, which is then removed.
@@ -142,15 +141,11 @@ def acquire(
     Args:
         job: id of the batch job, "" without one. Another run of the same job is awaited, for up to `wait_seconds`: a
             requeued job may start while its processes on another host still save.
-        heartbeat_seconds: interval of the signs of life.
-        wait_seconds: see `job`.
         lost: called in a thread, if another run takes over the workdir because this one was stopped for a long time.
         log: called with a line about a wait, and about a dead run.
-        requests, requested: see `WorkdirLock`.
 
     Raises:
         WorkdirInUseError: another run is alive and writes there.
-        OSError: the workdir cannot be written.
     """
     files.make_workdir(workdir)
     directory.note_workdir(workdir, os.environ)

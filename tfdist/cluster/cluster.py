@@ -38,11 +38,7 @@ def on_this_worker_only() -> bool:
 
 
 def check(purpose: str) -> None:
-    """Checks that all workers can take part in `purpose`; called before each collective.
-
-    Raises:
-        RuntimeError: called inside `on_one_worker`.
-    """
+    """Called before each collective, `purpose`: raises RuntimeError in a block of `on_one_worker`."""
     if _running:
         what, advice = _running[-1]
         raise RuntimeError(f"{what} runs on one worker only, but {purpose} requires all workers: {advice}.")

@@ -137,8 +137,6 @@ def run(
 
     Args:
         main: called with the arguments that `parser` returns.
-        purpose: what the command does, for the help.
-        usage: the form of the command line, for the help.
         parser: parses sys.argv; None: `parse`.
     """
     closed_streams.open_closed()

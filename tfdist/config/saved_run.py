@@ -27,11 +27,7 @@ def workdirs(path: str | os.PathLike[str]) -> list[Path]:
 def load(path: str | os.PathLike[str]) -> schema.Config:
     """Returns the config that a run has saved in its workdir.
 
-    Args:
-        path: of config.json.
-
     Raises:
-        OSError: the file cannot be read.
         ValueError: it is damaged, or a script made the run.
     """
     try:
@@ -73,7 +69,6 @@ def with_flags(words: Sequence[str], free: Sequence[str], *, trains: bool) -> li
     Exits with a message if a folder is among them that has no run.
 
     Args:
-        words: the arguments.
         free: those of them that are no value of a flag.
         trains: whether the command trains in this workdir. The saved config is then the start, and every difference
             from it was typed now.

@@ -16,12 +16,8 @@ def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
 
     Args:
         spec: `{"target": "package.module:function", **keyword_arguments}`.
-        *args: positional arguments.
         field: the config field of `spec`, for messages.
         **extra: further keyword arguments; `spec` may not repeat them.
-
-    Returns:
-        The function's result.
 
     Raises:
         ValueError: the target cannot be imported, its signature does not accept these arguments, or the call fails.
@@ -43,13 +39,8 @@ def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected
     The signature is checked immediately, so that a typo is reported before the run starts.
 
     Args:
-        spec: as in `build`.
-        field: as in `build`.
         positional: the number of positional arguments of later calls.
         **expected: keyword arguments of later calls; the values are not used.
-
-    Raises:
-        ValueError: as `build`.
     """
     function = resolve(spec, field=field)
     _bind(function, spec, (None,) * positional, expected, field)

@@ -12,11 +12,7 @@ from tfdist.config import diff, schema, text
 
 
 def validate(config: schema.Config) -> None:
-    """Checks the types and values of all fields.
-
-    Raises:
-        ValueError: lists every invalid field with its value and the allowed values.
-    """
+    """Checks the types and values of all fields; a ValueError lists each invalid one with what is allowed."""
     problems = list(_type_problems(config, ""))
     if not problems:
         problems = [*_value_problems(config), *_contradictions(config)]

@@ -14,15 +14,12 @@ _WIDTH = 110
 
 
 def check_batch(batch: Any, name: str, rows: int | None) -> None:
-    """Checks what a user's function returned while it was traced.
+    """Checks what a user's function returned while it was traced, or raises ValueError.
 
     Args:
         batch: the returned value; must be a dict of tensors [rows, ...].
         name: the function, such as "config.data.prepare".
         rows: the number of examples; None: not known.
-
-    Raises:
-        ValueError: it is no such dict.
     """
     if not isinstance(batch, dict) or not batch:
         raise ValueError(

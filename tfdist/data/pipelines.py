@@ -121,7 +121,6 @@ def _read_examples(sources: Mapping[str, Any], count: int, *, reads_files: bool)
 
     Args:
         sources: split -> its source, or None. One without random access has `first_rows`.
-        count: the number of examples.
         reads_files: whether to look at the sizes and times of files: one worker is enough.
     """
     columns, facts, files = {}, {}, {}

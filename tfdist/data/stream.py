@@ -31,11 +31,7 @@ class Source(Protocol):
 
 
 def check_source(source: Any, name: str, split: str) -> Source:
-    """Returns `source`, which the function `name` made for `split`.
-
-    Raises:
-        ValueError: it is no source, or has no examples.
-    """
+    """Returns `source`, which the function `name` made for `split`; raises ValueError if it is none, or is empty."""
     if not (hasattr(source, "__len__") and hasattr(source, "read")):
         raise ValueError(
             f"config.data.source: {name} must return an object with len() and read(ids). Received: {source!r}"

@@ -55,7 +55,6 @@ def make_callbacks(
     """Makes the callback runner of `tfdist.fit`, `evaluate` or `predict`. Collective: all workers call it.
 
     Args:
-        model: the model; compiled, if it is trained or evaluated.
         given: what Keras accepts as `callbacks`: None, a callback, a list of callbacks, or a CallbackList.
         epochs: the epoch after which training ends.
 
@@ -169,11 +168,7 @@ def _update(bar: keras.utils.Progbar, done: int, logs: dict[str, Any], *, finali
 
 
 def open_bar(verbose: int | str, *, chief: bool) -> ProgressBar | None:
-    """Returns the bar for Keras' `verbose` ("auto": 1), or None for 0 and on workers other than the chief.
-
-    Raises:
-        ValueError: `verbose` is not 0, 1, 2 or "auto".
-    """
+    """Returns the bar for Keras' `verbose` ("auto": 1), or None for 0 and on workers other than the chief."""
     if verbose not in (0, 1, 2, "auto"):
         raise ValueError(f'verbose must be 0, 1, 2 or "auto". Received: {verbose!r}')
     return ProgressBar(1 if verbose == "auto" else int(verbose)) if chief and verbose else None

@@ -108,11 +108,7 @@ def _open_ledger(run: Run, state: TrainingState) -> Ledger:
 
 
 def _acquire_workdir(run: Run) -> WorkdirLock:
-    """Makes this run the only one in its workdir.
-
-    Raises:
-        WorkdirInUseError: another run is alive there.
-    """
+    """Makes this run the only one in its workdir; raises WorkdirInUseError if another run is alive there."""
     options = run.config.cluster
     return workdir_lock.acquire(
         run.workdir,
@@ -257,11 +253,7 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
 
 
 def save_stopped(tools: LoopTools, state: TrainingState) -> None:
-    """Saves the run after all workers agreed to stop, and waits until it is written.
-
-    Raises:
-        OSError: the checkpoint could not be written.
-    """
+    """Saves the run after all workers agreed to stop, and waits until it is written, or raises OSError."""
     run = tools.run
     run.stop.saving = True
     save(tools, state, scheduled=False)
@@ -272,11 +264,7 @@ def save_stopped(tools: LoopTools, state: TrainingState) -> None:
 
 
 def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
-    """Waits until the last checkpoint is written.
-
-    Raises:
-        OSError: it could not be written.
-    """
+    """Waits until the last checkpoint is written, or raises OSError."""
     with tools.run.cluster.pause_timers():
         saved = tools.checkpointer is None or tools.checkpointer.wait()
     if not saved:
@@ -330,11 +318,7 @@ def mark_finished(tools: LoopTools, state: TrainingState) -> None:
 
 
 def read_finished(run: Run) -> dict[str, Any] | None:
-    """Returns finished.json if the workdir's run is finished, and not before the end that the config sets now.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Returns finished.json if the workdir's run is finished, and not before the end that the config sets now."""
     if run.workdir is None:
         return None
     path, advice = run.workdir / FINISHED, "remove it; the same command then finishes the run again."

@@ -66,11 +66,7 @@ def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
 
 
 def train_loop(tools: LoopTools, state: TrainingState) -> None:
-    """Runs the steps after `state.step` until the end of the run.
-
-    Raises:
-        StopRequested: all workers agreed to stop.
-    """
+    """Runs the steps after `state.step` to the end of the run; raises StopRequested if all workers agreed to stop."""
     run = tools.run
     batches = run.feed.open_training(state.step, run.total_steps)
     tools.report.progress(state.step, "compiling")
@@ -211,11 +207,7 @@ def wait_share(run: Run, totals: dict[str, float]) -> float | None:
 
 
 def end_run(tools: LoopTools, state: TrainingState) -> None:
-    """Waits for the last checkpoint, finalises the weights, exports the model and marks the run as finished.
-
-    Raises:
-        OSError: the last checkpoint or the model cannot be written.
-    """
+    """Waits for the last checkpoint, finalises the weights, exports the model and marks the run as finished."""
     run = tools.run
     tools.ledger.enter("checkpoints")
     checkpointing.wait_until_saved(tools, state)

@@ -142,9 +142,6 @@ def build_model(
 
     Returns:
         What a step uses, and lines for the start of the log about what was chosen.
-
-    Raises:
-        ValueError: what a function of the config returned cannot be used.
     """
     keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy(_DTYPE_POLICIES[config.train.precision])
@@ -180,11 +177,7 @@ def build_model(
 
 
 def check_names(config: config_lib.Config, names: tuple[str, ...]) -> None:
-    """Checks the names of the objective's values.
-
-    Raises:
-        ValueError: one is reserved, or `config.checkpoint.best_metric` is none of them.
-    """
+    """Raises ValueError if a name of the values is reserved, or `config.checkpoint.best_metric` is none of them."""
     reserved = [name for name in names if name in reporter.RESERVED]
     if reserved:
         raise ValueError(

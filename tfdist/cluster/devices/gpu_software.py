@@ -30,10 +30,6 @@ def num_listed(env: Mapping[str, str]) -> int:
 def check_found(env: Mapping[str, str], proc: Path = Path("/proc")) -> None:
     """Checks that this host has no GPUs, in a process in which TensorFlow lists none.
 
-    Args:
-        env: see `host_gpus.unused_by_tensorflow`.
-        proc: the folder of the kernel's files.
-
     Raises:
         GpusNotFoundError: it has; with the reason why TensorFlow lists none, and what to install.
     """

@@ -42,7 +42,6 @@ def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
 
     Args:
         env: without effect on a process that hides all GPUs with CUDA_VISIBLE_DEVICES.
-        proc: the folder of the kernel's files.
 
     Returns:
         Such as "4 GPU(s), according to nvidia-smi -L"; "" if there are none.

@@ -68,12 +68,7 @@ def site(env: Mapping[str, str]) -> str:
 
 
 def refusal(machine: Machine, versions: Mapping[str, str | None]) -> str:
-    """Returns why TensorFlow cannot be imported here, or is too old for tfdist, and what to do; "": it can.
-
-    Args:
-        machine: the machine.
-        versions: the result of `installed`.
-    """
+    """Returns why TensorFlow cannot be imported here, or is too old for tfdist, and what to do; "": it can."""
     if machine.architecture == "x86_64" and machine.processor_flags and "avx" not in machine.processor_flags:
         return (
             'this processor has no AVX instructions, and TensorFlow\'s wheels end with "Illegal instruction" without '

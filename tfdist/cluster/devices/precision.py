@@ -114,13 +114,10 @@ def resolve(
 
 
 def check_equal_kinds(codes: Sequence[int]) -> None:
-    """Checks that all workers have the same kind of device.
+    """Checks that all workers have the same kind of device; a ValueError names both kinds and a worker of each.
 
     Args:
         codes: `Device.code` of each worker, in rank order.
-
-    Raises:
-        ValueError: names both kinds and a worker of each.
     """
     for rank, code in enumerate(codes):
         if code != codes[0]:

@@ -19,8 +19,6 @@ def explain(found: str, env: Mapping[str, str], proc: Path) -> str:
 
     Args:
         found: the result of `host_gpus.unused_by_tensorflow`.
-        env: the environment.
-        proc: the folder of the kernel's files.
     """
     import tensorflow as tf
 
@@ -37,7 +35,6 @@ def why_unused(build: Mapping[str, Any], missing: Sequence[str], driver: str, he
     """Returns the probable reason why TensorFlow lists no GPU, and what to do.
 
     Args:
-        build: TensorFlow's build information.
         missing: the result of `missing_libraries`.
         driver: version of the NVIDIA driver; "": unknown.
         here: the architecture and the site.

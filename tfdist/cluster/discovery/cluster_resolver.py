@@ -17,7 +17,6 @@ def resolver(
     """Returns the resolver for MultiWorkerMirroredStrategy: all workers are tasks of the job "worker", in rank order.
 
     Args:
-        spec: rank, world size and addresses of this worker.
         addresses: "host:port" of each worker, if `spec` has none; see `preflight.rendezvous`.
         num_gpus: GPUs that this worker uses; None: all that are visible to TensorFlow at the time.
     """
@@ -48,7 +47,6 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         jobs: name -> number of tasks; the sum is the number of tasks of the step. Ranks are assigned in alphabetical
             order of the names, as in TensorFlow's. None: all are tasks of "worker".
         port_base: ports lie in [port_base, port_base + port_count).
-        port_count: see port_base.
         gpus_per_task: GPUs of each task. None: unless Slurm has assigned them, they are divided evenly among the
             tasks of a node.
         auto_set_gpu: hide other tasks' GPUs from this process, with `tf.config.set_visible_devices`; must run

@@ -12,11 +12,7 @@ def choose(spec: WorkerSpec, num_listed: int, wanted: int | Sequence[int] | None
 
 
 def visible_gpus(spec: WorkerSpec, num_listed: int) -> tuple[int, ...]:
-    """Chooses this worker's GPUs, as indices into the `num_listed` GPUs that TensorFlow lists in this process.
-
-    Raises:
-        ValueError: there are fewer GPUs than tasks that share them.
-    """
+    """Chooses this worker's GPUs, as indices into the `num_listed` GPUs that TensorFlow lists in this process."""
     share = num_listed // spec.gpu_sharers
     if num_listed and not share:
         raise ValueError(
@@ -35,9 +31,6 @@ def select_gpus(assigned: Sequence[int], wanted: int | Sequence[int] | None) -> 
     Args:
         assigned: the result of `visible_gpus`.
         wanted: None: all; a number: the first ones; a list: those at these places of `assigned`, in this order.
-
-    Raises:
-        ValueError: this worker has fewer GPUs.
     """
     if wanted is None:
         return tuple(assigned)

@@ -31,8 +31,6 @@ def check(
     """Checks that this host can resolve the names of all workers' hosts.
 
     Args:
-        spec: of this worker.
-        env: the environment.
         seconds: the time for all attempts; a name without an answer is not reported.
         look_up: as `socket.getaddrinfo`.
 

@@ -8,14 +8,8 @@ from collections.abc import Iterator, Sequence
 def expand_hostlist(hostlist: str) -> list[str]:
     """Expands a Slurm host list: `n[08-10,12],r[1-2]n[1-2]-ib` -> n08, n09, n10, n12, r1n1-ib, ...
 
-    Args:
-        hostlist: names, each with any number of bracketed ranges; zero padding is kept.
-
     Returns:
         The hosts in Slurm's order, which is the order of the ranks, not the alphabet: `n[9-10]` -> n9, n10.
-
-    Raises:
-        ValueError: not a host list.
     """
     hosts = []
     # A comma separates hosts unless it is inside brackets.
@@ -39,11 +33,7 @@ def _range(text: str, hostlist: str) -> Iterator[str]:
 
 
 def expand_counts(counts: str) -> list[int]:
-    """Expands a Slurm list of counts: `2(x3),1` -> [2, 2, 2, 1].
-
-    Raises:
-        ValueError: not a list of counts.
-    """
+    """Expands a Slurm list of counts, `2(x3),1` -> [2, 2, 2, 1], or raises ValueError."""
     result = []
     for part in counts.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)

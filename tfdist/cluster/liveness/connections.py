@@ -53,7 +53,6 @@ def start(
     """Starts the heartbeats in the thread of the monitor; every worker calls it once per process.
 
     Args:
-        rank: the rank of this worker.
         members: the workers, as returned by `preflight.rendezvous`; the chief's has `heartbeat_port`.
         listener: the result of `listen`.
         options: as for `heartbeat.start`, and `connect_seconds` for the first heartbeat of a worker.

@@ -30,7 +30,6 @@ def start(
     """Starts the monitor in a thread; every worker calls it once per process.
 
     Args:
-        rank: the rank of this worker.
         members: the workers, as returned by `preflight.rendezvous`.
         options: `heartbeat_seconds`, `stall_seconds` and `first_stall_seconds`.
         watch: what the thread does; None: `watch_stalls`, for one worker.
@@ -58,7 +57,6 @@ async def watch_stalls(
     """Sends heartbeats to the connected workers, and ends this process if it has not completed an execution in time.
 
     Args:
-        monitor: the monitor.
         find_loss: declares lost workers at a moment, as `time.monotonic`; returns whether there is one.
     """
     last = announced = time.monotonic()

@@ -44,9 +44,7 @@ def deadline(
     The watchdog process first prints which worker does not respond, and requeues the Slurm job if this process may.
 
     Args:
-        rank: the rank of this worker.
         members: the workers, as returned by `preflight.rendezvous`.
-        seconds: time limit of the block.
         listener: where the watchdog process replies for this worker after the block; None: it ends with the block.
         keys: what signs its replies.
     """

@@ -48,8 +48,6 @@ def watch(
     Args:
         stdin: standard input, without a buffer.
         pid: process id of the worker.
-        rank: its rank.
-        seconds: time limit of its start.
         others: host, gRPC port, watchdog port (None: unknown) and name of each other worker, in rank order.
         restart_helps: see `slurm_requeue.restart_helps`.
     """

@@ -121,7 +121,6 @@ async def connect(sockaddr: tuple[str, int], keys: Keys) -> Channel:
 
     Args:
         sockaddr: IP address or host name, and port.
-        keys: the keys of this worker.
 
     Raises:
         OSError: no connection.

@@ -98,8 +98,6 @@ async def serving(
     """Serves connections for the duration of an `async with` block, then closes `listener`.
 
     Args:
-        listener: what `listen` returned.
-        keys: the keys of this worker.
         handle: called with the channel and the first message of each client that has a key. It may raise OSError,
             ValueError and EOFError, which close the connection.
     """

@@ -176,9 +176,6 @@ def write(
         chunks: see `write_files`.
         facts: JSON values to keep in the manifest.
         mode: permissions of the directory.
-
-    Raises:
-        OSError: the directory cannot be written, or is full.
     """
     for left in (*folder.parent.glob(f"{folder.name}.writing-*"), folder):
         shutil.rmtree(left, ignore_errors=True)

@@ -20,11 +20,7 @@ _KERAS = os.path.join(os.path.dirname(keras.__file__), "")
 
 @contextlib.contextmanager
 def name_shapes(model: keras.Model, element_spec: Any) -> Iterator[None]:
-    """In the block, which calls `model`, raises one paragraph with the shapes of the data if Keras refuses them.
-
-    Args:
-        element_spec: nested specs of a batch.
-    """
+    """In the block, which calls `model`, raises one paragraph with the shapes of the data if Keras refuses them."""
     try:
         yield
     except (ValueError, RuntimeError) as error:  # Keras 3.12 raises a RuntimeError.

@@ -73,11 +73,7 @@ def passes_of_keras(dataset: tf.data.Dataset, *, two_per_epoch: bool, skipped: i
 
 
 def count(dataset: tf.data.Dataset) -> int:
-    """Counts the batches of a dataset of unknown cardinality, by one pass over it.
-
-    Raises:
-        ValueError: the dataset is empty.
-    """
+    """Counts the batches of a dataset of unknown cardinality, by one pass over it; raises ValueError if it is empty."""
     batches = int(dataset.reduce(tf.constant(0, tf.int64), lambda total, _: total + 1))
     if batches == 0:
         raise ValueError("The tf.data.Dataset is empty.")

@@ -223,11 +223,7 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
 
 
 def _draw_all(generator: Iterator) -> list[Any]:
-    """Reads a generator to its end, and returns its batches.
-
-    Raises:
-        ValueError: they are too large to be kept in memory, perhaps because there is no end.
-    """
+    """Reads a generator to its end, and returns its batches; raises ValueError if they are too large for the memory."""
     drawn, size = [], 0
     for batch in generator:
         drawn.append(batch)

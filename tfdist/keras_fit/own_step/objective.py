@@ -126,11 +126,7 @@ class OwnStepObjective(ModelObjective):
 
 
 def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
-    """Makes one step of the user's on this replica's shard of the global batch; called in `strategy.run`.
-
-    Returns:
-        float64 [len(names) + 1]: sums as in `ShardResult`.
-    """
+    """Makes one step of the user's on this replica's shard, in `strategy.run`; returns `ShardResult.sums`."""
     objective = context.objective
     statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
     weight = tf.cast(element["count"] / element["total"], tf.float32)

@@ -58,9 +58,6 @@ def prepare(
         adapters: "train", "test" or both -> its data.
         may_be_empty: whether a shard may have no examples.
         stack: restores the optimizers.
-
-    Raises:
-        ValueError: a step cannot be distributed.
     """
     # An eager step changes variables that Keras does not track.
     plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)] if model.run_eagerly else []
@@ -191,9 +188,6 @@ def _plain_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
 @contextlib.contextmanager
 def explain_mismatch(model: keras.Model, found: Any) -> Iterator[None]:
     """Turns a mismatch of the replicas after the first step of a user's step into an error about that step.
-
-    Args:
-        found: the run's objective.
 
     Raises:
         ValueError: names the variables that differ, and the lines of the script that assign them.

@@ -34,9 +34,6 @@ _MOST_NUMBERS = 20_000
 def open_shards(cluster: Cluster, model: keras.Model, config: config_lib.Config, data: list[DataAdapter]) -> "Shards":
     """Checks that a compiled model can be trained or evaluated on virtual replicas.
 
-    Args:
-        data: of training and validation.
-
     Raises:
         ValueError: the model computes something of more than one shard, or of the number of replicas; says what.
     """

@@ -158,11 +158,7 @@ def note_temporary(path: str) -> None:
 
 
 def meet(place: str) -> None:
-    """Waits until all workers are at `place` of the script, also while they trace a function. Collective.
-
-    Raises:
-        RuntimeError: another worker is at another place.
-    """
+    """Waits until all workers are at `place` of the script, while tracing too, or raises RuntimeError. Collective."""
     with tf.init_scope():
         places = _script.cluster.all_gather([zlib.crc32(place.encode())])[:, 0]
     others = np.flatnonzero(places != places[0])

@@ -40,9 +40,6 @@ def share_entropy(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
 
     Args:
         workdir: where the value is saved and found again; None: it is drawn anew.
-
-    Raises:
-        OSError: the value cannot be saved.
     """
     value = cluster.broadcast_bytes(_read_or_draw(workdir) if cluster.is_chief else b"")
     draws = _Draws(value)

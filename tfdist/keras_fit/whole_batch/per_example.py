@@ -47,11 +47,7 @@ def per_example(loss: Any) -> Any:
 
 
 def is_per_example(one: Any) -> bool:
-    """Returns whether a loss is a mean, or the state of a metric a sum, over the values of single examples.
-
-    Args:
-        one: a `keras.Loss`, a `keras.Metric`, or a loss function.
-    """
+    """Returns whether a loss is a mean, or the state of a metric a sum, over the values of single examples."""
     function = getattr(one, "fn", one)
     if hasattr(one, _MARK) or hasattr(function, _MARK):
         return True

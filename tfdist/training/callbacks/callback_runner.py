@@ -79,7 +79,6 @@ class CallbackRunner(NoCallbacks):
             optimizer: the optimizer that it is trained with; None: the model is not trained.
             callbacks: the user's; a History is added if there is none.
             bar: the progress bar; None: no bar on this worker.
-            params: Keras' `params` of callbacks.
             placement: which callbacks run on all workers; None: those with `on_all_workers = True`, and those of
                 Keras that write no files.
         """

@@ -25,11 +25,7 @@ class Pause:
         return [self.step] if step < self.step < self.run.total_steps else []
 
     def write_due(self, step: int) -> None:
-        """Called by every worker, at the start and after each execution.
-
-        Raises:
-            StopRequested: the run has reached the pause.
-        """
+        """Called by every worker, at the start and after each execution; raises StopRequested at the pause."""
         if self.step <= step < self.run.total_steps:
             self.run.stop.reason = interruption.PAUSE
             raise StopRequested

@@ -64,11 +64,7 @@ class ReplicaConsistencyCheck:
     step: int | None = None
 
     def check(self, state: TrainingState) -> None:
-        """Compares the variables after `state.step`; every worker calls it.
-
-        Raises:
-            ReplicaMismatchError: names the variables, the workers, each one's hash, and what to do.
-        """
+        """Compares the variables after `state.step`, or raises ReplicaMismatchError; every worker calls it."""
         if self.cluster.num_replicas > 1 or self.record is not None:
             found = self._hashes()
             if not _all_equal(found):

@@ -102,11 +102,7 @@ def update_moving_statistics(layer: keras.layers.BatchNormalization, mean: tf.Te
 def _global_moments(
     layer: keras.layers.BatchNormalization, x: tf.Tensor, mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns mean and biased variance [channels] over the examples of all replicas that are neither masked nor absent.
-
-    Raises:
-        ValueError: the shape of the mask does not fit.
-    """
+    """Returns mean and biased variance [channels] over all replicas' examples that are neither masked nor absent."""
     axis = layer.axis % x.shape.rank
     axes = [one for one in range(x.shape.rank) if one != axis]
     squares = tf.square(x)
@@ -140,7 +136,6 @@ def install_groups(model: keras.Model, config: Config, num_replicas: int) -> boo
 
     Args:
         model: its layers with groups have the attribute `group_size`.
-        config: gives the global batch and its division.
 
     Returns:
         Whether there are any: the forward pass then communicates.
@@ -245,12 +240,9 @@ def _per_example(values: tf.Tensor, pieces: list[tuple[int, int]], shape: tf.Ten
 
 
 def check_penalties(model: keras.Model, num_replicas: int) -> None:
-    """Checks that the activity penalties of `model` do not depend on the number of replicas.
+    """Raises ValueError if the activity penalties of `model` depend on the number of replicas.
 
     Keras takes their mean over a batch from 3.14 on, and the sum before.
-
-    Raises:
-        ValueError: they do.
     """
     sums = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
     for layer in layers.of_all_depths(model):

@@ -19,11 +19,7 @@ _TIMES_WARMUP = 10
 
 
 def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps: int) -> keras.optimizers.Optimizer:
-    """Makes the optimizer of a config with its schedule, the peak scaled to the global batch.
-
-    Raises:
-        ValueError: the target returns no optimizer.
-    """
+    """Makes the optimizer of a config with its schedule, the peak scaled to the global batch."""
     config = learning_rate_lib.resolve(config)
     rate = config.learning_rate
     peak = learning_rate_lib.peak(config)
@@ -161,11 +157,7 @@ def _use_averages(cluster: Replicas, model: keras.Model, optimizer: keras.optimi
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Checks that the optimizer of a config does nothing for which the config has a field.
-
-    Raises:
-        ValueError: the optimizer clips, accumulates or scales by itself; names the field of the config that does.
-    """
+    """Raises ValueError if the optimizer of a config clips, accumulates or scales: there are fields for that."""
     for name in ("clipnorm", "global_clipnorm", "clipvalue"):
         if getattr(optimizer, name, None) is not None:
             raise ValueError(

@@ -188,11 +188,7 @@ def _average(losses: tf.Tensor, global_batch: int) -> tf.Tensor:
 
 
 def check_values(values: dict[str, tf.Tensor], num_examples: int) -> tuple[str, ...]:
-    """Checks that an objective returned one value per example, and returns its keys.
-
-    Raises:
-        ValueError: names the key and the shape received.
-    """
+    """Checks that an objective returned one value per example, or raises ValueError; returns its keys."""
     if not isinstance(values, dict) or "loss" not in values:
         received = sorted(values) if isinstance(values, dict) else type(values).__name__
         raise ValueError(f'config.objective must return a dict with a "loss". Received: {received}')

@@ -18,9 +18,6 @@ def train_step(context: StepContext, shard: Any) -> tf.Tensor:
 
     Returns:
         float64 [len(names) + 1]: the sums of this replica's values, and its number of examples.
-
-    Raises:
-        ValueError: the model has no trainable weights.
     """
     check_trainable(context.model)
     statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
@@ -60,11 +57,7 @@ def after_update(context: StepContext, sums: tf.Tensor) -> tf.Tensor:
 
 
 def check_trainable(model: keras.Model) -> None:
-    """Checks that a model has something to train.
-
-    Raises:
-        ValueError: it has no trainable weights.
-    """
+    """Raises ValueError if a model has no trainable weights."""
     if not model.trainable_variables:
         raise ValueError(
             f"The model {model.name!r} has no weights to train: of its {len(model.weights)} all are frozen. "

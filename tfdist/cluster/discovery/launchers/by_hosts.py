@@ -30,7 +30,6 @@ def of_hosts(
         hosts: names or addresses, in the same order on all workers.
         job: the same on all workers, and different for two jobs.
         received: the variables to name in a message.
-        port_base: ports are in [port_base, port_base + port_count).
 
     Raises:
         ValueError: there is no such host, or one is listed twice.

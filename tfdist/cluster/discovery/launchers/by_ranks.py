@@ -32,7 +32,6 @@ def of_ranks(
         chiefs: the host of rank 0, or several where it may be; TFDIST_CHIEF replaces them.
         job: the same on all workers, and different for two jobs.
         received: the variables to name in a message.
-        port_base: ports are in [port_base, port_base + port_count).
 
     Raises:
         ValueError: the numbers are inconsistent, TFDIST_CHIEF is not valid, or workers on several hosts have no chief.

@@ -59,9 +59,6 @@ def rank(env: Mapping[str, str], names: Sequence[str], **ports: int) -> WorkerSp
 
     Args:
         names: the variables that hold rank, number of ranks, rank on this host, ranks on this host.
-
-    Raises:
-        ValueError: a variable is missing or inconsistent, or the host of rank 0 is unknown.
     """
     variables.need(env, names, "An MPI launcher started this process")
     own_rank, size, local_rank, local_size = (variables.integer(env, name) for name in names)

@@ -17,11 +17,7 @@ def in_task(env: Mapping[str, str]) -> bool:
 
 
 def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
-    """Returns the worker spec of this task: one worker on each host of PBS_NODEFILE, in its order.
-
-    Raises:
-        ValueError: a variable or the file is missing, or they are inconsistent.
-    """
+    """Returns the worker spec of this task: one worker on each host of PBS_NODEFILE, in its order."""
     variables.need(env, _VARIABLES, "pbsdsh started this process")
     try:
         with open(env["PBS_NODEFILE"]) as lines:

@@ -42,9 +42,6 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
 
     Hosts are in Slurm's order, with tasks according to SLURM_DISTRIBUTION (not set: block); the result is verified
     against Slurm's variables of this task. With an arbitrary distribution `addresses` is empty.
-
-    Raises:
-        ValueError: lists the variables that are missing or inconsistent.
     """
     if env.get("SLURM_STEP_NUM_TASKS") == "1":
         return _alone(env, port_base, port_count)

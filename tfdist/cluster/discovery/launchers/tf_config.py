@@ -8,11 +8,7 @@ from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
 def read_cluster(env: Mapping[str, str]) -> dict | None:
-    """Returns the cluster of TF_CONFIG, {"worker": ["host:port", ...], ...}; None if it is not set.
-
-    Raises:
-        ValueError: TF_CONFIG does not have the documented format.
-    """
+    """Returns the cluster of TF_CONFIG, {"worker": ["host:port", ...], ...}; None if it is not set."""
     text = env.get("TF_CONFIG", "").strip()
     if not text:
         return None
@@ -33,13 +29,7 @@ def resolve(
     """Returns the worker spec of this process in TF_CONFIG's `cluster`.
 
     Args:
-        cluster: the result of `read_cluster`.
         tasks_variable: the launcher's variable with its number of tasks, to detect a left-over TF_CONFIG.
-        port_base: ports are in [port_base, port_base + port_count).
-        port_count: see port_base.
-
-    Raises:
-        ValueError: TF_CONFIG is not valid, or inconsistent with the launcher.
     """
     rank, addresses = _rank_and_addresses(env, cluster)
     tasks = env.get(tasks_variable, "1")

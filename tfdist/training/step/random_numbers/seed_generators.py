@@ -69,11 +69,7 @@ def step_as_int32_pair(step: keras.Variable) -> tf.Tensor:
 
 
 def steps_made(step: keras.Variable) -> tf.Tensor:
-    """Returns the optimizer steps that the run has made, modulo 2**32: int32 [], without a wait.
-
-    Args:
-        step: the step count, int64 [].
-    """
+    """Returns the optimizer steps that the run has made, modulo 2**32: int32 [], without a wait."""
     words, done, _ = _loop[-1] if _loop else (step_as_int32_pair(step), 0, None)
     return words[0] + done
 

@@ -42,15 +42,11 @@ class AllReduce:
         """Sums gradients and flags, and averages the changes of moving statistics.
 
         Args:
-            gradients: of this replica's shard.
             flags: float32 [] each, which are summed with the gradients.
             statistics: variables that this replica has updated, and their values before. Each is set to the mean over
                 replicas, in every step: the time of a save must not change bits. The changes are averaged, so that a
                 variable that did not change keeps its bits.
             weight: this replica's weight in that mean; 1 in total over all replicas.
-
-        Returns:
-            The sums of gradients and flags.
         """
         options = self.options
         if options.sparse_as_dense:

@@ -216,8 +216,6 @@ def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -
     As Keras' `global_clipnorm`: the norm is over the rows of all lookups, and all gradients become dense.
 
     Args:
-        gradients: summed over replicas.
-        norm: the largest norm.
         own_norm: their norm, of their dtype: []; None: it is computed.
     """
     if own_norm is None:

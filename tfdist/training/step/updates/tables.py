@@ -126,7 +126,6 @@ def gather(
     for which a GPU has to wait.
 
     Args:
-        gradients: of this replica's shard.
         add: sums tensors over all replicas.
         wire_type: returns the type in which a tensor is sent.
 

@@ -34,7 +34,6 @@ class WorkSharing:
 
         Args:
             tasks: each returns a vector, from values that are equal on all replicas.
-            costs: relative costs of the tasks.
 
         Returns:
             The vectors, of `dtype`, in the order of `tasks`.

@@ -21,9 +21,6 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
 
     Weights, the optimizer's slots and moving statistics are averaged at the end, so that all replicas are equal when
     the loop saves or evaluates.
-
-    Returns:
-        float64 [len(names) + 1]: the sums of this replica's values, and its number of examples.
     """
     train_step.check_trainable(context.model)
     rounds, replicas = context.config.train.local_steps, context.cluster.num_replicas

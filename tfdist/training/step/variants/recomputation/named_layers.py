@@ -56,11 +56,7 @@ def install(model: keras.Model, config: config_lib.Config) -> list[str]:
 
 
 def check_masks(model: keras.Model, field: str) -> None:
-    """Checks that no layer of a model makes a Keras mask: the second computation would not have it.
-
-    Raises:
-        ValueError: one does.
-    """
+    """Raises ValueError if a layer of a model makes a Keras mask: the second computation would not have it."""
     for layer in layers.of_all_depths(model):
         own = type(layer).compute_mask.__module__.partition(".")[0] != "keras"
         if own or isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False):
@@ -71,11 +67,7 @@ def check_masks(model: keras.Model, field: str) -> None:
 
 
 def check(layer: keras.Layer, field: str) -> None:
-    """Checks that a layer can be computed again.
-
-    Raises:
-        ValueError: it cannot; names the field and the layer in it.
-    """
+    """Raises ValueError, which names the field and the layer, if a layer cannot be computed again."""
     parts, exact = layers.of_all_depths(layer), normalization.synchronized_layers(layer)
     for part in parts:
         if getattr(part, "activity_regularizer", None) is not None:
@@ -135,11 +127,7 @@ def _read(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
 
 
 def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any], field: str) -> Any:
-    """Calls a layer in a graph with tensors of any shapes, and returns its outputs; its gradient computes it again.
-
-    Args:
-        field: of the config, for messages.
-    """
+    """Calls a layer in a graph with tensors of any shapes, and returns its outputs; its gradient computes it again."""
     flat, made = tf.nest.flatten((args, keywords)), {}
     places = [place for place, value in enumerate(flat) if isinstance(value, tf.Tensor)]
     trainable, others = [*layer.trainable_variables], [*layer.non_trainable_variables]

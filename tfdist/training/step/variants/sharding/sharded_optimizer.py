@@ -133,11 +133,7 @@ def _packs(parts: Sequence[Part], num_bytes: int | None) -> Iterator[list[Part]]
 
 
 def compose(run: Run) -> Run:
-    """Returns `run`, whose optimizer has no slots yet, with slots that are divided between the replicas.
-
-    Raises:
-        ValueError: see `check`.
-    """
+    """Returns `run`, whose optimizer has no slots yet, with slots that are divided between the replicas."""
     context, cluster = run.context, run.cluster
     optimizer, weights = context.optimizer, context.model.trainable_variables
     check(optimizer)
