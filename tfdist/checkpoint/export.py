@@ -9,15 +9,12 @@ from tfdist.report import files
 
 
 def export(model: keras.Model, path: Path, about: str = "") -> str:
-    """Writes `model` to `path` (.keras) through a temporary file: complete or absent.
+    """Writes `model` to `path` (.keras) through a temporary file: complete or absent; returns a line for the log.
 
     Nothing is written of a model that Keras cannot save, for example because a class has no `get_config`.
 
     Args:
         about: text for the file `path` with the suffix .txt, which is there before the model; "": none.
-
-    Returns:
-        What was done, for the log.
     """
     temporary = path.with_name(f"{path.stem}.writing.keras")
     try:

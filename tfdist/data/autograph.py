@@ -22,9 +22,6 @@ def convert(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Returns `function` with AutoGraph enabled for it and all that it calls; functions of tfdist are unchanged.
 
     An error in it becomes a ValueError that names the line and the batch.
-
-    Args:
-        name: for messages, such as "config.objective".
     """
     plain = function
     while isinstance(plain, functools.partial):

@@ -94,9 +94,6 @@ def rows_of_steps(
 
     Args:
         dataset: what `stream.training` returned.
-        global_batch: examples per step.
-        shuffle: see `order.example_ids`.
-        part: see `stream.locate_rows`.
     """
     part = order.WorkerExamples(total=len(source)) if part is None else part
     locate = stream.locate_rows(len(source), shard, global_batch=global_batch, seed=seed, shuffle=shuffle, part=part)

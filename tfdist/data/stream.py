@@ -73,8 +73,6 @@ def training(
 
     Args:
         global_batch: examples per step, over all replicas; divisible by the number of replicas.
-        shuffle: see `order.example_ids`.
-        part: see `locate_rows`.
 
     Returns:
         dataset(start, stop): prepared batches [global_batch / num_replicas, ...] of the steps [start,
@@ -98,8 +96,6 @@ def locate_rows(
     """Returns locate(element) -> the step (int64 []), the rows of the source (int64 [n]) and the epoch (int64 []).
 
     Args:
-        num_examples: rows of the source.
-        shard, global_batch, seed, shuffle: see `training`.
         part: the source is this part of the split, and `shard` and `global_batch` are those of its batches.
     """
     # Equal on all workers, although some parts have an example more.
@@ -140,9 +136,6 @@ def evaluation(
     part: order.WorkerExamples | None = None,
 ) -> tuple[tf.data.Dataset, int]:
     """Returns the evaluation dataset of one worker: every example of `source` once, padded to full batches.
-
-    Args:
-        part: as in `training`.
 
     Returns:
         (dataset, steps): pairs of a batch and its mask, bool [global_batch / num_replicas], False for padding; and the

@@ -268,9 +268,6 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
 
     Args:
         purpose: "fit" or "evaluate".
-
-    Raises:
-        ValueError: names what is missing or not supported, and what to do instead.
     """
     name = type(model).__name__
     if not model.compiled or model.optimizer is None:

@@ -42,12 +42,7 @@ async def first_unreachable_pair(
 
 
 async def unreachable(addresses: Mapping[int, str], seconds: float) -> dict[int, str]:
-    """Connects to all addresses; returns rank -> reason of those that fail.
-
-    Args:
-        addresses: rank -> "host:port".
-        seconds: time limit of each connection.
-    """
+    """Connects to all addresses, rank -> "host:port", each in `seconds`; returns rank -> reason of those that fail."""
     found: dict[int, str] = {}
     gate = asyncio.Semaphore(_MAX_CONCURRENT)
 

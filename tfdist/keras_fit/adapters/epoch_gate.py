@@ -19,11 +19,7 @@ THREADS = 4
 
 
 class EpochGate:
-    """Lets a pipeline read the batches of an epoch when it has begun; open at first.
-
-    Args:
-        steps: steps of an epoch.
-    """
+    """Lets a pipeline read the batches of an epoch when it has begun; open at first."""
 
     def __init__(self, steps: int):
         self._steps = steps

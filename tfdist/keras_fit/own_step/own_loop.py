@@ -232,7 +232,6 @@ def on_batch(
     Args:
         kind: "train" or "test".
         data: (x, y, sample_weight), the same on every worker; None for parts that are not given.
-        class_weight: as in Keras.
 
     Returns:
         The model's metrics by name, since they were reset.

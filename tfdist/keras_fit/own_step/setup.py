@@ -101,10 +101,7 @@ def prepare(
 
 
 def trace(cluster: Cluster, context: trainer.StepContext, kind: str, element_spec: Any) -> Callable[[Any], None]:
-    """Traces one step without a loop; called within `patches.patch_for_run`.
-
-    Args:
-        kind: "train" or "test".
+    """Traces one step of `kind`, "train" or "test", without a loop; called within `patches.patch_for_run`.
 
     Returns:
         A function of an element of `Cluster.distribute`; it returns when the step is made.

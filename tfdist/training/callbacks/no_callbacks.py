@@ -86,19 +86,11 @@ class NoCallbacks:
         """Calls on_train_end after the last step, with the logs of the last epoch."""
 
     def nonfinite_loss(self, step: int, loss: float) -> bool:
-        """Calls TerminateOnNaN after an execution whose loss is non-finite.
-
-        Returns:
-            True if training ends here as if it were finished.
-        """
+        """Calls TerminateOnNaN after an execution whose loss is non-finite; returns whether training ends here."""
         return False
 
     def state(self, variables: Iterable[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Returns the callbacks' state for a checkpoint: JSON values, and arrays by name. Called on the chief only.
-
-        Args:
-            variables: those that the checkpoint holds anyway.
-        """
+        """Returns on the chief the callbacks' state without `variables`: JSON values, and arrays by name."""
         return {}, {}
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:

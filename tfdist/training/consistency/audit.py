@@ -165,11 +165,7 @@ def describe(run: Run, faults: Sequence[Fault], step: int) -> str:
 
 @contextlib.contextmanager
 def check_after(run: Run, layout: Layout, found: tf.Variable) -> Iterator[None]:
-    """As `run.execution_context`, and raises AuditError if an audited step of the execution has found a difference.
-
-    Args:
-        found: see `audited_step.AuditedStep`.
-    """
+    """As `run.execution_context`, and raises AuditError if an audited step of the execution has found a difference."""
     with run.execution_context():
         yield
     values = found.numpy()

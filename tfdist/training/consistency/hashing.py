@@ -95,11 +95,7 @@ _HASHES: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {"farmhash64": _fingerpri
 
 
 def hash_each(values: Sequence[tf.Tensor], device_type: str) -> tf.Tensor:
-    """Hashes each of n tensors: int64 [n].
-
-    Args:
-        device_type: "CPU" or "GPU", of the device that holds them.
-    """
+    """Hashes each of n tensors on a device of a type, "CPU" or "GPU": int64 [n]."""
     function = _HASHES[HASH_NAMES[device_type]]
     return tf.stack([hash_tensor(value) if value.dtype == tf.string else function(value) for value in values])
 

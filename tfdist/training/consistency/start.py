@@ -29,10 +29,7 @@ def hash_examples(examples: Examples) -> dict[str, dict[str, Any]]:
 
 
 def compare_with_saved(state: TrainingState, data: dict[str, dict[str, Any]], *, allow_changes: bool) -> list[str]:
-    """Compares the data with that of the run when it was saved, and notes the new hashes in `state`.
-
-    Returns:
-        Warnings for the log.
+    """Compares the data with that of the run when it was saved, notes the new hashes in `state`, and returns warnings.
 
     Raises:
         ValueError: names what differs, unless `allow_changes`.

@@ -16,13 +16,7 @@ from tfdist.training.state import TrainingState
 
 
 def evaluate_only(run: Run, which: str) -> int:
-    """Evaluates one checkpoint, and changes nothing in the workdir.
-
-    Args:
-        which: "newest", "best", or a step.
-
-    Returns:
-        The exit code.
+    """Evaluates the checkpoint `which`, "newest", "best" or a step, and changes nothing; returns the exit code.
 
     Raises:
         ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split; or see

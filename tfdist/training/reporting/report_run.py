@@ -47,11 +47,7 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
 
 
 def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
-    """Writes on the chief what is trained, to the workdir's files, TensorBoard and the log.
-
-    Args:
-        resumed_step: the step of the restored checkpoint; None: a new run.
-    """
+    """Writes on the chief what is trained, to the workdir, TensorBoard and the log; `resumed_step` None: a new run."""
     if not run.cluster.is_chief:
         return
     workdir, config = str(run.workdir), diff.to_json(run.config)

@@ -65,11 +65,7 @@ def _update_sgd(optimizer, fused, gradient, variable, learning_rate):
 
 
 def _update_adam(optimizer, shared, gradient, variable, learning_rate):
-    """Updates one weight and its slots.
-
-    Args:
-        shared: (device, dtype) -> what the weights of this apply share.
-    """
+    """Updates one weight and its slots; `shared`: (device, dtype) -> what the weights of this apply share."""
     if _has_kernel(variable) and not isinstance(gradient, tf.IndexedSlices):
         key = (variable.device, variable.dtype.name)
         if key not in shared:

@@ -29,10 +29,7 @@ _repeated = threading.local()
 
 
 def install(model: keras.Model, config: config_lib.Config) -> list[str]:
-    """Lets the layers that `config.train.recompute` names be computed again in the backward pass.
-
-    Returns:
-        The names of these layers.
+    """Lets the layers that `config.train.recompute` names be computed again in the backward pass; returns their names.
 
     Raises:
         ValueError: a name fits no layer, or a layer cannot be computed again.
