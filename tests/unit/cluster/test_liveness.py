@@ -15,7 +15,7 @@ from launching import REPOSITORY
 from tfdist import config
 from tfdist.cluster import collective_guard, interruption, process_exit
 from tfdist.cluster.discovery import worker_spec
-from tfdist.cluster.liveness import connections, heartbeat, lost_workers, peer_loss, reachability, stall
+from tfdist.cluster.liveness import connections, heartbeat, lost_workers, peer_loss, reachability
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, Peer
 from tfdist.cluster.rendezvous import decision, protocol
 from tfdist.cluster.several_workers import first_collective
@@ -108,24 +108,26 @@ def test_workers_that_are_missing_before_the_start_are_lost_workers(capfd):
 
 def test_the_time_of_a_pause_is_no_stall():
     monitor = make_monitor()
-    assert stall.describe_stall(monitor, 1e9) == ""
+    assert heartbeat.describe_stall(monitor, 1e9) == ""
     monitor.own.last_execution = 1000.0
-    assert stall.describe_stall(monitor, 1600.0) == ""
-    assert stall.describe_stall(monitor, 1601.0).endswith("has not completed a step for 601.0 s (last step: 0)")
+    assert heartbeat.describe_stall(monitor, 1600.0) == ""
+    assert heartbeat.describe_stall(monitor, 1601.0).endswith("has not completed a step for 601.0 s (last step: 0)")
     monitor.own.last_pause = 1500.0
-    assert stall.describe_stall(monitor, 2100.0) == "" and stall.describe_stall(monitor, 2101.0)
+    assert heartbeat.describe_stall(monitor, 2100.0) == "" and heartbeat.describe_stall(monitor, 2101.0)
 
 
 def test_one_worker_is_stalled_only_within_a_call():
     """Outside of its calls it may be in a notebook, at the prompt, and nobody waits for it."""
     monitor = make_monitor(size=1)
     monitor.note_progress(5)
-    assert stall.describe_stall(monitor, 1e9) == ""
+    assert heartbeat.describe_stall(monitor, 1e9) == ""
     with monitor.in_collective("an execution"):
         since = monitor.own.collective[1]
-        assert stall.describe_stall(monitor, since + 599.0) == ""
-        assert stall.describe_stall(monitor, since + 601.0).endswith("not completed a step for 601.0 s (last step: 5)")
-    assert stall.describe_stall(monitor, 1e9) == ""
+        assert heartbeat.describe_stall(monitor, since + 599.0) == ""
+        assert heartbeat.describe_stall(monitor, since + 601.0).endswith(
+            "not completed a step for 601.0 s (last step: 5)"
+        )
+    assert heartbeat.describe_stall(monitor, 1e9) == ""
 
 
 def test_a_hang_before_the_first_execution_has_ended_is_a_stall():
@@ -133,11 +135,11 @@ def test_a_hang_before_the_first_execution_has_ended_is_a_stall():
     monitor = make_monitor()
     with monitor.in_collective("a broadcast"), monitor.in_collective("an exchange of values"):
         since = monitor.own.collective[1]
-        assert stall.describe_stall(monitor, since + 3599.0) == ""
-        text = stall.describe_stall(monitor, since + 3601.0)
+        assert heartbeat.describe_stall(monitor, since + 3599.0) == ""
+        text = heartbeat.describe_stall(monitor, since + 3601.0)
         assert text.startswith("worker 0 (host n0, pid 10) has waited for all workers for 3601.0 s, in a broadcast")
         monitor.own.started = True  # Later, a worker may wait for the chief's callbacks for any time.
-        assert stall.describe_stall(monitor, since + 3601.0) == ""
+        assert heartbeat.describe_stall(monitor, since + 3601.0) == ""
     assert monitor.own.collective is None
 
 

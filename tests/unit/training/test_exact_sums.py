@@ -7,16 +7,16 @@ import operator
 import numpy as np
 import tensorflow as tf
 
-from tfdist.training.step.variants import exact_sums
+from tfdist.training.step.variants import sharded_objective
 
 NAMES = ("loss", "error")
 
 
 def total(values):
     """The sums of rows [n, 2], one after another, and what they are put together to."""
-    parts = sum(exact_sums.cut(tf.constant([*row, 1.0], tf.float64)).numpy() for row in values)
-    totals = dict(zip((*exact_sums.names_of_parts(NAMES), "examples"), parts.tolist(), strict=True))
-    return exact_sums.put_together(totals, NAMES)
+    parts = sum(sharded_objective.cut(tf.constant([*row, 1.0], tf.float64)).numpy() for row in values)
+    totals = dict(zip((*sharded_objective.names_of_parts(NAMES), "examples"), parts.tolist(), strict=True))
+    return sharded_objective.put_together(totals, NAMES)
 
 
 def test_sums_have_the_same_bits_in_any_order():

@@ -1,8 +1,8 @@
 """Detects workers that die, hang or become unreachable. Without TensorFlow.
 
-heartbeat.py is the thread that watches; peer_loss.py holds its state, and ends the process after a loss; stall.py finds
-that this worker waits too long. With several workers: connections.py exchanges heartbeats; lost_workers.py finds silent
-ones; reachability.py checks connections; startup_watchdog.py starts a process (startup_watchdog_process.py) that limits
+heartbeat.py is the thread that watches for stalls; peer_loss.py holds its state, and ends the process after a loss.
+With several workers: connections.py exchanges heartbeats; lost_workers.py finds silent ones; reachability.py checks
+connections; startup_watchdog.py starts a process (startup_watchdog_process.py) that limits
 the time of TensorFlow's start, and replies for a worker that is busy.
 
     connections.start(...) or, with one worker, heartbeat.start(...) -> HeartbeatMonitor

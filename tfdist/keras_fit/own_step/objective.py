@@ -5,16 +5,16 @@ gradients of variables over all replicas, weighted by their examples: the gradie
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.keras_fit import compiled_model
+from tfdist.keras_fit import compiled_model, messages
 from tfdist.keras_fit.compiled_objective import Element
-from tfdist.keras_fit.own_step import discover, explain, replica_step
+from tfdist.keras_fit.own_step import discover, replica_step
 from tfdist.keras_fit.own_step.discover import Discovered
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.whole_batch import metric_state, reductions, shard_losses
@@ -111,7 +111,7 @@ class OwnStepObjective(ModelObjective):
         if set(found) != set(logs):
             return logs
         found = {name: compiled_model.as_keras(found[name]) for name in logs}
-        explain.tell_if_never_updated({name: logs[name] for name, value in found.items() if np.all(value == 0)})
+        _tell_if_never_updated({name: logs[name] for name, value in found.items() if np.all(value == 0)})
         return found
 
     def _order(self, discovered: Discovered, names: Sequence[str]) -> Sequence[str]:
@@ -170,3 +170,14 @@ def metric_variables(model: keras.Model, *steps: Discovered | None) -> list[kera
         for metric, _ in discovered.metrics.values():
             found |= {id(variable): variable for variable in metric.variables}
     return list(found.values())
+
+
+def _tell_if_never_updated(values: Mapping[str, Any]) -> None:
+    """Says once that an epoch's value is 0 because the step, with these `values`, does not update its metric."""
+    for name, value in values.items():
+        if np.any(value != 0):
+            messages.say_once(
+                f"the step returns {name!r}, and does not update the model's metric of that name. As in Keras, the "
+                "value of the epoch is the metric's, which is 0. Update it, or return another name.",
+                key=f"explain {name}",
+            )

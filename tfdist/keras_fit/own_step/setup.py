@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,10 +16,13 @@ from tfdist.config.patching import patch
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import discover, explain, objective, replica_step
+from tfdist.keras_fit.own_step import discover, objective, replica_step
 from tfdist.keras_fit.own_step.objective import OwnStepObjective
 from tfdist.keras_fit.whole_batch import batch_metrics, metric_state
 from tfdist.training import api as trainer
+
+# Variables that a message names.
+_MOST_NAMED = 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,5 +199,27 @@ def explain_mismatch(model: keras.Model, found: Any) -> Iterator[None]:
         first = mismatch is not None and mismatch.last_equal is not None and mismatch.step == mismatch.last_equal + 1
         if not first or not isinstance(found, OwnStepObjective):
             raise
-        text = explain.undistributable(f"{type(model).__name__}.train_step", mismatch.variables, found.assigned)
+        text = _undistributable(f"{type(model).__name__}.train_step", mismatch.variables, found.assigned)
         raise ValueError(text) from None
+
+
+def _undistributable(step_name: str, differing: Sequence[str], assigned: Mapping[str, set[str]]) -> str:
+    """Returns the error for a step after which the replicas differ.
+
+    Args:
+        step_name: such as "GAN.train_step".
+        differing: the names of the variables that differ between replicas.
+        assigned: the lines that assign a variable other than by an optimizer, by the variable's path.
+    """
+    lines = []
+    for name in differing[:_MOST_NAMED]:
+        places = sorted(assigned.get(name.partition("/")[2].partition("#")[0], ()))
+        lines.append("\n  ".join([name, *(f"  assigned in {place}" for place in places)]))
+    if len(differing) > _MOST_NAMED:
+        lines.append(f"and {len(differing) - _MOST_NAMED} more")
+    return "\n  ".join(
+        [f"{step_name} cannot be distributed. After its first step the replicas have different values of:", *lines]
+    ) + (
+        "\nGradients of variables, which a tape returns, are equal on all replicas, and losses are not: assign "
+        "variables only from equal values, such as those gradients, weights or tfdist.all_gather(tensor)."
+    )

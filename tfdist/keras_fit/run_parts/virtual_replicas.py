@@ -1,7 +1,7 @@
 """Virtual replicas of a script: the losses and metrics of a compiled model, computed shard by shard, to the bit.
 
 The numbers of Keras' metrics are sums over examples. Those of one shard are sums that the step returns beside its loss,
-and they are added up exactly, as `training/step/variants/exact_sums.py` says.
+and they are added up exactly, as `training/step/variants/sharded_objective.py` says.
 """
 
 import dataclasses

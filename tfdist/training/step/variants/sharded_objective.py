@@ -1,6 +1,15 @@
-"""The objective of virtual replicas: another objective, evaluated shard by shard, whose sums are exact."""
+"""The objective of virtual replicas: another objective, evaluated shard by shard, whose sums are exact.
+
+The sums have the same bits in any order: each number is cut into three, on grids of their own.
+
+float64 adds multiples of 2^g exactly up to 2^(g + 53). A number is the sum of a multiple of 2^16, of one of 2^-14 up to
+2^15, and of one of 2^-44 up to 2^-15; what is left, below 2^-45, is dropped. So 2^24 numbers below 2^45 add up exactly.
+These are the bins of Demmel and Nguyen (Parallel Reproducible Summation, IEEE Transactions on Computers, 2015), fixed.
+"""
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -8,7 +17,11 @@ import tensorflow as tf
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.training.step.objective import Objective, ShardResult
 from tfdist.training.step.random_numbers import repeated_passes, seed_generators
-from tfdist.training.step.variants import exact_sums, shards
+from tfdist.training.step.variants import shards
+
+_GRIDS = (2.0**16, 2.0**-14, 2.0**-44)
+# What is added to the name of a value, for the sums of its parts.
+_ENDS = ("", " (second part)", " (third part)")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +35,12 @@ class ShardedObjective:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the parts of the values' sums."""
-        return exact_sums.names_of_parts(self.inner.names)
+        return names_of_parts(self.inner.names)
 
     def forward_backward(self, shard: Any, loss_scale: tf.Tensor | float) -> ShardResult:
         """Runs one shard forward and backward; called in `repeated_passes.as_replica`."""
         result = self.inner.forward_backward(shard, loss_scale)
-        return ShardResult(exact_sums.cut(result.sums), result.gradients, result.weight)
+        return ShardResult(cut(result.sums), result.gradients, result.weight)
 
     def evaluate(self, *element: Any) -> tf.Tensor:
         """Evaluates the shards of a replica, nested tensors [count, n, ...], one after another."""
@@ -35,14 +48,39 @@ class ShardedObjective:
         def of_shard(shard: tuple[Any, ...], index: tf.Tensor) -> list[tf.Tensor]:
             seed_generators.begin_evaluation_pass()
             with repeated_passes.as_replica(index):
-                return [exact_sums.cut(self.inner.evaluate(*shard))]
+                return [cut(self.inner.evaluate(*shard))]
 
         first, add = replicas_lib.replica_id() * self.count, lambda old, new: [old[0] + new[0]]
         return shards.over_shards(shards.compile_shard(of_shard), element, self.count, first, add)[0]
 
     def results(self, totals: dict[str, float]) -> dict[str, float]:
-        return self.inner.results(exact_sums.put_together(totals, self.inner.names))
+        return self.inner.results(put_together(totals, self.inner.names))
 
     def __getattr__(self, name: str) -> Any:
         """All other attributes are those of `inner`."""
         return getattr(self.inner, name)
+
+
+def names_of_parts(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of the sums that `cut` makes of the sums with `names`."""
+    return tuple(f"{name}{end}" for end in _ENDS for name in names)
+
+
+def cut(sums: tf.Tensor) -> tf.Tensor:
+    """Cuts sums, float64 [k + 1], into parts, float64 [3 * k + 1]. The last element of both is the number of examples.
+
+    The first part of a non-finite number is itself.
+    """
+    rest, parts = sums[:-1], []
+    for grid in _GRIDS:
+        parts.append(tf.where(tf.math.is_finite(rest), tf.round(rest / grid) * grid, rest))
+        rest = tf.where(tf.math.is_finite(rest), rest - parts[-1], tf.zeros_like(rest))
+    return tf.concat([*parts, sums[-1:]], axis=0)
+
+
+def put_together(totals: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    """Returns totals by name, in which the values with `names` are the sums of their parts."""
+    first, *others = _ENDS
+    sums = {name: totals[f"{name}{first}"] + math.fsum(totals[f"{name}{end}"] for end in others) for name in names}
+    left_out = {f"{name}{end}" for name in names for end in others}
+    return {name: value for name, value in totals.items() if name not in left_out} | sums
