@@ -29,11 +29,20 @@ The source returned image {dtype} {shape}.
 
 
 def open_export(config: config_lib.Config) -> Callable[..., Callable[[Path], str]]:
-    """Checks the config, and returns (model, first_examples, prepare) -> the function that exports to a path."""
+    """Checks the config, and returns (model, first_examples, prepare) -> the function that exports to a path.
+
+    `first_examples`: (prepare, count) -> the first examples of the training split.
+    """
     check(config)
 
+    def as_stored(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool) -> dict[str, tf.Tensor]:
+        del seeds, training
+        return batch
+
     def make_export(model: keras.Model, first_examples: Callable, prepare: Callable) -> Callable[[Path], str]:
-        preprocess, about = make(config, first_examples, prepare)
+        stored, prepared = (first_examples(one, 4)["image"].numpy() for one in (as_stored, prepare))
+        shape = f"[{', '.join(map(str, ('n', *stored.shape[1:])))}]"
+        preprocess, about = build(config.data, stored, prepared), _USAGE.format(dtype=stored.dtype.name, shape=shape)
         return lambda path: export.export(before(preprocess, model), path, about)
 
     return make_export
@@ -61,25 +70,6 @@ def check(config: config_lib.Config) -> None:
 def _functions(data: config_lib.Data) -> list[tuple[str, dict]]:
     finish = [] if data.finish is None else [("config.data.finish", data.finish)]
     return [("config.data.prepare", data.prepare), *finish]
-
-
-def make(
-    config: config_lib.Config, first_examples: Callable[[Callable, int], dict[str, tf.Tensor]], prepare: Callable
-) -> tuple[keras.Model, str]:
-    """Returns the model that prepares images, and a text about the input of the exported model.
-
-    Args:
-        first_examples: (prepare, count) -> the first examples of the training split.
-        prepare: prepare(batch, seeds, *, training) -> batch, with the finish function.
-    """
-    stored, prepared = (first_examples(one, 4)["image"].numpy() for one in (_stored_names, prepare))
-    shape = f"[{', '.join(map(str, ('n', *stored.shape[1:])))}]"
-    return build(config.data, stored, prepared), _USAGE.format(dtype=stored.dtype.name, shape=shape)
-
-
-def _stored_names(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool) -> dict[str, tf.Tensor]:
-    del seeds, training
-    return batch
 
 
 def build(data: config_lib.Data, stored: np.ndarray, prepared: np.ndarray) -> keras.Model:

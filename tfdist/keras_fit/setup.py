@@ -28,7 +28,7 @@ from tfdist.keras_fit.own_step import eager_steps, replica_step
 from tfdist.keras_fit.own_step import objective as own_objective
 from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.keras_fit.run_parts import feed as feed_lib
-from tfdist.keras_fit.whole_batch import batch_metrics, metric_state, shard_layers
+from tfdist.keras_fit.whole_batch import metric_state, shard_layers
 from tfdist.training import api as trainer
 
 
@@ -152,7 +152,7 @@ def _prepare_compiled(
             loss_scale = _loss_scale(cluster, model, optimizer, stack)
         optimizer = optimizer.inner_optimizer
     stack.enter_context(trainer.take_branches_once(optimizer))
-    stack.enter_context(batch_metrics.compute_on_whole_batch(cluster, batch_metrics.metrics_of(model)))
+    stack.enter_context(metric_state.compute_on_whole_batch(cluster, metric_state.metrics_of(model)))
     objective = make_objective(
         model=model,
         batch_sizes={True: adapter.batch_size, False: (validation or adapter).batch_size},

@@ -229,7 +229,7 @@ def _length(dataset: tf.data.Dataset, options: DataOptions) -> int | None:
 
 def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     dataset, batch_size = _batch(dataset_traits.in_order(inspect_dataset.without_prefetch(dataset)), options)
-    shuffles, skipped, order_unknown = shuffle_passes.ShufflePasses.of(dataset), 0, None
+    shuffles, skipped, order_unknown = inspect_dataset.shuffles(dataset), 0, None
     if options.continues:
         dataset, skipped, order_unknown = shuffle_passes.continue_passes(dataset)
     parts = rebuild_pipeline.split_before_maps(dataset)
@@ -238,7 +238,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     length = _length(dataset, options)
     traits, plain = dataset_traits.find(dataset), rebuild_pipeline.without_shuffles(dataset)
     # If Keras finds the end of an epoch by reading, it makes no unused iterator.
-    stops = bool(shuffles.shuffles)
+    stops = bool(shuffles)
     two_per_epoch = length is not None and options.steps is None
     if length is None and options.steps is None:
         length = inspect_dataset.count(plain)
@@ -265,7 +265,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
 
     def count_passes(steps: int, ended_early: bool) -> None:
         passes = length and shuffle_passes.of_keras(steps, length, two_per_epoch=two_per_epoch)
-        shuffles.add(passes, ended_early=ended_early)
+        shuffle_passes.add(shuffles, passes, ended_early=ended_early)
 
     def shard_steps(shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         return rebuild_pipeline.shard_elements(

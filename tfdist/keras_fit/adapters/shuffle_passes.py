@@ -6,8 +6,8 @@ some have begun the next pass and others have not. A restart that finds a call f
 before.
 """
 
-import dataclasses
 import weakref
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -19,45 +19,24 @@ _ENDED_EARLY = (
 )
 
 
-@dataclasses.dataclass(slots=True)
-class _Taken:
-    """What calls have taken from one shuffle."""
-
-    # None: not known, because the length of a pass is not.
-    passes: int | None = 0
-    # Whether a callback ended one of the calls early.
-    ended_early: bool = False
+# For each shuffle the passes that calls have taken from it, None: not known, because the length of a pass is not; and
+# whether a callback ended one of the calls early.
+_taken: weakref.WeakKeyDictionary[tf.data.Dataset, tuple[int | None, bool]] = weakref.WeakKeyDictionary()
 
 
-_taken: weakref.WeakKeyDictionary[tf.data.Dataset, _Taken] = weakref.WeakKeyDictionary()
+def taken(shuffles: Sequence[tf.data.Dataset]) -> tuple[int | None, bool]:
+    """Returns the passes that Keras would have taken in the calls so far; and whether one of these ended early."""
+    found = [_taken[one] for one in shuffles if one in _taken]
+    passes = [number for number, _ in found]
+    return None if None in passes else max(passes, default=0), any(early for _, early in found)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ShufflePasses:
-    """The shuffles of a pipeline that order its examples."""
-
-    shuffles: tuple[tf.data.Dataset, ...]
-
-    @classmethod
-    def of(cls, dataset: tf.data.Dataset) -> "ShufflePasses":
-        """Finds the shuffles; those before another one are not among them."""
-        return cls(tuple(inspect_dataset.shuffles(dataset)))
-
-    def before(self) -> int | None:
-        """Returns the passes that Keras would have taken in the calls so far; None: not known."""
-        passes = [_taken[one].passes for one in self.shuffles if one in _taken]
-        return None if None in passes else max(passes, default=0)
-
-    def ended_early(self) -> bool:
-        """Returns whether a callback ended one of the calls early."""
-        return any(_taken[one].ended_early for one in self.shuffles if one in _taken)
-
-    def add(self, passes: int | None, *, ended_early: bool) -> None:
-        """Counts the passes that Keras takes in a call; None: not known."""
-        total, early = self.before(), self.ended_early() or ended_early
-        total = None if total is None or passes is None else total + passes
-        for one in self.shuffles:
-            _taken[one] = _Taken(total, early)
+def add(shuffles: Sequence[tf.data.Dataset], passes: int | None, *, ended_early: bool) -> None:
+    """Counts the passes that Keras takes in a call; None: not known."""
+    before, early = taken(shuffles)
+    total = None if before is None or passes is None else before + passes
+    for one in shuffles:
+        _taken[one] = (total, early or ended_early)
 
 
 def continue_passes(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, int, str | None]:
@@ -67,11 +46,10 @@ def continue_passes(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, int, str
         The dataset, or a copy with new shuffles; the number of passes to skip; and a message if workers may be at
         different passes, because a copy is not possible and a callback ended a call early.
     """
-    shuffles = ShufflePasses.of(dataset)
-    before = shuffles.before()
+    before, ended_early = taken(inspect_dataset.shuffles(dataset))
     copy = rebuild_pipeline.with_new_shuffles(dataset) if before else None
     if before == 0 or copy is None:
-        return dataset, 0, _ENDED_EARLY if shuffles.ended_early() else None
+        return dataset, 0, _ENDED_EARLY if ended_early else None
     return copy, before, None
 
 

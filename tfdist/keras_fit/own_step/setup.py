@@ -18,7 +18,7 @@ from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import discover, objective, replica_step
 from tfdist.keras_fit.own_step.objective import OwnStepObjective
-from tfdist.keras_fit.whole_batch import batch_metrics, metric_state
+from tfdist.keras_fit.whole_batch import metric_state
 from tfdist.training import api as trainer
 
 # Variables that a message names.
@@ -71,7 +71,7 @@ def prepare(
     optimizers = _optimizers_in_scope(cluster, model, found.values())
     stack.enter_context(patches.expect_sums(optimizers, cluster))
     reported = [metric for of in found.values() for metric, _ in of.metrics.values()]
-    stack.enter_context(batch_metrics.compute_on_whole_batch(cluster, [*batch_metrics.metrics_of(model), *reported]))
+    stack.enter_context(metric_state.compute_on_whole_batch(cluster, [*metric_state.metrics_of(model), *reported]))
     for metric in {id(one): one for of in found.values() for one in of.used}.values():
         result = functools.partial(replica_step.ReplicaStep.result_of, metric=metric)
         stack.enter_context(patch(metric, "result", functools.partial(replica_step.call_in_step, result)))

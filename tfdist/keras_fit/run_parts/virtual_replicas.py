@@ -21,7 +21,7 @@ from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective, Element
 from tfdist.keras_fit.own_step import setup as own_setup
-from tfdist.keras_fit.whole_batch import batch_metrics, metric_state
+from tfdist.keras_fit.whole_batch import metric_state
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
 from tfdist.keras_fit.whole_batch.rows import Rows
@@ -93,7 +93,7 @@ def _problems(model: keras.Model) -> Iterator[str]:
 
 def _check_metrics(total: int, model: keras.Model) -> None:
     """Raises ValueError if a metric of a built model is no sum over examples, or has too many numbers."""
-    for metric in batch_metrics.metrics_of(model):
+    for metric in metric_state.metrics_of(model):
         if not is_per_example(metric):
             raise ValueError(
                 f"virtual_replicas={total} cannot be used: the metric {metric.name!r} is computed on the whole batch, "

@@ -1,11 +1,14 @@
-"""The state of Keras' metrics within an epoch, as a checkpoint holds it: the part of each replica.
+"""Keras' metrics over several replicas: their state within an epoch, and those that are no sums over examples.
 
-The sum over replicas alone would be added up in another order after a resume, and differ in the last bits.
+A checkpoint holds the part of each replica: the sum over replicas alone would be added up in another order after a
+resume, and differ in the last bits. Metrics that are no sums are updated by every replica on the whole batch, so that
+all have one value.
 """
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,7 +17,10 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.config.patching import put
+from tfdist.config.patching import patch, put
+from tfdist.keras_fit.whole_batch import rows as rows_lib
+from tfdist.keras_fit.whole_batch import shard_losses
+from tfdist.keras_fit.whole_batch.per_example import is_per_example
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +109,31 @@ def make_whole(variable: keras.Variable) -> None:
     """Makes the value of a metric's variable that of the first replica: all replicas compute the same one."""
     if hasattr(variable.value, "aggregation"):
         put(variable.value, "_aggregation", tf.VariableAggregation.ONLY_FIRST_REPLICA)
+
+
+def metrics_of(model: keras.Model) -> list[keras.Metric]:
+    """Returns the metrics of a built model, those of `compile` one by one, and those in its attributes."""
+    own = [value for value in vars(model).values() if isinstance(value, keras.Metric)]
+    return [metric for one in (*model.metrics, *own) for metric in getattr(one, "metrics", None) or [one]]
+
+
+@contextlib.contextmanager
+def compute_on_whole_batch(cluster: Cluster, metrics: Sequence[keras.Metric]) -> Iterator[None]:
+    """Gathers the arguments of those of `metrics` whose state is no sum over examples; restores their methods."""
+    with contextlib.ExitStack() as stack:
+        for metric in {id(metric): metric for metric in metrics}.values():
+            if cluster.num_replicas == 1 or is_per_example(metric):
+                continue
+            for variable in metric.variables:
+                make_whole(variable)
+            stack.enter_context(patch(metric, "update_state", _update))
+        yield
+
+
+def _update(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    rows = rows_lib.rows_now()
+    if rows is None:
+        return original(*args, **keywords)
+    args, keywords = rows.gather_all((list(args), keywords))
+    with shard_losses.mode(shard=None), rows_lib.current(None):
+        return original(*args, **keywords)

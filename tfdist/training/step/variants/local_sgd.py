@@ -27,7 +27,8 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
     # The loss is divided by the examples of one part over all replicas. Times `replicas`, its gradient is that of this
     # replica's own mean.
     objective = dataclasses.replace(context.objective, global_batch=context.objective.global_batch // rounds)
-    averaged = [v for v in (*context.model.trainable_variables, *context.optimizer.variables) if _is_float(v)]
+    updated = (*context.model.trainable_variables, *context.optimizer.variables)
+    averaged = [variable for variable in updated if keras.backend.is_float_dtype(variable.dtype)]
     before = [tf.identity(variable.value) for variable in averaged]
     statistics = [(statistic, tf.identity(statistic.value)) for statistic in context.statistics]
     parts = {name: tf.reshape(value, [rounds, -1, *value.shape[1:]]) for name, value in shard.items()}
@@ -45,7 +46,3 @@ def train_round(context: StepContext, shard: Batch) -> tf.Tensor:
             variable.assign(old + change)
     train_step.add_to_totals(context, sums, None)
     return train_step.after_update(context, sums)
-
-
-def _is_float(variable: keras.Variable) -> bool:
-    return keras.backend.is_float_dtype(variable.dtype)
