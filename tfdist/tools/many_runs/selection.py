@@ -60,7 +60,7 @@ def short(path: Path) -> str:
 
 
 def conditions(words: Iterable[str]) -> list[Condition]:
-    """Parses conditions; raises ValueError if a text is none.
+    """Parses conditions; raises ValueError if a text is no condition.
 
     Several in one text are separated by commas or "and", after one of the run by "and" only.
     """
@@ -110,7 +110,7 @@ def select(rows: Sequence[dict[str, Any]], wanted: Sequence[Condition]) -> list[
 def sort(rows: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """Returns the rows by a field, smallest first, or largest first if `name` begins with a minus.
 
-    Then those without it. Raises as `resolve`.
+    Rows without it come last. Raises as `resolve`.
     """
     known = list(dict.fromkeys(each for row in rows for each in row))
     field, falls = resolve(name.removeprefix("-"), known), name.startswith("-")

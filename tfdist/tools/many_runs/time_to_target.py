@@ -98,7 +98,7 @@ def predict(points: Sequence[Point], noise_scale: float, reached: Reached | None
 
 
 def describe(points: Sequence[Point], noise_scale: float | None, reached: Reached | None) -> str:
-    """Returns a noise scale, by default that of `reached` or of the points, in words, and the table of predictions."""
+    """Returns the noise scale (None: that of `reached`, or of the points) in words, and the table of predictions."""
     if noise_scale is None:
         noise_scale = measured_noise_scale(points) if reached is None else reached.noise_scale
     if noise_scale is None:

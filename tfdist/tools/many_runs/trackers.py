@@ -28,6 +28,8 @@ _LONGEST_VALUE = 500
 class Tracker(keras.callbacks.Callback):
     """What the trackers have in common: the id of the tracker's run, and the last epoch that it knows.
 
+    Raises ValueError if the package of the tracker is not installed.
+
     Args:
         name: of the tracker, for its file in the workdir.
         run_workdir: the workdir of the run; tfdist sets it for the callbacks of a config. None: without a file, a run

@@ -97,7 +97,7 @@ def run(workdir: str) -> int:
 
 
 def report(name: str, expected: np.ndarray, found: Any) -> None:
-    """Prints how far outputs [n, ...], or their largest difference, are from `expected`; raises ValueError: too far."""
+    """Prints how far outputs, or their largest difference, are from the expected ones; raises ValueError if too far."""
     if found is None:
         print(f"not compared: the library of {name} is not installed")
         return

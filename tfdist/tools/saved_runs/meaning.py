@@ -12,7 +12,8 @@ _TOLERANCE = 5e-3
 def probabilities(outputs: np.ndarray, *, logits: bool = False) -> np.ndarray:
     """Returns the probability of each class, float64 [n, classes], from the outputs of a classifier.
 
-    They are [n, classes], or [n, 1] of the second of two classes: `logits`, or those within 0 and 1 are probabilities.
+    They are [n, classes], or [n, 1] of the second of two classes. Those within 0 and 1 are probabilities, unless they
+    are known to be `logits`.
     """
     outputs = outputs.astype(np.float64)
     within = bool((outputs >= 0).all() and (outputs <= 1).all()) and not logits

@@ -35,7 +35,7 @@ def define_flags() -> None:
 
 
 def describe(fields: Sequence[Field]) -> dict[str, Any]:
-    """Returns Optuna's part of the plan, from the flags; raises ValueError if Optuna cannot be used so."""
+    """Returns Optuna's part of the plan, from the flags; raises ValueError if Optuna cannot be used."""
     values = flags.FLAGS
     part = {"count": values.suggest, "sampler": values.sampler, "pruner": values.pruner, "seed": values.draw_seed}
     part["space"] = {
