@@ -237,7 +237,6 @@ def cleanup_on_sigterm() -> Iterator[None]:
     """In the block, SIGTERM and a closed terminal raise SystemExit, so that `finally` clauses run."""
 
     def exit_now(number: int, frame: Any) -> None:
-        del number, frame
         if not isinstance(sys.exc_info()[1], SystemExit):  # Otherwise it has been raised already.
             # Python drops exceptions that are raised during a fork: retry.
             signal.setitimer(signal.ITIMER_REAL, _RETRY_SECONDS)

@@ -82,8 +82,7 @@ def _keep_code(workdir: str | os.PathLike[str], name: str, value: str) -> None:
     if not os.path.isfile(name) or os.path.isfile(target) or os.path.getsize(name) > _LARGEST_CODE:
         return
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    with open(name, "rb") as file:
-        files.replace_file(target, file.read())
+    files.replace_file(target, files.read_file(name) or b"")
 
 
 def versions() -> dict[str, str]:

@@ -114,7 +114,6 @@ def normalised(
     std: Sequence[float] | None = None,
 ) -> Batch:
     """Returns the batch with "image" as float32, (image * scale - mean) / std; see `image`."""
-    del training
     if scale is None:
         scale = 1 / 255 if batch["image"].dtype.is_integer else 1.0
     return {**batch, "image": normalise(batch["image"], scale=scale, mean=mean, std=std)}
@@ -128,7 +127,6 @@ def _bytes_in_keras(
     **augmentation: Any,
 ) -> keras.KerasTensor:
     """Returns images prepared as by `image_bytes` in an evaluation, with Keras' own operations."""
-    del augmentation
     stored = images.dtype
     if resize is not None and tuple(images.shape[1:3]) != tuple(resize):
         images = keras.ops.cast(images, "float32")
@@ -203,7 +201,6 @@ normalised.in_keras = _normalised_in_keras
 
 def identity(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
     """Returns the batch unchanged, for data that needs no preprocessing."""
-    del seeds, training
     return batch
 
 

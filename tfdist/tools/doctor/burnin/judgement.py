@@ -63,12 +63,12 @@ def _wrong(group: Sequence[Device]) -> Iterator[tuple[Device, str]]:
 
 def _slow(group: Sequence[Device], slow: float) -> Iterator[tuple[Device, str]]:
     """Yields the devices with a rate far below the median of all."""
-    for name, unit in RATES.items():
+    for name in ("arithmetic", "memory", "copy"):  # See `_slow_links`.
         rates = [(device, rate) for device in group if (rate := device.rate(name)) is not None]
         median = statistics.median(rate for _, rate in rates) if rates else 0.0
-        low = [(device, rate) for device, rate in rates if rate < slow * median]
-        for device, rate in low if name != "link" else ():  # See `_slow_links`.
-            yield device, f"{name} {rate:.3g} {unit}, and {median:.3g} in the median"
+        for device, rate in rates:
+            if rate < slow * median:
+                yield device, f"{name} {rate:.3g} {RATES[name]}, and {median:.3g} in the median"
 
 
 def _slow_links(group: Sequence[Device], slow: float) -> Iterator[tuple[Device, str]]:
