@@ -39,6 +39,7 @@ KEYS = keys.Keys((b"k" * 64,))
 # Values of the size of a config, which the workers compare.
 VALUES = {f"config.field{number}": "value" for number in range(60)}
 IDLE_SECONDS = 10.0
+LAST_PORT = 32_000
 # Seconds after the last start in which all must have met; MiB (PSS) of a worker; the chief's share of a core when idle.
 MOST_SECONDS, MOST_MEMORY, MOST_BUSY = 10.0, 15.0, 0.02
 
@@ -69,10 +70,10 @@ def worker(rank: int, addresses: list[str], ports: list[int], seconds: float, li
 class Crowd:
     """The workers of one case."""
 
-    def __init__(self, size: int, limit: float, absent: range, folder: pathlib.Path):
+    def __init__(self, size: int, limit: float, absent: range, folder: pathlib.Path, first_port: int):
         self.size, self.folder = size, folder
         self.seconds = max(6.0, size / 16)
-        ports = free_ports(size)
+        ports = free_ports(size, first_port)
         addresses = [f"localhost:{port}" for port in ports]
         self.met, out = os.pipe()
         self.pids: dict[int, int] = {}
@@ -126,25 +127,25 @@ class Crowd:
         os.close(self.met)
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at now, below those that the system gives to outgoing connections."""
+def free_ports(count: int, first: int) -> list[int]:
+    """Ports from `first` on that nobody listens at now, below those that the system gives to outgoing connections."""
     found = []
-    for port in range(10_000, 32_000):
+    for port in range(first, LAST_PORT):
         with contextlib.closing(socket.socket()) as one, contextlib.suppress(OSError):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(("", port))
             found.append(port)
         if len(found) == count:
             return found
-    sys.exit(f"tests.crowd: there are {len(found)} free ports from 10000 to 32000. Wanted: {count}")
+    sys.exit(f"tests.crowd: there are {len(found)} free ports from {first} to {LAST_PORT}. Wanted: {count}")
 
 
-def run(case: str, size: int, limit: float) -> bool:
+def run(case: str, size: int, limit: float, first_port: int) -> bool:
     """Runs a case; prints what was measured, and returns whether all is as it should be."""
     first = size // 3
     absent = {"absent": range(first, first + 1), "fifth": range(first, first + size // 5)}.get(case, range(0))
     with tempfile.TemporaryDirectory() as folder:
-        crowd = Crowd(size, limit, absent, pathlib.Path(folder))
+        crowd = Crowd(size, limit, absent, pathlib.Path(folder), first_port)
         try:
             return (_missing if absent else _meeting)(case, crowd, absent, limit)
         finally:
@@ -209,9 +210,11 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1024)
     parser.add_argument("--cases", default=",".join(CASES), help=f"any of {', '.join(CASES)}")
     parser.add_argument("--heartbeat_seconds", type=float, default=10.0)
+    parser.add_argument("--first_port", type=int, default=10_000, help="of two at the same time, each has its own")
     options = parser.parse_args()
     listener.raise_descriptor_limit()
-    good = [run(case, options.workers, options.heartbeat_seconds) for case in options.cases.split(",")]
+    given = options.workers, options.heartbeat_seconds, options.first_port
+    good = [run(case, *given) for case in options.cases.split(",")]
     print(json.dumps(dict(zip(options.cases.split(","), good, strict=True))))
     return 0 if all(good) else 1
 

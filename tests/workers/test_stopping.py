@@ -135,7 +135,7 @@ def test_a_second_signal_ends_one_worker_that_hangs(tmp_path, number, code, paus
         time.sleep(0.5)
         if number == TERM:  # The same request, sent twice.
             process.send_signal(number)
-        time.sleep(2.0 + pause)
+        time.sleep(1.0 + pause)
         assert process.poll() is None, process.communicate()
         process.send_signal(number)
         said = process.communicate(timeout=60)[0]

@@ -21,13 +21,15 @@ from processes import until
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import workdir_lock
 
+# Between two signs of life, and between two looks at those of others, in these tests.
+HEARTBEAT_SECONDS, POLL_SECONDS = 0.2, 0.05
 # Holds the workdir for some seconds or until its input ends; exits with 1 and a message if refused, or if it lost it.
 HOLDER = """
 import os, pathlib, sys, time
 from tfdist.checkpoint import workdir_lock
 try:
     lock = workdir_lock.acquire(
-        pathlib.Path(sys.argv[1]), job=sys.argv[2], heartbeat_seconds=0.3, wait_seconds=30.0,
+        pathlib.Path(sys.argv[1]), job=sys.argv[2], heartbeat_seconds=float(sys.argv[4]), wait_seconds=30.0,
         lost=lambda other: (print("lost to", other, flush=True), os._exit(1)), log=print,
     )
 except workdir_lock.WorkdirInUseError as error:
@@ -40,9 +42,15 @@ print("released", flush=True)
 
 
 def holder(workdir: pathlib.Path, job: str = "", seconds: float | str = 600.0) -> subprocess.Popen:
-    command = [sys.executable, "-c", HOLDER, str(workdir), job, str(seconds)]
+    command = [sys.executable, "-c", HOLDER, str(workdir), job, str(seconds), str(HEARTBEAT_SECONDS)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return forked.Popen(command, cwd=REPOSITORY, text=True, **pipes)
+
+
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch):
+    """Looks at the file of another run more often than twice a second."""
+    monkeypatch.setattr(workdir_lock, "_POLL_SECONDS", POLL_SECONDS)
 
 
 @pytest.fixture
@@ -55,7 +63,8 @@ def held(tmp_path):
 
 
 def acquire(workdir: pathlib.Path, job: str = "", wait: float = 0.0, lost=print, log=print) -> workdir_lock.WorkdirLock:
-    return workdir_lock.acquire(workdir, job=job, heartbeat_seconds=0.3, wait_seconds=wait, lost=lost, log=log)
+    seconds = {"heartbeat_seconds": HEARTBEAT_SECONDS, "wait_seconds": wait}
+    return workdir_lock.acquire(workdir, job=job, lost=lost, log=log, **seconds)
 
 
 def move_away(workdir: pathlib.Path) -> None:
@@ -69,7 +78,7 @@ def move_away(workdir: pathlib.Path) -> None:
 def test_a_second_start_is_refused_with_the_name_of_the_first(tmp_path, held, number):
     if number:
         held.send_signal(number)
-        time.sleep(1.5)  # Longer than three heartbeats.
+        time.sleep(4 * HEARTBEAT_SECONDS)  # Longer than three, after which it would be dead on another host.
     started = time.monotonic()
     with pytest.raises(workdir_lock.WorkdirInUseError) as raised:
         acquire(tmp_path, wait=20.0)
@@ -103,7 +112,7 @@ def test_an_owner_on_another_host_is_refused_by_its_signs_and_taken_over_without
     held.kill()
     started = time.monotonic()
     lock = acquire(tmp_path, wait=20.0)
-    assert 0.3 <= time.monotonic() - started < 10
+    assert HEARTBEAT_SECONDS <= time.monotonic() - started < 10
     lock.release()
 
 
@@ -119,7 +128,7 @@ def test_a_stopped_owner_that_was_taken_over_ends_when_it_continues(tmp_path, he
 
 
 def test_a_requeued_job_waits_for_its_own_last_processes(tmp_path):
-    with holder(tmp_path, "5", seconds=2.0) as process:
+    with holder(tmp_path, "5", seconds=0.7) as process:
         assert process.stdout.readline() == "acquired\n"
         logged = []
         lock = acquire(tmp_path, job="5", wait=60.0, log=logged.append)
@@ -129,7 +138,7 @@ def test_a_requeued_job_waits_for_its_own_last_processes(tmp_path):
     with holder(tmp_path, "5") as process:
         process.stdout.readline()
         with pytest.raises(workdir_lock.WorkdirInUseError, match="job 5"):
-            acquire(tmp_path, job="5", wait=1.0)
+            acquire(tmp_path, job="5", wait=0.4)
         process.kill()
 
 
@@ -156,7 +165,7 @@ def test_a_damaged_file_is_taken_for_a_half_written_one(tmp_path, content):
 @pytest.mark.parametrize("content", [b"", b'{"job": "1'])
 def test_a_half_written_file_does_not_block_the_workdir(tmp_path, content, monkeypatch):
     (tmp_path / workdir_lock.LOCK).write_bytes(content)
-    quick = workdir_lock.Owner(heartbeat_seconds=0.3)
+    quick = workdir_lock.Owner(heartbeat_seconds=HEARTBEAT_SECONDS)
     monkeypatch.setattr(workdir_lock, "_UNREADABLE", quick)
     lock = acquire(tmp_path, wait=20.0)
     lock.release()
@@ -166,7 +175,7 @@ def test_a_half_written_file_does_not_block_the_workdir(tmp_path, content, monke
 def test_a_wait_for_a_process_that_was_killed_in_a_take_over_is_announced(tmp_path, held):
     held.kill()
     held.wait()
-    values = json.loads((tmp_path / workdir_lock.LOCK).read_text()) | {"heartbeat_seconds": 0.5}
+    values = json.loads((tmp_path / workdir_lock.LOCK).read_text()) | {"heartbeat_seconds": HEARTBEAT_SECONDS}
     (tmp_path / workdir_lock.LOCK).write_text(json.dumps(values))
     (tmp_path / f"{workdir_lock.LOCK}.{values['nonce']}").write_text("")
     said = []

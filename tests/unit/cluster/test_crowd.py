@@ -4,12 +4,17 @@ import json
 import subprocess
 import sys
 
-from launching import REPOSITORY
+import processes
 
 
 def test_forty_workers_meet_and_name_those_that_are_lost():
-    command = [sys.executable, "-m", "tests.crowd", "--workers=40", "--heartbeat_seconds=3", "--cases=killed,fifth"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"killed": True, "fifth": True}
-    assert "killed: 40 of 40 workers met" in done.stdout and "fifth: 32 of 32 ended" in done.stdout
+    cases = {"killed": "killed: 40 of 40 workers met", "fifth": "fifth: 32 of 32 ended"}
+    crowd = [sys.executable, "-m", "tests.crowd", "--workers=40", "--heartbeat_seconds=3"]
+    commands = [
+        [*crowd, f"--cases={case}", f"--first_port={10_000 + 5_000 * number}"] for number, case in enumerate(cases)
+    ]
+    with processes.started(commands, [None] * len(commands), popen=subprocess.Popen, grace=10.0) as started:
+        outputs = [process.communicate(timeout=300)[0].decode() for process in started]
+    for (case, words), process, output in zip(cases.items(), started, outputs, strict=True):
+        assert process.returncode == 0, output
+        assert json.loads(output.splitlines()[-1]) == {case: True} and words in output, output
