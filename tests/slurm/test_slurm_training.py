@@ -28,6 +28,7 @@ def test_two_tasks_on_two_nodes_are_the_run_of_one(slurm, alone, tmp_path):
     assert_weights_agree(weights(tmp_path), alone, atol=ATOL)
 
 
+@pytest.mark.slow
 def test_a_missing_task_is_named(slurm, tmp_path):
     """The second node's task ends before it has met the others."""
     train = shlex.join(train_command(tmp_path, "--config.cluster.connect_seconds=1"))
@@ -100,6 +101,8 @@ def test_a_job_in_which_a_task_does_not_start_is_requeued(slurm, tmp_path, absen
     wait_for_requeue(slurm, job, log)
     assert slurm.run(["scancel", job]).returncode == 0
     assert f"rank {absent} (n{9 + absent}:" in log.read_text()
+    if absent == 1:
+        assert "worker 0: 1 of 2 workers did not connect within 1 s" in log.read_text()
 
 
 # Worker 1 of the job with the id that is given, which waits for worker 0.

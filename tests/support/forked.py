@@ -84,6 +84,7 @@ sys.dont_write_bytecode = False
 _ENVIRONMENT = dict(os.environ)
 _PATHS = _ENVIRONMENT.get("PYTHONPATH", "")
 _LENGTH = struct.Struct("<Q")
+_umask = threading.Lock()
 
 
 class Request(NamedTuple):
@@ -112,8 +113,9 @@ class Popen(subprocess.Popen):
         if not plain or not forkable(words, environment):
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
             return
-        mask = os.umask(0)
-        os.umask(mask)
+        with _umask:  # Of two threads, the second would read the 0 of the first.
+            mask = os.umask(0)
+            os.umask(mask)
         request = Request(
             words=words,
             cwd=os.path.abspath(cwd or "."),

@@ -1,16 +1,19 @@
 """Starts, watches and ends the processes of tests; none is left behind."""
 
+import concurrent.futures
 import contextlib
+import functools
 import pathlib
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import forked
 import psutil
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -78,6 +81,25 @@ def run(
         # One after another: the output of those that wait fits into their pipes.
         outputs = [process.communicate(timeout=timeout)[0].decode() for process in processes]
     return [process.returncode for process in processes], outputs
+
+
+def at_once(*calls: Callable[[], T]) -> list[T]:
+    """Makes calls at the same time, each of which waits for processes; returns their results in this order."""
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        return [one.result() for one in [pool.submit(call) for call in calls]]
+
+
+def measure_groups(measure: Callable[[str], T], together: Sequence[str]) -> Callable[[str], T]:
+    """`measure`, called once for each name; the first of the names `together` measures all of them at the same time."""
+    found: dict[str, T] = {}
+
+    def get(name: str) -> T:
+        if name not in found:
+            names = together if name in together else [name]
+            found.update(zip(names, at_once(*(functools.partial(measure, one) for one in names)), strict=True))
+        return found[name]
+
+    return get
 
 
 def until(

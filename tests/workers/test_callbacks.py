@@ -1,7 +1,6 @@
 """Keras callbacks under tfdist.fit: the same calls, decisions and files as under Keras' own fit."""
 
 import fcntl
-import functools
 import json
 import os
 import pathlib
@@ -18,6 +17,7 @@ from typing import NamedTuple
 import forked
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 from launching import REPOSITORY, run_all, worker_environment
@@ -106,7 +106,6 @@ class Followed(NamedTuple):
 def followed(tmp_path_factory):
     """topology, or "keras" or "keras, slow" for Keras' own fit -> Followed."""
 
-    @functools.cache
     def follow(topology: str) -> Followed:
         directory = tmp_path_factory.mktemp("followed")
         how = ["keras" if topology in OF_KERAS else "tfdist", "2" if "devices" in topology else "1"]
@@ -124,7 +123,7 @@ def followed(tmp_path_factory):
         results = [json.loads(path.read_text()) for path in sorted(directory.glob("followed-*.json"))]
         return Followed(results, printed, directory)
 
-    return follow
+    return processes.measure_groups(follow, ("keras", "two devices", "two workers"))
 
 
 def of_keras(followed, trial):

@@ -1,10 +1,10 @@
 """`tfdist.fit`, `evaluate` and `predict` on several devices and workers match Keras on one device."""
 
-import functools
 import re
 
 import fits
 import numpy as np
+import processes
 import pytest
 
 OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "summed_tokens"]
@@ -73,7 +73,6 @@ def on_topologies(names, table=TOPOLOGIES):
 def found(tmp_path_factory):
     """topology -> results of the cases of each worker; on one device those of Keras' own fit."""
 
-    @functools.cache
     def measure(topology):
         directory = tmp_path_factory.mktemp("fits")
         if topology == "one device":
@@ -85,7 +84,7 @@ def found(tmp_path_factory):
         count = {"one": 1, "two": 2, "four": 4}[topology.split()[0]]
         return fits.measure(directory, names, **({"workers": count} if "workers" in topology else {"devices": count}))
 
-    return measure
+    return processes.measure_groups(measure, ("one device", "two devices", "two workers"))
 
 
 def leaves(result):

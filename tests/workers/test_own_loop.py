@@ -34,20 +34,28 @@ def run(place, name, *words, workers=1, devices=1, plain=False):
     return codes, "\n".join(outputs), found
 
 
-@pytest.mark.parametrize("name", slow_except(LOOPS, ["classifier"]))
-def test_two_workers_make_the_steps_of_one_process_without_tfdist(tmp_path, name):
-    _, output, (expected,) = run(tmp_path / "plain", name, plain=True)
-    for topology in ({"workers": 2}, {"devices": 2}) if name == "classifier" else ({"workers": 2},):
-        codes, output, found = run(tmp_path / "ours", name, **topology)
-        assert not any(codes) and len(found) == len(codes), output
-        assert max(trial.difference(expected, one) for one in found) < 2e-5
+ON_WORKERS = [(name, "workers") for name in LOOPS]
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas"), slow_except([*ON_WORKERS, ("classifier", "devices")], [("classifier", "workers")])
+)
+def test_two_replicas_make_the_steps_of_one_process_without_tfdist(tmp_path, name, replicas):
+    (_, _, (expected,)), (codes, output, found) = processes.at_once(
+        lambda: run(tmp_path / "plain", name, plain=True), lambda: run(tmp_path / "ours", name, **{replicas: 2})
+    )
+    assert not any(codes) and len(found) == len(codes) == (2 if replicas == "workers" else 1), output
+    assert max(trial.difference(expected, one) for one in found) < 2e-5
 
 
 def test_a_loop_resumes_after_signals_and_kills_to_the_same_bits(tmp_path):
-    _, output, (whole,) = run(tmp_path / "whole", "classifier", "--workdir=runs/whole")
-    assert len(whole["losses"]) == 12, output
     place = tmp_path / "resumed"
-    codes, output, found = run(place, "classifier", "--workdir=run", "--fail_at=6", "--term")
+    (_, output, (whole,)), (codes, stopped, found) = processes.at_once(
+        lambda: run(tmp_path / "whole", "classifier", "--workdir=runs/whole"),
+        lambda: run(place, "classifier", "--workdir=run", "--fail_at=6", "--term"),
+    )
+    assert len(whole["losses"]) == 12, output
+    output = stopped
     assert codes == [75] and not found, output  # In the second of three passes.
     codes, output, found = run(place, "classifier", "--workdir=run", "--fail_at=4")
     assert codes == [-signal.SIGKILL] and not found, output  # In the third one.

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import topologies
 from launching import REPOSITORY, run_all
-from processes import run, started, until
+from processes import at_once, run, started, until
 
 from tfdist import config as c
 from tfdist.checkpoint import directory, workdir_lock
@@ -124,9 +124,13 @@ def assert_same_run(whole: pathlib.Path, resumed: pathlib.Path) -> None:
 )
 def test_an_interrupted_run_is_the_uninterrupted_one_to_the_bit(uninterrupted, tmp_path, workers, interruptions):
     command = topologies.command(tmp_path, config=CONFIG)
-    for number, victim in interruptions:
-        interrupt(command, tmp_path, workers, number, victim)
-    outputs = run_all([command] * workers, topologies.environments(workers))
+
+    def interrupted() -> list[str]:
+        for number, victim in interruptions:
+            interrupt(command, tmp_path, workers, number, victim)
+        return run_all([command] * workers, topologies.environments(workers))
+
+    outputs, _ = at_once(interrupted, lambda: uninterrupted(workers))
     assert "resumed from" in outputs[0] and f"finished after step {STEPS}" in outputs[0]
     assert_same_run(uninterrupted(workers), tmp_path)
 

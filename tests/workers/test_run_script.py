@@ -1,5 +1,6 @@
 """`python -m tfdist.run`: an unchanged Keras script on two workers gives what Keras gives on one device."""
 
+import functools
 import re
 import signal
 import sys
@@ -25,10 +26,11 @@ def found(tmp_path_factory):
     """The directory of the results, and the exit codes and outputs of a script that is killed and resumed."""
     place = tmp_path_factory.mktemp("script")
     alone = [sys.executable, SCRIPT, f"--out={place / 'keras'}"]
-    run_all([alone], [worker_environment()], timeout=900.0)
-    return place, {
-        name: run(place / "workdir", place / "resumed", fail) for name, fail in (("killed", "killed"), ("resumed", ""))
-    }
+    start = functools.partial(run, place / "workdir", place / "resumed")
+    _, killed = processes.at_once(
+        lambda: run_all([alone], [worker_environment()], timeout=900.0), lambda: start("killed")
+    )
+    return place, {"killed": killed, "resumed": start()}
 
 
 @pytest.fixture(scope="module")

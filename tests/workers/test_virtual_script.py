@@ -37,9 +37,8 @@ def check_values(found):
 
 @pytest.mark.parametrize(("parts", "most"), [(1, 2), pytest.param(2, 4, marks=pytest.mark.slow)])
 def test_an_unchanged_script_has_the_same_bits_on_several_devices(tmp_path, parts, most):
-    for devices in (1, most):
-        command = line(f"--logical_devices={devices}", out=tmp_path / f"{devices}", parts=parts)
-        run_all([command], [worker_environment()], timeout=600.0)
+    lines = [line(f"--logical_devices={devices}", out=tmp_path / f"{devices}", parts=parts) for devices in (1, most)]
+    run_all(lines, [worker_environment()] * 2, timeout=600.0)
     check_values(results(tmp_path / "1"))
     assert results(tmp_path / f"{most}") == results(tmp_path / "1")
 

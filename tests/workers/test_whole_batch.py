@@ -1,12 +1,12 @@
 """Losses and metrics that see the whole batch give Keras' numbers of one device, on shards of unequal sizes."""
 
-import functools
 import json
 import pathlib
 import sys
 
 import launching
 import numpy as np
+import processes
 import pytest
 import whole_batch
 from topologies import environments
@@ -16,12 +16,12 @@ PROGRAM = pathlib.Path(whole_batch.__file__)
 # of a Jacobian is that of its replica.
 NOT_COMPARED = {"two_outputs": ("a_loss", "b_loss"), "jacobian": ("norm",)}
 # A loss, an own step and metrics.
-FAST = ("bce_and_dice", "own_step", "metrics")
-ON_WORKERS = ("own_step",)
+ON_DEVICES, ON_WORKERS = ("bce_and_dice", "metrics"), ("own_step",)
+FAST = (*ON_DEVICES, *ON_WORKERS)
 TOPOLOGIES = {
-    "three devices": FAST,
+    "three devices": ON_DEVICES,
     "two workers": ON_WORKERS,
-    "three devices, slow": [name for name in whole_batch.CASES if name not in FAST],
+    "three devices, slow": [name for name in whole_batch.CASES if name not in ON_DEVICES],
     "two workers, slow": [name for name in whole_batch.CASES if name not in ON_WORKERS],
     "Keras": FAST,
     "Keras, slow": [name for name in whole_batch.CASES if name not in FAST],
@@ -41,7 +41,6 @@ def parameters():
 def found(tmp_path_factory):
     """Topology -> the results of each worker, by case."""
 
-    @functools.cache
     def measure(topology):
         directory = tmp_path_factory.mktemp("whole_batch")
         names = TOPOLOGIES[topology]
@@ -51,7 +50,7 @@ def found(tmp_path_factory):
         launching.run_all(commands, environments(workers), timeout=500)
         return [json.loads(path.read_text()) for path in paths]
 
-    return measure
+    return processes.measure_groups(measure, ("Keras", "three devices", "two workers"))
 
 
 def numbers(case, name):

@@ -8,6 +8,7 @@ import sys
 import forked
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 import topologies
@@ -189,13 +190,15 @@ def test_a_run_is_evaluated_and_extended_by_its_workdir(folder):
 
 @pytest.mark.workers
 def test_files_are_predicted_on_all_replicas_and_workers(folder):
-    printed = tfdist(folder, "predict", "runs/mine", "photos", "--out=one.csv")
+    words = [sys.executable, "-m", "tfdist", "predict", "runs/mine", "photos", "--out=two.csv", "--batch_size=3"]
+    printed, _ = processes.at_once(
+        lambda: tfdist(folder, "predict", "runs/mine", "photos", "--out=one.csv"),
+        lambda: run_all([words] * 2, topologies.environments(2), cwd=folder),
+    )
     header, *rows = read_csv(folder / "one.csv")
     assert header == ["file", "class", "probability", "p(dark)", "p(light)"] and len(rows) == 10
     assert all(row[0].split("/")[1] == row[1] and float(row[2]) > 0.5 for row in rows)
     assert "10 examples: 5 dark, 5 light\naccuracy 1.0000: 10 of 10, by their labels" in printed
-    words = [sys.executable, "-m", "tfdist", "predict", "runs/mine", "photos", "--out=two.csv", "--batch_size=3"]
-    run_all([words] * 2, topologies.environments(2), cwd=folder)
     several = read_csv(folder / "two.csv")
     assert [row[:2] for row in several] == [header[:2], *(row[:2] for row in rows)]
     numbers = [np.array(each, float) for each in ([row[2:] for row in rows], [row[2:] for row in several[1:]])]
