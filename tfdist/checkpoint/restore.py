@@ -36,11 +36,7 @@ class Workers(Protocol):
 
 
 def broadcast_saved(workers: Workers, saved: Saved | None) -> Saved | None:
-    """Returns on every worker the checkpoint that the chief found, without its arrays. Collective.
-
-    Args:
-        saved: on the chief, a verified checkpoint, or None; ignored on the other workers.
-    """
+    """Returns on every worker the checkpoint that the chief has `saved`, or None, without its arrays. Collective."""
     if workers.num_workers == 1:
         return saved
     content = b""

@@ -61,11 +61,7 @@ def _end_unsaved(number: int) -> None:
 
 
 def report_exception(error: Exception) -> int:
-    """Writes the error to standard error; with a traceback if it was not raised by tfdist as a user error.
-
-    Returns:
-        The exit code: the error's `exit_code`, if it has one.
-    """
+    """Writes the error to standard error, with a traceback if it is no user error of tfdist; returns its exit code."""
     lost, named = find_loss(error)
     if lost:
         # The line that names the other worker is not the first one.

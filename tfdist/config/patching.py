@@ -15,11 +15,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def patch(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """In the block, calls of `owner.name` return `function(original, *args, **keywords)`.
-
-    Args:
-        owner: a module, a class, or an object. The attribute may be inherited.
-    """
+    """In the block, calls of `owner.name`, which may be inherited, return `function(original, *args, **keywords)`."""
     own, original = name in vars(owner), getattr(owner, name)
 
     @functools.wraps(original)

@@ -25,11 +25,7 @@ def workdirs(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def load(path: str | os.PathLike[str]) -> schema.Config:
-    """Returns the config that a run has saved in its workdir.
-
-    Raises:
-        ValueError: it is damaged, or a script made the run.
-    """
+    """Returns the config that a run has saved in its workdir; ValueError if it is damaged, or a script made the run."""
     try:
         saved = json.loads(Path(path).read_text())
     except ValueError as error:

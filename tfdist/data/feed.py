@@ -56,9 +56,7 @@ class About:
 
     # The chosen preparation and what it returns; () if there is none.
     preparation: tuple[str, ...] = ()
-    # The name of examples.
     example_name: str = "examples"
-    # Warnings.
     notes: tuple[str, ...] = ()
     # (count) -> the first training examples, completely prepared, without augmentation; None for a script.
     first_batch: Callable[[int], Batch] | None = None

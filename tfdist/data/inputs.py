@@ -93,11 +93,7 @@ def open_source(config: config_lib.Config, split: str) -> Any:
 
 
 def make_sizes(config: config_lib.Config, inputs: Inputs, num_replicas: int) -> Sizes:
-    """Counts the examples and steps of a run, and checks batch sizes and class numbers against data and replicas.
-
-    Raises:
-        ValueError: names the field, its value, and the number that it contradicts.
-    """
+    """Counts the examples and steps of a run; ValueError if batch sizes or classes contradict data or replicas."""
     batches.check_divisible(config, num_replicas)
     train, evaluation, batch = inputs.train_source, inputs.evaluation_source, config.data.batch_size
     steps_per_epoch = order.steps_per_epoch(len(train), batch)

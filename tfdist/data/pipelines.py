@@ -146,11 +146,7 @@ def _read_examples(sources: Mapping[str, Any], count: int, *, reads_files: bool)
 def make_stream_feed(
     config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
 ) -> Feed:
-    """Makes the input of one worker in the default pipeline: random access to the examples of its replicas.
-
-    Raises:
-        ValueError: the config contradicts the data, or `prepare` returns what cannot be batched.
-    """
+    """Makes the input of one worker in the default pipeline: random access to the examples of its replicas."""
     options, parts, notes = config.data, (None, None), ()
     train, evaluation = inputs.train_source, inputs.evaluation_source
     batches = (sizes.global_batch, sizes.evaluation_batch)

@@ -47,9 +47,7 @@ class ReplicaShard:
 
     # Global index of this worker's first replica.
     first_replica: int = 0
-    # Replicas of this worker.
     local_replicas: int = 1
-    # Replicas of all workers.
     num_replicas: int = 1
 
     def locate(self, element: tf.Tensor, global_batch: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -264,11 +264,7 @@ def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
 
 
 def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
-    """Checks that `model` was compiled in the cluster's scope, and needs nothing that is not supported.
-
-    Args:
-        purpose: "fit" or "evaluate".
-    """
+    """Checks that `model` was compiled in the cluster's scope, and needs nothing that is not supported."""
     name = type(model).__name__
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")

@@ -285,11 +285,7 @@ def close(tools: LoopTools) -> None:
 
 
 def mark_finished(tools: LoopTools, state: TrainingState) -> None:
-    """Exports the final model and marks the run as finished.
-
-    Raises:
-        OSError: the workdir cannot be written. The same command tries again.
-    """
+    """Exports the final model and marks the run as finished, or raises OSError: the same command tries again."""
     run = tools.run
     if run.workdir is None:
         return

@@ -110,11 +110,7 @@ def next_due_step(tools: LoopTools, step: int) -> int:
 
 
 def run_due_actions(tools: LoopTools, state: TrainingState, *, save: bool = False) -> None:
-    """Checks the replicas, evaluates and saves after `state.step`, each if it is due; `save`: a user asked for it.
-
-    Raises:
-        StopRequested: all workers agreed to stop during an evaluation.
-    """
+    """Checks the replicas, evaluates and saves, each if due; `save`: a user asked for it. May raise StopRequested."""
     run, config, step = tools.run, tools.run.config, state.step
     for extra in tools.extras:
         extra.write_due(step)

@@ -45,7 +45,6 @@ class Run:
     # None: nothing is written, and nothing is resumed.
     workdir: Path | None
     cluster: Cluster
-    # Stop requests to this worker.
     stop: interruption.StopRequest
     context: StepContext
     # The input, and the numbers of examples and steps.
@@ -60,9 +59,7 @@ class Run:
     advice_if_diverged: Callable[[bool], str] = lambda in_data: ""
     # Exports the final model to a path (.keras), and returns what it did, for the log.
     export: Callable[[Path], str]
-    # The training step of each replica.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
-    # The context in which executions run.
     execution_context: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # Variables that a checkpoint holds besides those of the model and the optimizer, by name.
     more_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)

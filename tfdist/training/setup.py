@@ -138,11 +138,7 @@ def _must_match(config: config_lib.Config, inputs: Inputs) -> dict[str, str]:
 def build_model(
     config: config_lib.Config, cluster: Cluster, inputs: Inputs, feed: Feed
 ) -> tuple[StepContext, list[str]]:
-    """Builds the model, its objective and its optimizer in the cluster's scope.
-
-    Returns:
-        What a step uses, and lines for the start of the log about what was chosen.
-    """
+    """Builds model, objective and optimizer in the cluster's scope; returns also lines about what was chosen."""
     keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy(_DTYPE_POLICIES[config.train.precision])
     with cluster.scope():

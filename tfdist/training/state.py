@@ -66,7 +66,6 @@ class TrainingState:
     learning_rate: float | None = None
     # Hashes of the data; see `start.hash_examples`.
     data: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    # The state of callbacks.
     callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)
     # Saved as well: the report of an interval with a resume in it equals that of an uninterrupted run.
     interval: IntervalTotals = dataclasses.field(default_factory=IntervalTotals)

@@ -28,11 +28,7 @@ def num_listed(env: Mapping[str, str]) -> int:
 
 
 def check_found(env: Mapping[str, str], proc: Path = Path("/proc")) -> None:
-    """Checks that this host has no GPUs, in a process in which TensorFlow lists none.
-
-    Raises:
-        GpusNotFoundError: it has; with the reason why TensorFlow lists none, and what to install.
-    """
+    """Raises GpusNotFoundError, with the reason and what to install, if this host has GPUs; TensorFlow lists none."""
     found = host_gpus.unused_by_tensorflow(env, proc)
     if found:
         raise GpusNotFoundError(specs.part("cluster.gpus.unused")(found, env, proc))

@@ -114,11 +114,7 @@ def resolve(
 
 
 def check_equal_kinds(codes: Sequence[int]) -> None:
-    """Checks that all workers have the same kind of device; a ValueError names both kinds and a worker of each.
-
-    Args:
-        codes: `Device.code` of each worker, in rank order.
-    """
+    """Checks that the `Device.code` of all workers are equal; a ValueError names both kinds and a worker of each."""
     for rank, code in enumerate(codes):
         if code != codes[0]:
             raise ValueError(

@@ -15,11 +15,7 @@ from tfdist.cluster.devices import gpu_table, machine
 
 
 def explain(found: str, env: Mapping[str, str], proc: Path) -> str:
-    """Returns the message: the reason, and what to install.
-
-    Args:
-        found: the result of `host_gpus.unused_by_tensorflow`.
-    """
+    """Returns the message about GPUs that `host_gpus.unused_by_tensorflow` `found`: the reason, and what to install."""
     import tensorflow as tf
 
     here = machine.Machine(architecture=platform.machine(), site=machine.site(env))

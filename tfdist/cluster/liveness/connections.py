@@ -34,11 +34,7 @@ _HELLO_SECONDS = 5.0
 
 
 def listen(spec: WorkerSpec) -> socket.socket | None:
-    """Opens the chief's port for heartbeats, or any free port if it is in use; the rendezvous announces it.
-
-    Returns:
-        The listening socket; None on other workers.
-    """
+    """Opens the chief's port for heartbeats, or any free one, which the rendezvous announces; None on other workers."""
     return listener_lib.listen_at_best(spec.heartbeat_port, listener_lib.own_address(spec)) if spec.rank == 0 else None
 
 

@@ -24,11 +24,7 @@ def add_receiver(body: bytes, rank: int) -> bytes:
 
 
 def check(message: Mapping[str, Any], size: int) -> None:
-    """Checks the types and ranges of a message's fields; a ValueError names the field.
-
-    Args:
-        size: the number of workers.
-    """
+    """Checks the types and ranges of a message's fields; a ValueError names the field."""
     job, rank, nonce, kind = (message.get(name) for name in ("job", "rank", "nonce", "kind"))
     _require(_is_text(job), "job")
     _require(_is_rank(rank, size), "rank")

@@ -104,11 +104,7 @@ def prepare(
 
 
 def trace(cluster: Cluster, context: trainer.StepContext, kind: str, element_spec: Any) -> Callable[[Any], None]:
-    """Traces one step of `kind`, "train" or "test", without a loop; called within `patches.patch_for_run`.
-
-    Returns:
-        A function of an element of `Cluster.distribute`; it returns when the step is made.
-    """
+    """Traces one step of `kind`, "train" or "test", without a loop; called within `patches.patch_for_run`."""
     step = functools.partial(objective.train_step, context) if kind == "train" else context.objective.evaluate
     trainer.make_stateless(context.model, context.step_count, replica_step.replica_of_draws, context.config.seed)
 
@@ -187,11 +183,7 @@ def _plain_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
 
 @contextlib.contextmanager
 def explain_mismatch(model: keras.Model, found: Any) -> Iterator[None]:
-    """Turns a mismatch of the replicas after the first step of a user's step into an error about that step.
-
-    Raises:
-        ValueError: names the variables that differ, and the lines of the script that assign them.
-    """
+    """Turns a mismatch of the replicas after the first step of a user's step into a ValueError about that step."""
     try:
         yield
     except trainer.ReplicaMismatchError as error:

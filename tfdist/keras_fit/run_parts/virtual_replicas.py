@@ -32,11 +32,7 @@ _MOST_NUMBERS = 20_000
 
 
 def open_shards(cluster: Cluster, model: keras.Model, config: config_lib.Config, data: list[DataAdapter]) -> "Shards":
-    """Checks that a compiled model can be trained or evaluated on virtual replicas.
-
-    Raises:
-        ValueError: the model computes something of more than one shard, or of the number of replicas; says what.
-    """
+    """Raises ValueError if a compiled model computes something of more than one shard, or of the number of replicas."""
     total = config.train.virtual_replicas
     problems = list(_problems(model))
     specs_of_data = [spec for one in data for spec in tf.nest.flatten(one.element_spec)]

@@ -36,11 +36,7 @@ _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "m
 
 @contextlib.contextmanager
 def share_entropy(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
-    """Shares entropy and time among the workers in the block. Collective: all workers enter it.
-
-    Args:
-        workdir: where the value is saved and found again; None: it is drawn anew.
-    """
+    """Shares entropy and time among the workers in the block. Collective. `workdir` keeps it; None: it is new."""
     value = cluster.broadcast_bytes(_read_or_draw(workdir) if cluster.is_chief else b"")
     draws = _Draws(value)
     random.seed(draws.bits(64))

@@ -100,11 +100,7 @@ def _most(rows: np.ndarray) -> tuple[np.ndarray, bool]:
 
 
 def _find_results(layout: Layout, values: np.ndarray) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Yields (replica, kind, names) of the replicas whose results for a share are not the usual ones.
-
-    Args:
-        values: int64 [replicas, 5, values]; see `Layout`.
-    """
+    """Yields (replica, kind, names) where results for a share, int64 [replicas, 5, values], are not the usual ones."""
     count = layout.replicas
     wrong: dict[int, list[tuple[bool, np.ndarray]]] = collections.defaultdict(list)  # (repeated, which values)
     undecided = []

@@ -60,7 +60,6 @@ class PerExampleObjective:
     """The objective of a config: a function that returns one value per example for the loss and each metric."""
 
     model: keras.Model
-    # Applies the gradients.
     optimizer: keras.optimizers.Optimizer
     function: ObjectiveFunction
     # The function's keys, in order; "regularization" is added if the model has regularisation losses.

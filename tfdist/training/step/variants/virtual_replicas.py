@@ -74,11 +74,7 @@ class VirtualReplicas:
         return batch(self.count, drop_remainder=True).prefetch(1)
 
     def compose(self, run: Run) -> Run:
-        """Returns `run` with the step, the objective and the state of virtual replicas.
-
-        Raises:
-            ValueError: the model computes something of more than one shard; says what.
-        """
+        """Returns `run` with virtual replicas; ValueError if the model computes something of more than one shard."""
         context, cluster, inner = run.context, run.cluster, run.objective
         of_config = isinstance(inner, PerExampleObjective)
         _check_model(self.config, self.total, context.model, divides_penalties=of_config)
