@@ -221,7 +221,7 @@ class Reporter:
                 self.warning(f"WARNING: no HParams for TensorBoard: {files.describe_error(error)}.")
 
     def training_events(self, records: bytes) -> None:
-        """Writes records of `tensorboard_events.frame` beside the scalars of training, for TensorBoard."""
+        """Writes records of `tensorboard_events.event_record` beside the scalars of training, for TensorBoard."""
         self._append_events("train", records)
 
     def event(self, text: str, step: int | None = None, *, more: Sequence[str] = (), always: bool = False) -> None:

@@ -23,6 +23,8 @@ from tfdist.report.files import AppendOnlyFile
 
 TENSORBOARD = "tensorboard"
 _HPARAMS = "events.out.tfevents.0.hparams"
+# What the first event of a file says.
+_VERSION = "brain.Event:2"
 # The runs.
 TRAIN, EVALUATION = "train", "evaluation"
 _BY_STEP, _BY_EPOCH, _SPEED = "by_step/", "by_epoch/", "speed/"
@@ -63,8 +65,6 @@ def open_event_file(directory: str, last_step: int | None, warn: Callable[[str],
     as well. None as `last_step` discards nothing. `warn` is called with a line for each of the other files that cannot
     be read or replaced. Raises OSError if the file cannot be written.
     """
-    from tensorboard.compat.proto import event_pb2
-
     os.makedirs(directory, exist_ok=True)
     paths = sorted(glob.glob(f"{glob.escape(directory)}/*tfevents.*"), key=_timestamp, reverse=True)
     for path in paths if last_step is not None else ():
@@ -78,10 +78,9 @@ def open_event_file(directory: str, last_step: int | None, warn: Callable[[str],
     file = files.open_append_only(
         os.path.join(directory, f"events.out.tfevents.{timestamp}.{socket.gethostname()}.{os.getpid()}")
     )
-    file.append(frame(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")))
+    file.append(event_record(file_version=_VERSION))
     if last_step is not None:
-        restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        file.append(frame(event_pb2.Event(wall_time=time.time(), step=last_step + 1, session_log=restart)))
+        file.append(event_record(step=last_step + 1, session_log={"status": "START"}))
     return file
 
 
@@ -132,19 +131,16 @@ def scalars_records(
 
 
 def _scalars_record(step: int, scalars: dict[str, float]) -> bytes:
-    from tensorboard.compat.proto import event_pb2, summary_pb2
-
     # Not a tensor as tf.summary writes it: readers discard only simple_value after a restart.
-    values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-    return frame(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values)))
+    values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
+    return event_record(step=step, summary={"value": values})
 
 
 def text_record(step: int, tag: str, text: str) -> bytes:
     """Returns the record of `text`, in Markdown, at `step`."""
-    from tensorboard.compat.proto import event_pb2
     from tensorboard.plugins.text import summary_v2
 
-    return frame(event_pb2.Event(wall_time=time.time(), step=step, summary=summary_v2.text_pb(tag, text)))
+    return event_record(step=step, summary=summary_v2.text_pb(tag, text))
 
 
 def write_hparams(directory: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
@@ -153,24 +149,21 @@ def write_hparams(directory: str | os.PathLike[str], values: Mapping[str, Any]) 
     Its metrics are the last scalars of the runs in directories of `directory`. Other values than numbers, texts and
     booleans are written as texts, None not at all.
     """
-    from tensorboard.compat.proto import event_pb2
     from tensorboard.plugins.hparams import summary_v2
 
     plain = {name: value if isinstance(value, int | float | str) else str(value) for name, value in values.items()}
     known = {name: value for name, value in plain.items() if values[name] is not None}
-    events = [
-        event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"),
-        event_pb2.Event(wall_time=time.time(), summary=summary_v2.hparams_pb(known)),
-    ]
-    files.replace_file(os.path.join(directory, _HPARAMS), b"".join(map(frame, events)))
+    content = event_record(file_version=_VERSION) + event_record(summary=summary_v2.hparams_pb(known))
+    files.replace_file(os.path.join(directory, _HPARAMS), content)
 
 
-def frame(event: Any) -> bytes:
-    """Returns the record of an event."""
+def event_record(**fields: Any) -> bytes:
+    """Returns the record of an event of now; messages within it may be dicts."""
+    from tensorboard.compat.proto import event_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     framed = io.BytesIO()
-    RecordWriter(framed).write(event.SerializeToString())
+    RecordWriter(framed).write(event_pb2.Event(wall_time=time.time(), **fields).SerializeToString())
     return framed.getvalue()
 
 

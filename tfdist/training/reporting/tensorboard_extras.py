@@ -5,7 +5,6 @@ On the chief only: profiling two workers at the same time corrupts memory.
 
 import dataclasses
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -115,9 +114,7 @@ def _move_to_scope(graph_def: Any, scope: str, inputs: set[str], others: re.Patt
 
 def graph_record(graph_def: bytes) -> bytes:
     """Returns the record of a graph, a serialised GraphDef."""
-    from tensorboard.compat.proto import event_pb2
-
-    return tensorboard_events.frame(event_pb2.Event(wall_time=time.time(), graph_def=graph_def))
+    return tensorboard_events.event_record(graph_def=graph_def)
 
 
 def histograms_record(step: int, arrays: Mapping[str, Any]) -> bytes:
@@ -125,7 +122,7 @@ def histograms_record(step: int, arrays: Mapping[str, Any]) -> bytes:
 
     Non-finite values are skipped, and so are arrays without finite values.
     """
-    from tensorboard.compat.proto import event_pb2, histogram_pb2, summary_pb2
+    from tensorboard.compat.proto import histogram_pb2, summary_pb2
 
     values = []
     for tag, array in arrays.items():
@@ -140,6 +137,4 @@ def histograms_record(step: int, arrays: Mapping[str, Any]) -> bytes:
             histogram.bucket_limit.extend(edges)
             histogram.bucket.extend([0, *counts])
             values.append(summary_pb2.Summary.Value(tag=tag, histo=histogram))
-    return tensorboard_events.frame(
-        event_pb2.Event(wall_time=time.time(), step=step, summary=summary_pb2.Summary(value=values))
-    )
+    return tensorboard_events.event_record(step=step, summary={"value": values})
