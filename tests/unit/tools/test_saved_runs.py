@@ -76,7 +76,7 @@ def test_images_are_read_as_the_evaluation_reads_them(prepare, dtype, shape, tmp
     Image.fromarray(np.zeros((9, 7, 3), np.uint8)).save(tmp_path / "one.png")
     run = saved_run(c.Data(prepare=prepare), {"prepared": {"image": {"shape": [4, 4, 3]}}})
     model = keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten()])
-    source = predict.open_examples(run, model, [str(tmp_path / "one.png")], prepares=False)
+    source = examples.open_examples(run, model, [str(tmp_path / "one.png")], prepares=False)
     found = source.read(tf.constant([0], tf.int64))["image"]
     assert found.dtype == dtype and found.shape == shape and source.find_damage() == ""
 
@@ -94,7 +94,7 @@ def test_labels_of_a_table_are_found_by_the_names_of_the_training(values, rows, 
     (tmp_path / "rows.csv").write_text(rows)
     columns = {"x": {"role": "input", "kind": "number", "missing": 0.0}}
     columns["y"] = {"role": "label", "kind": "class", "values": values}
-    found = predict.open_table(saved_run(c.Data(), {"columns": columns}), "inputs", tmp_path / "rows.csv").labels
+    found = examples.open_table(saved_run(c.Data(), {"columns": columns}), "inputs", tmp_path / "rows.csv").labels
     assert (found is None) if labels is None else found.tolist() == labels
 
 

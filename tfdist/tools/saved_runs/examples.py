@@ -6,12 +6,20 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import keras
 import numpy as np
 import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.config import specs
+from tfdist.tools.saved_runs import weights
+from tfdist.tools.saved_runs.saved import SavedRun
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 ARRAYS, TABLES, TEXTS = (".npz", ".npy"), (".csv", ".tsv", ".parquet", ".pq"), (".txt",)
 _PARALLEL_IMAGES = 16
+# Reads tables, and makes inputs of them as in the training.
+_TABLES = "tfdist.zoo.sources.table"
 
 
 class ImageFiles:
@@ -239,3 +247,74 @@ def read_table(path: Path, width: int | None) -> tuple[np.ndarray, list[str]]:
             except ValueError:
                 raise ValueError(f"{path}, line {number}, column {header[column]!r}: {text!r} is no number.") from None
     return values, header
+
+
+def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str], *, prepares: bool) -> Rows | ImageFiles:
+    """Opens the files or folders that `words` name as a source, with `names`, `labels` and `find_damage()`.
+
+    `prepares`: whether the model prepares its input itself. Raises ValueError if they do not fit the model.
+    """
+    kind, files = find(words)
+    if weights.several(model):
+        return Rows(read_arrays(files[0], {each.name: each.shape[1:] for each in model.inputs}))
+    key, shape = saved.input_key(), weights.input_shape(model)
+    if kind == "text":
+        if not shape or len(shape) != 1 or not shape[0] or any(len(name) != 1 for name in saved.classes or ["no"]):
+            raise ValueError(f"{saved.workdir} was not trained on a text file: give images, a .npz file or a table.")
+        rows, lines = read_lines(files[0], saved.classes, shape[0])
+        return Rows({key: rows}, names=lines)
+    if kind == "arrays":
+        stored = None if saved.config is not None else shape  # The run's preparation may change the shape.
+        return Rows({key: read_array(files[0], key, stored)})
+    if kind == "table" and saved.label_column:
+        return open_table(saved, key, files[0])
+    if kind == "table":
+        width = shape[0] if shape is not None and len(shape) == 1 else None
+        return Rows({key: read_table(files[0], width)[0]})
+    if not prepares and takes_encoded(saved):
+        return EncodedFiles(files, saved.classes)
+    size = image_shape(saved, shape, files[0])
+    dtype = tf.uint8 if saved.config is not None else tf.float32
+    return ImageFiles(files, size, dtype, saved.classes)
+
+
+def open_table(saved: SavedRun, key: str, path: Path) -> Rows:
+    """Opens a table with the columns of the table of the training, with or without the label.
+
+    Raises ValueError if a column is missing, or holds what it did not hold in the training.
+    """
+    columns, label = saved.about["columns"], saved.label_column
+    read, encode, class_name = (
+        specs.resolve({"target": f"{_TABLES}:{name}"}, field="data.json") for name in ("read", "encode", "class_name")
+    )
+    frame = read(str(path))
+    labels = None
+    if columns[label]["kind"] == "class" and label in frame:
+        numbers = {text: number for number, text in enumerate(columns[label]["values"])}
+        labels = np.array([numbers.get(class_name(value), -1) for value in frame[label]], np.int64)
+        labels = labels if (labels >= 0).any() else None
+    return Rows({key: encode(frame, columns)}, labels)
+
+
+def takes_encoded(saved: SavedRun) -> bool:
+    """Returns whether the run prepares images of any size, which are encoded."""
+    data = saved.config and saved.config.data
+    return bool(data) and str(data.prepare["target"]).endswith("inception:image") and not data.source.get("size")
+
+
+def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None, first: Path) -> tuple[int, int, int]:
+    """Returns (height, width, channels) of an image as the source of the run returns it; raises ValueError if unknown.
+
+    `of_model` is the shape of the model's input; the first file has the size of all if the run crops images of one
+    size.
+    """
+    data = config_lib.Data() if saved.config is None else saved.config.data
+    prepared = saved.about.get("prepared", {}).get(saved.input_key(), {}).get("shape") or of_model or ()
+    cropped = size_of(first) if data.prepare.get("crop") else None
+    size = data.source.get("size") or data.prepare.get("resize") or cropped or prepared[:2]
+    if len(prepared) != 3 or len(size) != 2 or None in (*size, prepared[2]):
+        raise ValueError(
+            f"The model of {saved.workdir} takes examples of shape {list(prepared)}, and not images: give a .npz file "
+            "or a table."
+        )
+    return int(size[0]), int(size[1]), int(data.source.get("channels", prepared[2]))

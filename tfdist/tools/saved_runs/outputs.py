@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -12,6 +13,8 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gather
 from tfdist.data import stream
 from tfdist.data.stream import Prepare, Source
+from tfdist.tools.saved_runs import weights
+from tfdist.tools.saved_runs.saved import SavedRun
 from tfdist.training import run as run_lib
 
 # Seconds between two lines of progress where they cannot be overwritten.
@@ -59,6 +62,14 @@ def compute(
         progress.show(min((number + 1) * batch, len(source)))
     outputs, kept = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[: len(source)], *found)
     return outputs, kept
+
+
+def caller(saved: SavedRun, model: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """Returns call(batch) -> the outputs of `model` for the prepared batch."""
+    if weights.several(model):
+        return lambda batch: model(keras.tree.map_structure(lambda one: batch[one.name], model.input), training=False)
+    key = saved.input_key()
+    return lambda batch: model(batch[key], training=False)
 
 
 class _Progress:

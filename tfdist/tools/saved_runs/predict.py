@@ -15,7 +15,7 @@ examples of that label: the accuracy is printed, too.
 
 import collections
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from absl import flags
 
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
-from tfdist.config import specs
 from tfdist.config.command_line import tool_words
 from tfdist.tools import tables
 from tfdist.tools.saved_runs import meaning
@@ -32,8 +31,6 @@ from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
 USAGE = "RUN FILES... [flags]"
-# Reads tables, and makes inputs of them as in the training.
-_TABLES = "tfdist.zoo.sources.table"
 # Rows that are printed; the file has all.
 _SHOWN = 20
 
@@ -74,100 +71,6 @@ def batch_size(saved: SavedRun) -> int:
     return flags.FLAGS.batch_size or data.evaluation_batch_size or data.batch_size
 
 
-def caller(saved: SavedRun, model: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """Returns call(batch) -> the outputs of `model` for the prepared batch."""
-    if several(model):
-        import keras
-
-        return lambda batch: model(keras.tree.map_structure(lambda one: batch[one.name], model.input), training=False)
-    key = saved.input_key()
-    return lambda batch: model(batch[key], training=False)
-
-
-def several(model: Any) -> bool:
-    """Returns whether a model has several inputs, which are known by name."""
-    return len(getattr(model, "inputs", None) or ()) > 1
-
-
-def open_examples(saved: SavedRun, model: Any, words: Sequence[str], *, prepares: bool) -> Any:
-    """Opens the files or folders that `words` name as a source, with `names`, `labels` and `find_damage()`.
-
-    `prepares`: whether the model prepares its input itself. Raises ValueError if they do not fit the model.
-    """
-    import tensorflow as tf
-
-    from tfdist.tools.saved_runs import examples, weights
-
-    kind, files = examples.find(words)
-    if several(model):
-        return examples.Rows(examples.read_arrays(files[0], {each.name: each.shape[1:] for each in model.inputs}))
-    key, shape = saved.input_key(), weights.input_shape(model)
-    if kind == "text":
-        if not shape or len(shape) != 1 or not shape[0] or any(len(name) != 1 for name in saved.classes or ["no"]):
-            raise ValueError(f"{saved.workdir} was not trained on a text file: give images, a .npz file or a table.")
-        rows, lines = examples.read_lines(files[0], saved.classes, shape[0])
-        return examples.Rows({key: rows}, names=lines)
-    if kind == "arrays":
-        stored = None if saved.config is not None else shape  # The run's preparation may change the shape.
-        return examples.Rows({key: examples.read_array(files[0], key, stored)})
-    if kind == "table" and saved.label_column:
-        return open_table(saved, key, files[0])
-    if kind == "table":
-        width = shape[0] if shape is not None and len(shape) == 1 else None
-        return examples.Rows({key: examples.read_table(files[0], width)[0]})
-    if not prepares and takes_encoded(saved):
-        return examples.EncodedFiles(files, saved.classes)
-    size = image_shape(saved, shape, files[0])
-    dtype = tf.uint8 if saved.config is not None else tf.float32
-    return examples.ImageFiles(files, size, dtype, saved.classes)
-
-
-def open_table(saved: SavedRun, key: str, path: Path) -> Any:
-    """Opens a table with the columns of the table of the training, with or without the label.
-
-    Raises ValueError if a column is missing, or holds what it did not hold in the training.
-    """
-    from tfdist.tools.saved_runs import examples
-
-    columns, label = saved.about["columns"], saved.label_column
-    read, encode, class_name = (
-        specs.resolve({"target": f"{_TABLES}:{name}"}, field="data.json") for name in ("read", "encode", "class_name")
-    )
-    frame = read(str(path))
-    labels = None
-    if columns[label]["kind"] == "class" and label in frame:
-        numbers = {text: number for number, text in enumerate(columns[label]["values"])}
-        labels = np.array([numbers.get(class_name(value), -1) for value in frame[label]], np.int64)
-        labels = labels if (labels >= 0).any() else None
-    return examples.Rows({key: encode(frame, columns)}, labels)
-
-
-def takes_encoded(saved: SavedRun) -> bool:
-    """Returns whether the run prepares images of any size, which are encoded."""
-    data = saved.config and saved.config.data
-    return bool(data) and str(data.prepare["target"]).endswith("inception:image") and not data.source.get("size")
-
-
-def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None, first: Path) -> tuple[int, int, int]:
-    """Returns (height, width, channels) of an image as the source of the run returns it; raises ValueError if unknown.
-
-    `of_model` is the shape of the model's input; the first file has the size of all if the run crops images of one
-    size.
-    """
-    from tfdist.tools.saved_runs import examples
-
-    data = config_lib.Data() if saved.config is None else saved.config.data
-    prepared = saved.about.get("prepared", {}).get(saved.input_key(), {}).get("shape") or of_model or ()
-    cropped = examples.size_of(first) if data.prepare.get("crop") else None
-    size = data.source.get("size") or data.prepare.get("resize") or cropped or prepared[:2]
-    if len(prepared) != 3 or len(size) != 2 or None in (*size, prepared[2]):
-        raise ValueError(
-            f"The model of {saved.workdir} takes examples of shape {list(prepared)}, and not images: give a .npz file "
-            "or a table."
-        )
-    return int(size[0]), int(size[1]), int(data.source.get("channels", prepared[2]))
-
-
 def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str]) -> tuple[np.ndarray, Any]:
     """Returns the model's outputs [n, ...] for files, and their source. Collective.
 
@@ -178,12 +81,12 @@ def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str]) -> tup
     from tfdist.tools.saved_runs import examples, outputs, weights
 
     model, prepares = weights.load(saved, cluster, flags.FLAGS.checkpoint)
-    source = open_examples(saved, model, words, prepares=prepares)
+    source = examples.open_examples(saved, model, words, prepares=prepares)
     prepare = (lambda batch, seeds, *, training: batch) if prepares else weights.preparation(saved)
     name = "images" if isinstance(source, examples.ImageFiles) else "examples"
     size = min(batch_size(saved), len(source))
     try:
-        found, _ = outputs.compute(cluster, caller(saved, model), source, prepare, batch=size, name=name)
+        found, _ = outputs.compute(cluster, outputs.caller(saved, model), source, prepare, batch=size, name=name)
     except tf.errors.OpError:
         damage = source.find_damage()
         if damage:

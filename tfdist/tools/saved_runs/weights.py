@@ -65,6 +65,11 @@ def input_shape(model: keras.Model) -> tuple[int | None, ...] | None:
     return tuple(shape[1:]) if isinstance(shape, tuple) else None
 
 
+def several(model: Any) -> bool:
+    """Returns whether a model has several inputs, which are known by name."""
+    return len(getattr(model, "inputs", None) or ()) > 1
+
+
 def _is_exported(saved: SavedRun) -> bool:
     finished = files.read_json(saved.workdir / saved_lib.FINISHED, "remove it, and train again.")
     newest = directory.newest_step(saved.checkpoints)
