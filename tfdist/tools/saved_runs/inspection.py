@@ -57,7 +57,7 @@ def outputs_of_split(saved: SavedRun, cluster: Any) -> tuple[np.ndarray, np.ndar
     if not hasattr(source, "read"):
         raise ValueError("The source of the run is a tf.data.Dataset without access to an example: give a folder.")
     model, prepares = weights.load(saved, cluster, flags.FLAGS.checkpoint)
-    prepare = (lambda batch, seeds, *, training: batch) if prepares else weights.preparation(saved)
+    prepare = weights.preparation(saved, prepares)
     call, size = outputs.caller(saved, model), predict.batch_size(saved)
     found, columns = outputs.compute(cluster, call, source, prepare, batch=size, keep=(saved.labels,))
     labels = columns.get(saved.labels)

@@ -82,7 +82,7 @@ def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str]) -> tup
 
     model, prepares = weights.load(saved, cluster, flags.FLAGS.checkpoint)
     source = examples.open_examples(saved, model, words, prepares=prepares)
-    prepare = (lambda batch, seeds, *, training: batch) if prepares else weights.preparation(saved)
+    prepare = weights.preparation(saved, prepares)
     name = "images" if isinstance(source, examples.ImageFiles) else "examples"
     size = min(batch_size(saved), len(source))
     try:

@@ -44,9 +44,12 @@ def load(saved: SavedRun, cluster: Cluster, which: str) -> tuple[keras.Model, bo
     return run.context.model, False
 
 
-def preparation(saved: SavedRun) -> Prepare:
-    """Returns prepare(batch, seeds, *, training) of a run with `config.data.finish`, without augmentation."""
-    if saved.config is None:
+def preparation(saved: SavedRun, prepares: bool) -> Prepare:
+    """Returns prepare(batch, seeds, *, training) of a run with `config.data.finish`, without augmentation.
+
+    It does nothing for a script, and for a model that `prepares` its input itself.
+    """
+    if saved.config is None or prepares:
         return lambda batch, seeds, *, training: batch
     data = saved.config.data
     prepare = specs.partial(data.prepare, field="config.data.prepare", positional=2, training=True)
