@@ -7,17 +7,32 @@ import forked
 import golden_runs as golden
 import keras
 import numpy as np
+import processes
 import pytest
 
 # Each run and each topology once; the others are marked slow.
 QUICK = [("digits", "two_workers"), ("everything", "two_devices"), ("script", "one_device")]
 
 
-@pytest.fixture(autouse=True)
-def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def forked_processes():
     """Saves the imports of each run; see tests/unit/test_forked.py for what stays equal to the bit."""
-    monkeypatch.setattr(golden, "Popen", forked.Popen)
-    monkeypatch.setenv(forked.OPTIMIZE, "1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(golden, "Popen", forked.Popen)
+        patch.setenv(forked.OPTIMIZE, "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def found(forked_processes, tmp_path_factory):
+    """("train", name, topology) or ("resume", name) -> what `golden_runs` finds; the quick ones at the same time."""
+
+    def measure(run):
+        how, *names = run
+        return getattr(golden, how)(*names, tmp_path_factory.mktemp("golden"))
+
+    quick = [("train", *case) for case in QUICK if sys.platform == "linux" or case[1] != "two_workers"]
+    return processes.measure_groups(measure, [*quick, *(("resume", name) for name in golden.RESUMED)])
 
 
 @pytest.fixture(autouse=True)
@@ -38,19 +53,18 @@ recorded_names = pytest.mark.skipif(
     ("name", "topology"),
     [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in golden.CASES],
 )
-def test_a_golden_run_comes_out_as_recorded(name, topology, tmp_path):
+def test_a_golden_run_comes_out_as_recorded(name, topology, found):
     recorded = json.loads(golden.VALUES.read_text())[f"{name}/{topology}"]
-    found = golden.train(name, topology, tmp_path)
-    assert golden.differences(found, recorded, name) == []
+    assert golden.differences(found(("train", name, topology)), recorded, name) == []
 
 
 @recorded_names
 @pytest.mark.parametrize("name", golden.RESUMED)
-def test_a_run_of_an_old_commit_resumes_to_the_same_weights(name, tmp_path):
+def test_a_run_of_an_old_commit_resumes_to_the_same_weights(name, found):
     old = golden.OLD_WORKDIRS / name
     recorded = json.loads((old / "uninterrupted.json").read_text())
-    found, arrays = golden.resume(name, tmp_path)
-    assert golden.differences(found, recorded, golden.RESUMED[name]) == []
+    values, arrays = found(("resume", name))
+    assert golden.differences(values, recorded, golden.RESUMED[name]) == []
     with np.load(old / "final.npz") as expected:
         assert sorted(expected) == list(arrays)
         for key in arrays:

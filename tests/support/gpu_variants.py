@@ -170,7 +170,7 @@ def _compiled_run(cluster: Cluster, model: keras.Model, data: list[Any], stack: 
         report=c.Report(step_times=False),
     )
     stop = interruption.StopRequest()
-    return fit_setup.make_run(cluster, model, config, adapter, validation, None, stop, stack)
+    return fit_setup.make_run(cluster, model, config, adapter, validation, None, 0, None, stop, stack)
 
 
 def make_config(name: str) -> c.Config:

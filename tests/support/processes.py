@@ -89,11 +89,11 @@ def at_once(*calls: Callable[[], T]) -> list[T]:
         return [one.result() for one in [pool.submit(call) for call in calls]]
 
 
-def measure_groups(measure: Callable[[str], T], together: Sequence[str]) -> Callable[[str], T]:
+def measure_groups(measure: Callable[[Any], T], together: Sequence[Any]) -> Callable[[Any], T]:
     """`measure`, called once for each name; the first of the names `together` measures all of them at the same time."""
-    found: dict[str, T] = {}
+    found: dict[Any, T] = {}
 
-    def get(name: str) -> T:
+    def get(name: Any) -> T:
         if name not in found:
             names = together if name in together else [name]
             found.update(zip(names, at_once(*(functools.partial(measure, one) for one in names)), strict=True))

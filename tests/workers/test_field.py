@@ -1,8 +1,10 @@
 """Scripts as users write them give under tfdist.run what they give under Keras: a part of `tests.scripts.field`."""
 
+import functools
 import re
 import sys
 
+import processes
 import pytest
 from launching import REPOSITORY
 
@@ -44,7 +46,9 @@ def name(script):
 
 @pytest.mark.parametrize("script", [one for one in trial.scripts([]) if name(one) in QUICK], ids=name)
 def test_two_workers_give_what_keras_gives(script):
-    verdict, why = trial.verdict(script, trial.run(script, "keras"), trial.run(script, "two workers"), "two workers")
+    ways = ("keras", "two workers")
+    of_keras, ours = processes.at_once(*(functools.partial(trial.run, script, way) for way in ways))
+    verdict, why = trial.verdict(script, of_keras, ours, "two workers")
     assert verdict in ("equal", "equal draws"), why
 
 

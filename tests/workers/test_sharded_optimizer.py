@@ -43,8 +43,10 @@ def compare(folder: pathlib.Path, *options: str, devices: int = 1, workers: int 
     The run without has `side_by_side` times as many devices and as many times fewer workers.
     """
     sizes = {"devices": devices * side_by_side, "workers": workers // side_by_side}
-    topologies.train(folder / "without", WITHOUT, *options, config=CONFIG, **sizes)
-    topologies.train(folder / "with", *options, config=CONFIG, devices=devices, workers=workers)
+    processes.at_once(
+        lambda: topologies.train(folder / "without", WITHOUT, *options, config=CONFIG, **sizes),
+        lambda: topologies.train(folder / "with", *options, config=CONFIG, devices=devices, workers=workers),
+    )
     assert differing(topologies.arrays(folder / "without"), topologies.arrays(folder / "with")) == []
     hashes = [[one["hash"] for one in topologies.records(folder / name, "state")] for name in ("without", "with")]
     assert hashes[0] == hashes[1] and len(hashes[0]) >= 4
