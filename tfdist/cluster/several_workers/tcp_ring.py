@@ -33,7 +33,6 @@ from tfdist.cluster.wire.keys import Keys
 _PIECE_BYTES = 1 << 19
 # TensorFlow uses an array without a copy if it begins at such an address.
 _ALIGNMENT = 64
-# The start of a pack on the wire: its number and its bytes, to recognise workers that sum different packs.
 _HEADER_BYTES = 16
 # Seconds for the first message of a connection; then it is a stranger's.
 _PROOF_SECONDS = 5.0
@@ -56,6 +55,10 @@ class _Pack:
     views: list[np.ndarray]
     # Where in the buffer sums begin, and this worker's numbers, [n], in the memory of an array or in the buffer itself.
     own: list[tuple[int, np.ndarray]]
+
+    def header(self) -> bytes:
+        """Returns the start of the pack on the wire, by which workers notice that they sum different packs."""
+        return self.number.to_bytes(8, "little") + self.sums.nbytes.to_bytes(8, "little")
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields this worker's numbers and the places of their sums, from `first` to `last`, in pieces."""
@@ -88,6 +91,8 @@ class TcpRing:
         # Packs that have been started. TensorFlow keeps the order in which a program reads and assigns a variable, in
         # functions, branches and loops: so all workers start the packs of all sums in one order.
         self.count = tf.Variable(0, trainable=False, dtype=tf.int64, name="packs")
+        # Packs that have been received or sent, and not both.
+        self._halves: set[int] = set()
         # Sums of finished packs by their numbers, and why there will be no more.
         self._sums: dict[int, list[np.ndarray]] = {}
         self._error: BaseException | None = None
@@ -163,32 +168,57 @@ class TcpRing:
         return memory[start : start + size]
 
     def _reduce_packs(self) -> None:
+        received = np.empty(_PIECE_BYTES, np.uint8)
+        pack: _Pack | None = None
         while True:
-            pack = self._packs.get()
-            self._reduce(pack)
-            self._pieces.put(pack)  # It is finished when all before it has been sent.
+            if pack is None:
+                pack = self._packs.get()
+                self._send_own(pack)
+            pack = self._reduce(pack, received)
 
-    def _reduce(self, pack: _Pack) -> None:
-        size, length = self._num_workers, len(pack.sums)
-        chunks = [list(pack.pieces(length * i // size, length * (i + 1) // size)) for i in range(size)]
-        received = np.empty(_PIECE_BYTES // pack.sums.itemsize, pack.sums.dtype)
-        header = pack.number.to_bytes(8, "little") + pack.sums.nbytes.to_bytes(8, "little")
-        self._pieces.put(header)
-        for numbers, _ in chunks[self._rank]:
+    def _chunk(self, pack: _Pack, distance: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields the pieces of the chunk that began `distance` workers before this one; see `_Pack.pieces`."""
+        i, size, length = (self._rank - distance) % self._num_workers, self._num_workers, len(pack.sums)
+        return pack.pieces(length * i // size, length * (i + 1) // size)
+
+    def _send_own(self, pack: _Pack) -> None:
+        self._pieces.put(pack.header())
+        for numbers, _ in self._chunk(pack, 0):
             self._pieces.put(_bytes(numbers))
+
+    def _reduce(self, pack: _Pack, received: np.ndarray) -> _Pack | None:
+        """Receives and passes on all chunks of a pack; returns the next pack if it has begun meanwhile."""
         found = bytearray(_HEADER_BYTES)
         self._receive(memoryview(found))
-        assert found == header, f"worker {(self._rank - 1) % size} sums another pack: {found.hex()}, {header.hex()}"
-        for way in range(2 * size - 2):
-            for numbers, sums in chunks[(self._rank - 1 - way) % size]:
-                if way < size - 1:
-                    part = received[: len(numbers)]
+        assert found == pack.header(), f"the worker before sums another pack: {found.hex()}, {pack.header().hex()}"
+        following, last = None, 2 * self._num_workers - 3
+        for way in range(last + 1):
+            if way == last:
+                self._pieces.put(pack)
+                with contextlib.suppress(queue.Empty):  # While the last chunk is received, the link would do nothing.
+                    following = self._packs.get_nowait()
+                    self._send_own(following)
+            for numbers, sums in self._chunk(pack, way + 1):
+                if way < self._num_workers - 1:
+                    part = received[: numbers.nbytes].view(numbers.dtype)
                     self._receive(_bytes(part))
                     np.add(part, numbers, out=sums)
                 else:
                     self._receive(_bytes(sums))
-                if way < 2 * size - 3:
+                if way < last:
                     self._pieces.put(_bytes(sums))
+        self._finish(pack)
+        return following
+
+    def _finish(self, pack: _Pack) -> None:
+        """Notes that all of a pack has been received, or sent; after both its sums may be used."""
+        with self._changed:
+            if pack.number not in self._halves:
+                self._halves.add(pack.number)
+                return
+            self._halves.remove(pack.number)
+            self._sums[pack.number] = pack.views
+            self._changed.notify_all()
 
     def _receive(self, view: memoryview) -> None:
         while view:
@@ -201,9 +231,7 @@ class TcpRing:
         while True:
             piece = self._pieces.get()
             if isinstance(piece, _Pack):
-                with self._changed:
-                    self._sums[piece.number] = piece.views
-                    self._changed.notify_all()
+                self._finish(piece)
             else:
                 self._to_next.sendall(piece)
 
