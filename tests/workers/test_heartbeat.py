@@ -358,7 +358,7 @@ from tfdist import config
 from tfdist.cluster import process_exit, strategy
 from tfdist.cluster.several_workers import first_collective
 from tfdist.cluster.devices import gpu_facts, gpu_software
-build = {"cuda_compute_capabilities": ["sm_80", "compute_90"]}
+build = {"cuda_compute_capabilities": ["sm_70", "compute_80"]}
 found = gpu_facts.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
 gpu_software.describe = lambda env: found
 count = first_collective.count
