@@ -28,6 +28,9 @@ from tfdist.training.step.variants import factors
 from tfdist.training.step.variants.error_state import ErrorState
 from tfdist.training.step.variants.factors import Layout
 
+# Of factors. Over 1 Gbit/s three packs of those of ResNet50V2 make a step 2.5 % shorter than one.
+_BYTES_PER_PACK = 300_000
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed:
@@ -100,7 +103,7 @@ class PowerSGD:
             _subtract(one.error, -1 / scale, gradient)
         matrices = [tf.reshape(one.error.value, [one.layout.rows, one.layout.columns]) for one in chosen]
         old = [tf.identity(one.q.value) for one in chosen]
-        pack = dataclasses.replace(self.reduction.options, bytes_per_pack=0)
+        pack = dataclasses.replace(self.reduction.options, bytes_per_pack=_BYTES_PER_PACK)
         triples = [(one.layout, *pair) for one, *pair in zip(chosen, matrices, old, strict=True)]
         ps = self._time_sum([scale * layout.first(m, q) for layout, m, q in triples], pack, after)
         ps = factors.orthogonalise(ps)
