@@ -20,6 +20,8 @@ from tfdist.training.consistency import nonfinite as nonfinite_lib
 ITERATION = f"optimizer/{'SGD' if keras.__version__.startswith(('3.12', '3.13', '3.14')) else 'sgd'}/iteration"
 OF_STEPS = {5: 200, 6: 250, 7: 300}
 MODEL = {"target": "tests.support.lab:synchronised", "num_classes": 10}
+# Where statistics of batches do not matter: it is traced in half of the time.
+LINEAR = {"target": "tests.support.lab:linear", "num_classes": 10}
 pytestmark = pytest.mark.usefixtures("own_process")
 
 
@@ -138,6 +140,7 @@ def test_a_run_that_went_back_is_killed_and_resumed_to_the_same_bits(tmp_path):
 
 def test_a_learning_rate_that_a_callback_has_lowered_stays_after_a_rollback(tmp_path):
     made = config("rollback", 7)
+    made.model = dict(LINEAR)
     made.learning_rate = c.LearningRate(peak=0.01, schedule={"target": "tfdist.zoo.schedules:settable"})
     made.callbacks = [{"target": "tests.support.lab:Lowering", "batch": 5}]  # After the checkpoint of step 4.
     (rate,) = (float(value) for name, value in run(tmp_path, made).items() if name.endswith("learning_rate"))
@@ -175,7 +178,7 @@ def test_after_so_many_times_the_run_ends(tmp_path):
 def test_steps_are_skipped_in_half_precision(tmp_path, precision):
     made = config("skip", 5, 7)
     made.train.precision, made.train.steps = precision, 8
-    made.model = {"target": "tests.support.lab:linear", "num_classes": 10}
+    made.model = dict(LINEAR)
     if precision == "bfloat16":  # In float16, the network's rectifiers make 0 of NaN.
         made.model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "normalization": "sync_batch"}
     keras.utils.clear_session()
@@ -187,7 +190,7 @@ def test_steps_are_skipped_in_half_precision(tmp_path, precision):
 
 def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path):
     made = config("stop")
-    made.model = {"target": "tests.support.lab:linear", "num_classes": 10}
+    made.model = dict(LINEAR)
     made.data.prepare = {"target": "tests.support.lab:with_epoch"}
     made.objective = {"target": "tests.support.lab:bad_gradient_from_epoch", "epoch": 0}
     made.train.precision = "float16"
@@ -201,7 +204,7 @@ def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path
 )
 def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, objective):
     made = config("skip")
-    made.model = {"target": "tests.support.lab:linear", "num_classes": 10}
+    made.model = dict(LINEAR)
     made.data.prepare = {"target": "tests.support.lab:with_epoch"}
     made.data.batch_size = 480  # 3 steps an epoch.
     made.objective = {"target": f"tests.support.lab:{objective}", "epoch": 1}
@@ -229,6 +232,7 @@ def test_the_values_of_an_epoch_with_a_rollback_do_not_depend_on_the_length_of_e
     logs = []
     for name, seconds in (("short", 1e-6), ("long", 60.0)):
         made = config("rollback", 6)
+        made.model = dict(LINEAR)
         made.train.steps, made.train.call_seconds = 32, seconds
         made.callbacks = [{"target": "keras.callbacks:CSVLogger", "filename": str(tmp_path / f"{name}.csv")}]
         run(tmp_path / name, made)
