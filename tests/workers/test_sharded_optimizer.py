@@ -191,6 +191,7 @@ def test_optimizers_that_need_more_than_their_part_are_refused(optimizer, messag
 
 
 def test_one_replica_trains_as_without(tmp_path):
+    keras.utils.clear_session()  # Names of variables do not depend on the tests before.
     config = runpy.run_path(str(REPOSITORY / CONFIG))["get_config"]()
     run = setup.build_run(config, tmp_path)
     assert run.log.notes[-1] == "config.train.shard_optimizer=True has no effect: one replica holds all slots."
