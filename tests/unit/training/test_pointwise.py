@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.training.step.variants import pointwise
+from tfdist.training.step import layers
 
 
 def operations(layer, images):
@@ -31,7 +31,7 @@ def test_outputs_and_gradients_are_those_of_keras(strides, padding, dtype):
         return [outputs, *tape.gradient(loss, [images, *(variable.value for variable in model.trainable_variables)])]
 
     expected, before = compute(), operations(model, images)
-    pointwise.multiply(model, "CPU")
+    layers.multiply_pointwise(model, "CPU")
     found, after = compute(), operations(model, images)
     assert "Conv2D" in before and "Conv2D" not in after and "MatMul" in after
     for one, other in zip(found, expected, strict=True):
@@ -63,5 +63,5 @@ class Halved(keras.layers.Conv2D):
 def test_others_stay_convolutions(layer, shape, device_type):
     model = keras.Sequential([layer])
     model.build((None, *shape[1:]))
-    pointwise.multiply(model, device_type)
+    layers.multiply_pointwise(model, device_type)
     assert "MatMul" not in operations(model, tf.TensorSpec(shape, tf.float32))

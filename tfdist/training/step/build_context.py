@@ -17,7 +17,6 @@ from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.updates import fused_updates, stages, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce, with_pack_size
-from tfdist.training.step.variants import pointwise
 
 # Attributes that `prepare_optimizer` sets on an optimizer object.
 PUT_ON_OPTIMIZERS = (
@@ -114,7 +113,7 @@ def build_context(
     # With local SGD each replica has other gradients.
     prepare_optimizer(optimizer, cluster, equal=config.train.local_steps == 1)
     normalization.make_exact(model)
-    pointwise.multiply(model, cluster.device_type)
+    layers.multiply_pointwise(model, cluster.device_type)
     found = layers.statistics(model) if moving is None else moving
     with cluster.scope():
         if slots and not config.train.shard_optimizer:
