@@ -183,7 +183,7 @@ def _inputs(options: Options, folder: Path) -> Iterator[Rows]:
 def _all_reduces(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
     """All-reduces over two workers."""
     jobs = {
-        "TensorFlow's defaults": make_job("all_reduce", 2, ours=False, communication={}, megabytes=_SIZES),
+        "TensorFlow's ring": make_job("all_reduce", 2, communication={"implementation": "ring"}, megabytes=_SIZES),
         "tfdist": make_job("all_reduce", 2, communication={}, megabytes=_SIZES),
         "tfdist compressed": make_job("all_reduce", 2, communication={"dtype": "bfloat16"}, megabytes=_SIZES),
         "tfdist one pack": make_job("all_reduce", 2, communication={"bytes_per_pack": 0}, megabytes=_SIZES),
