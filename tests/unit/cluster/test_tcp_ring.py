@@ -119,7 +119,7 @@ def test_sums_of_loops_and_branches_keep_the_order_of_the_program(count, tmp_pat
     for weights, counted, packs in found:
         np.testing.assert_allclose(weights, [weight] * 2, rtol=1e-5)
         # 190 and 10 are the sums of the steps of both calls.
-        assert counted == 200 * count and packs == 25 * (2 + 1 + 8) + 13 + 12 * 2
+        assert counted == 200 * count and packs == 25 * (2 + 1 + 8) + 13 + 12 * 3
     assert found[1:] == found[:-1]
 
 
