@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -149,6 +150,30 @@ def test_different_packs_are_not_summed():
         for one in found:
             with pytest.raises(ConnectionError, match=r"sums another pack|has closed its connection|reset|pipe"):
                 one.result()
+
+
+def test_sums_that_are_infinite_or_nan_end_no_run_and_warn_of_nothing():
+    values = [tf.constant([3e38, np.inf, np.nan]), tf.constant([3e38, -np.inf, 0.0])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # As `python -W error` does.
+        with rings(2) as (made, pool):
+            for total in pool.map(lambda ring, own: ring.sum([own], 0)[0], made, values):
+                np.testing.assert_array_equal(total, [np.inf, np.nan, np.nan])
+
+
+def test_strangers_that_send_nothing_hold_up_no_worker():
+    waiting = listener()
+    address = waiting.socket.getsockname()
+    # One more than may wait, and the worker sends its proof in two parts.
+    strangers = [socket.create_connection(address) for _ in range(tcp_ring._MOST_UNPROVEN + 1)]
+    worker = socket.create_connection(address)
+    proof = tcp_ring._proof(KEYS, "to", "nonce")
+    worker.sendall(proof[:20])
+    threading.Timer(0.2, worker.sendall, [proof[20:]]).start()
+    found = tcp_ring._accept(waiting, KEYS, time.monotonic() + 20)
+    assert found.getpeername() == worker.getsockname()
+    for one in (found, worker, *strangers):
+        one.close()
 
 
 def test_strangers_and_other_keys_are_refused():

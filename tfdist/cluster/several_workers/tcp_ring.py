@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import queue
 import secrets
+import selectors
 import socket
 import sys
 import threading
@@ -34,8 +35,8 @@ _PIECE_BYTES = 1 << 19
 # TensorFlow uses an array without a copy if it begins at such an address.
 _ALIGNMENT = 64
 _HEADER_BYTES = 16
-# Seconds for the first message of a connection; then it is a stranger's.
-_PROOF_SECONDS = 5.0
+# Connections that may wait without a proof; one more closes the oldest.
+_MOST_UNPROVEN = 256
 _LONGEST_PROOF = 300
 _SWITCH_SECONDS = 2e-4
 # Smaller arrays are copied next to each other, so that pieces are not small.
@@ -244,7 +245,8 @@ class TcpRing:
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
-            work()
+            with np.errstate(all="ignore"):  # A sum may be infinite or NaN; a warning could be an error in a script.
+                work()
         except BaseException as error:  # Of the connection: the heartbeats name the worker that is lost.
             with self._changed:
                 self._error = self._error or error
@@ -327,28 +329,69 @@ def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener,
 
 
 def _accept(listener: Listener, keys: Keys, until: float) -> socket.socket:
-    with listener.socket as waiting:
-        while True:
-            waiting.settimeout(max(0.01, until - time.monotonic()))
-            found, _ = waiting.accept()
-            if _is_proven(found, keys, "to", listener.nonce, min(until, time.monotonic() + _PROOF_SECONDS)):
-                return found
-            found.close()  # A stranger's.
+    """Returns the first connection with a proof. All are read at the same time: a stranger's may send nothing."""
+    unproven: dict[socket.socket, bytes] = {}  # What each has sent, in the order of their start.
+    with listener.socket as waiting, selectors.DefaultSelector() as selector:
+        waiting.setblocking(False)
+        selector.register(waiting, selectors.EVENT_READ)
+
+        def drop(one: socket.socket) -> None:
+            del unproven[one]
+            selector.unregister(one)
+
+        try:
+            while (seconds := until - time.monotonic()) > 0:
+                for key, _ in selector.select(seconds):
+                    if key.fileobj is waiting:
+                        if len(unproven) >= _MOST_UNPROVEN:
+                            oldest = next(iter(unproven))
+                            drop(oldest)
+                            oldest.close()
+                        with contextlib.suppress(OSError):  # It has been closed again.
+                            found, _ = waiting.accept()
+                            found.setblocking(False)
+                            selector.register(found, selectors.EVENT_READ)
+                            unproven[found] = b""
+                        continue
+                    found = key.fileobj
+                    if found not in unproven:  # Closed as the oldest.
+                        continue
+                    more = _read(found)
+                    unproven[found] += more
+                    received = unproven[found]
+                    if more and not received.endswith(b"\n") and len(received) < _LONGEST_PROOF:
+                        continue
+                    drop(found)
+                    if keys.verify(_message("to", listener.nonce), received.strip()):
+                        return found
+                    found.close()  # A stranger's.
+            raise TimeoutError("timed out: the worker before has not connected")
+        finally:
+            for one in unproven:
+                one.close()
+
+
+def _read(found: socket.socket) -> bytes:
+    try:
+        return found.recv(_LONGEST_PROOF)
+    except OSError:
+        return b""
 
 
 def _proof(keys: Keys, way: str, nonce: str) -> bytes:
-    return keys.sign(f"ring {way} {nonce}".encode()) + b"\n"
+    return keys.sign(_message(way, nonce)) + b"\n"
+
+
+def _message(way: str, nonce: str) -> bytes:
+    return f"ring {way} {nonce}".encode()
 
 
 def _is_proven(found: socket.socket, keys: Keys, way: str, nonce: str, until: float) -> bool:
     received = b""
-    try:
-        while not received.endswith(b"\n") and len(received) < _LONGEST_PROOF:
-            found.settimeout(max(0.01, until - time.monotonic()))
-            more = found.recv(1)
-            if not more:
-                return False
-            received += more
-    except OSError:
-        return False
-    return keys.verify(f"ring {way} {nonce}".encode(), received.strip())
+    while not received.endswith(b"\n") and len(received) < _LONGEST_PROOF:
+        found.settimeout(max(0.01, until - time.monotonic()))
+        more = _read(found)
+        if not more:
+            return False
+        received += more
+    return keys.verify(_message(way, nonce), received.strip())
