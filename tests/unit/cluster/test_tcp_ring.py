@@ -164,16 +164,18 @@ def test_sums_that_are_infinite_or_nan_end_no_run_and_warn_of_nothing():
 def test_strangers_that_send_nothing_hold_up_no_worker():
     waiting = listener()
     address = waiting.socket.getsockname()
-    # One more than may wait, and the worker sends its proof in two parts.
-    strangers = [socket.create_connection(address) for _ in range(tcp_ring._MOST_UNPROVEN + 1)]
-    worker = socket.create_connection(address)
     proof = tcp_ring._proof(KEYS, "to", "nonce")
-    worker.sendall(proof[:20])
-    threading.Timer(0.2, worker.sendall, [proof[20:]]).start()
-    found = tcp_ring._accept(waiting, KEYS, time.monotonic() + 20)
-    assert found.getpeername() == worker.getsockname()
-    for one in (found, worker, *strangers):
-        one.close()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
+        accepting = pool.submit(tcp_ring._accept, waiting, KEYS, time.monotonic() + 600)
+        # One more than may wait.
+        for _ in range(tcp_ring._MOST_UNPROVEN + 1):
+            stack.enter_context(socket.create_connection(address, timeout=60))
+        worker = stack.enter_context(socket.create_connection(address, timeout=60))
+        worker.sendall(proof[:20])
+        time.sleep(0.2)
+        worker.sendall(proof[20:])
+        found = stack.enter_context(accepting.result(timeout=60))
+        assert found.getpeername() == worker.getsockname()
 
 
 def test_strangers_and_other_keys_are_refused():
