@@ -4,6 +4,7 @@ import contextlib
 import os
 import platform
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from tfdist.cluster.wire import keys as keys_lib
 from tfdist.cluster.wire.keys import Keys
 from tfdist.config import patching
 
+# Where a worker calls the chief before it listens, TensorFlow tries again after a second.
+_CHIEF_SECONDS = 1.0
 # Seconds to connect the ring over TCP: all workers are there. A firewall between them may drop the packets.
 _RING_SECONDS = 20.0
 
@@ -49,6 +52,8 @@ def start(
         software = gpu_software.describe(os.environ)
         notes = strategy_lib.describe_notes(planned, software, _describe_mixed_processors(members))
         with interruption.block_signals():
+            if spec.rank:
+                _wait_for_server(members[0]["address"])
             strategy = _make_strategy(planned, [worker["address"] for worker in members])
     monitor = connections.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
     ring = _connect_ring(spec.rank, members, ring_listener, keys) if ring_listener else None
@@ -101,6 +106,15 @@ def _meet(
         stop=stop,
         keys=keys,
     )
+
+
+def _wait_for_server(address: str) -> None:
+    """Waits until TensorFlow's server of another worker listens, for a second at most."""
+    until = time.monotonic() + _CHIEF_SECONDS
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(hostlist.split_address(address), _CHIEF_SECONDS):
+            return
+        time.sleep(0.01)
 
 
 def _connect_ring(
