@@ -138,6 +138,12 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(*forked.GC_THRESHOLD)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def base_of_temporary_folders(tmp_path_factory):
+    """Makes the folder of a process before several threads of a test ask for folders in it."""
+    tmp_path_factory.getbasetemp()
+
+
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
     """A real Slurm of two nodes whose order as text, n10 before n9, is not Slurm's.
