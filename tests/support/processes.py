@@ -84,7 +84,7 @@ def run(
 
 
 def at_once(*calls: Callable[[], T]) -> list[T]:
-    """Makes calls at the same time, each of which waits for processes; returns their results in this order."""
+    """Runs the calls in parallel, in threads; returns their results in the order of the calls."""
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
         return [one.result() for one in [pool.submit(call) for call in calls]]
 

@@ -34,7 +34,7 @@ def make_workdir(workdir: str | os.PathLike[str], kind: str = "workdir") -> None
 
 
 def read_file(path: str | os.PathLike[str], advice: str = "", last: int | None = None) -> bytes | None:
-    """Returns the content of a file, or the last bytes of it, at most so many; None if there is none.
+    """Returns the content of a file, or only its `last` bytes; None if there is no such file.
 
     Raises ValueError with an `advice` if it cannot be read, or is a directory, a pipe, a device or a link to nothing.
     """

@@ -48,7 +48,7 @@ def rings(count, keys=KEYS):
             tcp_ring.sys.setswitchinterval(interval)
 
 
-# Sums in loops, in branches and in functions, of which several do not wait for each other, on the one thread for ops.
+# Sums in loops, branches and functions, with one thread for ops. Some are independent of each other.
 GRAPHS = """
 import json, socket, sys
 import tensorflow as tf

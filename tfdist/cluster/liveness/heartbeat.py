@@ -100,9 +100,9 @@ def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
     elif collective is not None and not monitor.own.started and options.first_stall_seconds:
         seconds = now - max(collective[1], monitor.own.last_pause)
         if seconds > options.first_stall_seconds:
-            whom = "for all workers " if len(monitor.members) > 1 else ""
+            for_all = "for all workers " if len(monitor.members) > 1 else ""
             return (
-                f"{name} has waited {whom}for {seconds:.1f} s, in {collective[0]}, and no execution has "
+                f"{name} has waited {for_all}for {seconds:.1f} s, in {collective[0]}, and no execution has "
                 "ended yet (config.cluster.first_stall_seconds)"
             )
     return ""

@@ -110,9 +110,9 @@ def _meet(
 
 def _wait_for_server(address: str) -> None:
     """Waits until TensorFlow's server of another worker listens, for a second at most."""
-    until = time.monotonic() + _CHIEF_SECONDS
+    target, until = hostlist.split_address(address), time.monotonic() + _CHIEF_SECONDS
     while time.monotonic() < until:
-        with contextlib.suppress(OSError), socket.create_connection(hostlist.split_address(address), _CHIEF_SECONDS):
+        with contextlib.suppress(OSError), socket.create_connection(target, _CHIEF_SECONDS):
             return
         time.sleep(0.01)
 

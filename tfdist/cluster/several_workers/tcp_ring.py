@@ -4,7 +4,7 @@ TensorFlow's ring over gRPC copies each number into a message, into a string, in
 94 MB by two workers takes 0.4 of its time here (docs/speed.md).
 
 The algorithm is the ring of Patarasuk and Yuan (2009, doi:10.1016/j.jpdc.2008.09.002): a pack is cut into a chunk for
-each worker. Every worker sends to the next one and receives from the one before. In the first half of the way each
+each worker. Every worker sends to the next one and receives from the one before. In the first half of the hops each
 worker adds its own numbers to a chunk and passes it on, in the second half the sums are passed on. The order of the
 additions depends on the number of workers only. A thread receives, another one sends, in pieces that stay in the cache.
 
@@ -15,12 +15,12 @@ import contextlib
 import dataclasses
 import queue
 import secrets
-import selectors
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import connection
 from typing import Any
 
 import numpy as np
@@ -193,20 +193,20 @@ class TcpRing:
         self._receive(memoryview(found))
         assert found == pack.header(), f"the worker before sums another pack: {found.hex()}, {pack.header().hex()}"
         following, last = None, 2 * self._num_workers - 3
-        for way in range(last + 1):
-            if way == last:
+        for hop in range(last + 1):
+            if hop == last:
                 self._pieces.put(pack)
                 with contextlib.suppress(queue.Empty):  # While the last chunk is received, the link would do nothing.
                     following = self._packs.get_nowait()
                     self._send_own(following)
-            for numbers, sums in self._chunk(pack, way + 1):
-                if way < self._num_workers - 1:
+            for numbers, sums in self._chunk(pack, hop + 1):
+                if hop < self._num_workers - 1:
                     part = received[: numbers.nbytes].view(numbers.dtype)
                     self._receive(_bytes(part))
                     np.add(part, numbers, out=sums)
                 else:
                     self._receive(_bytes(sums))
-                if way < last:
+                if hop < last:
                     self._pieces.put(_bytes(sums))
         self._finish(pack)
         return following
@@ -330,41 +330,30 @@ def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener,
 
 def _accept(listener: Listener, keys: Keys, until: float) -> socket.socket:
     """Returns the first connection with a proof. All are read at the same time: a stranger's may send nothing."""
-    unproven: dict[socket.socket, bytes] = {}  # What each has sent, in the order of their start.
-    with listener.socket as waiting, selectors.DefaultSelector() as selector:
+    unproven: dict[socket.socket, bytes] = {}  # The bytes that each connection has sent; the oldest comes first.
+    with listener.socket as waiting:
         waiting.setblocking(False)
-        selector.register(waiting, selectors.EVENT_READ)
-
-        def drop(one: socket.socket) -> None:
-            del unproven[one]
-            selector.unregister(one)
-
         try:
             while (seconds := until - time.monotonic()) > 0:
-                for key, _ in selector.select(seconds):
-                    if key.fileobj is waiting:
-                        if len(unproven) >= _MOST_UNPROVEN:
-                            oldest = next(iter(unproven))
-                            drop(oldest)
-                            oldest.close()
-                        with contextlib.suppress(OSError):  # It has been closed again.
-                            found, _ = waiting.accept()
-                            found.setblocking(False)
-                            selector.register(found, selectors.EVENT_READ)
-                            unproven[found] = b""
+                ready = connection.wait([waiting, *unproven], seconds)
+                for one in (one for one in ready if one is not waiting):
+                    more = _read(one)
+                    unproven[one] += more
+                    if more and not _is_whole(unproven[one]):
                         continue
-                    found = key.fileobj
-                    if found not in unproven:  # Closed as the oldest.
-                        continue
-                    more = _read(found)
-                    unproven[found] += more
-                    received = unproven[found]
-                    if more and not received.endswith(b"\n") and len(received) < _LONGEST_PROOF:
-                        continue
-                    drop(found)
-                    if keys.verify(_message("to", listener.nonce), received.strip()):
-                        return found
-                    found.close()  # A stranger's.
+                    if keys.verify(_message("to", listener.nonce), unproven.pop(one).strip()):
+                        return one
+                    one.close()  # A stranger's.
+                if waiting not in ready:
+                    continue
+                if len(unproven) >= _MOST_UNPROVEN:
+                    oldest = next(iter(unproven))
+                    del unproven[oldest]
+                    oldest.close()
+                with contextlib.suppress(OSError):  # It has been closed again.
+                    found, _ = waiting.accept()
+                    found.setblocking(False)
+                    unproven[found] = b""
             raise TimeoutError("timed out: the worker before has not connected")
         finally:
             for one in unproven:
@@ -378,20 +367,24 @@ def _read(found: socket.socket) -> bytes:
         return b""
 
 
-def _proof(keys: Keys, way: str, nonce: str) -> bytes:
-    return keys.sign(_message(way, nonce)) + b"\n"
+def _is_whole(received: bytes) -> bool:
+    return received.endswith(b"\n") or len(received) >= _LONGEST_PROOF
 
 
-def _message(way: str, nonce: str) -> bytes:
-    return f"ring {way} {nonce}".encode()
+def _proof(keys: Keys, direction: str, nonce: str) -> bytes:
+    return keys.sign(_message(direction, nonce)) + b"\n"
 
 
-def _is_proven(found: socket.socket, keys: Keys, way: str, nonce: str, until: float) -> bool:
+def _message(direction: str, nonce: str) -> bytes:
+    return f"ring {direction} {nonce}".encode()
+
+
+def _is_proven(found: socket.socket, keys: Keys, direction: str, nonce: str, until: float) -> bool:
     received = b""
-    while not received.endswith(b"\n") and len(received) < _LONGEST_PROOF:
+    while not _is_whole(received):
         found.settimeout(max(0.01, until - time.monotonic()))
         more = _read(found)
         if not more:
             return False
         received += more
-    return keys.verify(_message(way, nonce), received.strip())
+    return keys.verify(_message(direction, nonce), received.strip())

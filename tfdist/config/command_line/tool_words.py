@@ -25,7 +25,7 @@ def parse_words(argv: list[str], *, least: int = 0, most: float = math.inf, want
 
 
 def need_words(least: int, wanted: str, most: float = math.inf) -> Callable[[list[str]], list[str]]:
-    """Returns `parse_words` for a command that needs so many words."""
+    """Returns `parse_words` for a command that needs from `least` to `most` words."""
     return functools.partial(parse_words, least=least, most=most, wanted=wanted)
 
 

@@ -42,7 +42,7 @@ class Task:
     first: int
     # The config, as JSON values.
     config: Mapping[str, Any]
-    # The directory of the checkpoint from which it goes on; None: from the newest one in `scratch`, or from the start.
+    # The directory of the checkpoint to resume; None: the newest one in `scratch`, or a new run.
     checkpoint: Path | None
     # A directory for its files.
     scratch: Path
