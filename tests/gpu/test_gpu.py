@@ -31,7 +31,10 @@ FEW_STEPS = (
     "--config.report.tensorboard=false",
 )
 # Config, options, last step, and how much a weight may differ after it: absolute, and relative to its size.
-COMPARED = {"digits": (DIGITS, FEW_STEPS, 20, 1e-4, 1e-4), "resnet20": (RESNET, (), 6, 1e-3, 1e-3)}
+COMPARED = {
+    "digits": (DIGITS, (*FEW_STEPS, "--config.train.xla=false"), 20, 1e-4, 1e-4),
+    "resnet20": (RESNET, (), 6, 1e-3, 1e-3),
+}
 # Seconds in which the other worker must name one that was killed.
 PATIENCE = 60.0
 
@@ -165,14 +168,16 @@ def assert_two_are_as_one(devices, tmp_path, implementation, *, workers, replica
     )
     assert_close(tmp_path / "one", tmp_path / "two", 20, 1e-4, 1e-4)
     if workers == 2:
-        with_nccl = devices.kind == "GPU" and implementation == "auto"
-        assert ("NCCL at" if with_nccl else "RING over gRPC at") in outputs[0]
+        chosen = "NCCL at" if devices.kind == "GPU" else "RING over TCP at"
+        assert (chosen if implementation == "auto" else "RING over gRPC at") in outputs[0]
 
 
 def test_no_step_copies_from_the_gpu(devices, tmp_path):
     profiled = 240
+    # Without an evaluation, whose first convolutions try algorithms and copy 8 bytes for each.
     options = (
         *FEW_STEPS,
+        "--config.evaluation.every.epochs=none",
         *("--config.train.steps=260", "--config.report.every.steps=260", "--config.train.call_seconds=60"),
         *("--config.report.tensorboard=true", f"--config.report.profile=[21,{20 + profiled}]"),
     )
@@ -182,7 +187,7 @@ def test_no_step_copies_from_the_gpu(devices, tmp_path):
     planes = [plane.name for plane in space.planes]
     assert any(name.startswith("/device:GPU" if devices.kind == "GPU" else "/host:CPU") for name in planes), planes
     found = accelerators.copies(space)
-    # Each execution returns one vector, and the last one is followed by the evaluation and the checkpoint: some 50.
+    # Each execution returns one vector, and the last one is followed by the checkpoint: some 50.
     assert found["MemcpyD2H"] < profiled / 2, found
     print(f"{profiled} steps: {dict(found)}")
 

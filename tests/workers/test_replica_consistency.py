@@ -55,9 +55,13 @@ def test_truth_values_and_texts_are_hashed():
     assert hashed(np.zeros([0], np.float32)) == 0
 
 
+def test_hashes_are_those_of_earlier_releases():
+    assert hashing.as_text(hashed(np.arange(2500, dtype=np.float32))) == "7f2a21da6c7e54cd"
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, bool])
 def test_large_variables_are_hashed_in_slices_of_which_each_bit_counts(monkeypatch, dtype):
-    monkeypatch.setattr(hashing, "_TOGETHER", 16)  # Slices of 128 bytes.
+    monkeypatch.setattr(hashing, "_SLICE", 128)
     array = np.random.default_rng(0).integers(0, 2, 1001).astype(dtype)
     seen = {hashed(array), hashed(np.roll(array, 32))}
     for place in (0, 127, 128, 999, 1000):
@@ -81,6 +85,18 @@ def test_a_state_is_hashed_variable_by_variable(device_type):
         assert int(hashing.combine(changed, device_type)) != whole
     assert int(hashing.combine(each[::-1], device_type)) != whole
     assert hashing.as_text(-1) == "f" * 16
+
+
+def test_tensors_of_one_size_are_hashed_together_without_loops(monkeypatch):
+    monkeypatch.setattr(hashing, "_SLICE", 20_000)  # Two of the largest.
+    rng = np.random.default_rng(0)
+    shapes = [(40, 50), (2000,), (5,), (1030, 1), (5,), (2000,), (), (0,), (5,)]
+    values = [tf.constant(rng.standard_normal(shape), tf.float32) for shape in shapes]
+    function = tf.function(lambda: hashing.hash_each(values, "GPU"), autograph=False).get_concrete_function()
+    assert not [op.type for op in function.graph.get_operations() if "While" in op.type]
+    assert function().numpy().tolist() == [int(hashing.hash_tensor(value)) for value in values]
+    unknown = tf.function(hashing.hash_tensor, input_signature=[tf.TensorSpec(None, tf.float32)])
+    assert function().numpy().tolist() == [int(unknown(value)) for value in values]
 
 
 def test_differences_are_described():

@@ -5,15 +5,17 @@ one element is always found, any other with a probability of about 1 - 2**-60. A
 (TensorFlow's op Fingerprint), which takes a tenth of the time and has no kernel for GPUs.
 """
 
+import collections
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 # Words that one round hashes to one.
 _ROW = 1024
-# Words of a slice (32 MB): large tensors are hashed in slices, for small copies.
-_TOGETHER = 1 << 22
+# Bytes of a slice: large tensors are hashed in slices, for small copies, and small ones together in one.
+_SLICE = 1 << 25
 
 
 def _odd_numbers(salt: int) -> np.ndarray:
@@ -29,58 +31,90 @@ _FIRST, _SECOND = _odd_numbers(1), _odd_numbers(2)
 
 def as_int64_words(value: tf.Tensor) -> tf.Tensor:
     """Returns the bits of `value`, of any shape and dtype, as int64 [n], padded with zeros; strings are hashed."""
-    if value.dtype == tf.string:
-        return tf.strings.to_hash_bucket_fast(tf.reshape(value, [-1]), 2**63 - 1)
-    value = tf.cast(value, tf.uint8) if value.dtype == tf.bool else value
-    together = 8 // value.dtype.size
+    return _row_words(tf.reshape(value, [1, -1]))[0]
+
+
+def _row_words(rows: tf.Tensor) -> tf.Tensor:
+    """Returns the bits of each row: [k, n] of any dtype -> int64 [k, words], padded with zeros; strings are hashed."""
+    if rows.dtype == tf.string:
+        return tf.strings.to_hash_bucket_fast(rows, 2**63 - 1)
+    rows = tf.cast(rows, tf.uint8) if rows.dtype == tf.bool else rows
+    together = 8 // rows.dtype.size
     if together <= 1:
-        return tf.reshape(tf.bitcast(value, tf.int64), [-1])
-    # If the size is known, and a multiple: two operations instead of a dozen, for hundreds of variables.
-    size = value.shape.num_elements()
-    missing = -(tf.size(value) if size is None else size) % together
-    if size is None or missing:
-        value = tf.pad(tf.reshape(value, [-1]), [[0, missing]])
-    return tf.bitcast(tf.reshape(value, [-1, together]), tf.int64)
+        return tf.reshape(tf.bitcast(rows, tf.int64), [rows.shape[0], -1])
+    return tf.bitcast(tf.reshape(_pad(rows, together), [rows.shape[0], -1, together]), tf.int64)
 
 
-@tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.int64)])
-def hash_words(numbers: tf.Tensor) -> tf.Tensor:
-    """Hashes int64 [n] to int64 []."""
-
-    def shorten(numbers: tf.Tensor) -> list[tf.Tensor]:
-        full = tf.size(numbers) // _ROW * _ROW
-        rest = tf.pad(numbers[full:], [[0, -tf.size(numbers) % _ROW]])
-        return [tf.concat([_rows(numbers[:full]), _rows(rest)], axis=0)]
-
-    invariants = [tf.TensorShape([None])]
-    return tf.reduce_sum(tf.while_loop(lambda n: tf.size(n) > 1, shorten, [numbers], shape_invariants=invariants)[0])
+def _pad(rows: tf.Tensor, multiple: int) -> tf.Tensor:
+    """Appends zeros to each row of [k, n], up to a multiple."""
+    size = rows.shape[1]
+    missing = -(tf.shape(rows)[1] if size is None else size) % multiple
+    return rows if size is not None and not missing else tf.pad(rows, [[0, 0], [0, missing]])
 
 
-def _rows(numbers: tf.Tensor) -> tf.Tensor:
+def _hash_words(words: tf.Tensor) -> tf.Tensor:
+    """Hashes each row: int64 [k, n] -> int64 [k]."""
+    if words.shape[1] is None:
+        invariants = [tf.TensorShape([words.shape[0], None])]
+        words = tf.while_loop(
+            lambda w: tf.shape(w)[1] > 1, lambda w: [_shorten(w)], [words], shape_invariants=invariants
+        )[0]
+    else:  # Without a loop: TensorFlow optimises a graph with hundreds of loops for 20 s.
+        while words.shape[1] > 1:
+            words = _shorten(words)
+    return tf.reduce_sum(words, axis=1)
+
+
+def _shorten(words: tf.Tensor) -> tf.Tensor:
+    """Hashes each _ROW words of a row to one."""
     # Sums modulo 2**64 do not depend on the order. Odd factors keep every bit. The shift mixes high bits into low ones:
     # otherwise two changed signs would cancel.
-    rows = tf.reshape(numbers, [-1, _ROW]) * tf.constant(_FIRST)
+    rows = tf.reshape(_pad(words, _ROW), [words.shape[0], -1, _ROW]) * tf.constant(_FIRST)
     rows = tf.bitwise.bitwise_xor(rows, tf.bitwise.right_shift(rows, tf.constant(32, tf.int64)))
-    return tf.reduce_sum(rows * tf.constant(_SECOND), axis=1)
+    return tf.reduce_sum(rows * tf.constant(_SECOND), axis=2)
 
 
 def hash_tensor(value: tf.Tensor) -> tf.Tensor:
     """Hashes a tensor of any shape and dtype, in slices if it is large: int64 []."""
     size = value.shape.num_elements()
-    length = _TOGETHER * 8 // max(value.dtype.size, 1)
+    length = _SLICE // max(value.dtype.size, 1)
     if size is None or size <= length:
-        return hash_words(as_int64_words(value))
+        return _hash_words(_row_words(tf.reshape(value, [1, -1])))[0]
     flat = tf.reshape(value, [-1])
 
-    def hash_slice(index: tf.Tensor, hashes: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-        words = as_int64_words(flat[index * length : tf.minimum((index + 1) * length, size)])
-        return index + 1, hashes.write(tf.cast(index, tf.int32), hash_words(words))
+    def hash_slice(start: tf.Tensor | int, length: int) -> tf.Tensor:
+        return _hash_words(_row_words(tf.slice(flat, [start], [length])[tf.newaxis]))
 
-    count = -(-size // length)
+    def append(index: tf.Tensor, hashes: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+        return index + 1, hashes.write(tf.cast(index, tf.int32), hash_slice(index * length, length)[0])
+
+    count, rest = divmod(size, length)
     # One slice after another: each needs a copy. int64: a tensor may have more than 2**31 elements.
     first = (tf.zeros([], tf.int64), tf.TensorArray(tf.int64, count, element_shape=[]))
-    _, hashes = tf.while_loop(lambda index, _: index < count, hash_slice, first, parallel_iterations=1)
-    return hash_words(hashes.stack())
+    _, hashes = tf.while_loop(lambda index, _: index < count, append, first, parallel_iterations=1)
+    last = [hash_slice(tf.constant(count * length, tf.int64), rest)] if rest else []
+    return _hash_words(tf.concat([hashes.stack(), *last], axis=0)[tf.newaxis])[0]
+
+
+def _hash_groups(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Hashes each of n tensors, those of one size and dtype together, so that the graph of a state is short: int64 [n].
+
+    A group is one copy, of at most a slice.
+    """
+    places: dict[Any, list[int]] = collections.defaultdict(list)
+    for place, value in enumerate(values):
+        size = value.shape.num_elements()
+        places[place if size is None else (value.dtype, size)].append(place)
+    order, hashes = [], []
+    for same in places.values():
+        size = values[same[0]].shape.num_elements() or 1
+        together = max(1, _SLICE // (size * max(values[same[0]].dtype.size, 1)))
+        for first in range(0, len(same), together):
+            group = same[first : first + together]
+            rows = [tf.reshape(values[place], [-1]) for place in group]
+            hashes += [_hash_words(_row_words(tf.stack(rows)))] if len(rows) > 1 else [hash_tensor(rows[0])[tf.newaxis]]
+            order += group
+    return tf.gather(tf.concat(hashes, axis=0), np.argsort(order))
 
 
 def _fingerprint(value: tf.Tensor) -> tf.Tensor:
@@ -89,20 +123,27 @@ def _fingerprint(value: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(words, tf.int64)[0]
 
 
+def _fingerprints(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Hashes each of n tensors by FarmHash, strings as `hash_tensor`: int64 [n]."""
+    return tf.stack([hash_tensor(value) if value.dtype == tf.string else _fingerprint(value) for value in values])
+
+
 # The type of the replicas' devices -> the name of the hash of a state there.
 HASH_NAMES = {"CPU": "farmhash64", "GPU": "multiply64"}
-_HASHES: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {"farmhash64": _fingerprint, "multiply64": hash_tensor}
+_HASHES: dict[str, Callable[[Sequence[tf.Tensor]], tf.Tensor]] = {
+    "farmhash64": _fingerprints,
+    "multiply64": _hash_groups,
+}
 
 
 def hash_each(values: Sequence[tf.Tensor], device_type: str) -> tf.Tensor:
     """Hashes each of n tensors on a device of a type, "CPU" or "GPU": int64 [n]."""
-    function = _HASHES[HASH_NAMES[device_type]]
-    return tf.stack([hash_tensor(value) if value.dtype == tf.string else function(value) for value in values])
+    return _HASHES[HASH_NAMES[device_type]](values)
 
 
 def combine(hashes: tf.Tensor, device_type: str) -> tf.Tensor:
     """Returns the hash of a state, int64 [], from those of its tensors, the result of `hash_each`."""
-    return _HASHES[HASH_NAMES[device_type]](hashes)
+    return hash_each([hashes], device_type)[0]
 
 
 def as_text(value: int) -> str:
