@@ -1,7 +1,6 @@
 """`LoopTools`: what the loop works with, made once per start."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -131,7 +130,7 @@ def make_finite_check(cluster: Cluster, variables: Mapping[str, Any]) -> Callabl
 
 
 def check_worker(variables: Mapping[str, Any]) -> Callable[[], str]:
-    """Compiles a function that returns the name of a variable that is not finite on this worker; "": there is none.
+    """Returns a function that returns the name of a variable that is not finite on this worker; "": there is none.
 
     A variable that is infinite now, such as a mask with -inf, may stay so: only NaN counts there.
     """
@@ -142,13 +141,11 @@ def check_worker(variables: Mapping[str, Any]) -> Callable[[], str]:
         for one in (value.local() if isinstance(value, Divided) else [value])
         if value.dtype.is_floating
     ]
-    floats = [(name, value, bool(tf.reduce_any(tf.math.is_inf(value)))) for name, value in copies]
+    infinite = tf.stack([tf.reduce_any(tf.math.is_inf(value)) for _, value in copies]).numpy()
 
-    @tf.function(autograph=False)
-    def check() -> tf.Tensor:
-        bad = [tf.math.is_nan(v) if infinite else ~tf.math.is_finite(v) for _, v, infinite in floats]
-        return tf.stack([tf.reduce_any(one) for one in bad])
+    def check() -> str:  # Without a graph: tracing one for hundreds of variables takes seconds.
+        found = zip(copies, infinite, strict=True)
+        bad = [tf.reduce_any(tf.math.is_nan(v) if allowed else ~tf.math.is_finite(v)) for (_, v), allowed in found]
+        return next((name for (name, _), one in zip(copies, tf.stack(bad).numpy(), strict=True) if one), "")
 
-    # Traced once, at its first call. TensorFlow would warn about the calls of `check` in a script with many fits.
-    traced = functools.cache(check.get_concrete_function)
-    return lambda: next((name for (name, *_), bad in zip(floats, traced()().numpy(), strict=True) if bad), "")
+    return check
