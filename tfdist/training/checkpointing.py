@@ -64,7 +64,8 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
 
 def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tuple[LoopTools, TrainingState]:
     damaged: list[str] = []
-    saved = _find_newest(run, damaged)
+    saved = checkpoint_format.newest_valid(run.checkpoints, damaged.append) if run.cluster.is_chief else None
+    saved = restore.broadcast_saved(run.cluster, saved)
     state = _new_state(run, rate) if saved is None else TrainingState.from_json(saved.state)
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
@@ -138,14 +139,6 @@ def _new_state(run: Run, rate: float | None) -> TrainingState:
         completed_epochs=run.feed.sizes.first_step // run.steps_per_epoch,
         learning_rate=rate,
     )
-
-
-def _find_newest(run: Run, damaged: list[str]) -> Saved | None:
-    """Returns the newest valid checkpoint, chosen by the chief; adds to `damaged` a line for each one it skipped."""
-    saved = None
-    if run.cluster.is_chief:
-        saved = checkpoint_format.newest_valid(run.checkpoints, damaged.append)
-    return restore.broadcast_saved(run.cluster, saved)
 
 
 def _restore(run: Run, state: TrainingState, saved: Saved) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -209,14 +209,6 @@ def _batch(dataset: tf.data.Dataset, options: DataOptions) -> tuple[tf.data.Data
     return (dataset.batch(options.batch_size), options.batch_size) if single else (dataset, None)
 
 
-def _finishing(dataset: tf.data.Dataset, options: DataOptions) -> Callable[..., tuple]:
-    """Returns a function for `dataset.map` that finishes a batch."""
-    in_tuple = isinstance(dataset.element_spec, tuple)
-    return tf.autograph.experimental.do_not_convert(
-        lambda *given: base.finish(given if in_tuple else given[0], options)
-    )
-
-
 def _length(dataset: tf.data.Dataset, options: DataOptions) -> int | None:
     """Returns the number of batches; None: it is not known, or there is no end."""
     cardinality = int(dataset.cardinality())
@@ -234,7 +226,9 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         dataset, skipped, order_unknown = shuffle_passes.continue_passes(dataset)
     parts = rebuild_pipeline.split_before_maps(dataset)
     in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
-    dataset = dataset.map(_finishing(dataset, options))
+    dataset = dataset.map(
+        tf.autograph.experimental.do_not_convert(lambda *given: base.finish(given if in_tuple else given[0], options))
+    )
     length = _length(dataset, options)
     traits, plain = dataset_traits.find(dataset), rebuild_pipeline.without_shuffles(dataset)
     # If Keras finds the end of an epoch by reading, it makes no unused iterator.
