@@ -39,30 +39,18 @@ RUN_FLAGS = ("config", "workdir", "mode", "checkpoint", "allow_config_changes")
 flags.disclaim_key_flags()  # --help shows the flags of the module that calls define_config.
 
 
-@contextlib.contextmanager
-def _must_be(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (TypeError, ValueError):
-        raise ValueError(f"must be {what}") from None
+class _OrNone(flags.ArgumentParser):
+    """Parses None, and values of another parser."""
 
+    def __init__(self, parser: flags.ArgumentParser, what: str):
+        super().__init__()
+        self._parser, self._what = parser, what
 
-class _IntegerOrNone(flags.IntegerParser):
-    def parse(self, argument: Any) -> int | None:
-        with _must_be("a whole number"):
-            return None if argument in NONE_WORDS else super().parse(argument)
-
-
-class _FloatOrNone(flags.FloatParser):
-    def parse(self, argument: Any) -> float | None:
-        with _must_be("a number"):
-            return None if argument in NONE_WORDS else super().parse(argument)
-
-
-class _BooleanOrNone(flags.BooleanParser):
-    def parse(self, argument: Any) -> bool | None:
-        with _must_be("true or false"):
-            return None if argument in NONE_WORDS else super().parse(argument)
+    def parse(self, argument: Any) -> Any:
+        try:
+            return None if argument in NONE_WORDS else self._parser.parse(argument)
+        except (TypeError, ValueError):
+            raise ValueError(f"must be {self._what}") from None
 
 
 class _Literal(flags.ArgumentParser):
@@ -85,8 +73,12 @@ class _Literal(flags.ArgumentParser):
 
 def define_config() -> flags.FlagHolder:
     """Defines --config and, for each field of the file it names, --config.section.field; see `parse`."""
-    for kind, parser in ((int, _IntegerOrNone()), (float, _FloatOrNone()), (bool, _BooleanOrNone())):
-        config_flags.register_flag_parser_for_type(kind, parser)
+    for kind, parser, what in (
+        (int, flags.IntegerParser(), "a whole number"),
+        (float, flags.FloatParser(), "a number"),
+        (bool, flags.BooleanParser(), "true or false"),
+    ):
+        config_flags.register_flag_parser_for_type(kind, _OrNone(parser, what))
     for kind in (list, dict, types.NoneType):
         config_flags.register_flag_parser_for_type(kind, _Literal(kind))
     config_flags.register_flag_parser_for_type(Any, _Literal(types.NoneType))

@@ -30,7 +30,7 @@ PARTS = {
     "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
     "report.tensorboard": "tfdist.report.tensorboard_events:EventRecords",
     "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
-    "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:NoiseScaleReport",
+    "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:add_to_report",
     "report.notify": "tfdist.training.reporting.notice:send",
     "train.shard_optimizer": "tfdist.training.step.variants.sharding.sharded_optimizer:compose",
     "train.recompute": "tfdist.training.step.variants.recomputation.named_layers:install",

@@ -2,5 +2,3 @@
 
 from tfdist.data.cache.arrays import InMemoryArrays, collect, fits
 from tfdist.data.cache.cached_source import CachedSource, add_cache
-
-__all__ = ["CachedSource", "InMemoryArrays", "add_cache", "collect", "fits"]
