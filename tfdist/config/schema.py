@@ -19,6 +19,9 @@ RENAMED = {"agreement": "consistency"}
 PARTS = {
     "help": "tfdist.config.command_line.flag_help:text",
     "help.fields": "tfdist.config.command_line.flag_help:fields",
+    "flags.unknown": "tfdist.config.command_line.flag_errors:check_names",
+    "flags.config": "tfdist.config.command_line.flag_errors:check_file",
+    "flags.explain": "tfdist.config.command_line.flag_errors:explain",
     "callbacks": "tfdist.training.callbacks.callback_runner:make_callbacks",
     "evaluation": "tfdist.training.evaluation.saved_checkpoint:evaluate_only",
     "data.pipeline": "tfdist.data.textbook:pipeline",
