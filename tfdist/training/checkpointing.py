@@ -170,9 +170,8 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
         ended = run.is_script and (state.step >= run.total_steps or run.callbacks.stop())
         advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""
         report.event(f"resumed from {saved.path}{advice}", saved.step)
-        if (
-            state.best.step == saved.step and run.config.checkpoint.best_metric is not None
-        ):  # The run may have died after this save, before best.json.
+        # The run may have died after this save, before best.json.
+        if state.best.step == saved.step and run.config.checkpoint.best_metric is not None:
             checkpointer.mark_best(saved.step, run.config.checkpoint.best_metric, state.best.value)
     return checkpointer
 
@@ -291,9 +290,8 @@ def mark_finished(tools: LoopTools, state: TrainingState) -> None:
             with run.evaluated_weights():
                 event = run.export(model)
             tools.report.event(event, state.step)
-        run_info.write_config(
-            str(run.workdir), diff.to_json(run.config)
-        )  # A shorter run may end without a new checkpoint.
+        # A shorter run may end without a new checkpoint.
+        run_info.write_config(str(run.workdir), diff.to_json(run.config))
         files.write_json(str(finished), {"step": state.step, **best, **early})
     except OSError as error:
         raise OSError(

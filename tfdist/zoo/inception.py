@@ -59,9 +59,7 @@ def image(
     Raises:
         ValueError: an argument is out of range, or the batch has no such images.
     """
-    for name, (low, high), most in (("area", area, 1.0), ("aspect", aspect, 1e3)):
-        if not 0 < low <= high <= most:
-            raise ValueError(f"inception:image: {name} must be (low, high) above 0. Received: {(low, high)}")
+    _check_ranges(area, aspect)
     contents, shape_of, cut = _images(batch, size if scaled_decode else None)
 
     def one(example: tuple[tuple[tf.Tensor, ...], tf.Tensor]) -> tf.Tensor:
@@ -80,6 +78,12 @@ def image(
     images = tf.map_fn(one, (contents, draws), fn_output_signature=signature, parallel_iterations=_PARALLEL_IMAGES)
     prepared = {**batch, "image": tf.ensure_shape(images, [contents[0].shape[0], size, size, 3])}
     return {name: value for name, value in prepared.items() if name != "image_shape"}
+
+
+def _check_ranges(area: Sequence[float], aspect: Sequence[float]) -> None:
+    for name, (low, high), most in (("area", area, 1.0), ("aspect", aspect, 1e3)):
+        if not 0 < low <= high <= most:
+            raise ValueError(f"inception:image: {name} must be (low, high) above 0. Received: {(low, high)}")
 
 
 def _mirror(pixels: tf.Tensor, condition: tf.Tensor) -> tf.Tensor:

@@ -232,14 +232,12 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     length = _length(dataset, options)
     traits, plain = dataset_traits.find(dataset), rebuild_pipeline.without_shuffles(dataset)
     # If Keras finds the end of an epoch by reading, it makes no unused iterator.
-    stops = bool(shuffles)
     two_per_epoch = length is not None and options.steps is None
     if length is None and options.steps is None:
         length = inspect_dataset.count(plain)
     first = tf.nest.flatten(dataset.element_spec)[0].shape
     static = first[0] if first.rank else None
     known = static or batch_size or (parts.batch_size if parts else None)
-
     own = options.preprocess is not None
     steps = options.steps if length is None else base.steps_of_epoch(options, length)
     gate = epoch_gate.EpochGate(steps) if traits.reads_state else None
@@ -252,7 +250,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         # All passes are equal: finished ones are not read again.
         if length is not None and traits.is_deterministic:
             return dataset.skip(start % length).concatenate(dataset.repeat()) if start else dataset.repeat()
-        if not stops:
+        if not shuffles:
             return dataset.repeat().skip(start)
         repeated = inspect_dataset.passes_of_keras(dataset, two_per_epoch=two_per_epoch, skipped=skipped)
         return repeated.skip(start).take(stop - start)
@@ -276,8 +274,8 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         sample=lambda: inspect_dataset.sample(dataset),
         resume_caveat=traits.resume_caveat,
         sharded=None if parts is None else shard_steps,
-        stops=stops,
-        count_passes=count_passes if stops else None,
+        stops=bool(shuffles),
+        count_passes=count_passes if shuffles else None,
         order_unknown=order_unknown or traits.order_unknown,
         finish=(lambda rows: base.finish(rows if in_tuple else rows[0], options)) if own else None,
     )
