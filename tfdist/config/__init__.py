@@ -30,23 +30,6 @@ from tfdist.config.schema import (
     Train,
 )
 
-__all__ = [
-    "Audit",
-    "Checkpoint",
-    "ClusterOptions",
-    "Communication",
-    "Compression",
-    "Config",
-    "Consistency",
-    "Data",
-    "Evaluation",
-    "Every",
-    "LearningRate",
-    "Report",
-    "Train",
-]
-
-
 meanings.add_to_docstrings()
 
 

@@ -20,7 +20,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from tfdist.config import config_dict, saved_run, schema, specs, validate
-from tfdist.config.command_line import closed_streams, flag_errors, spec_arguments, words
+from tfdist.config.command_line import closed_streams, spec_arguments, words
 
 NONE_WORDS = ("none", "None")
 # Messages of Python and absl for the values of flags, and what is said instead.
@@ -39,30 +39,18 @@ RUN_FLAGS = ("config", "workdir", "mode", "checkpoint", "allow_config_changes")
 flags.disclaim_key_flags()  # --help shows the flags of the module that calls define_config.
 
 
-@contextlib.contextmanager
-def _must_be(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (TypeError, ValueError):
-        raise ValueError(f"must be {what}") from None
+class _OrNone(flags.ArgumentParser):
+    """Parses None, and values of another parser."""
 
+    def __init__(self, parser: flags.ArgumentParser, what: str):
+        super().__init__()
+        self._parser, self._what = parser, what
 
-class _IntegerOrNone(flags.IntegerParser):
-    def parse(self, argument: Any) -> int | None:
-        with _must_be("a whole number"):
-            return None if argument in NONE_WORDS else super().parse(argument)
-
-
-class _FloatOrNone(flags.FloatParser):
-    def parse(self, argument: Any) -> float | None:
-        with _must_be("a number"):
-            return None if argument in NONE_WORDS else super().parse(argument)
-
-
-class _BooleanOrNone(flags.BooleanParser):
-    def parse(self, argument: Any) -> bool | None:
-        with _must_be("true or false"):
-            return None if argument in NONE_WORDS else super().parse(argument)
+    def parse(self, argument: Any) -> Any:
+        try:
+            return None if argument in NONE_WORDS else self._parser.parse(argument)
+        except (TypeError, ValueError):
+            raise ValueError(f"must be {self._what}") from None
 
 
 class _Literal(flags.ArgumentParser):
@@ -85,8 +73,12 @@ class _Literal(flags.ArgumentParser):
 
 def define_config() -> flags.FlagHolder:
     """Defines --config and, for each field of the file it names, --config.section.field; see `parse`."""
-    for kind, parser in ((int, _IntegerOrNone()), (float, _FloatOrNone()), (bool, _BooleanOrNone())):
-        config_flags.register_flag_parser_for_type(kind, parser)
+    for kind, parser, what in (
+        (int, flags.IntegerParser(), "a whole number"),
+        (float, flags.FloatParser(), "a number"),
+        (bool, flags.BooleanParser(), "true or false"),
+    ):
+        config_flags.register_flag_parser_for_type(kind, _OrNone(parser, what))
     for kind in (list, dict, types.NoneType):
         config_flags.register_flag_parser_for_type(kind, _Literal(kind))
     config_flags.register_flag_parser_for_type(Any, _Literal(types.NoneType))
@@ -143,10 +135,10 @@ def run(
     sys.argv[1:] = words.complete(sys.argv[1:])
     if path := words.config_path(sys.argv[1:]):  # A config may name a module beside it, however it is started.
         sys.path += saved_run.import_folders(path.partition(":")[0])
-    if words.asks_for_help(sys.argv[1:]):
+    if any(flag.name in words.HELP for flag in words.read_flags(sys.argv[1:])):
         with closed_streams.quiet():
             print(specs.part("help")(purpose, usage, RUN_FLAGS))
-            if path and not flag_errors.file_problem(path):
+            if path and Path(path.partition(":")[0]).is_file():
                 parse([sys.argv[0], *words.config_arguments(sys.argv[1:])])
                 print(f"\n{specs.part('help.fields')(path, flags.FLAGS['config'].value)}")
         sys.exit(0)
@@ -160,18 +152,19 @@ def parse(argv: list[str]) -> list[str]:
     otherwise a forgotten "--" would be ignored.
     """
     has_config = "config" in flags.FLAGS
-    flag_errors.check_names(argv)
-    if has_config:
-        flag_errors.check_file(argv)
+    if any(words.unknown(argv[1:])):
+        specs.part("flags.unknown")(argv)
+    if has_config and not _names_a_config(argv):
+        specs.part("flags.config")(argv)
     try:
         rest = flags.FLAGS(argv)
     except flags.Error as error:
         if has_config:
-            flag_errors.explain(argv)
+            specs.part("flags.explain")(argv)
         sys.exit(plain(error))
     except Exception:
         if has_config:
-            flag_errors.explain(argv)
+            specs.part("flags.explain")(argv)
         raise
     flags_only(rest[1:])
     if not has_config:
@@ -183,6 +176,14 @@ def parse(argv: list[str]) -> list[str]:
     for name, value in flags.FLAGS["config"].override_values.items():
         _none_where_meant(config, name, value)
     return rest
+
+
+def _names_a_config(argv: Sequence[str]) -> bool:
+    """Returns whether there is one --config, which names a file that may hold a config."""
+    path = Path(words.config_path(argv[1:]).partition(":")[0])
+    once = sum(flag.name == "config" for flag in words.read_flags(argv[1:])) == 1
+    may = path.is_file() and (path.suffix != ".py" or re.search(rb"get_config|import \*", path.read_bytes()))
+    return once and bool(may)
 
 
 def plain(error: flags.Error) -> str:
@@ -238,7 +239,7 @@ def _none_where_meant(config: schema.Config, name: str, value: Any) -> None:
     holder: Any = config
     for part in holders:
         holder = getattr(holder, part, None)
-    if value in NONE_WORDS and flag_errors.section_fields(holder):
+    if value in NONE_WORDS and dataclasses.is_dataclass(holder):
         hint = typing.get_type_hints(type(holder))[field]
         if types.NoneType in typing.get_args(hint):
             setattr(holder, field, None)

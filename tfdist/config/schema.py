@@ -19,6 +19,9 @@ RENAMED = {"agreement": "consistency"}
 PARTS = {
     "help": "tfdist.config.command_line.flag_help:text",
     "help.fields": "tfdist.config.command_line.flag_help:fields",
+    "flags.unknown": "tfdist.config.command_line.flag_errors:check_names",
+    "flags.config": "tfdist.config.command_line.flag_errors:check_file",
+    "flags.explain": "tfdist.config.command_line.flag_errors:explain",
     "callbacks": "tfdist.training.callbacks.callback_runner:make_callbacks",
     "evaluation": "tfdist.training.evaluation.saved_checkpoint:evaluate_only",
     "data.pipeline": "tfdist.data.textbook:pipeline",
@@ -30,7 +33,7 @@ PARTS = {
     "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
     "report.tensorboard": "tfdist.report.tensorboard_events:EventRecords",
     "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
-    "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:NoiseScaleReport",
+    "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:add_to_report",
     "report.notify": "tfdist.training.reporting.notice:send",
     "train.shard_optimizer": "tfdist.training.step.variants.sharding.sharded_optimizer:compose",
     "train.recompute": "tfdist.training.step.variants.recomputation.named_layers:install",

@@ -114,15 +114,12 @@ def describe_place(
     # With a tf.data.Dataset, the row is a hash of the example.
     example, read = source.find(row) if hasattr(source, "find") else (part.ids(row), _read(source, row))
     index = f"[{', '.join(map(str, at[1:]))}]" if at[1:] else ""
-    origin = "as the source reads it" if _has_nonfinite(read) else "made by config.data.prepare"
+    floats = [value for value in read.values() if value.dtype.is_floating]
+    finite = all(bool(tf.reduce_all(tf.math.is_finite(value))) for value in floats)
+    origin = "made by config.data.prepare" if finite else "as the source reads it"
     return f"{column}{index} of example {example} of the split {split!r} ({origin})"
 
 
 def _read(source: Source, row: int) -> Batch:
     read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
     return next(iter(tf.data.Dataset.from_tensors(tf.constant([row], tf.int64)).map(read)))
-
-
-def _has_nonfinite(batch: Batch) -> bool:
-    floats = [value for value in batch.values() if value.dtype.is_floating]
-    return any(not bool(tf.reduce_all(tf.math.is_finite(value))) for value in floats)

@@ -156,7 +156,9 @@ def make_stream_feed(
         train, train_part = divide(train, shard, options.train_split, options.shards)
         evaluation, evaluation_part = divide(evaluation, shard, options.evaluation_split, options.shards)
         parts, notes = (train_part, evaluation_part), (_note(cluster.num_workers, options.shards),)
-        shard, batches = _local_shard(shard), tuple(size // cluster.num_workers for size in batches)
+        # A worker's replicas in batches of its own, which no other worker reads.
+        shard = dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
+        batches = tuple(size // cluster.num_workers for size in batches)
     train_source, divided = train, tuple(zip((train, evaluation), parts, strict=True))
     train, train_prepare = add_cache(options, train, inputs.prepare, training=True)
     evaluation, evaluation_prepare = add_cache(options, evaluation, inputs.prepare, training=False)
@@ -190,11 +192,6 @@ def add_cache(
     if options.cache == "none" or source is None:
         return source, prepare
     return specs.part("data.cache")(options, source, prepare, training=training)
-
-
-def _local_shard(shard: ReplicaShard) -> ReplicaShard:
-    """Returns the shard of a worker's replicas in batches of its own, which no other worker reads."""
-    return dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
 
 
 def _note(num_workers: int, shards: str) -> str:

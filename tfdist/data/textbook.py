@@ -124,9 +124,11 @@ def training(
         shuffled = examples
         if options.shuffle:
             buffer = options.shuffle_buffer or len(source)
-            shuffled = examples.shuffle(buffer, seed=_epoch_seed(seed, epoch), reshuffle_each_iteration=False)
+            epoch_seed = int(np.random.default_rng([seed, epoch, order.SALT]).integers(2**31))
+        shuffled = examples.shuffle(buffer, seed=epoch_seed, reshuffle_each_iteration=False)
         number = tf.constant(epoch, tf.int64)
-        return shuffled.take(epoch_steps * options.batch_size).map(_adding(number))
+        add = tf.autograph.experimental.do_not_convert(lambda example: {**example, _EPOCH: number})
+        return shuffled.take(epoch_steps * options.batch_size).map(add)
 
     def batches(start: int, stop: int) -> tuple[tf.data.Dataset, int]:
         per_batch = _steps_per_batch(source, options, num_workers)
@@ -186,17 +188,9 @@ def _join(datasets: list[tf.data.Dataset]) -> tf.data.Dataset:
     return datasets[0]
 
 
-def _epoch_seed(seed: int, epoch: int) -> int:
-    return int(np.random.default_rng([seed, epoch, order.SALT]).integers(2**31))
-
-
 @tf.autograph.experimental.do_not_convert
 def _name_parts(image: tf.Tensor, label: tf.Tensor) -> Batch:
     return {"image": image, "label": label}
-
-
-def _adding(epoch: tf.Tensor) -> Callable[[Batch], Batch]:
-    return tf.autograph.experimental.do_not_convert(lambda example: {**example, _EPOCH: epoch})
 
 
 @tf.autograph.experimental.do_not_convert

@@ -61,7 +61,9 @@ def make_callbacks(
     Raises:
         ValueError: an element is not a callback, or BackupAndRestore is used without a workdir.
     """
-    bar = open_bar(verbose, chief=cluster.is_chief)
+    if verbose not in (0, 1, 2, "auto"):
+        raise ValueError(f'verbose must be 0, 1, 2 or "auto". Received: {verbose!r}')
+    bar = ProgressBar(1 if verbose == "auto" else int(verbose)) if cluster.is_chief and verbose else None
     callbacks = []
     for callback in _as_list(given):
         if not isinstance(callback, keras.callbacks.Callback):
@@ -165,10 +167,3 @@ def _update(bar: keras.utils.Progbar, done: int, logs: dict[str, Any], *, finali
     """Shows each value of `logs` as it is: Progbar averages those that it does not know to be stateful."""
     bar.stateful_metrics.update(logs)
     bar.update(done, list(logs.items()), finalize=finalize)
-
-
-def open_bar(verbose: int | str, *, chief: bool) -> ProgressBar | None:
-    """Returns the bar for Keras' `verbose` ("auto": 1), or None for 0 and on workers other than the chief."""
-    if verbose not in (0, 1, 2, "auto"):
-        raise ValueError(f'verbose must be 0, 1, 2 or "auto". Received: {verbose!r}')
-    return ProgressBar(1 if verbose == "auto" else int(verbose)) if chief and verbose else None

@@ -98,7 +98,9 @@ def _report_user_error(
 
 def _end_all_workers(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
     def fail() -> int:
-        if _is_of_keras_trainer(error):
+        # Keras removes its own frames from the stack: only the type of the replicas' batches shows it.
+        files = [frame.filename for frame in traceback_lib.extract_tb(error.__traceback__)]
+        if "PerReplica" in str(error) and not any(file.startswith(user_code.PACKAGE) for file in files):
             raise ValueError(
                 "model.fit, model.evaluate and model.predict are Keras' own, which do not run on several workers: call "
                 "tfdist.fit(cluster, model, ...) instead (docs/from-fit.md). Called at "
@@ -107,9 +109,3 @@ def _end_all_workers(kind: type[BaseException], error: BaseException, traceback:
         raise error
 
     process_exit.run_and_exit(fail)
-
-
-def _is_of_keras_trainer(error: BaseException) -> bool:
-    # Keras removes its own frames from the stack: only the type of the replicas' batches shows it.
-    frames = traceback_lib.extract_tb(error.__traceback__)
-    return "PerReplica" in str(error) and not any(each.filename.startswith(user_code.PACKAGE) for each in frames)

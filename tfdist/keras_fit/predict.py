@@ -78,7 +78,8 @@ class Predictor:
                 return self._of_batch(next(iterator))
             element, outputs, sizes = run(iterator)
             if sizes is not None:
-                outputs = self._gather(outputs) if _are_equal(self._gather(sizes)) else None
+                sizes = self._gather(sizes)
+                outputs = self._gather(outputs) if tf.reduce_all(sizes == sizes[0]) else None
             divided = self._cluster.num_replicas == 1 or self._has_a_row_per_example(outputs, element)
             return outputs if divided else self._of_batch(element)
 
@@ -132,10 +133,6 @@ def _has_rows(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and value.shape.rank not in (None, 0)
 
 
-def _are_equal(rows: tf.Tensor) -> bool:
-    return bool(tf.reduce_all(rows == rows[0]))
-
-
 def gather(
     cluster: Cluster,
     predictor: Predictor,
@@ -163,7 +160,7 @@ def gather(
         if callbacks.begins_batch("predict", index):
             callbacks.call("on_predict_batch_begin", index)
         with cluster.collective("tfdist.predict"):
-            outputs = tf.nest.map_structure(_on_host, predict())
+            outputs = tf.nest.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, predict())
         if keep:
             batches.append(outputs)
         cluster.note_progress(index + 1)
@@ -176,10 +173,6 @@ def gather(
             break
     callbacks.call("on_predict_end")
     return tf.nest.map_structure(lambda *parts: _concatenate(parts), *batches) if keep else None
-
-
-def _on_host(value: Any) -> Any:
-    return value.numpy() if isinstance(value, tf.Tensor) else value
 
 
 def _concatenate(parts: tuple[Any, ...]) -> Any:

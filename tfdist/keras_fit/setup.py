@@ -269,7 +269,10 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
     check_functions(model, {"fit": "train", "evaluate": "test"}[purpose])
-    _check_loss_weights(model)
+    # Metrics in the place of loss_weights, the third argument of compile.
+    given = compiled_model.compile_loss_weights(model)
+    if any(isinstance(one, str | keras.metrics.Metric) or callable(one) for one in keras.tree.flatten(given)):
+        raise ValueError(f"The third argument of compile is loss_weights: write metrics={given!r}. Received: {given!r}")
     if any(not cluster.created_here(variable.value) for variable in (*model.variables, *model.optimizer.variables)):
         raise ValueError(
             f"The {name} or its optimizer was made outside of cluster.scope(): build and compile the model "
@@ -301,10 +304,3 @@ def check_functions(model: keras.Model, kind: str) -> None:
             f"{type(model).__name__} has its own make_{kind}_function, which is not called: tfdist makes the function "
             f"that runs {kind}_step on all replicas. Put what it does into {kind}_step, and remove it."
         )
-
-
-def _check_loss_weights(model: keras.Model) -> None:
-    """Raises ValueError if metrics were passed in the place of loss_weights, the third argument of compile."""
-    given = compiled_model.compile_loss_weights(model)
-    if any(isinstance(one, str | keras.metrics.Metric) or callable(one) for one in keras.tree.flatten(given)):
-        raise ValueError(f"The third argument of compile is loss_weights: write metrics={given!r}. Received: {given!r}")

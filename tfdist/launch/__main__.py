@@ -183,7 +183,8 @@ def summarize(codes: dict[int, int], killed: Sequence[int]) -> AttemptResult:
     rank = next((rank for rank in failed if codes[rank] != interruption.EXIT_PEER_LOST), failed[0])
     code = codes[rank]
     if code < 0:
-        how = f"was killed by {processes.signal_name(-code)}"
+        names = {each.value: each.name for each in signal.Signals}
+        how = f"was killed by {names.get(-code, f'signal {-code}')}"
     elif code == interruption.EXIT_PEER_LOST:
         how = f"lost another worker (exit code {code})"
     else:

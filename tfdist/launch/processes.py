@@ -185,14 +185,6 @@ def open_group() -> Iterator[ProcessGroup]:
             worker.wait()
 
 
-def signal_name(number: int) -> str:
-    """Returns the name of a signal: "SIGKILL" for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _is_other_program(pid: int) -> bool:
     """Returns whether a process runs a program such as a shell, which may not pass signals on, and not Python."""
     try:

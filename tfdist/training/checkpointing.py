@@ -64,7 +64,8 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
 
 def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tuple[LoopTools, TrainingState]:
     damaged: list[str] = []
-    saved = _find_newest(run, damaged)
+    saved = checkpoint_format.newest_valid(run.checkpoints, damaged.append) if run.cluster.is_chief else None
+    saved = restore.broadcast_saved(run.cluster, saved)
     state = _new_state(run, rate) if saved is None else TrainingState.from_json(saved.state)
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
@@ -140,14 +141,6 @@ def _new_state(run: Run, rate: float | None) -> TrainingState:
     )
 
 
-def _find_newest(run: Run, damaged: list[str]) -> Saved | None:
-    """Returns the newest valid checkpoint, chosen by the chief; adds to `damaged` a line for each one it skipped."""
-    saved = None
-    if run.cluster.is_chief:
-        saved = checkpoint_format.newest_valid(run.checkpoints, damaged.append)
-    return restore.broadcast_saved(run.cluster, saved)
-
-
 def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     epoch_ended = state.step <= state.completed_epochs * run.steps_per_epoch
     # First: variables that callbacks change here get their values from the checkpoint.
@@ -177,9 +170,8 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
         ended = run.is_script and (state.step >= run.total_steps or run.callbacks.stop())
         advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""
         report.event(f"resumed from {saved.path}{advice}", saved.step)
-        if (
-            state.best.step == saved.step and run.config.checkpoint.best_metric is not None
-        ):  # The run may have died after this save, before best.json.
+        # The run may have died after this save, before best.json.
+        if state.best.step == saved.step and run.config.checkpoint.best_metric is not None:
             checkpointer.mark_best(saved.step, run.config.checkpoint.best_metric, state.best.value)
     return checkpointer
 
@@ -298,9 +290,8 @@ def mark_finished(tools: LoopTools, state: TrainingState) -> None:
             with run.evaluated_weights():
                 event = run.export(model)
             tools.report.event(event, state.step)
-        run_info.write_config(
-            str(run.workdir), diff.to_json(run.config)
-        )  # A shorter run may end without a new checkpoint.
+        # A shorter run may end without a new checkpoint.
+        run_info.write_config(str(run.workdir), diff.to_json(run.config))
         files.write_json(str(finished), {"step": state.step, **best, **early})
     except OSError as error:
         raise OSError(

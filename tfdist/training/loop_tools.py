@@ -76,7 +76,9 @@ def make_tools(
             None if run.config.report.state_hash == "none" or run.workdir is None else _recorder(run, report),
         ),
         ledger=Ledger() if ledger is None else ledger,
-        extras=[specs.part(field)(run=run, report=report) for field in _extras(run.config)],
+        extras=[
+            extra for field in _extras(run.config) if (extra := specs.part(field)(run=run, report=report)) is not None
+        ],
     )
 
 

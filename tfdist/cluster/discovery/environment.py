@@ -60,7 +60,7 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
     """
     ports = {"port_base": port_base, "port_count": port_count}
     tf_config, mpi, slurm, pbs = (
-        _module(name) if _has(env, prefixes) else None for name, prefixes in _PREFIXES.items()
+        _module(name) if any(one.startswith(prefixes) for one in env) else None for name, prefixes in _PREFIXES.items()
     )
     mpirun = mpi and mpi.mpirun_variables(env)
     if tf_config and (cluster := tf_config.read_cluster(env)):
@@ -91,10 +91,6 @@ def resolve_roughly(env: Mapping[str, str]) -> WorkerSpec:
         return resolve(env, port_base=10000, port_count=10000)
     except ValueError:
         return WorkerSpec(launcher="local")
-
-
-def _has(env: Mapping[str, str], prefixes: tuple[str, ...]) -> bool:
-    return any(name.startswith(prefixes) for name in env)
 
 
 def _first(env: Mapping[str, str], launchers: Sequence[tuple[str, Sequence[str]]]) -> Any:

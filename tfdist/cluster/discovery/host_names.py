@@ -16,11 +16,6 @@ _AT_ONCE = 16
 _FINAL = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
-def are_known_at_the_start(spec: WorkerSpec, env: Mapping[str, str]) -> bool:
-    """Returns whether names must resolve now: those of pods, and of SageMaker's containers, appear as these start."""
-    return spec.launcher != "sagemaker" and "KUBERNETES_SERVICE_HOST" not in env
-
-
 def check(
     spec: WorkerSpec,
     env: Mapping[str, str],
@@ -37,7 +32,8 @@ def check(
     Raises:
         ValueError: names the hosts that do not resolve, and what to do.
     """
-    if spec.num_workers == 1 or not are_known_at_the_start(spec, env):
+    # Names of pods, and of SageMaker's containers, appear as these start.
+    if spec.num_workers == 1 or spec.launcher == "sagemaker" or "KUBERNETES_SERVICE_HOST" in env:
         return
     hosts = dict.fromkeys(hostlist.split_address(address)[0] for address in (*spec.addresses, *spec.chiefs))
     unknown, end = list(hosts), time.monotonic() + seconds

@@ -16,13 +16,13 @@ import pathlib
 import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.rendezvous import alone, decision, protocol, rpc, shared_workdir
+from tfdist.cluster.rendezvous import alone, decision, protocol, rpc
 from tfdist.cluster.rendezvous.protocol import RendezvousState
 from tfdist.cluster.wire import keys as keys_lib
 from tfdist.cluster.wire import listener as listener_lib
@@ -36,6 +36,8 @@ _DECISION_SECONDS = 1.5
 _SAID_AFTER = (5.0, 30.0)
 # Seconds in which a worker that cannot join announces it to the others.
 _FAREWELL_SECONDS = 5.0
+# Seconds that a network file system may take to show a new file.
+_WORKDIR_SECONDS = 10.0
 
 
 def rendezvous(
@@ -120,7 +122,7 @@ async def _rendezvous(
             await _leave(state, await _explain_port(state, error))
         if chief and workdir:
             try:
-                stack.enter_context(shared_workdir.token_file(workdir, state.nonce))
+                stack.enter_context(_token_file(workdir, state.nonce))
             except OSError as error:
                 await _leave(state, f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}")
         async with listener_lib.serving(listener, keys, functools.partial(protocol.handle_request, state)):
@@ -214,7 +216,7 @@ async def _run_other_rank(state: RendezvousState, workdir: pathlib.Path | None) 
         return
     unseen = ""
     if workdir and not state.over and not state.unreached:
-        unseen = await shared_workdir.wait_for_token(state, workdir)
+        unseen = await _wait_for_token(state, workdir)
     # The reason why rank 0 is lost; "" as long as it is not.
     lost = state.unreached.get(0, "")
     while not state.over and not lost:
@@ -309,3 +311,37 @@ async def _explain_port(state: RendezvousState, error: OSError) -> str:
         f"port {port} on host {state.me['host']} is in use: {who}. {advice}, choose other ports with "
         "config.cluster.port_base and port_count, or in TF_CONFIG's addresses"
     )
+
+
+async def _wait_for_token(state: RendezvousState, workdir: pathlib.Path) -> str:
+    """Waits for rank 0's token file; returns the path of workdir if it does not appear in time, else ""."""
+    limit = min(protocol.now() + _WORKDIR_SECONDS, state.deadline)
+    while not state.over:
+        # In a thread: a network file system that hangs must not delay replies to other workers.
+        seen = rpc.in_thread(_token(workdir, state.chief_nonce).exists)
+        seen.add_done_callback(lambda _: state.changed.set())
+        await protocol.until(state, lambda seen=seen: seen.done() or state.over, limit)
+        if seen.done() and seen.exception() is None and seen.result():
+            break
+        if protocol.now() >= limit:
+            return str(workdir)
+        await protocol.until(state, lambda: state.over, protocol.now() + 0.2)
+    return ""
+
+
+@contextlib.contextmanager
+def _token_file(workdir: pathlib.Path, nonce: str) -> Iterator[None]:
+    """Creates workdir and a token file in it, which is removed at the end of the `with` block."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    token = _token(workdir, nonce)
+    token.touch()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            token.unlink()
+
+
+def _token(workdir: pathlib.Path, nonce: str) -> pathlib.Path:
+    # A new name for each start: a network file system may cache that a file does not exist.
+    return workdir / f".tfdist-{nonce}"

@@ -39,7 +39,9 @@ def start(
 ) -> Started:
     """Connects to all other workers; see `strategy.connect`."""
     spec, options, seconds = planned.worker_spec, planned.options, planned.options.connect_seconds
-    details = _configure_malloc(planned)
+    details = []
+    if planned.device_type == "CPU" and malloc.keep_freed_memory(options, os.environ):
+        details.append("malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false")
     listener, watchdog_listener = connections.listen(spec), startup_watchdog.listen(spec)
     ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
     ring_listener = tcp_ring.listen(spec) if planned.implementation == "tcp" else None
@@ -50,13 +52,17 @@ def start(
         strategy_lib.configure_devices(planned)
         details += _add_second_thread(planned, members)
         software = gpu_software.describe(os.environ)
-        notes = strategy_lib.describe_notes(planned, software, _describe_mixed_processors(members))
+        names = sorted({worker["processor"] for worker in members})
+        mixed = f"the workers have different processors, which round differently: {', '.join(names)}"
+        notes = strategy_lib.describe_notes(planned, software, mixed if len(names) > 1 else "")
         with interruption.block_signals():
             if spec.rank:
                 _wait_for_server(members[0]["address"])
             strategy = _make_strategy(planned, [worker["address"] for worker in members])
     monitor = connections.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
-    ring = _connect_ring(spec.rank, members, ring_listener, keys) if ring_listener else None
+    ring = None
+    with contextlib.suppress(OSError):  # The workers before and after this one cannot be reached at their ports.
+        ring = ring_listener and tcp_ring.connect(spec.rank, members, ring_listener, keys, _RING_SECONDS)
     connected = first_collective.count(strategy, monitor, first_collective.limit(seconds, software), ring is not None)
     if connected == len(members):
         replicas.rings[:] = [ring]
@@ -66,12 +72,6 @@ def start(
         notes.append(f"{len(members) - connected} workers could not connect for the ring over TCP: gRPC is used")
     others = hostlist.describe_others([worker["host"] for worker in members[roster.MOST_WORKERS :]])
     return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details, others=others)
-
-
-def _configure_malloc(planned: ClusterPlan) -> list[str]:
-    if planned.device_type == "CPU" and malloc.keep_freed_memory(planned.options, os.environ):
-        return ["malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false"]
-    return []
 
 
 def _meet(
@@ -117,16 +117,6 @@ def _wait_for_server(address: str) -> None:
         time.sleep(0.01)
 
 
-def _connect_ring(
-    rank: int, members: Sequence[Mapping[str, Any]], listener: tcp_ring.Listener, keys: Keys
-) -> tcp_ring.TcpRing | None:
-    """Returns None if the workers before and after this one cannot be reached at the port that each has opened."""
-    try:
-        return tcp_ring.connect(rank, members, listener, keys, _RING_SECONDS)
-    except OSError:
-        return None
-
-
 @strategy_lib.explain_late_configuration()
 def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]]) -> list[str]:
     """Gives a worker with one core a second thread for ops, if the workers are on several hosts.
@@ -140,13 +130,6 @@ def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]
         return []
     tf.config.threading.set_inter_op_parallelism_threads(2)
     return ["two threads for ops on one core, so that gradients are sent during the backward pass"]
-
-
-def _describe_mixed_processors(members: Sequence[Mapping[str, Any]]) -> str:
-    names = sorted({worker["processor"] for worker in members})
-    if len(names) < 2:
-        return ""
-    return f"the workers have different processors, which round differently: {', '.join(names)}"
 
 
 @strategy_lib.explain_late_configuration()

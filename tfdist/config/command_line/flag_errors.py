@@ -1,4 +1,7 @@
-"""Messages for mistakes on the command line: unknown flags, missing files, unknown fields. Imports no TensorFlow."""
+"""Messages for mistakes on the command line: unknown flags, missing files, unknown fields; imported after one.
+
+Imports no TensorFlow.
+"""
 
 import dataclasses
 import os
@@ -15,7 +18,6 @@ from tfdist import configs
 from tfdist.config import config_dict, diff, saved_run, schema, text, user_code
 from tfdist.config.command_line import spec_arguments, words
 
-_OVERRIDE = re.compile(r"(no)?config\.")
 _NO_CONFIG = "the file must define get_config(), which returns a tfdist.config.Config; see configs/digits.py."
 # What a field is called elsewhere -> the field.
 _USUAL_NAMES = {
@@ -29,10 +31,7 @@ _USUAL_NAMES = {
 
 def check_names(argv: Sequence[str]) -> None:
     """Exits with the nearest flag if the command line names a flag that does not exist."""
-    given = list(argv[1:])
-    for flag in words.read_flags(given[: given.index("--") if "--" in given else None]):
-        if _is_known(flag.name):
-            continue
+    for flag in words.unknown(argv[1:]):
         first, dot, rest = flag.name.partition(".")
         field = "" if dot or "config" not in flags.FLAGS else _field_meant(first)
         if field:
@@ -41,13 +40,6 @@ def check_names(argv: Sequence[str]) -> None:
         near = text.closest(first.replace("-", "_"), [*words.own_flags(), "help", "verbosity"], 0.5)
         hint = f" Did you mean --{near}{dot}{rest}?" if near else ""
         sys.exit(f"There is no flag --{flag.name}.{hint} --help lists all flags. Received: {flag.word}")
-
-
-def _is_known(name: str) -> bool:
-    if _OVERRIDE.match(name) and "config" in flags.FLAGS:
-        return True
-    positive = name.removeprefix("no")
-    return name in flags.FLAGS or name == "undefok" or (positive in flags.FLAGS and flags.FLAGS[positive].boolean)
 
 
 def _field_meant(word: str) -> str:

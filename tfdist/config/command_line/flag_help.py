@@ -93,7 +93,8 @@ def _section(section: Any, prefix: str) -> Iterator[str]:
         name, value = f"{prefix}{field.name}", getattr(section, field.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, schema.Every):
             yield ""
-            yield from textwrap.wrap(f"{name}: {_summary(value)}", WIDTH, break_on_hyphens=False)
+            summary = f"{inspect.getdoc(type(value))}".partition("\n\n")[0]
+            yield from textwrap.wrap(f"{name}: {summary}", WIDTH, break_on_hyphens=False)
             yield from _section(value, f"{name}.")
             continue
         yield from _leaves(name, value)
@@ -102,10 +103,6 @@ def _section(section: Any, prefix: str) -> Iterator[str]:
         yield from textwrap.wrap(
             meaning, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False
         )
-
-
-def _summary(section: Any) -> str:
-    return f"{inspect.getdoc(type(section))}".partition("\n\n")[0]
 
 
 def _leaves(name: str, value: Any) -> Iterator[str]:

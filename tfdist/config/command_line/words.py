@@ -16,7 +16,7 @@ from tfdist.config import saved_run, schema, text
 COMMANDS = [f"tfdist.{name}" for name in ("main", "launch", "run")]
 # Modules that do not exist, which mean the first command.
 _TRAINING = ("train", "training", "run", "fit")
-_HELP = {"h", "help", "helpfull", "helpshort", "?"}
+HELP = {"h", "help", "helpfull", "helpshort", "?"}
 # The help of a flag that only tfdist itself uses starts with this word; it is not shown.
 _INTERNAL = "Internal"
 
@@ -42,6 +42,16 @@ def read_flags(words: Sequence[str]) -> Iterator[Flag]:
     for word, after in itertools.pairwise([*words, ""]):
         if match := re.match(r"--?([A-Za-z?][\w.\[\]-]*)(?:=(.*))?", word, re.DOTALL):
             yield Flag(word, match[1], match[2], after)
+
+
+def unknown(words: Sequence[str]) -> Iterator[Flag]:
+    """Yields the flags before a `--` that do not exist."""
+    given = list(words)
+    for flag in read_flags(given[: given.index("--") if "--" in given else None]):
+        positive = flag.name.removeprefix("no")
+        known = flag.name in (*flags.FLAGS, "undefok") or (positive in flags.FLAGS and flags.FLAGS[positive].boolean)
+        if not known and not ("config" in flags.FLAGS and positive.startswith("config.")):
+            yield flag
 
 
 def own_flags() -> list[str]:
@@ -86,11 +96,6 @@ def overrides(words: Sequence[str]) -> Iterator[str]:
     for flag in read_flags(words):
         if flag.is_config and "." in flag.name:
             yield flag.name.partition(".")[2].partition("[")[0]
-
-
-def asks_for_help(words: Sequence[str]) -> bool:
-    """Returns True if the command line contains a flag for help."""
-    return any(flag.name in _HELP for flag in read_flags(words))
 
 
 def complete(words: Sequence[str]) -> list[str]:

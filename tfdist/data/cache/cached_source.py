@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist import config
 from tfdist.config import diff
 from tfdist.data import autograph
-from tfdist.data.cache import arrays, example_files
+from tfdist.data.cache import example_files
 from tfdist.data.feed import Batch, Prepare
 from tfdist.data.stream import Source
 
@@ -102,7 +102,7 @@ class CachedSource:
         # Each user has files of his own: those of others could hold any examples.
         self.name = f"tfdist-{os.geteuid()}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
         self._lock = threading.Lock()
-        self._arrays = arrays.InMemoryArrays(self._load_all) if directory is None else None
+        self._arrays = InMemoryArrays(self._load_all) if directory is None else None
         self._files: dict[str, example_files.Column] | None = None
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class CachedSource:
     def _load_all(self) -> dict[str, np.ndarray]:
         self._check()
         with self._name_damaged_example():
-            return arrays.collect(_chunks(self._load, len(self)), len(self))
+            return collect(_chunks(self._load, len(self)), len(self))
 
     @contextlib.contextmanager
     def _name_damaged_example(self) -> Iterator[None]:
@@ -173,3 +173,65 @@ def _chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[d
                     "the source or in prepare, or set config.data.cache to none."
                 )
         yield chunk
+
+
+class InMemoryArrays:
+    """Arrays that are loaded at the first `gather` and kept in host memory as tensors.
+
+    Args:
+        load: returns the arrays by name, each [examples, ...]. Runs once, eagerly, on the host. The arrays are not
+            copied if TensorFlow can share their memory: do not modify them afterwards.
+    """
+
+    def __init__(self, load: Callable[[], Mapping[str, np.ndarray | tf.Tensor]]):
+        self._load = load
+        self._lock = threading.Lock()
+        self._tensors: dict[str, tf.Tensor] | None = None
+
+    @tf.autograph.experimental.do_not_convert
+    def gather(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids` (int64 [n]) as {name: [n, ...]}."""
+        with self._lock:
+            if self._tensors is None:
+                # The first call runs while `Dataset.map` traces a graph. Eager tensors created outside of the graph
+                # are captured by reference; NumPy arrays would become constants of the graph.
+                with tf.init_scope(), tf.device("CPU:0"):
+                    self._tensors = {key: tf.convert_to_tensor(value) for key, value in self._load().items()}
+                self._load = None
+        return {key: tf.gather(tensor, ids) for key, tensor in self._tensors.items()}
+
+    def part(self, rows: range) -> "InMemoryArrays":
+        """Moves these rows to new arrays, before anything is loaded: `self` is empty then.
+
+        All rows are in memory while they are loaded, and those of the part afterwards.
+        """
+        load, self._load = self._load, None
+
+        def load_part() -> dict[str, np.ndarray]:
+            return {
+                key: np.ascontiguousarray(value[rows.start : rows.stop : rows.step]) for key, value in load().items()
+            }
+
+        return InMemoryArrays(load_part)
+
+
+def collect(chunks: Iterable[Mapping[str, np.ndarray]], num_examples: int) -> dict[str, np.ndarray]:
+    """Returns chunks of examples, {name: [chunk, ...]}, joined to {name: [num_examples, ...]}.
+
+    Each chunk is copied into the result as it arrives, so that at most one chunk is in memory twice.
+    """
+    joined: dict[str, np.ndarray] = {}
+    position = 0
+    for chunk in chunks:
+        for key, values in chunk.items():
+            if key not in joined:
+                joined[key] = np.empty((num_examples, *values.shape[1:]), values.dtype)
+            joined[key][position : position + len(values)] = values
+        position += len(values)
+    assert position == num_examples, f"{position} examples instead of {num_examples}"
+    return joined
+
+
+def fits(num_bytes: int, limit_mb: float) -> bool:
+    """Returns True if `num_bytes` is at most `limit_mb` MiB."""
+    return num_bytes <= limit_mb * 2**20

@@ -36,7 +36,8 @@ def name_shapes(model: keras.Model, element_spec: Any) -> Iterator[None]:
             exchanged = _fit(y, inputs)
         else:
             text = f"The model {model.name!r} cannot be used with examples of shape {received}: {reason}"
-            exchanged = _has_more_dimensions(y, x)
+            ranked = all(isinstance(one, tf.TensorSpec) and one.shape.rank for one in (x, y))
+            exchanged = ranked and y.shape.rank > x.shape.rank
         raise ValueError(f"{text.removesuffix('.')}. Are x and y exchanged?" if exchanged else text) from None
 
 
@@ -48,11 +49,6 @@ def _reason(error: Exception) -> str:
         return " ".join(marked[1].split())
     of_keras = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_KERAS)
     return " ".join(text.split()) if of_keras and re.search(r"\b(shape|rank|ndim)\b", text) else ""
-
-
-def _has_more_dimensions(y: Any, x: Any) -> bool:
-    """Returns whether both are the spec of one tensor, and that of `y` has the higher rank."""
-    return all(isinstance(one, tf.TensorSpec) and one.shape.rank for one in (x, y)) and y.shape.rank > x.shape.rank
 
 
 def _fit(data: Any, inputs: list[Any]) -> bool:
@@ -74,22 +70,15 @@ def explain(steps: int) -> Iterator[None]:
     """In the block, raises a ValueError for ends and texts in the data that the model cannot be trained with."""
     try:
         yield
-    except (tf.errors.OutOfRangeError, tf.errors.UnimplementedError) as error:
-        text = _explanation(error, steps)
-        if text is None:
-            raise
-        raise ValueError(text) from None
-
-
-def _explanation(error: tf.errors.OpError, steps: int) -> str | None:
-    if isinstance(error, tf.errors.OutOfRangeError):
-        return (
+    except tf.errors.OutOfRangeError:
+        raise ValueError(
             f"The data ended before an epoch of {steps} steps was complete, or before the last epoch. A generator must "
             "give steps_per_epoch batches for each epoch: let it start again at its end, or lower steps_per_epoch."
-        )
-    if "Cast string to" in error.message:
-        return (
+        ) from None
+    except tf.errors.UnimplementedError as error:
+        if "Cast string to" not in error.message:
+            raise
+        raise ValueError(
             "The data holds text, which the model computes with: convert numbers with array.astype('float32'), or "
             "let a layer such as keras.layers.StringLookup be the first to read it."
-        )
-    return None
+        ) from None

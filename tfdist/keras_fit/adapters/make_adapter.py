@@ -2,7 +2,7 @@
 
 import dataclasses
 import numbers
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -209,14 +209,6 @@ def _batch(dataset: tf.data.Dataset, options: DataOptions) -> tuple[tf.data.Data
     return (dataset.batch(options.batch_size), options.batch_size) if single else (dataset, None)
 
 
-def _finishing(dataset: tf.data.Dataset, options: DataOptions) -> Callable[..., tuple]:
-    """Returns a function for `dataset.map` that finishes a batch."""
-    in_tuple = isinstance(dataset.element_spec, tuple)
-    return tf.autograph.experimental.do_not_convert(
-        lambda *given: base.finish(given if in_tuple else given[0], options)
-    )
-
-
 def _length(dataset: tf.data.Dataset, options: DataOptions) -> int | None:
     """Returns the number of batches; None: it is not known, or there is no end."""
     cardinality = int(dataset.cardinality())
@@ -234,18 +226,18 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         dataset, skipped, order_unknown = shuffle_passes.continue_passes(dataset)
     parts = rebuild_pipeline.split_before_maps(dataset)
     in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
-    dataset = dataset.map(_finishing(dataset, options))
+    dataset = dataset.map(
+        tf.autograph.experimental.do_not_convert(lambda *given: base.finish(given if in_tuple else given[0], options))
+    )
     length = _length(dataset, options)
     traits, plain = dataset_traits.find(dataset), rebuild_pipeline.without_shuffles(dataset)
     # If Keras finds the end of an epoch by reading, it makes no unused iterator.
-    stops = bool(shuffles)
     two_per_epoch = length is not None and options.steps is None
     if length is None and options.steps is None:
         length = inspect_dataset.count(plain)
     first = tf.nest.flatten(dataset.element_spec)[0].shape
     static = first[0] if first.rank else None
     known = static or batch_size or (parts.batch_size if parts else None)
-
     own = options.preprocess is not None
     steps = options.steps if length is None else base.steps_of_epoch(options, length)
     gate = epoch_gate.EpochGate(steps) if traits.reads_state else None
@@ -258,7 +250,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         # All passes are equal: finished ones are not read again.
         if length is not None and traits.is_deterministic:
             return dataset.skip(start % length).concatenate(dataset.repeat()) if start else dataset.repeat()
-        if not stops:
+        if not shuffles:
             return dataset.repeat().skip(start)
         repeated = inspect_dataset.passes_of_keras(dataset, two_per_epoch=two_per_epoch, skipped=skipped)
         return repeated.skip(start).take(stop - start)
@@ -282,8 +274,8 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         sample=lambda: inspect_dataset.sample(dataset),
         resume_caveat=traits.resume_caveat,
         sharded=None if parts is None else shard_steps,
-        stops=stops,
-        count_passes=count_passes if stops else None,
+        stops=bool(shuffles),
+        count_passes=count_passes if shuffles else None,
         order_unknown=order_unknown or traits.order_unknown,
         finish=(lambda rows: base.finish(rows if in_tuple else rows[0], options)) if own else None,
     )

@@ -75,7 +75,12 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
         with replica_step.tracing(step), _note_results(model) as (noted, results):
             values = _flat(function(data), f"{type(model).__name__}.{name}")
         found.extend((values, noted))
-        used.extend(metric for metric, tensors in results if any(map(_is_used, tensors)))
+        # Where operations are not known, the step may use any result.
+        used.extend(
+            metric
+            for metric, tensors in results
+            if any(tf.executing_eagerly() or (isinstance(one, tf.Tensor) and one.consumers()) for one in tensors)
+        )
 
     if model.run_eagerly:
         with cluster.scope(), keras.StatelessScope(collect_losses=True):
@@ -123,11 +128,6 @@ def _flat(values: Any, step: str) -> dict[str, Any]:
 def _sort_names(values: dict[str, Any]) -> dict[str, Any]:
     """Sorts the names as tf.function does in what it returns: those of each dict."""
     return {name: _sort_names(value) if isinstance(value, dict) else value for name, value in sorted(values.items())}
-
-
-def _is_used(result: Any) -> bool:
-    """Returns whether an operation of the step uses a metric's result; it may, where operations are not known."""
-    return tf.executing_eagerly() or (isinstance(result, tf.Tensor) and bool(result.consumers()))
 
 
 @contextlib.contextmanager

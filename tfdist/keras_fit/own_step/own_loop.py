@@ -141,15 +141,12 @@ class Step(OneStep):
         self._bare = batch.bare
         if self._model is None:
             with cluster.scope():
-                self._model = self._make_model()
+                optimizers = [one for one in self._parts if isinstance(one, keras.Optimizer)]
+                others = [one for one in self._parts if not isinstance(one, keras.Optimizer)]
+                self._model = _Loop(self._call_by_name, others)
+                self._model.compile(optimizer=optimizers[0] if optimizers else "sgd")
         super()._trace(cluster, batch)
         _restore(cluster, self)
-
-    def _make_model(self) -> _Loop:
-        optimizers = [one for one in self._parts if isinstance(one, keras.Optimizer)]
-        model = _Loop(self._call_by_name, [one for one in self._parts if not isinstance(one, keras.Optimizer)])
-        model.compile(optimizer=optimizers[0] if optimizers else "sgd")
-        return model
 
     def _call_by_name(self, data: Any) -> dict[str, Any]:
         data = data[0] if self._bare else data
@@ -295,7 +292,8 @@ class _Place:
             if cluster.is_chief:
                 state = {"passes": self.passes + finished, "steps": steps}
                 number = next(_numbers) if self.saved is None else self.saved.step + next(_numbers)
-                arrays = checkpoint_format.snapshot(_variables())
+                made = {f"step{i}/{name}": one for i, of in enumerate(_steps) for name, one in of.variables.items()}
+                arrays = checkpoint_format.snapshot(made)
                 checkpoint_format.write(self.directory, number, arrays, state)
             cluster.barrier()
 
@@ -303,10 +301,6 @@ class _Place:
 _steps: list[Step] = []
 _places: dict[Path, _Place] = {}
 _numbers = itertools.count(1)
-
-
-def _variables() -> dict[str, Any]:
-    return {f"step{i}/{name}": one for i, made in enumerate(_steps) for name, one in made.variables.items()}
 
 
 def _restore(cluster: Cluster, made: Step) -> None:

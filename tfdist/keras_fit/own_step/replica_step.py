@@ -97,7 +97,12 @@ class ReplicaStep:
         if self.average is None or self.rows.replicas == 1:
             return gradients
         flat, given = tf.nest.flatten(gradients), tf.nest.flatten(sources)
-        shared = [place for place, one in enumerate(given) if self._is_shared(one)]
+        shared = [
+            place
+            for place, one in enumerate(given)
+            if isinstance(one, keras.Variable | tf.Variable)
+            or not (tf.executing_eagerly() or reductions.depends_on_data(one.op, self.rows))
+        ]
         for place in set(range(len(flat))) - set(shared):
             if flat[place] is not None:
                 _check(unclear)
@@ -106,11 +111,6 @@ class ReplicaStep:
         for place, gradient in zip(shared, averaged, strict=True):
             flat[place] = gradient
         return tf.nest.pack_sequence_as(gradients, flat)
-
-    def _is_shared(self, source: Any) -> bool:
-        if isinstance(source, keras.Variable | tf.Variable):
-            return True
-        return not tf.executing_eagerly() and not reductions.depends_on_data(source.op, self.rows)
 
     def _average_outside_branches(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
         recorded = bool(self.recording)

@@ -116,11 +116,7 @@ class ShardedCompiledObjective(CompiledObjective):
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the losses, and of each number of the metrics."""
-        return (*self._loss_names, *self._numbers)
-
-    @property
-    def _loss_names(self) -> tuple[str, ...]:
-        return CompiledObjective.names.fget(self)
+        return (*CompiledObjective.names.fget(self), *self._numbers)
 
     @property
     def _numbers(self) -> list[str]:

@@ -105,12 +105,6 @@ def is_whole(variable: keras.Variable) -> bool:
     return getattr(variable.value, "aggregation", None) == tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
-def make_whole(variable: keras.Variable) -> None:
-    """Makes the value of a metric's variable that of the first replica: all replicas compute the same one."""
-    if hasattr(variable.value, "aggregation"):
-        put(variable.value, "_aggregation", tf.VariableAggregation.ONLY_FIRST_REPLICA)
-
-
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
     """Returns the metrics of a built model, those of `compile` one by one, and those in its attributes."""
     own = [value for value in vars(model).values() if isinstance(value, keras.Metric)]
@@ -125,7 +119,9 @@ def compute_on_whole_batch(cluster: Cluster, metrics: Sequence[keras.Metric]) ->
             if cluster.num_replicas == 1 or is_per_example(metric):
                 continue
             for variable in metric.variables:
-                make_whole(variable)
+                # All replicas compute the same value.
+                if hasattr(variable.value, "aggregation"):
+                    put(variable.value, "_aggregation", tf.VariableAggregation.ONLY_FIRST_REPLICA)
             stack.enter_context(patch(metric, "update_state", _update))
         yield
 

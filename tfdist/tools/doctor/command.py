@@ -145,6 +145,7 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
 
     from tfdist.checkpoint import format as checkpoint_format
     from tfdist.checkpoint.divided import Divided
+    from tfdist.cluster.devices import gpu_table
     from tfdist.tools import measure
     from tfdist.training import setup
 
@@ -165,7 +166,9 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     divided = {name: one for name, one in started.variables.items() if isinstance(one, Divided)}
     held = stored - checkpoint_format.num_bytes(divided) * (replicas - 1) // replicas
     num_bytes = sum(array.numpy().nbytes for array in started.context.model.trainable_variables)
-    free = device_bytes(plan) or measure.free_bytes() // (plan.worker_spec.local_size * plan.local_replicas)
+    # Of the smallest of this worker's GPUs.
+    of_gpu = min((gpu.memory_mib for gpu in gpu_table.query()), default=0) * 2**20 if plan.gpus else 0
+    free = of_gpu or measure.free_bytes() // (plan.worker_spec.local_size * plan.local_replicas)
     findings.append(checks.memory(held, num_bytes, int(min(gather(cluster, lambda: free)))))
     findings.append(checks.disk(workdir, stored, config.checkpoint.keep))
     try:
@@ -212,14 +215,6 @@ def read_rate(started: Any, seconds: float, batch: int) -> float:
         next(elements)
         count += batch
     return count / (time.perf_counter() - started_at)
-
-
-def device_bytes(plan: Any) -> int:
-    """Memory in bytes of the smallest of this worker's GPUs; 0 on CPUs."""
-    from tfdist.cluster.devices import gpu_table
-
-    sizes = [gpu.memory_mib for gpu in gpu_table.query()] if plan.gpus else []
-    return min(sizes, default=0) * 2**20
 
 
 def report(findings: list[Finding], rank: int) -> int:

@@ -46,40 +46,32 @@ parse = tool_words.need_words(1, "tfdist compare: give the workdirs of runs, suc
 
 def main(argv: list[str]) -> int:
     """Prints the tables, and writes the pictures and the page; returns 1 if there are no two runs to compare."""
-    paths = [Path(word).expanduser() for word in argv[1:]]
-    runs, problems = find.read_all(paths)
+    runs, problems = find.read_all([Path(word).expanduser() for word in argv[1:]])
     for line in problems:
         print(f"tfdist compare: {line}", file=sys.stderr)
     if len(runs) < 2:
-        print(f"tfdist compare: two runs are needed. Found: {len(runs)} below {_words(paths)}.", file=sys.stderr)
+        print(f"tfdist compare: two runs are needed. Found: {len(runs)} below {' '.join(argv[1:])}.", file=sys.stderr)
         return 1
     names = curves.labels([run.workdir for run in runs])
     different = differences.fields([dict(run.config) for run in runs])
-    parts = [_fields_table(names, different), _metrics_table(runs, names), *_aspects(runs, names)]
-    print("\n\n".join(_as_text(part) for part in parts))
+    fields = "No field of the configs differs."
+    if different[0]:
+        rows = [list(one.values()) for one in different]
+        fields = _side_by_side("Fields that differ", list(different[0]), names, rows)
+    parts = [fields, _metrics_table(runs, names), *_aspects(runs, names)]
+    print("\n\n".join(part if isinstance(part, str) else f"{part[0]}\n{tables.text(*part[1:])}" for part in parts))
     folder = Path(flags.FLAGS.out or os.path.commonpath([run.workdir.absolute() for run in runs])).expanduser()
     tables.make_folder(folder)
     pictures = _draw(folder, runs, names, different)
-    body = [_as_html(part) for part in (f"{len(runs)} runs: {_words(paths)}", *parts)]
+    body = [_as_html(part) for part in (f"{len(runs)} runs: {' '.join(argv[1:])}", *parts)]
     body += [_picture(title, path) for title, path in pictures.items()]
     files.replace_file(folder / "compare.html", _page(body).encode())
     print("\nwrote " + ", ".join(selection.short(path) for path in [*pictures.values(), folder / "compare.html"]))
     return 0
 
 
-def _words(paths: Sequence[Path]) -> str:
-    return " ".join(map(str, paths))
-
-
 # A table with its title, or a text.
 Part = tuple[str, list[str], list[list[Any]]] | str
-
-
-def _fields_table(names: Sequence[str], different: Sequence[dict[str, Any]]) -> Part:
-    fields = list(different[0])
-    if not fields:
-        return "No field of the configs differs."
-    return _side_by_side("Fields that differ", fields, names, [list(one.values()) for one in different])
 
 
 def _metrics_table(runs: Sequence[RunState], names: Sequence[str]) -> Part:
@@ -177,10 +169,6 @@ def _points(
 
 def _is_field(runs: Sequence[RunState], name: str) -> bool:
     return any(name in run.config for run in runs)
-
-
-def _as_text(part: Part) -> str:
-    return part if isinstance(part, str) else f"{part[0]}\n{tables.text(*part[1:])}"
 
 
 def _as_html(part: Part) -> str:

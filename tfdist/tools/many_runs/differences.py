@@ -45,6 +45,7 @@ def aspects(workdirs: Sequence[Path]) -> dict[str, list[str]]:
     """
     environments = [_read(workdir / run_info.ENVIRONMENT) for workdir in workdirs]
     packages = dict.fromkeys(name for each in environments for name in _dict(each, "versions"))
+    onednn = [_dict(each, "onednn").get("enabled") for each in environments]
     return {
         "code": [_code(each) for each in environments],
         "Python": [str(each.get("python", "-")) for each in environments],
@@ -54,7 +55,7 @@ def aspects(workdirs: Sequence[Path]) -> dict[str, list[str]]:
         "topology": [topology(each) for each in environments],
         "host of the chief": [str(each.get("host", "-")) for each in environments],
         "system": [str(each.get("platform", "-")) for each in environments],
-        "oneDNN": [_on_or_off(_dict(each, "onednn").get("enabled")) for each in environments],
+        "oneDNN": ["-" if one is None else "on" if one else "off" for one in onednn],
     }
 
 
@@ -89,7 +90,3 @@ def topology(environment: dict[str, Any]) -> str:
     """Returns the workers and devices of environment.json, without the names of hosts and processes."""
     lines = [line for line in environment.get("workers", []) if isinstance(line, str) and "oneDNN" not in line]
     return "; ".join(_OF_ONE_RUN.sub("", line) for line in lines) or "-"
-
-
-def _on_or_off(enabled: Any) -> str:
-    return "-" if enabled is None else "on" if enabled else "off"

@@ -58,12 +58,8 @@ def read_all(paths: Sequence[Path]) -> tuple[list[RunState], list[str]]:
 def with_queue(runs: Sequence[RunState]) -> list[RunState]:
     """Returns the runs; those that are neither alive nor finished and whose Slurm job waits are "queued"."""
     asked = [run for run in runs if run.job and run.state in ("stopped", "lost", "failed")]
-    waiting = waiting_jobs() if asked else set()
-    return [dataclasses.replace(run, state="queued") if run in asked and run.job in waiting else run for run in runs]
-
-
-def waiting_jobs() -> set[str]:
-    """Returns the ids of the jobs of all users that wait in Slurm, "7" or "7_3"; empty without Slurm's programs."""
     command = ["squeue", "--noheader", "--array", "--format=%i|%T"]
-    pairs = (line.partition("|") for line in child_runs.answer(command, _ANSWER_SECONDS).splitlines())
-    return {job.strip() for job, _, state in pairs if state.strip() in _WAITING}
+    lines = child_runs.answer(command, _ANSWER_SECONDS).splitlines() if asked else []
+    pairs = (line.partition("|") for line in lines)
+    waiting = {job.strip() for job, _, state in pairs if state.strip() in _WAITING}
+    return [dataclasses.replace(run, state="queued") if run in asked and run.job in waiting else run for run in runs]

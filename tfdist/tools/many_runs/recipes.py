@@ -95,24 +95,16 @@ def _row(name: str, options: str, hardware: str, found: Sequence[tuple[RunState,
     reached = f"{metric} {statistics.mean(values):.4g}{deviation}" if values else None
     data = str((files.read_json(first.workdir / "data.json") or {}).get("examples", "-")).partition(": ")[0]
     network = config.get("model.name") or str(config.get("model.target", "-")).rpartition(":")[2]
-    memory = [peak for run, _ in found if (peak := _memory(run.workdir)) is not None]
+    starts = [read_back.read_starts(run.workdir) for run, _ in found]
+    memory = [max(peaks) for each in starts if (peaks := [one["memory_mib"] for one in each if "memory_mib" in one])]
     commits = {str((each.get("git") or {}).get("commit", "-"))[:10] for _, each in found}
     return [
         *(name, data, network, config.get("data.batch_size"), hardware, first.replicas),
-        *(_median([60 * run.hours for run, _ in found if run.hours is not None]),),
+        _median([60 * run.hours for run, _ in found if run.hours is not None]),
         *(_median([run.examples_per_second for run, _ in found if run.examples_per_second is not None]), reached),
-        *(
-            len(found),
-            _median(memory),
-            f"`tfdist train {name}{' ' * bool(options)}{options}`",
-            ", ".join(sorted(commits)),
-        ),
+        *(len(found), _median(memory), f"`tfdist train {name}{' ' * bool(options)}{options}`"),
+        ", ".join(sorted(commits)),
     ]
-
-
-def _memory(workdir: Path) -> float | None:
-    found = [each["memory_mib"] for each in read_back.read_starts(workdir) if "memory_mib" in each]
-    return max(found, default=None)
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -84,11 +84,7 @@ def table(
     for row in rows:
         trouble = " ".join(row["trouble"].removeprefix("WARNING: ").split())
         trouble = trouble if len(trouble) <= _TROUBLE else trouble[: _TROUBLE - 3] + "..."
-        start = [row["run"], row["state"], row["step"], _progress(row)]
+        progress = "/".join(lines.epochs(one) for one in (row["epoch"], row["epochs"]) if one is not None)
+        start = [row["run"], row["state"], row["step"], "-" if row["epoch"] is None else progress]
         shown.append([*start, *map(row.get, fields), row["examples_per_second"], row["hours"], trouble])
     return ["run", "state", "step", "epoch", *fields, "examples/s", "hours", "trouble"], shown
-
-
-def _progress(row: dict[str, Any]) -> str:
-    done, end = row["epoch"], row["epochs"]
-    return "-" if done is None else "/".join(lines.epochs(one) for one in (done, end) if one is not None)

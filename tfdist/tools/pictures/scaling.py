@@ -52,7 +52,8 @@ def draw(studies: Sequence[Study]) -> Any:
 
 def draw_details(studies: Sequence[Study]) -> Any:
     """Returns a figure of what an epoch's time was spent on, and of the values after the same epochs."""
-    values = _common_values(studies)
+    known = {name for study in studies for point in study.points for name in point.values}
+    values = [name for name in ("loss", "accuracy") if name in known]
     found = [(study.name, scaling_results.reason(study)) for study in studies]
     reasons = "\n".join(f"{name}: {reason}" for name, reason in found if reason)
     measured = [study for study in studies if any(point.shares for point in study.points)]
@@ -161,12 +162,6 @@ def _draw_shares(axes: Any, studies: Sequence[Study]) -> None:
     axes.set(title="Time of an epoch", ylabel="seconds", xlabel="replicas", ylim=(0, 1.45 * axes.get_ylim()[1]))
     axes.grid(axis="x", visible=False)
     axes.legend(ncols=2, loc="upper right")
-
-
-def _common_values(studies: Sequence[Study]) -> list[str]:
-    """Returns the names of the values to draw: loss and accuracy, if there are any."""
-    found = {name for study in studies for point in study.points for name in point.values}
-    return [name for name in ("loss", "accuracy") if name in found]
 
 
 def _looks(study: Study, index: int) -> dict[str, Any]:

@@ -271,7 +271,10 @@ def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str], *, 
     if kind == "table":
         width = shape[0] if shape is not None and len(shape) == 1 else None
         return Rows({key: read_table(files[0], width)[0]})
-    if not prepares and takes_encoded(saved):
+    data = saved.config and saved.config.data
+    # Such a run prepares images of any size, which are encoded.
+    encoded = data and str(data.prepare["target"]).endswith("inception:image") and not data.source.get("size")
+    if encoded and not prepares:
         return EncodedFiles(files, saved.classes)
     size = image_shape(saved, shape, files[0])
     dtype = tf.uint8 if saved.config is not None else tf.float32
@@ -294,12 +297,6 @@ def open_table(saved: SavedRun, key: str, path: Path) -> Rows:
         labels = np.array([numbers.get(class_name(value), -1) for value in frame[label]], np.int64)
         labels = labels if (labels >= 0).any() else None
     return Rows({key: encode(frame, columns)}, labels)
-
-
-def takes_encoded(saved: SavedRun) -> bool:
-    """Returns whether the run prepares images of any size, which are encoded."""
-    data = saved.config and saved.config.data
-    return bool(data) and str(data.prepare["target"]).endswith("inception:image") and not data.source.get("size")
 
 
 def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None, first: Path) -> tuple[int, int, int]:

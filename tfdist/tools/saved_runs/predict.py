@@ -98,12 +98,11 @@ def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str]) -> tup
 
 def is_classifier(saved: SavedRun, outputs: np.ndarray) -> bool:
     """Returns whether outputs [n, ...] are those of classes: the run names classes, or counts them."""
-    if outputs.ndim != 2:
-        return False
-    if saved.config is None:
-        return bool(saved.classes)
-    counts = "num_classes" in saved.config.model or str(saved.config.objective["target"]).endswith(":classification")
-    return bool(saved.classes) or counts
+    config = saved.config
+    counts = config is not None and (
+        "num_classes" in config.model or str(config.objective["target"]).endswith(":classification")
+    )
+    return outputs.ndim == 2 and (bool(saved.classes) or counts)
 
 
 def gives_logits(saved: SavedRun) -> bool:
@@ -137,10 +136,7 @@ def run(workdir: str, words: Sequence[str]) -> int:
         tables.make_folder(Path(flags.FLAGS.out).expanduser().parent)
     cluster = connect(saved)
     outputs, source = outputs_of_files(saved, cluster, words)
-    classes = None
-    if is_classifier(saved, outputs):
-        count = max(2, outputs.shape[1])
-        classes = meaning.class_names(saved.classes, count)
+    classes = meaning.class_names(saved.classes, max(2, outputs.shape[1])) if is_classifier(saved, outputs) else None
     first = {"0": "row"}.get(source.names[0], "line" if words[0].endswith(".txt") else "file")
     header, rows = table(source.names, outputs, classes, first, logits=gives_logits(saved))
     if classes is None and saved.label_column and len(header) == 2:

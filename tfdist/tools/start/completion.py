@@ -71,9 +71,7 @@ def _flags(module: str, arguments: Sequence[str]) -> list[str]:
     found = [f"--{name}{'' if flags.FLAGS[name].boolean else '='}" for name in words_lib.own_flags()]
     path = words_lib.config_path(words_lib.complete(arguments))
     if "config" in flags.FLAGS and path and not flag_errors.file_problem(path):
-        with (
-            contextlib.suppress(Exception),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):  # A broken config has no fields.
+        # A broken config has no fields.
+        with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
             found += [f"--config.{name}=" for name, _ in diff.flatten(flag_errors.load(path))]
     return found

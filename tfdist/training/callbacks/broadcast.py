@@ -127,7 +127,9 @@ def broadcast_attributes(
     content = b""
     if cluster.is_chief:
         state, arrays = state_lib.snapshot(callbacks, before, lambda *unsaved: None, _LARGEST_BROADCAST_BYTES)
-        encoded = {name: [_dtype_name(array), array.shape, array.tobytes().hex()] for name, array in arrays.items()}
+        # NumPy finds bfloat16 and similar dtypes by their names only.
+        dtypes = {name: each.dtype.name if each.dtype.kind == "V" else each.dtype.str for name, each in arrays.items()}
+        encoded = {name: [dtypes[name], array.shape, array.tobytes().hex()] for name, array in arrays.items()}
         content = json.dumps([state, encoded]).encode()
     content = cluster.broadcast_bytes(content)
     if cluster.is_chief:
@@ -140,8 +142,3 @@ def broadcast_attributes(
     named = state_lib.by_name(callbacks).items()
     on_chief = {name for name, callback in named if not everywhere(callback)}
     state_lib.restore(callbacks, {name: value for name, value in state.items() if name in on_chief}, arrays)
-
-
-def _dtype_name(array: np.ndarray) -> str:
-    # NumPy finds bfloat16 and similar dtypes by their names only.
-    return array.dtype.name if array.dtype.kind == "V" else array.dtype.str

@@ -137,9 +137,8 @@ class CallbackRunner(NoCallbacks):
         return getattr(self._model, "steps_per_execution", 1)
 
     def wants_progress(self, kind: str) -> bool:
-        return self._needed.shows_progress and not (
-            kind == "test" and self._training
-        )  # As in Keras: one bar per epoch.
+        # As in Keras: one bar per epoch.
+        return self._needed.shows_progress and not (kind == "test" and self._training)
 
     def progress(self, done: int, logs: dict[str, float]) -> None:
         if self._bar is not None:

@@ -43,7 +43,9 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
         while done < steps and not (done and callbacks.ends("test", done)):
             if callbacks.begins_batch("test", done):
                 callbacks.call("on_test_batch_begin", done)
-            execution = tools.evaluation_steps(batches, _most_steps(run, done, steps), done)
+            until_hook = run.callbacks.steps_to_hook("test", done)
+            most = steps - done if until_hook is None else min(steps - done, until_hook)
+            execution = tools.evaluation_steps(batches, most, done)
             done += execution.steps
             run.cluster.note_progress(step)
             totals = add_totals(totals, execution.totals)
@@ -64,12 +66,6 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
         seconds = time.perf_counter() - started
         tools.report.evaluation(step, values, seconds=seconds, num_examples=num_examples, best=improved)
         return values
-
-
-def _most_steps(run: Run, done: int, steps: int) -> int:
-    """Returns the number of steps until the evaluation ends or a batch hook is due."""
-    until_hook = run.callbacks.steps_to_hook("test", done)
-    return steps - done if until_hook is None else min(steps - done, until_hook)
 
 
 def is_best(options: config_lib.Checkpoint, values: dict[str, float], best: float | None) -> bool:

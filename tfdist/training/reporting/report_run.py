@@ -53,7 +53,9 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     workdir, config = str(run.workdir), diff.to_json(run.config)
     old = run_info.read_config(workdir)
     if resumed_step is None or old != config:
-        report.text(resumed_step or run.feed.sizes.first_step, "config", _table(config))
+        rows = [f"| `{name}` | `{json.dumps(value)}` |" for name, value in diff.flatten(config)]
+        table = "\n".join(["| field | value |", "| --- | --- |", *(row.replace("\n", " ") for row in rows)])
+        report.text(resumed_step or run.feed.sizes.first_step, "config", table)
     report.hyperparameters({name: value for name, value in diff.flatten(config) if diff.affects_weights(name)})
     if old is None:  # Otherwise with the next checkpoint.
         run_info.write_config(workdir, config)
@@ -101,12 +103,6 @@ def start_lines(run: Run, resumed_step: int | None) -> list[str]:
         f"devices    {replicas} replica{'s' * (replicas > 1)}{f' in {workers} workers' if workers > 1 else ''}",
         *run.log.chosen,
     ]
-
-
-def _table(config: dict[str, Any]) -> str:
-    """Returns the fields of a config as a table in Markdown."""
-    rows = [f"| `{name}` | `{json.dumps(value)}` |" for name, value in diff.flatten(config)]
-    return "\n".join(["| field | value |", "| --- | --- |", *(row.replace("\n", " ") for row in rows)])
 
 
 def write_end(run: Run, report: Reporter, state: TrainingState, ledger: Ledger) -> None:

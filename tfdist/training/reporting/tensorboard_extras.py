@@ -44,7 +44,7 @@ class TensorBoardExtras:
         if not (run.cluster.is_chief and run.workdir is not None and options.tensorboard):
             return
         if options.graph and step == 0 and not run.is_script:
-            self.report.training_events(graph_record(graph(run)))
+            self.report.training_events(tensorboard_events.event_record(graph_def=graph(run)))
         wanted = triggers.is_ever_due(options.histograms)
         # After a resume, the histograms of this step were written already.
         due = triggers.is_due(options.histograms, step, run.steps_per_epoch) and not first
@@ -110,11 +110,6 @@ def _move_to_scope(graph_def: Any, scope: str, inputs: set[str], others: re.Patt
         for index, place in enumerate(places):  # b"loc:@name": on the device of that node.
             name = place.decode().removeprefix("loc:@")
             places[index] = f"loc:@{new.get(name, name)}".encode()
-
-
-def graph_record(graph_def: bytes) -> bytes:
-    """Returns the record of a graph, a serialised GraphDef."""
-    return tensorboard_events.event_record(graph_def=graph_def)
 
 
 def histograms_record(step: int, arrays: Mapping[str, Any]) -> bytes:

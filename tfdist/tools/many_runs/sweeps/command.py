@@ -17,21 +17,23 @@ on. Exit codes: 0 all runs are finished, or are in the queue; 1 some failed; 75 
 
 import dataclasses
 import re
+import runpy
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
 from tfdist.checkpoint import workdir_lock
 from tfdist.cluster import interruption
 from tfdist.config import flags as config_flags
-from tfdist.config import saved_run, schema
+from tfdist.config import saved_run, schema, user_code, validate
 from tfdist.config.command_line import tool_words, words
 from tfdist.tools import tables
-from tfdist.tools.many_runs.sweeps import array, ends, halving, local, proposals, space, validation
+from tfdist.tools.many_runs.sweeps import array, ends, halving, local, proposals, space
 from tfdist.tools.many_runs.sweeps import plan as plans
 from tfdist.tools.many_runs.sweeps.plan import Plan
 
@@ -113,7 +115,7 @@ def make_plan() -> tuple[Plan, list[schema.Config]]:
     """
     values = flags.FLAGS
     path = "" if values.script else config_flags.config_file()
-    fields = space.as_fields(validation.given_space(path), values.set)
+    fields = space.as_fields(_given_space(path), values.set)
     if not fields:
         raise ValueError("there is nothing to vary: add --set FIELD=VALUES, such as --set seed=0..4.")
     if values.suggest and (values.random or values.prune):
@@ -144,10 +146,56 @@ def make_plan() -> tuple[Plan, list[schema.Config]]:
             raise ValueError("--prune needs --config: a script cannot be paused after an epoch.")
         configs = []
     else:
-        configs = validation.check({name: [*shared, *plan.overriding(row)] for name, row in plan.runs.items()})
+        configs = _check({name: [*shared, *plan.overriding(row)] for name, row in plan.runs.items()})
         halving.check(plan.prune, dict(zip(plan.runs, configs, strict=True)))
     metric, mode = _metric(configs)
     return dataclasses.replace(plan, metric=metric, mode=mode, runs={} if values.suggest else plan.runs), configs
+
+
+def _check(runs: Mapping[str, Sequence[str]]) -> list[schema.Config]:
+    """Returns the config of each run, given its name and the words that name the config and override its fields.
+
+    Raises ValueError, which names the run, and says as `tfdist train` which of its fields does not exist or is invalid.
+    """
+    configs = []
+    before = list(sys.argv)
+    try:
+        for name, given in runs.items():
+            try:
+                configs.append(_parse(given))
+            except (ValueError, SystemExit) as error:
+                raise ValueError(f"nothing was started, because the run {name} is invalid. {error}") from None
+    finally:
+        sys.argv[:] = before
+    return configs
+
+
+def _parse(given: Sequence[str]) -> schema.Config:
+    overrides = [name for name in flags.FLAGS if name.startswith("config.")]
+    flags.FLAGS.remove_flag_values(overrides)  # Those of another run.
+    sys.argv[1:] = words.complete(list(given))
+    config_flags.parse(sys.argv)
+    config = flags.FLAGS["config"].value
+    validate.validate(config)
+    return config
+
+
+def _given_space(path: str) -> dict[str, Any]:
+    """Returns what `get_sweep()` of a config file, the value of --config, returns; {} where it has no such function.
+
+    Raises ValueError if it returns no dict, or fails.
+    """
+    file = path.partition(":")[0]
+    if not file.endswith(".py"):
+        return {}
+    try:
+        function = runpy.run_path(file).get("get_sweep")
+        found = {} if function is None else function()
+    except Exception as error:
+        raise ValueError(f"get_sweep() of {file}: {user_code.explain(error) or error}") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f'get_sweep() of {file} must return a dict, as {{"seed": [0, 1]}}. Received: {found!r}')
+    return found
 
 
 def _epochs(given: Sequence[str]) -> tuple[int, ...]:

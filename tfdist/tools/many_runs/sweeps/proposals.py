@@ -239,22 +239,17 @@ def should_stop(opened: Any, number: int, plan: Plan, workdir: Path) -> bool:
     """Reports the evaluations of a running trial to Optuna, and returns whether its pruner stops the trial."""
     if plan.proposals["pruner"] == "NopPruner":
         return False
-    trial = _trial(opened, number, workdir.parent)
-    found = ends.evaluations(workdir, plan.metric)
+    import optuna
+
+    # Not one of `opened.trials`, to which nothing can be reported.
+    storage = _storage(workdir.parent)
+    of_study = storage.get_study_id_from_name(opened.study_name)
+    trial = optuna.trial.Trial(opened, storage.get_trial_id_from_study_id_trial_number(of_study, number))
     known = opened.trials[number].intermediate_values
-    for epoch, value in found:
+    for epoch, value in ends.evaluations(workdir, plan.metric):
         if round(epoch) not in known:
             trial.report(value, round(epoch))
     return trial.should_prune()
-
-
-def _trial(opened: Any, number: int, workdir: Path) -> Any:
-    """Returns a trial of the study that can be reported to."""
-    import optuna
-
-    storage = _storage(workdir)
-    of_study = storage.get_study_id_from_name(opened.study_name)
-    return optuna.trial.Trial(opened, storage.get_trial_id_from_study_id_trial_number(of_study, number))
 
 
 def tell(opened: Any, number: int, plan: Plan, workdir: Path, *, pruned: bool) -> None:

@@ -60,7 +60,9 @@ def main(argv: list[str]) -> int:
     for line in other_machine(chain):
         print(f"tfdist verify: {line}: the same steps may have other hashes here", file=sys.stderr)
     seed = random.SystemRandom().randrange(2**31) if flags.FLAGS.seed is None else flags.FLAGS.seed
-    intervals = all_intervals(saved, chain)
+    recorded = chain.by_step()
+    steps = sorted({*directory.steps(saved.checkpoints), *([0] if 0 in recorded else [])} & recorded.keys())
+    intervals = list(itertools.pairwise(steps))  # Which can be trained again: from the start, and kept checkpoints.
     chosen = sorted(random.Random(seed).sample(intervals, min(flags.FLAGS.intervals, len(intervals))))
     with tempfile.TemporaryDirectory() as scratch:
         wrong = list(differences(saved, chain, chosen, Path(scratch)))
@@ -105,13 +107,6 @@ def other_machine(chain: Chain) -> Iterator[str]:
     for name, value in now.items():
         if name in facts and facts[name] != value:
             yield f"{name} was {facts[name]} and is {value} here"
-
-
-def all_intervals(saved: SavedRun, chain: Chain) -> list[tuple[int, int]]:
-    """Returns the pairs of steps between which a run can be trained again: the start, and the kept checkpoints."""
-    recorded = chain.by_step()
-    steps = sorted({*directory.steps(saved.checkpoints), *([0] if 0 in recorded else [])} & recorded.keys())
-    return list(itertools.pairwise(steps))
 
 
 def differences(saved: SavedRun, chain: Chain, chosen: list[tuple[int, int]], scratch: Path) -> Iterator[str]:

@@ -158,20 +158,8 @@ def values(averages: Sequence[float]) -> dict[str, float]:
     return {"noise_scale": ratio, "gradient_square": square / weight, "gradient_variance": variance / weight}
 
 
-class NoiseScaleReport:
-    """Adds the noise scale to the reports of training; see `LoopTools.extras`."""
-
-    def __init__(self, *, run: Run, report: Reporter):
-        averages = run.more_variables.get(AVERAGES)
-        if averages is not None:
-            report.measured.append(lambda: values(averages.numpy().tolist()))
-
-    def boundaries(self, step: int) -> list[int]:
-        """Returns no steps: an execution may end anywhere."""
-        return []
-
-    def write_due(self, step: int) -> None:
-        """Does nothing: the values are part of the reports."""
-
-    def close(self) -> None:
-        """Does nothing."""
+def add_to_report(*, run: Run, report: Reporter) -> None:
+    """Adds the noise scale to the reports of training; nothing of it runs between executions."""
+    averages = run.more_variables.get(AVERAGES)
+    if averages is not None:
+        report.measured.append(lambda: values(averages.numpy().tolist()))
