@@ -6,6 +6,7 @@ import itertools
 import os
 import pathlib
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -37,6 +38,10 @@ CHOSEN = pytest.StashKey[set[pathlib.Path]]()
 # What the repository's root holds before the tests run.
 ROOT_BEFORE = pytest.StashKey[set[str]]()
 
+# The imports of all test files create millions of objects that stay: collections of garbage would take a tenth of the
+# processor time of pytest's own collection.
+gc.set_threshold(*forked.GC_THRESHOLD)
+
 # Only the tests marked gpu use GPUs: the others give the same results on every machine.
 os.environ.setdefault(accelerators.VISIBLE, os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -47,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # The processes of pytest-xdist inherit it.
         home = tempfile.TemporaryDirectory(prefix="tfdist-tests-home-")
         config.add_cleanup(home.cleanup)
+        copy_list_of_fonts(pathlib.Path.home(), pathlib.Path(home.name))
         os.environ["HOME"] = home.name
         config.stash[ROOT_BEFORE] = set(os.listdir(REPOSITORY))
     if config.getoption("--changed"):
@@ -56,6 +62,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[REACHED] = {path: n for path, n in found.items() if re.fullmatch(r"tests/.*\btest_\w+\.py", path)}
         chosen = changed.nearest(config.stash[REACHED], seconds, CHANGED_SECONDS)
         config.stash[CHOSEN] = {REPOSITORY / path for path in chosen}
+
+
+def copy_list_of_fonts(source: pathlib.Path, target: pathlib.Path) -> None:
+    """Copies Matplotlib's list from one home to another: else every process at the start looks for all fonts again."""
+    folder = pathlib.Path(".cache", "matplotlib")
+    for path in (source / folder).glob("fontlist-*.json"):
+        (target / folder).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target / folder)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -135,7 +149,6 @@ def pytest_collection_finish() -> None:
         forked.disable_graph_optimizers()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*forked.GC_THRESHOLD)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -449,6 +449,7 @@ def _preload() -> None:
     atexit.register(_keep_modules, names)  # Before the imports: what is registered first is called last.
     here = sys.path[0]
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    gc.set_threshold(*GC_THRESHOLD)
     with open(os.devnull, "w") as nothing:  # Some of TensorFlow's lines are silenced by no setting.
         stderr = os.dup(2)
         os.dup2(nothing.fileno(), 2)
@@ -466,7 +467,6 @@ def _preload() -> None:
     names.update(name for name in sys.modules if not name.startswith(_ENDED))
     gc.collect()
     gc.freeze()  # A collection writes into every object, and would copy the pages of all.
-    gc.set_threshold(*GC_THRESHOLD)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,18 @@
 
 import concurrent.futures
 import contextlib
-import itertools
 import json
 import socket
-import subprocess
 import sys
 import threading
 import time
 import warnings
 
+import forked
 import numpy as np
 import pytest
 import tensorflow as tf
+from launching import run_all, worker_environment
 
 from tfdist.cluster.several_workers import tcp_ring
 from tfdist.cluster.wire.keys import Keys
@@ -50,12 +50,17 @@ def rings(count, keys=KEYS):
 
 # Sums in loops, branches and functions, with one thread for ops. Some are independent of each other.
 GRAPHS = """
-import json, socket, sys
+import json, socket, sys, time
 import tensorflow as tf
 from tfdist.cluster.several_workers import tcp_ring
-rank, size, *sockets = (int(value) for value in sys.argv[1:])
+rank, size = (int(value) for value in sys.argv[1:])
 tf.config.threading.set_inter_op_parallelism_threads(1)
-ring = tcp_ring.TcpRing(rank, size, *(socket.socket(fileno=number) for number in sockets))
+listener, to = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+listener.bind(f"worker{rank}")
+listener.listen()
+while to.connect_ex(f"worker{(rank + 1) % size}"):
+    time.sleep(0.01)
+ring = tcp_ring.TcpRing(rank, size, to, listener.accept()[0])
 weights = tf.Variable(tf.ones([1000]))
 counted = tf.Variable(0, dtype=tf.int64)
 
@@ -99,20 +104,9 @@ def test_every_worker_has_the_sums_of_all(count, dtype):
 def test_sums_of_loops_and_branches_keep_the_order_of_the_program(count, tmp_path):
     program = tmp_path / "graphs.py"  # AutoGraph reads the source of a function.
     program.write_text(GRAPHS)
-    pairs = [socket.socketpair() for _ in range(count)]
-    processes = []
-    for rank in range(count):
-        ends = [str(one.fileno()) for one in (pairs[rank][0], pairs[rank - 1][1])]
-        command = [sys.executable, str(program), str(rank), str(count), *ends]
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[int(end) for end in ends]))
-    try:
-        found = [json.loads(process.communicate(timeout=200)[0].splitlines()[-1]) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        for one in itertools.chain(*pairs):
-            one.close()
+    commands = [[sys.executable, str(program), str(rank), str(count)] for rank in range(count)]
+    outputs = run_all(commands, [worker_environment(**{forked.OPTIMIZE: "1"})] * count, timeout=200, cwd=tmp_path)
+    found = [json.loads(output.splitlines()[-1]) for output in outputs]
     weight, total = 1.0, sum(rank + 1 for rank in range(count))
     for step in [*range(20), *range(5)]:
         mapped = 8 * (weight * total + count) * count + 28 * count
