@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import topologies
 from launching import run_all
-from parameters import slow_except
 
 pytestmark = pytest.mark.usefixtures("graph_optimizers")
 # (workers, logical devices of each)
-TOPOLOGIES = slow_except([(2, 2), (3, 1), (1, 2), (2, 1)], [(2, 2)])
+TOPOLOGIES = [(2, 2), (3, 1), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((1, 2), (2, 1)))]
 OVER_GRPC = "--config.communication.implementation=ring"
 GROUPS = ["--config.model.normalization=batch", "--config.model.group_size=12"]
 
