@@ -352,6 +352,34 @@ def test_a_worker_that_does_not_reach_the_first_all_reduce_is_named():
     assert all(re.search(line, text) for text in said), said
 
 
+RESET = """
+import socket, struct
+import tensorflow as tf
+from tfdist import config
+from tfdist.cluster import process_exit, strategy
+from tfdist.cluster.devices import replicas
+def reset():
+    cluster = strategy.connect(config.ClusterOptions(connect_seconds=240.0))
+    if cluster.rank == 1:
+        one = replicas.rings[0]._to_next
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # Its end is a reset.
+        one.close()
+    tf.function(lambda: replicas.rings[0].sum([tf.ones([1000])], 0))()
+process_exit.run_and_exit(reset)
+"""
+
+
+def test_workers_whose_connection_is_reset_say_so():
+    """By a firewall, for example: both live. Over gRPC they ended with 76, and over TCP with 1 and a stack."""
+    with started([[sys.executable, "-c", RESET]] * 2, topologies.environments(2)) as workers:
+        codes, said = workers.ends([0, 1])
+    assert codes == [LOST, LOST], said
+    for rank, text in enumerate(said):
+        line = rf"tfdist: worker {rank}: worker (0|1) \(host .*\) has no connection with worker (0|1) \(host .*\): .*"
+        match = re.fullmatch(rf"{line}\. Restart all workers", text.splitlines()[-1])  # After those of the start.
+        assert match and match[1] != match[2] and "Traceback" not in text, text
+
+
 COMPILING = """
 import sys
 from tfdist import config

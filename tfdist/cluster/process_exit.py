@@ -116,7 +116,9 @@ def find_loss(error: BaseException) -> tuple[bool, str]:
         tf.errors.DeadlineExceededError,
     )
     possibly_lost = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's after the loss of a worker.
-    named = peer_loss.claim_exit_and_name_loss(_NAME_SECONDS) if isinstance(error, (*lost, *possibly_lost)) else ""
+    named = ""
+    if isinstance(error, (*lost, *possibly_lost)):
+        named = peer_loss.claim_exit_and_name_loss(_NAME_SECONDS) or peer_loss.declare_broken_ring(str(error))
     return bool(named) or isinstance(error, lost), named
 
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import faulthandler
+import functools
 import os
 import re
 import sys
@@ -25,6 +26,8 @@ _GRACE_SECONDS = 2.0
 _WRITING_SECONDS = 60.0
 # Workers of one machine that read the chief's last message in a second, at least; and seconds for all, at most.
 _READERS_PER_SECOND, _READING_SECONDS = 10, 120.0
+# How an error of several_workers/tcp_ring.py names a connection that is broken: the rank of the other, and a reason.
+BROKEN_RING = "no connection with worker {}: {}"
 
 
 class MissingWorkersError(TimeoutError):
@@ -167,6 +170,20 @@ def claim_exit_and_name_loss(seconds: float) -> str:
         return ""
     _monitor.loss_known.wait(seconds)
     claim_exit()
+    return cause(_monitor)
+
+
+def declare_broken_ring(error: str) -> str:
+    """Announces which connection is broken if `error` is one of the ring over TCP; returns it in words, or ""."""
+    found = re.search(BROKEN_RING.format(r"(\d+)", "(.*)"), error)
+    if _monitor is None or found is None:
+        return ""
+    own, other = (worker_name(_monitor, rank) for rank in (_monitor.rank, int(found[1])))
+    text = f"{own} has no connection with {other}: {found[2]}"
+    # The other may have left the script: then a restart does not help.
+    declare = functools.partial(declare_lost, _monitor, text, restart_helps=False)
+    _monitor.loop.call_soon_threadsafe(declare)
+    _monitor.loss_known.wait(_GRACE_SECONDS)
     return cause(_monitor)
 
 

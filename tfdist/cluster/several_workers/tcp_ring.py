@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.liveness import peer_loss
 from tfdist.cluster.wire import listener as listener_lib
 from tfdist.cluster.wire.keys import Keys
 
@@ -97,13 +98,15 @@ class TcpRing:
         # Sums of finished packs by their numbers, and why there will be no more.
         self._sums: dict[int, list[np.ndarray]] = {}
         self._error: BaseException | None = None
+        self._why = ""
         self._changed = threading.Condition()
         # Buffers by their bytes. One is free when TensorFlow holds no sum in it.
         self._buffers: dict[int, list[np.ndarray]] = {}
         # Threads that compute in Python otherwise keep the lock for 5 ms each time that a piece has arrived.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
-        for work in (self._reduce_packs, self._send_pieces):
-            threading.Thread(target=self._run, args=(work,), name=f"tfdist {work.__name__}", daemon=True).start()
+        for work, other in ((self._reduce_packs, rank - 1), (self._send_pieces, rank + 1)):
+            arguments = (work, other % num_workers)
+            threading.Thread(target=self._run, args=arguments, name=f"tfdist {work.__name__}", daemon=True).start()
 
     def sum(self, tensors: Sequence[tf.Tensor], bytes_per_pack: int) -> list[tf.Tensor]:
         """Returns the sums over all workers; all workers call it in the same order.
@@ -151,7 +154,7 @@ class TcpRing:
         with self._changed:
             self._changed.wait_for(lambda: started in self._sums or self._error is not None)
             if started not in self._sums:
-                raise ConnectionError(f"the ring of worker {self._rank} is broken: {self._error}") from self._error
+                raise ConnectionError(f"the ring of worker {self._rank} is broken: {self._why}") from self._error
             return [number, *self._sums.pop(started)]
 
     def _free_buffer(self, size: int) -> np.ndarray:
@@ -243,13 +246,15 @@ class TcpRing:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def _run(self, work: Callable[[], None], other: int) -> None:
         try:
             with np.errstate(all="ignore"):  # A sum may be infinite or NaN; a warning could be an error in a script.
                 work()
-        except BaseException as error:  # Of the connection: the heartbeats name the worker that is lost.
+        except BaseException as error:  # Of the connection: the heartbeats name the worker that is lost, if one is.
+            is_broken = isinstance(error, OSError | EOFError)
             with self._changed:
                 self._error = self._error or error
+                self._why = self._why or (peer_loss.BROKEN_RING.format(other, error) if is_broken else str(error))
                 self._changed.notify_all()
             self.close()
 
