@@ -20,7 +20,7 @@ from tfdist.configs.courses import idris_resnet50
 from tfdist.data import inputs as inputs_lib
 from tfdist.data import textbook
 from tfdist.training import loop, setup
-from tfdist.zoo import sources
+from tfdist.zoo import prepare, sources
 
 WORKERS = 2
 
@@ -244,6 +244,17 @@ def test_the_config_of_idris_has_the_losses_of_the_default_pipeline_on_the_same_
     # Two epochs of four steps, in different orders.
     first, second = np.split(order["label_train"], 2)
     assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_textbook_pipeline_shuffles_if_the_config_says_so(shuffle):
+    options = c.Data(source={}, batch_size=4, shuffle=shuffle)
+    source = sources.synthetic("train", shape=(2, 2, 1), num_examples=20)
+    batches = textbook.training(source, prepare.identity, options, num_workers=1, seed=0, numbered=True)
+    dataset, drop = batches(0, 10)
+    ids = np.concatenate([batch[textbook.ID] for batch in dataset.take(10).as_numpy_iterator()]).reshape(2, 20)
+    assert drop == 0 and (np.sort(ids) == np.arange(20)).all()
+    assert (ids == np.arange(20)).all() != shuffle
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ def training(
         if options.shuffle:
             buffer = options.shuffle_buffer or len(source)
             epoch_seed = int(np.random.default_rng([seed, epoch, order.SALT]).integers(2**31))
-        shuffled = examples.shuffle(buffer, seed=epoch_seed, reshuffle_each_iteration=False)
+            shuffled = examples.shuffle(buffer, seed=epoch_seed, reshuffle_each_iteration=False)
         number = tf.constant(epoch, tf.int64)
         add = tf.autograph.experimental.do_not_convert(lambda example: {**example, _EPOCH: number})
         return shuffled.take(epoch_steps * options.batch_size).map(add)
