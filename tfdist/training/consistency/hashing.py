@@ -52,8 +52,9 @@ def _pad(rows: tf.Tensor, multiple: int) -> tf.Tensor:
     return rows if size is not None and not missing else tf.pad(rows, [[0, 0], [0, missing]])
 
 
-def _hash_words(words: tf.Tensor) -> tf.Tensor:
-    """Hashes each row: int64 [k, n] -> int64 [k]."""
+def _hash_rows(rows: tf.Tensor) -> tf.Tensor:
+    """Hashes each row: [k, n] of any dtype -> int64 [k]."""
+    words = _row_words(rows)
     if words.shape[1] is None:
         invariants = [tf.TensorShape([words.shape[0], None])]
         words = tf.while_loop(
@@ -79,21 +80,19 @@ def hash_tensor(value: tf.Tensor) -> tf.Tensor:
     size = value.shape.num_elements()
     length = _SLICE // max(value.dtype.size, 1)
     if size is None or size <= length:
-        return _hash_words(_row_words(tf.reshape(value, [1, -1])))[0]
+        return _hash_rows(tf.reshape(value, [1, -1]))[0]
     flat = tf.reshape(value, [-1])
 
-    def hash_slice(start: tf.Tensor | int, length: int) -> tf.Tensor:
-        return _hash_words(_row_words(tf.slice(flat, [start], [length])[tf.newaxis]))
-
     def append(index: tf.Tensor, hashes: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-        return index + 1, hashes.write(tf.cast(index, tf.int32), hash_slice(index * length, length)[0])
+        one = _hash_rows(tf.slice(flat, [index * length], [length])[tf.newaxis])
+        return index + 1, hashes.write(tf.cast(index, tf.int32), one[0])
 
     count, rest = divmod(size, length)
     # One slice after another: each needs a copy. int64: a tensor may have more than 2**31 elements.
     first = (tf.zeros([], tf.int64), tf.TensorArray(tf.int64, count, element_shape=[]))
     _, hashes = tf.while_loop(lambda index, _: index < count, append, first, parallel_iterations=1)
-    last = [hash_slice(tf.constant(count * length, tf.int64), rest)] if rest else []
-    return _hash_words(tf.concat([hashes.stack(), *last], axis=0)[tf.newaxis])[0]
+    last = [_hash_rows(tf.slice(flat, [tf.constant(size - rest, tf.int64)], [rest])[tf.newaxis])] if rest else []
+    return _hash_rows(tf.concat([hashes.stack(), *last], axis=0)[tf.newaxis])[0]
 
 
 def _hash_groups(values: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -107,12 +106,13 @@ def _hash_groups(values: Sequence[tf.Tensor]) -> tf.Tensor:
         places[place if size is None else (value.dtype, size)].append(place)
     order, hashes = [], []
     for same in places.values():
-        size = values[same[0]].shape.num_elements() or 1
-        together = max(1, _SLICE // (size * max(values[same[0]].dtype.size, 1)))
-        for first in range(0, len(same), together):
-            group = same[first : first + together]
+        first = values[same[0]]
+        num_bytes = (first.shape.num_elements() or 1) * max(first.dtype.size, 1)
+        together = max(1, _SLICE // num_bytes)
+        for start in range(0, len(same), together):
+            group = same[start : start + together]
             rows = [tf.reshape(values[place], [-1]) for place in group]
-            hashes += [_hash_words(_row_words(tf.stack(rows)))] if len(rows) > 1 else [hash_tensor(rows[0])[tf.newaxis]]
+            hashes += [_hash_rows(tf.stack(rows))] if len(rows) > 1 else [hash_tensor(rows[0])[tf.newaxis]]
             order += group
     return tf.gather(tf.concat(hashes, axis=0), np.argsort(order))
 
