@@ -154,7 +154,8 @@ def parse(argv: list[str]) -> list[str]:
     has_config = "config" in flags.FLAGS
     if any(words.unknown(argv[1:])):
         specs.part("flags.unknown")(argv)
-    if has_config and not _names_a_config(argv):
+    once = sum(flag.name == "config" for flag in words.read_flags(argv[1:])) == 1
+    if has_config and not (once and words.may_hold_config(words.config_path(argv[1:]))):
         specs.part("flags.config")(argv)
     try:
         rest = flags.FLAGS(argv)
@@ -176,14 +177,6 @@ def parse(argv: list[str]) -> list[str]:
     for name, value in flags.FLAGS["config"].override_values.items():
         _none_where_meant(config, name, value)
     return rest
-
-
-def _names_a_config(argv: Sequence[str]) -> bool:
-    """Returns whether there is one --config, which names a file that may hold a config."""
-    path = Path(words.config_path(argv[1:]).partition(":")[0])
-    once = sum(flag.name == "config" for flag in words.read_flags(argv[1:])) == 1
-    may = path.is_file() and (path.suffix != ".py" or re.search(rb"get_config|import \*", path.read_bytes()))
-    return once and bool(may)
 
 
 def plain(error: flags.Error) -> str:

@@ -5,7 +5,6 @@ Imports no TensorFlow.
 
 import dataclasses
 import os
-import re
 import runpy
 import sys
 from collections.abc import Sequence
@@ -72,8 +71,8 @@ def check_file(argv: Sequence[str]) -> None:
     problem = file_problem(path)
     if problem:
         sys.exit(problem)
-    file = path.partition(":")[0]
-    if file.endswith(".py") and not re.search(rb"get_config|import \*", Path(file).read_bytes()):  # It is not run.
+    if not words.may_hold_config(path):  # It is not run.
+        file = path.partition(":")[0]
         sys.exit(f"--config={path}: {_NO_CONFIG} A Keras script is started by tfdist run {file}")
 
 

@@ -49,8 +49,8 @@ def unknown(words: Sequence[str]) -> Iterator[Flag]:
     given = list(words)
     for flag in read_flags(given[: given.index("--") if "--" in given else None]):
         positive = flag.name.removeprefix("no")
-        known = flag.name in (*flags.FLAGS, "undefok") or (positive in flags.FLAGS and flags.FLAGS[positive].boolean)
-        if not known and not ("config" in flags.FLAGS and positive.startswith("config.")):
+        known = flag.name in flags.FLAGS or (positive in flags.FLAGS and flags.FLAGS[positive].boolean)
+        if not known and flag.name != "undefok" and not ("config" in flags.FLAGS and positive.startswith("config.")):
             yield flag
 
 
@@ -72,6 +72,12 @@ def value_of(name: str, words: Sequence[str]) -> str:
 def config_path(words: Sequence[str]) -> str:
     """Returns the value of --config; "" if it is not there."""
     return value_of("config", words)
+
+
+def may_hold_config(path: str) -> bool:
+    """Returns whether `path`, the value of --config, names a file, which can hold a config if it is Python code."""
+    file = Path(path.partition(":")[0])
+    return file.is_file() and (file.suffix != ".py" or bool(re.search(rb"get_config|import \*", file.read_bytes())))
 
 
 def config_arguments(words: Sequence[str]) -> list[str]:
