@@ -13,6 +13,7 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 from launching import REPOSITORY, weights, worker_environment
 from processes import children, until
@@ -270,16 +271,18 @@ def test_twelve_runs_over_two_slots_killed_twice_and_finished(tmp_path):
     os.kill(workers[-1], signal.SIGKILL)  # One run,
     before = len(saved())
     until(lambda: len(saved()) > before, 200)
+    workers = children(process.pid)
     process.kill()  # and the sweep: no run outlives it.
     process.wait()
-    until(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in children(os.getpid())), 20)
+    until(lambda: not any(map(psutil.pid_exists, workers)), 20)
     again = start()
     before = len(saved())
     until(lambda: len(saved()) > before, 200)
+    workers = children(again.pid)
     again.send_signal(signal.SIGINT)
     printed, _ = again.communicate(timeout=120)
     assert again.returncode == 75 and "run the same command again to continue" in printed, printed
-    assert not children(os.getpid())
+    assert not any(map(psutil.pid_exists, workers))
     printed = sweep(*words, f"--workdir={tmp_path}/sweep", code=1)
     assert "failed: peak=0.05_seed=0: " in printed and "1 of 12" not in printed
     (first / "checkpoints").unlink()

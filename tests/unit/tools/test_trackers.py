@@ -26,12 +26,23 @@ _BLOCK = 2**15
 LIBRARIES = [needs("mlflow"), needs("wandb"), needs("trackio")]
 
 
+@pytest.fixture(scope="module")
+def trackio_directory(tmp_path_factory):
+    """The directory of trackio, which each process reads once from the environment."""
+    return tmp_path_factory.mktemp("trackio")
+
+
 @pytest.fixture
-def at(tmp_path, monkeypatch):
-    """A directory in which the trackers keep their files."""
+def at(tmp_path, trackio_directory, monkeypatch):
+    """A directory in which the other trackers keep their files; its name is that of the project."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("TRACKIO_DIR", str(trackio_directory))
     return tmp_path
+
+
+def field_of_project(name):
+    """The argument of the tracker that names the project."""
+    return "experiment" if name == "mlflow" else "project"
 
 
 def values(name, folder):
@@ -41,7 +52,7 @@ def values(name, folder):
 
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         client = mlflow.MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
-        [experiment] = [one for one in client.search_experiments() if one.name == "test"]
+        [experiment] = [one for one in client.search_experiments() if one.name == folder.name]
         runs = client.search_runs([experiment.experiment_id])
         history = client.get_metric_history(runs[0].info.run_id, "loss")
         models = [one.path for one in client.list_artifacts(runs[0].info.run_id)]
@@ -51,9 +62,10 @@ def values(name, folder):
         import trackio
         from trackio.sqlite_storage import SQLiteStorage
 
-        runs = trackio.Api().runs("test")
-        rows = SQLiteStorage.get_logs("test", runs[0].name)
-        return len(list(runs)), [row["step"] for row in rows], runs[0].config, list(folder.rglob("*.keras"))
+        runs = trackio.Api().runs(folder.name)
+        rows = SQLiteStorage.get_logs(folder.name, runs[0].name)
+        models = list(pathlib.Path(os.environ["TRACKIO_DIR"]).rglob(f"{runs[0].name}.keras"))
+        return len(list(runs)), [row["step"] for row in rows], runs[0].config, models
     return of_wandb(folder)
 
 
@@ -100,7 +112,7 @@ def of_wandb(folder):
 def test_an_interrupted_run_is_one_run_of_the_tracker(at, name):
     """A process is killed after its second epoch, before its first checkpoint; the next one does all epochs again."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    where = {"project": "test"} if name != "mlflow" else {"experiment": "test"}
+    where = {field_of_project(name): at.name}
     workdir, config = at / "run", {"learning_rate": {"peak": 0.1}, "model": {"target": "a:b"}}
     for epochs in (2, 3):
         callback = getattr(trackers, name)(**where, run_workdir=str(workdir), run_config=config)
@@ -151,11 +163,12 @@ def get_config():
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_run_on_two_workers_that_pauses(at, name):
     """Only the chief logs; the workers agree, and a paused run goes on in the same run of the tracker."""
-    where = '"project": "test"' if name != "mlflow" else '"experiment": "test"'
+    where = f'"{field_of_project(name)}": "{at.name}"'
     (at / "tracked.py").write_text(CONFIG.replace("NAME", name).replace("WHERE", where))
     words = ["--config=tracked.py", "--workdir=run", "--config.train.epochs=4", "--config.train.steps=none"]
     command = [sys.executable, "-m", "tfdist.launch", "--workers=2", "--", *words]
     env = worker_environment() | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path[1:]])}
+    env.pop("WANDB_SERVICE", None)  # wandb's own process, of the test before in this process.
     for more, code in (("--config.cluster.pause_epochs=2", 78), ("--config.cluster.pause_epochs=none", 0)):
         done = subprocess.run([*command, more], cwd=at, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == code, done.stdout + done.stderr

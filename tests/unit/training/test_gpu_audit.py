@@ -52,15 +52,21 @@ UNEQUAL_BATCHES = {
     *{("host to device", "Const", "OneHot"), ("host to device", "Shape", "StridedSlice")},
     ("device to host", "Cast", "Sum"),
 }
-# What compiled models have because of their data, and a variant because of what it does.
+# Keras' Embedding compares int32 tokens; int64 ones stay on the device.
+INT32_TOKENS = {
+    *{("device to host", "IteratorGetNext", "Less"), ("device to host", "SelectV2", "Reshape")},
+    *{("host to device", "AddV2", "SelectV2"), ("host to device", "Less", "SelectV2")},
+    ("host to device", "Reshape", "Cast"),
+}
+# What models have because of their data, and a variant because of what it does.
 OF_DATA = {
     # Whether the first steps, whose gradients are not compressed, are over: the host decides, and waits for nothing.
     "power_sgd": {("host to device", "GreaterEqual", "Switch")},
-    # Keras' Embedding compares int32 tokens; int64 ones stay on the device.
-    "compiled_tokens": {
-        *{("device to host", "IteratorGetNext", "Less"), ("device to host", "SelectV2", "Reshape")},
-        *{("host to device", "AddV2", "SelectV2"), ("host to device", "Less", "SelectV2")},
-        ("host to device", "Reshape", "Cast"),
+    "compiled_tokens": INT32_TOKENS,
+    # An objective of Keras, tokens, and the numbers of positions; with XLA, the default on GPUs, a step has none of it.
+    "char_gpt": {
+        *KERAS_ARGMAX | INT32_TOKENS,
+        *{("host to device", "Const", "GatherV2"), ("host to device", "Const", "UnsortedSegmentSum")},
     },
     "compiled_uneven": UNEQUAL_BATCHES,
     "own_steps_uneven": UNEQUAL_BATCHES,
