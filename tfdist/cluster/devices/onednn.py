@@ -55,6 +55,11 @@ class Processor:
         """Whether TensorFlow uses oneDNN here without being told."""
         return bool(self.flags & _ON_BY_DEFAULT) or self.arm == _ARM_ON_BY_DEFAULT
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether the processor multiplies tiles of bfloat16: AMX."""
+        return "amx_bf16" in self.flags
+
 
 _chosen: Choice | None = None
 

@@ -8,10 +8,10 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.cluster.devices import gpu_software
+from tfdist.cluster.devices import gpu_software, onednn
 from tfdist.cluster.devices.replicas import Replicas
 from tfdist.config import patching
-from tfdist.training.step import layers, normalization, per_example, timing
+from tfdist.training.step import convolutions, layers, normalization, per_example, timing
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.context import StepContext
@@ -113,7 +113,7 @@ def build_context(
     # With local SGD each replica has other gradients.
     prepare_optimizer(optimizer, cluster, equal=config.train.local_steps == 1)
     normalization.make_exact(model)
-    layers.multiply_pointwise(model, cluster.device_type)
+    convolutions.use_products(model, cluster.device_type, tiles=onednn.read_processor().has_tiles)
     found = layers.statistics(model) if moving is None else moving
     with cluster.scope():
         if slots and not config.train.shard_optimizer:

@@ -1,0 +1,165 @@
+"""Convolutions as products of matrices, beside Keras' own."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.training.step import convolutions
+
+MIXED = {"dtype": "mixed_bfloat16"}
+
+
+def operations(layer, images, backward=False):
+    """Kinds of operations in the graph of a layer, of the gradients too if `backward`."""
+
+    @tf.function
+    def compute(images):
+        if not backward:
+            return layer(images)
+        with tf.GradientTape() as tape:
+            outputs = layer(images)
+        return tape.gradient(outputs, layer.trainable_variables[0].value)
+
+    graph = compute.get_concrete_function(tf.TensorSpec(images.shape, images.dtype)).graph
+    return {operation.type for operation in graph.get_operations()}
+
+
+def compute(model, images):
+    """Outputs of a model, and the gradients of the images, the kernel and the bias."""
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        outputs = model(images)
+        loss = tf.reduce_sum(tf.cast(outputs, tf.float32) ** 2)
+    return [outputs, *tape.gradient(loss, [images, *(variable.value for variable in model.trainable_variables)])]
+
+
+def assert_close(found, expected, dtype):
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        rounding = 1e-5 if dtype == "float32" else 0.02
+        scale = max(1.0, float(tf.reduce_max(tf.abs(other))))
+        np.testing.assert_allclose(tf.cast(one, tf.float32), tf.cast(other, tf.float32), rtol=0, atol=rounding * scale)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("strides", [1, 2, (3, 1)])
+@pytest.mark.parametrize("padding", ["valid", "same"])
+def test_outputs_and_gradients_are_those_of_keras(strides, padding, dtype):
+    keras.utils.set_random_seed(1)
+    images = tf.constant(np.random.default_rng(0).standard_normal((4, 7, 6, 5)), tf.float32)
+    layer = keras.layers.Conv2D(3, 1, strides=strides, padding=padding, activation="tanh", dtype=dtype)
+    model = keras.Sequential([layer])
+    expected, before = compute(model, images), operations(model, images)
+    convolutions.use_products(model, "CPU", tiles=False)
+    found, after = compute(model, images), operations(model, images)
+    assert "Conv2D" in before and "Conv2D" not in after and "MatMul" in after
+    assert_close(found, expected, dtype)
+
+
+KERNELS = pytest.mark.parametrize(
+    ("kernel", "strides", "padding", "size"),
+    [
+        (3, 1, "same", (5, 4)),
+        (3, 2, "same", (7, 8)),
+        ((2, 4), (3, 1), "same", (8, 5)),
+        (3, (1, 2), "valid", (6, 7)),
+        ((1, 3), 1, "valid", (3, 3)),
+        (5, 2, "same", (2, 2)),
+    ],
+)
+
+
+@KERNELS
+def test_gradients_of_larger_kernels_are_those_of_keras_with_tiles(kernel, strides, padding, size):
+    keras.utils.set_random_seed(1)
+    images = tf.constant(np.random.default_rng(0).standard_normal((3, *size, 128)), tf.float32)
+    model = keras.Sequential([keras.layers.Conv2D(130, kernel, strides=strides, padding=padding, **MIXED)])
+    expected, before = compute(model, images), operations(model, images, backward=True)
+    convolutions.use_products(model, "CPU", tiles=True)
+    found, after = compute(model, images), operations(model, images, backward=True)
+    assert "Conv2DBackpropFilter" in before and "Conv2DBackpropFilter" not in after and "MatMul" in after
+    assert_close(found, expected, "mixed_bfloat16")
+
+
+@KERNELS
+def test_the_gradient_of_weights_is_that_of_tensorflow(kernel, strides, padding, size):
+    """In float32, in which differences are small."""
+    layer = keras.layers.Conv2D(9, kernel, strides=strides, padding=padding)
+    layer.build((3, *size, 7))
+    images, weights = tf.random.normal((3, *size, 7), seed=1), layer.kernel.value
+    with tf.GradientTape() as tape:
+        outputs = tf.nn.conv2d(images, weights, layer.strides, padding.upper())
+    errors = tf.random.normal(outputs.shape, seed=2)
+    found = convolutions.gradient_of_weights(images, errors, weights.shape, layer.strides, padding.upper())
+    np.testing.assert_allclose(found, tape.gradient(outputs, weights, errors), rtol=1e-5, atol=1e-4)
+
+
+def test_gradients_of_gradients_are_those_of_keras_with_tiles():
+    keras.utils.set_random_seed(1)
+    images = tf.constant(np.random.default_rng(0).standard_normal((3, 4, 4, 128)), tf.float32)
+    model = keras.Sequential([keras.layers.Conv2D(128, 3, activation="tanh", dtype="mixed_bfloat16")])
+    model.build(images.shape)
+
+    def penalty():
+        """The gradient of a gradient penalty, as of a WGAN's critic."""
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                tape.watch(images)
+                total = tf.reduce_sum(tf.cast(model(images), tf.float32))
+            size = tf.reduce_sum(tape.gradient(total, images) ** 2)
+        return [size, outer.gradient(size, model.trainable_variables[0].value)]
+
+    expected = penalty()
+    convolutions.use_products(model, "CPU", tiles=True)
+    assert_close(penalty(), expected, "mixed_bfloat16")
+
+
+class Halved(keras.layers.Conv2D):
+    """A convolution of a user's own."""
+
+    def convolution_op(self, inputs, kernel):
+        return super().convolution_op(inputs, kernel / 2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "device_type", "tiles"),
+    [
+        (keras.layers.Conv2D(3, 1), (4, 7, 6, 5), "GPU", True),
+        (keras.layers.Conv2D(3, 1), (None, 7, 6, 5), "CPU", False),
+        (keras.layers.Conv2D(3, 1), (4, 17, 16, 5), "CPU", True),
+        (keras.layers.Conv2D(3, 1, **MIXED), (4, 17, 16, 5), "CPU", False),
+        (keras.layers.Conv2D(3, (1, 3)), (4, 7, 6, 5), "CPU", False),
+        (keras.layers.Conv2D(4, 1, groups=2), (4, 7, 6, 4), "CPU", False),
+        (Halved(3, 1), (4, 7, 6, 5), "CPU", False),
+        (keras.layers.Conv2D(128, 3, **MIXED), (4, 7, 6, 128), "CPU", False),
+        (keras.layers.Conv2D(128, 3, **MIXED), (4, 7, 6, 64), "CPU", True),
+        (keras.layers.Conv2D(128, 3, **MIXED), (4, 7, 18, 128), "CPU", True),
+        (keras.layers.Conv2D(128, 3, dilation_rate=2, **MIXED), (4, 7, 6, 128), "CPU", True),
+    ],
+    ids=[
+        "on a GPU",
+        "batches of any size",
+        "many positions in float32",
+        "many positions without tiles",
+        "a larger kernel",
+        "groups",
+        "a class of the user's",
+        "a larger kernel without tiles",
+        "few channels",
+        "many columns",
+        "dilation",
+    ],
+)
+def test_others_stay_convolutions(layer, shape, device_type, tiles):
+    model = keras.Sequential([layer])
+    model.build((None, *shape[1:]))
+    convolutions.use_products(model, device_type, tiles=tiles)
+    assert "MatMul" not in operations(model, tf.TensorSpec(shape, tf.float32), backward=True)
+
+
+def test_many_positions_are_a_product_with_tiles():
+    model = keras.Sequential([keras.layers.Conv2D(3, 1, **MIXED)])
+    model.build((None, 17, 16, 5))
+    convolutions.use_products(model, "CPU", tiles=True)
+    assert "MatMul" in operations(model, tf.TensorSpec((4, 17, 16, 5), tf.float32))

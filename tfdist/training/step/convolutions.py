@@ -1,0 +1,106 @@
+"""Convolutions that are faster on CPUs as products of matrices: docs/speed.md, "Convolutions as products"."""
+
+import functools
+import itertools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.config import patching
+from tfdist.training.step import layers
+
+# Positions of a replica, up to which a 1x1 convolution is a product: with more, it was slower for some sizes without
+# AVX512. A processor that multiplies tiles of bfloat16 has no such limit.
+_MOST_POSITIONS = 1024
+# For the gradient of the weights, oneDNN fills a tile with 32 positions of one row of the outputs. With so few columns,
+# most of a tile is empty. Products gain from this number of channels and filters on.
+_MOST_COLUMNS, _FEWEST_CHANNELS = 15, 128
+
+
+def use_products(model: keras.Model, device_type: str, *, tiles: bool) -> None:
+    """Computes convolutions by products of matrices where these are faster, if `device_type` is "CPU".
+
+    oneDNN rearranges the weights of a convolution three times a step. Where a replica has few positions, this takes
+    longer than the arithmetic: a 1x1 convolution is a product. `convolution_op` is replaced on the objects.
+
+    Args:
+        tiles: whether the processor multiplies tiles of bfloat16 (AMX). In bfloat16, every 1x1 convolution is a product
+            then, and the gradients of the weights of larger kernels are, if images are small and channels many.
+    """
+    for layer in layers.of_all_depths(model) if device_type == "CPU" else ():
+        # Not those whose class computes something else.
+        if getattr(type(layer), "convolution_op", None) is not keras.layers.Conv2D.convolution_op:
+            continue
+        if layer.groups != 1 or layer.data_format != "channels_last" or layer.dilation_rate != (1, 1):
+            continue
+        if layer.kernel_size == (1, 1):
+            patching.put(layer, "convolution_op", functools.partial(_multiply, layer, tiles))
+        elif tiles:
+            patching.put(layer, "convolution_op", functools.partial(_convolve, layer))
+
+
+def _multiply(layer: keras.layers.Conv2D, tiles: bool, inputs: Any, kernel: Any) -> tf.Tensor:
+    """Returns [batch, height, width, filters], from inputs [batch, height, width, channels]; the kernel is 1x1."""
+    down, right = layer.strides
+    chosen, weights = tf.convert_to_tensor(inputs), tf.convert_to_tensor(kernel)
+    if layer.strides != (1, 1):
+        chosen = chosen[:, ::down, ::right]
+    positions, unlimited = chosen.shape[:-1].num_elements(), tiles and weights.dtype == tf.bfloat16
+    if chosen.dtype != weights.dtype or positions is None or (positions > _MOST_POSITIONS and not unlimited):
+        return keras.layers.Conv2D.convolution_op(layer, inputs, kernel)
+    channels, filters = weights.shape[2:]
+    product = tf.matmul(tf.reshape(chosen, [positions, channels]), tf.reshape(weights, [channels, filters]))
+    return tf.reshape(product, [*chosen.shape[:-1], filters])
+
+
+def _convolve(layer: keras.layers.Conv2D, inputs: Any, kernel: Any) -> tf.Tensor:
+    """Returns the convolution of Keras; the gradient of its weights is a product for each place of the kernel."""
+    images, weights = tf.convert_to_tensor(inputs), tf.convert_to_tensor(kernel)
+    shape = layer.compute_output_shape(images.shape)
+    narrow = None not in (*shape[1:], *images.shape[1:3]) and shape[2] <= _MOST_COLUMNS
+    if not narrow or min(weights.shape[2:]) < _FEWEST_CHANNELS or {images.dtype, weights.dtype} != {tf.bfloat16}:
+        return keras.layers.Conv2D.convolution_op(layer, inputs, kernel)
+    sizes, padding = [1, *layer.strides, 1], layer.padding.upper()
+
+    @tf.custom_gradient
+    def convolve(images: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def gradients(of_outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            of_images = tf.raw_ops.Conv2DBackpropInput(
+                input_sizes=tf.shape(images), filter=weights, out_backprop=of_outputs, strides=sizes, padding=padding
+            )
+            return of_images, gradient_of_weights(images, of_outputs, weights.shape, layer.strides, padding)
+
+        return tf.nn.conv2d(images, weights, sizes, padding), gradients
+
+    return convolve(images, weights)
+
+
+def gradient_of_weights(
+    images: tf.Tensor, of_outputs: tf.Tensor, shape: tf.TensorShape, strides: tuple[int, int], padding: str
+) -> tf.Tensor:
+    """Returns [rows, columns, channels, filters], the gradient of the weights of a convolution.
+
+    Args:
+        images: [batch, height, width, channels], and `of_outputs` [batch, height, width, filters], the gradient of the
+            outputs.
+        shape: of the weights.
+        strides: (down, right).
+        padding: "SAME" or "VALID", as TensorFlow has them.
+    """
+    rows, columns, channels, filters = shape
+    counts = of_outputs.shape[1:3]
+    # How many pixels the positions of one place of the kernel reach over.
+    spans = [(count - 1) * stride + 1 for count, stride in zip(counts, strides, strict=True)]
+    if padding == "SAME":
+        totals = [
+            max(span - 1 + size - length, 0)
+            for span, size, length in zip(spans, (rows, columns), images.shape[1:3], strict=True)
+        ]
+        images = tf.pad(images, [[0, 0], *([total // 2, total - total // 2] for total in totals), [0, 0]])
+    errors = tf.reshape(of_outputs, [-1, filters])
+    products = []
+    for row, column in itertools.product(range(rows), range(columns)):
+        seen = images[:, row : row + spans[0] : strides[0], column : column + spans[1] : strides[1]]
+        products.append(tf.matmul(tf.reshape(seen, [-1, channels]), errors, transpose_a=True))
+    return tf.reshape(tf.stack(products), shape)
