@@ -127,7 +127,7 @@ PRIVATE_NAMES = {
         "keras.src.losses.loss": "Keras divides a loss by the examples of one replica (keras#19891)",
     },
     "tfdist.training.callbacks.active_hooks": {"_should_trace": "whether a TensorBoard callback acts on batches"},
-    "tfdist.training.step.layers": {
+    "tfdist.training.step.layers.model_layers": {
         "_flatten_layers": "layers of all depths, those in lists and dicts included",
         "_non_trainable_variables": "variables made non-trainable, not those of frozen layers",
     },

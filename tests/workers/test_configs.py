@@ -10,7 +10,7 @@ import shipped
 from launching import REPOSITORY, run_all, worker_environment
 
 from tfdist.config import batches, specs, validate
-from tfdist.training.step import normalization
+from tfdist.training.step.layers import normalization
 
 FOLDER = REPOSITORY / "configs"
 # Folders beside the configs.

@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from tfdist.training.step import normalization
+from tfdist.training.step.layers import normalization
 
 SUMS = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfdist import config as c
-from tfdist.training.step import normalization
+from tfdist.training.step.layers import normalization
 from tfdist.zoo import models
 
 # 48 examples in groups of 16: shards of 48, 24, 12 and 6 examples hold groups, one and a half, and parts of one.

@@ -11,10 +11,11 @@ from tfdist import config as config_lib
 from tfdist.cluster.devices import gpu_software, onednn
 from tfdist.cluster.devices.replicas import Replicas
 from tfdist.config import patching
-from tfdist.training.step import convolutions, layers, normalization, per_example, timing
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step import per_example, timing
 from tfdist.training.step.context import StepContext
+from tfdist.training.step.layers import convolutions, model_layers, normalization
 from tfdist.training.step.updates import fused_updates, stages, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce, with_pack_size
 
@@ -47,7 +48,7 @@ def build_objective(
         ValueError: the function returns something other than one value per example, or no "loss"; XLA cannot compile
             the model; or its groups do not fit the batch.
     """
-    synchronised = any(getattr(layer, "synchronized", False) for layer in layers.of_all_depths(model))
+    synchronised = any(getattr(layer, "synchronized", False) for layer in model_layers.of_all_depths(model))
     spanning = normalization.install_groups(model, config, cluster.num_replicas)
     if config.train.xla and (synchronised or spanning):
         raise ValueError(
@@ -85,7 +86,7 @@ def by_xla(train: config_lib.Train, device_type: str, model: keras.Model, *, com
     others = train.recompute or train.recompute_mb is not None or train.virtual_replicas is not None
     if device_type != "GPU" or communicates or others or gpu_software.is_deterministic(os.environ):
         return False
-    return all(layer.supports_jit for layer in layers.of_all_depths(model))
+    return all(layer.supports_jit for layer in model_layers.of_all_depths(model))
 
 
 def build_context(
@@ -104,7 +105,7 @@ def build_context(
     Args:
         slots: whether to make the optimizer's slots; an evaluation needs none, and `config.train.shard_optimizer` makes
             them later.
-        moving: the moving statistics; None: `layers.statistics(model)`.
+        moving: the moving statistics; None: `model_layers.statistics(model)`.
         step_count: int64 []: steps so far; None: the optimizer's.
         loss_scale: None: a new one, for `config.train.precision="float16"`.
     """
@@ -114,7 +115,7 @@ def build_context(
     prepare_optimizer(optimizer, cluster, equal=config.train.local_steps == 1)
     normalization.make_exact(model)
     convolutions.use_products(model, cluster.device_type, tiles=onednn.read_processor().has_tiles)
-    found = layers.statistics(model) if moving is None else moving
+    found = model_layers.statistics(model) if moving is None else moving
     with cluster.scope():
         if slots and not config.train.shard_optimizer:
             optimizer.build(model.trainable_variables)

@@ -10,7 +10,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.data.feed import Batch
-from tfdist.training.step import collectives, normalization, objective
+from tfdist.training.step import collectives, objective
+from tfdist.training.step.layers import normalization
 from tfdist.training.step.random_numbers import seed_generators
 from tfdist.training.step.updates import tables
 from tfdist.training.step.updates.tables import Gradients

@@ -14,8 +14,8 @@ from tfdist.config import patching
 from tfdist.data import autograph, inputs, order
 from tfdist.training import execution
 from tfdist.training.run import Run
-from tfdist.training.step import layers
 from tfdist.training.step import optimizer as optimizer_lib
+from tfdist.training.step.layers import model_layers
 from tfdist.training.step.updates import tables
 
 # The parts of a step, in the order in which they are computed.
@@ -89,7 +89,7 @@ def _recording(run: Run, outputs: dict[str, list[str]], gradients: dict[str, np.
     seen = (
         []
         if getattr(run.context.objective, "xla", False)
-        else [one for one in layers.of_all_depths(model) if one is not model]
+        else [one for one in model_layers.of_all_depths(model) if one is not model]
     )
     with patching.restore_after(seen, ["call"]), patching.restore_after([optimizer], ["apply"]):
         for layer in seen:

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config import patching
-from tfdist.training.step import layers
+from tfdist.training.step.layers import model_layers
 
 # The replicas of a process are traced in threads of their own, in turn: each thread counts its own calls.
 # Besides what is set here it may have `replica`; see repeated_passes.py.
@@ -128,7 +128,7 @@ def unseeded_generator(*, in_loops: bool) -> _Unseeded | None:
 
 
 def _generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
-    return [generator for layer in layers.of_all_depths(model) for generator in layer._seed_generators]
+    return [generator for layer in model_layers.of_all_depths(model) for generator in layer._seed_generators]
 
 
 def _make_stateless(

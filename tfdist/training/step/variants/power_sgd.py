@@ -19,7 +19,7 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.report import lines
 from tfdist.training.consistency.replica_state import JoinedState
 from tfdist.training.run import Run
-from tfdist.training.step import layers
+from tfdist.training.step.layers import model_layers
 from tfdist.training.step.random_numbers import seed_generators
 from tfdist.training.step.updates import all_reduce, branches, stages
 from tfdist.training.step.updates.all_reduce import AllReduce
@@ -174,7 +174,7 @@ def _compress(model: keras.Model, options: config_lib.Compression, seed: int) ->
     """Makes the variables of each gradient that is compressed; called in scope."""
     tables = {
         id(layer.embeddings)
-        for layer in layers.of_all_depths(model)
+        for layer in model_layers.of_all_depths(model)
         if isinstance(layer, keras.layers.Embedding) and layer.built
     }
     for index, variable in enumerate(model.trainable_variables):

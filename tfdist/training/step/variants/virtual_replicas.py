@@ -23,8 +23,9 @@ from tfdist.data.stream import ReplicaShard
 from tfdist.report import files, lines, run_info
 from tfdist.report.reporter import Reporter
 from tfdist.training.run import Run
-from tfdist.training.step import layers, normalization, timing
 from tfdist.training.step import objective as objective_lib
+from tfdist.training.step import timing
+from tfdist.training.step.layers import model_layers, normalization
 from tfdist.training.step.per_example import PerExampleObjective
 from tfdist.training.step.variants import sharded_objective, shards
 from tfdist.training.step.variants.integers import Integers
@@ -205,7 +206,7 @@ def _check_model(config: config_lib.Config, total: int, model: keras.Model, *, d
             found.append(f"the layer {layer.name!r} normalises over the global batch (synchronized)")
         elif size and shard % size:
             found.append(f"the layer {layer.name!r} normalises over groups of {size} examples, of {shard} in a shard")
-    for layer in layers.of_all_depths(model):
+    for layer in model_layers.of_all_depths(model):
         own = [one for one in layer.non_trainable_weights if not keras.backend.is_float_dtype(one.dtype)]
         if own and layer is not model and not type(layer).__module__.startswith("keras."):
             found.append(f"the layer {layer.name!r} has the state {own[0].name!r} of type {own[0].dtype}, not float")

@@ -20,7 +20,8 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import patching, specs
-from tfdist.training.step import collectives, layers, normalization
+from tfdist.training.step import collectives
+from tfdist.training.step.layers import model_layers, normalization
 from tfdist.training.step.random_numbers import repeated_passes
 
 _FIELD = "config.train.recompute"
@@ -35,7 +36,7 @@ def install(model: keras.Model, config: config_lib.Config) -> list[str]:
         ValueError: a name fits no layer, or a layer cannot be computed again.
     """
     chosen: list[keras.Layer] = []
-    found = [layer for layer in layers.of_all_depths(model) if layer is not model]
+    found = [layer for layer in model_layers.of_all_depths(model) if layer is not model]
     for pattern in config.train.recompute:
         matching = [layer for layer in found if fnmatch.fnmatchcase(layer.name, pattern)]
         if not matching:
@@ -44,7 +45,7 @@ def install(model: keras.Model, config: config_lib.Config) -> list[str]:
             raise ValueError(f"{_FIELD}: no layer has the name {pattern!r}.{hint}")
         chosen += [layer for layer in matching if layer not in chosen]
     check_masks(model, _FIELD)
-    inner = {id(one) for layer in chosen for one in layers.of_all_depths(layer)[1:]}
+    inner = {id(one) for layer in chosen for one in model_layers.of_all_depths(layer)[1:]}
     outermost = [layer for layer in chosen if id(layer) not in inner]
     for layer in outermost:
         check(layer, _FIELD)
@@ -54,7 +55,7 @@ def install(model: keras.Model, config: config_lib.Config) -> list[str]:
 
 def check_masks(model: keras.Model, field: str) -> None:
     """Raises ValueError if a layer of a model makes a Keras mask: the second computation would not have it."""
-    for layer in layers.of_all_depths(model):
+    for layer in model_layers.of_all_depths(model):
         own = type(layer).compute_mask.__module__.partition(".")[0] != "keras"
         if own or isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False):
             raise ValueError(
@@ -65,7 +66,7 @@ def check_masks(model: keras.Model, field: str) -> None:
 
 def check(layer: keras.Layer, field: str) -> None:
     """Raises ValueError, which names the field and the layer, if a layer cannot be computed again."""
-    parts, exact = layers.of_all_depths(layer), normalization.synchronized_layers(layer)
+    parts, exact = model_layers.of_all_depths(layer), normalization.synchronized_layers(layer)
     for part in parts:
         if getattr(part, "activity_regularizer", None) is not None:
             raise ValueError(f"{field}: the layer {part.name!r} has an activity_regularizer: it cannot be recomputed.")

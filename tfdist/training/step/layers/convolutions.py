@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.config import patching
-from tfdist.training.step import layers
+from tfdist.training.step.layers import model_layers
 
 # Positions of a replica, up to which a 1x1 convolution is a product: with more, it was slower for some sizes without
 # AVX512. A processor that multiplies tiles of bfloat16 has no such limit.
@@ -25,10 +25,11 @@ def use_products(model: keras.Model, device_type: str, *, tiles: bool) -> None:
     longer than the arithmetic: a 1x1 convolution is a product. `convolution_op` is replaced on the objects.
 
     Args:
-        tiles: whether the processor multiplies tiles of bfloat16 (AMX). In bfloat16, every 1x1 convolution is a product
-            then, and the gradients of the weights of larger kernels are, if images are small and channels many.
+        tiles: whether the processor multiplies tiles of bfloat16 (AMX). In bfloat16, every 1x1 convolution without
+            strides is a product then, and the gradients of the weights of larger kernels are, if images are small and
+            channels many. TensorFlow takes longer to choose every second pixel than a product saves.
     """
-    for layer in layers.of_all_depths(model) if device_type == "CPU" else ():
+    for layer in model_layers.of_all_depths(model) if device_type == "CPU" else ():
         # Not those whose class computes something else.
         if getattr(type(layer), "convolution_op", None) is not keras.layers.Conv2D.convolution_op:
             continue
@@ -36,7 +37,7 @@ def use_products(model: keras.Model, device_type: str, *, tiles: bool) -> None:
             continue
         if layer.kernel_size == (1, 1):
             patching.put(layer, "convolution_op", functools.partial(_multiply, layer, tiles))
-        elif tiles:
+        elif tiles and layer.strides == (1, 1):
             patching.put(layer, "convolution_op", functools.partial(_convolve, layer))
 
 
@@ -46,9 +47,10 @@ def _multiply(layer: keras.layers.Conv2D, tiles: bool, inputs: Any, kernel: Any)
     chosen, weights = tf.convert_to_tensor(inputs), tf.convert_to_tensor(kernel)
     if layer.strides != (1, 1):
         chosen = chosen[:, ::down, ::right]
-    positions, unlimited = chosen.shape[:-1].num_elements(), tiles and weights.dtype == tf.bfloat16
+    unlimited = tiles and weights.dtype == tf.bfloat16 and layer.strides == (1, 1)
+    positions = chosen.shape[:-1].num_elements()
     if chosen.dtype != weights.dtype or positions is None or (positions > _MOST_POSITIONS and not unlimited):
-        return keras.layers.Conv2D.convolution_op(layer, inputs, kernel)
+        return keras.layers.Conv2D.convolution_op(layer, inputs, weights)
     channels, filters = weights.shape[2:]
     product = tf.matmul(tf.reshape(chosen, [positions, channels]), tf.reshape(weights, [channels, filters]))
     return tf.reshape(product, [*chosen.shape[:-1], filters])
@@ -60,47 +62,43 @@ def _convolve(layer: keras.layers.Conv2D, inputs: Any, kernel: Any) -> tf.Tensor
     shape = layer.compute_output_shape(images.shape)
     narrow = None not in (*shape[1:], *images.shape[1:3]) and shape[2] <= _MOST_COLUMNS
     if not narrow or min(weights.shape[2:]) < _FEWEST_CHANNELS or {images.dtype, weights.dtype} != {tf.bfloat16}:
-        return keras.layers.Conv2D.convolution_op(layer, inputs, kernel)
-    sizes, padding = [1, *layer.strides, 1], layer.padding.upper()
+        return keras.layers.Conv2D.convolution_op(layer, inputs, weights)
+    padding = layer.padding.upper()
 
     @tf.custom_gradient
     def convolve(images: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def gradients(of_outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             of_images = tf.raw_ops.Conv2DBackpropInput(
-                input_sizes=tf.shape(images), filter=weights, out_backprop=of_outputs, strides=sizes, padding=padding
+                input_sizes=tf.shape(images),
+                filter=weights,
+                out_backprop=of_outputs,
+                strides=[1, 1, 1, 1],
+                padding=padding,
             )
-            return of_images, gradient_of_weights(images, of_outputs, weights.shape, layer.strides, padding)
+            return of_images, gradient_of_weights(images, of_outputs, weights.shape, padding)
 
-        return tf.nn.conv2d(images, weights, sizes, padding), gradients
+        return tf.nn.conv2d(images, weights, 1, padding), gradients
 
     return convolve(images, weights)
 
 
-def gradient_of_weights(
-    images: tf.Tensor, of_outputs: tf.Tensor, shape: tf.TensorShape, strides: tuple[int, int], padding: str
-) -> tf.Tensor:
-    """Returns [rows, columns, channels, filters], the gradient of the weights of a convolution.
+def gradient_of_weights(images: tf.Tensor, of_outputs: tf.Tensor, shape: tf.TensorShape, padding: str) -> tf.Tensor:
+    """Returns [rows, columns, channels, filters], the gradient of the weights of a convolution without strides.
 
     Args:
         images: [batch, height, width, channels], and `of_outputs` [batch, height, width, filters], the gradient of the
             outputs.
         shape: of the weights.
-        strides: (down, right).
         padding: "SAME" or "VALID", as TensorFlow has them.
     """
     rows, columns, channels, filters = shape
-    counts = of_outputs.shape[1:3]
-    # How many pixels the positions of one place of the kernel reach over.
-    spans = [(count - 1) * stride + 1 for count, stride in zip(counts, strides, strict=True)]
+    height, width = of_outputs.shape[1:3]
     if padding == "SAME":
-        totals = [
-            max(span - 1 + size - length, 0)
-            for span, size, length in zip(spans, (rows, columns), images.shape[1:3], strict=True)
-        ]
-        images = tf.pad(images, [[0, 0], *([total // 2, total - total // 2] for total in totals), [0, 0]])
+        # One pixel more after the image than before it, if their number is odd.
+        images = tf.pad(images, [[0, 0], *([(size - 1) // 2, size // 2] for size in (rows, columns)), [0, 0]])
     errors = tf.reshape(of_outputs, [-1, filters])
     products = []
     for row, column in itertools.product(range(rows), range(columns)):
-        seen = images[:, row : row + spans[0] : strides[0], column : column + spans[1] : strides[1]]
-        products.append(tf.matmul(tf.reshape(seen, [-1, channels]), errors, transpose_a=True))
+        seen = tf.reshape(images[:, row : row + height, column : column + width], [-1, channels])
+        products.append(tf.matmul(seen, errors, transpose_a=True))
     return tf.reshape(tf.stack(products), shape)

@@ -25,7 +25,8 @@ import tensorflow as tf
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import patching
 from tfdist.config.schema import Config
-from tfdist.training.step import collectives, layers
+from tfdist.training.step import collectives
+from tfdist.training.step.layers import model_layers
 
 
 class _Trace(threading.local):
@@ -50,7 +51,7 @@ def shard_present(present: tf.Tensor) -> Iterator[None]:
 
 def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     """Returns the batch normalisation layers of `model`, those of nested models included."""
-    return [layer for layer in layers.of_all_depths(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    return [layer for layer in model_layers.of_all_depths(model) if isinstance(layer, keras.layers.BatchNormalization)]
 
 
 def synchronized_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
@@ -245,7 +246,7 @@ def check_penalties(model: keras.Model, num_replicas: int) -> None:
     Keras takes their mean over a batch from 3.14 on, and the sum before.
     """
     sums = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
-    for layer in layers.of_all_depths(model):
+    for layer in model_layers.of_all_depths(model):
         if sums and num_replicas > 1 and getattr(layer, "activity_regularizer", None) is not None:
             raise ValueError(
                 f"Layer {layer.name!r} has an activity_regularizer. Keras {keras.__version__} sums it over a replica's "
