@@ -55,9 +55,10 @@ def wait_for_steps(workdir: pathlib.Path, count: int = 1) -> None:
 
 
 def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
-    seldom = ("--config.train.steps=960", "--config.checkpoint.every.steps=900")
+    # Nothing else asks for a checkpoint: neither steps nor an evaluation that is the best so far.
+    asked = ("--config.train.steps=960", "--config.checkpoint.every.steps=900", "--config.checkpoint.best_metric=none")
     with server() as (address, posted):
-        options = [*seldom, OFTEN, f"--config.report.notify={address}"]
+        options = [*asked, OFTEN, f"--config.report.notify={address}"]
         command = topologies.command(tmp_path, *options, config=CONFIG)
         with started([command], topologies.environments(1)) as (process,):
             born = time.time() - interpreter.process_age(process.pid)
