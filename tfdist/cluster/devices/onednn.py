@@ -20,6 +20,8 @@ VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 ENVIRONMENT, ENTRY = "environment.json", "onednn"
 # Flags of /proc/cpuinfo with which TensorFlow turns oneDNN on by itself: `DefaultOneDnnPolicy` in its util.cc.
 _ON_BY_DEFAULT = {"avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_int8", "amx_bf16"}
+# The flag of a processor that multiplies tiles of bfloat16: AMX.
+TILES = "amx_bf16"
 # The same for ARM, (implementer, part): Neoverse V1.
 _ARM_ON_BY_DEFAULT = ("0x41", "0xd40")
 # What TensorFlow accepts as the variable's value, in small or capital letters; it ignores any other one.
@@ -54,11 +56,6 @@ class Processor:
     def on_by_default(self) -> bool:
         """Whether TensorFlow uses oneDNN here without being told."""
         return bool(self.flags & _ON_BY_DEFAULT) or self.arm == _ARM_ON_BY_DEFAULT
-
-    @property
-    def has_tiles(self) -> bool:
-        """Whether the processor multiplies tiles of bfloat16: AMX."""
-        return "amx_bf16" in self.flags
 
 
 _chosen: Choice | None = None

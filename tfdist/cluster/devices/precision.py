@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import onednn
 from tfdist.config import schema, specs
 
 # From the most precise one on.
@@ -22,8 +23,8 @@ _WORTHWHILE = 0.8
 # Seconds of CPU time that the measurement takes, besides the first product of each type; rows of the matrices.
 # Other programs on the machine make the ratio of two short wall-clock times useless.
 _SECONDS, _ROWS = 0.05, 512
-# CPU flags by what they multiply: tiles of bfloat16, and vectors of it (x86 and ARM).
-_TILES, _VECTORS = ("amx_bf16",), ("avx512_bf16", "bf16")
+# CPU flags of processors that multiply vectors of bfloat16 (x86 and ARM).
+_VECTORS = ("avx512_bf16", "bf16")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Device:
             return (
                 1 if self.compute_capability is None else 10 * self.compute_capability[0] + self.compute_capability[1]
             )
-        return -2 if self.cpu_flags & {*_TILES} else -1 if self.cpu_flags & {*_VECTORS} else 0
+        return -2 if onednn.TILES in self.cpu_flags else -1 if self.cpu_flags & {*_VECTORS} else 0
 
 
 def kind(code: int) -> str:

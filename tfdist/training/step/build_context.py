@@ -114,7 +114,7 @@ def build_context(
     # With local SGD each replica has other gradients.
     prepare_optimizer(optimizer, cluster, equal=config.train.local_steps == 1)
     normalization.make_exact(model)
-    convolutions.use_products(model, cluster.device_type, tiles=onednn.read_processor().has_tiles)
+    convolutions.use_products(model, cluster.device_type, tiles=onednn.TILES in onednn.read_processor().flags)
     found = model_layers.statistics(model) if moving is None else moving
     with cluster.scope():
         if slots and not config.train.shard_optimizer:

@@ -13,8 +13,8 @@ from tfdist.training.step.layers import model_layers
 # Positions of a replica, up to which a 1x1 convolution is a product: with more, it was slower for some sizes without
 # AVX512. A processor that multiplies tiles of bfloat16 has no such limit.
 _MOST_POSITIONS = 1024
-# For the gradient of the weights, oneDNN fills a tile with 32 positions of one row of the outputs. With so few columns,
-# most of a tile is empty. Products gain from this number of channels and filters on.
+# oneDNN's gradient of the weights is slow if a row of the outputs is short: its times suggest that a tile takes 32
+# positions of one row. Products are faster from this number of channels and filters on.
 _MOST_COLUMNS, _FEWEST_CHANNELS = 15, 128
 
 
@@ -27,17 +27,17 @@ def use_products(model: keras.Model, device_type: str, *, tiles: bool) -> None:
     Args:
         tiles: whether the processor multiplies tiles of bfloat16 (AMX). In bfloat16, every 1x1 convolution without
             strides is a product then, and the gradients of the weights of larger kernels are, if images are small and
-            channels many. TensorFlow takes longer to choose every second pixel than a product saves.
+            channels many. With strides, TensorFlow's strided slice takes longer than a product saves.
     """
     for layer in model_layers.of_all_depths(model) if device_type == "CPU" else ():
         # Not those whose class computes something else.
         if getattr(type(layer), "convolution_op", None) is not keras.layers.Conv2D.convolution_op:
             continue
-        if layer.groups != 1 or layer.data_format != "channels_last" or layer.dilation_rate != (1, 1):
+        if layer.groups != 1 or layer.data_format != "channels_last":
             continue
         if layer.kernel_size == (1, 1):
             patching.put(layer, "convolution_op", functools.partial(_multiply, layer, tiles))
-        elif tiles and layer.strides == (1, 1):
+        elif tiles and layer.strides == layer.dilation_rate == (1, 1):
             patching.put(layer, "convolution_op", functools.partial(_convolve, layer))
 
 
