@@ -72,7 +72,10 @@ def test_an_unchanged_script_under_mpirun_and_srun(tmp_path):
     (printed,) = run_all([[*MPIRUN, "-n", "2", *line("mpirun")]], [worker_environment()])
     with slurm_cluster(tmp_path / "slurm") as slurm:
         launch = ["srun", "-N2", "--ntasks-per-node=1", *line("srun")]
-        done = slurm.run(launch, env={"CUDA_VISIBLE_DEVICES": ""}, cwd=REPOSITORY, timeout=300)
+        # Both nodes are this machine: files in a temporary directory would be written by both.
+        (temporary := tmp_path / "temporary").mkdir()
+        environment = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(temporary)}
+        done = slurm.run(launch, env=environment, cwd=REPOSITORY, timeout=300)
     assert done.returncode == 0, done.stderr
     assert printed.count("steps 12") == done.stdout.count("steps 12") == 1
     with np.load(tmp_path / "mpirun/weights.npz") as one, np.load(tmp_path / "srun/weights.npz") as other:
