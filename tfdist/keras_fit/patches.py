@@ -61,8 +61,7 @@ def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
     """Patches Keras for a run, and restores everything at the end; the stack is for what the run finds out."""
     with (
         trainer.restore_methods(getattr(model.optimizer, "inner_optimizer", model.optimizer)),
-        restore_after(trainer.synchronized_layers(model), ["call"]),
-        restore_after(trainer.layers_of_all_depths(model), ["convolution_op"]),
+        restore_after(trainer.layers_of_all_depths(model), ["activation", "call", "convolution_op"]),
         contextlib.ExitStack() as undo,
         shard_losses.patch_losses(model),
         shard_layers.losses_of_each_replica(trainer.layers_of_all_depths(model)),

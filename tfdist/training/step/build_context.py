@@ -15,7 +15,7 @@ from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import per_example, timing
 from tfdist.training.step.context import StepContext
-from tfdist.training.step.layers import compiled, convolutions, model_layers, normalization
+from tfdist.training.step.layers import convolutions, fused, model_layers, normalization
 from tfdist.training.step.updates import fused_updates, stages, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce, with_pack_size
 
@@ -115,7 +115,7 @@ def build_context(
     prepare_optimizer(optimizer, cluster, equal=config.train.local_steps == 1)
     normalization.make_exact(model)
     convolutions.use_products(model, cluster.device_type, tiles=onednn.TILES in onednn.read_processor().flags)
-    compiled.compile_parts(model, cluster.device_type)
+    fused.fuse(model, cluster.device_type)
     found = model_layers.statistics(model) if moving is None else moving
     with cluster.scope():
         if slots and not config.train.shard_optimizer:

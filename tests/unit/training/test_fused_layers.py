@@ -1,11 +1,11 @@
-"""Parts of layers that XLA compiles, beside Keras' own."""
+"""Activations and normalisation in fewer passes over memory, beside Keras' own."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.training.step.layers import compiled
+from tfdist.training.step.layers import fused
 
 SHAPE = (8, 32, 256)
 PRECISION = pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
@@ -52,7 +52,7 @@ def check(layer, dtype):
     for variable in model.trainable_variables:
         variable.assign(keras.random.normal(variable.shape, 1.0, 0.5))
     expected, before = compute(model, inputs), operations(model)
-    compiled.compile_parts(model, "CPU")
+    fused.fuse(model, "CPU")
     assert not before and operations(model)
     assert_close(compute(model, inputs), expected, 1e-5 if dtype == "float32" else 0.02)
 
@@ -69,6 +69,55 @@ def test_activations_and_their_gradients_are_those_of_keras(name, dtype):
 )
 def test_layer_normalisation_and_its_gradients_are_those_of_keras(arguments, dtype):
     check(keras.layers.LayerNormalization(**arguments, dtype=dtype), dtype)
+
+
+def statistics_of_a_step(layer, inputs, mask=None):
+    """Outputs, gradients and moving statistics of a step; and the kinds of operations in its graph."""
+
+    @tf.function
+    def step(inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = layer(inputs, training=True, mask=mask)
+            loss = tf.reduce_sum(tf.cast(tf.sin(outputs), tf.float32))
+        return outputs, *tape.gradient(loss, [inputs, *(variable.value for variable in layer.trainable_variables)])
+
+    found = [*step(inputs), *(tf.convert_to_tensor(variable) for variable in layer.non_trainable_variables)]
+    return found, {one.type for one in step.get_concrete_function(inputs).graph.get_operations()}
+
+
+def both(arguments, inputs, mask=None):
+    """`statistics_of_a_step` of a layer that is fused, and of Keras'."""
+    layers = [keras.layers.BatchNormalization(**arguments) for _ in range(2)]
+    for layer in layers:
+        layer.build(inputs.shape)
+        for index, variable in enumerate(layer.trainable_variables):
+            variable.assign(np.linspace(0.5 + index, 1.5, variable.shape[0]))
+    fused.fuse(keras.Sequential(layers[:1]), "CPU")
+    return [statistics_of_a_step(layer, inputs, mask) for layer in layers]
+
+
+@PRECISION
+@pytest.mark.parametrize("shape", [(6, 9), (6, 3, 9), (6, 4, 3, 9), (2, 3, 2, 2, 9)], ids=str)
+@pytest.mark.parametrize("arguments", [{}, {"scale": False, "momentum": 0.5}, {"center": False, "epsilon": 0.1}])
+def test_batch_normalisation_is_that_of_keras(arguments, shape, dtype):
+    inputs = tf.cast(numbers(shape) + 2, "float32" if dtype == "float32" else "bfloat16")
+    (found, kinds), (expected, others) = both({**arguments, "dtype": dtype}, inputs)
+    assert "FusedBatchNormV3" in kinds and "FusedBatchNormV3" not in others
+    assert_close(found, expected, 1e-5 if dtype == "float32" else 0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "masked"),
+    [({}, True), ({"axis": 1}, False), ({"trainable": False}, False), ({"dtype": "float64"}, False)],
+)
+def test_other_batch_normalisation_is_left_to_keras(arguments, masked):
+    inputs = tf.cast(numbers((6, 4, 9)), arguments.get("dtype", "float32"))
+    (found, kinds), (expected, _) = both(
+        arguments, inputs, tf.constant([[True, False, True, True]] * 6) if masked else None
+    )
+    assert "FusedBatchNormV3" not in kinds
+    assert_close(found, expected, 0)
 
 
 class Own(keras.layers.LayerNormalization):
@@ -94,7 +143,7 @@ class Own(keras.layers.LayerNormalization):
 def test_others_are_left_to_keras(layer, shape, device):
     model, inputs = keras.Sequential([layer]), numbers([8 if size is None else size for size in shape])
     expected = model(inputs)
-    compiled.compile_parts(model, device)
+    fused.fuse(model, device)
     assert not operations(model, shape)
     np.testing.assert_array_equal(model(inputs), expected)
 
@@ -107,7 +156,7 @@ def normalise_exactly(inputs):
 @pytest.mark.filterwarnings("ignore:You passed `rms_scaling=True`")
 def test_rms_scaling_is_left_to_keras():
     model = keras.Sequential([keras.layers.LayerNormalization(rms_scaling=True)])
-    compiled.compile_parts(model, "CPU")
+    fused.fuse(model, "CPU")
     assert not operations(model)
 
 
@@ -118,7 +167,7 @@ def test_rms_scaling_is_left_to_keras():
 def test_gradients_of_gradients_are_exact(layer, exact):
     """Beside float64: a gradient of Keras' gradient of layer normalisation has an error of 0.2 % here."""
     inputs, kernel = numbers(), tf.random.normal([256, 256], stddev=0.05, seed=1)
-    compiled.compile_parts(keras.Sequential([layer]), "CPU")
+    fused.fuse(keras.Sequential([layer]), "CPU")
 
     def penalty(function, inputs, kernel):
         with tf.GradientTape() as outer:
@@ -137,7 +186,7 @@ def test_gradients_of_gradients_are_exact(layer, exact):
 def test_a_model_is_saved_as_that_of_keras(tmp_path):
     model = keras.Sequential([keras.Input(SHAPE[1:]), keras.layers.Dense(9, "gelu"), keras.layers.LayerNormalization()])
     before = model.to_json()
-    compiled.compile_parts(model, "CPU")
+    fused.fuse(model, "CPU")
     assert model.to_json() == before
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
@@ -147,5 +196,5 @@ def test_a_model_is_saved_as_that_of_keras(tmp_path):
 
 def test_layers_of_one_shape_are_compiled_once():
     layers = [keras.layers.Activation("gelu") for _ in range(3)]
-    compiled.compile_parts(keras.Sequential(layers), "CPU")
+    fused.fuse(keras.Sequential(layers), "CPU")
     assert len({layer.activation for layer in layers}) == 1

@@ -1,4 +1,7 @@
-"""Parts of layers that XLA compiles to one pass over memory on CPUs: docs/speed.md, "Compiled parts of layers"."""
+"""Layers that take fewer passes over memory on CPUs: docs/speed.md, "Fused layers".
+
+XLA compiles activations and layer normalisation; batch normalisation has a kernel of TensorFlow.
+"""
 
 import functools
 from collections.abc import Callable
@@ -8,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.config import patching
-from tfdist.training.step.layers import model_layers
+from tfdist.training.step.layers import model_layers, normalization
 
 # Each shape is compiled once, in 0.2 to 0.5 s: only for tensors with at least as many elements.
 _FEWEST_ELEMENTS = 2**16
@@ -16,18 +19,50 @@ _FEWEST_ELEMENTS = 2**16
 _ACTIVATIONS = [getattr(keras.activations, name) for name in ("gelu", "silu", "hard_silu", "mish")]
 
 
-def compile_parts(model: keras.Model, device_type: str) -> None:
-    """Compiles activations and layer normalisation of `model`, if `device_type` is "CPU".
+def fuse(model: keras.Model, device_type: str) -> None:
+    """Fuses activations and normalisation of `model`, if `device_type` is "CPU".
 
-    `activation` and `call` are replaced on the objects. Outputs and gradients are those of Keras, up to rounding.
-    Where a shape is not known when a step is traced, Keras computes.
+    `activation` and `call` are replaced on the objects. Outputs and gradients are those of Keras, up to rounding. Keras
+    computes what is small, or has no static shape when a step is traced.
     """
     for layer in model_layers.of_all_depths(model) if device_type == "CPU" else ():
         if any(getattr(layer, "activation", None) is one for one in _ACTIVATIONS):
             patching.put(layer, "activation", _compiled_activation(layer.activation))
-        # Not those whose class computes something else. Keras 3.12 has rms_scaling too.
+        if "call" in vars(layer):  # It is replaced already.
+            continue
+        # Not subclasses, which may compute something else. Keras 3.12 has no renorm.
+        if type(layer) is keras.layers.BatchNormalization and not getattr(layer, "renorm", False):
+            patching.put(layer, "call", functools.partial(_normalise_batch, layer))
         if type(layer) is keras.layers.LayerNormalization and not layer.rms_scaling:
-            patching.put(layer, "call", functools.partial(_normalise, layer))
+            patching.put(layer, "call", functools.partial(_normalise_rows, layer))
+
+
+def _normalise_batch(
+    layer: keras.layers.BatchNormalization,
+    inputs: tf.Tensor,
+    training: bool | None = None,
+    mask: tf.Tensor | None = None,
+) -> tf.Tensor:
+    channels_last = layer.axis in (-1, inputs.shape.rank - 1)
+    plain = mask is not None or not channels_last or inputs.dtype not in (tf.float32, tf.bfloat16, tf.float16)
+    if plain or not (training and layer.trainable):
+        return type(layer).call(layer, inputs, training=training, mask=mask)
+    channels, nothing = inputs.shape[-1], tf.zeros([0])
+    outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+        x=inputs if inputs.shape.rank == 4 else tf.reshape(inputs, [-1, 1, 1, channels]),
+        scale=tf.cast(layer.gamma, tf.float32) if layer.scale else tf.ones([channels]),
+        offset=tf.cast(layer.beta, tf.float32) if layer.center else tf.zeros([channels]),
+        mean=nothing,
+        variance=nothing,
+        epsilon=layer.epsilon,
+        is_training=True,
+    )
+    # The kernel returns the unbiased variance.
+    count = tf.cast(tf.size(inputs) // channels, tf.float32)
+    normalization.update_moving_statistics(layer, mean, variance * (tf.maximum(count - 1.0, 1.0) / count))
+    if inputs.shape.rank != 4:
+        outputs = tf.ensure_shape(tf.reshape(outputs, tf.shape(inputs)), inputs.shape)
+    return tf.cast(outputs, layer.compute_dtype)
 
 
 def _is_large(x: Any) -> bool:
@@ -56,7 +91,7 @@ def _compiled_activation(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _normalise(layer: keras.layers.LayerNormalization, inputs: Any) -> tf.Tensor:
+def _normalise_rows(layer: keras.layers.LayerNormalization, inputs: Any) -> tf.Tensor:
     axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
     if not _is_large(inputs) or inputs.dtype == tf.float64 or axes not in ([-1], [inputs.shape.rank - 1]):
         return type(layer).call(layer, inputs)
