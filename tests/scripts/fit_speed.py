@@ -1,6 +1,9 @@
-"""Compares Keras' own fit with `python -m tfdist.run` on one worker: a compiled MLP, and a DCGAN with a train_step.
+"""Compares Keras' own fit with `python -m tfdist.run` on one worker: compiled networks, and a DCGAN with a train_step.
 
-usage: python tests/scripts/fit_speed.py [--rounds=3] [--networks=mlp:64,wide:1024,dcgan:64] [--workers_only]
+usage: python tests/scripts/fit_speed.py [--rounds=3] [--networks=mlp:64,wide:1024,dcgan:64] [--executions=1,10,50]
+           [--precision=float32] [--workers_only]
+
+The networks, of Keras' layers: two perceptrons, mlp and wide; dcgan; resnet, a ResNet-20; transformer, for images.
 
 Both run this file as an unchanged script, in turn, each time in a process of its own; Keras with several values of
 steps_per_execution. On Linux also one worker on one core against two workers on a core each, with the same global
@@ -25,10 +28,9 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-EXECUTIONS = (1, 10, 50)
 EPOCHS = 7
 # Networks and their steps per epoch.
-STEPS = {"mlp": 100, "wide": 20, "dcgan": 20}
+STEPS = {"mlp": 100, "wide": 20, "dcgan": 20, "resnet": 10, "transformer": 10}
 # The hidden layers of a perceptron: two of this width.
 WIDTHS = {"mlp": 256, "wide": 1024}
 RANDOM = np.random.default_rng(0)
@@ -76,6 +78,41 @@ class DCGAN(keras.Model):
         return {"d_loss": self.d_loss_metric.result(), "g_loss": self.g_loss_metric.result()}
 
 
+def resnet20() -> keras.Model:
+    """Returns the network of arXiv 1512.03385 for CIFAR, with 1x1 convolutions in its shortcuts."""
+
+    def convolve(x, filters: int, size: int, strides: int):
+        x = layers.Conv2D(filters, size, strides, padding="same", use_bias=False)(x)
+        return layers.BatchNormalization()(x)
+
+    inputs = keras.Input((32, 32, 3))
+    x = layers.ReLU()(convolve(inputs, 16, 3, 1))
+    for index, filters in enumerate([16] * 3 + [32] * 3 + [64] * 3):
+        strides = 2 if index in (3, 6) else 1
+        y = convolve(layers.ReLU()(convolve(x, filters, 3, strides)), filters, 3, 1)
+        x = layers.ReLU()(y + (x if strides == 1 else convolve(x, filters, 1, strides)))
+    return keras.Model(inputs, layers.Dense(10, dtype="float32")(layers.GlobalAveragePooling2D()(x)))
+
+
+def transformer(width: int = 256) -> keras.Model:
+    """Returns a vision transformer (arXiv 2010.11929): 64 patches of 4x4 pixels, four layers of four heads."""
+    inputs = keras.Input((32, 32, 3))
+    x = layers.Reshape((64, width))(layers.Conv2D(width, 4, strides=4)(inputs))
+    for _ in range(4):
+        y = layers.LayerNormalization(epsilon=1e-6)(x)
+        x += layers.MultiHeadAttention(4, width // 4)(y, y)
+        y = layers.Dense(4 * width, activation=keras.activations.gelu)(layers.LayerNormalization(epsilon=1e-6)(x))
+        x += layers.Dense(width)(y)
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization(epsilon=1e-6)(x))
+    return keras.Model(inputs, layers.Dense(10, dtype="float32")(x))
+
+
+def perceptron(width: int) -> keras.Model:
+    """Returns two hidden layers of a width."""
+    hidden = (layers.Dense(width, activation="relu") for _ in range(2))
+    return keras.Sequential([keras.Input((784,)), *hidden, layers.Dense(10)])
+
+
 class Times(keras.callbacks.Callback):
     """Notes when each epoch ends: wall-clock and processor seconds."""
 
@@ -96,11 +133,12 @@ def train(name: str, batch: int, steps_per_execution: int) -> None:
         model.compile(steps_per_execution=steps_per_execution)
         data = (RANDOM.uniform(size=(batch * steps, 32, 32, 3)).astype("float32"),)
     else:
-        hidden = (layers.Dense(WIDTHS[name], activation="relu") for _ in range(2))
-        model = keras.Sequential([keras.Input((784,)), *hidden, layers.Dense(10)])
+        makers = {"resnet": resnet20, "transformer": transformer}
+        model = makers[name]() if name in makers else perceptron(WIDTHS[name])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, metrics=["accuracy"], steps_per_execution=steps_per_execution)
-        data = (RANDOM.normal(size=(batch * steps, 784)).astype("float32"), RANDOM.integers(0, 10, batch * steps))
+        inputs = RANDOM.normal(size=(batch * steps, *model.input_shape[1:])).astype("float32")
+        data = (inputs, RANDOM.integers(0, 10, batch * steps))
     times = Times()
     model.fit(*data, batch_size=batch, epochs=EPOCHS, callbacks=[times], verbose=0)
     wall, processor = 1000 * np.diff(times.ends, axis=0)[1:].min(axis=0) / steps
@@ -128,9 +166,9 @@ def free_addresses(number: int) -> list[str]:
         return [f"localhost:{one.getsockname()[1]}" for one in sockets]
 
 
-def compare(name: str, batch: int, rounds: int, *, workers_only: bool) -> None:
+def compare(name: str, batch: int, flags: argparse.Namespace) -> None:
     """Runs the participants in turn, and prints their shortest times."""
-    script = [__file__, f"--train={name}:{batch}"]
+    script = [__file__, f"--train={name}:{batch}", f"--precision={flags.precision}"]
     plain, ours = [sys.executable, *script], [sys.executable, "-m", "tfdist.run", *script]
 
     def two_workers() -> list[tuple[list[str], dict[str, str]]]:
@@ -141,36 +179,39 @@ def compare(name: str, batch: int, rounds: int, *, workers_only: bool) -> None:
         ]
 
     participants = {"tfdist.run": lambda: [(ours, {})]}
-    for k in EXECUTIONS:
+    for k in map(int, flags.executions.split(",")):
         participants[f"Keras, {k} steps per execution"] = lambda k=k: [([*plain, f"--steps_per_execution={k}"], {})]
-    if workers_only:
+    if flags.workers_only:
         participants = {}
     if shutil.which("taskset"):
         participants["tfdist.run, one core"] = lambda: [(["taskset", "-c", "0", *ours], {})]
         participants["tfdist.run, two workers, two cores"] = two_workers
     found = {participant: [] for participant in participants}
-    for _ in range(rounds):
+    for _ in range(flags.rounds):
         for participant, commands in participants.items():
             found[participant].append(run(commands()))
     shortest = {participant: np.min(times, axis=0) for participant, times in found.items()}
     first = next(iter(shortest.values()))
     for participant, (wall, processor) in shortest.items():
         ratios = f"{wall / first[0]:6.2f} times {processor / first[1]:6.2f} times"
-        print(f"{name:5}{batch:6} {participant:36}{wall:9.3f} ms, processor {processor:9.3f} ms {ratios}", flush=True)
+        print(f"{name:12}{batch:6} {participant:36}{wall:9.3f} ms, processor {processor:9.3f} ms {ratios}", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--networks", default="mlp:64,wide:1024,dcgan:64", help="NETWORK:GLOBAL_BATCH, ...")
+    parser.add_argument("--executions", default="1,10,50", help="Keras' steps_per_execution")
+    parser.add_argument("--precision", default="float32", help="policy of Keras' layers")
     parser.add_argument("--workers_only", action="store_true")
     parser.add_argument("--train", help="NETWORK:GLOBAL_BATCH")
     parser.add_argument("--steps_per_execution", type=int, default=1)
     flags = parser.parse_args()
     if flags.train:
+        keras.mixed_precision.set_global_policy(flags.precision)
         network, size = flags.train.split(":")
         train(network, int(size), flags.steps_per_execution)
     else:
         for one in flags.networks.split(","):
             network, size = one.split(":")
-            compare(network, int(size), flags.rounds, workers_only=flags.workers_only)
+            compare(network, int(size), flags)

@@ -99,8 +99,9 @@ def rows_of_global_batch(count):
 
     A step may draw for several tensors of the batch at once: their rows follow each other.
     """
-    rows, step = tf.range(count), replica_step.current()
+    drawn, step = tf.range(count), replica_step.current()
     if step is None:
-        return rows
-    own, low, total = (tf.cast(value, tf.int32) for value in (tf.maximum(step.count, 1), step.low, step.total))
-    return rows // own * total + low + rows % own
+        return drawn
+    rows = step.rows
+    own, low, total = (tf.cast(value, tf.int32) for value in (tf.maximum(rows.count, 1), rows.low, rows.total))
+    return drawn // own * total + low + drawn % own

@@ -69,16 +69,24 @@ def _is_large(x: Any) -> bool:
     return tf.is_tensor(x) and x.dtype.is_floating and (x.shape.num_elements() or 0) >= _FEWEST_ELEMENTS
 
 
+def _widen(x: tf.Tensor) -> tf.Tensor:
+    """Returns float32 for half precision: XLA would round after each operation."""
+    return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
+
+
 @functools.cache
 def _compiled_activation(function: Callable[..., Any]) -> Callable[..., Any]:
-    forward = tf.function(function, jit_compile=True, autograph=False)
+    @functools.partial(tf.function, jit_compile=True, autograph=False)
+    def forward(x: tf.Tensor) -> tf.Tensor:
+        return tf.cast(function(_widen(x)), x.dtype)
 
     @functools.partial(tf.function, jit_compile=True, autograph=False)
     def backward(x: tf.Tensor, of_outputs: tf.Tensor) -> tf.Tensor:
+        wide = _widen(x)
         with tf.GradientTape() as tape:
-            tape.watch(x)
-            outputs = function(x)
-        return tape.gradient(outputs, x, of_outputs)
+            tape.watch(wide)
+            outputs = function(wide)
+        return tf.cast(tape.gradient(outputs, wide, _widen(of_outputs)), x.dtype)
 
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -98,14 +106,15 @@ def _normalise_rows(layer: keras.layers.LayerNormalization, inputs: Any) -> tf.T
     width = inputs.shape[-1:]
     scale = tf.cast(layer.gamma, tf.float32) if layer.scale else tf.ones(width)
     offset = tf.cast(layer.beta, tf.float32) if layer.center else tf.zeros(width)
-    return tf.cast(normalise(inputs, scale, offset, layer.epsilon), layer.compute_dtype)
+    outputs = normalise(tf.cast(inputs, tf.float32), scale, offset, layer.epsilon)
+    return tf.cast(outputs, layer.compute_dtype)
 
 
 def normalise(inputs: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float) -> tf.Tensor:
-    """Returns layer normalisation over the last axis (arXiv 1607.06450), computed in float32.
+    """Returns layer normalisation over the last axis (arXiv 1607.06450).
 
     Args:
-        inputs: [..., width], of a static shape, in float32, bfloat16 or float16; so are the outputs.
+        inputs: float32 [..., width], of a static shape.
         scale: float32 [width], as `offset`.
         epsilon: is added to the variance.
     """
@@ -119,8 +128,8 @@ def normalise(inputs: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: f
 
 @functools.partial(tf.function, jit_compile=True, autograph=False)
 def _normalised(inputs: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float) -> tf.Tensor:
-    rows, deviation = _standardise(inputs, epsilon)
-    return tf.cast(tf.reshape(rows * deviation * scale + offset, inputs.shape), inputs.dtype)
+    centred, deviation = _standardise(inputs, epsilon)
+    return tf.reshape(centred * deviation * scale + offset, inputs.shape)
 
 
 @functools.partial(tf.function, jit_compile=True, autograph=False)
@@ -130,16 +139,15 @@ def _gradients(
     """Returns the gradients of the inputs, of the scale and of the offset."""
     centred, deviation = _standardise(inputs, epsilon)
     rows = centred * deviation
-    errors = tf.cast(tf.reshape(of_outputs, rows.shape), tf.float32)
+    errors = tf.reshape(of_outputs, rows.shape)
     scaled = errors * scale
     of_rows = deviation * (scaled - _mean(scaled) - rows * _mean(scaled * rows))
-    of_inputs = tf.cast(tf.reshape(of_rows, inputs.shape), inputs.dtype)
-    return of_inputs, tf.reduce_sum(errors * rows, 0), tf.reduce_sum(errors, 0)
+    return tf.reshape(of_rows, inputs.shape), tf.reduce_sum(errors * rows, 0), tf.reduce_sum(errors, 0)
 
 
 def _standardise(inputs: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the inputs as [rows, width] less their means, and the reciprocal of their deviations, [rows, 1]."""
-    rows = tf.cast(tf.reshape(inputs, [-1, inputs.shape[-1]]), tf.float32)
+    rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
     centred = rows - _mean(rows)
     return centred, tf.math.rsqrt(_mean(tf.square(centred)) + epsilon)
 
