@@ -15,6 +15,16 @@ from launching import REPOSITORY, run_all
 FOLDER = REPOSITORY / "docs" / "courses"
 FLAGS = ["--batch=16", "--images=40", "--epochs=3", "--steps=1"]
 
+# Runs a module with Keras' own layers: from the second step on, the losses of this network depend on rounding. On one
+# device, weights that differed by 1e-7 gave 3.27 and 4.26.
+WITH_KERAS_LAYERS = """
+import runpy, sys
+from tfdist.training.step.layers import convolutions, fused
+fused.fuse = convolutions.use_products = lambda *args, **keywords: None
+del sys.argv[0]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
 
 @pytest.mark.slow
 def test_fit_and_the_loop_of_idris_have_the_losses_of_tfdist_main(tmp_path):
@@ -42,6 +52,8 @@ def test_fit_and_the_loop_of_idris_have_the_losses_of_tfdist_main(tmp_path):
         topologies.command(tmp_path / "main", *config, config="configs/courses/idris_resnet50.py"),
     ]
     for command in commands:
+        if command[1] == "-m":
+            command[1:2] = ["-c", WITH_KERAS_LAYERS]
         run_all([command], topologies.environments(1))
     with (tmp_path / "loop.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

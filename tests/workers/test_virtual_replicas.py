@@ -23,7 +23,7 @@ MIXED = [
 LONG = {
     "digits": ["--config.optimizer={'target': 'keras.optimizers:SGD', 'momentum': 0.9}"],
     "muon": ["--config.optimizer={'target': 'tfdist.zoo.optimizers:muon'}"],
-    "resnet20": ["--config.model={'target': 'tfdist.zoo.models:cifar_resnet', 'num_classes': 10}"],
+    "resnet20": ["--config.model={'target': 'tfdist.zoo.models:cifar_resnet', 'input_shape': (8, 8, 1)}"],
 }
 
 
