@@ -196,6 +196,15 @@ def test_a_model_is_saved_as_that_of_keras(tmp_path):
     np.testing.assert_allclose(loaded(numbers()), model(numbers()), rtol=0, atol=1e-5)
 
 
+def test_the_activation_of_a_recurrent_layer_is_that_of_its_cell():
+    layer, inputs = keras.layers.GRU(256, activation="gelu"), numbers((512, 3, 8))
+    model = keras.Sequential([layer])
+    expected = model(inputs)
+    fused.fuse(model, "CPU")
+    assert layer.cell.activation is not keras.activations.gelu
+    np.testing.assert_allclose(model(inputs), expected, rtol=0, atol=1e-5)
+
+
 def test_layers_of_one_shape_are_compiled_once():
     layers = [keras.layers.Activation("gelu") for _ in range(3)]
     fused.fuse(keras.Sequential(layers), "CPU")

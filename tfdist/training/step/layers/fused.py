@@ -26,7 +26,8 @@ def fuse(model: keras.Model, device_type: str) -> None:
     computes what is small, or has no static shape when a step is traced.
     """
     for layer in model_layers.of_all_depths(model) if device_type == "CPU" else ():
-        if any(getattr(layer, "activation", None) is one for one in _ACTIVATIONS):
+        # `activation` of a recurrent layer is a property: that of its cell.
+        if any(vars(layer).get("activation") is one for one in _ACTIVATIONS):
             patching.put(layer, "activation", _compiled_activation(layer.activation))
         if "call" in vars(layer):  # It is replaced already.
             continue
