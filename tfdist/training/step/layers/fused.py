@@ -4,6 +4,7 @@ XLA compiles activations and layer normalisation; batch normalisation has a kern
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from tfdist.training.step.layers import model_layers, normalization
 
 # Each shape is compiled once, in 0.2 to 0.5 s: only for tensors with at least as many elements.
 _FEWEST_ELEMENTS = 2**16
+# XLA was tried on no other system.
+_COMPILES = sys.platform == "linux"
 # TensorFlow computes these with several operations.
 _ACTIVATIONS = [getattr(keras.activations, name) for name in ("gelu", "silu", "hard_silu", "mish")]
 
@@ -66,8 +69,9 @@ def _normalise_batch(
     return tf.cast(outputs, layer.compute_dtype)
 
 
-def _is_large(x: Any) -> bool:
-    return tf.is_tensor(x) and x.dtype.is_floating and (x.shape.num_elements() or 0) >= _FEWEST_ELEMENTS
+def _is_compiled(x: Any) -> bool:
+    elements = x.shape.num_elements() if _COMPILES and tf.is_tensor(x) and x.dtype.is_floating else None
+    return elements is not None and elements >= _FEWEST_ELEMENTS
 
 
 def _widen(x: tf.Tensor) -> tf.Tensor:
@@ -95,14 +99,14 @@ def _compiled_activation(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)  # Keras saves a layer with the name of its activation.
     def call(x: Any, *args: Any, **keywords: Any) -> Any:
-        return compute(x) if _is_large(x) and not args and not keywords else function(x, *args, **keywords)
+        return compute(x) if _is_compiled(x) and not args and not keywords else function(x, *args, **keywords)
 
     return call
 
 
 def _normalise_rows(layer: keras.layers.LayerNormalization, inputs: Any) -> tf.Tensor:
     axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
-    if not _is_large(inputs) or inputs.dtype == tf.float64 or axes not in ([-1], [inputs.shape.rank - 1]):
+    if not _is_compiled(inputs) or inputs.dtype == tf.float64 or axes not in ([-1], [inputs.shape.rank - 1]):
         return type(layer).call(layer, inputs)
     width = inputs.shape[-1:]
     scale = tf.cast(layer.gamma, tf.float32) if layer.scale else tf.ones(width)
