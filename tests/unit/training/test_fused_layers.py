@@ -185,6 +185,35 @@ def test_gradients_of_gradients_are_exact(layer, exact):
     assert_close([penalty(layer, inputs, kernel)], [expected], 1e-5)
 
 
+def test_gradients_of_gradients_in_bfloat16():
+    """A gradient passes the rounding of the gradient."""
+    inputs = tf.cast(numbers(), tf.bfloat16)
+    layer = keras.layers.Activation("gelu", dtype="mixed_bfloat16")
+    fused.fuse(keras.Sequential([layer]), "CPU")
+
+    def second(function, inputs):
+        with tf.GradientTape() as outer:
+            outer.watch(inputs)
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                total = tf.reduce_sum(tf.cast(function(inputs), tf.float64))
+            slopes = tape.gradient(total, inputs)
+        return tf.cast(outer.gradient(slopes, inputs), tf.float32)
+
+    expected = second(keras.activations.gelu, tf.cast(inputs, tf.float64))
+    assert_close([second(layer, inputs)], [expected], 0.02)
+
+
+def test_numbers_are_rounded_to_bfloat16_as_tensorflow_rounds_them():
+    """Every upper half, with lower halves on both sides of the middle."""
+    upper = np.arange(2**16, dtype=np.uint32)[:, np.newaxis] << 16
+    bits = upper | np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    finite = (bits & 0x7F800000) != 0x7F800000
+    inputs = tf.constant(np.where(finite, bits, upper).view(np.float32))
+    found = tf.function(lambda x: fused._narrow(x, tf.bfloat16), jit_compile=True)(inputs)
+    np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(tf.cast(inputs, tf.bfloat16), tf.float32))
+
+
 def test_a_model_is_saved_as_that_of_keras(tmp_path):
     model = keras.Sequential([keras.Input(SHAPE[1:]), keras.layers.Dense(9, "gelu"), keras.layers.LayerNormalization()])
     before = model.to_json()

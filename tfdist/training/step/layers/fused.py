@@ -79,11 +79,28 @@ def _widen(x: tf.Tensor) -> tf.Tensor:
     return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
 
 
+def _narrow(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return _round_to_bfloat16(x) if dtype == tf.bfloat16 else tf.cast(x, dtype)
+
+
+@tf.custom_gradient
+def _round_to_bfloat16(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    """Returns float32 cast to bfloat16, by whole numbers: XLA's cast takes half of the time of an activation.
+
+    Half of the last place, less one if that is even, is added to the bits: the nearest number, of two the even one. A
+    NaN whose lower half is zero stays one, and those of computations on bfloat16 are such.
+    """
+    bits = tf.bitcast(x, tf.uint32)
+    odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 16), 1)
+    upper = tf.bitwise.right_shift(bits + 0x7FFF + odd, 16)
+    return tf.bitcast(tf.cast(upper, tf.uint16), tf.bfloat16), lambda of_outputs: tf.cast(of_outputs, x.dtype)
+
+
 @functools.cache
 def _compiled_activation(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.partial(tf.function, jit_compile=True, autograph=False)
     def forward(x: tf.Tensor) -> tf.Tensor:
-        return tf.cast(function(_widen(x)), x.dtype)
+        return _narrow(function(_widen(x)), x.dtype)
 
     @functools.partial(tf.function, jit_compile=True, autograph=False)
     def backward(x: tf.Tensor, of_outputs: tf.Tensor) -> tf.Tensor:
@@ -91,7 +108,7 @@ def _compiled_activation(function: Callable[..., Any]) -> Callable[..., Any]:
         with tf.GradientTape() as tape:
             tape.watch(wide)
             outputs = function(wide)
-        return tf.cast(tape.gradient(outputs, wide, _widen(of_outputs)), x.dtype)
+        return _narrow(tape.gradient(outputs, wide, _widen(of_outputs)), x.dtype)
 
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -111,6 +128,7 @@ def _normalise_rows(layer: keras.layers.LayerNormalization, inputs: Any) -> tf.T
     width = inputs.shape[-1:]
     scale = tf.cast(layer.gamma, tf.float32) if layer.scale else tf.ones(width)
     offset = tf.cast(layer.beta, tf.float32) if layer.center else tf.zeros(width)
+    # XLA takes longer if it casts.
     outputs = normalise(tf.cast(inputs, tf.float32), scale, offset, layer.epsilon)
     return tf.cast(outputs, layer.compute_dtype)
 
