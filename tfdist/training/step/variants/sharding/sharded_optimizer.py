@@ -6,6 +6,7 @@ the parts of the others. The optimizer updates each number by itself, so all bit
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
@@ -17,13 +18,15 @@ from tfdist.config import patching
 from tfdist.report import lines
 from tfdist.training.consistency.replica_state import JoinedState
 from tfdist.training.run import Run
+from tfdist.training.step import collectives
 from tfdist.training.step.updates import stages, tables
 from tfdist.training.step.updates.all_reduce import AllReduce
 from tfdist.training.step.updates.tables import Gradients
-from tfdist.training.step.variants.sharding import gather
 from tfdist.training.step.variants.sharding.parts import DividedSlot, DividedState, Part, assign, choose_layout
 
 _FIELD = "config.train.shard_optimizer"
+# Of the replicas in a gather, and the first of `_new_keys`; those that TensorFlow chooses itself start at 1 and at 100.
+_GROUP_KEY, _keys = 2**20, itertools.count(2**20)
 # Not Ftrl: TensorFlow rounds its powers differently at the end of a tensor.
 _ELEMENT_WISE = (
     *(keras.optimizers.SGD, keras.optimizers.RMSprop, keras.optimizers.Adam, keras.optimizers.AdamW),
@@ -101,7 +104,7 @@ class ShardedApply:
             # After the pack before the last one: their old weights are freed by then.
             with tf.control_dependencies(gathered[-2:-1]):
                 joined = tf.concat(own, axis=0) if len(own) > 1 else tf.identity(own[0])
-            rows = gather.all_gather(joined, self.keys[number], like=pack[0].weight.value, one_cpu=self.one_cpu)
+            rows = _all_gather(joined, self.keys[number], like=pack[0].weight.value, one_cpu=self.one_cpu)
             gathered.append(rows)
             first = 0
             for part in pack:
@@ -161,7 +164,7 @@ def compose(run: Run) -> Run:
         parts=parts,
         clip=stages.make_clip(run.config.train.clip_norm, cluster, equal=True),
         reduction=context.reduction,
-        keys=gather.new_keys(len(parts)),
+        keys=_new_keys(len(parts)),
         one_cpu=cluster.device_type == "CPU" and cluster.num_replicas == cluster.num_workers,
     )
     run = dataclasses.replace(
@@ -200,3 +203,33 @@ def _describe(optimizer: keras.optimizers.Optimizer, divided: dict[str, DividedS
     whole = held - parts + sum(checkpoint_format.num_bytes({"": slot}) for slot in divided.values())
     count = lines.count(len(divided), "slot")
     return f"{_FIELD}=True: {count} divided, a replica holds {held / 1e6:.2f} MB of {whole / 1e6:.2f}"
+
+
+def _new_keys(count: int) -> list[int]:
+    """Returns keys of `_all_gather`, the same on all workers if all call this equally often."""
+    return [next(_keys) for _ in range(count)]
+
+
+def _all_gather(value: tf.Tensor, key: int, *, like: tf.Variable, one_cpu: bool) -> tf.Tensor:
+    """Returns `value` [n] of all replicas, with the same bits: [replicas, n]; called in `strategy.run`.
+
+    Args:
+        key: of the gather in a step, one of `_new_keys`: the same on all replicas.
+        like: a variable on the replica's device.
+        one_cpu: whether each worker has one replica, on its CPU. Then TensorFlow's op is called directly: the method of
+            its replica context also gathers the lengths, and copies the values six times.
+    """
+    if one_cpu:
+        rows = tf.raw_ops.CollectiveGatherV2(
+            input=value,
+            group_size=collectives.num_replicas(),
+            group_key=_GROUP_KEY,
+            instance_key=key,
+            ordering_token=[],
+            communication_hint="ring",
+        )
+    else:
+        with tf.device(like.handle.device):
+            value = tf.identity(value)
+        rows = tf.distribute.get_replica_context().all_gather(value, axis=0)
+    return tf.reshape(rows, [collectives.num_replicas(), *value.shape])
