@@ -336,6 +336,31 @@ def test_steps_run_one_at_a_time_only_where_a_callback_wants_to_see_them(cluster
     assert callbacks.make_callbacks(cluster, compiled(4), [Overriding()], verbose=0).batch_interval == {"train": 4}
 
 
+class MakesItsLayers(keras.Model):
+    """Has its layers when it sees data."""
+
+    def build(self, shape):
+        self.hidden, self.norm = keras.layers.Dense(8, "gelu"), keras.layers.LayerNormalization()
+        self.batch_norm, self.last = keras.layers.BatchNormalization(), keras.layers.Dense(3, "gelu")
+        super().build(shape)
+
+    def call(self, inputs, training=None):
+        return self.last(self.batch_norm(self.norm(self.hidden(inputs)), training=training))
+
+
+def test_a_run_leaves_layers_as_they_were_and_what_a_callback_has_set(cluster):
+    def end(_):
+        model.last.activation = keras.activations.relu
+
+    with cluster.scope():
+        model = MakesItsLayers()
+        model.compile("sgd", "mse")
+    told = keras.callbacks.LambdaCallback(on_train_end=end)
+    tfdist.fit(cluster, model, np.ones((8, 4)), np.ones((8, 3)), verbose=0, callbacks=[told])
+    assert model.hidden.activation is keras.activations.gelu and model.last.activation is keras.activations.relu
+    assert not [layer.name for layer in model.layers if "call" in vars(layer)]
+
+
 def test_backup_and_restore_is_left_out_with_a_word(cluster, tmp_path, capsys):
     backup = keras.callbacks.BackupAndRestore(tmp_path)
     callbacks.make_callbacks(cluster, compiled(), backup, verbose=1, workdir=tmp_path / "run")

@@ -12,6 +12,10 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+_ABSENT = object()
+# Of each block of `undo_puts`: (owner, name, what was put, what was there before).
+_blocks: list[list[tuple[Any, str, Any, Any]]] = []
+
 
 @contextlib.contextmanager
 def patch(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
@@ -34,6 +38,33 @@ def patch(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]
 def put(owner: Any, name: str, value: Any) -> None:
     """Sets an attribute of an object, which keeps it unless the call is in a block of `restore_after`."""
     setattr(owner, name, value)
+
+
+def put_until_end(owner: Any, name: str, value: Any) -> None:
+    """Sets an attribute of an object or class until the end of the innermost block of `undo_puts`, or for good."""
+    if _blocks:
+        _blocks[-1].append((owner, name, value, vars(owner).get(name, _ABSENT)))
+    setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def undo_puts() -> Iterator[None]:
+    """Undoes at its end what `put_until_end` has set in the block, but nothing that others have set since."""
+    made: list[tuple[Any, str, Any, Any]] = []
+    _blocks.append(made)
+    try:
+        yield
+    finally:
+        _blocks.remove(made)
+        for owner, name, value, before in reversed(made):
+            if vars(owner).get(name) is not value:
+                continue
+            # Of a layer, not by its `__setattr__`.
+            kind = type if isinstance(owner, type) else object
+            if before is _ABSENT:
+                kind.__delattr__(owner, name)
+            else:
+                kind.__setattr__(owner, name, before)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
-from tfdist.config.patching import patch, restore_after
+from tfdist.config.patching import patch, undo_puts
 from tfdist.data import autograph
 from tfdist.keras_fit.own_step import replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
@@ -61,7 +61,7 @@ def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
     """Patches Keras for a run, and restores everything at the end; the stack is for what the run finds out."""
     with (
         trainer.restore_methods(getattr(model.optimizer, "inner_optimizer", model.optimizer)),
-        restore_after(trainer.layers_of_all_depths(model), ["activation", "call", "convolution_op"]),
+        undo_puts(),
         contextlib.ExitStack() as undo,
         shard_losses.patch_losses(model),
         shard_layers.losses_of_each_replica(trainer.layers_of_all_depths(model)),

@@ -1,10 +1,13 @@
 """Activations and normalisation in fewer passes over memory, beside Keras' own."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.config import patching
 from tfdist.training.step.layers import fused
 
 SHAPE = (8, 32, 256)
@@ -212,6 +215,106 @@ def test_numbers_are_rounded_to_bfloat16_as_tensorflow_rounds_them():
     inputs = tf.constant(np.where(finite, bits, upper).view(np.float32))
     found = tf.function(lambda x: fused._narrow(x, tf.bfloat16), jit_compile=True)(inputs)
     np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(tf.cast(inputs, tf.bfloat16), tf.float32))
+
+
+def directional(layer, inputs, direction):
+    """Forward mode alone, under and over reverse mode: a product with the Jacobian, and two with the Hessian."""
+    arguments = {"training": True} if isinstance(layer, keras.layers.BatchNormalization) else {}
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        with tf.autodiff.ForwardAccumulator(inputs, direction) as forward:
+            outputs = layer(inputs, **arguments)
+            total = tf.reduce_sum(tf.sin(outputs))
+        along = forward.jvp(total)
+    products = [forward.jvp(outputs), tape.gradient(along, inputs)]
+    with tf.autodiff.ForwardAccumulator(inputs, direction) as forward:
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            total = tf.reduce_sum(tf.sin(layer(inputs, **arguments)))
+        gradient = tape.gradient(total, inputs)
+    return [*products, forward.jvp(gradient)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (functools.partial(keras.layers.Activation, "gelu"), SHAPE),
+        (keras.layers.LayerNormalization, SHAPE),
+        (keras.layers.BatchNormalization, (6, 9)),
+        (keras.layers.BatchNormalization, (6, 4, 3, 9)),
+    ],
+)
+def test_gradients_in_forward_mode_are_those_of_keras(kind, shape):
+    inputs, layers = numbers(shape), [kind(), kind()]
+    with patching.undo_puts():
+        fused.fuse(keras.Sequential(layers[:1]), "CPU")
+        for function in (directional, tf.function(directional, autograph=False)):
+            found, expected = (function(layer, inputs, tf.cos(inputs)) for layer in layers)
+            assert_close(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("layer", [keras.layers.Activation("gelu"), keras.layers.LayerNormalization()])
+def test_layers_in_branches_have_gradients(layer):
+    @tf.function(autograph=False)
+    def gradient(inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            total = tf.cond(inputs[0, 0, 0] > 1e9, lambda: 0.0, lambda: tf.reduce_sum(layer(2 * inputs) ** 3))
+        return tape.gradient(total, inputs)
+
+    inputs = numbers()
+    expected = gradient(inputs)
+    fused.fuse(keras.Sequential([layer]), "CPU")
+    assert_close([tf.function(gradient.python_function, autograph=False)(inputs)], [expected], 1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [None, np.float32(1e-3), np.float64(1e-3)], ids=str)
+def test_epsilons_of_any_kind(epsilon):
+    layer, inputs = keras.layers.LayerNormalization(epsilon=epsilon), numbers()
+    expected = layer(inputs)
+    fused.fuse(keras.Sequential([layer]), "CPU")
+    np.testing.assert_allclose(layer(inputs), expected, rtol=0, atol=1e-5)
+
+
+def test_activations_of_what_is_no_tensor_are_left_to_keras():
+    """A layer may apply its activation to its own weight."""
+    layer = keras.layers.Activation("gelu")
+    values = [keras.Variable(numbers()), tf.Variable(numbers()), numbers().numpy()]
+    expected = [layer.activation(value) for value in values]
+    fused.fuse(keras.Sequential([layer]), "CPU")
+    np.testing.assert_array_equal([layer.activation(value) for value in values], expected)
+
+
+@pytest.mark.parametrize("kind", ["channels", "ragged", "array"])
+def test_inputs_that_the_kernel_cannot_take_are_left_to_keras(kind):
+    layer, inputs = keras.layers.BatchNormalization(), numbers((6, 4, 9))
+    layer.build(inputs.shape)
+    calls = {
+        "channels": tf.function(lambda x: layer(x, training=True), input_signature=[tf.TensorSpec([None] * 3)]),
+        "ragged": lambda x: layer(tf.RaggedTensor.from_tensor(x), training=True).to_tensor(),
+        "array": lambda x: layer.call(x.numpy(), training=True),
+    }
+    expected = layer(inputs, training=True)
+    fused.fuse(keras.Sequential([layer]), "CPU")
+    np.testing.assert_allclose(calls[kind](inputs), expected, rtol=0, atol=1e-5)
+
+
+def test_new_statistics_of_a_stateless_call_have_gradients():
+    layer, inputs = keras.layers.BatchNormalization(), numbers((6, 9))
+    layer.build(inputs.shape)
+    values = [[tf.identity(one) for one in kind] for kind in (layer.trainable_variables, layer.non_trainable_variables)]
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            _, statistics = layer.stateless_call(*values, inputs, training=True)
+            total = tf.reduce_sum(statistics[0] ** 2)
+        return tape.gradient(total, inputs)
+
+    expected = gradient()
+    fused.fuse(keras.Sequential([layer]), "CPU")
+    np.testing.assert_array_equal(gradient(), expected)
+    assert np.abs(expected).max() > 0
 
 
 def test_a_model_is_saved_as_that_of_keras(tmp_path):

@@ -5,6 +5,7 @@ XLA compiles activations and layer normalisation; batch normalisation has a kern
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,23 +23,49 @@ _COMPILES = sys.platform == "linux"
 _ACTIVATIONS = [getattr(keras.activations, name) for name in ("gelu", "silu", "hard_silu", "mish")]
 
 
+class _Thread(threading.local):
+    # How many gradients in forward mode are being computed.
+    accumulators = 0
+
+
+_thread = _Thread()
+
+
 def fuse(model: keras.Model, device_type: str) -> None:
     """Fuses activations and normalisation of `model`, if `device_type` is "CPU".
 
     `activation` and `call` are replaced on the objects. Outputs and gradients are those of Keras, up to rounding. Keras
     computes what is small, or has no static shape when a step is traced.
     """
+    if device_type == "CPU":
+        _count_accumulators()
     for layer in model_layers.of_all_depths(model) if device_type == "CPU" else ():
         # `activation` of a recurrent layer is a property: that of its cell.
         if any(vars(layer).get("activation") is one for one in _ACTIVATIONS):
-            patching.put(layer, "activation", _compiled_activation(layer.activation))
+            patching.put_until_end(layer, "activation", _compiled_activation(layer.activation))
         if "call" in vars(layer):  # It is replaced already.
             continue
         # Not subclasses, which may compute something else. Keras 3.12 has no renorm.
         if type(layer) is keras.layers.BatchNormalization and not getattr(layer, "renorm", False):
-            patching.put(layer, "call", functools.partial(_normalise_batch, layer))
+            patching.put_until_end(layer, "call", functools.partial(_normalise_batch, layer))
         if type(layer) is keras.layers.LayerNormalization and not layer.rms_scaling:
-            patching.put(layer, "call", functools.partial(_normalise_rows, layer))
+            patching.put_until_end(layer, "call", functools.partial(_normalise_rows, layer))
+
+
+def _count_accumulators() -> None:
+    """In forward mode TensorFlow fails with what XLA compiles, and is wrong with own gradients and with the kernel."""
+    for name, number in (("__enter__", 1), ("__exit__", -1)):
+        original = getattr(tf.autodiff.ForwardAccumulator, name)
+        patching.put_until_end(tf.autodiff.ForwardAccumulator, name, _counting(original, number))
+
+
+def _counting(method: Callable[..., Any], number: int) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any) -> Any:
+        _thread.accumulators += number
+        return method(*args)
+
+    return call
 
 
 def _normalise_batch(
@@ -47,9 +74,7 @@ def _normalise_batch(
     training: bool | None = None,
     mask: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    channels_last = layer.axis in (-1, inputs.shape.rank - 1)
-    plain = mask is not None or not channels_last or inputs.dtype not in (tf.float32, tf.bfloat16, tf.float16)
-    if plain or not (training and layer.trainable):
+    if mask is not None or not (training and layer.trainable) or not _has_kernel(layer, inputs):
         return type(layer).call(layer, inputs, training=training, mask=mask)
     channels, nothing = inputs.shape[-1], tf.zeros([0])
     outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
@@ -69,8 +94,20 @@ def _normalise_batch(
     return tf.cast(outputs, layer.compute_dtype)
 
 
+def _has_kernel(layer: keras.layers.BatchNormalization, inputs: Any) -> bool:
+    # Not variables, ragged tensors and arrays, which a layer's `call` may get from a user's.
+    if not isinstance(inputs, tf.Tensor) or inputs.dtype not in (tf.float32, tf.bfloat16, tf.float16):
+        return False
+    # In `stateless_call` the new statistics are results, and the kernel has no gradient of them.
+    stateless = isinstance(layer.moving_mean.value, tf.Tensor)
+    channels_last = layer.axis in (-1, inputs.shape.rank - 1) and inputs.shape[-1] is not None
+    return channels_last and not stateless and not _thread.accumulators
+
+
 def _is_compiled(x: Any) -> bool:
-    elements = x.shape.num_elements() if _COMPILES and tf.is_tensor(x) and x.dtype.is_floating else None
+    if not (_COMPILES and isinstance(x, tf.Tensor) and x.dtype.is_floating) or _thread.accumulators:
+        return False
+    elements = x.shape.num_elements()
     return elements is not None and elements >= _FEWEST_ELEMENTS
 
 
@@ -110,9 +147,10 @@ def _compiled_activation(function: Callable[..., Any]) -> Callable[..., Any]:
             outputs = function(wide)
         return _narrow(tape.gradient(outputs, wide, _widen(of_outputs)), x.dtype)
 
+    # `tf.identity`: a tensor of a branch of `tf.cond` cannot get into its gradient by a call of what XLA compiles.
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        return forward(x), functools.partial(backward, x)
+        return forward(x), lambda of_outputs: backward(tf.identity(x), of_outputs)
 
     @functools.wraps(function)  # Keras saves a layer with the name of its activation.
     def call(x: Any, *args: Any, **keywords: Any) -> Any:
@@ -128,8 +166,9 @@ def _normalise_rows(layer: keras.layers.LayerNormalization, inputs: Any) -> tf.T
     width = inputs.shape[-1:]
     scale = tf.cast(layer.gamma, tf.float32) if layer.scale else tf.ones(width)
     offset = tf.cast(layer.beta, tf.float32) if layer.center else tf.zeros(width)
+    epsilon = keras.backend.epsilon() if layer.epsilon is None else float(layer.epsilon)
     # XLA takes longer if it casts.
-    outputs = normalise(tf.cast(inputs, tf.float32), scale, offset, layer.epsilon)
+    outputs = normalise(tf.cast(inputs, tf.float32), scale, offset, epsilon)
     return tf.cast(outputs, layer.compute_dtype)
 
 
@@ -144,7 +183,10 @@ def normalise(inputs: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: f
 
     @tf.custom_gradient
     def compute(inputs: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        return _normalised(inputs, scale, offset, epsilon), functools.partial(_gradients, inputs, scale, epsilon)
+        def gradients(of_outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            return _gradients(tf.identity(inputs), tf.identity(scale), epsilon, of_outputs)
+
+        return _normalised(inputs, scale, offset, epsilon), gradients
 
     return compute(inputs, scale, offset)
 

@@ -68,7 +68,7 @@ def synchronized_layers(model: keras.Model) -> list[keras.layers.BatchNormalizat
 def make_exact(model: keras.Model) -> None:
     """Replaces `call` of the synchronised batch normalisation layers of `model`, on the objects."""
     for layer in synchronized_layers(model):
-        patching.put(layer, "call", functools.partial(_call_synchronized, layer))
+        patching.put_until_end(layer, "call", functools.partial(_call_synchronized, layer))
 
 
 def _call_synchronized(
@@ -164,7 +164,7 @@ def install_groups(model: keras.Model, config: Config, num_replicas: int) -> boo
                 f"config.model to one of {', '.join(map(str, divisors))}."
             )
     for layer in spanning:
-        patching.put(layer, "call", functools.partial(_call_in_groups, layer, layer.call, shard, batch))
+        patching.put_until_end(layer, "call", functools.partial(_call_in_groups, layer, layer.call, shard, batch))
     return bool(spanning)
 
 
