@@ -59,7 +59,8 @@ class VAE(keras.Model):
         return {m.name: m.result() for m in self.metrics}
 
     def train_step(self, data):
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([variable.value for variable in self.trainable_weights])
             total_loss, kl_loss = self.losses_of(data)
         grads = tape.gradient(total_loss, self.trainable_weights)
         self.optimizer.apply_gradients(zip(grads, self.trainable_weights, strict=True))

@@ -34,6 +34,7 @@ def patch_keras() -> Iterator[None]:
             (keras.metrics.Mean, "update_state", _update_mean),
             (keras.Variable, "assign", in_step(_assign)),
             (type(tf.function(keras.Model)), "__call__", in_step(_call_function)),
+            (tf.GradientTape, "watch", in_step(_watch)),
             (tf.GradientTape, "gradient", in_step(_gradient)),
             (tf.GradientTape, "jacobian", in_step(_jacobian)),
             (tf.GradientTape, "batch_jacobian", in_step(_batch_jacobian)),
@@ -90,6 +91,12 @@ def _update_mean(original: Callable, metric: Any, values: Any, sample_weight: An
 
 def _assign(step: ReplicaStep, original: Callable, variable: keras.Variable, value: Any) -> Any:
     return step.assign(original, variable, value)
+
+
+def _watch(step: ReplicaStep, original: Callable, tape: Any, tensor: Any) -> None:
+    """Watches no variables while a step is traced without effect: they have no handle outside of a replica."""
+    watched = [one for one in tf.nest.flatten(tensor) if not (step.without_effect and isinstance(one, tf.Variable))]
+    original(tape, watched)
 
 
 def _gradient(
