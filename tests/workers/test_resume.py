@@ -264,6 +264,7 @@ def test_another_best_metric_starts_the_search_anew(tmp_path):
     assert best == {"step": 90, "metric": "accuracy", "value": accuracy}
 
 
+@pytest.mark.slow
 def test_a_changed_config_replaces_the_old_one_with_its_first_checkpoint(tmp_path):
     """A start with the new one that was killed before its first checkpoint left a run that refused the old one."""
 
@@ -332,19 +333,6 @@ def test_an_evaluation_without_a_finite_loss_is_still_json(tmp_path, capsys):
     assert printed["step"] == 999 and printed["loss"] is None
 
 
-def test_each_start_leaves_a_record_of_its_environment(tmp_path, monkeypatch):
-    """A run that was resumed on another machine kept no trace of the first one."""
-    for number, host in enumerate(("n1", "n2"), start=1):
-        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
-        assert loop.train(in_process(tmp_path, linear_for(number)), allow_config_changes=True) == 0
-    first, second = topologies.records(tmp_path, "environment")
-    assert (first["host"], second["host"]) == ("n1", "n2")
-    last = json.loads((tmp_path / "environment.json").read_text())
-    assert {name: last[name] for name in ("host", "versions", "command", "git", "gpu")} == {
-        name: second[name] for name in ("host", "versions", "command", "git", "gpu")
-    }
-
-
 def test_a_changed_config_is_refused_field_by_field_and_accepted_where_it_is_allowed(uninterrupted, tmp_path, capsys):
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted(1), workdir)
@@ -394,8 +382,14 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_is_the_same(unin
     assert_same_run(uninterrupted(1), workdir)
 
 
-def test_a_run_that_was_killed_on_another_machine_resumes_with_the_default_config(uninterrupted, tmp_path, capsys):
-    """Also after a reboot, and in a new container: this machine cannot know whether the process still runs."""
+def test_a_run_that_was_killed_on_another_machine_resumes_with_the_default_config(
+    uninterrupted, tmp_path, capsys, monkeypatch
+):
+    """Also after a reboot, and in a new container: this machine cannot know whether the process still runs.
+
+    Each start leaves a record of its environment: a run that was resumed so kept no trace of the first machine.
+    """
+    monkeypatch.setattr(socket, "gethostname", lambda: "n2")
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted(1), workdir)
     (workdir / "finished.json").unlink()
@@ -408,6 +402,12 @@ def test_a_run_that_was_killed_on_another_machine_resumes_with_the_default_confi
     assert f"took over {workdir} from a run that no longer exists: host n7, process 7" in said.err
     assert "resumed from" in said.out
     assert_same_run(uninterrupted(1), workdir)
+    first, second = topologies.records(workdir, "environment")
+    assert first == topologies.records(uninterrupted(1), "environment")[0]
+    assert first["host"] != second["host"] == "n2"
+    last = json.loads((workdir / "environment.json").read_text())
+    names = ("host", "versions", "command", "git", "gpu")
+    assert {name: last[name] for name in names} == {name: second[name] for name in names}
 
 
 def test_an_evaluation_that_is_interrupted_is_made_once_more_and_reported_once(uninterrupted, tmp_path):
