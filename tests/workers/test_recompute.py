@@ -91,6 +91,7 @@ def exact(num_classes=10):
     return keras.Model(inputs, keras.layers.Dense(num_classes)(x))
 
 
+@pytest.mark.slow
 def test_layers_with_a_type_of_their_own_keep_their_bits(tmp_path):
     found = {}
     for names in ((), ("block_0",)):
@@ -136,10 +137,10 @@ for megabytes in (None, 1.5):
         train=c.Train(steps=4, recompute_mb=megabytes),
     )
     run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context), updates=1)
-    arguments = (run.feed.open_training(0, 4), tf.constant(2), tf.constant(0.0, tf.float64))
+    arguments = (run.feed.open_training(0, 4), tf.constant(4), tf.constant(0.0, tf.float64))
     graph = run_steps.get_concrete_function(*arguments).graph.as_graph_def()
     ops = [node.op for node in graph.node] + [node.op for one in graph.library.function for node in one.node_def]
-    probes.run_steps(run, 4)
+    run_steps(*arguments)
     weights.append(probes.weights(run))
     print(sum(op.startswith("Collective") for op in ops), ops.count("Conv2D"))
 kept, found = weights
