@@ -467,6 +467,7 @@ def test_a_config_names_callbacks_whose_end_is_the_runs(tmp_path, capsys):
     assert "This run is finished" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_epochs_are_counted_anew_if_a_run_resumes_with_another_batch_size(tmp_path):
     log = spec("CSVLogger", filename=str(tmp_path / "log.csv"))
     data = c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=128)

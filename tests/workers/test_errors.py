@@ -209,9 +209,10 @@ def cut(path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "split"), slow_except(itertools.product((100, 0), ("train", "test")), [(0, "train"), (100, "test")])
+    ("limit", "split"), slow_except(itertools.product((100, 0), ("train", "test")), [(100, "test")])
 )
 def test_an_unreadable_image_is_named(fails, tmp_path, limit, split):
+    """One that is read while the run trains: `test_an_unreadable_image_ends_all_workers`."""
     root = folder(tmp_path / "images", {"train": {"cat": 12, "dog": 12}, "test": {"cat": 4, "dog": 4}})
     broken = root / split / "dog" / "3.jpg"
     cut(broken)
@@ -396,8 +397,16 @@ STATE = "The training step writes variables that belong neither to the model nor
     ("changes", "message"),
     [
         ({"model": {"target": "lab:scaled", "num_classes": 10}}, f"^{STATE}scale\\. No checkpoint holds them"),
-        ({"objective": {"target": "lab:running"}}, f"^{STATE}mean\\. No checkpoint holds them"),
-        ({"objective": {"target": "lab:drawing", "of_keras": True}}, f"^{STATE}seed_generator\\S*state\\. "),
+        pytest.param(
+            {"objective": {"target": "lab:running"}},
+            f"^{STATE}mean\\. No checkpoint holds them",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"objective": {"target": "lab:drawing", "of_keras": True}},
+            f"^{STATE}seed_generator\\S*state\\. ",
+            marks=pytest.mark.slow,
+        ),
         (
             {"data": data(prepare={"target": "lab:brightened"})},
             r"^config\.data\.prepare draws random numbers from a state that is not saved: .*RandomUniform.* Use "
