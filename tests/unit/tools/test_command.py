@@ -11,6 +11,7 @@ import sys
 import pytest
 from absl import flags
 from launching import REPOSITORY, worker_environment
+from parameters import slow_except
 
 from tfdist import __main__ as command
 
@@ -22,7 +23,7 @@ def tfdist(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+@pytest.mark.parametrize("arguments", slow_except([((),), (("--help",),), (("-h",),)], [((),)]))
 def test_overview_has_a_line_for_each_tool(arguments):
     code, output, error = tfdist(*arguments)
     assert (code, error) == (0, "")
@@ -45,7 +46,7 @@ def test_each_tool_has_flags_and_an_entry(name):
     assert f"python -m tfdist {name}" in tool.__doc__
 
 
-@pytest.mark.parametrize("word", ["--help", "-h"])
+@pytest.mark.parametrize("word", slow_except(["--help", "-h"], ["--help"]))
 def test_a_tool_shows_its_own_flags(word):
     code, output, error = tfdist("doctor", "--config=configs/digits.py", word)
     assert (code, error) == (0, "")
@@ -56,11 +57,14 @@ def test_a_tool_shows_its_own_flags(word):
 
 @pytest.mark.parametrize(
     ("name", "usage"),
-    [
-        ("train", "tfdist.main --config"),
-        ("run", "tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py"),
-        ("launch", "tfdist.launch --workers=N"),
-    ],
+    slow_except(
+        [
+            ("train", "tfdist.main --config"),
+            ("run", "tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py"),
+            ("launch", "tfdist.launch --workers=N"),
+        ],
+        [("run", "tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py")],
+    ),
 )
 def test_training_has_commands_too(name, usage):
     code, output, error = tfdist(name, "-h")
@@ -68,7 +72,11 @@ def test_training_has_commands_too(name, usage):
 
 
 @pytest.mark.parametrize(
-    "word, nearest", [("doctr", "doctor"), ("batchsize", "batch_size"), ("trian", "train"), ("async", "asynchronous")]
+    ("word", "nearest"),
+    slow_except(
+        [("doctr", "doctor"), ("batchsize", "batch_size"), ("trian", "train"), ("async", "asynchronous")],
+        [("batchsize", "batch_size"), ("trian", "train")],
+    ),
 )
 def test_unknown_tool_names_the_nearest(word, nearest):
     code, output, error = tfdist(word, "--config=configs/digits.py")
@@ -117,7 +125,12 @@ def test_a_config_may_name_a_module_beside_it(tmp_path):
     assert done.returncode == 0 and "my_model:none" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("train", "digits", "--help"), ("docs", "the")])
+@pytest.mark.parametrize(
+    "arguments",
+    slow_except(
+        [(("--help",),), (("train", "digits", "--help"),), (("docs", "the"),)], [(("train", "digits", "--help"),)]
+    ),
+)
 def test_output_that_nobody_reads_ends_a_command_quietly(arguments):
     process = subprocess.Popen(
         [sys.executable, "-m", "tfdist", *arguments],

@@ -84,7 +84,10 @@ ON_BYTES = {"target": "tfdist.zoo.prepare:image_bytes", "resize": (9, 9), "pad":
 
 @pytest.mark.parametrize(
     ("parts", "shape"),
-    [({"prepare": PREPARE}, (8, 8, 1)), ({"prepare": ON_BYTES, "finish": FINISH}, (8, 7, 1))],
+    [
+        pytest.param({"prepare": PREPARE}, (8, 8, 1), marks=pytest.mark.slow),
+        ({"prepare": ON_BYTES, "finish": FINISH}, (8, 7, 1)),
+    ],
     ids=["prepare", "both"],
 )
 def test_an_exported_model_with_preprocessing_gives_the_accuracy_of_the_run_on_stored_images(tmp_path, parts, shape):

@@ -97,7 +97,10 @@ RECIPES = [
         3,
         1e-4,
     ),
-    ("bsc_mnist", {}, (28, 28, 1), page_mnist, lambda: "sgd", "categorical_crossentropy", 3, 1e-4),
+    pytest.param(
+        *("bsc_mnist", {}, (28, 28, 1), page_mnist, lambda: "sgd", "categorical_crossentropy", 3, 1e-4),
+        marks=pytest.mark.slow,
+    ),
     pytest.param(
         *("bsc_resnet50v2", {"input_shape": (32, 32, 3)}, (16, 16, 3), page_resnet50v2),
         *(lambda: keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(), 1, 0.1),
