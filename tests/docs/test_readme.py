@@ -60,6 +60,7 @@ def lab(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_functions_and_the_config_of_your_config_train(lab):
     run("python -m tfdist.main --config=my_config.py --workdir=mine --config.train.epochs=2", lab)
     assert json.loads((lab / "mine/finished.json").read_text())["step"] == 4

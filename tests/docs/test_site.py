@@ -12,6 +12,8 @@ from launching import REPOSITORY, worker_environment
 pytest.importorskip("sphinx", reason="pip install -e '.[docs]'")
 pytest.importorskip("furo")
 DOCS = REPOSITORY / "docs"
+# The build takes as long as a training; tests/docs/test_documents.py checks names and links of the pages by default.
+pytestmark = pytest.mark.slow
 
 
 class Links(html.parser.HTMLParser):

@@ -80,6 +80,7 @@ def test_changed_contents_are_refused_and_changed_times_are_reported(root, capsy
         resume(root, 2)
 
 
+@pytest.mark.slow
 def test_a_script_that_resumes_with_other_arrays_warns(tmp_path, capsys):
     cluster = tfdist.connect()
 

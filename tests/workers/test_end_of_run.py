@@ -115,6 +115,7 @@ def test_notices_report_a_lost_worker_and_a_divergence(tmp_path):
     assert "The loss is nan" in run_state.read(bad).trouble
 
 
+@pytest.mark.slow
 def test_the_ledger_of_a_killed_run_adds_up(tmp_path):
     command = topologies.command(tmp_path, "--config.checkpoint.every.steps=8", config=CONFIG)
     outside = 0.0

@@ -22,6 +22,7 @@ import psutil
 import pytest
 import topologies
 from launching import REPOSITORY, assert_weights_agree, worker_environment
+from parameters import slow_except
 from processes import children, command_line, environment, until
 
 from tfdist.cluster.devices import host_gpus
@@ -299,7 +300,7 @@ signal.signal(signal.SIGTERM, stop), signal.signal(signal.SIGINT, stop), signal.
 print("listening")
 while True: time.sleep(0.1)
 """
-SLOW_CASES = ("finished", "stopped", "usr1", "hangup")
+SLOW_CASES = ("finished", "stopped", "stopped process", "usr1", "hangup", "suspended", "ctrl-c too early")
 
 
 def exit_of(name, folder):
@@ -355,7 +356,7 @@ def test_launcher_forwards_signals_and_waits_for_the_exit(request, tmp_path, nam
     assert re.search(words, output), output
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", slow_except([signal.SIGTERM, signal.SIGINT], [signal.SIGINT]))
 def test_a_signal_reaches_the_program_that_a_shell_runs(tmp_path, number):
     program = tmp_path / "train.py"
     program.write_text(
@@ -407,33 +408,55 @@ else:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [
-        (["--workers=2"], "Missing --config: give a config file"),
-        (["--workers", "2", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
-        (["--", f"--config={CONFIG}"], "Set the number of workers to start, such as --workers=2"),
-        (["--workers=0", "--", f"--config={CONFIG}"], "--workers=0"),
-        (["--workers=two", "--", f"--config={CONFIG}"], "--workers=two"),
-        (["--workers=2", "--min_workers=3", "--", f"--config={CONFIG}"], "--min_workers=3 is more than --workers=2"),
-        (["--workers=2", f"--config={CONFIG}", "--"], '--config must be written after the "--"'),
-        (
-            ["--workers=2", "--", f"--config={CONFIG}", "--max_restarts=1"],
-            '--max_restarts must be written before the "--"',
-        ),
-        (["--workers=2", "--", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
-        (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
-        (["--workers=2", "--max-restart=1", "--", f"--config={CONFIG}"], "max_restart"),
-        (["--workers=2", "--", f"--config={CONFIG}", "eval"], "without a flag are not supported. Received: 'eval'"),
-        (["--workers=2", "--", "my_none.py", "--epochs=3"], "there is no file"),
-        (["my_none.py"], "there is no file"),
-        (
-            ["--workers=2", "--epochs", "3", "tests/scripts/unchanged.py"],
-            "--epochs is no flag of the launcher, and tests/scripts/unchanged.py is a script",
-        ),
-        (["--workers=2", "--", "no-such-program"], "there is no program 'no-such-program'. After the launcher's flags"),
-        (["--", "tests/scripts/unchanged.py", "--workers=2"], "Set the number of workers to start"),
-        (["--workers=two", "tests/scripts/unchanged.py"], "--workers=two"),
-        (["--workers=2", "--", "-m", "tfdist.main", "--config=configs/none.py"], "configs/none.py: there is no file"),
-    ],
+    slow_except(
+        [
+            (["--workers=2"], "Missing --config: give a config file"),
+            (["--workers", "2", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
+            (["--", f"--config={CONFIG}"], "Set the number of workers to start, such as --workers=2"),
+            (["--workers=0", "--", f"--config={CONFIG}"], "--workers=0"),
+            (["--workers=two", "--", f"--config={CONFIG}"], "--workers=two"),
+            (
+                ["--workers=2", "--min_workers=3", "--", f"--config={CONFIG}"],
+                "--min_workers=3 is more than --workers=2",
+            ),
+            (["--workers=2", f"--config={CONFIG}", "--"], '--config must be written after the "--"'),
+            (
+                ["--workers=2", "--", f"--config={CONFIG}", "--max_restarts=1"],
+                '--max_restarts must be written before the "--"',
+            ),
+            (["--workers=2", "--", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
+            (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
+            (["--workers=2", "--max-restart=1", "--", f"--config={CONFIG}"], "max_restart"),
+            (["--workers=2", "--", f"--config={CONFIG}", "eval"], "without a flag are not supported. Received: 'eval'"),
+            (["--workers=2", "--", "my_none.py", "--epochs=3"], "there is no file"),
+            (["my_none.py"], "there is no file"),
+            (
+                ["--workers=2", "--epochs", "3", "tests/scripts/unchanged.py"],
+                "--epochs is no flag of the launcher, and tests/scripts/unchanged.py is a script",
+            ),
+            (
+                ["--workers=2", "--", "no-such-program"],
+                "there is no program 'no-such-program'. After the launcher's flags",
+            ),
+            (["--", "tests/scripts/unchanged.py", "--workers=2"], "Set the number of workers to start"),
+            (["--workers=two", "tests/scripts/unchanged.py"], "--workers=two"),
+            (
+                ["--workers=2", "--", "-m", "tfdist.main", "--config=configs/none.py"],
+                "configs/none.py: there is no file",
+            ),
+        ],
+        [
+            (["--workers=2"], "Missing --config: give a config file"),
+            (["--workers=two", "--", f"--config={CONFIG}"], "--workers=two"),
+            (["--workers=2", f"--config={CONFIG}", "--"], '--config must be written after the "--"'),
+            (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
+            (["--workers=2", "--", "my_none.py", "--epochs=3"], "there is no file"),
+            (
+                ["--workers=2", "--", "no-such-program"],
+                "there is no program 'no-such-program'. After the launcher's flags",
+            ),
+        ],
+    ),
 )
 def test_launcher_refuses_wrong_flags_before_it_starts_workers(arguments, words):
     command = [sys.executable, "-m", "tfdist.launch", *arguments]
@@ -445,13 +468,16 @@ def test_launcher_refuses_wrong_flags_before_it_starts_workers(arguments, words)
 @pytest.mark.parametrize(
     "start",
     [
-        ("--workers=2", "--", "my_script.py"),
-        ("--workers", "2", "my_script.py"),
-        ("--verbosity", "1", "--nologtostderr", "--workers=2", "my_script.py"),
-        ("--workers=2", "-v", "1", "--max-restarts=0", "--", "-m", "my_script"),
-        ("--workers=2", "--", sys.executable, "-u", "my_script.py"),
+        pytest.param(("--workers=2", "--", "my_script.py"), id="script"),
+        pytest.param(("--workers", "2", "my_script.py"), id="without separator", marks=pytest.mark.slow),
+        pytest.param(
+            ("--verbosity", "1", "--nologtostderr", "--workers=2", "my_script.py"),
+            id="flags of absl",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("--workers=2", "-v", "1", "--max-restarts=0", "--", "-m", "my_script"), id="module"),
+        pytest.param(("--workers=2", "--", sys.executable, "-u", "my_script.py"), id="program", marks=pytest.mark.slow),
     ],
-    ids=["script", "without separator", "flags of absl", "module", "program"],
 )
 def test_launcher_passes_a_script_its_own_flags(tmp_path, start):
     (tmp_path / "my_script.py").write_text(

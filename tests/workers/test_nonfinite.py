@@ -138,6 +138,7 @@ def test_a_run_that_went_back_is_killed_and_resumed_to_the_same_bits(tmp_path):
     assert same_bits(run(cut_back(tmp_path / "back", tmp_path / "killed", 8), made), whole)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_a_callback_has_lowered_stays_after_a_rollback(tmp_path):
     made = config("rollback", 7)
     made.model = dict(LINEAR)
@@ -228,6 +229,7 @@ def test_gradients_of_float64_that_float32_cannot_hold_are_finite(tmp_path):
     assert np.abs(topologies.arrays(tmp_path, 1)["model/logits/kernel"]).max() > 1e6
 
 
+@pytest.mark.slow
 def test_the_values_of_an_epoch_with_a_rollback_do_not_depend_on_the_length_of_executions(tmp_path):
     logs = []
     for name, seconds in (("short", 1e-6), ("long", 60.0)):

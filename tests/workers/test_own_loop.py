@@ -14,6 +14,8 @@ sys.path.insert(0, str(REPOSITORY))
 
 from tests.scripts.field import trial
 
+# The words of a start that is stopped in the second of three passes, and of one that is killed in the third one.
+STOPPED, KILLED = ("--fail_at=6", "--term"), ("--fail_at=10",)
 LOOPS = ("classifier", "gan", "policy", "autoencoder", "mean_teacher")
 
 
@@ -48,20 +50,23 @@ def test_two_replicas_make_the_steps_of_one_process_without_tfdist(tmp_path, nam
     assert max(trial.difference(expected, one) for one in found) < 2e-5
 
 
-def test_a_loop_resumes_after_signals_and_kills_to_the_same_bits(tmp_path):
+@pytest.mark.parametrize("stopped_before", slow_except([False, True], [False]), ids=["killed", "stopped and killed"])
+def test_a_loop_resumes_after_signals_and_kills_to_the_same_bits(tmp_path, stopped_before):
     place = tmp_path / "resumed"
     (_, output, (whole,)), (codes, stopped, found) = processes.at_once(
         lambda: run(tmp_path / "whole", "classifier", "--workdir=runs/whole"),
-        lambda: run(place, "classifier", "--workdir=run", "--fail_at=6", "--term"),
+        lambda: run(place, "classifier", "--workdir=run", *(STOPPED if stopped_before else KILLED)),
     )
     assert len(whole["losses"]) == 12, output
-    output = stopped
-    assert codes == [75] and not found, output  # In the second of three passes.
-    codes, output, found = run(place, "classifier", "--workdir=run", "--fail_at=4")
-    assert codes == [-signal.SIGKILL] and not found, output  # In the third one.
+    if stopped_before:
+        assert codes == [75] and not found, stopped  # In the second of three passes.
+        codes, stopped, found = run(place, "classifier", "--workdir=run", "--fail_at=4")
+    assert codes == [-signal.SIGKILL] and not found, stopped  # In the third one.
     codes, output, (rest,) = run(place, "classifier", "--workdir=run")
     assert codes == [0] and rest["weights"] == whole["weights"], output
     assert rest["losses"] == whole["losses"][8:]
+    if not stopped_before:
+        return
     codes, output, (nothing,) = run(place, "classifier", "--workdir=run")
     assert codes == [0] and nothing["losses"] == [], output
 

@@ -26,7 +26,7 @@ WORKERS = 2
 
 
 # The cases that are measured together; each takes a second of each worker.
-QUICK = ("stream", "fixed", "auto", "files")
+QUICK = ("stream", "auto", "files")
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_the_worker_that_reads_a_value_that_is_not_finite_names_its_step_and_its
             assert text == (f"in step {step}, {place}" if reads.size else "")
 
 
-@pytest.mark.parametrize("case", slow_except(["fixed", "contiguous"], ["fixed"]))
+@pytest.mark.parametrize("case", slow_except(["fixed", "contiguous"], []))
 def test_fixed_shards_give_an_example_to_the_same_worker_always(workers, case):
     def place(numbers):
         """The worker of an example, and its place there."""

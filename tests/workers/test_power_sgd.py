@@ -76,7 +76,8 @@ def test_two_replicas_make_the_run_of_one(on_one, on_two):
     assert "a step sends 2 of 4 gradients as factors" in note["text"]
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (2, 2)])
 def test_two_workers_have_the_bits_of_two_devices(on_two, tmp_path, workers, devices):
     topologies.train(tmp_path, workers=workers, devices=devices, config=CONFIG)
     found = topologies.arrays(tmp_path)

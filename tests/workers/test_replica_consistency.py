@@ -191,7 +191,8 @@ def copying(workers):
     )
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_copying_continues_with_the_chiefs_state(tmp_path, workers):
     outputs = run(tmp_path / "flipped", FLIP % 1, *copying(workers), workers=workers, code=0)
     said = [output.count("All replicas now have the chief's state: copy 3 of at most 3") for output in outputs]

@@ -12,7 +12,6 @@ import processes
 import pytest
 import topologies
 from launching import REPOSITORY, run_all, worker_environment
-from parameters import slow_except
 
 from tfdist.training import checkpointing, setup
 from tfdist.training.step.variants.sharding import sharded_optimizer
@@ -122,7 +121,8 @@ RESUMED = [
 ]
 
 
-@pytest.mark.parametrize(("options", "sizes"), slow_except(RESUMED, RESUMED[:1]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "sizes"), RESUMED)
 def test_a_run_resumes_with_or_without_on_any_number_of_replicas(on_two, tmp_path, options, sizes):
     copy = topologies.cut_back(on_two / "with", tmp_path / "with")
     topologies.train(copy, *options, config=CONFIG, **sizes)

@@ -35,7 +35,8 @@ def check_values(found):
         assert evaluated["price_mae"] > 1e5
 
 
-@pytest.mark.parametrize(("parts", "most"), [(1, 2), pytest.param(2, 4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("parts", "most"), [(1, 2), (2, 4)])
 def test_an_unchanged_script_has_the_same_bits_on_several_devices(tmp_path, parts, most):
     lines = [line(f"--logical_devices={devices}", out=tmp_path / f"{devices}", parts=parts) for devices in (1, most)]
     run_all(lines, [worker_environment()] * 2, timeout=600.0)

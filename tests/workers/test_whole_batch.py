@@ -15,8 +15,8 @@ PROGRAM = pathlib.Path(whole_batch.__file__)
 # Numbers of one output's loss: Keras counts a smaller last batch like a full one there. The norm of what a step makes
 # of a Jacobian is that of its replica.
 NOT_COMPARED = {"two_outputs": ("a_loss", "b_loss"), "jacobian": ("norm",)}
-# A loss, an own step and metrics.
-ON_DEVICES, ON_WORKERS = ("bce_and_dice", "metrics"), ("own_step",)
+# A loss and an own step.
+ON_DEVICES, ON_WORKERS = ("bce_and_dice",), ("own_step",)
 FAST = (*ON_DEVICES, *ON_WORKERS)
 TOPOLOGIES = {
     "three devices": ON_DEVICES,

@@ -45,12 +45,13 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path, streams):
     assert printed.split() == [*(["out", "2"] * ("1" not in streams)), *(["err", "3"] * ("2" not in streams))]
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 @pytest.mark.parametrize(
     "words",
     [
         ["-m", "tfdist.main", "--config=digits", "--epochs=1", "--config.report.tensorboard=false", "--workdir=run"],
-        pytest.param(["script.py"], marks=pytest.mark.slow),
+        ["script.py"],
     ],
     ids=["command", "script"],
 )

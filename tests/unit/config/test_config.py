@@ -10,6 +10,7 @@ import sys
 import ml_collections
 import pytest
 from absl import flags
+from parameters import slow_except
 
 from tfdist import config, configs
 from tfdist.config import config_dict, diff, schema, specs, validate
@@ -466,7 +467,13 @@ def fields(done):
     return eval(done.stdout.rsplit(maxsplit=1)[0])
 
 
-@pytest.mark.parametrize("overrides", [[], ["--config.data.batch_size=48", "--config.train.steps=7"]])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        ["--config.data.batch_size=48", "--config.train.steps=7"],
+    ],
+)
 def test_a_config_dict_is_the_config_of_the_same_fields(command_line, overrides):
     overrides = [*overrides, "--config.train.epochs=none"] if overrides else []
     expected = command_line("base.py", *overrides)
@@ -489,7 +496,7 @@ def test_a_config_dict_is_checked_as_the_dataclass_is(command_line, argument, me
     assert done.returncode == 1 and message in done.stderr
 
 
-@pytest.mark.parametrize("word", ["--help", "-h", "--helpfull", "--help=config"])
+@pytest.mark.parametrize("word", slow_except(["--help", "-h", "--helpfull", "--help=config"], ["--help"]))
 def test_help_needs_no_config_and_is_a_success(command_line, word):
     done = command_line(word)
     assert done.returncode == 0 and done.stderr == ""

@@ -293,6 +293,7 @@ def get_config():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_rows_of_a_table_are_prepared_as_those_of_the_training(tmp_path):
     pytest.importorskip("pandas")

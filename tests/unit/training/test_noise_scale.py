@@ -107,6 +107,7 @@ def test_two_workers_and_two_devices_measure_what_numpy_computes(trained, name, 
         assert [line[each] for each in NAMES] == list(noise_scale.values(saved.tolist()).values())
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_the_averages_resume_to_the_bit_and_change_no_other_number(trained, tmp_path):
     whole, resumed = trained / "devices", tmp_path / "resumed"

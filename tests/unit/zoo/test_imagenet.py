@@ -177,6 +177,7 @@ def test_a_folder_that_may_not_be_read_is_passed_over(folder):
             os.seteuid(0)
 
 
+@pytest.mark.slow
 def test_the_shipped_config_trains_on_such_files(folder, tmp_path):
     small = "{'target': 'tfdist.zoo.models:small_cnn', 'num_classes': 3, 'input_shape': (32, 32, 3), 'filters': (8,)}"
     options = [
