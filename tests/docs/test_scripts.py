@@ -136,6 +136,7 @@ def test_from_ddp(lab):
     assert len(losses) == 3 and losses[2] < losses[0]
 
 
+@pytest.mark.slow
 def test_from_a_loop(lab):
     for file, text in scripts("from-tf-distribute.md").items():
         compile(text, file, "exec")

@@ -457,7 +457,8 @@ def get_config():
 """
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_loss_that_is_no_number_stops_all_and_keeps_the_last_good_checkpoint(tmp_path, workers):
     (tmp_path / "nan.py").write_text(NAN)
     command = topologies.command(tmp_path / "run", config=str(tmp_path / "nan.py"))

@@ -52,6 +52,7 @@ def test_workers_that_run_different_lines_are_named(tmp_path):
     assert "script.py:6" in found.outputs[0]
 
 
+@pytest.mark.slow
 def test_differences_between_workers_after_an_epoch_are_named(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(DIFFERENT)

@@ -175,7 +175,8 @@ def test_after_so_many_times_the_run_ends(tmp_path):
     )
 
 
-@pytest.mark.parametrize("precision", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_steps_are_skipped_in_half_precision(tmp_path, precision):
     made = config("skip", 5, 7)
     made.train.precision, made.train.steps = precision, 8
@@ -218,6 +219,7 @@ def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, obje
     assert same_bits(before, after)
 
 
+@pytest.mark.slow
 def test_gradients_of_float64_that_float32_cannot_hold_are_finite(tmp_path):
     made = config("skip")
     made.model = {"target": "tests.support.lab:synchronised", "num_classes": 10}

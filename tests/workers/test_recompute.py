@@ -152,7 +152,7 @@ assert len(kept) == 12 and all((found[name] == kept[name]).all() for name in kep
     "case", slow_except([{"group_size": 16}, {"normalization": "sync_batch"}], [{"group_size": 16}])
 )
 def test_statistics_of_several_replicas_are_not_sent_again(tmp_path, case):
-    """Groups of 16 of the 24 examples of a replica, or the whole batch."""
+    """Groups of 16 of the 24 examples of a replica, or the whole batch; and segments change no bit."""
     support = pathlib.Path(forked.__file__).parent
     command = [sys.executable, "-c", OVER_REPLICAS, str(tmp_path / "x"), str(case), str(support)]
     done = forked.run(command, capture_output=True, text=True, timeout=600)
@@ -225,7 +225,8 @@ def flat(blocks=6, flatten=True):
     return keras.Model(inputs, keras.layers.Dense(10, name="logits")(x))
 
 
-@pytest.mark.parametrize("case", slow_except(list(CASES), ["plain"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", list(CASES))
 def test_segments_of_a_flat_model_change_no_bit(tmp_path, case, capsys):
     model = {"target": f"{__name__}:flat"}
     found = {}

@@ -123,6 +123,7 @@ process_exit.run_and_exit(main)
 """
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_connect_their_ring_use_grpc():
     for output in run_all([[sys.executable, "-c", UNREACHABLE]] * 2, topologies.environments(2)):
         implementation, has_ring, notes, values = json.loads(output.splitlines()[-1])

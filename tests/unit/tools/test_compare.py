@@ -49,6 +49,7 @@ def test_only_what_differs_is_shown(tmp_path):
     assert differences.in_words({"a.b": 1, "c": None, "d": 2}, 2) == ["a.b 1", "c None", "and 1 more fields"]
 
 
+@pytest.mark.slow
 def test_fields_that_are_lists_have_a_picture_too(tmp_path):
     for name, crop in (("one", [4, 4]), ("two", [6, 6])):
         describe(write_run(tmp_path / name, data__prepare={"target": "x:y", "crop": crop}))

@@ -131,6 +131,7 @@ def test_grey_images_stay_grey(to, photos, tmp_path):
     assert np.abs(found - wanted).mean() <= (4 if to == "jpeg" else 0)  # Of 255 levels.
 
 
+@pytest.mark.slow
 def test_grey_images_of_any_size_have_one_channel_and_are_read_in_colour(photos, tmp_path):
     for to in ("raw", "jpeg"):
         config = configuration(photos)
@@ -144,6 +145,7 @@ def test_grey_images_of_any_size_have_one_channel_and_are_read_in_colour(photos,
         np.testing.assert_array_equal(cropped["image"][..., 0], cropped["image"][..., 2])
 
 
+@pytest.mark.slow
 def test_one_number_is_the_shorter_side_and_enlarges_nothing(photos, tmp_path):
     write(photos, tmp_path / "raw", "raw", 45)
     write(photos, tmp_path / "jpeg", "jpeg", 45)

@@ -190,6 +190,7 @@ def test_the_examples_of_workers_by_hand():
     assert firsts == [0, 4, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_failed_training_is_reported_with_the_end_of_its_log(tmp_path):
     error = study("scaling", "--replicas=1", f"--workdir={tmp_path}", "--config.data.source.noise=lots", code=1)

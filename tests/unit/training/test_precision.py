@@ -121,6 +121,7 @@ def test_this_machine_is_measured(cluster, tmp_path):
     assert 0.01 < precision.measure_bfloat16() < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_a_run_saves_the_chosen_precision_and_a_run_of_an_older_release_resumes(own_signals, cluster, tmp_path):
     config = line.get_config()

@@ -215,6 +215,7 @@ def test_a_run_with_averages_reports_keeps_and_exports_them(tmp_path, capsys):
     assert np.abs(exported - saved["model/logits/kernel"]).max() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_a_changed_learning_rate_is_used_after_a_resume(tmp_path, capsys):
     for peak, steps in ((0.5, 2), (0.125, 4)):
