@@ -23,7 +23,9 @@ def tfdist(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("arguments", slow_except([((),), (("--help",),), (("-h",),)], [((),)]))
+@pytest.mark.parametrize(
+    "arguments", [(), *(pytest.param((word,), marks=pytest.mark.slow) for word in ("--help", "-h"))]
+)
 def test_overview_has_a_line_for_each_tool(arguments):
     code, output, error = tfdist(*arguments)
     assert (code, error) == (0, "")
@@ -127,9 +129,10 @@ def test_a_config_may_name_a_module_beside_it(tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
-    slow_except(
-        [(("--help",),), (("train", "digits", "--help"),), (("docs", "the"),)], [(("train", "digits", "--help"),)]
-    ),
+    [
+        ("train", "digits", "--help"),
+        *(pytest.param(words, marks=pytest.mark.slow) for words in (("--help",), ("docs", "the"))),
+    ],
 )
 def test_output_that_nobody_reads_ends_a_command_quietly(arguments):
     process = subprocess.Popen(
