@@ -3,10 +3,11 @@
 XLA compiles activations and layer normalisation; batch normalisation has a kernel of TensorFlow.
 """
 
+import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -26,9 +27,21 @@ _ACTIVATIONS = [getattr(keras.activations, name) for name in ("gelu", "silu", "h
 class _Thread(threading.local):
     # How many gradients in forward mode are being computed.
     accumulators = 0
+    # Whether nothing is differentiated that is computed with the new moving statistics.
+    constant_statistics = False
 
 
 _thread = _Thread()
+
+
+@contextlib.contextmanager
+def constant_statistics() -> Iterator[None]:
+    """Says that in the block the moving statistics which a `stateless_call` returns need no gradients."""
+    before, _thread.constant_statistics = _thread.constant_statistics, True
+    try:
+        yield
+    finally:
+        _thread.constant_statistics = before
 
 
 def fuse(model: keras.Model, device_type: str) -> None:
@@ -99,7 +112,7 @@ def _has_kernel(layer: keras.layers.BatchNormalization, inputs: Any) -> bool:
     if not isinstance(inputs, tf.Tensor) or inputs.dtype not in (tf.float32, tf.bfloat16, tf.float16):
         return False
     # In `stateless_call` the new statistics are results, and the kernel has no gradient of them.
-    stateless = isinstance(layer.moving_mean.value, tf.Tensor)
+    stateless = isinstance(layer.moving_mean.value, tf.Tensor) and not _thread.constant_statistics
     channels_last = layer.axis in (-1, inputs.shape.rank - 1) and inputs.shape[-1] is not None
     return channels_last and not stateless and not _thread.accumulators
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.config import patching, specs
 from tfdist.training.step import collectives
-from tfdist.training.step.layers import model_layers, normalization
+from tfdist.training.step.layers import fused, model_layers, normalization
 from tfdist.training.step.random_numbers import repeated_passes
 
 _FIELD = "config.train.recompute"
@@ -145,7 +145,7 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
         before = getattr(_repeated, "layers", ())
         _repeated.layers = (*before, id(layer))
         try:
-            with scope:
+            with scope, fused.constant_statistics():
                 outputs = layer(*again_args, **again_keywords)
                 present = [scope.get_current_value(variable) for variable in others]
                 changed = [
