@@ -6,13 +6,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from parameters import slow_except
 
 from tfdist.config import patching
 from tfdist.training.step.layers import fused
 
 SHAPE = (8, 32, 256)
 PRECISION = pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
-ACTIVATIONS = pytest.mark.parametrize("name", ["gelu", "silu", "hard_silu", "mish"])
+ACTIVATIONS = pytest.mark.parametrize("name", slow_except(["gelu", "silu", "hard_silu", "mish"], ["gelu"]))
 
 
 def numbers(shape=SHAPE):
@@ -71,7 +72,12 @@ def test_activations_and_their_gradients_are_those_of_keras(name, dtype):
 
 
 @PRECISION
-@pytest.mark.parametrize("arguments", [{}, {"scale": False}, {"center": False, "axis": [2]}, {"epsilon": 1, "axis": 2}])
+@pytest.mark.parametrize(
+    "arguments",
+    slow_except(
+        [{}, {"scale": False}, {"center": False, "axis": [2]}, {"epsilon": 1, "axis": 2}], [{}, {"scale": False}]
+    ),
+)
 def test_layer_normalisation_and_its_gradients_are_those_of_keras(arguments, dtype):
     check(lambda policy: keras.layers.LayerNormalization(**arguments, dtype=policy), dtype)
 
@@ -103,7 +109,10 @@ def both(arguments, inputs, mask=None):
 
 
 @PRECISION
-@pytest.mark.parametrize("shape", [(6, 9), (6, 3, 9), (6, 4, 3, 9), (2, 3, 2, 2, 9)], ids=str)
+@pytest.mark.parametrize(
+    ("shape",),
+    slow_except([((6, 9),), ((6, 3, 9),), ((6, 4, 3, 9),), ((2, 3, 2, 2, 9),)], [((6, 9),), ((6, 4, 3, 9),)]),
+)
 @pytest.mark.parametrize("arguments", [{}, {"scale": False, "momentum": 0.5}, {"center": False, "epsilon": 0.1}])
 def test_batch_normalisation_is_that_of_keras(arguments, shape, dtype):
     inputs = tf.cast(numbers(shape) + 2, "float32" if dtype == "float32" else "bfloat16")
