@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from parameters import slow
 from slurm_cluster import SlurmCluster, slurm_cluster, slurm_missing
 
 from tfdist.cluster.discovery import environment
@@ -63,11 +64,6 @@ def check(tasks: list[Task]) -> None:
         assert (own.launcher, own.rank, own.num_workers) == ("slurm", rank, len(tasks))
         assert own.local_rank == int(task.env["SLURM_LOCALID"])
         assert own.local_size == really.count(task.host)
-
-
-def slow(*row: object):
-    """Returns a row of a table of parameters that the slow tests add."""
-    return pytest.param(*row, marks=pytest.mark.slow)
 
 
 # The hosts are what Slurm 22.05 does with these options, so that a row cannot lose its point unseen.

@@ -6,6 +6,11 @@ from typing import Any
 import pytest
 
 
+def slow(*row: Any) -> Any:
+    """Returns a row of a table of parameters that the slow tests add."""
+    return pytest.param(*row, marks=pytest.mark.slow)
+
+
 def slow_except(rows: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """The rows in their order, those that are not among `quick` marked slow; a tuple is a row of several parameters.
 
@@ -14,7 +19,4 @@ def slow_except(rows: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """
     rows = list(rows)
     assert all(row in rows for row in quick), f"not among the rows: {[row for row in quick if row not in rows]}"
-    return [
-        row if row in quick else pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.slow)
-        for row in rows
-    ]
+    return [row if row in quick else slow(*(row if isinstance(row, tuple) else (row,))) for row in rows]

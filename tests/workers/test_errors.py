@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 import topologies
 from launching import REPOSITORY, worker_environment
-from parameters import slow_except
+from parameters import slow, slow_except
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
@@ -397,16 +397,8 @@ STATE = "The training step writes variables that belong neither to the model nor
     ("changes", "message"),
     [
         ({"model": {"target": "lab:scaled", "num_classes": 10}}, f"^{STATE}scale\\. No checkpoint holds them"),
-        pytest.param(
-            {"objective": {"target": "lab:running"}},
-            f"^{STATE}mean\\. No checkpoint holds them",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"objective": {"target": "lab:drawing", "of_keras": True}},
-            f"^{STATE}seed_generator\\S*state\\. ",
-            marks=pytest.mark.slow,
-        ),
+        slow({"objective": {"target": "lab:running"}}, f"^{STATE}mean\\. No checkpoint holds them"),
+        slow({"objective": {"target": "lab:drawing", "of_keras": True}}, f"^{STATE}seed_generator\\S*state\\. "),
         (
             {"data": data(prepare={"target": "lab:brightened"})},
             r"^config\.data\.prepare draws random numbers from a state that is not saved: .*RandomUniform.* Use "

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import topologies
 from launching import REPOSITORY, assert_weights_agree, worker_environment
-from parameters import slow_except
+from parameters import slow, slow_except
 from processes import children, command_line, environment, until
 
 from tfdist.cluster.devices import host_gpus
@@ -408,55 +408,42 @@ else:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    slow_except(
-        [
-            (["--workers=2"], "Missing --config: give a config file"),
-            (["--workers", "2", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
-            (["--", f"--config={CONFIG}"], "Set the number of workers to start, such as --workers=2"),
-            (["--workers=0", "--", f"--config={CONFIG}"], "--workers=0"),
-            (["--workers=two", "--", f"--config={CONFIG}"], "--workers=two"),
-            (
-                ["--workers=2", "--min_workers=3", "--", f"--config={CONFIG}"],
-                "--min_workers=3 is more than --workers=2",
-            ),
-            (["--workers=2", f"--config={CONFIG}", "--"], '--config must be written after the "--"'),
-            (
-                ["--workers=2", "--", f"--config={CONFIG}", "--max_restarts=1"],
-                '--max_restarts must be written before the "--"',
-            ),
-            (["--workers=2", "--", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
-            (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
-            (["--workers=2", "--max-restart=1", "--", f"--config={CONFIG}"], "max_restart"),
-            (["--workers=2", "--", f"--config={CONFIG}", "eval"], "without a flag are not supported. Received: 'eval'"),
-            (["--workers=2", "--", "my_none.py", "--epochs=3"], "there is no file"),
-            (["my_none.py"], "there is no file"),
-            (
-                ["--workers=2", "--epochs", "3", "tests/scripts/unchanged.py"],
-                "--epochs is no flag of the launcher, and tests/scripts/unchanged.py is a script",
-            ),
-            (
-                ["--workers=2", "--", "no-such-program"],
-                "there is no program 'no-such-program'. After the launcher's flags",
-            ),
-            (["--", "tests/scripts/unchanged.py", "--workers=2"], "Set the number of workers to start"),
-            (["--workers=two", "tests/scripts/unchanged.py"], "--workers=two"),
-            (
-                ["--workers=2", "--", "-m", "tfdist.main", "--config=configs/none.py"],
-                "configs/none.py: there is no file",
-            ),
-        ],
-        [
-            (["--workers=2"], "Missing --config: give a config file"),
-            (["--workers=two", "--", f"--config={CONFIG}"], "--workers=two"),
-            (["--workers=2", f"--config={CONFIG}", "--"], '--config must be written after the "--"'),
-            (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
-            (["--workers=2", "--", "my_none.py", "--epochs=3"], "there is no file"),
-            (
-                ["--workers=2", "--", "no-such-program"],
-                "there is no program 'no-such-program'. After the launcher's flags",
-            ),
-        ],
-    ),
+    [
+        (["--workers=2"], "Missing --config: give a config file"),
+        slow(["--workers", "2", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
+        slow(["--", f"--config={CONFIG}"], "Set the number of workers to start, such as --workers=2"),
+        slow(["--workers=0", "--", f"--config={CONFIG}"], "--workers=0"),
+        (["--workers=two", "--", f"--config={CONFIG}"], "--workers=two"),
+        slow(
+            ["--workers=2", "--min_workers=3", "--", f"--config={CONFIG}"],
+            "--min_workers=3 is more than --workers=2",
+        ),
+        (["--workers=2", f"--config={CONFIG}", "--"], '--config must be written after the "--"'),
+        slow(
+            ["--workers=2", "--", f"--config={CONFIG}", "--max_restarts=1"],
+            '--max_restarts must be written before the "--"',
+        ),
+        slow(["--workers=2", "--", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
+        (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
+        slow(["--workers=2", "--max-restart=1", "--", f"--config={CONFIG}"], "max_restart"),
+        slow(["--workers=2", "--", f"--config={CONFIG}", "eval"], "without a flag are not supported. Received: 'eval'"),
+        (["--workers=2", "--", "my_none.py", "--epochs=3"], "there is no file"),
+        slow(["my_none.py"], "there is no file"),
+        slow(
+            ["--workers=2", "--epochs", "3", "tests/scripts/unchanged.py"],
+            "--epochs is no flag of the launcher, and tests/scripts/unchanged.py is a script",
+        ),
+        (
+            ["--workers=2", "--", "no-such-program"],
+            "there is no program 'no-such-program'. After the launcher's flags",
+        ),
+        slow(["--", "tests/scripts/unchanged.py", "--workers=2"], "Set the number of workers to start"),
+        slow(["--workers=two", "tests/scripts/unchanged.py"], "--workers=two"),
+        slow(
+            ["--workers=2", "--", "-m", "tfdist.main", "--config=configs/none.py"],
+            "configs/none.py: there is no file",
+        ),
+    ],
 )
 def test_launcher_refuses_wrong_flags_before_it_starts_workers(arguments, words):
     command = [sys.executable, "-m", "tfdist.launch", *arguments]

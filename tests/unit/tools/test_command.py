@@ -11,7 +11,7 @@ import sys
 import pytest
 from absl import flags
 from launching import REPOSITORY, worker_environment
-from parameters import slow_except
+from parameters import slow, slow_except
 
 from tfdist import __main__ as command
 
@@ -23,9 +23,7 @@ def tfdist(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", [(), *(pytest.param((word,), marks=pytest.mark.slow) for word in ("--help", "-h"))]
-)
+@pytest.mark.parametrize("arguments", [(), *(slow((word,)) for word in ("--help", "-h"))])
 def test_overview_has_a_line_for_each_tool(arguments):
     code, output, error = tfdist(*arguments)
     assert (code, error) == (0, "")
@@ -59,14 +57,11 @@ def test_a_tool_shows_its_own_flags(word):
 
 @pytest.mark.parametrize(
     ("name", "usage"),
-    slow_except(
-        [
-            ("train", "tfdist.main --config"),
-            ("run", "tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py"),
-            ("launch", "tfdist.launch --workers=N"),
-        ],
-        [("run", "tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py")],
-    ),
+    [
+        slow("train", "tfdist.main --config"),
+        ("run", "tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py"),
+        slow("launch", "tfdist.launch --workers=N"),
+    ],
 )
 def test_training_has_commands_too(name, usage):
     code, output, error = tfdist(name, "-h")
@@ -75,10 +70,7 @@ def test_training_has_commands_too(name, usage):
 
 @pytest.mark.parametrize(
     ("word", "nearest"),
-    slow_except(
-        [("doctr", "doctor"), ("batchsize", "batch_size"), ("trian", "train"), ("async", "asynchronous")],
-        [("batchsize", "batch_size"), ("trian", "train")],
-    ),
+    [slow("doctr", "doctor"), ("batchsize", "batch_size"), ("trian", "train"), slow("async", "asynchronous")],
 )
 def test_unknown_tool_names_the_nearest(word, nearest):
     code, output, error = tfdist(word, "--config=configs/digits.py")
@@ -131,7 +123,7 @@ def test_a_config_may_name_a_module_beside_it(tmp_path):
     "arguments",
     [
         ("train", "digits", "--help"),
-        *(pytest.param(words, marks=pytest.mark.slow) for words in (("--help",), ("docs", "the"))),
+        *(slow(words) for words in (("--help",), ("docs", "the"))),
     ],
 )
 def test_output_that_nobody_reads_ends_a_command_quietly(arguments):

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
+from parameters import slow
 
 from tfdist.tools import tables
 from tfdist.tools.saved_runs import examples
@@ -25,35 +26,26 @@ def tfdist(cwd, *words):
     [
         # Words that are names of shipped configs or end in ".py", for commands without a config.
         (["new", "digits"], "tfdist new: give a name and one kind of data: "),
-        pytest.param(["docs", "mine.py"], "tfdist docs: no page has 'mine.py'. ", marks=pytest.mark.slow),
+        slow(["docs", "mine.py"], "tfdist docs: no page has 'mine.py'. "),
         (["doctor", "mine"], "There is no config file, no config of tfdist and no run 'mine'. "),
-        pytest.param(
-            ["doctor", "--gpu", "digits"],
-            "tfdist doctor: --gpu measures this machine: leave out the config, or --gpu.",
-            marks=pytest.mark.slow,
+        slow(
+            ["doctor", "--gpu", "digits"], "tfdist doctor: --gpu measures this machine: leave out the config, or --gpu."
         ),
-        pytest.param(
-            ["why", "a", "b"], "tfdist why: {cwd}/a has no run: it has no metrics.jsonl. ", marks=pytest.mark.slow
-        ),
+        slow(["why", "a", "b"], "tfdist why: {cwd}/a has no run: it has no metrics.jsonl. "),
         (["lr_range", "--script=none.py"], "tfdist lr_range: --script=none.py: there is no file none.py."),
-        pytest.param(
+        slow(
             ["sweep", "digits", "--set=seed=0", "--pruner=X"],
             "tfdist sweep: --pruner has no effect without --suggest=N",
-            marks=pytest.mark.slow,
         ),
         (["train", "mine.py"], "--config=mine.py: the file must define get_config(), "),
         (["launch", "--workers=2", "--epochs=1", "mine.py"], "tfdist.launch: --epochs=1 is no flag of the launcher, "),
         # Values of flags, for commands with and without a config.
         (["predict", "run", "x.png", "--batch_size=0"], "--batch_size=0: must be at least 1\n"),
-        pytest.param(
-            ["predict", "run", "x.png", "--gpus=-1"], "--gpus=-1: must be at least 0\n", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            ["predict", "run", "x.png", "--gpus=x"], "--gpus=x: must be a whole number\n", marks=pytest.mark.slow
-        ),
+        slow(["predict", "run", "x.png", "--gpus=-1"], "--gpus=-1: must be at least 0\n"),
+        slow(["predict", "run", "x.png", "--gpus=x"], "--gpus=x: must be a whole number\n"),
         (["lr_range", "digits", "--steps=0"], "--steps=0: must be at least 20\n"),
         (["burnin", "--slow=2"], "--slow=2: must be from 0.0 to 1.0\n"),
-        pytest.param(["burnin", "--slow=x"], "--slow=x: must be a number\n", marks=pytest.mark.slow),
+        slow(["burnin", "--slow=x"], "--slow=x: must be a number\n"),
         (["train", "digits", "--mode=x"], "--mode=x: must be one of train|eval\n"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",

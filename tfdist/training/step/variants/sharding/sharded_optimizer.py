@@ -25,7 +25,8 @@ from tfdist.training.step.updates.tables import Gradients
 from tfdist.training.step.variants.sharding.parts import DividedSlot, DividedState, Part, assign, choose_layout
 
 _FIELD = "config.train.shard_optimizer"
-# Of the replicas in a gather, and the first of `_new_keys`; those that TensorFlow chooses itself start at 1 and at 100.
+# Keys of the replicas in a gather, and of the gathers: all workers take as many, in the same order. Those of TensorFlow
+# itself start at 1 and at 100.
 _GROUP_KEY, _keys = 2**20, itertools.count(2**20)
 # Not Ftrl: TensorFlow rounds its powers differently at the end of a tensor.
 _ELEMENT_WISE = (
@@ -164,7 +165,7 @@ def compose(run: Run) -> Run:
         parts=parts,
         clip=stages.make_clip(run.config.train.clip_norm, cluster, equal=True),
         reduction=context.reduction,
-        keys=_new_keys(len(parts)),
+        keys=[next(_keys) for _ in parts],
         one_cpu=cluster.device_type == "CPU" and cluster.num_replicas == cluster.num_workers,
     )
     run = dataclasses.replace(
@@ -205,16 +206,11 @@ def _describe(optimizer: keras.optimizers.Optimizer, divided: dict[str, DividedS
     return f"{_FIELD}=True: {count} divided, a replica holds {held / 1e6:.2f} MB of {whole / 1e6:.2f}"
 
 
-def _new_keys(count: int) -> list[int]:
-    """Returns keys of `_all_gather`, the same on all workers if all call this equally often."""
-    return [next(_keys) for _ in range(count)]
-
-
 def _all_gather(value: tf.Tensor, key: int, *, like: tf.Variable, one_cpu: bool) -> tf.Tensor:
     """Returns `value` [n] of all replicas, with the same bits: [replicas, n]; called in `strategy.run`.
 
     Args:
-        key: of the gather in a step, one of `_new_keys`: the same on all replicas.
+        key: of the gather in a step, one of `_keys`: the same on all replicas.
         like: a variable on the replica's device.
         one_cpu: whether each worker has one replica, on its CPU. Then TensorFlow's op is called directly: the method of
             its replica context also gathers the lengths, and copies the values six times.
