@@ -53,7 +53,8 @@ class GAN(keras.Model):
 
 class Watch(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        print(f"epoch {epoch}: {self.model.predict(X[:2], verbose=0).shape}")
+        # SIGKILL, by which --fail=killed ends, loses what is not flushed.
+        print(f"epoch {epoch}: {self.model.predict(X[:2], verbose=0).shape}", flush=True)
 
 
 class Kill(keras.callbacks.Callback):
