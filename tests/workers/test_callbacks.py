@@ -21,6 +21,7 @@ import processes
 import pytest
 import tensorflow as tf
 from launching import REPOSITORY, run_all, worker_environment
+from parameters import slow_except
 from topologies import environments
 
 import tfdist
@@ -68,16 +69,15 @@ def on_a_terminal(command: list[str]) -> str:
 
 # The trials of each topology that Keras can also run, and those that it cannot.
 TRIALS = {
-    "two devices": [],
     "two devices, slow": ["others", "executions", "epochs", "batches", "cut_short", "not_finite", "own", "averaged"],
     "two workers": ["epochs", "own"],
     "two workers, slow": ["batches", "averaged"],
 }
 OF_TFDIST = {
-    "two devices": ["resumed"],
-    "two devices, slow": ["resumed_after_kill"],
-    "two workers": ["writers", "failing"],
-    "two workers, slow": ["resumed"],
+    "one device": ["resumed"],
+    "two devices, slow": ["resumed", "resumed_after_kill"],
+    "two workers": ["failing"],
+    "two workers, slow": ["resumed", "writers"],
 }
 OF_KERAS = {"keras": ["epochs", "own"]}
 OF_KERAS["keras, slow"] = ["others", "executions", "batches", "cut_short", "not_finite", "averaged"]
@@ -123,7 +123,7 @@ def followed(tmp_path_factory):
         results = [json.loads(path.read_text()) for path in sorted(directory.glob("followed-*.json"))]
         return Followed(results, printed, directory)
 
-    return processes.measure_groups(follow, ("keras", "two devices", "two workers"))
+    return processes.measure_groups(follow, ("keras", "one device", "two workers"))
 
 
 def of_keras(followed, trial):
@@ -172,13 +172,15 @@ def test_evaluate_and_predict_tell_their_callbacks(followed):
     np.testing.assert_allclose(worker["others"]["evaluated"], expected["evaluated"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_workers_that_disagree_end_together_with_the_chiefs_rate(followed):
-    for worker in followed("two workers").results:
+    for worker in followed("two workers, slow").results:
         assert worker["writers"]["epochs"] == [0, 1] and worker["writers"]["rates"] == [0.5, 0.25]
 
 
+@pytest.mark.slow
 def test_logs_that_a_callback_changes_on_the_chief_are_those_of_all_workers(followed):
-    chief, other = followed("two workers").results
+    chief, other = followed("two workers, slow").results
     names = ["accuracy", "loss", "own", "parts", "val_accuracy"]
     for worker in (chief, other):
         assert worker["writers"]["seen"] == [[*names, 0.25], [*names, 1.25]]
@@ -192,8 +194,9 @@ def test_a_callback_that_fails_on_the_chief_fails_on_all_workers(followed):
         assert "of the chief" in worker["failing"]["raised"] and worker["failing"]["epochs"] == 0
 
 
+@pytest.mark.slow
 def test_the_chief_alone_writes_files(followed):
-    directory = followed("two workers").directory
+    directory = followed("two workers, slow").directory
     assert sorted(path.name for path in directory.glob("rank*")) == ["rank0"]
     names = {path.name for path in (directory / "rank0").iterdir()}
     # Batches are counted through the epochs, of 4 steps each: every third is saved.
@@ -245,8 +248,9 @@ def test_swapped_averages_go_on_after_a_crash(followed, topology, trial):
         assert found.pop("again") == found
 
 
-def test_callbacks_go_on_in_the_midst_of_an_epoch(followed):
-    (worker,) = followed("two devices").results
+@pytest.mark.parametrize("topology", slow_except(["one device", "two devices, slow"], ["one device"]))
+def test_callbacks_go_on_in_the_midst_of_an_epoch(followed, topology):
+    (worker,) = followed(topology).results
     found = worker["resumed"]
     assert found["stopped by"] == "SystemExit(75)"
     assert found["stopped"] == found["whole"]

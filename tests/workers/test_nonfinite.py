@@ -121,7 +121,12 @@ def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
         "WARNING: The loss or a gradient is not finite in step 7. Rolled back to the weights of step 4; the run "
         "continues with step 8: rollback 1 of at most 10"
     ]
-    # Stopped between the checkpoint and the bad step.
+
+
+@pytest.mark.slow
+def test_a_run_that_will_go_back_is_stopped_before_the_bad_step_and_resumed_to_the_same_bits(tmp_path):
+    made = config("rollback", 7)
+    expected = run(tmp_path / "back", made)
     copy = cut_back(tmp_path / "back", tmp_path / "stopped", 4)
     keras.utils.clear_session()
     stopped = setup.build_run(made, copy)

@@ -148,9 +148,8 @@ assert len(kept) == 12 and all((found[name] == kept[name]).all() for name in kep
 """
 
 
-@pytest.mark.parametrize(
-    "case", slow_except([{"group_size": 16}, {"normalization": "sync_batch"}], [{"group_size": 16}])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [{"group_size": 16}, {"normalization": "sync_batch"}])
 def test_statistics_of_several_replicas_are_not_sent_again(tmp_path, case):
     """Groups of 16 of the 24 examples of a replica, or the whole batch; and segments change no bit."""
     support = pathlib.Path(forked.__file__).parent

@@ -164,7 +164,7 @@ def content(workdir: pathlib.Path) -> dict[str, tuple[int, str]]:
     }
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_finished_run_changes_nothing_and_prints_that_it_is_finished(uninterrupted, workers):
     workdir = uninterrupted(workers)
     before = content(workdir)
@@ -221,7 +221,8 @@ def test_a_run_with_a_shortened_warmup_continues_as_the_longer_run_to_the_bit(tm
 
 
 def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, capsys):
-    workdir = uninterrupted(1)
+    """On one worker; two have trained."""
+    workdir = uninterrupted(2)
     before = content(workdir)
     run = in_process(workdir)
     best = json.loads((workdir / "checkpoints" / "best.json").read_text())
@@ -234,7 +235,7 @@ def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, caps
         assert (result["step"], result["num_examples"]) == (step, 355)
         if step in evaluated:
             assert result["accuracy"] == evaluated[step]["accuracy"]
-            assert result["loss"] == pytest.approx(evaluated[step]["loss"], rel=1e-12)
+            assert result["loss"] == pytest.approx(evaluated[step]["loss"], rel=1e-6)
     assert best["value"] == max(line["accuracy"] for line in evaluated.values())
     with pytest.raises(ValueError, match=r'"newest", "best" or a saved step \(96, .*\)\. Received: \'50\''):
         saved_checkpoint.evaluate_only(run, "50")
@@ -314,6 +315,7 @@ def test_after_a_damaged_newest_checkpoint_only_a_new_one_is_progress(uninterrup
     checkpointing.close(tools)
 
 
+@pytest.mark.slow
 def test_an_evaluation_without_a_finite_loss_is_still_json(tmp_path, capsys):
     workdir = tmp_path / "run"
     run = in_process(workdir, linear_for(1))

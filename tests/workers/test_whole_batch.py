@@ -16,13 +16,11 @@ PROGRAM = pathlib.Path(whole_batch.__file__)
 # of a Jacobian is that of its replica.
 NOT_COMPARED = {"two_outputs": ("a_loss", "b_loss"), "jacobian": ("norm",)}
 # A loss and an own step.
-ON_DEVICES, ON_WORKERS = ("bce_and_dice",), ("own_step",)
-FAST = (*ON_DEVICES, *ON_WORKERS)
+FAST = ("bce_and_dice", "own_step")
 TOPOLOGIES = {
-    "three devices": ON_DEVICES,
-    "two workers": ON_WORKERS,
-    "three devices, slow": [name for name in whole_batch.CASES if name not in ON_DEVICES],
-    "two workers, slow": [name for name in whole_batch.CASES if name not in ON_WORKERS],
+    "two workers": FAST,
+    "three devices, slow": list(whole_batch.CASES),
+    "two workers, slow": [name for name in whole_batch.CASES if name not in FAST],
     "Keras": FAST,
     "Keras, slow": [name for name in whole_batch.CASES if name not in FAST],
 }
@@ -50,7 +48,7 @@ def found(tmp_path_factory):
         launching.run_all(commands, environments(workers), timeout=500)
         return [json.loads(path.read_text()) for path in paths]
 
-    return processes.measure_groups(measure, ("Keras", "three devices", "two workers"))
+    return processes.measure_groups(measure, ("Keras", "two workers"))
 
 
 def numbers(case, name):

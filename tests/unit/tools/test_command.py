@@ -139,6 +139,7 @@ def test_output_that_nobody_reads_ends_a_command_quietly(arguments):
     process.stderr.close()
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_at_once_that_tensorflow_starts(tmp_path):
     leader, follower = pty.openpty()
     words = [

@@ -58,7 +58,7 @@ def test_doctor_names_a_bad_config_value(tmp_path):
     assert found.rstrip().endswith("BAD: 1 of 9 findings.")
 
 
-@pytest.mark.workers
+@pytest.mark.slow
 def test_doctor_reports_a_failing_step(tmp_path):
     bad = command(f"--workdir={tmp_path}", "--config.objective={'target': 'tests.support.lab:changing'}")
     done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from parameters import slow
 
 from tfdist import config as c
 from tfdist.cluster.cluster import Cluster
@@ -57,24 +58,26 @@ def on_the_host(batch, seeds, *, training):
     return image(batch, seeds, training=training, **AUGMENTED, **NORMALISED)
 
 
+BY_TWO = (
+    {"target": "tfdist.zoo.prepare:image_bytes", **AUGMENTED},
+    {"target": "tfdist.zoo.prepare:normalised", **NORMALISED},
+)
+DIVIDED = {"target": "tfdist.zoo.prepare:image", **AUGMENTED, **NORMALISED}, None
+
+
 @pytest.mark.workers
-def test_bytes_to_the_device_give_the_same_bits(own_signals, cluster, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("prepare", "finish"), [slow(*BY_TWO), DIVIDED], ids=["two functions", "divided"])
+def test_bytes_to_the_device_give_the_same_bits(own_signals, cluster, tmp_path, monkeypatch, prepare, finish):
     monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
     floats, loss, weights = trained(cluster, tmp_path, {"target": "test_device_part:on_the_host"}, None)
     assert floats == tf.float32
-    as_bytes = {"target": "tfdist.zoo.prepare:image_bytes", **AUGMENTED}
-    normalised = {"target": "tfdist.zoo.prepare:normalised", **NORMALISED}
-    divided = {"target": "tfdist.zoo.prepare:image", **AUGMENTED, **NORMALISED}
-    for prepare, finish in ((as_bytes, normalised), (divided, None)):
-        small, same_loss, same_weights = trained(cluster, tmp_path, prepare, finish)
-        assert small == tf.uint8
-        assert loss == same_loss
-        for one, other in zip(weights, same_weights, strict=True):
-            np.testing.assert_array_equal(one, other)
-    adapted = __import__("test_device_part").ADAPTED
-    assert len(adapted) == 3 and adapted[0].dtype == tf.float32
-    for other in adapted[1:]:
-        np.testing.assert_array_equal(adapted[0], other)
+    small, same_loss, same_weights = trained(cluster, tmp_path, prepare, finish)
+    assert small == tf.uint8 and loss == same_loss
+    for one, other in zip(weights, same_weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    first, second = __import__("test_device_part").ADAPTED[-2:]
+    assert first.dtype == tf.float32
+    np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from parameters import slow_except
+from parameters import slow, slow_except
 
 from tfdist.config import patching
 from tfdist.training.step.layers import fused
@@ -248,8 +248,8 @@ def directional(layer, inputs, direction):
     ("kind", "shape"),
     [
         (functools.partial(keras.layers.Activation, "gelu"), SHAPE),
-        (keras.layers.LayerNormalization, SHAPE),
-        (keras.layers.BatchNormalization, (6, 9)),
+        slow(keras.layers.LayerNormalization, SHAPE),
+        slow(keras.layers.BatchNormalization, (6, 9)),
         (keras.layers.BatchNormalization, (6, 4, 3, 9)),
     ],
 )

@@ -187,7 +187,7 @@ def run_replicas(replicas, group_size):
     return [np.asarray(x) for x in json.loads(result.stdout)]
 
 
-@pytest.mark.workers
+@pytest.mark.slow
 def test_with_groups_replicas_equal_one():
     one, two, whole = run_replicas(1, 4), run_replicas(2, 4), run_replicas(1, 0)
     assert len(one) == 5
