@@ -1,6 +1,7 @@
 """Fixtures of several test files, the mark of each test, and the order of the files."""
 
 import collections
+import functools
 import gc
 import itertools
 import os
@@ -143,12 +144,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Sets up this process as `forked` does its children: without graph optimizers.
 
-    Also excludes what the imports created from garbage collection, which `keras.utils.clear_session` runs each time.
+    Also excludes what the imports created from garbage collection, which `keras.utils.clear_session` runs each time,
+    and iterators from autotuning: those that a collection closes after minutes would stall it for up to a minute.
     """
     if "tensorflow" in sys.modules:
         forked.disable_graph_optimizers()
+        iterate_untuned(sys.modules["tensorflow"].data.Dataset)
     gc.collect()
     gc.freeze()
+
+
+def iterate_untuned(kind: type) -> None:
+    """Makes the iterators of this process' datasets close at once."""
+    from tfdist.data import read_ahead
+
+    original = kind.__iter__
+    kind.__iter__ = functools.wraps(original)(lambda dataset: original(read_ahead.untuned(dataset)))
 
 
 @pytest.fixture(scope="session", autouse=True)

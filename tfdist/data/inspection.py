@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import autograph, order, stream
+from tfdist.data import autograph, order, read_ahead, stream
 from tfdist.data.feed import Batch
 from tfdist.data.stream import ReplicaShard, Source
 
@@ -99,7 +99,7 @@ def rows_of_steps(
     locate = stream.locate_rows(len(source), shard, global_batch=global_batch, seed=seed, shuffle=shuffle, part=part)
     first = (first_number - 1) * shard.local_replicas
     elements = dataset(first_number - 1, last_number).take((last_number - first_number + 1) * shard.local_replicas)
-    for number, batch in enumerate(elements, first):
+    for number, batch in enumerate(read_ahead.untuned(elements), first):
         step, rows, _ = locate(tf.constant(number, tf.int64))
         columns = {name: value.numpy() for name, value in batch.items()}
         place = functools.partial(describe_place, source, split, rows.numpy(), part)

@@ -10,7 +10,9 @@ from parameters import slow_except
 
 from tfdist.cluster import distributed_dataset
 from tfdist.data import read_ahead, stream
+from tfdist.data.cache import cached_source
 from tfdist.keras_fit.adapters import base, make_adapter
+from tfdist.tools.prepare_data import resized_files
 
 # Bytes of an example, and of a batch of four.
 EXAMPLE, BATCH = 2**20, 4
@@ -81,3 +83,20 @@ def test_pauses_between_steps_that_wait_for_data_make_no_buffer_grow(make, monke
 def test_the_limits_in_elements(shape, local_replicas, most):
     calls, buffer = read_ahead.limits({"x": tf.TensorSpec(shape)}, rows=32, local_replicas=local_replicas)
     assert calls >= local_replicas and buffer >= local_replicas and calls + buffer <= most
+
+
+def test_what_reads_all_examples_is_not_tuned(monkeypatch):
+    tuned, original = [], tf.data.Dataset.__iter__.__wrapped__  # See tests/conftest.py.
+
+    def iterate(dataset):
+        tuned.append(dataset.options().autotune.enabled)
+        return original(dataset)
+
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", iterate)
+    images = tf.zeros([5, 4, 4, 3], tf.uint8)
+    read = staticmethod(lambda ids: {"image": tf.gather(images, ids)})
+    source = type("Images", (), {"read": read, "__len__": lambda self: 5})()
+    assert [len(one["image"]) for one in cached_source._chunks(source.read, 5)] == [5]
+    form = resized_files.Form(to="raw", size=(4, 4), quality=90)
+    assert [len(one["image"]) for one in resized_files._chunks(source, form, "train")] == [5]
+    assert tuned == [False, False]

@@ -262,6 +262,20 @@ def test_gradients_in_forward_mode_are_those_of_keras(kind, shape):
             assert_close(found, expected, 1e-5)
 
 
+def test_blocks_in_forward_mode_are_counted_once_if_they_begin():
+    kind, inputs = tf.autodiff.ForwardAccumulator, tf.ones([2])
+    with patching.undo_puts():
+        fused.fuse(keras.Sequential(), "CPU")
+        enter = kind.__enter__
+        fused.fuse(keras.Sequential(), "CPU")
+        assert kind.__enter__ is enter
+        with kind(inputs, inputs) as forward:
+            with pytest.raises(ValueError, match="already recording"):
+                forward.__enter__()
+            assert fused._thread.accumulators == 1
+        assert fused._thread.accumulators == 0
+
+
 @pytest.mark.parametrize("layer", [keras.layers.Activation("gelu"), keras.layers.LayerNormalization()])
 def test_layers_in_branches_have_gradients(layer):
     @tf.function(autograph=False)

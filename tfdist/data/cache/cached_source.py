@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist import config
 from tfdist.config import diff
-from tfdist.data import autograph
+from tfdist.data import autograph, read_ahead
 from tfdist.data.cache import example_files
 from tfdist.data.feed import Batch, Prepare
 from tfdist.data.stream import Source
@@ -163,7 +163,7 @@ def _chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[d
     ids = tf.data.Dataset.range(num_examples).batch(CHUNK)
     chunks = ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1)
     shapes: dict[str, tuple[int, ...]] = {}
-    for number, chunk in enumerate(chunks.as_numpy_iterator()):
+    for number, chunk in enumerate(read_ahead.untuned(chunks).as_numpy_iterator()):
         for name, values in chunk.items():
             first, shape = shapes.setdefault(name, values.shape[1:]), values.shape[1:]
             if shape != first:

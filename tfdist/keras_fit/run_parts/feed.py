@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
-from tfdist.data import inspection
+from tfdist.data import inspection, read_ahead
 from tfdist.data.feed import Examples, Feed, Sizes
 from tfdist.data.inspection import Rows
 from tfdist.data.stream import ReplicaShard
@@ -173,7 +173,8 @@ def _with_label(adapters: Mapping[str, DataAdapter | None], shard: ReplicaShard,
 
 def _rows_of_steps(adapter: DataAdapter, shard: ReplicaShard, first_number: int, last_number: int) -> Iterator[Rows]:
     elements = adapter.dataset(shard, first_number - 1, last_number)
-    for number, element in enumerate(elements.take((last_number - first_number + 1) * shard.local_replicas)):
+    elements = elements.take((last_number - first_number + 1) * shard.local_replicas)
+    for number, element in enumerate(read_ahead.untuned(elements)):
         if int(element["count"]) == 0:
             continue
         step = first_number + number // shard.local_replicas

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config import diff
-from tfdist.data import autograph
+from tfdist.data import autograph, read_ahead
 from tfdist.data.cache import example_files
 from tfdist.data.feed import Batch
 from tfdist.data.stream import Source
@@ -108,7 +108,8 @@ def _chunks(source: Source, form: Form, split: str) -> Iterator[dict[str, np.nda
     ids = tf.data.Dataset.range(len(source)).batch(_CHUNK)
     done, started, shown = 0, time.perf_counter(), time.perf_counter()
     with tf.device("CPU:0"):
-        for chunk in ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1):
+        chunks = ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1)
+        for chunk in read_ahead.untuned(chunks):
             yield {name: values.numpy() for name, values in chunk.items()}
             done += len(chunk["image"])
             if time.perf_counter() - shown > _PROGRESS_SECONDS:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import cache
+from tfdist.data import cache, read_ahead
 from tfdist.zoo import splits
 from tfdist.zoo.sources.files import decoding, from_disk
 
@@ -187,7 +187,7 @@ class image_folder:
         decode = tf.autograph.experimental.do_not_convert(lambda paths: {"image": self._decode(paths)})
         chunks = chunks.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         try:
-            return {**cache.collect(chunks.as_numpy_iterator(), len(self)), "label": self._labels}
+            return {**cache.collect(read_ahead.untuned(chunks).as_numpy_iterator(), len(self)), "label": self._labels}
         except tf.errors.OpError:
             self.verify()
             raise

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import cache
+from tfdist.data import cache, read_ahead
 from tfdist.zoo import splits
 from tfdist.zoo.sources import tfds_builder
 from tfdist.zoo.sources.files import decoding, from_disk, record_files
@@ -144,7 +144,7 @@ class tfds:
             chunks = tf.data.Dataset.range(len(self)).batch(CHUNK_SIZE).map(self._read_records)
         try:
             decoded = chunks.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE)
-            return cache.collect(decoded.as_numpy_iterator(), len(self))
+            return cache.collect(read_ahead.untuned(decoded).as_numpy_iterator(), len(self))
         except tf.errors.OpError:
             self.verify()
             raise

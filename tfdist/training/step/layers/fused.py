@@ -69,14 +69,16 @@ def _count_accumulators() -> None:
     """In forward mode TensorFlow fails with what XLA compiles, and is wrong with own gradients and with the kernel."""
     for name, number in (("__enter__", 1), ("__exit__", -1)):
         original = getattr(tf.autodiff.ForwardAccumulator, name)
-        patching.put_until_end(tf.autodiff.ForwardAccumulator, name, _counting(original, number))
+        if not hasattr(original, "__wrapped__"):  # Else an earlier run of this process has left it.
+            patching.put_until_end(tf.autodiff.ForwardAccumulator, name, _counting(original, number))
 
 
 def _counting(method: Callable[..., Any], number: int) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any) -> Any:
+        result = method(*args)  # It may fail, and then no block begins or ends.
         _thread.accumulators += number
-        return method(*args)
+        return result
 
     return call
 
