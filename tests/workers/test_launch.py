@@ -107,6 +107,7 @@ def ready(process, workers=2):
     def found():
         assert process.poll() is None, process.communicate()[0]
         ids = [i for i in children(process.pid) if "tfdist.main" in command_line(i)]
+        ids = [i for i in ids if "TF_CONFIG" in environment(i)]  # One may have ended meanwhile.
         return sorted(ids, key=rank_of) if len(ids) == workers else None
 
     return until(found)
