@@ -51,16 +51,8 @@ TRIALS = {
     "two devices": ["refused_steps", "unbuilt"],
     "two devices, slow": ["metric_parts", "resumed_step", "eager", "eager_step", "of_many_types"],
     "four devices, slow": ["metric_parts"],
-    "two workers": ["chief_first", "not_finite"],
-    "two workers, slow": [
-        "unknown_order",
-        "resumed",
-        "application",
-        "eager",
-        "eager_step",
-        "of_many_types",
-        "not_finite_slow",
-    ],
+    "two workers": ["chief_first", "not_finite", "unknown_order"],
+    "two workers, slow": ["resumed", "application", "eager", "eager_step", "of_many_types", "not_finite_slow"],
 }
 # Trials in which the workers print or do different things.
 OF_ONE_WORKER = ("chief_first", "eager", "eager_step", "resumed")
@@ -245,9 +237,8 @@ def test_a_value_that_is_not_finite_is_named_on_all_workers(found, topology, nam
         assert "config." not in message
 
 
-@pytest.mark.slow
 def test_a_shuffle_at_different_passes_on_the_workers_is_refused(found):
-    for worker in found("two workers, slow"):
+    for worker in found("two workers"):
         refused = worker["unknown_order"]
         assert list(refused) == ["early"]
         assert re.search(r"^A callback ended an earlier fit .* Make the dataset anew before each", refused["early"])
@@ -291,7 +282,7 @@ def test_variables_and_outputs_may_have_types_that_collectives_lack(found, topol
 @pytest.mark.parametrize("topology", ["two workers", pytest.param("two workers, slow", marks=pytest.mark.slow)])
 def test_all_workers_have_the_same_results(found, topology):
     first, second = ({name: worker[name] for name in worker if name not in OF_ONE_WORKER} for worker in found(topology))
-    assert first == second and len(first) > 1
+    assert first == second and len(first) > 2
 
 
 def test_the_chief_runs_a_block_first_and_its_failure_reaches_the_others(found):

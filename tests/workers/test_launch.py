@@ -107,14 +107,11 @@ def ready(process, workers=2):
     def found():
         assert process.poll() is None, process.communicate()[0]
         ids = [i for i in children(process.pid) if "tfdist.main" in command_line(i)]
-        ids = [i for i in ids if "TF_CONFIG" in environment(i)]  # One may have ended meanwhile.
-        return sorted(ids, key=rank_of) if len(ids) == workers else None
+        ranks = {i: re.search(r'"index": (\d+)', environment(i).get("TF_CONFIG", "")) for i in ids}
+        running = {i: int(rank[1]) for i, rank in ranks.items() if rank}  # One may have ended meanwhile.
+        return sorted(running, key=running.get) if len(running) == workers else None
 
     return until(found)
-
-
-def rank_of(worker):
-    return int(re.search(r'"index": (\d+)', environment(worker)["TF_CONFIG"])[1])
 
 
 def saved(process, workdir, before=-1):
