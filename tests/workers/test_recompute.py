@@ -1,6 +1,9 @@
-"""`config.train.recompute`: activations are computed again in the backward pass, and no bit changes."""
+"""Activations are computed again in the backward pass, and no number changes: `train.recompute`, `keras.RematScope`."""
 
 import dataclasses
+import functools
+import itertools
+import json
 import pathlib
 import re
 import runpy
@@ -11,7 +14,7 @@ import keras
 import pytest
 import tensorflow as tf
 import topologies
-from launching import REPOSITORY
+from launching import REPOSITORY, worker_environment
 from parameters import slow_except
 
 from tfdist import config as c
@@ -22,6 +25,7 @@ from tfdist.training.step.variants.recomputation import named_layers, segments
 pytestmark = pytest.mark.usefixtures("own_process", "graph_optimizers")
 
 CONFIG = "tests/configs/blocks.py"
+MODES = ("full", "larger_than", "list_of_layers", "activations")
 CASES = {
     "plain": {},
     "in micro-batches": {"micro_batches": 2},
@@ -171,6 +175,29 @@ def test_synchronised_normalisation_on_two_workers_makes_the_bits_of_a_run_witho
         topologies.train(tmp_path / name, *words, more, config=CONFIG, workers=2)
     kept, found = (topologies.arrays(tmp_path / name, 5) for name in ("kept", "again"))
     assert all((found[key] == array).all() for key, array in kept.items())
+
+
+@functools.cache
+def of_script(names):
+    """The numbers that tests/scripts/remat.py prints for these names, on two devices."""
+    line = [sys.executable, "-m", "tfdist.run", "--logical_devices=2", "tests/scripts/remat.py", *names]
+    done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("step", "way"),
+    slow_except(
+        itertools.product(("fit", "own"), (*MODES, "function")),
+        [("own", "list_of_layers"), ("own", "function")],
+    ),
+)
+def test_what_a_script_recomputes_by_keras_has_its_numbers(step, way):
+    quick = ("own:kept", "own:list_of_layers", "own:function")
+    everything = tuple(f"{one}:{other}" for one in ("fit", "own") for other in ("kept", *MODES, "function"))
+    found = of_script(quick if f"{step}:{way}" in quick else everything)
+    assert found[f"{step}:{way}"] == pytest.approx(found[f"{step}:kept"], rel=1e-11)
 
 
 @pytest.mark.parametrize(

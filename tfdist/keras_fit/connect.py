@@ -65,6 +65,7 @@ def connect(
         if type(virtual_replicas) is not int or virtual_replicas < 1:
             raise ValueError(f"virtual_replicas must be a whole number from 1 on. Received: {virtual_replicas!r}")
         specs.part("train.virtual_replicas.connect")()
+    specs.part("keras.RematScope.connect")()
     _connected = cluster = collective_guard.for_script(strategy.connect(options), virtual_replicas)
     # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.
     logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))

@@ -37,7 +37,7 @@ def patch_keras() -> Iterator[None]:
             (tf.GradientTape, "watch", in_step(_watch)),
             (tf.GradientTape, "gradient", in_step(_gradient)),
             (tf.GradientTape, "jacobian", in_step(_jacobian)),
-            (tf.GradientTape, "batch_jacobian", in_step(_batch_jacobian)),
+            (tf.GradientTape, "batch_jacobian", in_step(_in_backward)),
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
         ):
@@ -111,7 +111,7 @@ def _gradient(
 ) -> Any:
     """Returns the gradients of variables for the global batch, as on one device; others are those of the shard."""
     flat = tf.nest.flatten(sources)
-    if step.in_jacobian or not flat:
+    if step.in_backward or not flat:
         return original(tape, target, sources, output_gradients, *args, **options)
     if step.without_effect:
         return _without_effect(functools.partial(original, tape, target), sources, output_gradients)
@@ -128,7 +128,7 @@ def _gradient(
         output_gradients = [
             sign * step.upstream(term) * (1 if of is None else tf.cast(of, term.dtype)) for sign, term, of in parts
         ]
-    found = original(tape, target, sources, output_gradients, *args, **options)
+    found = _in_backward(step, original, tape, target, sources, output_gradients, *args, **options)
     return step.complete_gradients(found, sources, unclear)
 
 
@@ -154,15 +154,15 @@ def _jacobian(
         shape = tf.shape(target)
         return tf.nest.map_structure(lambda one: tf.zeros(tf.concat([shape, one.shape], 0), one.dtype), sources)
     step.by_jacobian = step.by_jacobian or any(is_variable)
-    return _batch_jacobian(step, original, tape, target, sources, *args, **options)
+    return _in_backward(step, original, tape, target, sources, *args, **options)
 
 
-def _batch_jacobian(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
-    step.in_jacobian = True
+def _in_backward(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
+    step.in_backward = True
     try:
         return original(*args, **options)
     finally:
-        step.in_jacobian = False
+        step.in_backward = False
 
 
 def _call_function(step: ReplicaStep, original: Callable, function: Any, *args: Any, **keywords: Any) -> Any:

@@ -34,8 +34,8 @@ class ReplicaStep:
     averaged: set[int] = dataclasses.field(default_factory=set)
     # The gradient tapes that record now.
     recording: list[Any] = dataclasses.field(default_factory=list)
-    # Set while a tape computes a Jacobian, by gradients in a loop.
-    in_jacobian: bool = False
+    # Set while a tape computes gradients, which includes those of tapes in a Jacobian or in a function's own gradient.
+    in_backward: bool = False
     # Whether a Jacobian of variables was taken since the last apply.
     by_jacobian: bool = False
     # Lines that assign a variable other than by an optimizer, by the variable's path.

@@ -15,7 +15,7 @@ from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import per_example, timing
 from tfdist.training.step.context import StepContext
-from tfdist.training.step.layers import convolutions, fused, model_layers, normalization
+from tfdist.training.step.layers import convolutions, fused, model_layers, normalization, remat_scopes
 from tfdist.training.step.updates import fused_updates, stages, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce, with_pack_size
 
@@ -48,6 +48,7 @@ def build_objective(
         ValueError: the function returns something other than one value per example, or no "loss"; XLA cannot compile
             the model; or its groups do not fit the batch.
     """
+    remat_scopes.take_over()
     synchronised = any(getattr(layer, "synchronized", False) for layer in model_layers.of_all_depths(model))
     spanning = normalization.install_groups(model, config, cluster.num_replicas)
     if config.train.xla and (synchronised or spanning):
@@ -86,7 +87,8 @@ def by_xla(train: config_lib.Train, device_type: str, model: keras.Model, *, com
     others = train.recompute or train.recompute_mb is not None or train.virtual_replicas is not None
     if device_type != "GPU" or communicates or others or gpu_software.is_deterministic(os.environ):
         return False
-    return all(layer.supports_jit for layer in model_layers.of_all_depths(model))
+    layers = model_layers.of_all_depths(model)
+    return all(layer.supports_jit and remat_scopes.mode(layer) is None for layer in layers)
 
 
 def build_context(

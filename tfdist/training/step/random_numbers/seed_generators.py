@@ -120,11 +120,15 @@ def unseeded_generator(*, in_loops: bool) -> _Unseeded | None:
     Args:
         in_loops: whether also in a loop, a branch or a `tf.function` of the user's in the forward pass.
     """
-    graph = getattr(this_pass, "graph", None)
-    own = graph is tf.compat.v1.get_default_graph()
-    if not _unseeded or graph is None or (tf.executing_eagerly() and not own):
+    own = getattr(this_pass, "graph", None) is tf.compat.v1.get_default_graph()
+    if not is_in_pass() or (tf.executing_eagerly() and not own):
         return None
     return _unseeded[0] if in_loops or own else None
+
+
+def is_in_pass() -> bool:
+    """Returns whether this thread traces a forward pass of a run, or has traced one in this run."""
+    return bool(_unseeded) and getattr(this_pass, "graph", None) is not None
 
 
 def _generators(model: keras.Model) -> list[keras.random.SeedGenerator]:

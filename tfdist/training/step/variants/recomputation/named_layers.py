@@ -1,18 +1,18 @@
 """Recomputation of activations (gradient checkpointing; Chen and others, arXiv 1604.06174): memory for time.
 
 The backward pass of a chosen layer computes its forward pass again from its inputs, so what is computed inside need not
-be kept. `keras.RematScope` does this too, but draws dropout anew and fails in graphs for layers called with `training`.
-Here random numbers are those of the first time, because seeds are functions of the call (seed_generators.py), and what
-a layer assigns, such as moving averages, is assigned once: both times run in a `keras.StatelessScope`. Sums over
-replicas are not sent again.
+be kept. The config names layers, or `keras.RematScope` does (layers/remat_scopes.py). Random numbers are those of the
+first time, because seeds are functions of the call (seed_generators.py), and what a layer assigns, such as moving
+averages, is assigned once: both times run in a `keras.StatelessScope`. Sums over replicas are not sent again.
 """
 
 import contextlib
 import fnmatch
 import functools
 import inspect
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -22,9 +22,9 @@ from tfdist import config as config_lib
 from tfdist.config import patching, specs
 from tfdist.training.step import collectives
 from tfdist.training.step.layers import fused, model_layers, normalization
-from tfdist.training.step.random_numbers import repeated_passes
+from tfdist.training.step.random_numbers import repeated_passes, seed_generators
 
-_FIELD = "config.train.recompute"
+_FIELD, _SCOPE = "config.train.recompute", "keras.RematScope"
 # The layers whose own `call` is to run in this thread, without another recomputation.
 _repeated = threading.local()
 
@@ -44,7 +44,7 @@ def install(model: keras.Model, config: config_lib.Config) -> list[str]:
             hint = specs.nearest(pattern, names) or f" The first ones: {', '.join(names[:5])}."
             raise ValueError(f"{_FIELD}: no layer has the name {pattern!r}.{hint}")
         chosen += [layer for layer in matching if layer not in chosen]
-    check_masks(model, _FIELD)
+    check_masks(model_layers.of_all_depths(model), _FIELD)
     inner = {id(one) for layer in chosen for one in model_layers.of_all_depths(layer)[1:]}
     outermost = [layer for layer in chosen if id(layer) not in inner]
     for layer in outermost:
@@ -53,9 +53,73 @@ def install(model: keras.Model, config: config_lib.Config) -> list[str]:
     return [layer.name for layer in outermost]
 
 
-def check_masks(model: keras.Model, field: str) -> None:
-    """Raises ValueError if a layer of a model makes a Keras mask: the second computation would not have it."""
-    for layer in model_layers.of_all_depths(model):
+def of_function(function: Callable[..., Any], recompute: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `recompute(function)`, whose second computation draws the numbers of the first one in a run.
+
+    Args:
+        recompute: `tf.recompute_grad`.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        places: list[dict[str, Any]] = []
+
+        def compute(*args: Any, **keywords: Any) -> Any:
+            places.append(repeated_passes.place_in_pass())
+            again = repeated_passes.repeat_from(places[0]) if places[1:] else contextlib.nullcontext()
+            with again:
+                return function(*args, **keywords)
+
+        return recompute(compute)(*args, **keywords)
+
+    return call
+
+
+def of_scope(layer: keras.Layer, original: Callable[..., Any], scope: Any) -> Callable[..., Any]:
+    """Returns what a layer calls in a graph in the place of `original`, its `call`.
+
+    In the forward passes of runs the layer is computed again, if the scope includes it. In other graphs it is not: it
+    would draw other numbers.
+
+    Args:
+        scope: the arguments of the `keras.RematScope` in which the layer was made.
+    """
+
+    @functools.wraps(original)
+    def call(*args: Any, **keywords: Any) -> Any:
+        # In a layer that is computed again, all layers are.
+        if getattr(_repeated, "layers", ()) or not seed_generators.is_in_pass() or not included(args, keywords):
+            return original(*args, **keywords)
+        check_masks(model_layers.of_all_depths(layer)[1:], _SCOPE)
+        check(layer, _SCOPE)
+        return _recomputing(layer, original, _SCOPE)(*args, **keywords)
+
+    def included(args: Sequence[Any], keywords: dict[str, Any]) -> bool:
+        if scope.mode == "list_of_layers":
+            return layer.name in scope.layer_names
+        # A model keeps as much as without while it is computed again as a whole. Its layers are in the scope, too.
+        if isinstance(layer, keras.Model):
+            return False
+        return scope.mode == "full" or _output_size(layer, args, keywords) > scope.output_size_threshold
+
+    return call
+
+
+def _output_size(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]) -> int:
+    """Returns how many numbers the outputs of a layer have, as Keras counts them: an unknown size counts as 1."""
+
+    def symbol(value: Any) -> Any:
+        return keras.KerasTensor(value.shape, value.dtype.name) if isinstance(value, tf.Tensor) else value
+
+    args, keywords = keras.tree.map_structure(symbol, (tuple(args), keywords))
+    with repeated_passes.repeat_from(repeated_passes.place_in_pass()):  # The draws of a trial do not count.
+        outputs = layer.compute_output_spec(*args, **keywords)
+    return sum(math.prod(size or 1 for size in output.shape) for output in keras.tree.flatten(outputs))
+
+
+def check_masks(layers: Iterable[keras.Layer], field: str) -> None:
+    """Raises ValueError if one of `layers` makes a Keras mask: the second computation would not have it."""
+    for layer in layers:
         own = type(layer).compute_mask.__module__.partition(".")[0] != "keras"
         if own or isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False):
             raise ValueError(
@@ -86,7 +150,7 @@ def _takes_training(layer: keras.Layer) -> bool:
     return "training" in inspect.signature(layer.call).parameters
 
 
-def _recomputing(layer: keras.Layer, original: Callable[..., Any]) -> Callable[..., Any]:
+def _recomputing(layer: keras.Layer, original: Callable[..., Any], field: str = _FIELD) -> Callable[..., Any]:
     """Returns a `call` of the layer whose gradient computes `original` again."""
     takes_training = _takes_training(layer)
 
@@ -96,7 +160,7 @@ def _recomputing(layer: keras.Layer, original: Callable[..., Any]) -> Callable[.
         trains = keywords.get("training", False) if takes_training else bool(layer.trainable_variables)
         if id(layer) in again or tf.executing_eagerly() or not trains:
             return original(*args, **keywords)
-        return call_again(layer, args, keywords, _FIELD)
+        return call_again(layer, args, keywords, field)
 
     return call
 

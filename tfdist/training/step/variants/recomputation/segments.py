@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.config import patching
+from tfdist.training.step.layers import model_layers
 from tfdist.training.step.variants.recomputation import named_layers
 
 _FIELD = "config.train.recompute_mb"
@@ -36,7 +37,7 @@ def install(model: keras.Model, megabytes: float, rows: int, columns: Mapping[st
         ValueError: the model has no places to cut, or it needs more in any case.
     """
     graph = keras.Model(model.inputs, model.outputs) if isinstance(model, keras.Sequential) and model.built else model
-    named_layers.check_masks(model, _FIELD)
+    named_layers.check_masks(model_layers.of_all_depths(model), _FIELD)
     units = [operation for operation in _operations(graph) if not isinstance(operation, keras.layers.InputLayer)]
     sizes = _bytes(graph, units, rows, columns)
     budget = megabytes * 1e6
