@@ -49,6 +49,20 @@ class Penalty(keras.layers.Layer):
         return x
 
 
+def repeated_trainings():
+    """0 if a training with dropout can be repeated, in two calls of fit, with another one between."""
+    found = []
+    for seed in (0, 1, 0):
+        keras.utils.set_random_seed(seed)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        for _ in range(2):
+            model.fit(X, Y, batch_size=8, verbose=0)
+        found.append(model.get_weights()[0])
+    assert not np.array_equal(found[0], found[1])
+    return float(np.abs(found[2] - found[0]).max())
+
+
 def metric_in_compute_loss():
     model = OwnLoss()
     model.compile("sgd")
@@ -269,5 +283,6 @@ IDIOMS = (
     *(rows_of_predict_step, numbers_of_predict_step, outputs_of_other_lengths),
     *(stopped_at_the_begin, stopped_evaluations_and_predictions),
     *(all_parts_of_a_batch, scaled_losses, values_under_new_names, results_under_new_names),
+    repeated_trainings,
 )
 print(json.dumps({idiom.__name__: dict(numbers(idiom())) for idiom in IDIOMS if idiom.__name__ in sys.argv[1:]}))

@@ -17,7 +17,7 @@ QUICK += ("rows_of_predict_step",)
 SLOW = ("added_loss_alone", "all_parts_of_a_batch", "scaled_losses", "values_under_new_names")
 SLOW += ("shuffle_within_batches", "batches_of_numbers", "none_for_weights", "numbers_of_predict_step")
 SLOW += ("outputs_of_other_lengths", "stopped_at_the_begin", "stopped_evaluations_and_predictions")
-SLOW += ("results_under_new_names",)
+SLOW += ("results_under_new_names", "repeated_trainings")
 
 
 @functools.cache

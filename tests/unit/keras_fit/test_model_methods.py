@@ -74,3 +74,12 @@ def _noted(made):
         return variable
 
     return create
+
+
+def test_calls_of_fit_after_a_global_seed_have_the_seeds_that_followed_it_first():
+    seeds, given = model_methods.FitSeeds(), []
+    found = [seeds.take()]
+    for seed in (5, 5, 6, 5):
+        seeds.set_global(given.append, seed)
+        found += [seeds.take(), seeds.take()]
+    assert found == [0, 1, 2, 1, 2, 3, 4, 1, 2] and given == [5, 5, 6, 5]

@@ -1,6 +1,7 @@
 """Makes an unchanged Keras script train on all workers: its models' methods are tfdist's, its variables replicated."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -32,6 +33,29 @@ _IGNORED_SETTINGS = (
 )
 
 
+@dataclasses.dataclass(slots=True)
+class FitSeeds:
+    """A seed for each call of `fit`, for the order of the examples and the random numbers in steps.
+
+    Calls have different seeds. After the script has set a global seed again, they are those that followed it first: a
+    training that begins with `keras.utils.set_random_seed` can be repeated, as in Keras.
+    """
+
+    following: int = 0
+    # By global seed, the seed of the call of `fit` that followed it first.
+    first: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def take(self) -> int:
+        """Returns the seed of a call."""
+        self.following += 1
+        return self.following - 1
+
+    def set_global(self, original: Callable[[int], None], seed: int) -> None:
+        """Replaces `tf.random.set_seed`."""
+        original(seed)
+        self.following = self.first.setdefault(seed, self.following)
+
+
 @contextlib.contextmanager
 def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
     """Replaces Keras' methods, and makes variables and optimizers in the cluster's scope.
@@ -43,7 +67,9 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
     with contextlib.ExitStack() as stack:
         # In the class that defines it: Keras does not compile a loaded model of a class that overrides it.
         trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
-        methods, pipelines = _methods(cluster, workdir), set()
+        seeds, pipelines = FitSeeds(), set()
+        methods = _methods(cluster, workdir, seeds)
+        stack.enter_context(patch(tf.random, "set_seed", seeds.set_global))
 
         def compile(original: Callable[..., None], model: keras.Model, *args: Any, **keywords: Any) -> None:
             # The module of keras-hub's tasks is imported by the script.
@@ -83,16 +109,14 @@ def _refuse_connect(original: Callable[..., Any], *args: Any, **keywords: Any) -
     )
 
 
-def _methods(cluster: Cluster, workdir: Path | None) -> dict[str, Callable[..., Any]]:
+def _methods(cluster: Cluster, workdir: Path | None, seeds: FitSeeds) -> dict[str, Callable[..., Any]]:
     calls = itertools.count(1)
 
     def fit(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         given = _arguments(original, model, args, keywords)
-        number = next(calls)
-        place = None if workdir is None else workdir / f"fit{number}"
+        place = None if workdir is None else workdir / f"fit{next(calls)}"
         with context.running():
-            # In each call another order of the examples, and other random numbers in the step.
-            return api.fit(cluster, model, **given, workdir=place, seed=number - 1)
+            return api.fit(cluster, model, **given, workdir=place, seed=seeds.take())
 
     def evaluate(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         with context.running():
