@@ -11,6 +11,7 @@ import sys
 
 import forked
 import keras
+import lab
 import pytest
 import tensorflow as tf
 import topologies
@@ -60,6 +61,7 @@ def operations(model, shape, feed=lambda images: images):
 
     @tf.function
     def gradients(images):
+        seed_generators.begin_forward_pass(0)
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(feed(images), training=True))
         return tape.gradient(loss, model.trainable_variables)
@@ -110,6 +112,30 @@ def test_a_block_keeps_its_inputs_only_and_computes_its_layers_twice(tmp_path):
     made = setup.build_run(config(recompute=["block_0"]), tmp_path)
     # The activation of block_0, twice, and that of block_1.
     assert operations(made.context.model, [4, 8, 8, 1]).count("Erfc") == 3
+
+
+def in_scope(mode="full", layer_names=None, num_classes=10):
+    """The model of the config, made in a `keras.RematScope`."""
+    with keras.RematScope(mode, layer_names=layer_names):
+        return lab.blocks(num_classes)
+
+
+def test_a_block_of_a_scope_keeps_its_inputs_only(tmp_path):
+    made = config()
+    made.model = {"target": f"{__name__}:in_scope", "mode": "list_of_layers", "layer_names": ["block_0"]}
+    assert operations(setup.build_run(made, tmp_path).context.model, [4, 8, 8, 1]).count("Erfc") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", list(CASES))
+def test_a_scope_changes_no_bit(tmp_path, case):
+    made = config(**CASES[case])
+    kept = run(tmp_path / "kept", made)
+    made.model = {"target": f"{__name__}:in_scope"}
+    found = run(tmp_path / "scope", made)
+    assert found.keys() == kept.keys()
+    for name, array in kept.items():
+        assert (found[name] == array).all(), name
 
 
 @pytest.mark.slow
