@@ -40,7 +40,6 @@ PARTS = {
     "train.recompute_mb": "tfdist.training.step.variants.recomputation.segments:install",
     "keras.RematScope": "tfdist.training.step.variants.recomputation.named_layers:of_scope",
     "keras.remat": "tfdist.training.step.variants.recomputation.named_layers:of_function",
-    "keras.RematScope.connect": "tfdist.training.step.layers.remat_scopes:take_over",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
     "train.virtual_replicas": "tfdist.training.step.variants.virtual_replicas:open_virtual_replicas",

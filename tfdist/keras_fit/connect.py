@@ -24,7 +24,7 @@ from tfdist.cluster.collective_guard import ScriptCluster
 from tfdist.cluster.devices import eager_context
 from tfdist.config import specs, user_code
 from tfdist.config.command_line import closed_streams
-from tfdist.keras_fit import messages
+from tfdist.keras_fit import messages, patches
 
 _RETRACED = re.compile("<function (Cluster.make_all_gather|make_multi_step_fn)")
 
@@ -65,7 +65,7 @@ def connect(
         if type(virtual_replicas) is not int or virtual_replicas < 1:
             raise ValueError(f"virtual_replicas must be a whole number from 1 on. Received: {virtual_replicas!r}")
         specs.part("train.virtual_replicas.connect")()
-    specs.part("keras.RematScope.connect")()
+    patches.patch_process()
     _connected = cluster = collective_guard.for_script(strategy.connect(options), virtual_replicas)
     # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.
     logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))

@@ -1,4 +1,4 @@
-"""What a run replaces in the model, in Keras and in TensorFlow, and restores at its end.
+"""What a run replaces in the model, in Keras and in TensorFlow, and restores at its end; what a process replaces.
 
 Every replacement for a user's step does what the original does, except in a thread that traces such a step.
 """
@@ -21,6 +21,11 @@ from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.whole_batch import reductions, shard_layers, shard_losses
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.training import api as trainer
+
+
+def patch_process() -> None:
+    """Replaces, for all that this process does, what models need while they are made."""
+    trainer.take_over_remat_scopes()
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from tfdist.training.step.context import StepContext
 from tfdist.training.step.layers.model_layers import of_all_depths as layers_of_all_depths
 from tfdist.training.step.layers.model_layers import statistics as find_statistics
 from tfdist.training.step.layers.normalization import shard_present, synchronized_layers
+from tfdist.training.step.layers.remat_scopes import take_over as take_over_remat_scopes
 from tfdist.training.step.objective import ShardResult
 from tfdist.training.step.optimizer import start_averages, step_count
 from tfdist.training.step.random_numbers.repeated_passes import replica_of_pass
