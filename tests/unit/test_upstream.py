@@ -54,6 +54,12 @@ def replicated_metric_variable() -> tf.Variable:
         return keras.metrics.Mean().total.value
 
 
+def scoped_layer() -> keras.Layer:
+    """A layer that is computed again in the backward pass."""
+    with keras.RematScope("full"):
+        return keras.layers.Dense(1)
+
+
 def dataset(kind: str) -> tf.data.Dataset:
     """A dataset whose last transformation is `kind`."""
     source = tf.data.Dataset.range(8)
@@ -171,6 +177,10 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
         lambda found: max(found) == 2,
     ),
     "_predicate": (lambda m: dataset("filter")._predicate.function, lambda found: "graph" in dir(found)),
+    "_remat_mode": (
+        lambda m: (scoped_layer()._remat_mode.mode, m._remat_mode),
+        lambda found: found == ("full", None),
+    ),
     "_reshuffle_each_iteration": (lambda m: dataset("shuffle")._reshuffle_each_iteration, lambda found: found is False),
     "_seed": (lambda m: dataset("shuffle")._seed, lambda found: found is not None),
     "_seed2": (lambda m: int(dataset("shuffle")._seed2), lambda found: found == 1),
