@@ -43,6 +43,7 @@ def patch_keras() -> Iterator[None]:
             (tf.GradientTape, "gradient", in_step(_gradient)),
             (tf.GradientTape, "jacobian", in_step(_jacobian)),
             (tf.GradientTape, "batch_jacobian", in_step(_in_backward)),
+            (tf, "vectorized_map", in_step(_vectorized_map)),
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
         ):
@@ -179,6 +180,15 @@ def _call_function(step: ReplicaStep, original: Callable, function: Any, *args: 
     if step.in_branch or function.function_spec.jit_compile or not user_code.defines(plain):
         return original(function, *args, **keywords)
     return autograph.convert(function.python_function, plain.__qualname__)(*args, **keywords)
+
+
+def _vectorized_map(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
+    """As in a loop: replicas cannot meet for each example."""
+    before, step.mapping = step.mapping, True
+    try:
+        return original(*args, **options)
+    finally:
+        step.mapping = before
 
 
 def _enter(step: ReplicaStep, original: Callable, tape: Any) -> Any:

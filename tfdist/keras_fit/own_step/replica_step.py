@@ -50,11 +50,13 @@ class ReplicaStep:
     graph: Any = dataclasses.field(default_factory=tf.compat.v1.get_default_graph)
     # Set while an optimizer's own `apply` runs.
     applying: bool = False
+    # Set while the function of a `tf.vectorized_map` is traced, in the graph of the step.
+    mapping: bool = False
 
     @property
     def in_branch(self) -> bool:
-        """True inside a tf.cond, a tf.while_loop or a tf.function of the step."""
-        return tf.compat.v1.get_default_graph() is not self.graph
+        """True inside a tf.cond, a tf.while_loop, a tf.vectorized_map or a tf.function of the step."""
+        return self.mapping or tf.compat.v1.get_default_graph() is not self.graph
 
     def apply_gradients(
         self, optimizer: keras.optimizers.Optimizer, original: Apply, gradients: list[Any], variables: list[Any] | None
