@@ -52,6 +52,13 @@ def test_two_workers_give_what_keras_gives(script):
     assert verdict in ("equal", "equal draws"), why
 
 
+def test_what_losses_and_metrics_draw_is_the_same_on_any_number_of_devices():
+    (script,) = trial.scripts(["losses/ties_at_random"])
+    one, two = processes.at_once(*(functools.partial(trial.run, script, way) for way in ("one worker", "two devices")))
+    assert one.codes == two.codes == [0], one.outputs + two.outputs
+    assert trial.difference(one.found[0], two.found[0]) < 1e-5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", trial.scripts([]), ids=name)
 def test_all_ways_give_what_keras_gives(script):

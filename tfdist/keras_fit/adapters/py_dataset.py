@@ -98,7 +98,7 @@ class _NonfiniteBatches:
     # Step, counted from 1 -> a sentence about its first value that is not finite.
     found: dict[int, str] = dataclasses.field(default_factory=dict)
 
-    def look(self, step: int, batch: tuple[Any, ...], low: int = 0) -> None:
+    def look(self, step: int, batch: tuple | dict, low: int = 0) -> None:
         """Searches a batch (x,), (x, y) or (x, y, sample_weight) of arrays.
 
         Args:
@@ -165,11 +165,14 @@ def _is_probably_finite(values: np.ndarray) -> bool:
         return bool(np.isfinite(values.sum()))
 
 
-def _numpy_batch(batch: Any) -> Any:
+def _numpy_batch(batch: Any) -> tuple | dict:
+    """Returns a batch as Keras passes that of a PyDataset on: a dict, or a tuple of its parts."""
     if not isinstance(batch, tuple | list | dict | np.ndarray):
         raise ValueError(
             f"A batch must be x, (x,), (x, y) or (x, y, sample_weight) of arrays. Received: {type(batch).__name__}"
         )
+    if isinstance(batch, dict):  # A step of the model's own gets it as it is.
+        return batch
     batch = tuple(batch) if isinstance(batch, list | tuple) else (batch,)
     while batch[1:] and batch[-1] is None:  # Such as (x, y, None).
         batch = batch[:-1]

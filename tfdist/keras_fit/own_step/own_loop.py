@@ -205,7 +205,7 @@ def batches(
         elements = cluster.distribute(data.dataset(own_setup.replica_shard(cluster), first, data.steps))
         spec = elements.element_spec
         kind = str(spec)
-        bare = isinstance(dataset, keras.utils.PyDataset) and not isinstance(dataset[0], tuple | list)
+        bare = isinstance(dataset, keras.utils.PyDataset) and not isinstance(dataset[0], tuple | list | dict)
     with interruption.handlers_if(place is not None) as stop:
         for index in range(first, data.steps):
             with context.running():

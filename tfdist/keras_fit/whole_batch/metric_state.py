@@ -131,5 +131,5 @@ def _update(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     if rows is None:
         return original(*args, **keywords)
     args, keywords = rows.gather_all((list(args), keywords))
-    with shard_losses.mode(shard=None), rows_lib.current(None):
+    with shard_losses.mode(shard=None), rows_lib.current(None), rows_lib.draw_alike():
         return original(*args, **keywords)

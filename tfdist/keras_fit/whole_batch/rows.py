@@ -218,6 +218,11 @@ def rows_now() -> Rows | None:
     return getattr(_now, "rows", None)
 
 
+def draw_alike() -> contextlib.AbstractContextManager[None]:
+    """In this block, in which each replica computes something of the whole batch, all draw the same numbers."""
+    return trainer.as_replica(tf.constant(0))
+
+
 def _sums(parts: list[tf.Tensor]) -> list[tf.Tensor]:
     return [trainer.sum_differentiable(part) for part in parts]
 

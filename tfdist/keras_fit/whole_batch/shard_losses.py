@@ -19,7 +19,7 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config.patching import patch, put, restore_after
 from tfdist.keras_fit import compiled_model, messages
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
-from tfdist.keras_fit.whole_batch.rows import Rows
+from tfdist.keras_fit.whole_batch.rows import Rows, draw_alike
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def _call(
     each = loss.reduction in (None, "none")
     given = shard.rows.gather_all((y_true, y_pred, sample_weight), each=each)
     _tell(loss.name, shard.rows.gathered_bytes() - bytes_before)
-    with mode(shard=None):
+    with mode(shard=None), draw_alike():
         result = original(loss, *given)
     if each:
         result = shard.rows.own(result)

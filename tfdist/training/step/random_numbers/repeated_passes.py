@@ -11,12 +11,13 @@ from tfdist.training.step.random_numbers import seed_generators
 
 @contextlib.contextmanager
 def as_replica(index: tf.Tensor) -> Iterator[None]:
-    """Traces a forward pass that draws the numbers of replica `index`, int32 []."""
+    """Traces a forward pass, or a part of one, that draws the numbers of replica `index`, int32 []."""
+    before = getattr(seed_generators.this_pass, "replica", None)
     seed_generators.this_pass.replica = index
     try:
         yield
     finally:
-        seed_generators.this_pass.replica = None
+        seed_generators.this_pass.replica = before
 
 
 def replica_of_pass() -> tf.Tensor:

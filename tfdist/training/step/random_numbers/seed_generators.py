@@ -132,7 +132,15 @@ def is_in_pass() -> bool:
 
 
 def _generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
-    return [generator for layer in model_layers.of_all_depths(model) for generator in layer._seed_generators]
+    """Returns the generators of layers, and those in attributes of losses and metrics, which Keras does not track."""
+    layers = model_layers.of_all_depths(model)
+    attributes = [value for layer in layers for value in vars(layer).values()]
+    parts = [*keras.tree.flatten(getattr(model, "loss", None)), *model.metrics, *attributes]
+    parts = [part for part in parts if isinstance(part, keras.Loss | keras.Metric)]
+    parts += [metric for part in parts for metric in getattr(part, "metrics", ())]
+    own = [value for part in parts for value in vars(part).values() if isinstance(value, keras.random.SeedGenerator)]
+    generators = [*(generator for layer in layers for generator in layer._seed_generators), *own]
+    return list({id(generator): generator for generator in generators}.values())
 
 
 def _make_stateless(
