@@ -157,8 +157,8 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
                     {"target": "keras.callbacks:EarlyStopping", "monitor": "val_loss", "restore_best_weights": True}
                 ],
             },
-            r"config\.callbacks\[0\]\.restore_best_weights=True restores weights, but with config\.optimizer\.use_ema=True "
-            r".*: remove it, and set config\.checkpoint\.best_metric",
+            r"config\.callbacks\[0\]\.restore_best_weights=True restores weights, but with config\.optimizer\.use_ema"
+            r"=True their averages .*: remove it, and set config\.checkpoint\.best_metric",
         ),
         (
             {"objective": {"target": "lab:wrong_key"}},
