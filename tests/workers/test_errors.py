@@ -151,6 +151,16 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
             r"config\.optimizer\.momentumm: .*SGD takes no argument 'momentumm'\. Did you mean 'momentum'\?",
         ),
         (
+            {
+                "optimizer": {"target": "keras.optimizers:SGD", "use_ema": True},
+                "callbacks": [
+                    {"target": "keras.callbacks:EarlyStopping", "monitor": "val_loss", "restore_best_weights": True}
+                ],
+            },
+            r"config\.callbacks\[0\]\.restore_best_weights=True restores weights, but with config\.optimizer\.use_ema"
+            r"=True their averages .*: remove it, and set config\.checkpoint\.best_metric",
+        ),
+        (
             {"objective": {"target": "lab:wrong_key"}},
             r"^config\.objective failed at tests/support/lab\.py, line \d+, `return .*\"images\"\].*`: KeyError: "
             r"'images'\. Did you mean 'image'\? The batch has image float32 \(2, 8, 8, 1\), label int64 \(2,\)\.",

@@ -10,6 +10,14 @@ from typing import Any, Literal
 
 from tfdist.config import diff, schema, text
 
+# What belongs to steps of replicas that sum their gradients, with its default.
+_NOT_ASYNCHRONOUS = {
+    "train.recompute": [],
+    "train.recompute_mb": None,
+    "communication.dtype": "float32",
+    "communication.sparse_as_dense": False,
+}
+
 
 def validate(config: schema.Config) -> None:
     """Checks the types and values of all fields; a ValueError lists each invalid one with what is allowed."""
@@ -206,6 +214,10 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             "then a share of the batch has the same bits on each replica. Received: None"
         )
     yield from _need_one_sum(config)
+    if train.asynchronous:
+        for name, default in _NOT_ASYNCHRONOUS.items():
+            if (value := operator.attrgetter(name)(config)) != default:
+                yield f"{name}={value!r} has no effect with train.asynchronous=True: set it to {default!r}"
     for name in ("recompute", "recompute_mb"):
         if getattr(train, name) and train.xla:
             yield f"train.{name} needs train.xla=False: XLA merges both computations. Received: {getattr(train, name)}"

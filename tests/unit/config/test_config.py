@@ -209,6 +209,29 @@ def test_a_divided_optimizer_needs_one_update_of_all_replicas(train):
         validate.validate(make(train=config.Train(epochs=1, shard_optimizer=True, **train)))
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"train": {"recompute": ["block_*"]}},
+            r"train\.recompute=\['block_\*'\] has no effect .*=True: set it to \[\]",
+        ),
+        (
+            {"train": {"recompute_mb": 8.0}},
+            r"train\.recompute_mb=8\.0 has no effect with train\.asyn.*: set it to None",
+        ),
+        ({"communication": {"dtype": "bfloat16"}}, r"communication\.dtype='bfloat16' has no effect .* to 'float32'"),
+        ({"communication": {"sparse_as_dense": True}}, r"communication\.sparse_as_dense=True has no .* to False"),
+    ],
+)
+def test_parameter_servers_do_not_ignore_fields(fields, message):
+    communication = config.Communication(**fields.get("communication", {}))
+    train = {"epochs": 1, **fields.get("train", {})}
+    validate.validate(make(communication=communication, train=config.Train(**train)))
+    with pytest.raises(ValueError, match=rf"\n  config\.{message}$"):
+        validate.validate(make(communication=communication, train=config.Train(**train, asynchronous=True)))
+
+
 def test_the_noise_scale_needs_whole_gradients():
     compression = config.Communication(compression=config.Compression(rank=4))
     with pytest.raises(ValueError, match=r"report\.noise_scale=100 needs communication\.compression\.rank=None"):

@@ -1,5 +1,7 @@
 """What TensorBoard shows besides scalars, read from the files of a real training."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -96,3 +98,14 @@ def test_a_profile_is_two_steps(profile):
         ValueError, match=r"report.profile must be \[first, last\], two steps counted from 1. Received: "
     ):
         validate.validate(config)
+
+
+def test_pictures_without_tensorboard_are_told_of_once(tmp_path, capsys):
+    options = c.Config(model={"target": "lab:linear"}, report=c.Report(tensorboard=False, profile=[1, 2]))
+    run = types.SimpleNamespace(config=options, cluster=types.SimpleNamespace(is_chief=True), workdir=tmp_path)
+    report = reporter_lib.Reporter(rank=0, num_replicas=1, steps_per_epoch=1, console=None)
+    extras = tensorboard_extras.TensorBoardExtras(run=run, report=report)
+    for step in range(2):
+        extras.write_due(step)
+    assert capsys.readouterr().err.count("profile are for TensorBoard, and have no effect with config.report.te") == 1
+    assert not extras.profiling

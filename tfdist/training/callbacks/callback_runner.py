@@ -26,6 +26,7 @@ from tfdist.config import diff, schema, specs, user_code
 from tfdist.data.feed import Sizes
 from tfdist.training.callbacks import active_hooks, broadcast, shared_logs, state
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
+from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.context import StepContext
 
 # What `stopped_by` says if TerminateOnNaN was given a loss that is not finite.
@@ -338,7 +339,13 @@ def make_callbacks(
     for index, spec in enumerate(config.callbacks):
         field = f"config.callbacks[{index}]"
         callback = specs.build(spec, field=field, **_of_run(spec, field, config, workdir))
-        _check_callback(callback, f"config.callbacks[{index}]", [*names, *evaluated, "learning_rate"], optimizer)
+        _check_callback(callback, field, [*names, *evaluated, "learning_rate"], optimizer)
+        if getattr(callback, "restore_best_weights", False) and optimizer_lib.evaluates_averages(config, optimizer):
+            raise ValueError(
+                f"{field}.restore_best_weights=True restores weights, but with config.optimizer.use_ema=True their "
+                "averages are evaluated and exported: remove it, and set config.checkpoint.best_metric, which keeps "
+                "the checkpoint with the best averages."
+            )
         callbacks.append(callback)
     model.optimizer = optimizer  # Keras' callbacks read it there.
     epochs = math.ceil(sizes.total_steps / sizes.steps_per_epoch)

@@ -42,6 +42,11 @@ class TensorBoardExtras:
         run, options = self.run, self.run.config.report
         first, self.started = not self.started, True
         if not (run.cluster.is_chief and run.workdir is not None and options.tensorboard):
+            if first and not options.tensorboard:
+                self.report.warning(
+                    "config.report.graph, histograms and profile are for TensorBoard, and have no effect with "
+                    "config.report.tensorboard=False"
+                )
             return
         if options.graph and step == 0 and not run.is_script:
             self.report.training_events(tensorboard_events.event_record(graph_def=graph(run)))

@@ -131,13 +131,18 @@ def start_averages(model: keras.Model, optimizer: keras.optimizers.Optimizer) ->
             average.assign(variable)
 
 
+def evaluates_averages(config: config_lib.Config, optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether the averages of an optimizer with `use_ema` are evaluated and exported, and not the weights."""
+    # This callback exchanges weights and averages itself.
+    exchanged = any(spec["target"].endswith(":SwapEMAWeights") for spec in config.callbacks)
+    return not exchanged and getattr(optimizer, "use_ema", False)
+
+
 def evaluated_weights(
     config: config_lib.Config, cluster: Replicas, model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Callable[[], AbstractContextManager]:
     """Returns a function that returns a context manager: within it, `model` has the weights to evaluate and export."""
-    # This callback exchanges weights and averages itself.
-    exchanged = any(spec["target"].endswith(":SwapEMAWeights") for spec in config.callbacks)
-    if exchanged or not getattr(optimizer, "use_ema", False):
+    if not evaluates_averages(config, optimizer):
         return contextlib.nullcontext
     return functools.partial(_use_averages, cluster, model, optimizer)
 
