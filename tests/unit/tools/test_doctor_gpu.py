@@ -34,9 +34,9 @@ from tfdist.cluster import strategy
 from tfdist.tools.doctor import gpus
 
 cluster = strategy.connect(c.ClusterOptions(logical_devices=2))
-model = {"target": "tfdist.zoo.models:mlp", "num_classes": 10, "input_shape": (32, 32, 3)}
-options = {"megabytes": (0.001, 0.1), "batch": 4, "model": model, "steps": 2}
-print(json.dumps(gpus.measure_rows(cluster, ("NV12 (NVLink)", 300.0), **options)))
+gpus.MODEL = {"target": "tfdist.zoo.models:mlp", "num_classes": 10, "input_shape": (32, 32, 3)}
+gpus.MEGABYTES, gpus.BATCH, gpus.STEPS = (0.001, 0.1), 4, 2
+print(json.dumps(gpus.measure_rows(cluster, ("NV12 (NVLink)", 300.0))))
 """
 
 
