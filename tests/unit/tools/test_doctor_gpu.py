@@ -26,7 +26,7 @@ Legend:
   NV#  = Connection traversing a bonded set of # NVLinks
 """
 ONE = "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-15\t0\n"
-A100 = {index: HostGpu(index, "NVIDIA A100", f"GPU-{index}", 81920, "550.54", (8, 0), 4, 16) for index in range(4)}
+A100 = {index: HostGpu(index, "NVIDIA A100", f"GPU-{index}", 81920, (8, 0), 4, 16) for index in range(4)}
 TABLE = """
 import json
 from tfdist import config as c
