@@ -37,7 +37,7 @@ def patch_keras() -> Iterator[None]:
             (keras.optimizers.Optimizer, "apply", in_step(_apply)),
             (keras.optimizers.LossScaleOptimizer, "apply", in_step(_apply)),
             (keras.metrics.Mean, "update_state", _update_mean),
-            (keras.Variable, "assign", in_step(_assign)),
+            (keras.Variable, "assign", in_step(ReplicaStep.assign)),
             (type(tf.function(keras.Model)), "__call__", in_step(_call_function)),
             (tf.GradientTape, "watch", in_step(_watch)),
             (tf.GradientTape, "gradient", in_step(_gradient)),
@@ -93,10 +93,6 @@ def _update_mean(original: Callable, metric: Any, values: Any, sample_weight: An
         reductions.tell_metric(metric.name, values, rows)
         values, sample_weight = reductions.share_value(values, rows), rows.weight
     return original(metric, values, sample_weight)
-
-
-def _assign(step: ReplicaStep, original: Callable, variable: keras.Variable, value: Any) -> Any:
-    return step.assign(original, variable, value)
 
 
 def _watch(step: ReplicaStep, original: Callable, tape: Any, tensor: Any) -> None:

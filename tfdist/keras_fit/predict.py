@@ -28,15 +28,9 @@ def takes_data_as_given(model: keras.Model) -> bool:
 
 def build(cluster: Cluster, model: keras.Model, element_spec: Any) -> None:
     """Builds a model that is not built, for data of `element_spec`: a step of several devices cannot."""
-    if model.built:
-        return
-    data = _data_of(model, element_spec)
-    with cluster.scope(), keras.StatelessScope():
-        if model.run_eagerly:
-            model.predict_step(eager_steps.batch_of(data))
-            return
-        with keras.SymbolicScope():
-            tf.function(model.predict_step, autograph=False).get_concrete_function(data)
+    if not model.built:
+        with cluster.scope():
+            eager_steps.call_without_effect(model, model.predict_step, _data_of(model, element_spec))
 
 
 def _data_of(model: keras.Model, data: Any) -> Any:

@@ -143,7 +143,7 @@ def _prepare_compiled(
         # Keras also builds an optimizer that is not built: an evaluation needs no slots.
         optimizer.built = built or not trains
         with cluster.scope():
-            (eager_steps.build if model.run_eagerly else _build)(model, adapter.element_spec)
+            _build(model, adapter.element_spec)
     finally:
         optimizer.built = optimizer.built if trains else built
     loss_scale = None
@@ -211,10 +211,9 @@ def _build(model: keras.Model, element_spec: Any) -> None:
             "The loss of compile(loss=...) needs targets, and the data has none: pass y, or data of (x, y)."
         )
     parts = (*trainer.layers_of_all_depths(model), compiled_model.losses(model), compiled_model.metrics(model))
-    if all(part is None or part.built for part in parts):
+    if all(part is None or part.built for part in parts) and not model.run_eagerly:
         return
 
-    # Not by Keras' symbolic tensors, which are neither ragged nor sparse.
     def forward(data: Any) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         predictions = compiled_model.call(model, x, training=False)
@@ -222,8 +221,7 @@ def _build(model: keras.Model, element_spec: Any) -> None:
             model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
         model.compute_metrics(x, y, predictions, sample_weight)
 
-    with keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
-        tf.function(forward, autograph=False).get_concrete_function(element_spec)
+    eager_steps.call_without_effect(model, forward, element_spec)
 
 
 def check_epochs(epochs: int, initial_epoch: int, validation_freq: int | Collection[int]) -> None:

@@ -69,7 +69,8 @@ class ProcessGroup:
         """Starts a worker, which the kernel kills if the supervisor dies; rank 0 starts a new list of workers."""
         if rank == 0:
             self.workers = []
-        variables = _DEFAULTS | {"COLUMNS": str(_columns(rank))} | dict(env)  # Room for the rank before a line.
+        columns = shutil.get_terminal_size((_COLUMNS, 0)).columns - len(f"[{rank}] ")  # Before each line.
+        variables = _DEFAULTS | {"COLUMNS": str(columns)} | dict(env)
         self.hides_noise = tensorflow_log.hide(variables)  # Of scripts that import TensorFlow before tfdist.
         output, output_end = os.pipe()
         errors, errors_end = os.pipe()
@@ -205,11 +206,6 @@ def _states(group: int) -> set[str]:
 
 def _add_rank(rank: int, line: bytes) -> bytes:
     return b"[%d] %b\n" % (rank, line.rstrip(b"\r").rpartition(b"\r")[2])
-
-
-def _columns(rank: int) -> int:
-    """Returns the length of a line that leaves room for its prefix, on the terminal or in a file."""
-    return shutil.get_terminal_size((_COLUMNS, 0)).columns - len(f"[{rank}] ")
 
 
 @contextlib.contextmanager

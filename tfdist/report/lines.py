@@ -53,7 +53,8 @@ class LineFormat:
 
         With `clock`, for files, it has the time of day, and the time left before the measurements.
         """
-        lines = [] if self.explained else [self._legend()]
+        legend = f"values     {'training/evaluation, ' if self.evaluates else ''}speed in {self.examples}/s"
+        lines = [] if self.explained else [legend]
         self.explained = True
         all_epochs = epochs(self.epochs)
         start = [
@@ -72,9 +73,6 @@ class LineFormat:
         details = [f"{row.left} left", *row.details] if clock and row.details else row.details
         add(lines, details, width, 2, new_line=True)
         return lines
-
-    def _legend(self) -> str:
-        return f"values     {'training/evaluation, ' if self.evaluates else ''}speed in {self.examples}/s"
 
 
 def name_values(values: Mapping[str, float], prefix: str = "") -> list[str]:

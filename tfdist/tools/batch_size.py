@@ -9,6 +9,7 @@ A batch that the model refuses at the start is doubled; no batch is larger than 
 import dataclasses
 import functools
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -137,7 +138,7 @@ class TrialRunner:
     def attempt(self, batch: int) -> Trial:
         """Runs a few steps with this batch, and adds a row; raises ValueError, with the end of the log, if it fails."""
         folder = self.workdir / f"batch-{batch}"
-        batch_size_trial.clear(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # The results of an earlier trial.
         own = [f"--trial={batch}", f"--workdir={folder}"]
         if self.memory_mb is not None:
             own.append(f"--memory_mb={self.memory_mb}")

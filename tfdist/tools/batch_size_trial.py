@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -97,12 +96,6 @@ def combine(folder: Path, code: int) -> dict[str, Any] | None:
     if code or not found:
         return None
     return found[0] | {"memory_mb": max(one["memory_mb"] for one in found)}
-
-
-def clear(folder: Path) -> None:
-    """Removes the results of an earlier trial, and creates the folder."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
 
 
 def _peak_bytes(plan: Any) -> float:

@@ -12,6 +12,18 @@ SLURM = WorkerSpec(launcher="slurm", num_workers=3, addresses=("n9:10000", "n10:
 MPI = WorkerSpec(launcher="mpi", num_workers=2, chiefs=("batch:10000", "n1:10000"), port=10000)
 
 
+@pytest.fixture
+def check(monkeypatch):
+    """Returns `host_names.check`, given what looks up names, and the seconds for that."""
+
+    def run(spec, env, look_up, seconds=0.5):
+        monkeypatch.setattr(host_names.socket, "getaddrinfo", look_up)
+        monkeypatch.setattr(host_names, "SECONDS", seconds)
+        host_names.check(spec, env)
+
+    return run
+
+
 def looking_up(*known, code=socket.EAI_NONAME):
     def look_up(host, port):
         if host not in known:
@@ -21,32 +33,32 @@ def looking_up(*known, code=socket.EAI_NONAME):
     return look_up
 
 
-def test_unknown_names_are_reported_in_slurms_notation():
+def test_unknown_names_are_reported_in_slurms_notation(check):
     with pytest.raises(ValueError, match=r"cannot resolve names of workers' hosts: n\[10-11\], from SLURM_STEP_NODE"):
-        host_names.check(SLURM, {}, seconds=0.5, look_up=looking_up("n9"))
-    host_names.check(SLURM, {}, seconds=0.5, look_up=looking_up("n9", "n10", "n11"))
+        check(SLURM, {}, looking_up("n9"))
+    check(SLURM, {}, looking_up("n9", "n10", "n11"))
 
 
-def test_one_host_where_rank_0_may_be_is_enough():
-    host_names.check(MPI, {}, seconds=0.5, look_up=looking_up("n1"))
+def test_one_host_where_rank_0_may_be_is_enough(check):
+    check(MPI, {}, looking_up("n1"))
     with pytest.raises(ValueError, match=r"hosts: batch,n1, from TFDIST_CHIEF"):
-        host_names.check(MPI, {}, seconds=0.5, look_up=looking_up())
+        check(MPI, {}, looking_up())
 
 
-def test_names_that_may_still_appear_are_waited_for_elsewhere():
-    host_names.check(SLURM, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, look_up=looking_up())
-    host_names.check(SLURM, {}, seconds=0.5, look_up=looking_up(code=socket.EAI_AGAIN))  # The name server is busy.
+def test_names_that_may_still_appear_are_waited_for_elsewhere(check):
+    check(SLURM, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, looking_up())
+    check(SLURM, {}, looking_up(code=socket.EAI_AGAIN))  # The name server is busy.
     started = time.monotonic()
-    host_names.check(SLURM, {}, seconds=0.2, look_up=lambda host, port: time.sleep(1))  # No answer.
+    check(SLURM, {}, lambda host, port: time.sleep(1), seconds=0.2)  # No answer.
     assert time.monotonic() - started < 0.9
 
 
-def test_a_name_that_appears_at_the_second_attempt_is_known():
+def test_a_name_that_appears_at_the_second_attempt_is_known(check):
     attempts = []
 
     def look_up(host, port):
         attempts.append(host)
         return looking_up("n9", "n10", *(["n11"] if attempts.count("n11") == 2 else []))(host, port)
 
-    host_names.check(SLURM, {}, seconds=3.0, look_up=look_up)
+    check(SLURM, {}, look_up, seconds=3.0)
     assert sorted(attempts) == ["n10", "n11", "n11", "n9"]

@@ -26,7 +26,7 @@ Legend:
   NV#  = Connection traversing a bonded set of # NVLinks
 """
 ONE = "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-15\t0\n"
-A100 = {index: HostGpu(index, "NVIDIA A100", f"GPU-{index}", 81920, "550.54", (8, 0), 4, 16) for index in range(4)}
+A100 = {index: HostGpu(index, "NVIDIA A100", f"GPU-{index}", 81920, (8, 0), 4, 16) for index in range(4)}
 TABLE = """
 import json
 from tfdist import config as c
@@ -34,9 +34,9 @@ from tfdist.cluster import strategy
 from tfdist.tools.doctor import gpus
 
 cluster = strategy.connect(c.ClusterOptions(logical_devices=2))
-model = {"target": "tfdist.zoo.models:mlp", "num_classes": 10, "input_shape": (32, 32, 3)}
-options = {"megabytes": (0.001, 0.1), "batch": 4, "model": model, "steps": 2}
-print(json.dumps(gpus.measure_rows(cluster, ("NV12 (NVLink)", 300.0), **options)))
+gpus.MODEL = {"target": "tfdist.zoo.models:mlp", "num_classes": 10, "input_shape": (32, 32, 3)}
+gpus.MEGABYTES, gpus.BATCH, gpus.STEPS = (0.001, 0.1), 4, 2
+print(json.dumps(gpus.measure_rows(cluster, ("NV12 (NVLink)", 300.0))))
 """
 
 

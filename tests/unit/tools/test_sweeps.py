@@ -20,6 +20,7 @@ from processes import children, until
 from test_many_runs import hold, write_run
 
 from tfdist.checkpoint import workdir_lock
+from tfdist.cluster.discovery import hostlist
 from tfdist.config import schema
 from tfdist.report import metrics_file
 from tfdist.tools.many_runs.sweeps import array, halving, local, space
@@ -218,7 +219,7 @@ def test_a_queue_that_is_not_known_is_not_empty(tmp_path, monkeypatch):
 def test_options_of_sbatch_are_told_apart():
     given = ["--config=x", "--nodes=2", "--gpus_per_node", "4", "--exclusive", "--max_at_once=8"]
     assert array.divide(given) == (["--config=x", "--max_at_once=8"], ["--nodes=2", "--gpus-per-node=4", "--exclusive"])
-    assert array.ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert hostlist.ranges([0, 1, 2, 5, 7, 8], ",") == "0-2,5,7-8"
     given = array.with_defaults(["--nodes=2", "--job-name=mine"], pathlib.Path("/sweeps/lr"))
     assert given == ["--nodes=2", "--job-name=mine", "--output=/sweeps/lr/slurm-%A_%a.log"]
 

@@ -5,7 +5,7 @@ import io
 import numpy as np
 
 from tfdist.report import reporter
-from tfdist.tools.saved_runs.same_bits import chain, first_difference, stepwise, why
+from tfdist.tools.saved_runs.same_bits import chain, first_difference, replay, why
 
 RUN = {"chief": True, "rank": 0, "num_replicas": 1, "total_steps": 40, "steps_per_epoch": 10}
 CONFIG = {"seed": 0, "report": {"verbose": False}, "data": {"batch_size": 64}}
@@ -119,11 +119,11 @@ def test_the_newest_checkpoint_of_a_common_state_is_used(tmp_path):
 def test_a_flipped_bit_of_a_variable_is_named():
     trained = {"kernel": np.ones([2, 3], np.float32), "bias": np.zeros(3, np.float32)}
     saved = {name: value.copy() for name, value in trained.items()}
-    assert stepwise.describe_arrays(trained, saved) == "no variable differs"
+    assert replay.describe_arrays(trained, saved) == "no variable differs"
     saved["kernel"].view(np.int32)[1, 2] ^= 1 << 9
-    assert stepwise.describe_arrays(trained, saved) == "1 of 2 variables differ: kernel (element [1, 2], 1 bit of 32)"
+    assert replay.describe_arrays(trained, saved) == "1 of 2 variables differ: kernel (element [1, 2], 1 bit of 32)"
     saved["bias"][:2] = 1.0
-    text = stepwise.describe_arrays(trained, saved)
+    text = replay.describe_arrays(trained, saved)
     assert text.endswith("kernel (element [1, 2], 1 bit of 32), bias (2 of 3 elements)")
 
 

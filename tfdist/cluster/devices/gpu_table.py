@@ -8,7 +8,7 @@ from pathlib import Path
 from tfdist.cluster.devices import host_gpus
 
 _PCIE = ("pcie.link.gen.max", "pcie.link.width.max")
-_QUERY = ("index", "name", "uuid", "memory.total", "driver_version", "compute_cap", *_PCIE)
+_QUERY = ("index", "name", "uuid", "memory.total", "compute_cap", *_PCIE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,7 +19,6 @@ class HostGpu:
     name: str
     uuid: str
     memory_mib: int
-    driver: str
     # (8, 0) for an A100; None: this driver does not report it.
     compute_capability: tuple[int, int] | None
     # Of the connection to the host; 0: unknown.
@@ -39,7 +38,7 @@ def parse_query(text: str) -> tuple[HostGpu, ...]:
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != len(_QUERY) or not fields[0].isdecimal():
             continue
-        index, name, uuid, memory, driver, capability, generation, width = fields
+        index, name, uuid, memory, capability, generation, width = fields
         match = re.fullmatch(r"(\d+)\.(\d+)", capability)
         found.append(
             HostGpu(
@@ -47,7 +46,6 @@ def parse_query(text: str) -> tuple[HostGpu, ...]:
                 name=name,
                 uuid=uuid,
                 memory_mib=int(memory) if memory.isdecimal() else 0,
-                driver=driver,
                 compute_capability=(int(match[1]), int(match[2])) if match else None,
                 pcie_generation=int(generation) if generation.isdecimal() else 0,
                 pcie_width=int(width) if width.isdecimal() else 0,

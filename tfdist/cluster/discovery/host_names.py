@@ -3,8 +3,7 @@
 import concurrent.futures
 import socket
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
@@ -16,18 +15,8 @@ _AT_ONCE = 16
 _FINAL = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
-def check(
-    spec: WorkerSpec,
-    env: Mapping[str, str],
-    *,
-    seconds: float = SECONDS,
-    look_up: Callable[..., Any] = socket.getaddrinfo,
-) -> None:
-    """Checks that this host can resolve the names of all workers' hosts.
-
-    Args:
-        seconds: the time for all attempts; a name without an answer is not reported.
-        look_up: as `socket.getaddrinfo`.
+def check(spec: WorkerSpec, env: Mapping[str, str]) -> None:
+    """Checks that this host can resolve the names of all workers' hosts; a name without an answer is not reported.
 
     Raises:
         ValueError: names the hosts that do not resolve, and what to do.
@@ -36,9 +25,9 @@ def check(
     if spec.num_workers == 1 or spec.launcher == "sagemaker" or "KUBERNETES_SERVICE_HOST" in env:
         return
     hosts = dict.fromkeys(hostlist.split_address(address)[0] for address in (*spec.addresses, *spec.chiefs))
-    unknown, end = list(hosts), time.monotonic() + seconds
+    unknown, end = list(hosts), time.monotonic() + SECONDS
     while unknown:
-        unknown = _unresolved_names(unknown, look_up, end - time.monotonic())
+        unknown = _unresolved_names(unknown, end - time.monotonic())
         if not unknown or time.monotonic() + _PAUSE > end:
             break
         time.sleep(_PAUSE)
@@ -64,12 +53,12 @@ _ORIGIN = {
 }
 
 
-def _unresolved_names(hosts: list[str], look_up: Callable[..., Any], seconds: float) -> list[str]:
+def _unresolved_names(hosts: list[str], seconds: float) -> list[str]:
     """Returns those of `hosts` that surely have no address."""
 
     def fails(host: str) -> bool:
         try:
-            look_up(host, None)
+            socket.getaddrinfo(host, None)
         except socket.gaierror as error:
             return error.errno in _FINAL
         return False

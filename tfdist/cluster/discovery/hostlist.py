@@ -24,9 +24,9 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
     return ",".join(names)
 
 
-def ranges(numbers: Iterable[int]) -> str:
+def ranges(numbers: Iterable[int], separator: str = ", ") -> str:
     """Writes ascending numbers as ranges: 0, 1, 2, 5 -> `0-2, 5`."""
-    return compress_hostlist(map(str, numbers)).strip("[]").replace(",", ", ")
+    return compress_hostlist(map(str, numbers)).strip("[]").replace(",", separator)
 
 
 def describe_others(hosts: Sequence[str]) -> str:

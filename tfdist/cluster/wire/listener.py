@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -79,16 +80,13 @@ def own_address(spec: WorkerSpec) -> str:
         return ""
     by_family = {family: [a[0] for f, *_, a in found if f == family] for family in (socket.AF_INET, socket.AF_INET6)}
     candidates = dict.fromkeys(by_family[socket.AF_INET] or by_family[socket.AF_INET6])
-    if len(set(hosts)) > 1 and (len(candidates) > 1 or any(_is_loopback(one[-1][0]) for one in found)):
+    loopback = any(ipaddress.ip_address(one[-1][0]).is_loopback for one in found)
+    if len(set(hosts)) > 1 and (len(candidates) > 1 or loopback):
         return ""
     for address in candidates:
         with contextlib.suppress(OSError), listen(0, address):
             return address
     return ""
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
 
 
 @contextlib.asynccontextmanager

@@ -116,7 +116,7 @@ def write_files(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examp
                 if name not in kinds:
                     if not re.fullmatch(r"\w+", name):
                         raise ValueError(f"On disk, names must be letters, digits and underscores. Received: {name!r}")
-                    kinds[name] = _kind(values.dtype)
+                    kinds[name] = {"O": "bytes", "V": values.dtype.name}.get(values.dtype.kind, "numbers")
                     suffix = "bytes" if kinds[name] == "bytes" else "npy"
                     files[name] = stack.enter_context(open(folder / f"{name}.{suffix}", "wb"))
                     ends[name] = []
@@ -153,10 +153,6 @@ def _check_shape(name: str, kind: str, values: np.ndarray, first: tuple[int, ...
             f"On disk, an example has one string in a column. Received: strings {list(first)} in {name!r}. Join them, "
             "or leave the column out."
         )
-
-
-def _kind(dtype: np.dtype) -> str:
-    return {"O": "bytes", "V": dtype.name}.get(dtype.kind, "numbers")
 
 
 def write(

@@ -67,7 +67,6 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
     def apply(optimizer: Any, original: Any, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
         applied.setdefault(id(optimizer), (optimizer, list(variables or ())))
 
-    @tf.function(autograph=False)
     def trace(data: Any) -> None:
         zero = tf.zeros([], tf.int64)
         rows = Rows(low=zero, count=zero + 1, total=zero + 1, most=1, replicas=cluster.num_replicas)
@@ -82,12 +81,8 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
             if any(tf.executing_eagerly() or (isinstance(one, tf.Tensor) and one.consumers()) for one in tensors)
         )
 
-    if model.run_eagerly:
-        with cluster.scope(), keras.StatelessScope(collect_losses=True):
-            trace.python_function(eager_steps.batch_of(element_spec))
-    else:
-        with cluster.scope(), keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
-            trace.get_concrete_function(element_spec)
+    with cluster.scope():
+        eager_steps.call_without_effect(model, trace, element_spec)
     values, noted = found
     for key, value in values.items():
         shape = tf.convert_to_tensor(value).shape

@@ -4,13 +4,11 @@ Every replica makes the same step with the same collectives as a compiled one, s
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
-
-from tfdist.keras_fit import compiled_model
 
 
 @contextlib.contextmanager
@@ -24,24 +22,21 @@ def eager_if(eagerly: bool) -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
-def batch_of(element_spec: Any) -> Any:
-    """Returns one example of zeros, or of empty strings, in the structure of nested tf.TensorSpec [batch, ...]."""
+def call_without_effect(model: keras.Model, function: Callable[[Any], Any], element_spec: Any) -> None:
+    """Calls a function of a batch with `element_spec`, nested tf.TensorSpec [batch, ...]; variables keep their values.
+
+    It is traced, but not with Keras' symbolic tensors, which are neither ragged nor sparse. With `run_eagerly`, where
+    layers may use `.numpy()` and breakpoints, it gets one example of zeros, or of empty strings.
+    """
 
     def example(spec: Any) -> Any:
         if not isinstance(spec, tf.TensorSpec):
             raise ValueError(f"compile(run_eagerly=True) needs dense tensors. Received: {spec}")
         return tf.zeros([1, *(1 if size is None else size for size in spec.shape[1:])], spec.dtype)
 
-    return tf.nest.map_structure(example, element_spec)
-
-
-def build(model: keras.Model, element_spec: Any) -> None:
-    """Builds the model, its losses and its metrics by one example of zeros, without effect on their state.
-
-    Not by tracing: layers may use `.numpy()` and breakpoints.
-    """
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_of(element_spec))
     with keras.StatelessScope(collect_losses=True):
-        predictions = compiled_model.call(model, x, training=False)
-        model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
-        model.compute_metrics(x, y, predictions, sample_weight)
+        if model.run_eagerly:
+            function(tf.nest.map_structure(example, element_spec))
+            return
+        with keras.SymbolicScope():
+            tf.function(function, autograph=False).get_concrete_function(element_spec)

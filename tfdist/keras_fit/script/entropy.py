@@ -26,6 +26,7 @@ from numpy.random import bit_generator
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch, put, restore_after
 from tfdist.keras_fit.script import context
+from tfdist.report import files
 
 _BYTES = 16
 # The module whose function TensorFlow's operations call.
@@ -61,9 +62,7 @@ def _read_or_draw(workdir: Path | None) -> bytes:
         return bytes.fromhex(path.read_text())
     workdir.mkdir(parents=True, exist_ok=True)
     value = os.urandom(_BYTES)
-    unfinished = path.with_name("entropy.unfinished")
-    unfinished.write_text(value.hex())
-    os.replace(unfinished, path)
+    files.replace_file(path, value.hex().encode())
     return value
 
 

@@ -112,7 +112,7 @@ def write_once(cluster: Cluster) -> Iterator[None]:
             stack.enter_context(patch(tf.summary, "create_file_writer", _null_writer))
             stack.enter_context(patch(tf.data.Dataset, "cache", functools.partial(_cache, cluster.rank)))
             for name in ("start", "stop"):
-                stack.enter_context(patch(tf.profiler.experimental, name, _nothing))
+                stack.enter_context(patch(tf.profiler.experimental, name, lambda original, *args, **keywords: None))
         yield
 
 
@@ -162,10 +162,6 @@ def _cache(rank: int, original: Callable[..., Any], dataset: tf.data.Dataset, fi
     """Keeps a cache in files of this worker: two workers cannot write the same."""
     own = f"{os.fsdecode(filename)}.worker{rank}" if handles.is_path(filename) and filename else filename
     return original(dataset, own, name)
-
-
-def _nothing(original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
-    del original, args, keywords
 
 
 @contextlib.contextmanager

@@ -17,7 +17,9 @@ from tfdist.cluster.devices import gpu_table, host_gpus
 from tfdist.tools import measure, tables
 from tfdist.tools.doctor import checks
 
+# Of the all-reduces, ascending; examples per replica of a step, and steps.
 MEGABYTES = (1, 2, 4, 8, 16, 32, 64, 256)
+BATCH, STEPS = 256, 20
 # Four times as wide as in its paper: its products fill a large GPU.
 MODEL = {"target": "tfdist.zoo.models:cifar_resnet", "depth": 20, "num_classes": 10, "width": 64}
 _PRECISIONS = ("float32", "bfloat16", "float16")
@@ -53,23 +55,8 @@ def _no_gpu(reason: str) -> int:
     return 1
 
 
-def measure_rows(
-    cluster: Any,
-    link: tuple[str, float] | None,
-    *,
-    megabytes: Sequence[float] = MEGABYTES,
-    batch: int = 256,
-    model: Mapping[str, Any] = MODEL,
-    steps: int = 20,
-) -> list[tuple[str, str]]:
-    """Returns the rows of the table. Collective: all workers call it.
-
-    Args:
-        link: the result of `links`; None: unknown, such as a network.
-        megabytes: sizes of the all-reduces, ascending.
-        batch: examples per replica of a step.
-        model: the spec of a model for images of 32x32x3 and 10 classes.
-    """
+def measure_rows(cluster: Any, link: tuple[str, float] | None) -> list[tuple[str, str]]:
+    """Returns the rows of the table; `link` is a result of `links`. Collective: all workers call it."""
     from tfdist.cluster.devices import gpu_software
     from tfdist.cluster.devices import precision as precision_lib
 
@@ -79,22 +66,22 @@ def measure_rows(
     rows += [("code", note) for note in gpu_software.notes(found)]
     best_pack = None
     if replicas > 1:
-        rates = {size: all_reduce_gigabytes(cluster, size) for size in megabytes}
+        rates = {size: all_reduce_gigabytes(cluster, size) for size in MEGABYTES}
         best_pack = recommend_megabytes(rates)
         text = ", ".join(f"{size:g} MB {rate:.3g}" for size, rate in rates.items())
         of_link = f"; {max(rates.values()) / link[1]:.0%} of the link" if link and link[1] else ""
         rows.append(("all-reduce", f"GB/s each way, by size: {text}{of_link}"))
     seconds: dict[str, float] = {}
     for precision in _PRECISIONS:
-        seconds[precision] = step_seconds(cluster, precision, batch, model, steps)
-        rate = batch * replicas / seconds[precision]
+        seconds[precision] = step_seconds(cluster, precision)
+        rate = BATCH * replicas / seconds[precision]
         rows.append((f"step {precision}", f"{1e3 * seconds[precision]:.3g} ms, {rate:,.0f} examples/s"))
     precision = recommend_precision(seconds)
     gain = seconds["float32"] / seconds[precision]
     chosen = precision_lib.choose(precision_lib.find_device(cluster))
     text = f"config.train.precision={precision}: {gain:.2f} times the speed of float32; auto chooses {chosen}"
     rows.append(("precision", text))
-    without = step_seconds(cluster, precision, batch, model, steps, xla=False)
+    without = step_seconds(cluster, precision, xla=False)
     text = f"{1e3 * without:.3g} ms without XLA, {without / seconds[precision]:.2f} times as long"
     rows.append(("XLA", text + ("" if without >= seconds[precision] else ": config.train.xla=false")))
     if best_pack is not None:
@@ -109,26 +96,24 @@ def all_reduce_gigabytes(cluster: Any, megabytes: float) -> float:
     return 2 * (cluster.num_replicas - 1) / cluster.num_replicas * megabytes * 1e-3 / seconds
 
 
-def step_seconds(
-    cluster: Any, precision: str, batch: int, model: Mapping[str, Any], steps: int, *, xla: bool | None = None
-) -> float:
-    """Seconds of a step of a model on images of 32x32 pixels, from memory; see `measure_rows`, and `train.xla`."""
+def step_seconds(cluster: Any, precision: str, *, xla: bool | None = None) -> float:
+    """Seconds of a step of `MODEL` on images of 32x32 pixels, from memory; `xla` as `config.train.xla`."""
     from tfdist.training import setup
 
-    examples = 4 * batch * cluster.num_replicas
+    examples = 4 * BATCH * cluster.num_replicas
     config = config_lib.Config(
-        model=dict(model),
+        model=dict(MODEL),
         data=config_lib.Data(
             source={"target": "tfdist.zoo.sources:synthetic", "num_examples": examples},
             evaluation_split=None,
-            batch_size=batch * cluster.num_replicas,
+            batch_size=BATCH * cluster.num_replicas,
             cache="prepared",
         ),
-        train=config_lib.Train(steps=steps, precision=precision, xla=xla),
+        train=config_lib.Train(steps=STEPS, precision=precision, xla=xla),
         checkpoint=config_lib.Checkpoint(export=False),
     )
     with tempfile.TemporaryDirectory() as folder:
-        return measure.step_seconds(setup.build_run(config, Path(folder), cluster), steps)
+        return measure.step_seconds(setup.build_run(config, Path(folder), cluster), STEPS)
 
 
 def recommend_megabytes(rates: Mapping[float, float]) -> float:

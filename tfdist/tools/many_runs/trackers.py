@@ -46,7 +46,10 @@ class Tracker(keras.callbacks.Callback):
         if importlib.util.find_spec(name) is None:
             raise ValueError(f"{name} is not installed: pip install 'tfdist[{name}]'.")
         self._name, self._workdir, self._with_model = name, run_workdir, model
-        self._config = {key: _short(value) for key, value in diff.flatten(dict(run_config or {}))}
+        self._config = {
+            key: value if isinstance(value, int | float | None) else f"{value}"[:_LONGEST_VALUE]
+            for key, value in diff.flatten(dict(run_config or {}))
+        }
         # In the checkpoints, as they are attributes of a callback.
         self.run_id, self.epochs_logged = "", 0
         self.handle: Any = None
@@ -250,7 +253,3 @@ class trackio(Tracker):
         own = os.path.join(os.path.dirname(path), f"{self.run_id}.keras")
         os.rename(path, own)
         trackio.save(own, project=self._project)
-
-
-def _short(value: Any) -> Any:
-    return value if isinstance(value, int | float | bool | None) else f"{value}"[:_LONGEST_VALUE]

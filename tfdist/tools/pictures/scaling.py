@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.report import lines
 from tfdist.tools import scaling_results
 from tfdist.tools.pictures import style
 from tfdist.tools.scaling_results import Study
@@ -100,7 +101,7 @@ def _draw_points(
     upper = [high - value for value, (_, high) in zip(middle, ends, strict=True)]
     axes.errorbar(numbers, middle, yerr=[lower, upper], **looks, label=study.name, elinewidth=1.3, capthick=1.3)
     for point in named:
-        style.value(axes, numbers[point], middle[point], _short(middle[point]), color=looks["color"])
+        style.value(axes, numbers[point], middle[point], lines.rate(middle[point]), color=looks["color"])
 
 
 def _draw_values(axes: Any, studies: Sequence[Study], name: str) -> None:
@@ -151,7 +152,7 @@ def _draw_shares(axes: Any, studies: Sequence[Study]) -> None:
             for color, (name, seconds) in zip(colors, parts.items(), strict=True):
                 axes.bar(place, seconds, 0.7, bottom=bottom, color=color, label=None if name in named else name)
                 bottom, named = bottom + seconds, {*named, name}
-            style.value(axes, place, bottom, f"{_short(bottom)} s")
+            style.value(axes, place, bottom, f"{lines.rate(bottom)} s")
             axes.hlines(study.ideal_seconds(point.replicas), place - 0.42, place + 0.42, color="black", linestyle="--")
             labels.append(f"{point.replicas}")
     axes.plot([], [], color="black", linestyle="--", label="ideal")
@@ -173,7 +174,3 @@ def _caption(studies: Sequence[Study]) -> str:
     names = ["" if study.described.startswith(study.name) else f"{study.name}: " for study in studies]
     pairs = zip(names, studies, strict=True)
     return "\n".join(f"{name}{one.described}; {one.points[0].examples:,} examples in an epoch." for name, one in pairs)
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import specs
+from tfdist.tools.prepare_data import resized_files
 from tfdist.tools.saved_runs import weights
 from tfdist.tools.saved_runs.saved import SavedRun
 
@@ -61,13 +62,9 @@ class ImageFiles:
     def _decode(self, content: tf.Tensor) -> tf.Tensor:
         image = tf.io.decode_image(content, channels=self._shape[-1], expand_animations=False)
         image = tf.ensure_shape(image, [None, None, self._shape[-1]])
-
-        def resize() -> tf.Tensor:
-            smooth = tf.image.resize(image, self._shape[:2], antialias=True)
-            return tf.saturate_cast(tf.round(smooth), tf.uint8)
-
         fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], self._shape[:2]))
-        return tf.ensure_shape(tf.cond(fits, lambda: image, resize), self._shape)
+        image = tf.cond(fits, lambda: image, lambda: resized_files.resize(image, self._shape[:2]))
+        return tf.ensure_shape(image, self._shape)
 
 
 class EncodedFiles(ImageFiles):

@@ -82,7 +82,8 @@ class VariableBroadcast:
         self._variables = variables
         self._broadcast = cluster.make_broadcast_variables(variables)
         self._before: list[tf.Tensor] = []
-        self._changed = False
+        # Whether this worker's variables have changed since the last broadcast.
+        self.changed = False
 
     def begin(self) -> None:
         """Stores the variables' values; called before a hook."""
@@ -90,18 +91,13 @@ class VariableBroadcast:
 
     def end(self) -> None:
         """Compares the variables with their stored values; called after a hook."""
-        self._changed |= bool(self._before) and bool(_any_changed(self._before, self._values()))
+        self.changed |= bool(self._before) and bool(_any_changed(self._before, self._values()))
         self._before = []
-
-    @property
-    def changed(self) -> bool:
-        """True if this worker's variables have changed since the last broadcast."""
-        return self._changed
 
     def copy(self) -> None:
         """Gives every worker the chief's values. Collective: all workers call it."""
         self._broadcast()
-        self._changed = False
+        self.changed = False
 
     def _values(self) -> list[tf.Tensor]:
         values = [one.value if isinstance(one, keras.Variable) else one for one in self._variables]

@@ -66,7 +66,8 @@ class SharedLogs:
             return False
         if not self._cluster.is_chief:
             changed, removed = json.loads(content)
-            self._logs.update({name: _decode(one) for name, one in changed.items()})
+            arrays = {name: np.array(one[1], one[0])[()] for name, one in changed.items() if isinstance(one, list)}
+            self._logs.update(changed | arrays)
             for name in removed:
                 self._logs.pop(name, None)
         self._known = dict(self._logs)
@@ -87,7 +88,3 @@ def _encode(value: Any) -> Any:
     except (TypeError, ValueError):
         return str(value)
     return [str(array.dtype), array.tolist()] if array.dtype.kind in "biuf" else str(value)
-
-
-def _decode(value: Any) -> Any:
-    return np.array(value[1], value[0])[()] if isinstance(value, list) else value

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import secrets
 import socket
@@ -12,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from tfdist.report import metrics_file, read_back
 
 # Bytes that a task reads from the next one in a round.
 LINK_BYTES = 2**24
@@ -62,13 +63,12 @@ class Folder:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Adds a record of this rank."""
-        with self._file(self._rank).open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        with self._file(self._rank).open("ab") as file:
+            file.write(metrics_file.json_line(record))
 
     def _read(self, rank: int) -> list[dict[str, Any]]:
-        with contextlib.suppress(OSError):
-            lines = self._file(rank).read_text().splitlines(keepends=True)
-            return [json.loads(line) for line in lines if line.endswith("\n")]
+        with contextlib.suppress(ValueError):
+            return read_back.read_records(self._file(rank))
         return []
 
     def read(self, rank: int) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from tfdist.cluster.discovery import hostlist
 from tfdist.report import files
 from tfdist.tools.many_runs.sweeps import ends, halving, proposals
 from tfdist.tools.many_runs.sweeps.plan import Plan
@@ -78,7 +79,7 @@ def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], m
         until = [] if epochs is None else [f"--until={epochs}"]
         limit = f"%{max_at_once}" if max_at_once else ""
         after = [] if before is None else [f"--dependency=afterany:{before}"]
-        array = f"--array={ranges(left)}{limit}"
+        array = f"--array={hostlist.ranges(left, ',')}{limit}"
         command = ["sbatch", "--parsable", array, *after, *batch, *task, *until]
         before = _sbatch(command, plan.directory)
         submitted["jobs"].append(before)
@@ -118,14 +119,3 @@ def in_queue(workdir: Path) -> set[str]:
         raise ValueError(f"squeue fails, so it is not known what is in the queue: {problem}. Try again later.")
     tasks = (re.fullmatch(r"(\d+)_(\d+)", line.strip()) for line in done.stdout.splitlines())
     return {task[0] for task in tasks if task and task[1] in ids}
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Returns rising numbers as Slurm writes them: "0-3,7"."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)

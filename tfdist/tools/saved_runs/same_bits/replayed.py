@@ -56,7 +56,7 @@ class Replayed:
         return found
 
     def ask(self, command: str, argument: Any = None) -> Any:
-        """Returns the answer to a command: a method of `stepwise._Served`."""
+        """Returns the answer to a command: a method of `replay.Served`."""
         self._send(command, argument)
         return self._receive()
 
