@@ -87,8 +87,7 @@ def by_xla(train: config_lib.Train, device_type: str, model: keras.Model, *, com
     others = train.recompute or train.recompute_mb is not None or train.virtual_replicas is not None
     if device_type != "GPU" or communicates or others or gpu_software.is_deterministic(os.environ):
         return False
-    layers = model_layers.of_all_depths(model)
-    return all(layer.supports_jit and remat_scopes.mode(layer) is None for layer in layers)
+    return all(one.supports_jit and remat_scopes.scope(one) is None for one in model_layers.of_all_depths(model))
 
 
 def build_context(

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.config import patching, specs
 from tfdist.training.step import collectives
-from tfdist.training.step.layers import fused, model_layers, normalization
+from tfdist.training.step.layers import fused, model_layers, normalization, remat_scopes
 from tfdist.training.step.random_numbers import repeated_passes, seed_generators
 
 _FIELD, _SCOPE = "config.train.recompute", "keras.RematScope"
@@ -75,34 +75,40 @@ def of_function(function: Callable[..., Any], recompute: Callable[..., Any]) -> 
     return call
 
 
-def of_scope(layer: keras.Layer, original: Callable[..., Any], scope: Any) -> Callable[..., Any]:
-    """Returns what a layer calls in a graph in the place of `original`, its `call`.
+def of_scope(
+    of_keras: Callable[..., Any], operation: keras.Operation, original: Callable[..., Any], *args: Any, **keywords: Any
+) -> Callable[..., Any]:
+    """Returns what a layer or another operation of a `keras.RematScope` calls in the place of `original`, its `call`.
 
-    In the forward passes of runs the layer is computed again, if the scope includes it. In other graphs it is not: it
+    In the forward passes of runs a layer is computed again, if the scope includes it. In other graphs it is not: it
     would draw other numbers.
 
     Args:
-        scope: the arguments of the `keras.RematScope` in which the layer was made.
+        of_keras: the method of Keras that this one replaces.
     """
+    scope = remat_scopes.scope(operation)
+    if not isinstance(operation, keras.Layer):  # It keeps nothing but its inputs and its outputs.
+        return original
+    # Activations have no keyword arguments in graphs, and draw nothing.
+    if tf.executing_eagerly() or scope is None or scope.mode in (None, "activations"):
+        return of_keras(operation, original, *args, **keywords)
+    # In a layer that is computed again, all layers are.
+    in_another = bool(getattr(_repeated, "layers", ()))
+    if in_another or not seed_generators.is_in_pass() or not _includes(scope, operation, args, keywords):
+        return original
+    check_masks(model_layers.of_all_depths(operation)[1:], _SCOPE)
+    check(operation, _SCOPE)
+    return _recomputing(operation, original, _SCOPE)
 
-    @functools.wraps(original)
-    def call(*args: Any, **keywords: Any) -> Any:
-        # In a layer that is computed again, all layers are.
-        if getattr(_repeated, "layers", ()) or not seed_generators.is_in_pass() or not included(args, keywords):
-            return original(*args, **keywords)
-        check_masks(model_layers.of_all_depths(layer)[1:], _SCOPE)
-        check(layer, _SCOPE)
-        return _recomputing(layer, original, _SCOPE)(*args, **keywords)
 
-    def included(args: Sequence[Any], keywords: dict[str, Any]) -> bool:
-        if scope.mode == "list_of_layers":
-            return layer.name in scope.layer_names
-        # A model keeps as much as without while it is computed again as a whole. Its layers are in the scope, too.
-        if isinstance(layer, keras.Model):
-            return False
-        return scope.mode == "full" or _output_size(layer, args, keywords) > scope.output_size_threshold
-
-    return call
+def _includes(scope: Any, layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]) -> bool:
+    """Returns whether a scope wants a layer, called with these arguments, to be computed again."""
+    if scope.mode == "list_of_layers":
+        return layer.name in scope.layer_names
+    # A model keeps as much as without while it is computed again as a whole. Its layers are in the scope, too.
+    if isinstance(layer, keras.Model):
+        return False
+    return scope.mode == "full" or _output_size(layer, args, keywords) > scope.output_size_threshold
 
 
 def _output_size(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]) -> int:
