@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
-from tfdist.config.patching import patch, undo_puts
+from tfdist.config.patching import patch, put, undo_puts
 from tfdist.data import autograph
 from tfdist.keras_fit.own_step import replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
@@ -26,6 +26,7 @@ from tfdist.training import api as trainer
 def patch_process() -> None:
     """Replaces, for all that this process does, what models need while they are made."""
     trainer.take_over_remat_scopes()
+    put(tf, "custom_gradient", functools.partial(_custom_gradient, tf.custom_gradient))
 
 
 @contextlib.contextmanager
@@ -42,8 +43,9 @@ def patch_keras() -> Iterator[None]:
             (tf.GradientTape, "watch", in_step(_watch)),
             (tf.GradientTape, "gradient", in_step(_gradient)),
             (tf.GradientTape, "jacobian", in_step(_jacobian)),
-            (tf.GradientTape, "batch_jacobian", in_step(_in_backward)),
-            (tf, "vectorized_map", in_step(_vectorized_map)),
+            (tf.GradientTape, "batch_jacobian", in_step(_mapped_backward)),
+            (tf, "vectorized_map", in_step(_mapped)),
+            (trainer.ReplicaContext, "all_reduce", in_step(ReplicaStep.all_reduce)),
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
         ):
@@ -135,12 +137,17 @@ def _gradient(
 
 
 def _without_effect(gradient: Callable, sources: Any, output_gradients: Any) -> Any:
-    """Returns zeros as the gradients of variables; computes those of inputs, which may be part of a loss."""
+    """Returns zeros as the gradients of variables, and of what a number is not connected to, which is made of zeros.
+
+    Computes those of inputs, which may be part of a loss.
+    """
     flat = tf.nest.flatten(sources)
     is_variable = [isinstance(one, keras.Variable | tf.Variable) for one in flat]
     found = flat if all(is_variable) else tf.nest.flatten(gradient(sources, output_gradients))
-    zeros = [tf.zeros(one.shape, one.dtype) if of else None for one, of in zip(flat, is_variable, strict=True)]
-    found = [zero if of else one for one, zero, of in zip(found, zeros, is_variable, strict=True)]
+    found = [
+        tf.zeros(source.shape, source.dtype) if of else tf.zeros_like(source) if one is None else one
+        for source, one, of in zip(flat, found, is_variable, strict=True)
+    ]
     return tf.nest.pack_sequence_as(sources, found)
 
 
@@ -156,15 +163,27 @@ def _jacobian(
         shape = tf.shape(target)
         return tf.nest.map_structure(lambda one: tf.zeros(tf.concat([shape, one.shape], 0), one.dtype), sources)
     step.by_jacobian = step.by_jacobian or any(is_variable)
-    return _in_backward(step, original, tape, target, sources, *args, **options)
+    return _mapped_backward(step, original, tape, target, sources, *args, **options)
 
 
 def _in_backward(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
-    step.in_backward = True
+    before, step.in_backward = step.in_backward, True
     try:
         return original(*args, **options)
     finally:
-        step.in_backward = False
+        step.in_backward = before
+
+
+def _custom_gradient(original: Callable, f: Callable | None = None) -> Any:
+    """What a function computes for its own gradient are gradients of the replica: the outer tape's are completed."""
+    if f is None:
+        return functools.partial(_custom_gradient, original)
+
+    @functools.wraps(f)
+    def call(*args: Any, **keywords: Any) -> Any:
+        return replica_step.call_in_step(_in_backward, f, *args, **keywords)
+
+    return original(call)
 
 
 def _call_function(step: ReplicaStep, original: Callable, function: Any, *args: Any, **keywords: Any) -> Any:
@@ -178,13 +197,18 @@ def _call_function(step: ReplicaStep, original: Callable, function: Any, *args: 
     return autograph.convert(function.python_function, plain.__qualname__)(*args, **keywords)
 
 
-def _vectorized_map(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
+def _mapped(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
     """As in a loop: replicas cannot meet for each example."""
     before, step.mapping = step.mapping, True
     try:
         return original(*args, **options)
     finally:
         step.mapping = before
+
+
+def _mapped_backward(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
+    """A Jacobian is a vectorized map of gradients."""
+    return _mapped(step, functools.partial(_in_backward, step, original), *args, **options)
 
 
 def _enter(step: ReplicaStep, original: Callable, tape: Any) -> Any:

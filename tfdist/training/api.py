@@ -13,11 +13,7 @@ from tfdist.training.loop import train
 from tfdist.training.loop_tools import make_silent_tools
 from tfdist.training.run import Log, Run, replica_shard
 from tfdist.training.step.build_context import build_context, by_xla, prepare_optimizer, restore_methods
-from tfdist.training.step.collectives import (
-    loss_weight_context,
-    num_replicas,
-    sum_differentiable,
-)
+from tfdist.training.step.collectives import ReplicaContext, loss_weight_context, num_replicas, sum_differentiable
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.layers.model_layers import of_all_depths as layers_of_all_depths
 from tfdist.training.step.layers.model_layers import statistics as find_statistics

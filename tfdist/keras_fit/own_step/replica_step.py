@@ -50,12 +50,12 @@ class ReplicaStep:
     graph: Any = dataclasses.field(default_factory=tf.compat.v1.get_default_graph)
     # Set while an optimizer's own `apply` runs.
     applying: bool = False
-    # Set while the function of a `tf.vectorized_map` is traced, in the graph of the step.
+    # Set while the function of a `tf.vectorized_map`, or of a Jacobian, is traced, in the graph of the step.
     mapping: bool = False
 
     @property
     def in_branch(self) -> bool:
-        """True inside a tf.cond, a tf.while_loop, a tf.vectorized_map or a tf.function of the step."""
+        """True inside a tf.cond, a tf.while_loop, a tf.vectorized_map, a Jacobian or a tf.function of the step."""
         return self.mapping or tf.compat.v1.get_default_graph() is not self.graph
 
     def apply_gradients(
@@ -81,6 +81,25 @@ class ReplicaStep:
         finally:
             self.applying = False
 
+    def all_reduce(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Sums over the replicas, as a loss of the whole batch and synchronized normalization do.
+
+        Raises:
+            RuntimeError: it is in a branch, a loop, a map, a Jacobian or a function of its own in the graph. TensorFlow
+                refuses it there, or replicas wait for each other for ever. TensorFlow hides a ValueError in a Jacobian.
+        """
+        if self.in_branch and self.rows.replicas > 1:
+            raise RuntimeError(
+                "Replicas cannot communicate inside a tf.cond, a tf.while_loop, a tf.map_fn, a tf.vectorized_map, a "
+                "Jacobian or a function decorated with tf.function(jit_compile=True), in "
+                f"{user_code.current_line()}\nThat is where a loss or metric of the whole batch, one that is divided "
+                "by its weights or mask, tfdist.all_gather, synchronized batch normalization and gradients that are "
+                "averaged sum over all replicas: call them in train_step itself, in Python loops if there are several, "
+                "and choose values by tf.where instead of tf.cond. Take the Jacobian of averaged gradients row by row, "
+                "by a persistent tape."
+            )
+        return original(*args, **options)
+
     def complete_gradients(self, gradients: Any, sources: Any, unclear: bool) -> Any:
         """Returns `gradients` as on one device: those of the global batch.
 
@@ -103,7 +122,7 @@ class ReplicaStep:
             place
             for place, one in enumerate(given)
             if isinstance(one, keras.Variable | tf.Variable)
-            or not (tf.executing_eagerly() or reductions.depends_on_data(one.op, self.rows))
+            or not (tf.executing_eagerly() or reductions.is_of_examples(one, self.rows))
         ]
         for place in set(range(len(flat))) - set(shared):
             if flat[place] is not None:
@@ -189,6 +208,8 @@ class ReplicaStep:
         """
         if self.applying:
             return original(variable, value)
+        if self.without_effect and self.in_branch:
+            return value  # Keras would read a tensor of the branch's graph after it.
         self.assigned.setdefault(variable.path, set()).add(user_code.current_line())
         partial = getattr(variable.value, "synchronization", None) == tf.VariableSynchronization.ON_READ
         if self.average is None or self.rows.replicas == 1 or self.in_branch or partial or tf.executing_eagerly():

@@ -24,6 +24,13 @@ _LINEAR = {
 }
 _SUMS = ("Add", "AddV2", "AddN")
 _QUOTIENTS = {"RealDiv", "Div", "DivNoNan"}
+# Operations that call a function, into which nothing here looks.
+_CALLS = {
+    *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "PartitionedCall"),
+    *("StatefulPartitionedCall", "PyFunc", "PyFuncStateless", "EagerPyFunc"),
+}
+# Those whose second input is a layer's weights.
+_OF_WEIGHTS = {"MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "BiasAdd"}
 _PRODUCTS = {"MatMul", "BatchMatMulV2", "Einsum"}
 
 
@@ -36,7 +43,7 @@ def kind_of(value: tf.Tensor, rows: Rows) -> str:
     """
     if tf.executing_eagerly() or not isinstance(value, tf.Tensor):
         return "mean"
-    op, inputs = value.op, list(value.op.inputs)
+    op, inputs = value.op, _inputs(value)
     if not depends_on_data(op, rows):
         return "equal"
     if op in {one.op for one in rows.losses if isinstance(one, tf.Tensor)}:
@@ -67,7 +74,7 @@ def terms_of(value: tf.Tensor, rows: Rows) -> list[tuple[Any, tf.Tensor]]:
     """
     if kind_of(value, rows) != "other":
         return [(1.0, value)]
-    op, inputs = value.op, list(value.op.inputs)
+    op, inputs = value.op, _inputs(value)
     if value.shape.rank == 0 and any(one.shape.rank != 0 for one in inputs):
         return [(1.0, value)]
     signs = {"Identity": [1.0], "Neg": [-1.0], "Sub": [1.0, -1.0]} | dict.fromkeys(_SUMS, [1.0] * len(inputs))
@@ -95,6 +102,12 @@ def share_value(value: tf.Tensor, rows: Rows) -> tf.Tensor:
     if not any(kind_of(term, rows) in ("sum", "rows") for _, term in terms):
         return value
     return sum(factor * term * tf.cast(share(term, rows), term.dtype) for factor, term in terms)
+
+
+def _inputs(value: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what a tensor is computed of: of a `tf.custom_gradient`, the one that it is equal to."""
+    inputs = list(value.op.inputs)
+    return [inputs[value.value_index]] if value.op.type == "IdentityN" else inputs
 
 
 def _of_terms(inputs: list[tf.Tensor], rows: Rows) -> str:
@@ -133,7 +146,15 @@ def _counts(value: tf.Tensor, factor: tf.Tensor, rows: Rows) -> bool:
     if number is None or getattr(number, "size", 0) != 1 or op.type != "Sum":
         return False
     summed = op.inputs[0].shape
+    if rows.static and float(number) == rows.static * rows.replicas and not _is_of_a_shape(factor):
+        return False  # The size of the global batch, which the values of a shard may equal.
     return float(number) in (float(summed[0] or 0) if summed.rank else 0.0, float(summed.num_elements() or 0))
+
+
+def _is_of_a_shape(factor: tf.Tensor) -> bool:
+    """Returns whether a constant is of a shape: TensorFlow makes one of a static shape, by the name of the call."""
+    names = {op.name.rpartition("/")[2].partition("_")[0] for op in _before([factor], set())}
+    return not names.isdisjoint(_SHAPES)
 
 
 def _has_rows(value: tf.Tensor, rows: Rows) -> bool:
@@ -168,6 +189,34 @@ def depends_on_data(op: tf.Operation, rows: Rows, *, by_shape: bool = False) -> 
     return False
 
 
+def is_of_examples(value: tf.Tensor, rows: Rows) -> bool:
+    """Returns whether the source of a gradient is made of a replica's examples, or has constant rows beside them.
+
+    Such as zeros that are added to the examples, which an attack changes by their gradient. A constant that is added to
+    weights is equal on all replicas: the examples meet it as the other factor of a product, or in fewer dimensions.
+    """
+    if depends_on_data(value.op, rows):
+        return True
+    if rows.static is None and depends_on_data(value.op, rows, by_shape=True):
+        return True
+    if not _has_rows(value, rows) or any(op.type == "ReadVariableOp" for op in _before([value], set())):
+        return False
+    waiting, seen, met = [value], set(), False
+    while waiting:
+        one = waiting.pop()
+        for op in set(one.consumers()) - seen:
+            seen.add(op)
+            if op.type in _SHAPES:
+                continue
+            if not depends_on_data(op, rows):
+                waiting += [each for each in op.outputs if _has_rows(each, rows)]
+                continue
+            met, ranks = True, [each.shape.rank or 0 for each in op.outputs]
+            if (op.type in _OF_WEIGHTS and op.inputs[0] is not one) or max(ranks, default=0) > (one.shape.rank or 0):
+                return False
+    return met
+
+
 def tell(targets: list[tf.Tensor], rows: Rows) -> None:
     """Says once where a step reduces or compares examples by itself, not by one of the loss objects.
 
@@ -189,7 +238,15 @@ def tell(targets: list[tf.Tensor], rows: Rows) -> None:
             return
         if reduced is None and op.type in _REDUCTIONS and op.outputs[0].shape.rank == 0 and depends_on_data(op, rows):
             reduced = op
-    if reduced is not None:
+    call = _reducing_call([term for one in targets for _, term in terms_of(one, rows)], losses, rows)
+    if call is not None:
+        _say(
+            call,
+            "a loss is a number that a tf.cond, a loop, a map or a function of its own in the graph has computed. It "
+            "is taken for a mean over the examples of each replica. If it is a sum or another number, return the "
+            "values of the examples from there, and reduce them in train_step itself (docs/own_step.md)",
+        )
+    elif reduced is not None:
         _say(
             reduced,
             "a loss is reduced to a number without a loss object. Each replica reduces its own examples, which is "
@@ -238,6 +295,23 @@ def _before(targets: list[tf.Tensor], ends: set[tf.Operation]) -> Iterator[tf.Op
         seen.add(op)
         yield op
         waiting += [one.op for one in op.inputs]
+
+
+def _reducing_call(terms: list[tf.Tensor], losses: set[tf.Operation], rows: Rows) -> tf.Operation | None:
+    """Returns an operation that calls a function, which has made one of `terms` of the examples, or None."""
+    waiting, seen = [one for one in terms if kind_of(one, rows) == "other"], set()
+    while waiting:
+        value = waiting.pop()
+        op, calls = value.op, value.op.type in _CALLS
+        if op in seen or op in losses or value.dtype == tf.resource or not depends_on_data(op, rows):
+            continue
+        if _has_rows(value, rows) and not (calls and value.shape.rank is None):
+            continue
+        if calls:
+            return op
+        seen.add(op)
+        waiting += _inputs(value)
+    return None
 
 
 def _compares(op: tf.Operation, rows: Rows) -> bool:

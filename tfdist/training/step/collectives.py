@@ -18,13 +18,13 @@ def num_replicas() -> int:
 class _Trace(threading.local):
     """Settings of the step that this thread traces: each replica of a process is traced in its own thread, in turn."""
 
-    # The argument of `loss_weight_context`; None outside of it.
+    # The arguments of `loss_weight_context` and `reduce_context`; None outside of them.
     weight: tf.Tensor | None = None
-    # The argument of `reduce_context`; None outside of it.
     reduce: Callable[[tf.Tensor], tf.Tensor] | None = None
 
 
 _trace = _Trace()
+ReplicaContext = tf.distribute.ReplicaContext
 
 
 @contextlib.contextmanager

@@ -1,0 +1,172 @@
+"""Trains with steps that take gradients and losses in unusual ways, in float64, and prints the weights or the error.
+
+usage: gradients_in_step.py NAME ...
+"""
+
+import json
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.config.set_floatx("float64")
+keras.config.set_dtype_policy("float64")
+DRAWS = np.random.default_rng(0)
+X, Y = DRAWS.standard_normal((48, 6)), DRAWS.standard_normal((48, 2))
+
+
+class Model(keras.Model):
+    """Two dense layers; applies the gradient of what `of` returns, if it is not applied yet."""
+
+    def __init__(self, of):
+        super().__init__()
+        keras.utils.set_random_seed(1)
+        self.first, self.norm = keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(synchronized=True)
+        self.second, self.seen = keras.layers.Dense(2), keras.metrics.Mean(name="seen")
+        self.share = self.add_weight(shape=(2,), initializer="ones", trainable=False)
+        self.of = of
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.norm.build((None, 8))
+        self.second.build((None, 8))
+
+    def call(self, x, training=None):
+        return self.second(self.first(x))
+
+    def errors(self, x, y):
+        """The square of each error of each example."""
+        return tf.square(self(x, training=True) - y)
+
+    def train_step(self, data):
+        variables = [*self.first.trainable_variables, *self.second.trainable_variables]
+        with tf.GradientTape() as tape:
+            loss = self.of(self, *data)
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"value": loss}
+
+
+@tf.custom_gradient
+def fused(predictions, y):
+    """A mean square whose gradient is computed with it."""
+    with tf.GradientTape() as tape:
+        tape.watch(predictions)
+        loss = tf.reduce_mean(tf.square(predictions - y))
+    gradient = tape.gradient(loss, predictions)
+    return loss, lambda upstream: (upstream * gradient, None)
+
+
+def loss_with_its_gradient(model, x, y):
+    return fused(model(x, training=True), y)
+
+
+def sum_with_its_gradient(model, x, y):
+    @tf.custom_gradient
+    def total(predictions):
+        return tf.reduce_sum(tf.square(predictions - y)), lambda upstream: upstream * 2.0 * (predictions - y)
+
+    return total(model(x, training=True)) / 16.0
+
+
+def attack_from_zero(model, x, y):
+    noise = tf.zeros_like(x)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            tape.watch(noise)
+            loss = tf.reduce_mean(model.errors(x + noise, y))
+        noise = tf.clip_by_value(noise + 3.0 * tape.gradient(loss, noise), -0.3, 0.3)
+    return tf.reduce_mean(model.errors(x + noise, y))
+
+
+def change_of_weights_from_zero(model, x, y):
+    change, bias = tf.zeros((8, 2), tf.float64), tf.zeros((8,), tf.float64)
+    hidden = model.first(x)
+    with tf.GradientTape() as tape:
+        tape.watch([change, bias])
+        loss = tf.reduce_mean(tf.square((hidden + bias) @ (model.second.kernel + change) - y))
+    change, bias = (-0.1 * one for one in tape.gradient(loss, [change, bias]))
+    return tf.reduce_mean(tf.square(model.second(hidden + bias) + hidden @ change - y))
+
+
+def sum_by_the_size_of_the_batch(model, x, y):
+    return tf.reduce_sum(model.errors(x, y)) / 16.0  # Two replicas have 8 examples with 2 errors each.
+
+
+def mean_by_the_size_of_a_tensor(model, x, y):
+    errors = model.errors(x, y)
+    return tf.reduce_sum(errors) / tf.cast(tf.size(errors), errors.dtype)
+
+
+def balanced_losses(model, x, y):
+    share = tf.convert_to_tensor(model.share)
+    with tf.GradientTape() as outer:
+        outer.watch(share)
+        with tf.GradientTape(persistent=True) as tape:
+            losses = tf.unstack(tf.reduce_mean(model.errors(x, y), axis=0))
+            scaled = [share[place] * losses[place] for place in range(2)]
+        norms = tf.stack([tf.norm(tape.gradient(one, model.second.kernel)) for one in scaled])
+        gap = tf.reduce_sum(tf.abs(norms - tf.stop_gradient(tf.reduce_mean(norms))))
+    model.share.assign(model.share - 0.05 * outer.gradient(gap, share))
+    return tf.add_n(scaled)
+
+
+def metric_in_a_branch(model, x, y):
+    loss = tf.reduce_mean(model.errors(x, y))
+
+    def update():
+        model.seen.update_state(loss)
+        return tf.constant(0)
+
+    tf.cond(model.optimizer.iterations % 2 == 0, update, lambda: tf.constant(0))
+    return loss + 0.0 * model.seen.result()
+
+
+def newton(model, x, y):
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model.errors(x, y))
+        gradient = tape.gradient(loss, model.second.bias)
+    hessian = outer.jacobian(gradient, model.second.bias.value)
+    return loss + tf.stop_gradient(tf.reduce_sum(hessian))
+
+
+def jacobian_over_the_batch(model, x, y):
+    with tf.GradientTape() as tape:
+        errors = tf.reduce_sum(tf.square(model.norm(model.first(x), training=True)), axis=1)
+    return tf.reduce_mean(errors) + tf.stop_gradient(tf.reduce_mean(tape.jacobian(errors, model.first.bias)))
+
+
+def loss_of_the_batch_in_a_map(model, x, y):
+    loss, predictions = keras.losses.Dice(), tf.sigmoid(model(x, training=True))
+    return tf.reduce_sum(
+        tf.vectorized_map(lambda one: loss(tf.sigmoid(y), one * predictions), tf.constant([0.5, 1.0], y.dtype))
+    )
+
+
+def loss_of_the_batch_in_a_branch(model, x, y):
+    loss, predictions = keras.losses.Dice(), tf.sigmoid(model(x, training=True))
+    even = model.optimizer.iterations % 2 == 0
+    return tf.cond(even, lambda: loss(tf.sigmoid(y), predictions), lambda: loss(y, predictions))
+
+
+def sum_in_a_branch(model, x, y):
+    errors = model.errors(x, y)
+    even = model.optimizer.iterations % 2 == 0
+    return tf.cond(even, lambda: tf.reduce_sum(errors), lambda: 2.0 * tf.reduce_sum(errors)) / 16.0
+
+
+def train(name):
+    """Returns a number for each array of weights, or the error."""
+    model = Model(globals()[name])
+    model.build((None, 6))
+    model.compile(keras.optimizers.SGD(0.1))
+    try:
+        model.fit(X, Y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    arrays = model.get_weights()
+    return [float(np.sum(array * np.cos(np.arange(array.size)).reshape(array.shape))) for array in arrays]
+
+
+print(json.dumps({name: train(name) for name in sys.argv[1:]}))
