@@ -173,6 +173,37 @@ class WGANGP(keras.Model):
         return {"d_loss": d_loss, "g_loss": g_loss}
 
 
+class Clipped(keras.Model):
+    """Gradients of single examples by a vectorized map, and that of a function that is computed again."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.last = layers.Dense(8, activation="tanh"), layers.Dense(3)
+        self.hidden.build((None, 6))
+        self.last.build((None, 8))
+
+    def call(self, x):
+        return self.last(keras.remat(self.hidden)(x))
+
+    def train_step(self, data):
+        x, y = data
+        weights = self.trainable_weights
+
+        def of_example(example):
+            inputs, target = example
+            with tf.GradientTape() as tape:
+                loss = ops.sum(ops.square(self.last(self.hidden(inputs[None])) - target[None]))
+            gradients = tape.gradient(loss, weights)
+            return [gradient / (1.0 + ops.sum(ops.square(gradients[-1]))) for gradient in gradients]
+
+        clipped = [ops.mean(each, axis=0) for each in tf.vectorized_map(of_example, (x, y))]
+        self.optimizer.apply(clipped, weights)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x))
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"squares": loss}
+
+
 class SimCLR(keras.Model):
     """https://keras.io/examples/vision/semisupervised_simclr: contrastive loss, and a probe on labelled images."""
 
@@ -355,6 +386,15 @@ def wgan_gp():
     return {"build": build, "data": (batches(IMAGES, NOISE, MIXING),)}
 
 
+def clipped():
+    def build():
+        model = Clipped()
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    return {"build": build, "data": (batches(NOISE, NOISE[:, :3]),)}
+
+
 def simclr():
     def build():
         model = SimCLR()
@@ -391,4 +431,4 @@ def sequences():
     return {"build": build, "data": (tokens, tokens), "batch_size": 8}
 
 
-CASES = (vae, gan, wgan_gp, simclr, wrapped, sequences)
+CASES = (vae, gan, wgan_gp, clipped, simclr, wrapped, sequences)

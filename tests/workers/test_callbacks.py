@@ -370,6 +370,8 @@ def test_backup_and_restore_is_left_out_with_a_word(cluster, tmp_path, capsys):
     backup = keras.callbacks.BackupAndRestore(tmp_path)
     callbacks.make_callbacks(cluster, compiled(), backup, verbose=1, workdir=tmp_path / "run")
     assert "BackupAndRestore is ignored: tfdist saves and resumes in" in capsys.readouterr().out
+    callbacks.make_callbacks(cluster, compiled(), backup, verbose=0, workdir=tmp_path / "run")
+    assert "BackupAndRestore is ignored" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"pass workdir to tfdist\.fit, and the same script resumes"):
         callbacks.make_callbacks(cluster, compiled(), [backup], verbose=1)
 

@@ -52,6 +52,7 @@ def test_two_workers_give_what_keras_gives(script):
     assert verdict in ("equal", "equal draws"), why
 
 
+@pytest.mark.slow
 def test_what_losses_and_metrics_draw_is_the_same_on_any_number_of_devices():
     (script,) = trial.scripts(["losses/ties_at_random"])
     one, two = processes.at_once(*(functools.partial(trial.run, script, way) for way in ("one worker", "two devices")))

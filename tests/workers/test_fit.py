@@ -11,7 +11,7 @@ OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "summed_tok
 # Kinds of data are tested on several workers, which divide the data; kinds of steps on several devices. The slow tests
 # exchange the two.
 DATA = ["shuffled"]
-STEPS = ["regression"]
+STEPS = ["regression", "clipped"]
 MORE_STEPS = ["accumulating", "classification", "summed_tokens", "without_target", "simclr"]
 MORE_DATA = ["outputs_in_dicts", "masked_sequences", "transformer", "transfer"]
 TOPOLOGIES = {

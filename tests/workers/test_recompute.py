@@ -204,25 +204,22 @@ def test_synchronised_normalisation_on_two_workers_makes_the_bits_of_a_run_witho
 
 
 @functools.cache
-def of_script(names):
-    """The numbers that tests/scripts/remat.py prints for these names, on two devices."""
+def of_script():
+    """The numbers that tests/scripts/remat.py prints on two devices."""
+    names = [f"{step}:{way}" for step in ("fit", "own") for way in ("kept", *MODES, "function")]
     line = [sys.executable, "-m", "tfdist.run", "--logical_devices=2", "tests/scripts/remat.py", *names]
     done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "way"),
-    slow_except(
-        itertools.product(("fit", "own"), (*MODES, "function")),
-        [("own", "list_of_layers"), ("own", "function")],
-    ),
+    itertools.product(("fit", "own"), (*MODES, "function")),
 )
 def test_what_a_script_recomputes_by_keras_has_its_numbers(step, way):
-    quick = ("own:kept", "own:list_of_layers", "own:function")
-    everything = tuple(f"{one}:{other}" for one in ("fit", "own") for other in ("kept", *MODES, "function"))
-    found = of_script(quick if f"{step}:{way}" in quick else everything)
+    found = of_script()
     assert found[f"{step}:{way}"] == pytest.approx(found[f"{step}:kept"], rel=1e-11)
 
 

@@ -78,7 +78,7 @@ def make_callbacks(
                 "BackupAndRestore is not needed: pass workdir to tfdist.fit, and the same script resumes. "
                 f"Received: {callback.backup_dir!r} as its directory, and workdir=None"
             )
-        elif cluster.is_chief and verbose:
+        elif cluster.is_chief:
             saves = f"tfdist saves and resumes in {workdir}"
             where = saves if workdir else "to save and resume, start with --workdir=DIR"
             print(f"BackupAndRestore is ignored: {where}.", flush=True)

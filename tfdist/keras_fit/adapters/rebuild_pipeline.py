@@ -100,6 +100,14 @@ def _split(dataset: tf.data.Dataset) -> Split | None:
     )
 
 
+def last_batch_size(dataset: tf.data.Dataset) -> int | None:
+    """Returns the size of the batches that a pipeline ends with; None: a map or another transformation follows them."""
+    while type(dataset).__name__ in ELEMENTWISE_AGNOSTIC:
+        (dataset,) = dataset_traits.inputs(dataset)
+    size = getattr(dataset, "_batch_size", None) if type(dataset).__name__ in BATCHES else None
+    return None if size is None else int(tf.get_static_value(size))
+
+
 def batch_as(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Batches `dataset` as `one` batches its input."""
     return dataset.batch(one._batch_size, drop_remainder=one._drop_remainder)

@@ -61,8 +61,8 @@ history = model.fit(
     verbose=0,
 )
 zeros = zero.fit(x, y, batch_size=16, epochs=1, shuffle=False, verbose=0)
-positive = tf.data.Dataset.from_tensor_slices((x[y == 1], y[y == 1])).repeat()
-negative = tf.data.Dataset.from_tensor_slices((x[y == 0], y[y == 0])).repeat()
+positive = tf.data.Dataset.from_tensor_slices((x[y == 1], y[y == 1])).shuffle(20, seed=2).repeat()
+negative = tf.data.Dataset.from_tensor_slices((x[y == 0], y[y == 0])).shuffle(80, seed=3).repeat()
 balanced = tf.data.Dataset.sample_from_datasets([positive, negative], [0.5, 0.5], seed=1).batch(16).prefetch(2)
 resampled = model.fit(balanced, epochs=1, steps_per_epoch=4, verbose=0)
 record(first=first, initial=initial, history=history.history, zeros=zeros.history)
