@@ -237,7 +237,6 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         length = inspect_dataset.count(plain)
     first = tf.nest.flatten(dataset.element_spec)[0].shape
     static = first[0] if first.rank else None
-    # Where the first batch need not be read: that would take a pass of shuffles which cannot be left out.
     known = static or batch_size or (parts.batch_size if parts else rebuild_pipeline.last_batch_size(raw))
     own = options.preprocess is not None
     steps = options.steps if length is None else base.steps_of_epoch(options, length)

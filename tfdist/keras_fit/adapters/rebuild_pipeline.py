@@ -101,7 +101,10 @@ def _split(dataset: tf.data.Dataset) -> Split | None:
 
 
 def last_batch_size(dataset: tf.data.Dataset) -> int | None:
-    """Returns the size of the batches that a pipeline ends with; None: a map or another transformation follows them."""
+    """Returns the size of the batches that a pipeline ends with; None: a map or another transformation follows them.
+
+    The first batch is then not read for its size, which would begin a pass of shuffles that cannot be left out.
+    """
     while type(dataset).__name__ in ELEMENTWISE_AGNOSTIC:
         (dataset,) = dataset_traits.inputs(dataset)
     size = getattr(dataset, "_batch_size", None) if type(dataset).__name__ in BATCHES else None
