@@ -216,7 +216,7 @@ def of_script():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "way"),
-    itertools.product(("fit", "own"), (*MODES, "function")),
+    list(itertools.product(("fit", "own"), (*MODES, "function"))),
 )
 def test_what_a_script_recomputes_by_keras_has_its_numbers(step, way):
     found = of_script()
