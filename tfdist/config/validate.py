@@ -10,13 +10,8 @@ from typing import Any, Literal
 
 from tfdist.config import diff, schema, text
 
-# What belongs to steps of replicas that sum their gradients, with its default.
-_NOT_ASYNCHRONOUS = {
-    "train.recompute": [],
-    "train.recompute_mb": None,
-    "communication.dtype": "float32",
-    "communication.sparse_as_dense": False,
-}
+# What belongs to steps of replicas that sum their gradients.
+_NOT_ASYNCHRONOUS = ("train.recompute", "train.recompute_mb", "communication.dtype", "communication.sparse_as_dense")
 
 
 def validate(config: schema.Config) -> None:
@@ -215,9 +210,10 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
         )
     yield from _need_one_sum(config)
     if train.asynchronous:
-        for name, default in _NOT_ASYNCHRONOUS.items():
-            if (value := operator.attrgetter(name)(config)) != default:
-                yield f"{name}={value!r} has no effect with train.asynchronous=True: set it to {default!r}"
+        for name in _NOT_ASYNCHRONOUS:
+            of_config, default = map(operator.attrgetter(name), (config, schema.Config(model={})))
+            if of_config != default:
+                yield f"{name}={of_config!r} has no effect with train.asynchronous=True: set it to {default!r}"
     for name in ("recompute", "recompute_mb"):
         if getattr(train, name) and train.xla:
             yield f"train.{name} needs train.xla=False: XLA merges both computations. Received: {getattr(train, name)}"

@@ -167,11 +167,8 @@ def _jacobian(
 
 
 def _in_backward(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
-    before, step.in_backward = step.in_backward, True
-    try:
+    with step.mark("in_backward"):
         return original(*args, **options)
-    finally:
-        step.in_backward = before
 
 
 def _custom_gradient(original: Callable, f: Callable | None = None) -> Any:
@@ -199,16 +196,14 @@ def _call_function(step: ReplicaStep, original: Callable, function: Any, *args: 
 
 def _mapped(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
     """As in a loop: replicas cannot meet for each example."""
-    before, step.mapping = step.mapping, True
-    try:
+    with step.mark("mapping"):
         return original(*args, **options)
-    finally:
-        step.mapping = before
 
 
 def _mapped_backward(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
     """A Jacobian is a vectorized map of gradients."""
-    return _mapped(step, functools.partial(_in_backward, step, original), *args, **options)
+    with step.mark("mapping"), step.mark("in_backward"):
+        return original(*args, **options)
 
 
 def _enter(step: ReplicaStep, original: Callable, tape: Any) -> Any:

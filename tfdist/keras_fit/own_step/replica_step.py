@@ -58,6 +58,16 @@ class ReplicaStep:
         """True inside a tf.cond, a tf.while_loop, a tf.vectorized_map, a Jacobian or a tf.function of the step."""
         return self.mapping or tf.compat.v1.get_default_graph() is not self.graph
 
+    @contextlib.contextmanager
+    def mark(self, name: str) -> Iterator[None]:
+        """Sets a field of the step to True in the block."""
+        before = getattr(self, name)
+        setattr(self, name, True)
+        try:
+            yield
+        finally:
+            setattr(self, name, before)
+
     def apply_gradients(
         self, optimizer: keras.optimizers.Optimizer, original: Apply, gradients: list[Any], variables: list[Any] | None
     ) -> Any:
@@ -75,11 +85,8 @@ class ReplicaStep:
                 "in Python loops if there are several, without tf.function, and choose values by tf.where instead of "
                 "tf.cond."
             )
-        self.applying = True
-        try:
+        with self.mark("applying"):
             return self.apply(optimizer, original, gradients, variables)
-        finally:
-            self.applying = False
 
     def all_reduce(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Sums over the replicas, as a loss of the whole batch and synchronized normalization do.

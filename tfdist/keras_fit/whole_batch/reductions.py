@@ -152,7 +152,7 @@ def _counts(value: tf.Tensor, factor: tf.Tensor, rows: Rows) -> bool:
 
 
 def _is_of_a_shape(factor: tf.Tensor) -> bool:
-    """Returns whether a constant is of a shape: TensorFlow makes one of a static shape, by the name of the call."""
+    """Returns whether a constant comes from a shape: TensorFlow names the constant of a static size after the call."""
     names = {op.name.rpartition("/")[2].partition("_")[0] for op in _before([factor], set())}
     return not names.isdisjoint(_SHAPES)
 

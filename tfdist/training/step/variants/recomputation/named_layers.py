@@ -89,10 +89,11 @@ def of_scope(
     scope = remat_scopes.scope(operation)
     if not isinstance(operation, keras.Layer):  # It keeps nothing but its inputs and its outputs.
         return original
-    if scope is not None and scope.mode == "activations" and isinstance(operation, keras.layers.RNN):
+    mode = None if scope is None else scope.mode
+    if mode == "activations" and isinstance(operation, keras.layers.RNN):
         return original  # Keras would set its activation, which is a property of LSTM and GRU.
     # Activations have no keyword arguments in graphs, and draw nothing.
-    if tf.executing_eagerly() or scope is None or scope.mode in (None, "activations"):
+    if tf.executing_eagerly() or mode in (None, "activations"):
         return of_keras(operation, original, *args, **keywords)
     # In a layer that is computed again, all layers are.
     in_another = bool(getattr(_repeated, "layers", ()))
