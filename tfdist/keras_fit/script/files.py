@@ -58,6 +58,7 @@ _WRITING: tuple[tuple[Any, tuple[str, ...], str], ...] = (
     (tf.io.gfile, ("copy", "rename"), "dst"),
     (tf.io, ("write_file",), "filename"),
     (tf.saved_model, ("save",), "export_dir"),
+    (tf.data.Dataset, ("save",), "path"),
 )
 # The same for modules that are replaced when the script imports them: module, class or None, functions, parameter. They
 # write by code that is not Python's, or more than a file.
@@ -110,7 +111,9 @@ def write_once(cluster: Cluster) -> Iterator[None]:
         if not cluster.is_chief:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
             stack.enter_context(patch(tf.summary, "create_file_writer", _null_writer))
-            stack.enter_context(patch(tf.data.Dataset, "cache", functools.partial(_cache, cluster.rank)))
+            for name, parameter in (("cache", "filename"), ("snapshot", "path")):
+                own = functools.partial(_own_path, cluster.rank, parameter)
+                stack.enter_context(patch(tf.data.Dataset, name, own))
             for name in ("start", "stop"):
                 stack.enter_context(patch(tf.profiler.experimental, name, lambda original, *args, **keywords: None))
         yield
@@ -158,10 +161,13 @@ def _null_writer(original: Callable[..., Any], *args: Any, **keywords: Any) -> A
     return tf.summary.create_noop_writer()
 
 
-def _cache(rank: int, original: Callable[..., Any], dataset: tf.data.Dataset, filename: Any = "", name: Any = None):
-    """Keeps a cache in files of this worker: two workers cannot write the same."""
-    own = f"{os.fsdecode(filename)}.worker{rank}" if handles.is_path(filename) and filename else filename
-    return original(dataset, own, name)
+def _own_path(rank: int, parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Keeps what a pipeline writes in files of this worker: two workers cannot write the same."""
+    given = inspect.signature(original).bind(*args, **keywords)
+    path = given.arguments.get(parameter)
+    if handles.is_path(path) and path:
+        given.arguments[parameter] = f"{os.fsdecode(path)}.worker{rank}"
+    return original(*given.args, **given.kwargs)
 
 
 @contextlib.contextmanager
