@@ -4,9 +4,11 @@ import re
 import sys
 
 import forked
+import pytest
 from launching import REPOSITORY, worker_environment
 
 
+@pytest.mark.slow
 def test_weights_in_one_place_are_those_of_mirrored_ones(tmp_path):
     page = (REPOSITORY / "docs/consistency.md").read_text()
     (script,) = re.findall(r"^```python\n# central_storage\.py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)

@@ -95,6 +95,7 @@ def script(
     return on_workers(lab, [sys.executable, name], workers)
 
 
+@pytest.mark.slow
 def test_from_fit(lab):
     chief, other = script(lab, "from-fit.md", "my_fit.py", workers=2)
     assert float(re.search(r"^test accuracy (\S+)$", chief, re.MULTILINE)[1]) > 0.5

@@ -12,12 +12,6 @@ sys.path.insert(0, str(REPOSITORY))
 
 from tests.scripts.field import trial
 
-# The script that has most to do with several workers. Hooks of batches on two workers: test_callbacks.py.
-QUICK = {
-    "callbacks/curriculum_in_dataset",
-}
-
-
 # Data and attributes that depend on the process; times may.
 DIFFERENT = """
 import os, random, time, keras, numpy as np
@@ -42,14 +36,6 @@ model.fit(batches(mine), steps_per_epoch=2, epochs=1, verbose=0)
 
 def name(script):
     return f"{script.parent.name}/{script.stem}"
-
-
-@pytest.mark.parametrize("script", [one for one in trial.scripts([]) if name(one) in QUICK], ids=name)
-def test_two_workers_give_what_keras_gives(script):
-    ways = ("keras", "two workers")
-    of_keras, ours = processes.at_once(*(functools.partial(trial.run, script, way) for way in ways))
-    verdict, why = trial.verdict(script, of_keras, ours, "two workers")
-    assert verdict in ("equal", "equal draws"), why
 
 
 @pytest.mark.slow

@@ -369,6 +369,7 @@ process_exit.run_and_exit(reset)
 """
 
 
+@pytest.mark.slow
 def test_workers_whose_connection_is_reset_say_so():
     """By a firewall, for example: both live. Over gRPC they ended with 76, and over TCP with 1 and a stack."""
     with started([[sys.executable, "-c", RESET]] * 2, topologies.environments(2)) as workers:

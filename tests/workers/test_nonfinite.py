@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import topologies
 from launching import REPOSITORY
-from parameters import slow_except
 
 from tfdist import config as c
 from tfdist.cluster import interruption
@@ -195,6 +194,7 @@ def test_steps_are_skipped_in_half_precision(tmp_path, precision):
     assert all(np.isfinite(array.astype(np.float32)).all() for array in end.values())
 
 
+@pytest.mark.slow
 def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path):
     made = config("stop")
     made.model = dict(LINEAR)
@@ -206,9 +206,8 @@ def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path
         loop.train(setup.build_run(made, tmp_path))
 
 
-@pytest.mark.parametrize(
-    "objective", slow_except(["nan_from_epoch", "bad_gradient_from_epoch"], ["bad_gradient_from_epoch"])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["nan_from_epoch", "bad_gradient_from_epoch"])
 def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, objective):
     made = config("skip")
     made.model = dict(LINEAR)

@@ -181,6 +181,7 @@ def ragged(split):
     return tf.data.Dataset.from_tensor_slices({"image": tf.ragged.constant([[1.0], [2.0, 3.0]]), "label": [0, 1]})
 
 
+@pytest.mark.slow
 def test_a_dataset_of_the_users_trains_as_the_source_does_and_resumes_to_the_bit(digits, tmp_path):
     own = {"source": {"target": f"{__name__}:as_tuples"}}
     assert loop.train(digits("whole", pipeline="textbook", **own)) == 0

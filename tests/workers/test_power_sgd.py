@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import topologies
 from launching import REPOSITORY, run_all
-from parameters import slow_except
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
@@ -134,7 +133,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(list(CASES), ["skip"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(CASES))
 def test_the_update_and_the_errors_sum_to_the_gradients(tmp_path, name):
     options = {
         "model": {"target": "tests.support.lab:linear", "num_classes": 10},

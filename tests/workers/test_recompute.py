@@ -293,6 +293,7 @@ def test_segments_of_a_flat_model_change_no_bit(tmp_path, case, capsys):
         assert (found["again"][name] == array).all(), name
 
 
+@pytest.mark.slow
 def test_segments_fit_the_budget_and_only_they_are_computed_twice():
     model = flat()
     whole = 32 * (8 * 8 * 8 * (1 + 4 * 6) + 8 * 8 * 8 + 10) * 4 / 1e6
@@ -389,7 +390,8 @@ class TwoHeads(keras.Model):
         return self.used(self.flatten(x))
 
 
-@pytest.mark.parametrize("micro_batches", slow_except([1, 2], [2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_weight_without_a_gradient_does_not_decay(tmp_path, micro_batches):
     made = config(micro_batches=micro_batches)
     made.model = {"target": f"{__name__}:TwoHeads"}

@@ -289,6 +289,7 @@ def test_a_changed_config_replaces_the_old_one_with_its_first_checkpoint(tmp_pat
     assert train(1, 2e-3, allow_config_changes=True) == 0 and train(1, 2e-3) == 0
 
 
+@pytest.mark.slow
 def test_after_a_damaged_newest_checkpoint_only_a_new_one_is_progress(uninterrupted, tmp_path, monkeypatch, capsys):
     """A job that dies before its first checkpoint was requeued for ever: the damaged one was newer than the start."""
     workdir = tmp_path / "run"

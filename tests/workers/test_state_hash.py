@@ -2,6 +2,7 @@
 
 import shutil
 
+import pytest
 import topologies
 
 from tfdist.training import checkpointing
@@ -18,6 +19,7 @@ def hashes(workdir):
     return {(line["step"], line["hash"]) for line in topologies.records(workdir, "state")}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_the_list_of_hashes(tmp_path):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     topologies.train(whole, *OPTIONS, "--config.report.state_hash=reports")

@@ -204,7 +204,8 @@ def get_config():
 """
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_callback_that_exits_is_named_by_all_workers(tmp_path, monkeypatch, workers):
     """The chief ended with 0 and without a word, and the others lost "another worker"."""
     (tmp_path / "exits.py").write_text(EXITS)

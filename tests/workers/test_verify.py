@@ -57,6 +57,7 @@ def test_an_honest_run_with_divided_slots_has_the_recorded_hashes(tmp_path):
     assert code == 0 and "all hashes are equal" in lines, lines
 
 
+@pytest.mark.slow
 def test_a_changed_line_is_found(honest, tmp_path):
     changed = copy(honest, tmp_path)
     lines = [json.loads(line) for line in (changed / "metrics.jsonl").read_text().splitlines()]

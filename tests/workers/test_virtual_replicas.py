@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 import topologies
-from parameters import slow_except
 
 from tfdist.training import checkpointing
 
@@ -38,7 +37,8 @@ def values(workdir):
     return [{name: line[name] for name in ("kind", "step", "loss", "accuracy")} for line in lines]
 
 
-@pytest.mark.parametrize(("workers", "devices"), slow_except([(2, 2), (2, 1), (1, 4)], [(2, 1)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "devices"), [(2, 2), (2, 1), (1, 4)])
 def test_one_hash_on_one_replica_and_after_a_resume_on_several(tmp_path, workers, devices):
     one, moved = tmp_path / "one", tmp_path / "moved"
     topologies.train(one, config=CONFIG)

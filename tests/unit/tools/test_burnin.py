@@ -5,6 +5,8 @@ import random
 import threading
 import time
 
+import pytest
+
 from tfdist.tools.doctor.burnin import exchange, judgement
 from tfdist.tools.doctor.burnin.judgement import Device
 
@@ -77,6 +79,7 @@ def test_devices_of_two_kinds_are_not_compared_and_a_draw_names_both():
     assert sorted(judgement.problems(devices[:2], **LIMITS)) == ["n0", "n1"]
 
 
+@pytest.mark.slow
 def test_results_of_an_earlier_burnin_in_the_folder_are_not_read(tmp_path):
     """Rank 1 starts before rank 0, whose old file it sees; rank 2 does not start."""
     old = [{"node": "old", "token": "a"}, {"repeats": "a"}, {"started": [{"token": "a"}] * 3}, {"rounds": []}]

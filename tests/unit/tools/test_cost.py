@@ -92,6 +92,7 @@ def test_the_age_of_a_process_is_precise():
     assert now - after - 0.02 <= age <= now - before + 0.02  # Linux tells the start in hundredths of a second.
 
 
+@pytest.mark.slow
 def test_the_time_of_a_shell_before_its_last_command_is_not_that_of_the_interpreter():
     code = "import time; time.sleep(0.3); from tfdist.report import interpreter as i; print(i.process_age(), i.age())"
     python = shlex.join([sys.executable, "-c", code])

@@ -356,7 +356,7 @@ def made_up(workdir):
     (workdir / "scaling.csv").write_text("\n".join(rows))
 
 
-@pytest.mark.workers
+@pytest.mark.slow
 def test_task_prints_and_runs_its_command_and_compares_answers(tmp_path):
     pytest.importorskip("matplotlib")
     runs = tmp_path / "cte_power" / LAPTOP

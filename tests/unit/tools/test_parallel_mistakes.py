@@ -50,6 +50,7 @@ def test_the_gradient_by_hand_is_the_derivative(problem):
     assert loss == pytest.approx(len(ids) * np.log(10), rel=0.5)
 
 
+@pytest.mark.slow
 def test_right_training_equals_one_worker_and_each_mistake_is_worse(problem, tmp_path):
     chosen = parallel_mistakes.recipes(WORKERS, 4, problem.num_examples)
     assert [recipe.name for recipe in chosen] == ["right", *parallel_mistakes.TITLES]

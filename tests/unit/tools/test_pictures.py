@@ -208,6 +208,7 @@ def test_stages_and_their_losses(tmp_path):
     assert {"points", "before training", "fitted: 2.00 x +0.00", "shard, worker 1"} <= {*written}
 
 
+@pytest.mark.slow
 def test_the_cost_of_an_all_reduce(tmp_path):
     ring = all_reduce.RingCostModel(latency=1e-4, bandwidth=1e9)
     rows = [(size, size, 1e3 * ring.seconds(size, 2) * 1.1, 0.0, 0.0) for size in (4, 1024, 2**19, 2**20)]

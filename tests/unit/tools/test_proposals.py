@@ -53,7 +53,7 @@ sys.exit(proposals.run_task(plan_of(4), workdir, index, start))
 """
 
 
-@pytest.mark.unit
+@pytest.mark.slow
 def test_tasks_at_the_same_time_have_one_study(tmp_path):
     command = [sys.executable, "-c", TASK, str(tmp_path)]
     env = worker_environment() | {"PYTHONPATH": str(REPOSITORY)}

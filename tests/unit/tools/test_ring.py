@@ -60,6 +60,7 @@ def test_ring_refuses_a_connection_without_the_token():
             assert stranger.recv(1) == b""
 
 
+@pytest.mark.slow
 def test_the_table_and_the_picture_have_the_values_of_the_run(tmp_path):
     vectors = [np.full(6, float(replica + 1), np.float32) for replica in range(3)]
     found, _ = run(vectors)

@@ -232,7 +232,7 @@ def test_inspect_shows_the_wrong_examples(folder):
     ("form", "packages", "file"),
     [
         ("savedmodel", (), "savedmodel-best/saved_model.pb"),
-        ("tflite", (), "model-best.tflite"),
+        pytest.param("tflite", (), "model-best.tflite", marks=pytest.mark.slow),
         ("onnx", ("onnx", "tf2onnx", "onnxruntime"), "model-best.onnx"),
         ("safetensors", ("safetensors",), "model-best.safetensors"),
         ("jax", ("jax",), "model-best.jax"),

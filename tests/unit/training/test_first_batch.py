@@ -76,13 +76,12 @@ def test_a_start_says_the_range_of_values_and_warns_of_mistakes(train):
     # Labels are random: the loss stays that of a guess.
     assert "a guess has 1.386: nothing is learned yet" in error and "config.learning_rate.peak (now 0.001)" in error
 
+
+@pytest.mark.slow
+def test_high_rates_scaled_values_and_labels_without_a_class(train):
     _, error = train("fast_from1", 4, labels="123", rate=0.5)
     assert "no label of the first 64 training examples is 0, and 4 outputs are for labels 0 to 3" in error
     assert "config.learning_rate.peak=0.5 is 500 times the usual rate of keras.optimizers:Adam, 0.001" in error
-
-
-@pytest.mark.slow
-def test_values_that_the_model_scales_and_labels_that_are_all_equal(train):
     _, error = train("once", 4, scaled=True, prepare="identity")
     assert "scaled" not in error
     _, error = train("one", 4, labels="2")

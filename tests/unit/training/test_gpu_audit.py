@@ -124,7 +124,7 @@ def quick(tmp_path_factory):
     return functools.cache(lambda n: audited(tmp_path_factory.mktemp("quick"), n, QUICK[n]))
 
 
-@pytest.mark.workers
+@pytest.mark.slow
 def test_a_step_runs_on_the_device_alone(quick):
     assert quick(1)["digits"] == {"training": [], "evaluation": []}
 

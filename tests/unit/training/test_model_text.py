@@ -82,12 +82,10 @@ def test_model_text_calls_the_model_with_the_inputs_of_the_objective(objective, 
 ON_BYTES = {"target": "tfdist.zoo.prepare:image_bytes", "resize": (9, 9), "pad": 1, "crop": (8, 7), "flip": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "shape"),
-    [
-        pytest.param({"prepare": PREPARE}, (8, 8, 1), marks=pytest.mark.slow),
-        ({"prepare": ON_BYTES, "finish": FINISH}, (8, 7, 1)),
-    ],
+    [({"prepare": PREPARE}, (8, 8, 1)), ({"prepare": ON_BYTES, "finish": FINISH}, (8, 7, 1))],
     ids=["prepare", "both"],
 )
 def test_an_exported_model_with_preprocessing_gives_the_accuracy_of_the_run_on_stored_images(tmp_path, parts, shape):

@@ -70,6 +70,7 @@ def test_the_graph_histograms_and_a_profile_are_there_and_a_resume_repeats_none(
     assert any("MatMul" in name for name in names)
 
 
+@pytest.mark.slow
 def test_a_profile_that_cannot_begin_costs_a_warning_alone(tmp_path, capfd):
     tf.profiler.experimental.start(str(tmp_path / "other"))
     try:

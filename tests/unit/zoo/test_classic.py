@@ -11,6 +11,7 @@ from tfdist.configs.networks import classic
 from tfdist.zoo import models, sources
 
 
+@pytest.mark.slow
 def test_alexnet_has_the_size_of_its_layers():
     kernels = 121 * 3 * 96 + 25 * 96 * 256 + 9 * 256 * 384 + 9 * 384 * 384 + 9 * 384 * 256
     channels = 96 + 256 + 384 + 384 + 256
