@@ -135,7 +135,7 @@ def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]
 @strategy_lib.explain_late_configuration()
 def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
     jobs = [collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))]
-    # Twice the limit of lost_workers.py, which therefore detects a loss first and names the worker.
+    # Twice the limit of connections.py, which therefore detects a loss first and names the worker.
     eager_context.configure_coordination(jobs, 2 * planned.options.heartbeat_seconds)
     eager_context.send_in_large_chunks()
     communication = tf.distribute.experimental.CommunicationImplementation
