@@ -18,7 +18,7 @@ from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.liveness import connections, heartbeat, peer_loss, reachability
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, Peer
 from tfdist.cluster.rendezvous import decision, protocol
-from tfdist.cluster.several_workers import first_collective
+from tfdist.cluster.several_workers import start
 
 
 def make_monitor(size: int = 3, rank: int = 0) -> HeartbeatMonitor:
@@ -169,11 +169,11 @@ def test_the_time_of_a_suspension_is_no_stall():
 
 
 def test_the_first_all_reduce_names_the_missing_workers_or_gives_advice():
-    monitor, waits = make_monitor(), (first_collective.PURPOSE, 5.0)
+    monitor, waits = make_monitor(), (start.PURPOSE, 5.0)
     monitor.peers[1].waits = waits
-    assert first_collective.explain(monitor, 120.0).endswith(": worker 2 (host n2, pid 12) did not reach it")
+    assert start.explain_first(monitor, 120.0).endswith(": worker 2 (host n2, pid 12) did not reach it")
     monitor.peers[2].waits = waits
-    advice = first_collective.explain(monitor, 120.0)
+    advice = start.explain_first(monitor, 120.0)
     assert "compiles kernels" in advice and "connect_seconds. If not" in advice and "NCCL_SOCKET_IFNAME" in advice
 
 
