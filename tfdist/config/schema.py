@@ -15,7 +15,8 @@ from typing import Any, Literal
 SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 # Old names of sections, accepted for one release.
 RENAMED = {"agreement": "consistency"}
-# What only some runs need: field -> function, imported by `specs.part`. `cluster`, `cluster.scope`: several workers.
+# What only some runs need: field -> function, imported by `specs.part`. `cluster`, `cluster.scope`: several workers;
+# `layers`: CPUs.
 PARTS = {
     "help": "tfdist.config.command_line.flag_help:text",
     "help.fields": "tfdist.config.command_line.flag_help:fields",
@@ -38,6 +39,8 @@ PARTS = {
     "train.shard_optimizer": "tfdist.training.step.variants.sharding.sharded_optimizer:compose",
     "train.recompute": "tfdist.training.step.variants.recomputation.named_layers:install",
     "train.recompute_mb": "tfdist.training.step.variants.recomputation.segments:install",
+    "layers.convolutions": "tfdist.training.step.layers.convolutions:use_products",
+    "layers.fused": "tfdist.training.step.layers.fused:fuse",
     "keras.RematScope": "tfdist.training.step.variants.recomputation.named_layers:of_scope",
     "keras.remat": "tfdist.training.step.variants.recomputation.named_layers:of_function",
     "train.precision": "tfdist.cluster.devices.precision:resolve",

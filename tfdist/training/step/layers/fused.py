@@ -44,15 +44,14 @@ def constant_statistics() -> Iterator[None]:
         _thread.constant_statistics = before
 
 
-def fuse(model: keras.Model, device_type: str) -> None:
-    """Fuses activations and normalisation of `model`, if `device_type` is "CPU".
+def fuse(model: keras.Model) -> None:
+    """Fuses activations and normalisation of `model`.
 
     `activation` and `call` are replaced on the objects. Outputs and gradients are those of Keras, up to rounding. Keras
     computes what is small, or has no static shape when a step is traced.
     """
-    if device_type == "CPU":
-        _count_accumulators()
-    for layer in model_layers.of_all_depths(model) if device_type == "CPU" else ():
+    _count_accumulators()
+    for layer in model_layers.of_all_depths(model):
         # `activation` of a recurrent layer is a property: that of its cell.
         if any(vars(layer).get("activation") is one for one in _ACTIVATIONS):
             patching.put_until_end(layer, "activation", _compiled_activation(layer.activation))
