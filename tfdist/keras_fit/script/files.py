@@ -3,8 +3,8 @@
 What a line of the script writes, in the main thread, is written once: by `open`, `os`, `shutil`, h5py, Keras, `tf.io`,
 `tf.train.Checkpoint` and `tf.summary`, also if a library that the line calls does so, such as NumPy, Pillow or
 Matplotlib. All workers meet before it and after it, or when a file is closed or flushed: so the next line finds the
-file on every worker. If it fails on the chief, it fails on all. Paths in the temporary directory are those of a host,
-and its first worker writes them.
+file on every worker. If it fails on the chief, it fails on all. Temporary files have names that the chief draws, and
+the first worker of a host writes them for all there.
 
 Not caught: writes of other threads, of input functions and of child processes, of libraries that write by code that is
 not Python's, standard error, and `os.open`.
