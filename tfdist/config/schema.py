@@ -57,7 +57,7 @@ PARTS = {
     "cluster": "tfdist.cluster.several_workers.start:start",
     "cluster.broadcast_bytes": "tfdist.cluster.several_workers.broadcasts:broadcast_bytes",
     "cluster.broadcast_variables": "tfdist.cluster.several_workers.broadcasts:make_broadcast_variables",
-    "cluster.scope": "tfdist.cluster.several_workers.initial_values:scope",
+    "cluster.scope": "tfdist.cluster.several_workers.broadcasts:scope",
     "cluster.devices.onednn": "tfdist.cluster.devices.onednn_step:read_or_measure",
     "cluster.gpus": "tfdist.cluster.devices.gpu_facts:facts",
     "cluster.gpus.notes": "tfdist.cluster.devices.gpu_facts:notes",
