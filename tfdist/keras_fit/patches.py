@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
-from tfdist.config.patching import patch, put, undo_puts
+from tfdist.config.patching import patch, put, set_in_block, undo_puts
 from tfdist.data import autograph
 from tfdist.keras_fit.own_step import replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
@@ -167,7 +167,7 @@ def _jacobian(
 
 
 def _in_backward(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
-    with step.mark("in_backward"):
+    with set_in_block(step, in_backward=True):
         return original(*args, **options)
 
 
@@ -196,13 +196,13 @@ def _call_function(step: ReplicaStep, original: Callable, function: Any, *args: 
 
 def _mapped(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
     """As in a loop: replicas cannot meet for each example."""
-    with step.mark("mapping"):
+    with set_in_block(step, mapping=True):
         return original(*args, **options)
 
 
 def _mapped_backward(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
     """A Jacobian is a vectorized map of gradients."""
-    with step.mark("mapping"), step.mark("in_backward"):
+    with set_in_block(step, mapping=True, in_backward=True):
         return original(*args, **options)
 
 

@@ -3,11 +3,11 @@
 XLA compiles activations and layer normalisation; batch normalisation has a kernel of TensorFlow.
 """
 
-import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -34,14 +34,9 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def constant_statistics() -> Iterator[None]:
+def constant_statistics() -> AbstractContextManager[None]:
     """Says that in the block the moving statistics which a `stateless_call` returns need no gradients."""
-    before, _thread.constant_statistics = _thread.constant_statistics, True
-    try:
-        yield
-    finally:
-        _thread.constant_statistics = before
+    return patching.set_in_block(_thread, constant_statistics=True)
 
 
 def fuse(model: keras.Model) -> None:

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 from keras.src import ops
 
+from tfdist.config import patching
 from tfdist.config.patching import patch
 from tfdist.training.step import collectives
 
@@ -80,11 +81,8 @@ def take_branches_once(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 
 def _apply(original: Callable[..., None], gradients: list[Any], variables: list[Any]) -> None:
-    _applying.now = True
-    try:
+    with patching.set_in_block(_applying, now=True):
         original(gradients, variables)
-    finally:
-        _applying.now = False
 
 
 def _cond(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
