@@ -35,7 +35,8 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
             continue
         if hint is Any:
             continue  # `_value_problems` checks it.
-        allowed = tuple(typing.get_origin(t) or t for t in _members(hint))
+        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        allowed = tuple(typing.get_origin(member) or member for member in members)
         if float in allowed and type(value) is int:
             continue
         if typing.get_origin(hint) is Literal:
@@ -47,10 +48,6 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
         elif type(value) not in allowed:
             names = " or ".join("None" if t is types.NoneType else t.__name__ for t in allowed)
             yield f"{prefix}{field.name} must be {names}. Received: {value!r} ({type(value).__name__})"
-
-
-def _members(hint: Any) -> tuple:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
 def _value_problems(config: schema.Config) -> Iterator[str]:
