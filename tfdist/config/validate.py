@@ -52,9 +52,7 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
 
 def _value_problems(config: schema.Config) -> Iterator[str]:
     def at_least(name: str, low: float) -> Iterator[str]:
-        value: Any = config
-        for part in name.split("."):
-            value = getattr(value, part)
+        value = operator.attrgetter(name)(config)
         if value is not None and not low <= value < math.inf:
             yield f"{name} must be {f'at least {low}' if low == int(low) else 'above 0'}. Received: {value}"
         elif isinstance(value, int) and value >= 2**31:
