@@ -182,7 +182,6 @@ def _start_alone(
     workdir: os.PathLike | str | None,
     stop: interruption.StopRequest | None,
 ) -> Started:
-    del must_match, workdir
     members = alone.members(planned.worker_spec, {"devices": planned.devices}, stop)
     configure_devices(planned)
     notes = describe_notes(planned, gpu_software.describe(os.environ))

@@ -15,8 +15,7 @@ from typing import Any, Literal
 SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 # Old names of sections, accepted for one release.
 RENAMED = {"agreement": "consistency"}
-# What only some runs need: field -> function, imported by `specs.part`. `cluster`, `cluster.scope`: several workers;
-# `layers`: CPUs.
+# What only some runs need: field -> function, imported by `specs.part`. `cluster`: several workers; `layers`: CPUs.
 PARTS = {
     "help": "tfdist.config.command_line.flag_help:text",
     "help.fields": "tfdist.config.command_line.flag_help:fields",

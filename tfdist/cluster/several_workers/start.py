@@ -157,7 +157,6 @@ def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.
     )
 
     def logical_devices(original: Any, self: Any, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
-        del original, self, cluster_resolver
         return tuple(f"{worker_device}/device:CPU:{i}" for i in range(planned.local_replicas)), "CPU"
 
     with contextlib.ExitStack() as stack:

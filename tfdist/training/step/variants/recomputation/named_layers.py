@@ -275,7 +275,6 @@ def _repeat_sums(kept: list[tf.Tensor]) -> contextlib.AbstractContextManager[Non
 
     @tf.custom_gradient
     def reduce(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        del value
         return tf.identity(next(sums)), collectives.all_reduce
 
     return collectives.reduce_context(reduce)
