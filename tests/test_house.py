@@ -109,7 +109,7 @@ PRIVATE_NAMES = {
     "tfdist.keras_fit.own_step.objective": {
         "_trainable_variables": "the variables of an optimizer that is applied without naming them",
     },
-    "tfdist.training.step.updates.optimizer_branches": {
+    "tfdist.training.step.updates.branches": {
         "keras.src.ops": "gradients that an optimizer accumulates are applied in a replica's branch (keras#20582)",
         "_backend_apply_gradients": "replaced, for the same reason",
         "_overwrite_model_variables_with_average_value": "replaced, for the same reason",

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> None:
         for name, shapes in SHAPES.items():
             for shape in shapes:
                 plain, other = make[name](policy), make[name](policy)
-                fused.fuse(keras.Sequential([other]), "CPU")
+                fused.fuse(keras.Sequential([other]))
                 inputs = tf.random.normal(shape, seed=1)
                 calls = [lambda x, layer=layer: layer(x, training=True) for layer in (plain, other)]
                 participants = [turns(call, inputs, policy) for call in (*calls, lambda x: x * 2)]

@@ -32,6 +32,7 @@ def test_pbsdsh_starts_a_worker_on_each_host_in_the_order_of_the_node_file(nodef
     assert len({place.addresses for place in places}) == 1 and len({place.port for place in places}) == 1
     port = places[0].port
     assert places[0].addresses == (f"cn9:{port}", f"cn10:{port}", f"cn1:{port}") and 10000 <= port < 20000
+    assert places[0].heartbeat_port == port + 1
     other = environment.resolve(task(nodefile, 0, PBS_JOBID="4712.isrv1"), **PORTS)
     assert other.port != port and other.job != places[0].job
     with pytest.raises(ValueError, match="this is already process 0 of 3, started by pbs"):

@@ -22,6 +22,7 @@ from tfdist import config as c
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.discovery.roster import Roster
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.keras_fit import patches
 from tfdist.keras_fit import setup as fit_setup
 from tfdist.keras_fit.adapters import base, make_adapter
@@ -193,7 +194,7 @@ def make_cluster(num_replicas: int) -> Cluster:
         num_workers=1,
         num_replicas=num_replicas,
         roster=Roster(),
-        monitor=None,
+        monitor=HeartbeatMonitor(rank=0, members=[], options=c.ClusterOptions()),
         implementation="nccl",
     )
 

@@ -331,12 +331,12 @@ ABSENT = """
 import time
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.several_workers import first_collective
-count = first_collective.count
+from tfdist.cluster.several_workers import start
+count = start.count_connected
 def count_soon(made, monitor, seconds, one):
     time.sleep(600 * monitor.rank)
     return count(made, monitor, 8.0, one)
-first_collective.count = count_soon
+start.count_connected = count_soon
 process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions(connect_seconds=240.0)))
 """
 
@@ -385,16 +385,16 @@ COMPILING = """
 import sys
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.several_workers import first_collective
+from tfdist.cluster.several_workers import start
 from tfdist.cluster.devices import gpu_facts, gpu_software
 build = {"cuda_compute_capabilities": ["sm_70", "compute_80"]}
 found = gpu_facts.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
 gpu_software.describe = lambda env: found
-count = first_collective.count
+count = start.count_connected
 def count_and_tell(made, monitor, seconds, one):
     print(f"within {seconds} s", file=sys.stderr, flush=True)
     return count(made, monitor, seconds, one)
-first_collective.count = count_and_tell
+start.count_connected = count_and_tell
 process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions()).leave() or 0)
 """
 

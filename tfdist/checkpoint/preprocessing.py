@@ -36,7 +36,6 @@ def open_export(config: config_lib.Config) -> Callable[..., Callable[[Path], str
     check(config)
 
     def as_stored(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool) -> dict[str, tf.Tensor]:
-        del seeds, training
         return batch
 
     def make_export(model: keras.Model, first_examples: Callable, prepare: Callable) -> Callable[[Path], str]:

@@ -55,8 +55,8 @@ class Cluster:
     # Of the sums in a step: "nccl", "ring" or "tcp".
     implementation: str
     roster: Roster
-    # Monitors the other workers; None if there are none.
-    monitor: HeartbeatMonitor | None
+    # Watches this worker, and the others if there are any.
+    monitor: HeartbeatMonitor
     # Compiled collectives: they are traced once, not in every call.
     compiled: dict[tuple[str, tf.DType], Callable[..., Any]] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
@@ -177,26 +177,23 @@ class Cluster:
 
     def note_progress(self, step: int) -> None:
         """Notes that an execution has ended after `step` steps; the stall timer of the next one starts."""
-        if self.monitor is not None:
-            self.monitor.note_progress(step)
+        self.monitor.note_progress(step)
 
     def stop_timer(self) -> None:
         """Stops the stall timer until the next heartbeat: what follows is not a step and may take any time."""
-        if self.monitor is not None:
-            self.monitor.stop_timer()
+        self.monitor.stop_timer()
 
     def pause_timers(self) -> AbstractContextManager:
         """Stops the stall timers of all workers in a block that may take any time on one of them."""
-        return contextlib.nullcontext() if self.monitor is None else self.monitor.pause_timers()
+        return self.monitor.pause_timers()
 
     def collective(self, purpose: str) -> AbstractContextManager:
         """Notes that this worker waits for all others in a block; `purpose` is for messages, such as "a broadcast"."""
-        return contextlib.nullcontext() if self.monitor is None else self.monitor.in_collective(purpose)
+        return self.monitor.in_collective(purpose)
 
     def allow_time_to_write(self, seconds: Callable[[], float]) -> None:
         """Lets a checkpoint be written for so long after the loss of a worker; one minute is always allowed."""
-        if self.monitor is not None:
-            self.monitor.writing_seconds = seconds
+        self.monitor.writing_seconds = seconds
 
     def leave(self) -> None:
         """Waits for all workers to finish: if one exits early, TensorFlow makes the others fail after about 8 s.
@@ -204,5 +201,4 @@ class Cluster:
         Raises:
             TimeoutError: some workers did not finish within `SHUTDOWN_SECONDS`.
         """
-        if self.monitor is not None:
-            self.monitor.finish(SHUTDOWN_SECONDS)
+        self.monitor.finish(SHUTDOWN_SECONDS)

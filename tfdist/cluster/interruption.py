@@ -108,7 +108,6 @@ def install_handlers() -> StopRequest:
 
 
 def _record(request: StopRequest, number: int, frame: types.FrameType | None) -> None:
-    del frame
     request.interrupts += number == signal.SIGINT
     if number == signal.SIGINT and request.interrupts > 1 and not request.saving:
         raise KeyboardInterrupt

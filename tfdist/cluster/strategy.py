@@ -182,11 +182,14 @@ def _start_alone(
     workdir: os.PathLike | str | None,
     stop: interruption.StopRequest | None,
 ) -> Started:
-    del must_match, workdir
     members = alone.members(planned.worker_spec, {"devices": planned.devices}, stop)
     configure_devices(planned)
     notes = describe_notes(planned, gpu_software.describe(os.environ))
-    strategy = _mirrored_strategy(planned)
+    devices = [f"/{planned.device_type}:{index}" for index in range(planned.local_replicas)]
+    # Over the GPUs of one process MirroredStrategy has no ring, and this is its way without NCCL.
+    without_nccl = planned.gpus and planned.implementation == "ring"
+    sums = tf.distribute.ReductionToOneDevice() if without_nccl else None
+    strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=sums)
     # It sends no messages, and only watches itself.
     monitor = heartbeat.start(rank=0, members=members, options=planned.options)
     return Started(strategy=strategy, members=members, monitor=monitor, notes=notes)
@@ -236,14 +239,6 @@ def describe_notes(planned: ClusterPlan, software: Mapping[str, Any], processors
     unused = specs.part("cluster.gpus.others")(here) if here and here.gpus else ""
     found = [planned.worker_spec.note, *gpu_software.notes(software), onednn.advice(onednn.current(os.environ))]
     return [note for note in (*found, processors, unused) if note]
-
-
-def _mirrored_strategy(planned: ClusterPlan) -> tf.distribute.Strategy:
-    devices = [f"/{planned.device_type}:{index}" for index in range(planned.local_replicas)]
-    if planned.gpus and planned.implementation == "ring":
-        # Over the GPUs of one process MirroredStrategy has no ring, and this is its way without NCCL.
-        return tf.distribute.MirroredStrategy(devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
-    return tf.distribute.MirroredStrategy(devices)
 
 
 def _add_number_conversions() -> None:

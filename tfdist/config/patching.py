@@ -80,6 +80,14 @@ def restore_after(owners: Sequence[Any], names: Sequence[str]) -> Iterator[None]
             attributes.update(values)
 
 
+@contextlib.contextmanager
+def set_in_block(holder: Any, **values: Any) -> Iterator[None]:
+    """Sets attributes of an object of tfdist's own, such as settings of a thread; at the end they are as before."""
+    with restore_after([holder], [*values]):
+        vars(holder).update(values)
+        yield
+
+
 class ImportHook(importlib.abc.MetaPathFinder):
     """Calls `around(execute, module)` to execute each of `names`; insert it at the start of `sys.meta_path`."""
 

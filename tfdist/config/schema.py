@@ -15,7 +15,7 @@ from typing import Any, Literal
 SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 # Old names of sections, accepted for one release.
 RENAMED = {"agreement": "consistency"}
-# What only some runs need: field -> function, imported by `specs.part`. `cluster`, `cluster.scope`: several workers.
+# What only some runs need: field -> function, imported by `specs.part`. `cluster`: several workers; `layers`: CPUs.
 PARTS = {
     "help": "tfdist.config.command_line.flag_help:text",
     "help.fields": "tfdist.config.command_line.flag_help:fields",
@@ -38,6 +38,8 @@ PARTS = {
     "train.shard_optimizer": "tfdist.training.step.variants.sharding.sharded_optimizer:compose",
     "train.recompute": "tfdist.training.step.variants.recomputation.named_layers:install",
     "train.recompute_mb": "tfdist.training.step.variants.recomputation.segments:install",
+    "layers.convolutions": "tfdist.training.step.layers.convolutions:use_products",
+    "layers.fused": "tfdist.training.step.layers.fused:fuse",
     "keras.RematScope": "tfdist.training.step.variants.recomputation.named_layers:of_scope",
     "keras.remat": "tfdist.training.step.variants.recomputation.named_layers:of_function",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
@@ -54,7 +56,7 @@ PARTS = {
     "cluster": "tfdist.cluster.several_workers.start:start",
     "cluster.broadcast_bytes": "tfdist.cluster.several_workers.broadcasts:broadcast_bytes",
     "cluster.broadcast_variables": "tfdist.cluster.several_workers.broadcasts:make_broadcast_variables",
-    "cluster.scope": "tfdist.cluster.several_workers.initial_values:scope",
+    "cluster.scope": "tfdist.cluster.several_workers.broadcasts:scope",
     "cluster.devices.onednn": "tfdist.cluster.devices.onednn_step:read_or_measure",
     "cluster.gpus": "tfdist.cluster.devices.gpu_facts:facts",
     "cluster.gpus.notes": "tfdist.cluster.devices.gpu_facts:notes",

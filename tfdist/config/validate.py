@@ -35,7 +35,8 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
             continue
         if hint is Any:
             continue  # `_value_problems` checks it.
-        allowed = tuple(typing.get_origin(t) or t for t in _members(hint))
+        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        allowed = tuple(typing.get_origin(member) or member for member in members)
         if float in allowed and type(value) is int:
             continue
         if typing.get_origin(hint) is Literal:
@@ -49,15 +50,9 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
             yield f"{prefix}{field.name} must be {names}. Received: {value!r} ({type(value).__name__})"
 
 
-def _members(hint: Any) -> tuple:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
 def _value_problems(config: schema.Config) -> Iterator[str]:
     def at_least(name: str, low: float) -> Iterator[str]:
-        value: Any = config
-        for part in name.split("."):
-            value = getattr(value, part)
+        value = operator.attrgetter(name)(config)
         if value is not None and not low <= value < math.inf:
             yield f"{name} must be {f'at least {low}' if low == int(low) else 'above 0'}. Received: {value}"
         elif isinstance(value, int) and value >= 2**31:

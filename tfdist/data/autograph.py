@@ -45,12 +45,12 @@ def convert(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def convert_read(source: Any) -> Callable[..., Any]:
-    """Returns `source.read`, converted by `convert`; its batches are checked as in `_checked`."""
+    """Returns `source.read`, converted by `convert`; its batches are checked as in `_check_batches`."""
     return _check_batches(source.read, "config.data.source: read(ids)")
 
 
 def convert_prepare(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `config.data.prepare`, converted by `convert`; its batches are checked as in `_checked`."""
+    """Returns `config.data.prepare`, converted by `convert`; its batches are checked as in `_check_batches`."""
     return _check_batches(prepare, "config.data.prepare")
 
 
@@ -77,7 +77,7 @@ def _check_batches(function: Callable[..., Any], name: str) -> Callable[..., Any
 
 def _check_state(name: str) -> None:
     graph = tf.compat.v1.get_default_graph()
-    drawn = stateful_ops.random_ops(graph)
+    drawn = stateful_ops.find_ops(graph, stateful_ops.RANDOM)
     if drawn:
         raise ValueError(
             f"{name} draws random numbers from a state that is not saved: {stateful_ops.list_ops(drawn)}. Workers and "

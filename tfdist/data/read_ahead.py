@@ -5,6 +5,7 @@ per core, and `prefetch` doubles its buffer each time that a step finds it empty
 elements. After some evaluations, a run that waits for its data would read ahead 20 GB of images per worker.
 """
 
+import math
 import os
 from typing import Any
 
@@ -42,10 +43,8 @@ def num_bytes(spec: Any, rows: int) -> int:
     total = 0
     for one in tf.nest.flatten(spec):
         if isinstance(one, tf.TensorSpec) and one.shape.rank is not None:
-            size = one.dtype.size
-            for length in one.shape.as_list():
-                size *= rows if length is None else length
-            total += size
+            lengths = (rows if length is None else length for length in one.shape.as_list())
+            total += one.dtype.size * math.prod(lengths)
     return total
 
 

@@ -17,7 +17,7 @@ RANDOM = {
     *("ThreadUnsafeUnigramCandidateSampler", "FixedUnigramCandidateSampler", "AllCandidateSampler"),
 }
 # Types of ops that call Python functions. Those that are declared stateless have another type.
-_PYTHON = {"PyFunc", "EagerPyFunc"}
+PYTHON = {"PyFunc", "EagerPyFunc"}
 # Ops that call a function -> the first of their inputs that they pass on.
 _CALLING = {
     **dict.fromkeys(("While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"), 0),
@@ -40,17 +40,8 @@ def nodes(definition: tf.compat.v1.GraphDef) -> Iterator[tf.compat.v1.NodeDef]:
         yield from found
 
 
-def random_ops(graph: tf.Graph) -> list[str]:
-    """Returns the names of the ops of `graph`, and of its functions, that draw from a state, each with its type."""
-    return _ops(graph, RANDOM)
-
-
-def python_ops(graph: tf.Graph) -> list[str]:
-    """Returns the names of the ops of `graph`, and of its functions, that call Python functions, each with its type."""
-    return _ops(graph, _PYTHON)
-
-
-def _ops(graph: tf.Graph, types: set[str]) -> list[str]:
+def find_ops(graph: tf.Graph, types: set[str]) -> list[str]:
+    """Returns the names of the ops of `graph`, and of its functions, that are of `types`, each with its type."""
     operations = graph.get_operations()
     found = [f"{op.name} ({op.type})" for op in operations if op.type in types]
     if any(op.type in _CALLING for op in operations):

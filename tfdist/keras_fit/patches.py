@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
-from tfdist.config.patching import patch, put, undo_puts
+from tfdist.config.patching import patch, put, set_in_block, undo_puts
 from tfdist.data import autograph
 from tfdist.keras_fit.own_step import replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
@@ -166,11 +166,6 @@ def _jacobian(
     return _mapped_backward(step, original, tape, target, sources, *args, **options)
 
 
-def _in_backward(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
-    with step.mark("in_backward"):
-        return original(*args, **options)
-
-
 def _custom_gradient(original: Callable, f: Callable | None = None) -> Any:
     """What a function computes for its own gradient are gradients of the replica: the outer tape's are completed."""
     if f is None:
@@ -194,16 +189,19 @@ def _call_function(step: ReplicaStep, original: Callable, function: Any, *args: 
     return autograph.convert(function.python_function, plain.__qualname__)(*args, **keywords)
 
 
-def _mapped(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
-    """As in a loop: replicas cannot meet for each example."""
-    with step.mark("mapping"):
-        return original(*args, **options)
+def _marking(**fields: bool) -> Callable[..., Any]:
+    """Returns a replacement that calls the original while these fields of the step are set."""
+
+    def call(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
+        with set_in_block(step, **fields):
+            return original(*args, **options)
+
+    return call
 
 
-def _mapped_backward(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
-    """A Jacobian is a vectorized map of gradients."""
-    with step.mark("mapping"), step.mark("in_backward"):
-        return original(*args, **options)
+_in_backward = _marking(in_backward=True)
+# As in a loop: replicas cannot meet for each example. A Jacobian is a vectorized map of gradients.
+_mapped, _mapped_backward = _marking(mapping=True), _marking(mapping=True, in_backward=True)
 
 
 def _enter(step: ReplicaStep, original: Callable, tape: Any) -> Any:

@@ -10,7 +10,7 @@ import sys
 import pytest
 from launching import REPOSITORY
 
-from tfdist.cluster.discovery import environment, hostlist, slurm_tasks
+from tfdist.cluster.discovery import environment, hostlist
 from tfdist.cluster.discovery.gpus import held_gpus, visible_gpus
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -564,10 +564,10 @@ def test_hostlists():
         ODD_NAMES: ODD_NAMES_IN_ORDER,
     }
     for text, expected in lists.items():
-        assert slurm_tasks.expand_hostlist(text) == expected
+        assert hostlist.expand_hostlist(text) == expected
     for text in ("", "n[1-", "n1]", "n[1-2]]", "n[]", "n[a-b]", "n[2-1]", "n1,,n2", "n[1-2-3]"):
         with pytest.raises(ValueError, match="Received"):
-            slurm_tasks.expand_hostlist(text)
+            hostlist.expand_hostlist(text)
 
 
 def test_addresses():

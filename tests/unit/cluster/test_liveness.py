@@ -15,10 +15,10 @@ from launching import REPOSITORY
 from tfdist import config
 from tfdist.cluster import collective_guard, interruption, process_exit
 from tfdist.cluster.discovery import worker_spec
-from tfdist.cluster.liveness import connections, heartbeat, lost_workers, peer_loss, reachability
+from tfdist.cluster.liveness import connections, heartbeat, peer_loss, reachability
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, Peer
 from tfdist.cluster.rendezvous import decision, protocol
-from tfdist.cluster.several_workers import first_collective
+from tfdist.cluster.several_workers import start
 
 
 def make_monitor(size: int = 3, rank: int = 0) -> HeartbeatMonitor:
@@ -52,9 +52,9 @@ def test_many_missing_or_lost_workers_are_named_by_their_hosts():
     few = decision.missing({15: "", 16: ""}, addresses, 9.0)["message"]
     assert few.splitlines()[1:-1] == ["  rank 15 (n3:12345): no answer", "  rank 16 (n3:12346): no answer"]
     monitor = make_monitor(size=40)
-    text = lost_workers.describe_all(monitor, range(20, 30))
+    text = connections.describe_all(monitor, range(20, 30))
     assert text == "workers 20-29 (hosts n[20-29]) are lost: last heartbeats up to 11.0 s ago"
-    assert lost_workers.describe_all(monitor, [1, 3]).count(" is lost: last heartbeat 11.0 s ago, then at step 7") == 2
+    assert connections.describe_all(monitor, [1, 3]).count(" is lost: last heartbeat 11.0 s ago, then at step 7") == 2
 
 
 def test_each_message_after_a_loss_names_the_loss():
@@ -169,11 +169,11 @@ def test_the_time_of_a_suspension_is_no_stall():
 
 
 def test_the_first_all_reduce_names_the_missing_workers_or_gives_advice():
-    monitor, waits = make_monitor(), (first_collective.PURPOSE, 5.0)
+    monitor, waits = make_monitor(), (start.PURPOSE, 5.0)
     monitor.peers[1].waits = waits
-    assert first_collective.explain(monitor, 120.0).endswith(": worker 2 (host n2, pid 12) did not reach it")
+    assert start.explain_first(monitor, 120.0).endswith(": worker 2 (host n2, pid 12) did not reach it")
     monitor.peers[2].waits = waits
-    advice = first_collective.explain(monitor, 120.0)
+    advice = start.explain_first(monitor, 120.0)
     assert "compiles kernels" in advice and "connect_seconds. If not" in advice and "NCCL_SOCKET_IFNAME" in advice
 
 

@@ -10,7 +10,7 @@ from absl import flags
 from launching import REPOSITORY
 
 from tfdist.cluster import process_exit
-from tfdist.cluster.discovery import slurm_tasks
+from tfdist.cluster.discovery import hostlist
 from tfdist.data import order
 from tfdist.report import files
 
@@ -29,7 +29,7 @@ def no_flags():
     ("fails", "shows_stack", "message"),
     [
         (
-            lambda path: slurm_tasks.expand_counts("two"),
+            lambda path: hostlist.expand_counts("two"),
             False,
             "tfdist: Not a valid Slurm list of counts, such as 2(x3),1. ",
         ),
@@ -38,7 +38,7 @@ def no_flags():
             False,
             "tfdist: [Errno 2] No such file or ",
         ),
-        (lambda path: slurm_tasks.expand_counts("9" * 5000), True, "ValueError: Exceeds the limit "),
+        (lambda path: hostlist.expand_counts("9" * 5000), True, "ValueError: Exceeds the limit "),
         (lambda path: order.steps_per_epoch(8, 0), True, "ZeroDivisionError: "),
     ],
     ids=["message of tfdist", "file", "ValueError of Python", "ArithmeticError of Python"],

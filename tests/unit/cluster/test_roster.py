@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.cluster.discovery import hostlist, slurm_tasks
+from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery import roster as roster_lib
 from tfdist.cluster.discovery.roster import Roster, WorkerInfo
 
@@ -55,4 +55,4 @@ def test_log_lists_sixteen_workers_and_the_hosts_of_the_others(workers, end):
 )
 def test_hostlist_is_compressed_as_slurm_writes_it(hosts, written):
     assert hostlist.compress_hostlist(hosts) == written
-    assert slurm_tasks.expand_hostlist(written) == list(dict.fromkeys(hosts))
+    assert hostlist.expand_hostlist(written) == list(dict.fromkeys(hosts))

@@ -56,7 +56,7 @@ def test_outputs_and_gradients_are_those_of_keras(strides, padding, dtype):
     layer = keras.layers.Conv2D(3, 1, strides=strides, padding=padding, activation="tanh", dtype=dtype)
     model = keras.Sequential([layer])
     expected, before = compute(model, images), operations(model, images)
-    convolutions.use_products(model, "CPU", tiles=False)
+    convolutions.use_products(model, tiles=False)
     found, after = compute(model, images), operations(model, images)
     assert "Conv2D" in before and "Conv2D" not in after and "MatMul" in after
     assert_close(found, expected, **({"rtol": 1e-5, "atol": 1e-5} if dtype == "float32" else {"atol": 0.1}))
@@ -80,7 +80,7 @@ def test_gradients_of_larger_kernels_are_those_of_keras_with_tiles(kernel, paddi
     images = tf.constant(np.random.default_rng(0).standard_normal((3, *size, 128)), tf.float32)
     model = keras.Sequential([keras.layers.Conv2D(130, kernel, padding=padding, **MIXED)])
     expected, before = compute(model, images), operations(model, images, backward=True)
-    convolutions.use_products(model, "CPU", tiles=True)
+    convolutions.use_products(model, tiles=True)
     found, after = compute(model, images), operations(model, images, backward=True)
     assert "Conv2DBackpropFilter" in before and "Conv2DBackpropFilter" not in after and "MatMul" in after
     assert_rounded(found, expected)
@@ -115,7 +115,7 @@ def test_gradients_of_gradients_are_those_of_keras_with_tiles():
         return [size, outer.gradient(size, model.trainable_variables[0].value)]
 
     expected = penalty()
-    convolutions.use_products(model, "CPU", tiles=True)
+    convolutions.use_products(model, tiles=True)
     assert_rounded(penalty(), expected)
 
 
@@ -127,24 +127,22 @@ class Halved(keras.layers.Conv2D):
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape", "device_type", "tiles"),
+    ("layer", "shape", "tiles"),
     [
-        (keras.layers.Conv2D(3, 1), (4, 7, 6, 5), "GPU", True),
-        (keras.layers.Conv2D(3, 1), (None, 7, 6, 5), "CPU", False),
-        (keras.layers.Conv2D(3, 1), (4, 17, 16, 5), "CPU", True),
-        (keras.layers.Conv2D(3, 1, **MIXED), (4, 17, 16, 5), "CPU", False),
-        (keras.layers.Conv2D(3, (1, 3)), (4, 7, 6, 5), "CPU", False),
-        (keras.layers.Conv2D(4, 1, groups=2), (4, 7, 6, 4), "CPU", False),
-        (Halved(3, 1), (4, 7, 6, 5), "CPU", False),
-        (keras.layers.Conv2D(128, 3, **MIXED), (4, 7, 6, 128), "CPU", False),
-        (keras.layers.Conv2D(128, 3, **MIXED), (4, 7, 6, 64), "CPU", True),
-        (keras.layers.Conv2D(128, 3, **MIXED), (4, 7, 18, 128), "CPU", True),
-        (keras.layers.Conv2D(128, 3, dilation_rate=2, **MIXED), (4, 7, 6, 128), "CPU", True),
-        (keras.layers.Conv2D(128, 3, strides=2, **MIXED), (4, 7, 6, 128), "CPU", True),
-        (keras.layers.Conv2D(3, 1, strides=2, **MIXED), (16, 17, 16, 5), "CPU", True),
+        (keras.layers.Conv2D(3, 1), (None, 7, 6, 5), False),
+        (keras.layers.Conv2D(3, 1), (4, 17, 16, 5), True),
+        (keras.layers.Conv2D(3, 1, **MIXED), (4, 17, 16, 5), False),
+        (keras.layers.Conv2D(3, (1, 3)), (4, 7, 6, 5), False),
+        (keras.layers.Conv2D(4, 1, groups=2), (4, 7, 6, 4), False),
+        (Halved(3, 1), (4, 7, 6, 5), False),
+        (keras.layers.Conv2D(128, 3, **MIXED), (4, 7, 6, 128), False),
+        (keras.layers.Conv2D(128, 3, **MIXED), (4, 7, 6, 64), True),
+        (keras.layers.Conv2D(128, 3, **MIXED), (4, 7, 18, 128), True),
+        (keras.layers.Conv2D(128, 3, dilation_rate=2, **MIXED), (4, 7, 6, 128), True),
+        (keras.layers.Conv2D(128, 3, strides=2, **MIXED), (4, 7, 6, 128), True),
+        (keras.layers.Conv2D(3, 1, strides=2, **MIXED), (16, 17, 16, 5), True),
     ],
     ids=[
-        "on a GPU",
         "batches of any size",
         "many positions in float32",
         "many positions without tiles",
@@ -159,15 +157,15 @@ class Halved(keras.layers.Conv2D):
         "many positions with strides",
     ],
 )
-def test_others_stay_convolutions(layer, shape, device_type, tiles):
+def test_others_stay_convolutions(layer, shape, tiles):
     model = keras.Sequential([layer])
     model.build((None, *shape[1:]))
-    convolutions.use_products(model, device_type, tiles=tiles)
+    convolutions.use_products(model, tiles=tiles)
     assert "MatMul" not in operations(model, tf.TensorSpec(shape, tf.float32), backward=True)
 
 
 def test_many_positions_are_a_product_with_tiles():
     model = keras.Sequential([keras.layers.Conv2D(3, 1, **MIXED)])
     model.build((None, 17, 16, 5))
-    convolutions.use_products(model, "CPU", tiles=True)
+    convolutions.use_products(model, tiles=True)
     assert "MatMul" in operations(model, tf.TensorSpec((4, 17, 16, 5), tf.float32))

@@ -9,6 +9,7 @@ from parameters import slow
 from tfdist import config as c
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.discovery.roster import Roster
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.data import inputs as inputs_lib
 from tfdist.training import execution, setup
 from tfdist.zoo.prepare import image
@@ -27,7 +28,13 @@ def remember(model, read):
 def cluster():
     strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
     return Cluster(
-        strategy=strategy, rank=0, num_workers=1, num_replicas=1, roster=Roster(), monitor=None, implementation="ring"
+        strategy=strategy,
+        rank=0,
+        num_workers=1,
+        num_replicas=1,
+        roster=Roster(),
+        monitor=HeartbeatMonitor(rank=0, members=[], options=c.ClusterOptions()),
+        implementation="ring",
     )
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 from parameters import slow, slow_except
 
 from tfdist.config import patching
+from tfdist.training.step import build_context
 from tfdist.training.step.layers import fused
 
 SHAPE = (8, 32, 256)
@@ -59,7 +60,7 @@ def check(make, dtype):
             variable.assign(keras.random.normal(variable.shape, 1.0, 0.5, seed=1))
     expected, (outputs, *_) = (compute(model, inputs) for model in models)
     assert not operations(models[1])
-    fused.fuse(models[1], "CPU")
+    fused.fuse(models[1])
     found = compute(models[1], inputs)
     assert operations(models[1]) and found[0].dtype == outputs.dtype
     assert_close([tf.cast(found[0], tf.float32), *found[1:]], expected, 1e-5 if dtype == "float32" else 0.02)
@@ -104,7 +105,7 @@ def both(arguments, inputs, mask=None):
         layer.build(inputs.shape)
         for index, variable in enumerate(layer.trainable_variables):
             variable.assign(np.linspace(0.5 + index, 1.5, variable.shape[0]))
-    fused.fuse(keras.Sequential(layers[:1]), "CPU")
+    fused.fuse(keras.Sequential(layers[:1]))
     return [statistics_of_a_step(layer, inputs, mask) for layer in layers]
 
 
@@ -140,26 +141,34 @@ class Own(keras.layers.LayerNormalization):
 
 
 @pytest.mark.parametrize(
-    ("layer", "shape", "device"),
+    ("layer", "shape"),
     [
-        (keras.layers.Activation("gelu"), (2, 256), "CPU"),
-        (keras.layers.Activation("gelu"), (None, 256), "CPU"),
-        (keras.layers.Activation("gelu"), SHAPE, "GPU"),
-        (keras.layers.Activation("relu"), SHAPE, "CPU"),
-        (keras.layers.LayerNormalization(), (2, 256), "CPU"),
-        (keras.layers.LayerNormalization(axis=1), SHAPE, "CPU"),
-        (keras.layers.LayerNormalization(axis=[1, 2]), SHAPE, "CPU"),
-        (keras.layers.RMSNormalization(), SHAPE, "CPU"),
-        (keras.layers.LayerNormalization(dtype="float64"), SHAPE, "CPU"),
-        (Own(), SHAPE, "CPU"),
+        (keras.layers.Activation("gelu"), (2, 256)),
+        (keras.layers.Activation("gelu"), (None, 256)),
+        (keras.layers.Activation("relu"), SHAPE),
+        (keras.layers.LayerNormalization(), (2, 256)),
+        (keras.layers.LayerNormalization(axis=1), SHAPE),
+        (keras.layers.LayerNormalization(axis=[1, 2]), SHAPE),
+        (keras.layers.RMSNormalization(), SHAPE),
+        (keras.layers.LayerNormalization(dtype="float64"), SHAPE),
+        (Own(), SHAPE),
     ],
 )
-def test_others_are_left_to_keras(layer, shape, device):
+def test_others_are_left_to_keras(layer, shape):
     model, inputs = keras.Sequential([layer]), numbers([8 if size is None else size for size in shape])
     expected = model(inputs)
-    fused.fuse(model, device)
+    fused.fuse(model)
     assert not operations(model, shape)
     np.testing.assert_array_equal(model(inputs), expected)
+
+
+@pytest.mark.parametrize(("device", "replaced"), [("CPU", True), ("GPU", False)])
+def test_layers_are_replaced_on_cpus_only(device, replaced):
+    convolution, activation = layers = [keras.layers.Conv2D(3, 1), keras.layers.Activation("gelu")]
+    with patching.undo_puts():
+        build_context.speed_up_layers(keras.Sequential(layers), device)
+        assert ("convolution_op" in vars(convolution)) == replaced
+        assert (activation.activation is not keras.activations.gelu) == replaced
 
 
 def normalise_exactly(inputs):
@@ -170,7 +179,7 @@ def normalise_exactly(inputs):
 @pytest.mark.filterwarnings("ignore:You passed `rms_scaling=True`")
 def test_rms_scaling_is_left_to_keras():
     model = keras.Sequential([keras.layers.LayerNormalization(rms_scaling=True)])
-    fused.fuse(model, "CPU")
+    fused.fuse(model)
     assert not operations(model)
 
 
@@ -181,7 +190,7 @@ def test_rms_scaling_is_left_to_keras():
 def test_gradients_of_gradients_are_exact(layer, exact):
     """Beside float64: a gradient of Keras' gradient of layer normalisation has an error of 0.2 % here."""
     inputs, kernel = numbers(), tf.random.normal([256, 256], stddev=0.05, seed=1)
-    fused.fuse(keras.Sequential([layer]), "CPU")
+    fused.fuse(keras.Sequential([layer]))
 
     def penalty(function, inputs, kernel):
         with tf.GradientTape() as outer:
@@ -201,7 +210,7 @@ def test_gradients_of_gradients_in_bfloat16():
     """A gradient passes the rounding of the gradient."""
     inputs = tf.cast(numbers(), tf.bfloat16)
     layer = keras.layers.Activation("gelu", dtype="mixed_bfloat16")
-    fused.fuse(keras.Sequential([layer]), "CPU")
+    fused.fuse(keras.Sequential([layer]))
 
     def second(function, inputs):
         with tf.GradientTape() as outer:
@@ -256,7 +265,7 @@ def directional(layer, inputs, direction):
 def test_gradients_in_forward_mode_are_those_of_keras(kind, shape):
     inputs, layers = numbers(shape), [kind(), kind()]
     with patching.undo_puts():
-        fused.fuse(keras.Sequential(layers[:1]), "CPU")
+        fused.fuse(keras.Sequential(layers[:1]))
         for function in (directional, tf.function(directional, autograph=False)):
             found, expected = (function(layer, inputs, tf.cos(inputs)) for layer in layers)
             assert_close(found, expected, 1e-5)
@@ -265,9 +274,9 @@ def test_gradients_in_forward_mode_are_those_of_keras(kind, shape):
 def test_blocks_in_forward_mode_are_counted_once_if_they_begin():
     kind, inputs = tf.autodiff.ForwardAccumulator, tf.ones([2])
     with patching.undo_puts():
-        fused.fuse(keras.Sequential(), "CPU")
+        fused.fuse(keras.Sequential())
         enter = kind.__enter__
-        fused.fuse(keras.Sequential(), "CPU")
+        fused.fuse(keras.Sequential())
         assert kind.__enter__ is enter
         with kind(inputs, inputs) as forward:
             with pytest.raises(ValueError, match="already recording"):
@@ -287,7 +296,7 @@ def test_layers_in_branches_have_gradients(layer):
 
     inputs = numbers()
     expected = gradient(inputs)
-    fused.fuse(keras.Sequential([layer]), "CPU")
+    fused.fuse(keras.Sequential([layer]))
     assert_close([tf.function(gradient.python_function, autograph=False)(inputs)], [expected], 1e-5)
 
 
@@ -295,7 +304,7 @@ def test_layers_in_branches_have_gradients(layer):
 def test_epsilons_of_any_kind(epsilon):
     layer, inputs = keras.layers.LayerNormalization(epsilon=epsilon), numbers()
     expected = layer(inputs)
-    fused.fuse(keras.Sequential([layer]), "CPU")
+    fused.fuse(keras.Sequential([layer]))
     np.testing.assert_allclose(layer(inputs), expected, rtol=0, atol=1e-5)
 
 
@@ -304,7 +313,7 @@ def test_activations_of_what_is_no_tensor_are_left_to_keras():
     layer = keras.layers.Activation("gelu")
     values = [keras.Variable(numbers()), tf.Variable(numbers()), numbers().numpy()]
     expected = [layer.activation(value) for value in values]
-    fused.fuse(keras.Sequential([layer]), "CPU")
+    fused.fuse(keras.Sequential([layer]))
     np.testing.assert_array_equal([layer.activation(value) for value in values], expected)
 
 
@@ -318,7 +327,7 @@ def test_inputs_that_the_kernel_cannot_take_are_left_to_keras(kind):
         "array": lambda x: layer.call(x.numpy(), training=True),
     }
     expected = layer(inputs, training=True)
-    fused.fuse(keras.Sequential([layer]), "CPU")
+    fused.fuse(keras.Sequential([layer]))
     np.testing.assert_allclose(calls[kind](inputs), expected, rtol=0, atol=1e-5)
 
 
@@ -335,7 +344,7 @@ def test_new_statistics_of_a_stateless_call_have_gradients():
         return tape.gradient(total, inputs)
 
     expected = gradient()
-    fused.fuse(keras.Sequential([layer]), "CPU")
+    fused.fuse(keras.Sequential([layer]))
     np.testing.assert_array_equal(gradient(), expected)
     assert np.abs(expected).max() > 0
 
@@ -343,7 +352,7 @@ def test_new_statistics_of_a_stateless_call_have_gradients():
 def test_a_model_is_saved_as_that_of_keras(tmp_path):
     model = keras.Sequential([keras.Input(SHAPE[1:]), keras.layers.Dense(9, "gelu"), keras.layers.LayerNormalization()])
     before = model.to_json()
-    fused.fuse(model, "CPU")
+    fused.fuse(model)
     assert model.to_json() == before
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
@@ -355,12 +364,12 @@ def test_the_activation_of_a_recurrent_layer_is_that_of_its_cell():
     layer, inputs = keras.layers.GRU(256, activation="gelu"), numbers((512, 3, 8))
     model = keras.Sequential([layer])
     expected = model(inputs)
-    fused.fuse(model, "CPU")
+    fused.fuse(model)
     assert layer.cell.activation is not keras.activations.gelu
     np.testing.assert_allclose(model(inputs), expected, rtol=0, atol=1e-5)
 
 
 def test_layers_of_one_shape_are_compiled_once():
     layers = [keras.layers.Activation("gelu") for _ in range(3)]
-    fused.fuse(keras.Sequential(layers), "CPU")
+    fused.fuse(keras.Sequential(layers))
     assert len({layer.activation for layer in layers}) == 1

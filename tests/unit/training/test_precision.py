@@ -11,6 +11,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import precision
 from tfdist.cluster.devices.precision import Device
 from tfdist.cluster.discovery.roster import Roster
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.config import schema, specs
 from tfdist.configs import line
 from tfdist.training import loop, setup
@@ -81,7 +82,13 @@ def test_unlike_devices_are_rejected_with_both_names():
 def cluster():
     strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
     return Cluster(
-        strategy=strategy, rank=0, num_workers=1, num_replicas=1, roster=Roster(), monitor=None, implementation="ring"
+        strategy=strategy,
+        rank=0,
+        num_workers=1,
+        num_replicas=1,
+        roster=Roster(),
+        monitor=HeartbeatMonitor(rank=0, members=[], options=c.ClusterOptions()),
+        implementation="ring",
     )
 
 

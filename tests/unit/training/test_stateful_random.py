@@ -103,7 +103,7 @@ def test_generators_are_restored(tmp_path):
     draws = [keras.random.normal((3,)).numpy() for _ in range(2)]
     assert np.abs(draws[0] - draws[1]).max() > 0
     graph = tf.function(lambda: tf.random.normal([3])).get_concrete_function().graph
-    assert len(stateful_ops.random_ops(graph)) == 1
+    assert len(stateful_ops.find_ops(graph, stateful_ops.RANDOM)) == 1
 
 
 def test_a_draw_in_a_loop_is_found_with_its_name(tmp_path, capsys):
@@ -120,5 +120,5 @@ def test_a_draw_in_a_loop_is_found_with_its_name(tmp_path, capsys):
 def test_a_generator_of_tensorflow_is_found():
     generator = tf.random.Generator.from_seed(1)
     graph = tf.function(lambda: generator.normal([3])).get_concrete_function().graph
-    (found,) = stateful_ops.random_ops(graph)
+    (found,) = stateful_ops.find_ops(graph, stateful_ops.RANDOM)
     assert "RngReadAndSkip" in found

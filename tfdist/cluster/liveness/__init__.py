@@ -1,9 +1,9 @@
 """Detects workers that die, hang or become unreachable. Without TensorFlow.
 
 heartbeat.py is the thread that watches for stalls; peer_loss.py holds its state, and ends the process after a loss.
-With several workers: connections.py exchanges heartbeats; lost_workers.py finds silent ones; reachability.py checks
-connections; startup_watchdog.py starts a process (startup_watchdog_process.py) that limits
-the time of TensorFlow's start, and replies for a worker that is busy.
+With several workers: connections.py exchanges heartbeats and finds silent ones; reachability.py checks connections;
+startup_watchdog.py starts a process (startup_watchdog_process.py) that limits the time of TensorFlow's start, and
+replies for a worker that is busy.
 
     connections.start(...) or, with one worker, heartbeat.start(...) -> HeartbeatMonitor
     peer_loss.claim_exit_and_name_loss, claim_exit, announce_failure when exiting

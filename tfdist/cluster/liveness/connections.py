@@ -1,4 +1,4 @@
-"""Heartbeats between workers, to detect those that die, hang or become unreachable. Imports no TensorFlow.
+"""Heartbeats between workers, which find those that die, hang or become unreachable. Imports no TensorFlow.
 
 A thread in every worker has one TCP connection to the chief, and the chief's thread one to every worker. Each sends a
 signed message every second with its last completed step. A connection that closes without a final message: the process
@@ -21,7 +21,7 @@ from typing import Any
 from tfdist import config as config_lib
 from tfdist.cluster.discovery import hostlist, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.liveness import heartbeat, lost_workers, peer_loss, reachability
+from tfdist.cluster.liveness import heartbeat, peer_loss, reachability
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.cluster.wire import channel as channel_lib
 from tfdist.cluster.wire import keys as keys_lib
@@ -31,6 +31,8 @@ from tfdist.cluster.wire.keys import Keys
 
 # Seconds for a connection to the chief, and for its first message; then the worker tries again.
 _HELLO_SECONDS = 5.0
+# Lost workers that a message describes one by one.
+_MOST_DESCRIBED = 8
 
 
 def listen(spec: WorkerSpec) -> socket.socket | None:
@@ -67,7 +69,7 @@ def start(
 
 async def _watch(monitor: HeartbeatMonitor, listener: socket.socket | None, keys: Keys) -> None:
     await asyncio.gather(
-        heartbeat.watch_stalls(monitor, lost_workers.find),
+        heartbeat.watch_stalls(monitor, find_lost),
         _query_watchdogs(monitor, keys),
         _check_reachability(monitor),
         _serve_heartbeats(monitor, listener, keys) if listener else _connect_to_chief(monitor, keys),
@@ -88,7 +90,7 @@ async def _serve_heartbeats(monitor: HeartbeatMonitor, listener: socket.socket, 
 
 async def _connect_to_chief(monitor: HeartbeatMonitor, keys: Keys) -> None:
     host, _ = hostlist.split_address(monitor.members[0]["address"])
-    while True:  # `lost_workers.find` ends it if there is no heartbeat of the chief in time.
+    while True:  # `find_lost` ends it if there is no heartbeat of the chief in time.
         channel = None
         try:
             address = (host, monitor.members[0]["heartbeat_port"])
@@ -117,7 +119,7 @@ async def _exchange_heartbeats(monitor: HeartbeatMonitor, rank: int, channel: Ch
             _receive(monitor, rank, await channel.receive())
     monitor.peers[rank].send = None
     if rank not in monitor.finished and not monitor.all_finished.is_set():
-        peer_loss.declare_lost(monitor, lost_workers.describe(monitor, rank))
+        peer_loss.declare_lost(monitor, describe_lost(monitor, rank))
 
 
 def _receive(monitor: HeartbeatMonitor, rank: int, message: dict[str, Any]) -> None:
@@ -172,6 +174,66 @@ async def _check_reachability(monitor: HeartbeatMonitor) -> None:
     rank, why = await reachability.first_unreachable_pair(others, limit / 2, is_waiting)
     own, other = (peer_loss.worker_name(monitor, one) for one in (monitor.rank, rank))
     peer_loss.declare_lost(monitor, f"{own} cannot connect to {other}: {why}")
+
+
+def find_lost(monitor: HeartbeatMonitor, now: float) -> bool:
+    """Declares the workers lost that are at the moment `now`, as `time.monotonic`; returns whether there is one."""
+    if text := _silent_peers(monitor, now):
+        peer_loss.declare_lost(monitor, text)
+    elif text := _left_behind(monitor, now):
+        peer_loss.declare_lost(monitor, text, restart_helps=False)
+    return bool(text)
+
+
+def _silent_peers(monitor: HeartbeatMonitor, now: float) -> str:
+    """Returns a message that names the workers without a recent heartbeat; "" if there are none."""
+    alive = {rank: max(peer.last_heartbeat, peer.last_alive) for rank, peer in monitor.peers.items()}
+    silent = {rank: now - moment for rank, moment in alive.items() if rank not in monitor.finished}
+    for limit, connected in ((monitor.options.heartbeat_seconds, True), (monitor.options.connect_seconds, False)):
+        seconds = {rank: silent[rank] for rank in silent if (monitor.peers[rank].step is not None) == connected}
+        if max(seconds.values(), default=0.0) > limit:
+            # If a host loses its network, its workers time out one after another: report them together.
+            return describe_all(monitor, [rank for rank in seconds if seconds[rank] > limit / 2])
+    return ""
+
+
+def _left_behind(monitor: HeartbeatMonitor, now: float) -> str:
+    """Returns a message if a worker waits for one that has finished; "" otherwise. Only the chief checks it."""
+    if monitor.rank != 0 or not monitor.finished:
+        return ""
+    waits = {rank: peer.waits for rank, peer in monitor.peers.items() if peer.waits is not None}
+    if monitor.own.collective is not None:
+        waits[0] = (monitor.own.collective[0], now - monitor.own.collective[1])
+    waiting = {rank: found for rank, found in waits.items() if found[1] > monitor.options.heartbeat_seconds}
+    if not waiting:
+        return ""
+    names = ", ".join(peer_loss.worker_name(monitor, rank) for rank in sorted(monitor.finished))
+    rank = min(waiting)
+    purpose, seconds = waiting[rank]
+    return (
+        f"{names} has finished, but {peer_loss.worker_name(monitor, rank)} has waited for all workers for "
+        f"{seconds:.1f} s, in {purpose}: every worker must call the same functions of tfdist"
+    )
+
+
+def describe_lost(monitor: HeartbeatMonitor, rank: int) -> str:
+    """Notes that this worker detected the loss of another one, and returns it in words."""
+    step, seconds = monitor.peers[rank].step, time.monotonic() - monitor.peers[rank].last_heartbeat
+    when = "no heartbeat since the rendezvous" if step is None else "last heartbeat"
+    then = "" if step is None else f", then at step {step}"
+    if not monitor.loss_known.is_set():
+        monitor.timed_out.add(rank)
+    return f"{peer_loss.worker_name(monitor, rank)} is lost: {when} {seconds:.1f} s ago{then}"
+
+
+def describe_all(monitor: HeartbeatMonitor, ranks: Sequence[int]) -> str:
+    """As `describe_lost`, of several workers: of many, their hosts in Slurm's notation."""
+    texts = [describe_lost(monitor, rank) for rank in ranks]
+    if len(ranks) <= _MOST_DESCRIBED:
+        return "; ".join(texts)
+    seconds = time.monotonic() - min(monitor.peers[rank].last_heartbeat for rank in ranks)
+    hosts = hostlist.compress_hostlist(monitor.members[rank]["host"] for rank in ranks)
+    return f"workers {hostlist.ranges(ranks)} (hosts {hosts}) are lost: last heartbeats up to {seconds:.1f} s ago"
 
 
 def _announce(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The thread that watches a run: for stalls of this worker, and for lost workers. Imports no TensorFlow.
 
-If there are several workers, connections.py exchanges heartbeats between them, and lost_workers.py finds those that are
-silent. peer_loss.py ends the process.
+If there are several workers, connections.py exchanges heartbeats between them, and finds those that are silent.
+peer_loss.py ends the process.
 """
 
 import asyncio

@@ -58,13 +58,11 @@ def _is_address(value: Any) -> bool:
 
 
 def _check_arrive(message: Mapping[str, Any], size: int) -> None:
-    del size
     _require(type(message.get("port")) is int and 0 < message["port"] < 65536, "port")
     _require(_is_text(message.get("dialled"), _LONGEST_HOST) and message["dialled"], "dialled")
 
 
 def _check_hello(message: Mapping[str, Any], size: int) -> None:
-    del size
     _require("me" in message, "me")
     me = message["me"]
     if me is None:

@@ -17,9 +17,10 @@ from tfdist.cluster import strategy as strategy_lib
 from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn, replicas
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import gpus, host_names, hostlist, roster
-from tfdist.cluster.liveness import connections, startup_watchdog
+from tfdist.cluster.liveness import connections, peer_loss, startup_watchdog
+from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.cluster.rendezvous import preflight
-from tfdist.cluster.several_workers import first_collective, tcp_ring
+from tfdist.cluster.several_workers import tcp_ring
 from tfdist.cluster.strategy import ClusterPlan, Started
 from tfdist.cluster.wire import keys as keys_lib
 from tfdist.cluster.wire.keys import Keys
@@ -29,6 +30,15 @@ from tfdist.config import patching
 _CHIEF_SECONDS = 1.0
 # Seconds to connect the ring over TCP: all workers are there. A firewall between them may drop the packets.
 _RING_SECONDS = 20.0
+# Of the first collective, for messages: workers that connect by TCP may still not reach each other with NCCL.
+PURPOSE = "the first all-reduce"
+# Seconds that are always allowed if the driver compiles the kernels of the GPUs at their first use.
+_COMPILE_SECONDS = 600.0
+_ADVICE = (
+    "If the driver still compiles kernels for the GPUs (docs/gpu.md), increase config.cluster.connect_seconds. If not, "
+    "their devices cannot exchange data: with NCCL, set NCCL_SOCKET_IFNAME to the network interface between the hosts, "
+    "such as ib0, and NCCL_DEBUG=INFO for its log; otherwise, look for a firewall between the hosts"
+)
 
 
 def start(
@@ -63,7 +73,7 @@ def start(
     ring = None
     with contextlib.suppress(OSError):  # The workers before and after this one cannot be reached at their ports.
         ring = ring_listener and tcp_ring.connect(spec.rank, members, ring_listener, keys, _RING_SECONDS)
-    connected = first_collective.count(strategy, monitor, first_collective.limit(seconds, software), ring is not None)
+    connected = count_connected(strategy, monitor, _first_seconds(seconds, software), ring is not None)
     if connected == len(members):
         replicas.rings[:] = [ring]
     elif ring_listener:
@@ -135,7 +145,7 @@ def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]
 @strategy_lib.explain_late_configuration()
 def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
     jobs = [collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))]
-    # Twice the limit of lost_workers.py, which therefore detects a loss first and names the worker.
+    # Twice the limit of connections.py, which therefore detects a loss first and names the worker.
     eager_context.configure_coordination(jobs, 2 * planned.options.heartbeat_seconds)
     eager_context.send_in_large_chunks()
     communication = tf.distribute.experimental.CommunicationImplementation
@@ -147,7 +157,6 @@ def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.
     )
 
     def logical_devices(original: Any, self: Any, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
-        del original, self, cluster_resolver
         return tuple(f"{worker_device}/device:CPU:{i}" for i in range(planned.local_replicas)), "CPU"
 
     with contextlib.ExitStack() as stack:
@@ -156,3 +165,47 @@ def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.
             owner = collective.CollectiveAllReduceExtended
             stack.enter_context(patching.patch(owner, "_initialize_local_devices", logical_devices))
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver, communication_options=options)
+
+
+def _first_seconds(connect_seconds: float, software: Mapping[str, Any]) -> float:
+    """Returns the time limit in seconds; `software` is what `gpu_software.describe` returned on this worker."""
+    compiles = any(gpu["code"] == "PTX" for gpu in software.get("gpus", ()))
+    return max(connect_seconds, _COMPILE_SECONDS) if compiles else connect_seconds
+
+
+def count_connected(strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor, seconds: float, one: bool) -> int:
+    """Returns the number of workers with `one`: a first sum over all replicas, on the devices that compute.
+
+    Raises:
+        tf.errors.DeadlineExceededError: it did not end in time. The chief has announced which workers are missing.
+    """
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
+
+    def add() -> tf.Tensor:
+        values = tf.constant([1.0, float(one)])
+        return tf.distribute.get_replica_context().all_reduce("SUM", values, options=options)
+
+    @tf.function(autograph=False)
+    def total() -> list[tf.Tensor]:
+        return strategy.experimental_local_results(strategy.run(add))
+
+    try:
+        with monitor.in_collective(PURPOSE):
+            found = [value.numpy() for value in total()]
+        assert all(replicas == strategy.num_replicas_in_sync for replicas, _ in found), found
+        return round(found[0][1]) // len(found)
+    except tf.errors.DeadlineExceededError:
+        if monitor.rank == 0:
+            monitor.loop.call_soon_threadsafe(peer_loss.declare_lost, monitor, explain_first(monitor, seconds))
+        raise
+
+
+def explain_first(monitor: HeartbeatMonitor, seconds: float) -> str:
+    """Returns why the first all-reduce took longer than `seconds`, as the chief sees it."""
+    text = f"{PURPOSE} did not end within {seconds:g} s (config.cluster.connect_seconds): "
+    waiting = {rank for rank, peer in monitor.peers.items() if peer.waits is not None and peer.waits[0] == PURPOSE}
+    missing = [rank for rank in range(1, len(monitor.members)) if rank not in waiting]
+    if missing:
+        names = ", ".join(peer_loss.worker_name(monitor, rank) for rank in missing)
+        return f"{text}{names} did not reach it"
+    return f"{text}all workers have started it. {_ADVICE}"

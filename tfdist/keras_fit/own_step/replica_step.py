@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.config import user_code
+from tfdist.config import patching, user_code
 from tfdist.keras_fit.whole_batch import metric_state, reductions
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.rows import Rows
@@ -58,16 +58,6 @@ class ReplicaStep:
         """True inside a tf.cond, a tf.while_loop, a tf.vectorized_map, a Jacobian or a tf.function of the step."""
         return self.mapping or tf.compat.v1.get_default_graph() is not self.graph
 
-    @contextlib.contextmanager
-    def mark(self, name: str) -> Iterator[None]:
-        """Sets a field of the step to True in the block."""
-        before = getattr(self, name)
-        setattr(self, name, True)
-        try:
-            yield
-        finally:
-            setattr(self, name, before)
-
     def apply_gradients(
         self, optimizer: keras.optimizers.Optimizer, original: Apply, gradients: list[Any], variables: list[Any] | None
     ) -> Any:
@@ -85,7 +75,7 @@ class ReplicaStep:
                 "in Python loops if there are several, without tf.function, and choose values by tf.where instead of "
                 "tf.cond."
             )
-        with self.mark("applying"):
+        with patching.set_in_block(self, applying=True):
             return self.apply(optimizer, original, gradients, variables)
 
     def all_reduce(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -267,12 +257,8 @@ def current() -> ReplicaStep | None:
 @contextlib.contextmanager
 def tracing(step: ReplicaStep) -> Iterator[None]:
     """Makes `step` the current one of this thread."""
-    _tracing.step = step
-    try:
-        with rows_lib.current(step.rows):
-            yield
-    finally:
-        _tracing.step = None
+    with patching.set_in_block(_tracing, step=step), rows_lib.current(step.rows):
+        yield
 
 
 def call_in_step(method: Callable[..., Any], original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:

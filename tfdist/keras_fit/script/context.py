@@ -28,7 +28,7 @@ from tfdist.config import patching, user_code
 _HERE = (f"{pathlib.Path(__file__).parent}/", patching.__file__)
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass
 class _Script:
     """The script that runs; `own`: whether tfdist's own code runs, and not that of the script."""
 
@@ -61,22 +61,13 @@ def _forget_script() -> None:
 os.register_at_fork(after_in_child=_forget_script)
 
 
-@contextlib.contextmanager
-def running(own: bool = True) -> Iterator[None]:
+def running(own: bool = True) -> contextlib.AbstractContextManager[None]:
     """Runs tfdist's own code: what it saves, and the variables that Keras makes for it, are of this worker only.
 
     Args:
         own: False: code of the script, such as a callback, is called within tfdist's own.
     """
-    if _script is None:
-        yield
-        return
-    script, before = _script, _script.own
-    script.own = own
-    try:
-        yield
-    finally:
-        script.own = before
+    return contextlib.nullcontext() if _script is None else patching.set_in_block(_script, own=own)
 
 
 def is_running() -> bool:

@@ -3,8 +3,8 @@
 What a line of the script writes, in the main thread, is written once: by `open`, `os`, `shutil`, h5py, Keras, `tf.io`,
 `tf.train.Checkpoint` and `tf.summary`, also if a library that the line calls does so, such as NumPy, Pillow or
 Matplotlib. All workers meet before it and after it, or when a file is closed or flushed: so the next line finds the
-file on every worker. If it fails on the chief, it fails on all. Paths in the temporary directory are those of a host,
-and its first worker writes them.
+file on every worker. If it fails on the chief, it fails on all. Temporary files have names that the chief draws, and
+the first worker of a host writes them for all there.
 
 Not caught: writes of other threads, of input functions and of child processes, of libraries that write by code that is
 not Python's, standard error, and `os.open`.
@@ -35,7 +35,7 @@ import tensorflow as tf
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import patching
 from tfdist.config.patching import patch
-from tfdist.keras_fit.script import context, handles, temporary
+from tfdist.keras_fit.script import context, handles
 
 # Owner, functions, and the name of the parameter that is the path; where it is given, it must be a path, not a file.
 _WRITING: tuple[tuple[Any, tuple[str, ...], str], ...] = (
@@ -94,10 +94,10 @@ def write_once(cluster: Cluster) -> Iterator[None]:
             if hasattr(owner, name):
                 stack.enter_context(patch(owner, name, handles.open_file))
         stack.enter_context(patch(keras.utils, "get_file", _get_file))
-        stack.enter_context(patch(tempfile, "mkdtemp", temporary.make_directory))
-        stack.enter_context(patch(tempfile, "mkstemp", temporary.make_file))
-        stack.enter_context(patch(tempfile, "NamedTemporaryFile", temporary.make_named_file))
-        stack.enter_context(patch(tempfile.TemporaryDirectory, "cleanup", temporary.clean_up))
+        stack.enter_context(patch(tempfile, "mkdtemp", make_directory))
+        stack.enter_context(patch(tempfile, "mkstemp", make_file))
+        stack.enter_context(patch(tempfile, "NamedTemporaryFile", make_named_file))
+        stack.enter_context(patch(tempfile.TemporaryDirectory, "cleanup", clean_up))
         stack.enter_context(patch(np.memmap, "__new__", handles.map_file))
         stack.enter_context(patch(h5py.File, "__init__", handles.open_h5py))
         stack.enter_context(patch(h5py.File, "close", handles.close_h5py))
@@ -194,3 +194,99 @@ def _on_import(stack: contextlib.ExitStack) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(hook)
+
+
+def make_directory(original: Callable[..., str], *args: Any, **keywords: Any) -> str:
+    """Makes a directory as `tempfile.mkdtemp`."""
+    place = context.calling_line()
+    if not place:
+        return original(*args, **keywords)
+    path = context.once(place, lambda: original(*args, **keywords))
+    if context.is_first_of_host():
+        with context.running(), contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+    context.note_temporary(path)
+    context.meet(f"{place} made")
+    return path
+
+
+def clean_up(original: Callable[..., None], directory: tempfile.TemporaryDirectory) -> None:
+    """Removes a directory as `tempfile.TemporaryDirectory.cleanup`, when all workers are done with it."""
+    place = context.calling_line()
+    if place:
+        context.meet(f"{place} cleanup")
+    with context.running():  # The first of a host removes it; the others find nothing.
+        original(directory)
+
+
+def make_file(original: Callable[..., tuple[int, str]], *args: Any, **keywords: Any) -> tuple[int, str]:
+    """Makes a file as `tempfile.mkstemp`."""
+    place = context.calling_line()
+    if not place:
+        return original(*args, **keywords)
+    handle = None
+
+    def make() -> str:
+        nonlocal handle
+        handle, path = original(*args, **keywords)
+        return path
+
+    path = context.once(place, make)
+    context.note_temporary(path)
+    return (os.open(path, os.O_RDWR | os.O_CREAT, 0o600) if handle is None else handle), path
+
+
+def make_named_file(
+    original: Callable[..., Any],
+    mode: str = "w+b",
+    buffering: int = -1,
+    encoding: str | None = None,
+    newline: str | None = None,
+    suffix: str | None = None,
+    prefix: str | None = None,
+    dir: str | None = None,
+    delete: bool = True,
+    *,
+    errors: str | None = None,
+    **keywords: Any,
+) -> Any:
+    """Makes a file as `tempfile.NamedTemporaryFile`."""
+    opened = {"buffering": buffering, "encoding": encoding, "newline": newline, "errors": errors}
+    place = context.calling_line()
+    if not place:
+        given = {"suffix": suffix, "prefix": prefix, "dir": dir, "delete": delete}
+        return original(mode, **opened, **given, **keywords)
+    handle, path = tempfile.mkstemp(suffix, prefix, dir)
+    os.close(handle)
+    return _NamedFile(path, mode, opened, delete and keywords.get("delete_on_close", True), delete, place)
+
+
+class _NamedFile(contextlib.AbstractContextManager):
+    """An open temporary file with a name; `deletes`: with the last of its uses, or when it is closed."""
+
+    def __init__(self, path: str, mode: str, options: dict[str, Any], on_close: bool, deletes: bool, place: str):
+        self.name, self.delete = path, deletes
+        self._on_close, self._place, self._exists = on_close, place, True
+        # Not `x`: the file exists.
+        self.file = open(path, mode.replace("x", "w"), **options)  # noqa: SIM115
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __iter__(self) -> Any:
+        return iter(self.file)
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+        self._remove(self.delete)
+
+    def close(self) -> None:
+        """Closes the file on every worker, and removes it if it shall not outlive that."""
+        self.file.close()
+        self._remove(self._on_close)
+
+    def _remove(self, due: bool) -> None:
+        if due and self._exists:
+            self._exists = False
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self.name)

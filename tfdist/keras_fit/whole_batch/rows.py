@@ -7,7 +7,7 @@ replica computes it on the gathered rows, and the gradient goes back to its own 
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras.src.backend.common import masking
 
 from tfdist.cluster.devices import replicas as replicas_lib
+from tfdist.config import patching
 from tfdist.keras_fit.adapters.base import shard_bounds
 from tfdist.training import api as trainer
 
@@ -203,14 +204,9 @@ class RowsOfShard(Rows):
 _now = threading.local()
 
 
-@contextlib.contextmanager
-def current(rows: Rows | None) -> Iterator[None]:
+def current(rows: Rows | None) -> contextlib.AbstractContextManager[None]:
     """Makes `rows` those of the step that this thread traces; None: examples of no step."""
-    before, _now.rows = rows_now(), rows
-    try:
-        yield
-    finally:
-        _now.rows = before
+    return patching.set_in_block(_now, rows=rows)
 
 
 def rows_now() -> Rows | None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.config.patching import patch, put, restore_after
+from tfdist.config.patching import patch, put, restore_after, set_in_block
 from tfdist.keras_fit import compiled_model, messages
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
 from tfdist.keras_fit.whole_batch.rows import Rows, draw_alike
@@ -70,15 +70,9 @@ _mode = _Mode()
 _depth = 0
 
 
-@contextlib.contextmanager
-def mode(**values: Any) -> Iterator[None]:
+def mode(**values: Any) -> contextlib.AbstractContextManager[None]:
     """Computes Keras' losses with the given fields of `_Mode`."""
-    before = {name: getattr(_mode, name) for name in values}
-    vars(_mode).update(values)
-    try:
-        yield
-    finally:
-        vars(_mode).update(before)
+    return set_in_block(_mode, **values)
 
 
 def losses_are_patched() -> bool:

@@ -142,7 +142,7 @@ def run(workdir: str, words: Sequence[str]) -> int:
     if classes is None and saved.label_column and len(header) == 2:
         header = [first, saved.label_column]
     if cluster.is_chief:
-        show(header, rows, outputs, source.labels, classes)
+        show(header, rows, source.labels, classes)
         if flags.FLAGS.out:
             tables.write_csv(Path(flags.FLAGS.out).expanduser(), header, rows)
             print(flags.FLAGS.out)
@@ -151,11 +151,7 @@ def run(workdir: str, words: Sequence[str]) -> int:
 
 
 def show(
-    header: Sequence[str],
-    rows: Sequence[Sequence[Any]],
-    outputs: np.ndarray,
-    labels: np.ndarray | None,
-    classes: Sequence[str] | None,
+    header: Sequence[str], rows: Sequence[Sequence[Any]], labels: np.ndarray | None, classes: Sequence[str] | None
 ) -> None:
     """Prints the first rows, the number of examples of each class, and the accuracy if the labels are known."""
     width = 3 if classes is not None else 9

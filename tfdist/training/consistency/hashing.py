@@ -130,15 +130,12 @@ def _fingerprints(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 # The type of the replicas' devices -> the name of the hash of a state there.
 HASH_NAMES = {"CPU": "farmhash64", "GPU": "multiply64"}
-_HASHES: dict[str, Callable[[Sequence[tf.Tensor]], tf.Tensor]] = {
-    "farmhash64": _fingerprints,
-    "multiply64": _hash_groups,
-}
+_HASHES: dict[str, Callable[[Sequence[tf.Tensor]], tf.Tensor]] = {"CPU": _fingerprints, "GPU": _hash_groups}
 
 
 def hash_each(values: Sequence[tf.Tensor], device_type: str) -> tf.Tensor:
     """Hashes each of n tensors on a device of a type, "CPU" or "GPU": int64 [n]."""
-    return _HASHES[HASH_NAMES[device_type]](values)
+    return _HASHES[device_type](values)
 
 
 def combine(hashes: tf.Tensor, device_type: str) -> tf.Tensor:

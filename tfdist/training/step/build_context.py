@@ -10,12 +10,12 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.cluster.devices import gpu_software, onednn
 from tfdist.cluster.devices.replicas import Replicas
-from tfdist.config import patching
+from tfdist.config import patching, specs
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import per_example, timing
 from tfdist.training.step.context import StepContext
-from tfdist.training.step.layers import convolutions, fused, model_layers, normalization, remat_scopes
+from tfdist.training.step.layers import model_layers, normalization, remat_scopes
 from tfdist.training.step.updates import fused_updates, stages, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce, with_pack_size
 
@@ -115,8 +115,7 @@ def build_context(
     # With local SGD each replica has other gradients.
     prepare_optimizer(optimizer, cluster, equal=config.train.local_steps == 1)
     normalization.make_exact(model)
-    convolutions.use_products(model, cluster.device_type, tiles=onednn.TILES in onednn.read_processor().flags)
-    fused.fuse(model, cluster.device_type)
+    speed_up_layers(model, cluster.device_type)
     found = model_layers.statistics(model) if moving is None else moving
     with cluster.scope():
         if slots and not config.train.shard_optimizer:
@@ -142,6 +141,13 @@ def build_context(
         step_count=optimizer_lib.step_count(optimizer) if step_count is None else step_count,
         totals=totals,
     )
+
+
+def speed_up_layers(model: keras.Model, device_type: str) -> None:
+    """Replaces methods of layers by those that are faster on CPUs, if `device_type` is "CPU"."""
+    if device_type == "CPU":
+        specs.part("layers.convolutions")(model, tiles=onednn.TILES in onednn.read_processor().flags)
+        specs.part("layers.fused")(model)
 
 
 def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Replicas, *, equal: bool = True) -> None:

@@ -1,12 +1,14 @@
 """Communication between replicas inside a step, apart from the sum of the gradients; called in `strategy.run`."""
 
-import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
+
+from tfdist.config import patching
 
 
 def num_replicas() -> int:
@@ -27,28 +29,18 @@ _trace = _Trace()
 ReplicaContext = tf.distribute.ReplicaContext
 
 
-@contextlib.contextmanager
-def loss_weight_context(weight: tf.Tensor) -> Iterator[None]:
+def loss_weight_context(weight: tf.Tensor) -> AbstractContextManager[None]:
     """Traces a step whose gradients are multiplied by `weight` (float32 [], 1 in total) after the backward pass.
 
     The loss is then the mean of the replicas' losses with these weights, and gradients through `sum_differentiable` are
     those of this mean.
     """
-    _trace.weight = weight
-    try:
-        yield
-    finally:
-        _trace.weight = None
+    return patching.set_in_block(_trace, weight=weight)
 
 
-@contextlib.contextmanager
-def reduce_context(reduce: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+def reduce_context(reduce: Callable[[tf.Tensor], tf.Tensor]) -> AbstractContextManager[None]:
     """Traces a computation in which `sum_differentiable` calls `reduce` in the place of `all_reduce`."""
-    _trace.reduce = reduce
-    try:
-        yield
-    finally:
-        _trace.reduce = None
+    return patching.set_in_block(_trace, reduce=reduce)
 
 
 def all_reduce(value: tf.Tensor) -> tf.Tensor:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfdist.cluster.discovery import slurm_tasks, variables
+from tfdist.cluster.discovery import hostlist, variables
 from tfdist.cluster.discovery.launchers import by_ranks
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -91,7 +91,7 @@ def _first_hosts(env: Mapping[str, str]) -> list[str]:
             continue
     found += env.get("LSB_HOSTS", "").split()[:1]
     if env.get("SLURM_JOB_NODELIST"):
-        found += slurm_tasks.expand_hostlist(env["SLURM_JOB_NODELIST"])[:1]
+        found += hostlist.expand_hostlist(env["SLURM_JOB_NODELIST"])[:1]
     # For example 1400176640.0;tcp://192.0.2.2,10.0.0.2:39317;tcp6://[fd00::2]:46011
     for uri in env.get("OMPI_MCA_orte_hnp_uri", "").split(";")[1:]:
         found += uri.partition("://")[2].rpartition(":")[0].strip("[]").split(",")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tfdist.cluster.discovery import hostlist, slurm_tasks, variables, worker_spec
+from tfdist.cluster.discovery import hostlist, variables, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 _STEP_VARIABLES = (
@@ -48,8 +48,8 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
     variables.need(env, _STEP_VARIABLES, "This process belongs to a Slurm step")
     rank, num_workers = variables.integer(env, "SLURM_PROCID"), variables.integer(env, "SLURM_STEP_NUM_TASKS")
     node, local_rank = variables.integer(env, "SLURM_NODEID"), variables.integer(env, "SLURM_LOCALID")
-    nodes = slurm_tasks.expand_hostlist(env["SLURM_STEP_NODELIST"])
-    counts = slurm_tasks.expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])
+    nodes = hostlist.expand_hostlist(env["SLURM_STEP_NODELIST"])
+    counts = hostlist.expand_counts(env["SLURM_STEP_TASKS_PER_NODE"])
     if len(nodes) != len(counts) or sum(counts) != num_workers or not rank < num_workers or not node < len(nodes):
         raise ValueError(
             "Slurm's variables are inconsistent (job steps that span het groups, srun --het-group=0,1, are not "
@@ -70,7 +70,7 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
 
     plane = _plane(env, counts)
     if plane is not None:
-        layout = slurm_tasks.lay_out(counts, plane)
+        layout = hostlist.lay_out(counts, plane)
         _verify_layout(env, nodes, layout)
     return WorkerSpec(
         launcher="slurm",

@@ -140,7 +140,7 @@ def _distributions(part: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _name(trial: Any, part: dict[str, Any]) -> str:
+def _name(trial: Any) -> str:
     """Returns the name of the run of a trial: "trial-003_peak=0.0123"; it depends on the trial only."""
     row = {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in trial.params.items()}
     return f"trial-{trial.number:03d}_{space.names([row])[0]}"
@@ -148,7 +148,7 @@ def _name(trial: Any, part: dict[str, Any]) -> str:
 
 def names(workdir: Path, plan: Plan) -> list[str]:
     """Returns the runs that have been proposed so far."""
-    return [_name(trial, plan.proposals) for trial in _whole(study(plan, workdir).trials, plan)]
+    return [_name(trial) for trial in _whole(study(plan, workdir).trials, plan)]
 
 
 def _whole(trials: Iterable[Any], plan: Plan) -> list[Any]:
@@ -178,7 +178,7 @@ def run_here(
             yield job(opened.ask(_distributions(plan.proposals)))
 
     def job(trial: Any) -> local.Job:
-        name = _name(trial, plan.proposals)
+        name = _name(trial)
         numbers[name] = trial.number
         place = len(_whole(opened.trials[: trial.number + 1], plan))
         print(f"{name}: started ({place} of {plan.proposals['count']})", flush=True)
@@ -207,9 +207,9 @@ def run_task(plan: Plan, workdir: Path, index: int, start: Callable[..., int]) -
         mine = opened.ask(_distributions(plan.proposals))
         mine.set_user_attr(_TASK, index)
     elif mine.state.is_finished():
-        print(f"{_name(mine, plan.proposals)} is over.")
+        print(f"{_name(mine)} is over.")
         return 0
-    run = workdir / _name(mine, plan.proposals)
+    run = workdir / _name(mine)
     command = _command(plan, run, mine)
     given_up: list[bool] = []
 
@@ -268,4 +268,4 @@ def tell(opened: Any, number: int, plan: Plan, workdir: Path, *, pruned: bool) -
 def read_pruned(workdir: Path, plan: Plan) -> dict[str, int]:
     """Returns the runs that Optuna's pruner has stopped, and after which epoch."""
     trials = [trial for trial in study(plan, workdir).trials if trial.state.name == "PRUNED"]
-    return {_name(trial, plan.proposals): max(trial.intermediate_values, default=0) for trial in trials}
+    return {_name(trial): max(trial.intermediate_values, default=0) for trial in trials}

@@ -18,8 +18,8 @@ _MOST_POSITIONS = 1024
 _MOST_COLUMNS, _FEWEST_CHANNELS = 15, 128
 
 
-def use_products(model: keras.Model, device_type: str, *, tiles: bool) -> None:
-    """Computes convolutions by products of matrices where these are faster, if `device_type` is "CPU".
+def use_products(model: keras.Model, *, tiles: bool) -> None:
+    """Computes convolutions by products of matrices where these are faster.
 
     oneDNN rearranges the weights of a convolution three times a step. Where a replica has few positions, this takes
     longer than the arithmetic: a 1x1 convolution is a product. `convolution_op` is replaced on the objects.
@@ -29,7 +29,7 @@ def use_products(model: keras.Model, device_type: str, *, tiles: bool) -> None:
             strides is a product then, and the gradients of the weights of larger kernels are, if images are small and
             channels many. With strides, TensorFlow's strided slice takes longer than a product saves.
     """
-    for layer in model_layers.of_all_depths(model) if device_type == "CPU" else ():
+    for layer in model_layers.of_all_depths(model):
         # Not those whose class computes something else.
         if getattr(type(layer), "convolution_op", None) is not keras.layers.Conv2D.convolution_op:
             continue

@@ -3,11 +3,11 @@
 XLA compiles activations and layer normalisation; batch normalisation has a kernel of TensorFlow.
 """
 
-import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -34,25 +34,19 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def constant_statistics() -> Iterator[None]:
+def constant_statistics() -> AbstractContextManager[None]:
     """Says that in the block the moving statistics which a `stateless_call` returns need no gradients."""
-    before, _thread.constant_statistics = _thread.constant_statistics, True
-    try:
-        yield
-    finally:
-        _thread.constant_statistics = before
+    return patching.set_in_block(_thread, constant_statistics=True)
 
 
-def fuse(model: keras.Model, device_type: str) -> None:
-    """Fuses activations and normalisation of `model`, if `device_type` is "CPU".
+def fuse(model: keras.Model) -> None:
+    """Fuses activations and normalisation of `model`.
 
     `activation` and `call` are replaced on the objects. Outputs and gradients are those of Keras, up to rounding. Keras
     computes what is small, or has no static shape when a step is traced.
     """
-    if device_type == "CPU":
-        _count_accumulators()
-    for layer in model_layers.of_all_depths(model) if device_type == "CPU" else ():
+    _count_accumulators()
+    for layer in model_layers.of_all_depths(model):
         # `activation` of a recurrent layer is a property: that of its cell.
         if any(vars(layer).get("activation") is one for one in _ACTIVATIONS):
             patching.put_until_end(layer, "activation", _compiled_activation(layer.activation))

@@ -12,11 +12,11 @@ all-reduce per layer completes the sums, and each example is normalised with the
 moving statistics are those of one replica, up to rounding.
 """
 
-import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import keras
 import numpy as np
@@ -39,14 +39,9 @@ class _Trace(threading.local):
 _trace = _Trace()
 
 
-@contextlib.contextmanager
-def shard_present(present: tf.Tensor) -> Iterator[None]:
+def shard_present(present: tf.Tensor) -> AbstractContextManager[None]:
     """Traces the forward pass of a shard that may be empty: `present`, float32 [], is then 0.0, else 1.0."""
-    _trace.present = present
-    try:
-        yield
-    finally:
-        _trace.present = None
+    return patching.set_in_block(_trace, present=present)
 
 
 def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:

@@ -2,22 +2,18 @@
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.config import patching
 from tfdist.training.step.random_numbers import seed_generators
 
 
-@contextlib.contextmanager
-def as_replica(index: tf.Tensor) -> Iterator[None]:
+def as_replica(index: tf.Tensor) -> AbstractContextManager[None]:
     """Traces a forward pass, or a part of one, that draws the numbers of replica `index`, int32 []."""
-    before = getattr(seed_generators.this_pass, "replica", None)
-    seed_generators.this_pass.replica = index
-    try:
-        yield
-    finally:
-        seed_generators.this_pass.replica = before
+    return patching.set_in_block(seed_generators.this_pass, replica=index)
 
 
 def replica_of_pass() -> tf.Tensor:

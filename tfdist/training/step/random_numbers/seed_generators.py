@@ -149,7 +149,6 @@ def _make_stateless(
     own_seed = keras.ops.convert_to_numpy(generator.state).astype(np.int64).view(np.int32)
 
     def next_seed(ordered: bool = True) -> tf.Tensor:
-        del ordered
         if not hasattr(this_pass, "calls"):
             begin_forward_pass(0)
         call = this_pass.calls.get(id(generator), 0)

@@ -79,7 +79,7 @@ def check_draws(step: Callable[..., tf.Tensor], cluster: Replicas, what: str) ->
         if warned:
             return result
         graph = tf.compat.v1.get_default_graph()
-        drawn, python = stateful_ops.random_ops(graph), stateful_ops.python_ops(graph)
+        drawn, python = (stateful_ops.find_ops(graph, types) for types in (stateful_ops.RANDOM, stateful_ops.PYTHON))
         if drawn:
             warned.append(describe(drawn, what))
             if cluster.num_workers > 1:

@@ -7,12 +7,12 @@ consecutive examples of the global batch, so this is the order of the global bat
 
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 Gradient = tf.Tensor | tf.IndexedSlices
@@ -92,7 +92,7 @@ def cost_of_gathering(gradient: tf.IndexedSlices, num_replicas: int) -> str:
     if numbers is None or table is None:
         return ""
     size, lookups = gradient.values.dtype.size, gradient.indices.shape[0]
-    gathered, whole = num_replicas * (numbers * size + lookups * 8), int(np.prod(table)) * size
+    gathered, whole = num_replicas * (numbers * size + lookups * 8), math.prod(table.tolist()) * size
     if gathered <= _TOLERATED * whole:
         return ""
     return (
@@ -239,7 +239,6 @@ def convert_in_fixed_order() -> Iterator[None]:
 
 
 def _convert(gradient: tf.IndexedSlices, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> Any:
-    del dtype, name, as_ref
     return sum_rows(gradient) if _updating else NotImplemented
 
 

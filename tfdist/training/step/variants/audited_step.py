@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.devices import collective_dtypes, gpu_software
+from tfdist.cluster.devices import gather, gpu_software
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Batch
 from tfdist.training.consistency import audit, hashing, replicas
@@ -110,7 +110,7 @@ def _to_integers(value: tf.Tensor, small: tf.DType) -> tf.Tensor:
     """Returns the bits of `value` as integers, of the type `small` if they fit: a sum of integers keeps them."""
     if value.dtype == tf.string:
         raise ValueError(f"{_FIELD} cannot be used: a batch has texts, which replicas cannot send to each other.")
-    value = collective_dtypes.to_bits(value)
+    value = gather.to_bits(value)
     value = tf.bitcast(value, _BITS[value.dtype.size]) if value.dtype.is_floating else value
     return value if value.dtype == tf.int64 else tf.cast(value, small)
 
@@ -119,7 +119,7 @@ def _from_integers(bits: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Inverts `_to_integers` of a value of `dtype`."""
     if dtype in (tf.float16, tf.float32, tf.float64):
         return tf.bitcast(tf.cast(bits, _BITS[dtype.size]), dtype)
-    return collective_dtypes.from_bits(tf.cast(bits, tf.int32) if dtype.size < 8 else bits, dtype)
+    return gather.from_bits(tf.cast(bits, tf.int32) if dtype.size < 8 else bits, dtype)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

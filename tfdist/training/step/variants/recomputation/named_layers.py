@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -25,8 +25,14 @@ from tfdist.training.step.layers import fused, model_layers, normalization, rema
 from tfdist.training.step.random_numbers import repeated_passes, seed_generators
 
 _FIELD, _SCOPE = "config.train.recompute", "keras.RematScope"
-# The layers whose own `call` is to run in this thread, without another recomputation.
-_repeated = threading.local()
+
+
+class _Repeated(threading.local):
+    # The layers, by id, whose own `call` is to run in this thread, without another recomputation.
+    layers: tuple[int, ...] = ()
+
+
+_repeated = _Repeated()
 
 
 def install(model: keras.Model, config: config_lib.Config) -> list[str]:
@@ -96,7 +102,7 @@ def of_scope(
     if tf.executing_eagerly() or mode in (None, "activations"):
         return of_keras(operation, original, *args, **keywords)
     # In a layer that is computed again, all layers are.
-    in_another = bool(getattr(_repeated, "layers", ()))
+    in_another = bool(_repeated.layers)
     if in_another or not seed_generators.is_in_pass() or not _includes(scope, operation, args, keywords):
         return original
     check_masks(model_layers.of_all_depths(operation)[1:], _SCOPE)
@@ -165,7 +171,7 @@ def _recomputing(layer: keras.Layer, original: Callable[..., Any], field: str = 
 
     @functools.wraps(original)
     def call(*args: Any, **keywords: Any) -> Any:
-        again = getattr(_repeated, "layers", ())
+        again = _repeated.layers
         trains = keywords.get("training", False) if takes_training else bool(layer.trainable_variables)
         if id(layer) in again or tf.executing_eagerly() or not trains:
             return original(*args, **keywords)
@@ -215,17 +221,13 @@ def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any]
         values = [*tensors[len(places) :], *fixed]
         pairs = list(zip([*trainable, *others], values, strict=True))
         scope = _without_casts(lambda: keras.StatelessScope(pairs, collect_losses=True))
-        before = getattr(_repeated, "layers", ())
-        _repeated.layers = (*before, id(layer))
-        try:
-            with scope, fused.constant_statistics():
-                outputs = layer(*again_args, **again_keywords)
-                present = [scope.get_current_value(variable) for variable in others]
-                changed = [
-                    (variable, new) for variable, new, old in zip(others, present, fixed, strict=True) if new is not old
-                ]
-        finally:
-            _repeated.layers = before
+        repeated = patching.set_in_block(_repeated, layers=(*_repeated.layers, id(layer)))
+        with repeated, scope, fused.constant_statistics():
+            outputs = layer(*again_args, **again_keywords)
+            present = [scope.get_current_value(variable) for variable in others]
+            changed = [
+                (variable, new) for variable, new, old in zip(others, present, fixed, strict=True) if new is not old
+            ]
         if scope.losses:
             raise ValueError(f"{field}: {layer.name!r} calls add_loss: it cannot be recomputed.")
         made.setdefault("structure", outputs)
@@ -267,15 +269,12 @@ def _keep_sums(compute: Callable[[], Any]) -> tuple[Any, list[tf.Tensor]]:
         return compute(), kept
 
 
-@contextlib.contextmanager
-def _repeat_sums(kept: list[tf.Tensor]) -> Iterator[None]:
+def _repeat_sums(kept: list[tf.Tensor]) -> contextlib.AbstractContextManager[None]:
     """In the block, which traces the same computation, its sums are `kept`, and only its gradient communicates."""
     sums = iter(kept)
 
     @tf.custom_gradient
     def reduce(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        del value
         return tf.identity(next(sums)), collectives.all_reduce
 
-    with collectives.reduce_context(reduce):
-        yield
+    return collectives.reduce_context(reduce)
