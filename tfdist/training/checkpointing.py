@@ -33,6 +33,8 @@ from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.random_numbers import seed_generators
 
 FINISHED = "finished.json"
+# Until the first checkpoint: the sizes that files to which callbacks append had before the first step.
+BEGUN = "begun.json"
 # Directory of the states of runs that ended with a replica mismatch.
 MISMATCH = "mismatch"
 # Assumed write speed until the first checkpoint is measured.
@@ -70,7 +72,7 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
     if saved is None:
-        run.callbacks.train_begin()
+        run.callbacks.train_begin(_begun(run) if run.cluster.is_chief else None)
     else:
         _restore(run, state, saved)
     state.learning_rate, rate_note = optimizer_lib.resume_learning_rate(
@@ -93,6 +95,15 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
     report_run.write_start(run, report, None if saved is None else saved.step)
     ledger = _open_ledger(run, state)
     return loop_tools.make_tools(run, report, checkpointer, lock, ledger), state
+
+
+def _begun(run: Run) -> dict[str, Any] | None:
+    """Returns the sizes that files to which callbacks append had at the first start; None: this is the first one."""
+    path = run.workdir / BEGUN
+    begun = files.read_json(path)
+    if begun is None and (sizes := run.callbacks.appended_files()):
+        files.write_json(str(path), {"callbacks": sizes})
+    return begun
 
 
 def _open_ledger(run: Run, state: TrainingState) -> Ledger:
@@ -144,7 +155,8 @@ def _new_state(run: Run, rate: float | None) -> TrainingState:
 def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     epoch_ended = state.step <= state.completed_epochs * run.steps_per_epoch
     # First: variables that callbacks change here get their values from the checkpoint.
-    run.callbacks.train_begin(state.callbacks, None if epoch_ended else (state.step - 1) // run.steps_per_epoch)
+    epoch = None if epoch_ended else (state.step - 1) // run.steps_per_epoch
+    run.callbacks.train_begin(state.callbacks, epoch, ended=state.step >= run.total_steps)
     restore.restore(run.cluster, saved, run.variables)
     run.replica_state.restore(saved)
     seeds = (run.context.model, run.context.step_count, replicas_lib.replica_id, run.config.seed)
@@ -158,7 +170,11 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
 
 def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: Saved | None) -> AsyncCheckpointer:
     # Not at the start: until there is a checkpoint of this config, the run can also be resumed with the old one.
-    write_config = functools.cache(functools.partial(run_info.write_config, str(run.workdir), diff.to_json(run.config)))
+    @functools.cache
+    def write_config() -> None:
+        run_info.write_config(str(run.workdir), diff.to_json(run.config))
+        (run.workdir / BEGUN).unlink(missing_ok=True)
+
     options = run.config.checkpoint
     stays = functools.partial(triggers.stays, options.keep_every, run.checkpoints, run.steps_per_epoch)
     checkpointer = AsyncCheckpointer(run.checkpoints, options, report.warning, write_config, stays)

@@ -223,10 +223,15 @@ class CallbackRunner(NoCallbacks):
             raise ValueError(f"C{text[1:]}.")
         self._warn(text)
 
-    def train_begin(self, saved: dict[str, Any] | None = None, epoch: int | None = None) -> None:
+    def appended_files(self) -> dict[str, Any]:
+        return state.appended_files(self._saved)
+
+    def train_begin(
+        self, saved: dict[str, Any] | None = None, epoch: int | None = None, *, ended: bool = False
+    ) -> None:
         self._model.stop_training, self._training = False, True
         if saved and self._cluster.is_chief:
-            state.rewind_files(self._saved, saved["callbacks"])
+            state.rewind_files(self._saved, saved["callbacks"], ended or saved.get("stop", False))
         self.call("on_train_begin")
         self._set_initial()
         if epoch is not None:  # Repeat on_epoch_begin on resume: callbacks may open files there.

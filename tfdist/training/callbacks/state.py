@@ -124,13 +124,23 @@ def snapshot(
     return state, arrays
 
 
-def rewind_files(callbacks: list[keras.callbacks.Callback], state: dict[str, Any]) -> None:
-    """Truncates the file of each CSVLogger to its size at the checkpoint; called before `on_train_begin`."""
+def appended_files(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
+    """Returns, for `rewind_files`, the sizes that the files of CSVLoggers which append have before the training."""
+    named = by_name(callbacks).items()
+    logs = {name: one.filename for name, one in named if isinstance(one, keras.callbacks.CSVLogger) and one.append}
+    return {name: {"bytes": os.path.getsize(file) if os.path.exists(file) else 0} for name, file in logs.items()}
+
+
+def rewind_files(callbacks: list[keras.callbacks.Callback], state: dict[str, Any], ended: bool) -> None:
+    """Truncates the file of each CSVLogger to its size at the checkpoint; called before `on_train_begin`.
+
+    If the training had `ended`, what follows in the file is of later ones, and stays.
+    """
     for name, callback in by_name(callbacks).items():
         size = state.get(name, {}).get("bytes")
         if size is not None:
             callback.append = True
-            if os.path.exists(callback.filename) and os.path.getsize(callback.filename) > size:
+            if not ended and os.path.exists(callback.filename) and os.path.getsize(callback.filename) > size:
                 os.truncate(callback.filename, size)
 
 
