@@ -378,6 +378,7 @@ class Fails(keras.callbacks.Callback):
             raise KeyError(epoch)
 
 
+@pytest.mark.slow
 def test_fits_that_append_to_one_log_leave_each_row_once(cluster, tmp_path):
     (tmp_path / "log.csv").write_text("epoch,loss\n9,0.5\n")
 

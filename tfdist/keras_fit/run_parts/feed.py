@@ -57,10 +57,19 @@ def make_feed(
     )
 
     def open_training(start: int, stop: int) -> Any:
+        for epoch in range(initial_epoch, start // adapter.steps):
+            validate_again(epoch)
         return cluster.distribute(training(start, stop))
+
+    def validate_again(epoch: int) -> None:
+        every = config.evaluation.every
+        due = (epoch + 1) % every.epochs == 0 if every.after is None else epoch + 1 in every.after
+        if due and validation is not None and validation.epoch_hooks is not None:
+            validation.epoch_hooks.begin_pass(reset=True)
 
     by_epoch: dict[str, Callable] = {}
     if adapter.epoch_hooks is not None and validation is not adapter:
+        adapter.epoch_hooks.validate = validate_again
         by_epoch = _read_by_epoch(cluster, training, adapter.epoch_hooks, sizes)
     if adapter.gate is not None:
         by_epoch = _with_gate(adapter.gate, sizes.steps_per_epoch, {"open_training": open_training, **by_epoch})
