@@ -60,7 +60,7 @@ def test_a_fit_after_a_finished_one_reads_the_same_data_again(cluster, tmp_path,
         with cluster.scope():
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
             model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
-        model.set_weights([np.ones((3, 1)), np.zeros(1)])
+        model.set_weights([np.zeros((3, 1)), np.zeros(1)])
         data = drawn() if kind == "generator" else (X, Y) if kind == "only the validation" else Shuffled()
         parts = data if kind == "only the validation" else (data,)
         options = {"epochs": 3, "verbose": 0}
