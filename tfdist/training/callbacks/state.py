@@ -104,10 +104,12 @@ def snapshot(
     state: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for name, callback in by_name(callbacks).items():
-        saved = {}
+        saved, in_place = {}, []
         for attribute, value in _attributes(callback):
-            if (attribute in before[name]) and before[name][attribute][0] == _fingerprint(value):
+            fingerprint, initial = before[name].get(attribute, ("", None))
+            if fingerprint == _fingerprint(value):
                 continue
+            in_place += [attribute] if initial is value else []
             found: dict[str, np.ndarray] = {}
             try:
                 encoded = _encode(value, f"{checkpoint_format.CALLBACKS}{name}/{attribute}", found)
@@ -117,7 +119,7 @@ def snapshot(
             if sum(array.nbytes for key, array in found.items() if not key.endswith(_LIST)) <= largest_bytes:
                 saved[attribute] = encoded
                 arrays |= found
-        entry: dict[str, Any] = {"attributes": saved}
+        entry: dict[str, Any] = {"attributes": saved, "in_place": in_place}
         if isinstance(callback, keras.callbacks.CSVLogger) and os.path.exists(callback.filename):
             entry["bytes"] = os.path.getsize(callback.filename)
         state[name] = entry
@@ -154,13 +156,22 @@ def restore(
             unknown.append(name)
             continue
         for attribute, value in state[name]["attributes"].items():
-            decoded, present = _decode(value, arrays), getattr(callback, attribute, None)
-            if isinstance(present, dict) and type(present) is not dict:  # Such as a defaultdict or an OrderedDict.
-                present.clear()
-                present.update(decoded)
-            else:
-                setattr(callback, attribute, decoded)
+            _assign(callback, attribute, _decode(value, arrays), attribute in state[name].get("in_place", ()))
     return unknown
+
+
+def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any, in_place: bool) -> None:
+    """Sets an attribute; changes a list, dict or array `in_place` that the script may have as well."""
+    present = getattr(callback, attribute, None)
+    if isinstance(present, dict) and (in_place or type(present) is not dict):  # Also a defaultdict or an OrderedDict.
+        present.clear()
+        present.update(value)
+    elif in_place and type(present) is type(value) is list:
+        present[:] = value
+    elif in_place and isinstance(present, np.ndarray) and (present.shape, present.dtype) == (value.shape, value.dtype):
+        present[...] = value
+    else:
+        setattr(callback, attribute, value)
 
 
 def named_variables(variables: list[Any]) -> dict[str, Any]:
