@@ -400,7 +400,6 @@ def test_fits_that_append_to_one_log_leave_each_row_once(cluster, tmp_path):
     assert [row.split(",")[0] for row in rows] == ["epoch", "9", "0", "1", "0", "1"]
     script(None, None)  # All is finished.
     assert (tmp_path / "log.csv").read_text().splitlines() == rows
-    assert not (tmp_path / "fit0" / "begun.json").exists()
 
 
 def test_backup_and_restore_is_left_out_with_a_word(cluster, tmp_path, capsys):

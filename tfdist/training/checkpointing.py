@@ -33,8 +33,6 @@ from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.random_numbers import seed_generators
 
 FINISHED = "finished.json"
-# Until the first checkpoint: the sizes that files to which callbacks append had before the first step.
-BEGUN = "begun.json"
 # Directory of the states of runs that ended with a replica mismatch.
 MISMATCH = "mismatch"
 # Assumed write speed until the first checkpoint is measured.
@@ -72,7 +70,7 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
     if saved is None:
-        run.callbacks.train_begin(_begun(run) if run.cluster.is_chief else None)
+        run.callbacks.train_begin(workdir=run.workdir)
     else:
         _restore(run, state, saved)
     state.learning_rate, rate_note = optimizer_lib.resume_learning_rate(
@@ -97,23 +95,10 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
     return loop_tools.make_tools(run, report, checkpointer, lock, ledger), state
 
 
-def _begun(run: Run) -> dict[str, Any] | None:
-    """Returns the sizes that files to which callbacks append had at the first start; None: this is the first one."""
-    path = run.workdir / BEGUN
-    begun = files.read_json(path)
-    if begun is None and (sizes := run.callbacks.appended_files()):
-        files.write_json(str(path), {"callbacks": sizes})
-    return begun
-
-
 def _open_ledger(run: Run, state: TrainingState) -> Ledger:
     """Opens the ledger of this start, in the workdir on the chief."""
     cluster = run.cluster
-    about = {
-        "job": slurm_job.job_id(os.environ) or "",
-        "host": socket.gethostname(),
-        "replicas": cluster.num_replicas,
-    }
+    about = {"job": slurm_job.job_id(os.environ) or "", "host": socket.gethostname(), "replicas": cluster.num_replicas}
     about |= {"workers": cluster.num_workers, "steps_per_epoch": run.steps_per_epoch, "total_steps": run.total_steps}
     workdir = run.workdir if cluster.is_chief else None
     return ledger_lib.open_ledger(workdir, state.step, about, energy.meter(os.environ))
@@ -170,11 +155,7 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
 
 def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: Saved | None) -> AsyncCheckpointer:
     # Not at the start: until there is a checkpoint of this config, the run can also be resumed with the old one.
-    @functools.cache
-    def write_config() -> None:
-        run_info.write_config(str(run.workdir), diff.to_json(run.config))
-        (run.workdir / BEGUN).unlink(missing_ok=True)
-
+    write_config = functools.cache(functools.partial(run_info.write_config, str(run.workdir), diff.to_json(run.config)))
     options = run.config.checkpoint
     stays = functools.partial(triggers.stays, options.keep_every, run.checkpoints, run.steps_per_epoch)
     checkpointer = AsyncCheckpointer(run.checkpoints, options, report.warning, write_config, stays)

@@ -81,7 +81,7 @@ class OneStep:
         cluster = _cluster()
         with context.running():
             if batch.kind not in self._traced:
-                self._trace(cluster, batch)
+                self.make(cluster, batch)
             with cluster.collective("a step"):
                 self._traced[batch.kind](batch.element)
             return self._own.context.objective.results({"trained": float(self._kind == "train")})
@@ -99,8 +99,8 @@ class OneStep:
         """Has the state of the metrics; None before the first step."""
         return None if self._own is None else self._own.context.objective
 
-    def _trace(self, cluster: Cluster, batch: Batch) -> None:
-        """Makes the variables of the step, and its function for batches of one kind."""
+    def make(self, cluster: Cluster, batch: Batch) -> None:
+        """Makes the variables of the step, and its function for batches of the kind of `batch`; reads no element."""
         with patches.patch_for_run(self._model) as stack:
             config = run_config.of_evaluation(cluster, self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
@@ -142,7 +142,7 @@ class Step(OneStep):
             return values["value"]
         return tuple(values.values()) if all(name.isdecimal() for name in values) else values
 
-    def _trace(self, cluster: Cluster, batch: Batch) -> None:
+    def make(self, cluster: Cluster, batch: Batch) -> None:
         self._bare = batch.bare
         if self._model is None:
             with cluster.scope():
@@ -150,14 +150,10 @@ class Step(OneStep):
                 others = [one for one in self._parts if not isinstance(one, keras.Optimizer)]
                 self._model = _Loop(self._call_by_name, others)
                 self._model.compile(optimizer=optimizers[0] if optimizers else "sgd")
-        super()._trace(cluster, batch)
+        super().make(cluster, batch)
         self.made_for = self.made_for or _structure(batch.data)
         for place in _places.values():
             place.restore_rest(cluster, self)
-
-    def make(self, cluster: Cluster, batch: Batch) -> None:
-        """Makes the variables of the step before it is called, for batches like `batch`, whose element is not read."""
-        self._trace(cluster, batch)
 
     def _call_by_name(self, data: Any) -> dict[str, Any]:
         data = data[0] if self._bare else data

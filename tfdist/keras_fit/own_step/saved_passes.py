@@ -9,7 +9,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
@@ -22,26 +22,12 @@ from tfdist.keras_fit.script import context
 _numbers = itertools.count(1)
 
 
-class Step(Protocol):
-    """The members of `own_loop.Step` that this module uses."""
-
-    # The structure of the batch for which its variables were made; "": not yet.
-    made_for: str
-    # By name; empty before they are made.
-    variables: dict[str, Any]
-    # Has `state` and `restore_state`, of metrics; None before.
-    objective: Any
-
-    def make(self, cluster: Cluster, batch: Any) -> None:
-        """Makes the variables for batches like `batch`."""
-
-
 @dataclasses.dataclass
 class Place:
     """A workdir: what was saved there, how many passes this process has begun, and what it has restored."""
 
     directory: Path
-    # Those of the script, also later ones.
+    # Each `own_loop.Step` of the script, also later ones.
     steps: list[Any]
     # What earlier starts saved last; None: nothing.
     newest: Saved | None
@@ -104,7 +90,7 @@ class Place:
         for step in self.steps:
             self.restore_rest(cluster, step)
 
-    def restore_rest(self, cluster: Cluster, step: Step) -> None:
+    def restore_rest(self, cluster: Cluster, step: Any) -> None:
         """Gives the variables of a step the values that were restored last, if they have not got them."""
         index = self.steps.index(step)
         prefix = f"step{index}/"

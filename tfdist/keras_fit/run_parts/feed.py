@@ -48,6 +48,7 @@ def make_feed(
     def training(start: int, stop: int) -> tf.data.Dataset:
         return stack_shards(adapter.dataset(shard, start, stop))
 
+    validate_again = functools.partial(_validate_again, config.evaluation.every, validation)
     sizes = Sizes(
         global_batch=adapter.batch_size,
         replicas=cluster.num_replicas,
@@ -60,12 +61,6 @@ def make_feed(
         for epoch in range(initial_epoch, start // adapter.steps):
             validate_again(epoch)
         return cluster.distribute(training(start, stop))
-
-    def validate_again(epoch: int) -> None:
-        every = config.evaluation.every
-        due = (epoch + 1) % every.epochs == 0 if every.after is None else epoch + 1 in every.after
-        if due and validation is not None and validation.epoch_hooks is not None:
-            validation.epoch_hooks.begin_pass(reset=True)
 
     by_epoch: dict[str, Callable] = {}
     if adapter.epoch_hooks is not None and validation is not adapter:
@@ -85,6 +80,13 @@ def make_feed(
             _without_gate, adapter.gate, _with_label, {"": adapter, "validation_data: ": validation}, shard
         ),
     )
+
+
+def _validate_again(every: config_lib.Every, validation: DataAdapter | None, epoch: int) -> None:
+    """Calls the hooks of the validation data that were called after an epoch of an earlier start."""
+    due = (epoch + 1) % every.epochs == 0 if every.after is None else epoch + 1 in every.after
+    if due and validation is not None and validation.epoch_hooks is not None:
+        validation.epoch_hooks.begin_pass(reset=True)
 
 
 def _read_by_epoch(

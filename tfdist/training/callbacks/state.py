@@ -16,6 +16,7 @@ import os
 import random
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -25,7 +26,10 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.config import user_code
+from tfdist.report import files, run_info
 
+# A file of the workdir; see `rewind_or_note_files`.
+BEGUN = "begun.json"
 # Larger arrays are compared by identity: unchanged if it is the same object.
 _LARGEST_COMPARED_BYTES = 2**20
 # Lists of numbers of at least this length are saved as arrays: the History of 20,000 epochs is 1.6 MB of JSON.
@@ -126,14 +130,22 @@ def snapshot(
     return state, arrays
 
 
-def appended_files(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
-    """Returns, for `rewind_files`, the sizes that the files of CSVLoggers which append have before the training."""
+def rewind_or_note_files(callbacks: list[keras.callbacks.Callback], workdir: Path) -> None:
+    """Notes the sizes of files of CSVLoggers which append, before the first step of a run.
+
+    After a start that was interrupted before the first checkpoint, which brings config.json, they get these again.
+    """
     named = by_name(callbacks).items()
     logs = {name: one.filename for name, one in named if isinstance(one, keras.callbacks.CSVLogger) and one.append}
-    return {name: {"bytes": os.path.getsize(file) if os.path.exists(file) else 0} for name, file in logs.items()}
+    sizes = {name: {"bytes": os.path.getsize(file) if os.path.exists(file) else 0} for name, file in logs.items()}
+    noted = None if (workdir / run_info.CONFIG).exists() else files.read_json(workdir / BEGUN)
+    if noted is not None:
+        rewind_files(callbacks, {name: noted[name] for name in logs if name in noted})
+    elif sizes:
+        files.write_json(str(workdir / BEGUN), sizes)
 
 
-def rewind_files(callbacks: list[keras.callbacks.Callback], state: dict[str, Any], ended: bool) -> None:
+def rewind_files(callbacks: list[keras.callbacks.Callback], state: dict[str, Any], ended: bool = False) -> None:
     """Truncates the file of each CSVLogger to its size at the checkpoint; called before `on_train_begin`.
 
     If the training had `ended`, what follows in the file is of later ones, and stays.
