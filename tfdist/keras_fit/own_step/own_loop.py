@@ -1,16 +1,4 @@
-"""`tfdist.step` and `tfdist.batches`: a training loop of one's own, distributed.
-
-    @tfdist.step
-    def train(batch):                      # holds the tape, the losses and optimizer.apply
-        x, y = batch
-        with tf.GradientTape() as tape:
-            loss = loss_fn(y, model(x, training=True))
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        return {"loss": loss}
-
-    for epoch in range(3):
-        for batch in tfdist.batches(dataset, workdir="runs/mine"):
-            values = train(batch)
+"""`tfdist.step` and `tfdist.batches`: a training loop of one's own, distributed; docs/scripts.md has an example.
 
 The function is the `train_step` of a model that holds what it refers to, so all that holds for such a step holds here.
 """

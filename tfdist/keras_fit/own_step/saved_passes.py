@@ -80,7 +80,7 @@ class Place:
 
     def _restore(self, cluster: Cluster, saved: Saved, structure: str, like: Callable[[], Any]) -> None:
         """Gives the variables of all steps their saved values; makes those of steps that took such batches."""
-        pairs = zip(self.steps, saved.state.get("made_for", []), strict=False)
+        pairs = list(zip(self.steps, saved.state.get("made_for", []), strict=False))
         later = [step for step, made_for in pairs if not step.made_for and made_for == structure]
         if later:
             batch = like()
@@ -89,6 +89,10 @@ class Place:
         self.saved, self.restored = saved, set()
         for step in self.steps:
             self.restore_rest(cluster, step)
+        others = [step for step, made_for in pairs if made_for and not step.made_for]
+        if others and cluster.is_chief:
+            names = ", ".join(step.__name__ for step in others)
+            messages.say_once(f"{names}: called with other batches before; it gets its saved values when it is called.")
 
     def restore_rest(self, cluster: Cluster, step: Any) -> None:
         """Gives the variables of a step the values that were restored last, if they have not got them."""

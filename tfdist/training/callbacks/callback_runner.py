@@ -225,10 +225,8 @@ class CallbackRunner(NoCallbacks):
 
     def train_begin(self, saved: Any = None, epoch: int | None = None, *, ended=False, workdir=None) -> None:
         self._model.stop_training, self._training = False, True
-        if self._cluster.is_chief and saved:
-            state.rewind_files(self._saved, saved["callbacks"], ended or saved["stop"])
-        elif self._cluster.is_chief and workdir is not None:
-            state.rewind_or_note_files(self._saved, workdir)
+        if self._cluster.is_chief and workdir is not None:
+            state.begin_files(self._saved, saved, ended, workdir)
         self.call("on_train_begin")
         self._set_initial()
         if epoch is not None:  # Repeat on_epoch_begin on resume: callbacks may open files there.
@@ -280,11 +278,9 @@ class CallbackRunner(NoCallbacks):
 
     @contextlib.contextmanager
     def _without_collectives(self, callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
+        alone = collective_guard.local(self._model)
         advice = "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
-        with (
-            cluster_lib.on_one_worker(f"{type(callback).__name__}.{hook}", advice),
-            collective_guard.local(self._model),
-        ):
+        with cluster_lib.on_one_worker(f"{type(callback).__name__}.{hook}", advice), alone:
             yield
 
     def _synchronise(self, failed: Exception | None = None) -> None:

@@ -80,7 +80,7 @@ class NoCallbacks:
         Args:
             saved: what `state` returned, if a run is resumed; `ended`: from the checkpoint of its last step.
             epoch: the unfinished epoch in which the checkpoint was saved; None: it was saved between two epochs.
-            workdir: of a run that is not resumed: the sizes of files to which callbacks append are noted there.
+            workdir: of the run, or None: the sizes of files to which callbacks append are noted there.
         """
 
     def train_end(self, logs: dict[str, float]) -> None:

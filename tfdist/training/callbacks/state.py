@@ -26,9 +26,9 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.config import user_code
-from tfdist.report import files, run_info
+from tfdist.report import files
 
-# A file of the workdir; see `rewind_or_note_files`.
+# A file of the workdir; see `begin_files`.
 BEGUN = "begun.json"
 # Larger arrays are compared by identity: unchanged if it is the same object.
 _LARGEST_COMPARED_BYTES = 2**20
@@ -130,15 +130,22 @@ def snapshot(
     return state, arrays
 
 
-def rewind_or_note_files(callbacks: list[keras.callbacks.Callback], workdir: Path) -> None:
-    """Notes the sizes of files of CSVLoggers which append, before the first step of a run.
+def begin_files(
+    callbacks: list[keras.callbacks.Callback], saved: dict[str, Any] | None, ended: bool, workdir: Path
+) -> None:
+    """Gives the files of CSVLoggers their sizes at the checkpoint; arguments as for `CallbackRunner.train_begin`.
 
-    After a start that was interrupted before the first checkpoint, which brings config.json, they get these again.
+    Before the first step of a run, the sizes of those which append are noted in the workdir. After a start that was
+    interrupted before the first checkpoint they get these again.
     """
+    if saved:
+        rewind_files(callbacks, saved["callbacks"], ended or saved["stop"])
+        (workdir / BEGUN).unlink(missing_ok=True)
+        return
     named = by_name(callbacks).items()
     logs = {name: one.filename for name, one in named if isinstance(one, keras.callbacks.CSVLogger) and one.append}
     sizes = {name: {"bytes": os.path.getsize(file) if os.path.exists(file) else 0} for name, file in logs.items()}
-    noted = None if (workdir / run_info.CONFIG).exists() else files.read_json(workdir / BEGUN)
+    noted = files.read_json(workdir / BEGUN)
     if noted is not None:
         rewind_files(callbacks, {name: noted[name] for name in logs if name in noted})
     elif sizes:
