@@ -366,6 +366,42 @@ def test_a_run_leaves_layers_as_they_were_and_what_a_callback_has_set(cluster):
     assert not [layer.name for layer in model.layers if "call" in vars(layer)]
 
 
+class Fails(keras.callbacks.Callback):
+    """Raises an error at the end of an epoch, before it is saved."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self._fails_in = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self._fails_in:
+            raise KeyError(epoch)
+
+
+@pytest.mark.slow
+def test_fits_that_append_to_one_log_leave_each_row_once(cluster, tmp_path):
+    (tmp_path / "log.csv").write_text("epoch,loss\n9,0.5\n")
+
+    def script(*fails_in):
+        with cluster.scope():  # Names count the objects of a process, and these are those of another start.
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="only")], name="model")
+            model.compile(keras.optimizers.SGD(name="sgd"), "mse")
+        model.set_weights([np.ones((2, 1)), np.zeros(1)])
+        for index, epoch in enumerate(fails_in):
+            fits = keras.callbacks.CSVLogger(tmp_path / "log.csv", append=True), Fails(epoch)
+            options = {"callbacks": fits, "epochs": 2, "verbose": 0, "workdir": tmp_path / f"fit{index}"}
+            tfdist.fit(cluster, model, np.ones((8, 2)), np.ones((8, 1)), **options)
+
+    for fails_in in ((0,), (1,), (None, 0), (None, 1)):
+        with pytest.raises(KeyError):
+            script(*fails_in)
+    script(None, None)
+    rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["epoch", "9", "0", "1", "0", "1"]
+    script(None, None)  # All is finished.
+    assert (tmp_path / "log.csv").read_text().splitlines() == rows
+
+
 def test_backup_and_restore_is_left_out_with_a_word(cluster, tmp_path, capsys):
     backup = keras.callbacks.BackupAndRestore(tmp_path)
     callbacks.make_callbacks(cluster, compiled(), backup, verbose=1, workdir=tmp_path / "run")

@@ -122,6 +122,8 @@ def _train(
     if code in interruption.EXITS_SAVED:
         raise SystemExit(code)
     made = sizes.first_step + _steps_made(run) - steps_before
+    if data.epoch_hooks is not None and made > sizes.first_step:
+        data.epoch_hooks.repeat(made, sizes.steps_per_epoch)
     base.end_passes(data, made, ended_early=made < sizes.total_steps)
     if validation is not None and validation.epoch_hooks is not None:
         validation.epoch_hooks.end()

@@ -84,7 +84,7 @@ def make_run(
         feed=feed,
         callbacks=runner,
         is_script=True,
-        log=trainer.Log(console=console, notes=_notes(adapter, workdir)),
+        log=trainer.Log(console=console, notes=_notes(adapters, workdir)),
         export=functools.partial(export.export, model),
         train_step=train_step,
         more_variables=more,
@@ -111,14 +111,11 @@ def _divide(
     return virtual, virtual.parts.part(shard), virtual.parts.stack_shards
 
 
-def _notes(adapter: DataAdapter, workdir: Path | None) -> tuple[str, ...]:
+def _notes(adapters: list[DataAdapter], workdir: Path | None) -> tuple[str, ...]:
     """Returns warnings for the log: an inexact resume, an order that may differ from that of Keras' own fit."""
-    notes = []
-    if adapter.resume_caveat is not None and workdir is not None:
-        notes.append(f"An exact resume needs care: {adapter.resume_caveat}.")
-    if adapter.order_unknown:
-        notes.append(adapter.order_unknown)
-    return tuple(notes)
+    caveats = dict.fromkeys(one.resume_caveat for one in adapters if one.resume_caveat is not None)
+    notes = [f"An exact resume needs care: {one}." for one in caveats if workdir is not None]
+    return (*notes, *([adapters[0].order_unknown] if adapters[0].order_unknown else []))
 
 
 def _advice_if_diverged(workdir: Path | None, in_data: bool) -> str:

@@ -70,7 +70,7 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
     if saved is None:
-        run.callbacks.train_begin()
+        run.callbacks.train_begin(workdir=run.workdir)
     else:
         _restore(run, state, saved)
     state.learning_rate, rate_note = optimizer_lib.resume_learning_rate(
@@ -98,11 +98,7 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
 def _open_ledger(run: Run, state: TrainingState) -> Ledger:
     """Opens the ledger of this start, in the workdir on the chief."""
     cluster = run.cluster
-    about = {
-        "job": slurm_job.job_id(os.environ) or "",
-        "host": socket.gethostname(),
-        "replicas": cluster.num_replicas,
-    }
+    about = {"job": slurm_job.job_id(os.environ) or "", "host": socket.gethostname(), "replicas": cluster.num_replicas}
     about |= {"workers": cluster.num_workers, "steps_per_epoch": run.steps_per_epoch, "total_steps": run.total_steps}
     workdir = run.workdir if cluster.is_chief else None
     return ledger_lib.open_ledger(workdir, state.step, about, energy.meter(os.environ))
@@ -144,7 +140,8 @@ def _new_state(run: Run, rate: float | None) -> TrainingState:
 def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     epoch_ended = state.step <= state.completed_epochs * run.steps_per_epoch
     # First: variables that callbacks change here get their values from the checkpoint.
-    run.callbacks.train_begin(state.callbacks, None if epoch_ended else (state.step - 1) // run.steps_per_epoch)
+    epoch = None if epoch_ended else (state.step - 1) // run.steps_per_epoch
+    run.callbacks.train_begin(state.callbacks, epoch, ended=state.step >= run.total_steps, workdir=run.workdir)
     restore.restore(run.cluster, saved, run.variables)
     run.replica_state.restore(saved)
     seeds = (run.context.model, run.context.step_count, replicas_lib.replica_id, run.config.seed)

@@ -219,3 +219,37 @@ def test_random_generators_of_callbacks_go_on_where_they_were(tmp_path, make):
     saved = through_a_checkpoint(tmp_path, *state_lib.snapshot([callback], before, lambda *of: lost.append(of)))
     state_lib.restore([resumed], *saved)
     assert lost == [] and draws(resumed) == draws(callback) != draws(callback)
+
+
+class Recorder(keras.callbacks.Callback):
+    """Writes into objects of the script, and replaces others."""
+
+    def __init__(self, losses, by_epoch, sums, names):
+        super().__init__()
+        self.losses, self.by_epoch, self.sums, self.names = losses, by_epoch, sums, names
+
+    def note(self):
+        self.losses.append(0.5)
+        self.by_epoch[0] = 0.5
+        self.sums += 1.0
+        self.names = [*self.names, "more"]
+
+
+def test_what_a_callback_shares_with_the_script_is_restored_for_both(tmp_path):
+    def of_script():
+        return [], {}, np.zeros(2), ["first"]
+
+    first, second = of_script(), of_script()
+    callback, again = Recorder(*first), Recorder(*second)
+    before = state_lib.initial_state([callback])
+    callback.note()
+    assert (
+        state_lib.restore(
+            [again], *through_a_checkpoint(tmp_path, *state_lib.snapshot([callback], before, lambda *of: None))
+        )
+        == []
+    )
+    assert again.names == ["first", "more"]  # Replaced: the script's own stays.
+    losses, by_epoch, sums, names = second
+    assert (losses, by_epoch, sums.tolist(), names) == ([0.5], {0: 0.5}, [1.0, 1.0], ["first"])
+    assert again.losses is losses and again.by_epoch is by_epoch and again.sums is sums

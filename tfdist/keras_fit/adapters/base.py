@@ -32,6 +32,8 @@ class EpochHooks:
     def __init__(self, begin: Callable[[], None], end: Callable[[], None]):
         self._begin, self._end = begin, end
         self._epoch, self._within = -1, False
+        # Called with an epoch that is repeated, at its end.
+        self.validate: Callable[[int], None] = lambda epoch: None
 
     def reset(self, first: int) -> None:
         """Called before a training, whose first epoch is `first`: as Keras, which calls on_epoch_end there."""
@@ -41,10 +43,21 @@ class EpochHooks:
     def begin_epoch(self, epoch: int) -> None:
         """Begins an epoch of training; those before it are repeated on resume, because they may change the data."""
         while self._epoch < epoch:
-            self.end()
+            self._repeat_end()
             self._epoch += 1
             self._begin()
             self._within = True
+
+    def repeat(self, steps: int, steps_per_epoch: int) -> None:
+        """Repeats what a training of `steps` has called, if it was finished by an earlier start."""
+        self.begin_epoch((steps - 1) // steps_per_epoch)
+        if steps % steps_per_epoch == 0:
+            self._repeat_end()
+
+    def _repeat_end(self) -> None:
+        if self._within:  # A training has ended its epoch by itself.
+            self.end()
+            self.validate(self._epoch)
 
     def begin_pass(self, *, reset: bool) -> None:
         """Begins an evaluation, which Keras resets the data for, or a prediction."""
@@ -204,7 +217,8 @@ class BatchAdapter(DataAdapter):
     sharded: Callable[[ReplicaShard, int, int], tf.data.Dataset] | None = None
     # Whether nothing is read after the last step: the next pass would take seeds from a shuffle.
     stops: bool = False
-    # count_passes(steps, ended_early): counts the passes over a shuffle in a finished call; None: nothing is shuffled.
+    # count_passes(steps, ended_early): counts the passes over a shuffle in a finished call, or draws what an earlier
+    # start has drawn from a generator; None: neither.
     count_passes: Callable[[int, bool], None] | None = None
     # (steps) -> the first of them whose batch had a value that is not finite, and a sentence about it; None: none had.
     # For batches that may be others when they are read once more.

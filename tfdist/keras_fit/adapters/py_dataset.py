@@ -190,11 +190,11 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
         raise ValueError("The generator has no batches.")
     spec = data_adapter_utils.get_tensor_spec(samples)
     watch, gate = _NonfiniteBatches(), EpochGate(steps)
+    drawn, source = itertools.count(), itertools.chain(samples, map(_numpy_batch, generator))
 
     def read_and_watch() -> Iterator[Any]:
-        batches = itertools.chain(samples, map(_numpy_batch, generator))
-        for step in itertools.count():
-            batch = next(batches, None) if gate.wait(step) else None
+        for step in drawn:
+            batch = next(source, None) if gate.wait(step) else None
             if batch is None:
                 return
             watch.look(step + 1, batch)
@@ -211,6 +211,10 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
         dataset = tf.data.Dataset.from_generator(lambda: own, output_signature=spec)
         return dataset.map(lambda *parts: base.finish(parts, options)).with_options(waiting).skip(start)
 
+    def draw_to(steps: int, ended_early: bool) -> None:
+        for _ in itertools.islice(source, max(0, steps - next(drawn))):
+            pass
+
     return BatchAdapter(
         stream=stream,
         steps=steps,
@@ -219,6 +223,7 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
         element_spec=stream(0, 1).element_spec,
         smallest_batch=1,
         sample=None,
+        count_passes=draw_to,
         first_nonfinite=watch.first,
         resume_caveat="a generator must return the same batches in every start and on every worker; a resumed run "
         "reads and skips the batches of finished steps",

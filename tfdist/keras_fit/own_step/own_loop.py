@@ -1,16 +1,4 @@
-"""`tfdist.step` and `tfdist.batches`: a training loop of one's own, distributed.
-
-    @tfdist.step
-    def train(batch):                      # holds the tape, the losses and optimizer.apply
-        x, y = batch
-        with tf.GradientTape() as tape:
-            loss = loss_fn(y, model(x, training=True))
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        return {"loss": loss}
-
-    for epoch in range(3):
-        for batch in tfdist.batches(dataset, workdir="runs/mine"):
-            values = train(batch)
+"""`tfdist.step` and `tfdist.batches`: a training loop of one's own, distributed; docs/scripts.md has an example.
 
 The function is the `train_step` of a model that holds what it refers to, so all that holds for such a step holds here.
 """
@@ -19,9 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import itertools
 import os
-import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,13 +17,13 @@ import keras
 import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.checkpoint import restore
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.data import autograph
-from tfdist.keras_fit import compiled_model, connect, messages, patches
+from tfdist.keras_fit import compiled_model, connect, patches
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
+from tfdist.keras_fit.own_step import saved_passes
 from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.keras_fit.script import context
@@ -83,7 +69,7 @@ class OneStep:
         cluster = _cluster()
         with context.running():
             if batch.kind not in self._traced:
-                self._trace(cluster, batch)
+                self.make(cluster, batch)
             with cluster.collective("a step"):
                 self._traced[batch.kind](batch.element)
             return self._own.context.objective.results({"trained": float(self._kind == "train")})
@@ -96,8 +82,13 @@ class OneStep:
         context = self._own.context
         return checkpoint_format.named_variables(context.model, context.optimizer, self._own.variables)
 
-    def _trace(self, cluster: Cluster, batch: Batch) -> None:
-        """Makes the variables of the step, and its function for batches of one kind."""
+    @property
+    def objective(self) -> Any:
+        """Has the state of the metrics; None before the first step."""
+        return None if self._own is None else self._own.context.objective
+
+    def make(self, cluster: Cluster, batch: Batch) -> None:
+        """Makes the variables of the step, and its function for batches of the kind of `batch`; reads no element."""
         with patches.patch_for_run(self._model) as stack:
             config = run_config.of_evaluation(cluster, self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
@@ -113,6 +104,8 @@ class Step(OneStep):
         plain = getattr(function, "python_function", None)  # Decorated with tf.function.
         self._function = function if plain is None else autograph.convert(plain, plain.__name__)
         self._parts, self._bare = _parts_of(plain or function), False
+        # The structure of the batch for which its variables were made; "": not yet.
+        self.made_for = ""
         super().__init__(None)
 
     def __call__(self, batch: Batch) -> Any:
@@ -137,7 +130,7 @@ class Step(OneStep):
             return values["value"]
         return tuple(values.values()) if all(name.isdecimal() for name in values) else values
 
-    def _trace(self, cluster: Cluster, batch: Batch) -> None:
+    def make(self, cluster: Cluster, batch: Batch) -> None:
         self._bare = batch.bare
         if self._model is None:
             with cluster.scope():
@@ -145,8 +138,10 @@ class Step(OneStep):
                 others = [one for one in self._parts if not isinstance(one, keras.Optimizer)]
                 self._model = _Loop(self._call_by_name, others)
                 self._model.compile(optimizer=optimizers[0] if optimizers else "sgd")
-        super()._trace(cluster, batch)
-        _restore(cluster, self)
+        super().make(cluster, batch)
+        self.made_for = self.made_for or _structure(batch.data)
+        for place in _places.values():
+            place.restore_rest(cluster, self)
 
     def _call_by_name(self, data: Any) -> dict[str, Any]:
         data = data[0] if self._bare else data
@@ -186,7 +181,8 @@ def batches(
         dataset: a batched `tf.data.Dataset`, a `keras.utils.PyDataset`, or arrays.
         batch_size: examples of a step over all replicas, for arrays.
         workdir: shared directory of the loop. After each pass, and after a stop signal, all that the steps use is saved
-            there; the same script then skips the passes and batches that were finished. None: nothing is saved.
+            there; the same script then skips the passes and batches that were finished, and has after each pass the
+            values that were saved then. None: nothing is saved.
 
     Raises:
         ValueError: the data is not supported, or workers have other data.
@@ -197,20 +193,23 @@ def batches(
     with context.running():
         data = make_adapter.make_data_adapter(dataset, None, None, options)
         same_data.check_same_data(cluster, data)
-        place = None if workdir is None else _Place.open(cluster, Path(workdir))
-        first = 0 if place is None else place.first_step()
+
+        def read(first: int) -> tuple[Iterator[Any], Batch]:
+            elements = cluster.distribute(data.dataset(own_setup.replica_shard(cluster), first, data.steps))
+            bare = isinstance(dataset, keras.utils.PyDataset) and not isinstance(dataset[0], tuple | list | dict)
+            return elements, Batch(None, elements.element_spec, str(elements.element_spec), data, bare)
+
+        place = None if workdir is None else _place(cluster, Path(workdir))
+        first = 0 if place is None else place.begin_pass(cluster, _structure(data), lambda: read(0)[1])
         if first >= data.steps:
             base.end_passes(data, data.steps)
             return
-        elements = cluster.distribute(data.dataset(own_setup.replica_shard(cluster), first, data.steps))
-        spec = elements.element_spec
-        kind = str(spec)
-        bare = isinstance(dataset, keras.utils.PyDataset) and not isinstance(dataset[0], tuple | list | dict)
+        elements, batch = read(first)
     with interruption.handlers_if(place is not None) as stop:
         for index in range(first, data.steps):
             with context.running():
                 element = next(elements)
-            yield Batch(element, spec, kind, data, bare)
+            yield dataclasses.replace(batch, element=element)
             cluster.note_progress(index + 1)
             if place is not None and cluster.any_worker(stop.requested()) and index + 1 < data.steps:
                 place.save(cluster, index + 1)
@@ -257,69 +256,20 @@ def _with_all_parts(adapter: base.BatchAdapter) -> base.BatchAdapter:
     return dataclasses.replace(adapter, finish=complete, element_spec=complete(adapter.element_spec))
 
 
-@dataclasses.dataclass
-class _Place:
-    """A workdir: how many passes are finished there, and how many this process has begun."""
-
-    directory: Path
-    # What is saved there, until all of it is restored.
-    saved: checkpoint_format.Saved | None = None
-    restored: set[int] = dataclasses.field(default_factory=set)
-    passes: int = -1
-
-    @classmethod
-    def open(cls, cluster: Cluster, workdir: Path) -> "_Place":
-        """Returns the place of a workdir; the first time, with what is saved there."""
-        if workdir not in _places:
-            directory, saved = workdir / "checkpoints", None
-            if cluster.is_chief:
-                workdir.mkdir(parents=True, exist_ok=True)
-                saved = checkpoint_format.newest_valid(directory, messages.say)
-            _places[workdir] = cls(directory, restore.broadcast_saved(cluster, saved))
-        return _places[workdir]
-
-    def first_step(self) -> int:
-        """Returns the first step to make in the next pass."""
-        self.passes += 1
-        finished, steps = (0, 0) if self.saved is None else (self.saved.state["passes"], self.saved.state["steps"])
-        if self.passes < finished:
-            return sys.maxsize
-        return steps if self.passes == finished else 0
-
-    def save(self, cluster: Cluster, steps: int, *, finished: bool = False) -> None:
-        """Saves the variables of all steps after `steps` of this pass, or at its end if `finished`. Collective."""
-        with context.running(), cluster.pause_timers():
-            if cluster.is_chief:
-                state = {"passes": self.passes + finished, "steps": steps}
-                number = next(_numbers) if self.saved is None else self.saved.step + next(_numbers)
-                made = {f"step{i}/{name}": one for i, of in enumerate(_steps) for name, one in of.variables.items()}
-                arrays = checkpoint_format.snapshot(made)
-                checkpoint_format.write(self.directory, number, arrays, state)
-            cluster.barrier()
-
-
 _steps: list[Step] = []
-_places: dict[Path, _Place] = {}
-_numbers = itertools.count(1)
+_places: dict[Path, saved_passes.Place] = {}
 
 
-def _restore(cluster: Cluster, made: Step) -> None:
-    """Gives the variables of a step that was just made their saved values, if no other step has got them."""
-    prefix = f"step{_steps.index(made)}/" if made in _steps else None
-    for place in _places.values():
-        if place.saved is None or prefix is None:
-            continue
-        named = {f"{prefix}{name}": one for name, one in made.variables.items()}
-        named = {name: one for name, one in named.items() if id(one) not in place.restored}
-        missing = [name for name in named if name not in place.saved.arrays]
-        if missing:
-            raise ValueError(
-                f"The checkpoints in {place.directory} are of another script: there is no {missing[0]}. Choose another "
-                "workdir."
-            )
-        for name, array in restore.read(cluster, place.saved, named):
-            checkpoint_format.tf_variable(named[name]).assign(array)
-        place.restored |= {id(one) for one in named.values()}
+def _place(cluster: Cluster, workdir: Path) -> saved_passes.Place:
+    """Returns the place of a workdir; the first time, with what is saved there."""
+    if workdir not in _places:
+        _places[workdir] = saved_passes.Place.open(cluster, workdir, _steps)
+    return _places[workdir]
+
+
+def _structure(data: base.DataAdapter) -> str:
+    """Returns a text that is equal for batches that a step takes alike, on any number of replicas."""
+    return str(data.element_spec)
 
 
 def _cluster() -> Cluster:

@@ -48,6 +48,7 @@ def make_feed(
     def training(start: int, stop: int) -> tf.data.Dataset:
         return stack_shards(adapter.dataset(shard, start, stop))
 
+    validate_again = functools.partial(_validate_again, config.evaluation.every, validation)
     sizes = Sizes(
         global_batch=adapter.batch_size,
         replicas=cluster.num_replicas,
@@ -57,10 +58,13 @@ def make_feed(
     )
 
     def open_training(start: int, stop: int) -> Any:
+        for epoch in range(initial_epoch, start // adapter.steps):
+            validate_again(epoch)
         return cluster.distribute(training(start, stop))
 
     by_epoch: dict[str, Callable] = {}
     if adapter.epoch_hooks is not None and validation is not adapter:
+        adapter.epoch_hooks.validate = validate_again
         by_epoch = _read_by_epoch(cluster, training, adapter.epoch_hooks, sizes)
     if adapter.gate is not None:
         by_epoch = _with_gate(adapter.gate, sizes.steps_per_epoch, {"open_training": open_training, **by_epoch})
@@ -76,6 +80,13 @@ def make_feed(
             _without_gate, adapter.gate, _with_label, {"": adapter, "validation_data: ": validation}, shard
         ),
     )
+
+
+def _validate_again(every: config_lib.Every, validation: DataAdapter | None, epoch: int) -> None:
+    """Calls the hooks of the validation data that were called after an epoch of an earlier start."""
+    due = (epoch + 1) % every.epochs == 0 if every.after is None else epoch + 1 in every.after
+    if due and validation is not None and validation.epoch_hooks is not None:
+        validation.epoch_hooks.begin_pass(reset=True)
 
 
 def _read_by_epoch(

@@ -223,10 +223,10 @@ class CallbackRunner(NoCallbacks):
             raise ValueError(f"C{text[1:]}.")
         self._warn(text)
 
-    def train_begin(self, saved: dict[str, Any] | None = None, epoch: int | None = None) -> None:
+    def train_begin(self, saved: Any = None, epoch: int | None = None, *, ended=False, workdir=None) -> None:
         self._model.stop_training, self._training = False, True
-        if saved and self._cluster.is_chief:
-            state.rewind_files(self._saved, saved["callbacks"])
+        if self._cluster.is_chief and workdir is not None:
+            state.begin_files(self._saved, saved, ended, workdir)
         self.call("on_train_begin")
         self._set_initial()
         if epoch is not None:  # Repeat on_epoch_begin on resume: callbacks may open files there.
@@ -263,9 +263,9 @@ class CallbackRunner(NoCallbacks):
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         new = state.restore(self._saved, saved["callbacks"], arrays)
+        lost = state.restore_variables(self._held.variables, arrays)
         if new and self._cluster.is_chief:
             self._warn(f"not in the checkpoint, these callbacks start from scratch: {', '.join(new)}")
-        lost = state.restore_variables(self._held.variables, arrays)
         if lost and self._cluster.is_chief:
             self._warn(f"the callbacks refer to no variables for these values of the checkpoint: {', '.join(lost)}")
         self._model.stop_training = saved["stop"]
@@ -296,8 +296,7 @@ class CallbackRunner(NoCallbacks):
         if workers[0, 2]:
             collective_guard.announce(self._cluster, None, failed)
             raise failed
-        stops = [bool(stop) for stop in workers[0, 3:]]
-        self._model.stop_training, self._model.stop_evaluating, self._model.stop_predicting = stops
+        self._model.stop_training, self._model.stop_evaluating, self._model.stop_predicting = map(bool, workers[0, 3:])
         if np.any(workers[:, 1]):
             self._variables.copy()
         if rate is not None and workers[0, 0] != mine:

@@ -74,12 +74,13 @@ class NoCallbacks:
     def watch(self, variables: list[tf.Variable]) -> None:
         """Notes variables that the training step reads and no checkpoint holds: callbacks must not change them."""
 
-    def train_begin(self, saved: dict[str, Any] | None = None, epoch: int | None = None) -> None:
+    def train_begin(self, saved: Any = None, epoch: int | None = None, *, ended=False, workdir=None) -> None:
         """Calls on_train_begin: before the first step, and before variables are restored from a checkpoint.
 
         Args:
-            saved: what `state` returned, if a run is resumed.
+            saved: what `state` returned, if a run is resumed; `ended`: from the checkpoint of its last step.
             epoch: the unfinished epoch in which the checkpoint was saved; None: it was saved between two epochs.
+            workdir: of the run, or None: the sizes of files to which callbacks append are noted there.
         """
 
     def train_end(self, logs: dict[str, float]) -> None:

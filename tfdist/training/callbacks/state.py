@@ -16,6 +16,7 @@ import os
 import random
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -25,7 +26,10 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.config import user_code
+from tfdist.report import files
 
+# A file of the workdir; see `begin_files`.
+BEGUN = "begun.json"
 # Larger arrays are compared by identity: unchanged if it is the same object.
 _LARGEST_COMPARED_BYTES = 2**20
 # Lists of numbers of at least this length are saved as arrays: the History of 20,000 epochs is 1.6 MB of JSON.
@@ -104,10 +108,12 @@ def snapshot(
     state: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
     for name, callback in by_name(callbacks).items():
-        saved = {}
+        saved, in_place = {}, []
         for attribute, value in _attributes(callback):
-            if (attribute in before[name]) and before[name][attribute][0] == _fingerprint(value):
+            fingerprint, initial = before[name].get(attribute, ("", None))
+            if fingerprint == _fingerprint(value):
                 continue
+            in_place += [attribute] if initial is value else []
             found: dict[str, np.ndarray] = {}
             try:
                 encoded = _encode(value, f"{checkpoint_format.CALLBACKS}{name}/{attribute}", found)
@@ -117,20 +123,45 @@ def snapshot(
             if sum(array.nbytes for key, array in found.items() if not key.endswith(_LIST)) <= largest_bytes:
                 saved[attribute] = encoded
                 arrays |= found
-        entry: dict[str, Any] = {"attributes": saved}
+        entry: dict[str, Any] = {"attributes": saved, "in_place": in_place}
         if isinstance(callback, keras.callbacks.CSVLogger) and os.path.exists(callback.filename):
             entry["bytes"] = os.path.getsize(callback.filename)
         state[name] = entry
     return state, arrays
 
 
-def rewind_files(callbacks: list[keras.callbacks.Callback], state: dict[str, Any]) -> None:
-    """Truncates the file of each CSVLogger to its size at the checkpoint; called before `on_train_begin`."""
+def begin_files(
+    callbacks: list[keras.callbacks.Callback], saved: dict[str, Any] | None, ended: bool, workdir: Path
+) -> None:
+    """Gives the files of CSVLoggers their sizes at the checkpoint; arguments as for `CallbackRunner.train_begin`.
+
+    Before the first step of a run, the sizes of those which append are noted in the workdir. After a start that was
+    interrupted before the first checkpoint they get these again.
+    """
+    if saved:
+        rewind_files(callbacks, saved["callbacks"], ended or saved["stop"])
+        (workdir / BEGUN).unlink(missing_ok=True)
+        return
+    named = by_name(callbacks).items()
+    logs = {name: one.filename for name, one in named if isinstance(one, keras.callbacks.CSVLogger) and one.append}
+    sizes = {name: {"bytes": os.path.getsize(file) if os.path.exists(file) else 0} for name, file in logs.items()}
+    noted = files.read_json(workdir / BEGUN)
+    if noted is not None:
+        rewind_files(callbacks, {name: noted[name] for name in logs if name in noted})
+    elif sizes:
+        files.write_json(str(workdir / BEGUN), sizes)
+
+
+def rewind_files(callbacks: list[keras.callbacks.Callback], state: dict[str, Any], ended: bool = False) -> None:
+    """Truncates the file of each CSVLogger to its size at the checkpoint; called before `on_train_begin`.
+
+    If the training had `ended`, what follows in the file is of later ones, and stays.
+    """
     for name, callback in by_name(callbacks).items():
         size = state.get(name, {}).get("bytes")
         if size is not None:
             callback.append = True
-            if os.path.exists(callback.filename) and os.path.getsize(callback.filename) > size:
+            if not ended and os.path.exists(callback.filename) and os.path.getsize(callback.filename) > size:
                 os.truncate(callback.filename, size)
 
 
@@ -144,13 +175,22 @@ def restore(
             unknown.append(name)
             continue
         for attribute, value in state[name]["attributes"].items():
-            decoded, present = _decode(value, arrays), getattr(callback, attribute, None)
-            if isinstance(present, dict) and type(present) is not dict:  # Such as a defaultdict or an OrderedDict.
-                present.clear()
-                present.update(decoded)
-            else:
-                setattr(callback, attribute, decoded)
+            _assign(callback, attribute, _decode(value, arrays), attribute in state[name].get("in_place", ()))
     return unknown
+
+
+def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any, in_place: bool) -> None:
+    """Sets an attribute; changes a list, dict or array `in_place` that the script may have as well."""
+    present = getattr(callback, attribute, None)
+    if isinstance(present, dict) and (in_place or type(present) is not dict):  # Also a defaultdict or an OrderedDict.
+        present.clear()
+        present.update(value)
+    elif in_place and type(present) is type(value) is list:
+        present[:] = value
+    elif in_place and isinstance(present, np.ndarray) and (present.shape, present.dtype) == (value.shape, value.dtype):
+        present[...] = value
+    else:
+        setattr(callback, attribute, value)
 
 
 def named_variables(variables: list[Any]) -> dict[str, Any]:
