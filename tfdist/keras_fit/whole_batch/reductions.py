@@ -32,6 +32,9 @@ _CALLS = {
 }
 # Those whose second input is a layer's weights.
 _OF_WEIGHTS = {"MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "BiasAdd"}
+# Those that give a row for each row of one input, and those whose last input says in which order rows are returned.
+_OF_ROWS = {"Add", "AddV2", "Sub", "Mul", "RealDiv", "DivNoNan", "SquaredDifference", "GatherV2"}
+_ORDERS = {"ReverseV2", "Roll", "StridedSlice"}
 _PRODUCTS = {"MatMul", "BatchMatMulV2", "Einsum"}
 
 
@@ -246,6 +249,14 @@ def tell(targets: list[tf.Tensor], rows: Rows) -> None:
     if tf.executing_eagerly() or not replicas_lib.is_first():
         return
     losses = {one.op for one in rows.losses if isinstance(one, tf.Tensor)}
+    mixing = next((op for op in _before(targets, set()) if _mixes_examples(op, rows)), None)
+    if mixing is not None:
+        _say(
+            mixing,
+            "a step computes rows of several examples, such as with their mean, their number or their reversed order, "
+            "and each replica has its own examples only: gather them by tfdist.all_gather, or compute it in a "
+            "keras.losses.Loss, which sees the whole batch (docs/own_step.md)",
+        )
     reduced = None
     for op in _before(targets, losses):
         if op.type in _PRODUCTS and _compares(op, rows):
@@ -331,6 +342,47 @@ def _reducing_call(terms: list[tf.Tensor], losses: set[tf.Operation], rows: Rows
         seen.add(op)
         waiting += _inputs(value)
     return None
+
+
+def _mixes_examples(op: tf.Operation, rows: Rows) -> bool:
+    """Returns whether a step makes rows of several examples of the replica, not by a layer of Keras.
+
+    All pairs of rows, or each row with a number of all of them, such as their mean; or rows in reversed order.
+    """
+    if not op.outputs or not _has_rows(op.outputs[0], rows) or not op.outputs[0].dtype.is_floating:
+        return False
+    mixed = []
+    if op.type in _ORDERS:
+        order = np.ravel(tf.get_static_value(op.inputs[-1]))
+        if order[0] == -1 if op.type == "StridedSlice" else 0 in order:
+            mixed = [op.inputs[0]]
+    elif op.type in _OF_ROWS or (op.type == "MatMul" and not op.get_attr("transpose_a") and not _compares(op, rows)):
+        mixed = [one for one in op.inputs if not _has_rows(one, rows) or (one.shape.rank and one.shape[0] == 1)]
+    if "gradient_tape" in op.name or not any(_made_of_examples(one, rows) for one in mixed):
+        return False
+    for frame in reversed(op.traceback):
+        if user_code.is_users(frame.filename) or "/layers/" in frame.filename:
+            return "/layers/" not in frame.filename
+    return False
+
+
+def _made_of_examples(value: tf.Tensor, rows: Rows) -> bool:
+    """As `depends_on_data`, where the numbers of examples do not count."""
+    counts = {id(one) for one in (rows.low, rows.count, rows.total)}
+    waiting, seen = [value], set()
+    while waiting:
+        one = waiting.pop()
+        op = one.op
+        if id(one) in counts or one.dtype == tf.resource or op in rows.equal or op.type in _SHAPES | _CONSTANT:
+            continue
+        if id(one) in seen or not depends_on_data(op, rows):
+            continue
+        seen.add(id(one))
+        values = [each for each in op.inputs if each.dtype != tf.resource]
+        if not values:
+            return not _draws(op)
+        waiting += values
+    return False
 
 
 def _compares(op: tf.Operation, rows: Rows) -> bool:
