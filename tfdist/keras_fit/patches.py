@@ -50,7 +50,7 @@ def patch_keras() -> Iterator[None]:
             (tf, "hessians", in_step(_hessians)),
             (tf.autodiff.ForwardAccumulator, "__init__", in_step(forward_mode.watch)),
             (tf.autodiff.ForwardAccumulator, "jvp", in_step(forward_mode.jvp)),
-            (trainer.ReplicaContext, "all_reduce", in_step(forward_mode.all_reduce)),
+            (trainer.ReplicaContext, "all_reduce", in_step(forward_mode.add_up)),
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
             (tf.autodiff.ForwardAccumulator, "__enter__", in_step(_enter)),

@@ -270,8 +270,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         stream=passes,
         steps=steps,
         gate=gate,
-        batch_size=known
-        or inspect_dataset.first_batch_size(rebuild_pipeline.without_shuffles(dataset, of_one_length=False)),
+        batch_size=known or inspect_dataset.first_batch_size(rebuild_pipeline.without_shuffles(dataset, counted=False)),
         element_spec=dataset.element_spec,
         smallest_batch=static or 1,
         sample=lambda: inspect_dataset.sample(dataset),

@@ -208,13 +208,13 @@ def _shuffle_as(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
     return made
 
 
-def without_shuffles(dataset: tf.data.Dataset, *, of_one_length: bool = True) -> tf.data.Dataset:
+def without_shuffles(dataset: tf.data.Dataset, *, counted: bool = True) -> tf.data.Dataset:
     """Returns `dataset` without its shuffles; as it is, if a transformation of another kind follows one of them.
 
     Args:
-        of_one_length: whether its length is asked for: of datasets that are read in turns, it is known of endless ones.
+        counted: whether its length is asked for: of datasets that are read in turns, it is known of endless ones.
     """
-    turns = {} if of_one_length and not ends_by_choice(dataset) else {_TURNS: _take_turns}
+    turns = {} if counted and not ends_by_choice(dataset) else {_TURNS: _take_turns}
     try:
         return _rebuild(dataset, _KINDS | _BRANCHES | turns | {"_ShuffleDataset": lambda one, below: below})
     except (AttributeError, KeyError):

@@ -57,15 +57,15 @@ def jvp(step: ReplicaStep, original: Callable, accumulator: Any, primals: Any, *
     return tf.nest.map_structure(complete, primals, found)
 
 
-def all_reduce(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
+def add_up(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
     """Sums over the replicas, and the derivatives of accumulators, too; the last one of `args` is what is summed."""
     if not step.accumulators:
-        return step.all_reduce(original, *args, **options)
+        return step.add_up(original, *args, **options)
     *given, values = args
 
     def add(value: tf.Tensor) -> tf.Tensor:
         with step.mark("units", {}):  # TensorFlow's sum calls this method again for its gradient.
-            return step.all_reduce(original, *given, value, **options)
+            return step.add_up(original, *given, value, **options)
 
     return tf.nest.map_structure(functools.partial(_sum, step, add, step.accumulators), values)
 

@@ -98,7 +98,7 @@ class ReplicaStep:
         with self.mark("applying"):
             return self.apply(optimizer, original, gradients, variables)
 
-    def all_reduce(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def add_up(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Sums over the replicas, as a loss of the whole batch and synchronized normalization do.
 
         Raises:

@@ -378,7 +378,7 @@ def _made_of_examples(value: tf.Tensor, rows: Rows) -> bool:
         if id(one) in seen or not depends_on_data(op, rows):
             continue
         seen.add(id(one))
-        values = [each for each in op.inputs if each.dtype != tf.resource]
+        values = [each for each in _inputs(one) if each.dtype != tf.resource]
         if not values:
             return not _draws(op)
         waiting += values
