@@ -17,7 +17,7 @@ X, Y = DRAWS.standard_normal((48, 6)), DRAWS.standard_normal((48, 2))
 
 
 class Model(keras.Model):
-    """Two dense layers; applies the gradient of what `of` returns, if it is not applied yet."""
+    """Two dense layers; applies the gradient of what `of` returns, or the gradients that it returns with the loss."""
 
     def __init__(self, of):
         super().__init__()
@@ -25,6 +25,7 @@ class Model(keras.Model):
         self.first, self.norm = keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(synchronized=True)
         self.second, self.seen = keras.layers.Dense(2), keras.metrics.Mean(name="seen")
         self.share = self.add_weight(shape=(2,), initializer="ones", trainable=False)
+        self.center = self.add_weight(shape=(8,), initializer="zeros", trainable=False)
         self.of = of
 
     def build(self, shape):
@@ -43,8 +44,13 @@ class Model(keras.Model):
         variables = [*self.first.trainable_variables, *self.second.trainable_variables]
         with tf.GradientTape() as tape:
             loss = self.of(self, *data)
-        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        loss, gradients = loss if isinstance(loss, tuple) else (loss, tape.gradient(loss, variables))
+        self.optimizer.apply(gradients, variables)
         return {"value": loss}
+
+    def values(self):
+        """TensorFlow's variables of the weights that are applied."""
+        return [one.value for one in (*self.first.trainable_variables, *self.second.trainable_variables)]
 
 
 @tf.custom_gradient
@@ -120,6 +126,77 @@ def metric_in_a_branch(model, x, y):
 
     tf.cond(model.optimizer.iterations % 2 == 0, update, lambda: tf.constant(0))
     return loss + 0.0 * model.seen.result()
+
+
+def gradients_of_the_graph(model, x, y):
+    loss = tf.reduce_sum(model.errors(x, y)) / 20.0
+    penalty = tf.add_n([tf.reduce_sum(tf.square(one)) for one in tf.gradients(loss, model.values())])
+    return loss, tf.gradients(loss + 0.01 * penalty, model.values())
+
+
+def hessian_of_the_graph(model, x, y):
+    bias = tf.identity(model.second.bias.value)
+    loss = tf.reduce_mean(tf.square(tf.tanh(model.first(x) @ model.second.kernel + bias) - y))
+    gradients = tf.gradients(loss, model.values())
+    hessian = tf.hessians(loss, [bias])[0] + tf.eye(2, dtype=bias.dtype)
+    return loss, [*gradients[:-1], tf.linalg.matvec(tf.linalg.inv(hessian), gradients[-1])]
+
+
+def product_of_the_hessian(model, x, y):
+    values = model.values()
+    with tf.autodiff.ForwardAccumulator(values, [tf.ones_like(one) for one in values]) as accumulator:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model.errors(x, y)) + keras.losses.Dice()(tf.sigmoid(y), tf.sigmoid(model(x)))
+        gradients = tape.gradient(loss, values)
+    return loss, [one + 0.1 * accumulator.jvp(one) for one in gradients]
+
+
+def derivative_in_a_direction(model, x, y):
+    values = model.values()
+    seeds = [[place, tf.cast(model.optimizer.iterations, tf.int32)] for place in range(len(values))]
+    ways = [
+        tf.random.stateless_normal(one.shape, seed, dtype=one.dtype) for one, seed in zip(values, seeds, strict=True)
+    ]
+    with tf.autodiff.ForwardAccumulator(values, ways) as accumulator:
+        loss = tf.reduce_sum(model.errors(x, y)) / 20.0
+    return loss, [accumulator.jvp(loss) * one for one in ways]
+
+
+def direction_of_each_replica(model, x, y):
+    values = model.values()
+    with tf.autodiff.ForwardAccumulator(values, [tf.random.normal(one.shape, dtype=one.dtype) for one in values]):
+        return tf.reduce_mean(model.errors(x, y))
+
+
+def averaged_and_other_gradients(model, x, y):
+    with tf.GradientTape(persistent=True) as tape:
+        each = tf.reduce_mean(model.errors(x, y), axis=1)
+        loss = tf.reduce_mean(each)
+    gradients = tape.gradient(loss, model.values())
+    clipped = [tf.clip_by_value(one, -0.1, 0.1) for one in tape.jacobian(each, model.values())]
+    return loss, [one + tf.reduce_sum(other, axis=0) / 16.0 for one, other in zip(gradients, clipped, strict=True)]
+
+
+def center_of_the_size_of_a_shard(model, x, y):
+    hidden = model.first(x)
+    model.center.assign(0.9 * model.center + 0.1 * tf.reduce_mean(hidden, axis=0))
+    return tf.reduce_mean(model.errors(x, y)) + tf.reduce_mean(tf.square(hidden - model.center))
+
+
+def result_in_a_branch(model, x, y):
+    loss = tf.reduce_mean(model.errors(x, y))
+    model.seen.update_state(loss)
+    even = model.optimizer.iterations % 2 == 0
+    return loss * tf.cond(even, lambda: 1.0 / model.seen.result(), lambda: 2.0 * model.seen.result())
+
+
+def result_where_it_is_updated(model, x, y):
+    def update():
+        model.seen.update_state(1.0)
+        return model.seen.result()
+
+    loss = tf.reduce_mean(model.errors(x, y))
+    return loss * tf.cond(model.optimizer.iterations % 2 == 0, update, lambda: tf.ones_like(loss))
 
 
 def newton(model, x, y):

@@ -20,6 +20,13 @@ EQUAL = (
     "mean_by_the_size_of_a_tensor",
     "balanced_losses",
     "metric_in_a_branch",
+    "gradients_of_the_graph",
+    "hessian_of_the_graph",
+    "product_of_the_hessian",
+    "derivative_in_a_direction",
+    "averaged_and_other_gradients",
+    "center_of_the_size_of_a_shard",
+    "result_in_a_branch",
 )
 REFUSED = (
     "newton",
@@ -27,12 +34,16 @@ REFUSED = (
     "loss_of_the_batch_in_a_map",
     "loss_of_the_batch_in_a_branch",
 )
+TOLD = {
+    "direction_of_each_replica": "gets a direction of variables that is not the same on all replicas",
+    "result_where_it_is_updated": "The result of the metric 'seen' is computed in the tf.cond or tf.while_loop",
+}
 
 
 @functools.cache
 def found(*runner):
     """What the script prints for each step, and the output for one whose loss cannot be told."""
-    line = [sys.executable, *runner, SCRIPT, *EQUAL, *(REFUSED if runner else ()), "sum_in_a_branch"]
+    line = [sys.executable, *runner, SCRIPT, *EQUAL, *((*REFUSED, *TOLD) if runner else ()), "sum_in_a_branch"]
     done = subprocess.run(
         line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300, check=False
     )
@@ -54,6 +65,13 @@ def test_communication_in_a_map_or_a_branch_is_refused(name):
     assert name in ours, output
     assert "Replicas cannot communicate inside a tf.cond" in ours[name]
     assert f"in {SCRIPT}:" in ours[name] or "in gradients_in_step.py:" in ours[name]
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_replicas_cannot_compute_is_refused(name):
+    ours, output = found("-m", "tfdist.run", "--logical_devices=2")
+    assert name in ours, output
+    assert TOLD[name] in ours[name] and "gradients_in_step.py:" in ours[name]
 
 
 def test_a_loss_of_a_branch_is_told():

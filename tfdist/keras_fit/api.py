@@ -116,7 +116,8 @@ def _train(
             cluster, model, config, data, validation, callbacks, verbose, workdir, stop, stack, initial_epoch
         )
         sizes, steps_before = run.feed.sizes, _steps_made(run)
-        with own_setup.explain_mismatch(model, run.objective), data_errors.explain(sizes.steps_per_epoch):
+        name = f"{type(model).__name__}.train_step"
+        with own_setup.explain_mismatch(name, run.objective), data_errors.explain(sizes.steps_per_epoch):
             code = trainer.train(run)
     cluster.stop_timer()
     if code in interruption.EXITS_SAVED:

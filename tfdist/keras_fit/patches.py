@@ -16,7 +16,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.config.patching import patch, put, set_in_block, undo_puts
 from tfdist.data import autograph
-from tfdist.keras_fit.own_step import replica_step
+from tfdist.keras_fit.own_step import forward_mode, replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.whole_batch import reductions, shard_layers, shard_losses
 from tfdist.keras_fit.whole_batch import rows as rows_lib
@@ -45,9 +45,16 @@ def patch_keras() -> Iterator[None]:
             (tf.GradientTape, "jacobian", in_step(_jacobian)),
             (tf.GradientTape, "batch_jacobian", in_step(_mapped_backward)),
             (tf, "vectorized_map", in_step(_mapped)),
-            (trainer.ReplicaContext, "all_reduce", in_step(ReplicaStep.all_reduce)),
+            (tf, "gradients", in_step(_gradients)),
+            (tf.compat.v1, "gradients", in_step(_gradients)),
+            (tf, "hessians", in_step(_hessians)),
+            (tf.autodiff.ForwardAccumulator, "__init__", in_step(forward_mode.watch)),
+            (tf.autodiff.ForwardAccumulator, "jvp", in_step(forward_mode.jvp)),
+            (trainer.ReplicaContext, "all_reduce", in_step(forward_mode.add_up)),
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
+            (tf.autodiff.ForwardAccumulator, "__enter__", in_step(_enter)),
+            (tf.autodiff.ForwardAccumulator, "__exit__", in_step(_exit)),
         ):
             stack.enter_context(patch(owner, name, replacement))
         yield
@@ -103,6 +110,28 @@ def _watch(step: ReplicaStep, original: Callable, tape: Any, tensor: Any) -> Non
     original(tape, watched)
 
 
+def _gradients(
+    step: ReplicaStep, original: Callable, ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **options: Any
+) -> list[Any]:
+    """As the gradient of a tape, for `tf.gradients`."""
+    xs = list(xs) if isinstance(xs, list | tuple) else [xs]
+    gradient = lambda _, *given, **named: original(*given, **named)  # noqa: E731
+    return _gradient(step, gradient, None, ys, xs, grad_ys, *args, **options)
+
+
+def _hessians(step: ReplicaStep, original: Callable, ys: Any, xs: Any, *args: Any, **options: Any) -> list[Any]:
+    """Returns the mean of the replicas' Hessians, of numbers that are means or sums over their examples."""
+    xs = list(xs) if isinstance(xs, list | tuple) else [xs]
+    if step.without_effect:
+        return [tf.zeros(tf.concat([tf.shape(one)] * 2, 0), one.dtype) for one in xs]
+    targets = [tf.convert_to_tensor(one) for one in tf.nest.flatten(ys)]
+    terms = [term for one in targets for _, term in reductions.terms_of(one, step.rows)]
+    unclear = any(reductions.kind_of(term, step.rows) == "other" for term in terms)
+    ys = [reductions.share_value(one, step.rows) for one in targets]
+    found = _mapped_backward(step, original, ys, xs, *args, **options)
+    return step.complete_gradients(found, xs, unclear, of_graph=True)
+
+
 def _gradient(
     step: ReplicaStep,
     original: Callable,
@@ -115,7 +144,7 @@ def _gradient(
 ) -> Any:
     """Returns the gradients of variables for the global batch, as on one device; others are those of the shard."""
     flat = tf.nest.flatten(sources)
-    if step.in_backward or not flat:
+    if step.in_backward or not flat or (step.in_branch and step.accumulators):
         return original(tape, target, sources, output_gradients, *args, **options)
     if step.without_effect:
         return _without_effect(functools.partial(original, tape, target), sources, output_gradients)
@@ -133,7 +162,7 @@ def _gradient(
             sign * step.upstream(term) * (1 if of is None else tf.cast(of, term.dtype)) for sign, term, of in parts
         ]
     found = _in_backward(step, original, tape, target, sources, output_gradients, *args, **options)
-    return step.complete_gradients(found, sources, unclear)
+    return step.complete_gradients(found, sources, unclear, of_graph=tape is None)
 
 
 def _without_effect(gradient: Callable, sources: Any, output_gradients: Any) -> Any:
@@ -142,12 +171,9 @@ def _without_effect(gradient: Callable, sources: Any, output_gradients: Any) -> 
     Computes those of inputs, which may be part of a loss.
     """
     flat = tf.nest.flatten(sources)
-    is_variable = [isinstance(one, keras.Variable | tf.Variable) for one in flat]
-    found = flat if all(is_variable) else tf.nest.flatten(gradient(sources, output_gradients))
-    found = [
-        tf.zeros(source.shape, source.dtype) if of else tf.zeros_like(source) if one is None else one
-        for source, one, of in zip(flat, found, is_variable, strict=True)
-    ]
+    inputs = [one for one in flat if not isinstance(one, keras.Variable | tf.Variable)]
+    found = {id(one): of for one, of in zip(inputs, gradient(inputs, output_gradients) if inputs else [], strict=True)}
+    found = [replica_step.zeros(one) if found.get(id(one)) is None else found[id(one)] for one in flat]
     return tf.nest.pack_sequence_as(sources, found)
 
 

@@ -7,11 +7,12 @@ from tfdist.training.callbacks.active_hooks import is_active
 from tfdist.training.callbacks.broadcast import Placement, runs_on_all_workers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.callbacks.state import plain_attributes
-from tfdist.training.consistency.replicas import ReplicaMismatchError
+from tfdist.training.consistency.replicas import ReplicaMismatchError, make_check
 from tfdist.training.evaluation.evaluate import evaluate
 from tfdist.training.loop import train
 from tfdist.training.loop_tools import make_silent_tools
 from tfdist.training.run import Log, Run, replica_shard
+from tfdist.training.state import TrainingState
 from tfdist.training.step.build_context import build_context, by_xla, prepare_optimizer, restore_methods
 from tfdist.training.step.collectives import ReplicaContext, loss_weight_context, num_replicas, sum_differentiable
 from tfdist.training.step.context import StepContext

@@ -274,6 +274,34 @@ def test_looking_at_the_first_batch_changes_no_order():
     assert_equal(*(list(one.stream(0, 5).take(5).as_numpy_iterator()) for one in (looked, opened)))
 
 
+BRANCHES = {
+    "sampled": lambda parts: tf.data.Dataset.sample_from_datasets([one.repeat() for one in parts], seed=3),
+    "joined": lambda parts: parts[0].concatenate(parts[1]),
+    "chosen": lambda parts: tf.data.Dataset.choose_from_datasets(
+        [one.repeat() for one in parts], tf.data.Dataset.range(2).repeat(16)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_map_after_batches_of_several_datasets_leaves_their_first_pass(name):
+    parts = [tf.data.Dataset.range(first, first + 24).shuffle(24, seed=first + 1) for first in (0, 24)]
+    dataset = BRANCHES[name](parts).batch(8).map(lambda x: 2 * x)
+    options = base.DataOptions(as_given=True, steps=4 if name == "sampled" else None)
+    adapter = make_adapter.make_data_adapter(dataset, None, None, options)
+    assert (adapter.batch_size, adapter.steps) == (8, 4 if name != "joined" else 6)
+    parts = [tf.data.Dataset.range(first, first + 24).shuffle(24, seed=first + 1) for first in (0, 24)]
+    expected = next(iter(BRANCHES[name](parts).batch(8))).numpy() * 2
+    assert next(iter(adapter.stream(0, 1)))[0].numpy().tolist() == expected.tolist()
+
+
+def test_a_choice_that_never_ends_needs_steps():
+    endless = tf.data.Dataset.range(4).repeat()
+    assert not rebuild_pipeline.ends_by_choice(tf.data.Dataset.choose_from_datasets([endless] * 2, endless))
+    chosen = tf.data.Dataset.choose_from_datasets([endless] * 2, tf.data.Dataset.range(2))
+    assert rebuild_pipeline.ends_by_choice(chosen.batch(2)) and not rebuild_pipeline.ends_by_choice(chosen.repeat())
+
+
 def test_rows_that_do_not_come_are_missed():
     class Short(Rows):
         def read_rows(self, index, low, high):

@@ -123,15 +123,16 @@ def test_an_exported_model_with_preprocessing_gives_the_accuracy_of_the_run_on_s
         ),
         ({"prepare": {"target": "lab:darkened_wrongly"}}, {}, r"in_keras of config\.data\.prepare=.* differently"),
         ({}, {"inputs": "token"}, r"config\.objective\.inputs is 'token': set export_preprocessing to False"),
+        ({}, None, r"config\.checkpoint\.export is False: set export to True, or export_preprocessing to False"),
     ],
 )
 def test_preprocessing_that_cannot_be_exported_is_refused_at_the_start(tmp_path, data, objective, message):
     config = c.Config(
         model={"target": "lab:linear", "num_classes": 10},
         data=c.Data(batch_size=48, **data),
-        objective={"target": "tfdist.zoo.objectives:classification"} | objective,
+        objective={"target": "tfdist.zoo.objectives:classification"} | (objective or {}),
         train=c.Train(steps=1),
-        checkpoint=c.Checkpoint(export_preprocessing=True),
+        checkpoint=c.Checkpoint(export_preprocessing=True, export=objective is not None),
     )
     with pytest.raises(ValueError, match=message):
         setup.build_run(config, tmp_path)

@@ -212,6 +212,8 @@ def _batch(dataset: tf.data.Dataset, options: DataOptions) -> tuple[tf.data.Data
 def _length(dataset: tf.data.Dataset, options: DataOptions) -> int | None:
     """Returns the number of batches; None: it is not known, or there is no end."""
     cardinality = int(dataset.cardinality())
+    if cardinality == tf.data.INFINITE_CARDINALITY and rebuild_pipeline.ends_by_choice(dataset):
+        return None
     if options.steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
         raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
     if cardinality == 0:
@@ -268,7 +270,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         stream=passes,
         steps=steps,
         gate=gate,
-        batch_size=known or inspect_dataset.first_batch_size(plain),
+        batch_size=known or inspect_dataset.first_batch_size(rebuild_pipeline.without_shuffles(dataset, counted=False)),
         element_spec=dataset.element_spec,
         smallest_batch=static or 1,
         sample=lambda: inspect_dataset.sample(dataset),

@@ -26,8 +26,8 @@ from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.adapters import base
 
-# (a transformed dataset, another input) -> that input, transformed in the same way.
-Rebuild = Callable[[Any, tf.data.Dataset], tf.data.Dataset]
+# (a transformed dataset, other inputs) -> these, transformed in the same way.
+Rebuild = Callable[..., tf.data.Dataset]
 MAPS = ("_MapDataset", "_ParallelMapDataset")
 BATCHES = ("_BatchDataset", "_ParallelBatchDataset")
 # Transformations that do not depend on the examples' content -> how to apply them to another dataset.
@@ -208,10 +208,15 @@ def _shuffle_as(one: Any, dataset: tf.data.Dataset) -> tf.data.Dataset:
     return made
 
 
-def without_shuffles(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns `dataset` without its shuffles; as it is, if a transformation of another kind follows one of them."""
+def without_shuffles(dataset: tf.data.Dataset, *, counted: bool = True) -> tf.data.Dataset:
+    """Returns `dataset` without its shuffles; as it is, if a transformation of another kind follows one of them.
+
+    Args:
+        counted: whether its length is asked for: of datasets that are read in turns, it is known of endless ones.
+    """
+    turns = {} if counted and not ends_by_choice(dataset) else {_TURNS: _take_turns}
     try:
-        return _rebuild(dataset, _KINDS | {"_ShuffleDataset": lambda one, below: below})
+        return _rebuild(dataset, _KINDS | _BRANCHES | turns | {"_ShuffleDataset": lambda one, below: below})
     except (AttributeError, KeyError):
         return dataset
 
@@ -233,7 +238,23 @@ def _rebuild(dataset: tf.data.Dataset, kinds: dict[str, Rebuild]) -> tf.data.Dat
     kind, inputs = type(dataset).__name__, [_rebuild(one, kinds) for one in dataset_traits.inputs(dataset)]
     if kind == "_ZipDataset":
         return tf.data.Dataset.zip(tf.nest.pack_sequence_as(dataset._datasets, inputs))
-    return kinds[kind](dataset, inputs[0])
+    return kinds[kind](dataset, *inputs)
+
+
+def ends_by_choice(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a choice of datasets, which are endless, may end: TensorFlow takes that for endless, too."""
+    kind, inputs = type(dataset).__name__, dataset_traits.inputs(dataset)
+    if kind == "_RepeatDataset" and tf.get_static_value(dataset._count) < 0:
+        return False
+    if kind == _TURNS:
+        return int(inputs[0].cardinality()) != tf.data.INFINITE_CARDINALITY and all(
+            int(one.cardinality()) == tf.data.INFINITE_CARDINALITY for one in inputs[1:]
+        )
+    return len(inputs) == 1 and ends_by_choice(inputs[0])
+
+
+def _take_turns(one: Any, choice: tf.data.Dataset, *given: tf.data.Dataset) -> tf.data.Dataset:
+    return tf.data.Dataset.choose_from_datasets(list(given), choice, stop_on_empty_dataset=False)
 
 
 def _has_shuffle(dataset: tf.data.Dataset) -> bool:
@@ -272,3 +293,6 @@ _KINDS: dict[str, Rebuild] = {
     "_FilterDataset": lambda one, below: below.filter(_calling(one._predicate.function, tf.TensorSpec([], tf.bool))),
     "CacheDataset": lambda one, below: below,
 }
+# Datasets that are read one after another, and in turns, also by `sample_from_datasets`.
+_BRANCHES = {"_ConcatenateDataset": lambda one, first, second: first.concatenate(second)}
+_TURNS = "_DirectedInterleaveDataset"

@@ -144,9 +144,11 @@ def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
     def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:
         owner = getattr(optimizer, "inner_optimizer", optimizer)
         known = owner._trainable_variables if variables is None else list(variables)
-        done = replica_step.current().pop_averaged(known)
+        step = replica_step.current()
+        done = step.pop_averaged(gradients, known)
         others = [place for place, of in enumerate(done) if not of]
-        averaged = average([gradients[place] for place in others], [known[place] for place in others])
+        parts = [step.share_of_mean(gradients[place]) for place in others]
+        averaged = average(parts, [known[place] for place in others])
         for place, gradient in zip(others, averaged, strict=True):
             gradients[place] = gradient
         with trainer.convert_in_fixed_order():

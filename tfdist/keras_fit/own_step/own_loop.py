@@ -63,6 +63,7 @@ class OneStep:
         self._model, self._kind = model, kind
         self._own: own_setup.OwnStep | None = None
         self._traced: dict[str, Callable[[Any], None]] = {}
+        self._compared = kind != "train"
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Makes one step. Collective: every worker calls it with its part of the batch; returns numbers by name."""
@@ -72,7 +73,14 @@ class OneStep:
                 self.make(cluster, batch)
             with cluster.collective("a step"):
                 self._traced[batch.kind](batch.element)
+            if not self._compared:
+                self._compared = True
+                own_setup.compare_replicas(cluster, self._name, self._own.context, self.variables)
             return self._own.context.objective.results({"trained": float(self._kind == "train")})
+
+    @property
+    def _name(self) -> str:
+        return f"{type(self._model).__name__}.train_step"
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -103,7 +111,7 @@ class Step(OneStep):
         functools.update_wrapper(self, function, updated=())
         plain = getattr(function, "python_function", None)  # Decorated with tf.function.
         self._function = function if plain is None else autograph.convert(plain, plain.__name__)
-        self._parts, self._bare = _parts_of(plain or function), False
+        self._parts, self._bare, self._names = _parts_of(plain or function), False, ()
         # The structure of the batch for which its variables were made; "": not yet.
         self.made_for = ""
         super().__init__(None)
@@ -128,7 +136,13 @@ class Step(OneStep):
         values = super().__call__(batch)
         if set(values) == {"value"}:
             return values["value"]
-        return tuple(values.values()) if all(name.isdecimal() for name in values) else values
+        if all(name.isdecimal() for name in values):
+            return tuple(values[name] for name in sorted(values, key=int))
+        return {name: values[name] for name in self._names if name in values} | values
+
+    @property
+    def _name(self) -> str:
+        return getattr(self, "__name__", "The step")
 
     def make(self, cluster: Cluster, batch: Batch) -> None:
         self._bare = batch.bare
@@ -148,6 +162,7 @@ class Step(OneStep):
         several = len(inspect.signature(self._function).parameters) > 1
         values = self._function(*data) if several and isinstance(data, tuple) else self._function(data)
         if values is None or isinstance(values, dict):
+            self._names = tuple(values or ())  # Keras sorts them.
             return values or {}
         if isinstance(values, list | tuple):
             return {str(index): value for index, value in enumerate(values)}

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import patching, user_code
 from tfdist.keras_fit.whole_batch import metric_state, reductions
@@ -32,12 +33,16 @@ class ReplicaStep:
     average: Average | None = None
     # The variables, by id, whose gradients were averaged and not yet applied.
     averaged: set[int] = dataclasses.field(default_factory=set)
-    # The gradient tapes that record now.
+    # The gradient tapes, and the accumulators of forward mode, that record now.
     recording: list[Any] = dataclasses.field(default_factory=list)
+    # What a `tf.autodiff.ForwardAccumulator` watches besides, by its id: 0, in the direction 1.
+    units: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     # Set while a tape computes gradients, which includes those of tapes in a Jacobian or in a function's own gradient.
     in_backward: bool = False
     # Whether a Jacobian of variables was taken since the last apply.
     by_jacobian: bool = False
+    # Variables, by id, with the graph of the branch or loop that assigns them.
+    updated_in_branch: set[tuple[int, Any]] = dataclasses.field(default_factory=set)
     # Lines that assign a variable other than by an optimizer, by the variable's path.
     assigned: dict[str, set[str]] = dataclasses.field(default_factory=dict)
     # Variables, by id, that are averaged over the replicas after the step.
@@ -57,6 +62,11 @@ class ReplicaStep:
     def in_branch(self) -> bool:
         """True inside a tf.cond, a tf.while_loop, a tf.vectorized_map, a Jacobian or a tf.function of the step."""
         return self.mapping or tf.compat.v1.get_default_graph() is not self.graph
+
+    @property
+    def accumulators(self) -> list[tf.autodiff.ForwardAccumulator]:
+        """Those that record, the outer ones first: they take gradients in functions of their own."""
+        return [one for one in self.recording if id(one) in self.units]
 
     def apply_gradients(
         self, optimizer: keras.optimizers.Optimizer, original: Apply, gradients: list[Any], variables: list[Any] | None
@@ -78,7 +88,7 @@ class ReplicaStep:
         with patching.set_in_block(self, applying=True):
             return self.apply(optimizer, original, gradients, variables)
 
-    def all_reduce(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def add_up(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Sums over the replicas, as a loss of the whole batch and synchronized normalization do.
 
         Raises:
@@ -97,7 +107,7 @@ class ReplicaStep:
             )
         return original(*args, **options)
 
-    def complete_gradients(self, gradients: Any, sources: Any, unclear: bool) -> Any:
+    def complete_gradients(self, gradients: Any, sources: Any, unclear: bool, *, of_graph: bool = False) -> Any:
         """Returns `gradients` as on one device: those of the global batch.
 
         Gradients of variables, and of what is equal on all replicas, are averaged. Those of a replica's examples, as
@@ -107,6 +117,7 @@ class ReplicaStep:
         Args:
             gradients: what `tape.gradient` returned for the nested `sources`, with the upstream gradient of `upstream`.
             unclear: whether a target is neither a mean nor a sum over examples, nor has a value for each.
+            of_graph: whether they are operations that a loss may contain without a tape: those of `tf.gradients`.
 
         Raises:
             ValueError: another tape records gradients in a branch or function; or the gradient of examples of a number
@@ -123,15 +134,15 @@ class ReplicaStep:
         ]
         for place in set(range(len(flat))) - set(shared):
             if flat[place] is not None:
-                _check(unclear)
+                check_clear(unclear)
                 flat[place] = trainer.scale_gradients([flat[place]], self.rows.weight)[0]
-        averaged = self._average_outside_branches([flat[place] for place in shared], [given[place] for place in shared])
+        recorded = of_graph or bool(self.recording)
+        averaged = self._average_outside_branches(*([of[place] for place in shared] for of in (flat, given)), recorded)
         for place, gradient in zip(shared, averaged, strict=True):
             flat[place] = gradient
         return tf.nest.pack_sequence_as(gradients, flat)
 
-    def _average_outside_branches(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
-        recorded = bool(self.recording)
+    def _average_outside_branches(self, gradients: list[Any], sources: list[Any], recorded: bool) -> list[Any]:
         if self.in_branch and recorded and any(one is not None for one in gradients):
             raise ValueError(
                 "A gradient of variables is part of a loss, inside a tf.cond, a tf.while_loop or a function decorated "
@@ -163,12 +174,25 @@ class ReplicaStep:
                 found[place] = tf.reshape(values, tf.shape(part))
         return found
 
-    def pop_averaged(self, variables: list[Any]) -> list[bool]:
-        """Returns for each variable whether its gradient was averaged since the last apply."""
-        found = [id(variable) in self.averaged for variable in variables]
-        self.averaged -= {id(variable) for variable in variables}
+    def pop_averaged(self, gradients: list[Any], variables: list[Any]) -> list[bool]:
+        """Returns for each variable whether its gradient is averaged: since the last apply, and nothing was added."""
+        names = [{id(one), id(checkpoint_format.tf_variable(one))} for one in variables]
+        found = [bool(name & self.averaged) for name in names]
+        self.averaged -= set().union(*names)
         self.by_jacobian = False
-        return found
+        return [done and not self._is_mean(one) for done, one in zip(found, gradients, strict=True)]
+
+    def share_of_mean(self, value: Any) -> Any:
+        """Returns what has the mean over the replicas that a value for a variable has on one device."""
+        return reductions.share_value(value, self.rows, whole=True) if self._is_mean(value) else value
+
+    def _is_mean(self, value: Any) -> bool:
+        """Returns whether a value for a variable is made of means and sums over the examples of the replica."""
+        if not isinstance(value, tf.Tensor) or tf.executing_eagerly() or not value.dtype.is_floating:
+            return False
+        terms = reductions.terms_of(value, self.rows, whole=True)
+        kinds = {reductions.kind_of(term, self.rows, whole=True) for _, term in terms}
+        return kinds <= {"mean", "sum", "equal"} and kinds != {"equal"}
 
     def upstream(self, target: tf.Tensor) -> tf.Tensor:
         """Returns the upstream gradient of a target of `tf.GradientTape.gradient`, in its shape.
@@ -182,10 +206,28 @@ class ReplicaStep:
         return tf.ones_like(target) / tf.cast(self.rows.weight if per_example else 1.0, target.dtype)
 
     def result_of(self, original: Callable[[], Any], metric: keras.Metric) -> Any:
-        """Returns the result of a metric over the examples of all replicas, with which the step computes."""
-        if self.without_effect or self.rows.replicas == 1 or self.in_branch:
+        """Returns the result of a metric over the examples of all replicas, with which the step computes.
+
+        In a branch it is that before the branch, outside of which replicas communicate.
+
+        Raises:
+            ValueError: the branch has updated the metric.
+        """
+        if self.without_effect or self.rows.replicas == 1:
             return original()
-        sums = [(one, self._sum(one)) for one in metric.variables if not metric_state.is_whole(one)]
+        graph = tf.compat.v1.get_default_graph()
+        while graph is not self.graph and not tf.executing_eagerly():
+            if any((id(one), graph) in self.updated_in_branch for one in metric.variables):
+                raise ValueError(
+                    f"The result of the metric {metric.name!r} is computed in the tf.cond or tf.while_loop that "
+                    f"updates it, in {user_code.current_line()}\nReplicas cannot sum it there: call result() outside."
+                )
+            graph = graph.outer_graph
+        with (
+            contextlib.nullcontext() if tf.executing_eagerly() else self.graph.as_default(),
+            patching.set_in_block(self, mapping=False),
+        ):
+            sums = [(one, self._sum(one)) for one in metric.variables if not metric_state.is_whole(one)]
         with keras.StatelessScope(state_mapping=sums):
             return original()
 
@@ -209,20 +251,29 @@ class ReplicaStep:
             return value  # Keras would read a tensor of the branch's graph after it.
         self.assigned.setdefault(variable.path, set()).add(user_code.current_line())
         partial = getattr(variable.value, "synchronization", None) == tf.VariableSynchronization.ON_READ
+        if self.in_branch:
+            self.updated_in_branch.add((id(variable), tf.compat.v1.get_default_graph()))
         if self.average is None or self.rows.replicas == 1 or self.in_branch or partial or tf.executing_eagerly():
             return original(variable, value)
         if id(variable) in self.statistics:
             return original(variable, value)
         value = keras.ops.convert_to_tensor(value, dtype=variable.dtype)
-        kinds = {reductions.kind_of(term, self.rows) for _, term in reductions.terms_of(value, self.rows)}
-        if kinds <= {"mean", "sum", "equal"} and kinds != {"equal"} and value.dtype.is_floating:
-            weight = tf.cast(self.rows.weight, value.dtype)
-            value = trainer.sum_differentiable(reductions.share_value(value, self.rows) * weight)
-            self.rows.equal.add(value.op)
-        return original(variable, value)
+        return original(variable, self.mean(self.share_of_mean(value)) if self._is_mean(value) else value)
+
+    def mean(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the mean over the replicas, weighted by their examples; differentiable."""
+        total = trainer.sum_differentiable(value * tf.cast(self.rows.weight, value.dtype))
+        self.rows.equal.add(total.op)
+        return total
 
 
-def _check(unclear: bool) -> None:
+def zeros(source: Any) -> tf.Tensor:
+    """Returns zeros in place of a derivative, while a step is traced without effect."""
+    return tf.zeros_like(source) if isinstance(source, tf.Tensor) else tf.zeros(source.shape, source.dtype)
+
+
+def check_clear(unclear: bool) -> None:
+    """Raises ValueError if the derivative of a number is `unclear`: it is neither a mean nor a sum over examples."""
     if unclear:
         raise ValueError(
             "The gradient of examples is taken of a number that is neither their mean nor their sum, in "

@@ -182,8 +182,8 @@ def _plain_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
 
 
 @contextlib.contextmanager
-def explain_mismatch(model: keras.Model, found: Any) -> Iterator[None]:
-    """Turns a mismatch of the replicas after the first step of a user's step into a ValueError about that step."""
+def explain_mismatch(name: str, found: Any) -> Iterator[None]:
+    """Turns a mismatch of the replicas after the first step of a user's, called `name`, into a ValueError about it."""
     try:
         yield
     except trainer.ReplicaMismatchError as error:
@@ -191,8 +191,16 @@ def explain_mismatch(model: keras.Model, found: Any) -> Iterator[None]:
         first = mismatch is not None and mismatch.last_equal is not None and mismatch.step == mismatch.last_equal + 1
         if not first or not isinstance(found, OwnStepObjective):
             raise
-        text = _undistributable(f"{type(model).__name__}.train_step", mismatch.variables, found.assigned)
+        text = _undistributable(name, mismatch.variables, found.assigned)
         raise ValueError(text) from None
+
+
+def compare_replicas(cluster: Cluster, name: str, context: trainer.StepContext, variables: dict[str, Any]) -> None:
+    """Compares `variables` after the first step, called `name`, as a run does. Collective; raises ValueError."""
+    check = trainer.make_check(cluster, variables, context.config.consistency, lambda text, step: None)
+    check.step = 0
+    with explain_mismatch(name, context.objective):
+        check.check(trainer.TrainingState(step=1))
 
 
 def _undistributable(step_name: str, differing: Sequence[str], assigned: Mapping[str, set[str]]) -> str:

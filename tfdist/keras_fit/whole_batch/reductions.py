@@ -7,6 +7,7 @@ examples; a sum over it is the sum of their sums. The operations that make the n
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.devices import replicas as replicas_lib
@@ -31,11 +32,17 @@ _CALLS = {
 }
 # Those whose second input is a layer's weights.
 _OF_WEIGHTS = {"MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "BiasAdd"}
+# Those that give a row for each row of one input, and those whose last input says in which order rows are returned.
+_OF_ROWS = {"Add", "AddV2", "Sub", "Mul", "RealDiv", "DivNoNan", "SquaredDifference", "GatherV2"}
+_ORDERS = {"ReverseV2", "Roll", "StridedSlice"}
 _PRODUCTS = {"MatMul", "BatchMatMulV2", "Einsum"}
 
 
-def kind_of(value: tf.Tensor, rows: Rows) -> str:
+def kind_of(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> str:
     """Returns what a tensor of a step is made of.
+
+    Args:
+        whole: that the value has no rows, whatever its shape: it is for a variable.
 
     Returns:
         "equal": the same on all replicas. "rows": one value or row per example. "mean" or "sum": over the examples.
@@ -48,31 +55,31 @@ def kind_of(value: tf.Tensor, rows: Rows) -> str:
         return "equal"
     if op in {one.op for one in rows.losses if isinstance(one, tf.Tensor)}:
         return "rows" if value.shape.rank else "mean"
-    if op.type in _LINEAR and all(one.shape.rank == 0 for one in inputs):
-        return _of_terms(inputs, rows)
-    if _has_rows(value, rows):
+    if op.type in _LINEAR and (whole or all(one.shape.rank == 0 for one in inputs)):
+        return _of_terms(inputs, rows, whole)
+    if not whole and _has_rows(value, rows):
         return "rows"
     if op.type in ("Mean", "Sum", "L2Loss"):
-        kind = kind_of(inputs[0], rows)
+        kind = kind_of(inputs[0], rows, whole=whole and not _reduces_rows(op))
         return ("mean" if op.type == "Mean" else "sum") if kind == "rows" else kind
     if op.type in _LINEAR:
-        return _of_terms(inputs, rows)
+        return _of_terms(inputs, rows, whole)
     if op.type == "MatMul":
         return "sum" if _sums_rows(op, rows) else "other"
     scaled = _split_scale(op, rows)
     if scaled is None:
         return "other"
     term, factor = scaled
-    kind, change = kind_of(term, rows), {"mean": "sum"} if op.type == "Mul" else {"sum": "mean"}
+    kind, change = kind_of(term, rows, whole=whole), {"mean": "sum"} if op.type == "Mul" else {"sum": "mean"}
     return change.get(kind, kind) if _counts(term, factor, rows) else kind
 
 
-def terms_of(value: tf.Tensor, rows: Rows) -> list[tuple[Any, tf.Tensor]]:
+def terms_of(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> list[tuple[Any, tf.Tensor]]:
     """Returns the terms of a value of several kinds, each with its factor, which is equal on all replicas.
 
     The value is the sum of their products. A value of one kind, or that cannot be divided, is the only term.
     """
-    if kind_of(value, rows) != "other":
+    if kind_of(value, rows, whole=whole) != "other":
         return [(1.0, value)]
     op, inputs = value.op, _inputs(value)
     if value.shape.rank == 0 and any(one.shape.rank != 0 for one in inputs):
@@ -82,26 +89,26 @@ def terms_of(value: tf.Tensor, rows: Rows) -> list[tuple[Any, tf.Tensor]]:
     scaled = _split_scale(op, rows)
     if scaled is not None and not depends_on_data(scaled[1].op, rows, by_shape=True):
         parts = [(scaled[1] if op.type == "Mul" else 1.0 / scaled[1], scaled[0])]
-    found = [(factor * inner, term) for factor, one in parts for inner, term in terms_of(one, rows)]
+    found = [(factor * inner, term) for factor, one in parts for inner, term in terms_of(one, rows, whole=whole)]
     return found or [(1.0, value)]
 
 
-def share(value: tf.Tensor, rows: Rows) -> tf.Tensor:
+def share(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> tf.Tensor:
     """Returns the factor of a value whose mean over the replicas, weighted by examples, is that of one device.
 
     Returns:
         float32 []: 1, or the inverse of the weight for a sum over examples and for a value per example.
     """
-    is_sum = kind_of(value, rows) in ("sum", "rows")
+    is_sum = kind_of(value, rows, whole=whole) in ("sum", "rows")
     return tf.math.divide_no_nan(1.0, rows.weight) if is_sum else tf.ones([])
 
 
-def share_value(value: tf.Tensor, rows: Rows) -> tf.Tensor:
+def share_value(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> tf.Tensor:
     """Returns a tensor whose mean over the replicas, weighted by examples, is `value` on one device."""
-    terms = [] if rows.replicas == 1 else terms_of(value, rows)
-    if not any(kind_of(term, rows) in ("sum", "rows") for _, term in terms):
+    terms = [] if rows.replicas == 1 else terms_of(value, rows, whole=whole)
+    if not any(kind_of(term, rows, whole=whole) in ("sum", "rows") for _, term in terms):
         return value
-    return sum(factor * term * tf.cast(share(term, rows), term.dtype) for factor, term in terms)
+    return sum(factor * term * tf.cast(share(term, rows, whole=whole), term.dtype) for factor, term in terms)
 
 
 def _inputs(value: tf.Tensor) -> list[tf.Tensor]:
@@ -110,8 +117,15 @@ def _inputs(value: tf.Tensor) -> list[tf.Tensor]:
     return [inputs[value.value_index]] if value.op.type == "IdentityN" else inputs
 
 
-def _of_terms(inputs: list[tf.Tensor], rows: Rows) -> str:
-    found = {kind_of(one, rows) for one in inputs}
+def _reduces_rows(op: tf.Operation) -> bool:
+    """Returns whether a mean or sum is taken over the first dimension."""
+    axes = tf.get_static_value(op.inputs[1]) if len(op.inputs) > 1 else 0
+    rank = op.inputs[0].shape.rank or 1
+    return axes is None or 0 in {int(axis) % rank for axis in np.ravel(axes)}
+
+
+def _of_terms(inputs: list[tf.Tensor], rows: Rows, whole: bool) -> str:
+    found = {kind_of(one, rows, whole=whole) for one in inputs}
     if found <= {"mean", "equal"}:
         return "mean"
     return found.pop() if found == {"sum"} else "other"
@@ -181,12 +195,20 @@ def depends_on_data(op: tf.Operation, rows: Rows, *, by_shape: bool = False) -> 
         values = [each for each in one.inputs if each.dtype != tf.resource]
         # An input of the step, an element of an iterator, or random numbers.
         given = not values and one.outputs and one.outputs[0].dtype not in (tf.resource, tf.variant)
-        if known.get(one) or given or "Random" in one.type:
+        if known.get(one) or given or _draws(one):
             known[op] = True
             return True
         waiting += [each.op for each in values]
     known.update(dict.fromkeys(seen, False))
     return False
+
+
+def _draws(op: tf.Operation) -> bool:
+    """Returns whether an operation draws other numbers on another replica: not with a seed of the user's own."""
+    if not op.type.startswith("StatelessRandom"):
+        return "Random" in op.type
+    # The seeds of a step, which contain the number of the replica, are computed by a function.
+    return op.type == "StatelessRandomGetKeyCounter" and any(one.type in _CALLS for one in _before(op.inputs, set()))
 
 
 def is_of_examples(value: tf.Tensor, rows: Rows) -> bool:
@@ -227,6 +249,14 @@ def tell(targets: list[tf.Tensor], rows: Rows) -> None:
     if tf.executing_eagerly() or not replicas_lib.is_first():
         return
     losses = {one.op for one in rows.losses if isinstance(one, tf.Tensor)}
+    mixing = next((op for op in _before(targets, set()) if _mixes_examples(op, rows)), None)
+    if mixing is not None:
+        _say(
+            mixing,
+            "a step computes rows of several examples, such as with their mean, their number or their reversed order, "
+            "and each replica has its own examples only: gather them by tfdist.all_gather, or compute it in a "
+            "keras.losses.Loss, which sees the whole batch (docs/own_step.md)",
+        )
     reduced = None
     for op in _before(targets, losses):
         if op.type in _PRODUCTS and _compares(op, rows):
@@ -312,6 +342,47 @@ def _reducing_call(terms: list[tf.Tensor], losses: set[tf.Operation], rows: Rows
         seen.add(op)
         waiting += _inputs(value)
     return None
+
+
+def _mixes_examples(op: tf.Operation, rows: Rows) -> bool:
+    """Returns whether a step makes rows of several examples of the replica, not by a layer of Keras.
+
+    All pairs of rows, or each row with a number of all of them, such as their mean; or rows in reversed order.
+    """
+    if not op.outputs or not _has_rows(op.outputs[0], rows) or not op.outputs[0].dtype.is_floating:
+        return False
+    mixed = []
+    if op.type in _ORDERS:
+        order = np.ravel(tf.get_static_value(op.inputs[-1]))
+        if order[0] == -1 if op.type == "StridedSlice" else 0 in order:
+            mixed = [op.inputs[0]]
+    elif op.type in _OF_ROWS or (op.type == "MatMul" and not op.get_attr("transpose_a") and not _compares(op, rows)):
+        mixed = [one for one in op.inputs if not _has_rows(one, rows) or (one.shape.rank and one.shape[0] == 1)]
+    if "gradient_tape" in op.name or not any(_made_of_examples(one, rows) for one in mixed):
+        return False
+    for frame in reversed(op.traceback):
+        if user_code.is_users(frame.filename) or "/layers/" in frame.filename:
+            return "/layers/" not in frame.filename
+    return False
+
+
+def _made_of_examples(value: tf.Tensor, rows: Rows) -> bool:
+    """As `depends_on_data`, where the numbers of examples do not count."""
+    counts = {id(one) for one in (rows.low, rows.count, rows.total)}
+    waiting, seen = [value], set()
+    while waiting:
+        one = waiting.pop()
+        op = one.op
+        if id(one) in counts or one.dtype == tf.resource or op in rows.equal or op.type in _SHAPES | _CONSTANT:
+            continue
+        if id(one) in seen or not depends_on_data(op, rows):
+            continue
+        seen.add(id(one))
+        values = [each for each in _inputs(one) if each.dtype != tf.resource]
+        if not values:
+            return not _draws(op)
+        waiting += values
+    return False
 
 
 def _compares(op: tf.Operation, rows: Rows) -> bool:

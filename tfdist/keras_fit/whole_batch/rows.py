@@ -78,12 +78,13 @@ class Rows:
             check = tf.debugging.Assert(total <= most, [text, total, "of the first one:", most])
             with tf.control_dependencies([] if check is None else [check]):
                 padded = tf.pad(own, [[low, most - low - count], *([[0, 0]] * row.rank)])
-            whole = trainer.sum_differentiable(tf.ensure_shape(padded, [most, *row]))[:total]
+            padded.set_shape([most, *row])  # tf.ensure_shape has no derivative in forward mode.
+            whole = trainer.sum_differentiable(padded)[:total]
         whole = tf.cast(whole, tensor.dtype)
         if tf.executing_eagerly():
             return whole
         # Shapes of shards are static only if all shards are equal.
-        whole = tf.ensure_shape(whole, [static and static * self.replicas, *row])
+        whole.set_shape([static and static * self.replicas, *row])
         self.equal.add(whole.op)
         return whole
 
