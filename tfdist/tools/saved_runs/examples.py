@@ -114,7 +114,8 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 def _cannot_be_read(file: Path | str, error: tf.errors.OpError) -> str:
-    return f"{file} cannot be read: {error.message.splitlines()[0][:200]}"
+    why = error.message.splitlines()[0].rpartition("}} ")[2].partition(" [Op:")[0]  # Without names of ops.
+    return f"{file} cannot be read: {why[:200]}"
 
 
 def find(words: Sequence[str]) -> tuple[str, list[Path]]:
@@ -157,8 +158,8 @@ def read_array(path: Path, key: str, shape: Sequence[int | None] | None) -> np.n
     if key in fitting or len(fitting) == 1:
         return fitting[key] if key in fitting else next(iter(fitting.values()))
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items())
-    wanted = f"[n, {', '.join('any' if size is None else str(size) for size in shape or ())}]"
-    raise ValueError(f"{path} must have one array {wanted}, or name it {key!r}. It has: {shapes}")
+    wanted = f" [n, {', '.join('any' if size is None else str(size) for size in shape)}]" if shape else ""
+    raise ValueError(f"{path} must have one array{wanted}, or name it {key!r}. It has: {shapes}")
 
 
 def _load(path: Path, key: str) -> dict[str, np.ndarray]:
@@ -287,7 +288,8 @@ def open_table(saved: SavedRun, key: str, path: Path) -> Rows:
     read, encode, class_name = (
         specs.resolve({"target": f"{_TABLES}:{name}"}, field="data.json") for name in ("read", "encode", "class_name")
     )
-    frame = read(str(path))
+    # A text of digits is a number to pandas if there are no others in this file.
+    frame = read(str(path), [name for name, each in columns.items() if each["kind"] == "category"])
     labels = None
     if columns[label]["kind"] == "class" and label in frame:
         numbers = {text: number for number, text in enumerate(columns[label]["values"])}
