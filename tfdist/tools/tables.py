@@ -56,10 +56,8 @@ def is_number(value: Any) -> bool:
 def format_value(value: Any) -> str:
     """Returns a value as a table shows it: a number with four digits, None as a dash."""
     if not is_number(value):
-        # A line break of a text is shown as \\n: a row is one line.
-        return (
-            "-" if value is None else "".join(each if each.isprintable() else repr(each)[1:-1] for each in str(value))
-        )
+        words = "-" if value is None else str(value)
+        return "".join(each if each.isprintable() else repr(each)[1:-1] for each in words)  # A row is one line.
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{value:,}"

@@ -33,12 +33,18 @@ _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16"
 
 
 def build_run(
-    config: config_lib.Config, workdir: Path, cluster: Cluster | None = None, *, config_file: str = ""
+    config: config_lib.Config,
+    workdir: Path,
+    cluster: Cluster | None = None,
+    *,
+    config_file: str = "",
+    writes: bool = True,
 ) -> Run:
     """Checks the config, the cheapest checks first, connects to the other workers and builds the model.
 
     Args:
         cluster: the cluster of a process that is already connected; None: connects, with the options `config.cluster`.
+        writes: False: nothing is written to the workdir, which only the chief needs to see.
 
     Raises:
         StopError: a stop was requested before all workers connected.
@@ -52,11 +58,11 @@ def build_run(
     exporter = config.checkpoint.export_preprocessing and specs.part("checkpoint.export_preprocessing")(config)
     plan = strategy.plan(config.cluster, communication=config.communication)
     if inputs.pipeline.connects_first:
-        cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
+        cluster = connect(config, plan, inputs, workdir, stop, writes) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
     sizes = inputs_lib.make_sizes(config, inputs, (plan if cluster is None else cluster).num_replicas)
     virtual = config.train.virtual_replicas and specs.part("train.virtual_replicas")(config, sizes.replicas)
-    cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
+    cluster = connect(config, plan, inputs, workdir, stop, writes) if cluster is None else cluster
     precision_notes = ()
     if config.train.precision == "auto":
         saved = run_info.saved_choice(workdir, "precision", "float32")
@@ -107,6 +113,7 @@ def connect(
     inputs: Inputs,
     workdir: Path,
     stop: interruption.StopRequest,
+    writes: bool,
 ) -> Cluster:
     """Connects to the other workers, which must have the same config and data, and makes the strategy."""
     if config.cluster.requeue:
@@ -114,7 +121,8 @@ def connect(
         # Until `checkpointing.open_run`. A stop before is no failure of the start, but the time is too short.
         specs.part("cluster.requeue")(rank, stop, lambda: stop.reason is None and slurm_job.few_restarts())
     try:
-        cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=workdir, stop=stop)
+        shared = workdir if writes else None
+        cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=shared, stop=stop)
     except interruption.StopError as error:
         raise interruption.StopError(f"{error}: {directory.safe_state(workdir / 'checkpoints')}") from None
     if cluster.is_chief:  # The time limit is checked by one clock.
