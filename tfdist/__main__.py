@@ -128,8 +128,12 @@ def main() -> None:
     usage = f"python -m tfdist {name} {form}"
 
     def run(argv: list[str]) -> int | None:
-        with config_flags.one_message(f"tfdist {name}"):
-            return tool.main(argv)
+        try:
+            with config_flags.one_message(f"tfdist {name}"):
+                return tool.main(argv)
+        except KeyboardInterrupt:
+            print(f"tfdist {name}: stopped by Ctrl-C.", file=sys.stderr)
+            return 130  # As shells say it.
 
     config_flags.run(run, purpose=tool.__doc__, usage=usage, parser=getattr(tool, "parse", None))
 

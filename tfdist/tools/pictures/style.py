@@ -62,14 +62,13 @@ def save(path: Path, draw: Callable[[], Any]) -> str:
 def _keep_dollars(figure: Any) -> None:
     """Lets matplotlib draw the dollars of names as they are: two of them would enclose a formula."""
     from matplotlib.text import Text
-    from matplotlib.ticker import FixedFormatter
+    from matplotlib.ticker import FuncFormatter
 
     for text in figure.findobj(Text):
         text.set_text(text.get_text().replace("$", r"\$"))
-    for axis in (each for axes in figure.axes for each in (axes.xaxis, axes.yaxis)):
-        formatter = axis.get_major_formatter()  # Others write numbers, also as formulas.
-        if isinstance(formatter, FixedFormatter):
-            formatter.seq = [label.replace("$", r"\$") for label in formatter.seq]
+    for formatter in {axis.get_major_formatter() for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)}:
+        if isinstance(formatter, FuncFormatter):  # Of given labels; others write numbers, also as formulas.
+            formatter.func = lambda *place, given=formatter.func: given(*place).replace("$", r"\$")
 
 
 def figure(
