@@ -26,7 +26,7 @@ def run(workdir: Path) -> int:
 
     config = flags.FLAGS["config"].value
     trains = flags.FLAGS.mode == "train"
-    experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file(), writes=trains)
+    experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file() if trains else None)
     if trains:
         train = loop.train if config.consistency.audit.every is None else specs.part("consistency.audit.action")
         code = train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)

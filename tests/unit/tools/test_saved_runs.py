@@ -77,10 +77,11 @@ def saved_run(data, about=None, objective=None):
     ],
 )
 def test_images_are_read_as_the_evaluation_reads_them(prepare, dtype, shape, tmp_path):
-    Image.fromarray(np.zeros((9, 7, 3), np.uint8)).save(tmp_path / "one.png")
+    name = os.fsdecode(b"caf\xe9.png")  # A name that is no text in UTF-8.
+    Image.fromarray(np.zeros((9, 7, 3), np.uint8)).save(tmp_path / name)
     run = saved_run(c.Data(prepare=prepare), {"prepared": {"image": {"shape": [4, 4, 3]}}})
     model = keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten()])
-    source = examples.open_examples(run, model, [str(tmp_path / "one.png")], prepares=False)
+    source = examples.open_examples(run, model, [str(tmp_path / name)], prepares=False)
     found = source.read(tf.constant([0], tf.int64))["image"]
     assert found.dtype == dtype and found.shape == shape and source.find_damage() == ""
 

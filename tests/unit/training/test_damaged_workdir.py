@@ -192,7 +192,7 @@ def test_an_evaluation_writes_nothing_to_the_workdir(tmp_path, monkeypatch):
         raise StopIteration
 
     monkeypatch.setattr(setup.strategy, "connect", connect)
-    for writes in (True, False):
+    for config_file in ("mine.py", None):
         with pytest.raises(StopIteration):
-            setup.build_run(config(), tmp_path / "run", writes=writes)
+            setup.build_run(config(), tmp_path / "run", config_file=config_file)
     assert found == [tmp_path / "run", None]
