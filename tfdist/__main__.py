@@ -30,10 +30,7 @@ TOOLS = {
     ),
     "verify": ("tfdist.tools.saved_runs.same_bits.verify", "Train parts of a finished run again, and compare hashes."),
     "why": ("tfdist.tools.saved_runs.same_bits.why", "Find the first step at which two runs differ, and why."),
-    "cost": (
-        "tfdist.tools.many_runs.cost",
-        "Show what the time of runs was spent on: steps, starts, faults, queue.",
-    ),
+    "cost": ("tfdist.tools.many_runs.cost", "Show what the time of runs was spent on: steps, starts, faults, queue."),
     "recipes": ("tfdist.tools.many_runs.recipes", "Print what the shipped configs reach, from finished runs' files."),
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
     "docs": ("tfdist.tools.start.pages", "Print the pages about tfdist, or search them."),
@@ -62,10 +59,7 @@ TOOLS = {
     "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course, with the page's answer beside yours."),
     "plot": ("tfdist.tools.saved_runs.plot", "Draw curves of one or several runs, or scaling studies."),
     "all_reduce": ("tfdist.tools.all_reduce", "Measure all-reduce times and predict the step time of more workers."),
-    "asynchronous": (
-        "tfdist.configs.laboratory.parameter_server.command",
-        "Train asynchronously: parameter servers.",
-    ),
+    "asynchronous": ("tfdist.configs.laboratory.parameter_server.command", "Train asynchronously: parameter servers."),
 }
 # Training: name -> (the module that is run, its line in the list).
 TRAINING = {
@@ -128,8 +122,12 @@ def main() -> None:
     usage = f"python -m tfdist {name} {form}"
 
     def run(argv: list[str]) -> int | None:
-        with config_flags.one_message(f"tfdist {name}"):
-            return tool.main(argv)
+        try:
+            with config_flags.one_message(f"tfdist {name}"):
+                return tool.main(argv)
+        except KeyboardInterrupt:
+            print(f"tfdist {name}: stopped by Ctrl-C.", file=sys.stderr)
+            return 130  # As shells say it.
 
     config_flags.run(run, purpose=tool.__doc__, usage=usage, parser=getattr(tool, "parse", None))
 

@@ -25,10 +25,10 @@ def run(workdir: Path) -> int:
     from tfdist.training import loop, setup
 
     config = flags.FLAGS["config"].value
-    experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file())
-    if flags.FLAGS.mode == "train":
-        audits = config.consistency.audit.every is not None
-        train = specs.part("consistency.audit.action") if audits else loop.train
+    trains = flags.FLAGS.mode == "train"
+    experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file() if trains else None)
+    if trains:
+        train = loop.train if config.consistency.audit.every is None else specs.part("consistency.audit.action")
         code = train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
     else:
         code = specs.part("evaluation")(experiment_run, flags.FLAGS.checkpoint)

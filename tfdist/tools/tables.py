@@ -15,6 +15,14 @@ def make_folder(folder: Path) -> None:
     files.make_workdir(folder, "folder of results")
 
 
+def make_place(path: Path) -> None:
+    """Creates the folder of a file if needed; raises OSError, which names it, if the file cannot be written there."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, and not a file: choose another file.")
+    if not path.exists() or path.is_file():  # Others, such as /dev/stdout, are written to, and nothing beside them.
+        make_folder(path.resolve().parent)
+
+
 def text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns a table as text: columns as wide as their entries, numbers aligned right, None as a dash."""
     lines = [[str(word) for word in header], *[[format_value(value) for value in row] for row in rows]]
@@ -29,12 +37,15 @@ def text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def write_csv(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Writes a CSV file atomically; None is an empty field."""
+    """Writes a CSV file atomically, or to a device or pipe; None is an empty field."""
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
-    files.replace_file(path, content.getvalue().encode())
+    if os.path.exists(path) and not os.path.isfile(path):
+        Path(path).write_bytes(content.getvalue().encode(errors="surrogateescape"))
+    else:  # At the end of a link.
+        files.replace_file(os.path.realpath(path), content.getvalue().encode(errors="surrogateescape"))
 
 
 def is_number(value: Any) -> bool:
@@ -45,7 +56,8 @@ def is_number(value: Any) -> bool:
 def format_value(value: Any) -> str:
     """Returns a value as a table shows it: a number with four digits, None as a dash."""
     if not is_number(value):
-        return "-" if value is None else str(value)
+        words = "-" if value is None else str(value)
+        return "".join(each if each.isprintable() else repr(each)[1:-1] for each in words)  # A row is one line.
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     return f"{value:,}"

@@ -33,12 +33,13 @@ _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16"
 
 
 def build_run(
-    config: config_lib.Config, workdir: Path, cluster: Cluster | None = None, *, config_file: str = ""
+    config: config_lib.Config, workdir: Path, cluster: Cluster | None = None, *, config_file: str | None = ""
 ) -> Run:
     """Checks the config, the cheapest checks first, connects to the other workers and builds the model.
 
     Args:
         cluster: the cluster of a process that is already connected; None: connects, with the options `config.cluster`.
+        config_file: where the config comes from; None: nothing is written to the workdir, and only the chief reads it.
 
     Raises:
         StopError: a stop was requested before all workers connected.
@@ -47,16 +48,17 @@ def build_run(
         OSError: the data cannot be read, the workdir cannot be written, or a port is taken.
     """
     stop = interruption.install_handlers()
+    shared = None if config_file is None else workdir
     inputs = inputs_lib.open_inputs(config)
     config = learning_rate.resolve(config)
     exporter = config.checkpoint.export_preprocessing and specs.part("checkpoint.export_preprocessing")(config)
     plan = strategy.plan(config.cluster, communication=config.communication)
     if inputs.pipeline.connects_first:
-        cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
+        cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
     sizes = inputs_lib.make_sizes(config, inputs, (plan if cluster is None else cluster).num_replicas)
     virtual = config.train.virtual_replicas and specs.part("train.virtual_replicas")(config, sizes.replicas)
-    cluster = connect(config, plan, inputs, workdir, stop) if cluster is None else cluster
+    cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
     precision_notes = ()
     if config.train.precision == "auto":
         saved = run_info.saved_choice(workdir, "precision", "float32")
@@ -76,7 +78,7 @@ def build_run(
         context=context,
         feed=feed,
         callbacks=callbacks,
-        log=run_lib.Log(config_file=config_file, notes=tuple(filter(None, notes)), chosen=tuple(chosen)),
+        log=run_lib.Log(config_file=config_file or "", notes=tuple(filter(None, notes)), chosen=tuple(chosen)),
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         advice_if_diverged=functools.partial(nonfinite.advice, config),
         export=exporter(context.model, feed.first_examples, inputs.prepare_all)
@@ -85,19 +87,16 @@ def build_run(
         train_step=train_step.train_step if config.train.local_steps == 1 else specs.part("train.local_steps"),
     )
     run = specs.part("train.shard_optimizer")(run) if config.train.shard_optimizer else run
-    if config.communication.compression.rank is not None:
-        run = specs.part("communication.compression")(run)
+    run = run if config.communication.compression.rank is None else specs.part("communication.compression")(run)
     run = virtual.compose(run) if virtual else run
-    if config.consistency.audit.every is not None:
-        run = specs.part("consistency.audit.every")(run)
+    run = run if config.consistency.audit.every is None else specs.part("consistency.audit.every")(run)
     return run if config.report.noise_scale is None else specs.part("report.noise_scale")(run)
 
 
 def _as_saved(config: config_lib.Config, workdir: Path) -> config_lib.Config:
     """Returns the config with the `train.xla` of the run that is resumed, if the config leaves it open."""
-    if config.train.xla is not None:
-        return config
-    saved = run_info.saved_choice(workdir, "xla", False)  # Of earlier releases.
+    # Of earlier releases.
+    saved = run_info.saved_choice(workdir, "xla", False) if config.train.xla is None else config.train.xla
     return dataclasses.replace(config, train=dataclasses.replace(config.train, xla=saved))
 
 
@@ -107,6 +106,7 @@ def connect(
     inputs: Inputs,
     workdir: Path,
     stop: interruption.StopRequest,
+    shared: Path | None,
 ) -> Cluster:
     """Connects to the other workers, which must have the same config and data, and makes the strategy."""
     if config.cluster.requeue:
@@ -114,7 +114,7 @@ def connect(
         # Until `checkpointing.open_run`. A stop before is no failure of the start, but the time is too short.
         specs.part("cluster.requeue")(rank, stop, lambda: stop.reason is None and slurm_job.few_restarts())
     try:
-        cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=workdir, stop=stop)
+        cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=shared, stop=stop)
     except interruption.StopError as error:
         raise interruption.StopError(f"{error}: {directory.safe_state(workdir / 'checkpoints')}") from None
     if cluster.is_chief:  # The time limit is checked by one clock.

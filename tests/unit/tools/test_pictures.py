@@ -14,7 +14,7 @@ from PIL import Image
 from tests.benchmark import ratios
 from tfdist.configs.laboratory import stages, surface
 from tfdist.tools import all_reduce, scaling_results
-from tfdist.tools.pictures import curves, measured, scaling, style
+from tfdist.tools.pictures import curves, measured, scaling, scatter, style
 from tfdist.tools.scaling_results import Point, Study
 
 pytest.importorskip("matplotlib")
@@ -254,6 +254,15 @@ def test_equal_data_gives_equal_files(tmp_path):
         style.save(tmp_path / name, draw)
     for suffix in ("png", "svg"):
         assert (tmp_path / f"one.{suffix}").read_bytes() == (tmp_path / f"two.{suffix}").read_bytes()
+
+
+def test_dollars_of_names_are_no_formulas(tmp_path):
+    """Names such as <$50k and >=$50k were drawn in italics, and a picture with $\\x$ failed."""
+    points = [scatter.Point(x=name, y=0.1, series=f"{name}$") for name in ("<$50k", "$\\x$")]
+    found = texts(tmp_path / "names", lambda: scatter.draw(points, x="$x$", y="$y$", caption="of $1 and $2"))
+    assert {"<$50k", "$\\x$", "<$50k$", "$x$", "$y$", "$y$ by $x$", "of $1 and $2"} <= set(found)
+    runs = curves.read([write_run(tmp_path / "run", loss=1.0)])
+    assert "$" not in "".join(texts(tmp_path / "log", lambda: curves.draw(runs, ["loss"], log=True)))
 
 
 def test_the_colours_are_those_for_all_readers():

@@ -2,8 +2,10 @@
 
 import csv
 import json
+import os
 import pathlib
 import sys
+import types
 
 import forked
 import keras
@@ -16,7 +18,8 @@ from launching import run_all, worker_environment
 from PIL import Image
 
 from tfdist import config as c
-from tfdist.tools.saved_runs import examples, formats, meaning, predict, saved
+from tfdist.cluster import strategy
+from tfdist.tools.saved_runs import examples, export, formats, meaning, predict, saved
 
 CLASSES = ("dark", "light")
 MODULE = """
@@ -27,6 +30,7 @@ def net(num_classes):
 """
 CONFIG = """
 from tfdist import config as c
+from tfdist.cluster import strategy
 
 def get_config():
     return c.Config(
@@ -73,10 +77,11 @@ def saved_run(data, about=None, objective=None):
     ],
 )
 def test_images_are_read_as_the_evaluation_reads_them(prepare, dtype, shape, tmp_path):
-    Image.fromarray(np.zeros((9, 7, 3), np.uint8)).save(tmp_path / "one.png")
+    name = os.fsdecode(b"caf\xe9.png")  # A name that is no text in UTF-8.
+    Image.fromarray(np.zeros((9, 7, 3), np.uint8)).save(tmp_path / name)
     run = saved_run(c.Data(prepare=prepare), {"prepared": {"image": {"shape": [4, 4, 3]}}})
     model = keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten()])
-    source = examples.open_examples(run, model, [str(tmp_path / "one.png")], prepares=False)
+    source = examples.open_examples(run, model, [str(tmp_path / name)], prepares=False)
     found = source.read(tf.constant([0], tf.int64))["image"]
     assert found.dtype == dtype and found.shape == shape and source.find_damage() == ""
 
@@ -144,6 +149,81 @@ def test_lines_of_text_become_numbers_and_inputs_are_found_by_name(tmp_path):
     assert {name: value.shape for name, value in found.items()} == {"left": (3, 2), "right": (3, 5)}
     with pytest.raises(ValueError, match=r"for each input of the model: left \[n, 2\], up \[n, 5\]. It has: left"):
         examples.read_arrays(tmp_path / "two.npz", {"left": (2,), "up": (5,)})
+
+
+@pytest.mark.parametrize("rows", ["grade\n1\nTRUE\n", "grade\n01\n02\n", 'grade\n1\n""\n02\n'])
+def test_categories_of_a_table_are_the_texts_of_the_file(rows, tmp_path):
+    """Of a file with digits only, or with a missing text, pandas makes numbers: 01 is 1 then, and 1 is 1.0."""
+    pytest.importorskip("pandas")
+    (tmp_path / "rows.csv").write_text(rows)
+    values, written = ["01", "02", "1", "TRUE", "unknown"], rows.replace('"', "").split("\n")[1:-1]
+    columns = {
+        "grade": {"role": "input", "kind": "category", "values": values},
+        "y": {"role": "label", "kind": "number"},
+    }
+    source = examples.open_table(saved_run(c.Data(), {"columns": columns}), "inputs", tmp_path / "rows.csv")
+    found = source.read(tf.range(len(source), dtype=tf.int64))["inputs"].numpy()
+    assert found.tolist() == [[float(value == text) for value in values] for text in written]
+
+
+def test_a_table_without_rows_and_a_text_among_numbers_are_named(tmp_path):
+    pytest.importorskip("pandas")
+    columns = {"x": {"role": "input", "kind": "number", "missing": 0.0}, "y": {"role": "label", "kind": "number"}}
+    run = saved_run(c.Data(), {"columns": columns})
+    (tmp_path / "rows.csv").write_text("x\n")
+    with pytest.raises(ValueError, match=r"rows.csv' cannot be read: it has no rows\."):
+        examples.open_table(run, "inputs", tmp_path / "rows.csv")
+    (tmp_path / "rows.csv").write_text("x\n1.5\n\nmuch\n")
+    with pytest.raises(ValueError, match=r"The column 'x' must hold numbers\. Received, for example: 'much'"):
+        examples.open_table(run, "inputs", tmp_path / "rows.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.npy", np.zeros((0, 4), np.float32), "x.npy has no examples."),
+        ("x.txt", b"\xff\xfe", "x.txt is no text in UTF-8: 'utf-8' codec can't decode byte 0xff"),
+        ("x.npz", np.zeros((2, 4)), "x.npz must have one array, or name it 'image'. It has: a [2, 4], b [2, 4]"),
+        ("x.png", b"no image", "x.png cannot be read: Unknown image file format"),
+    ],
+)
+def test_files_without_an_example_are_named(name, content, says, tmp_path, monkeypatch):
+    run, path = saved_run(c.Data(), {"classes": ["a", "b"]}), tmp_path / name
+    model = keras.Sequential([keras.Input((4, 4, 3) if name == "x.png" else (4,)), keras.layers.Flatten()])
+    monkeypatch.setattr("tfdist.tools.saved_runs.weights.load", lambda *words: (model, True))
+    monkeypatch.setattr(predict.flags, "FLAGS", types.SimpleNamespace(checkpoint="newest", batch_size=4))
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content) if name == "x.npy" else np.savez(path, a=content, b=content)
+    with pytest.raises(ValueError) as caught:
+        predict.outputs_of_files(run, strategy.connect(c.ClusterOptions(gpus=0)), [str(path)])
+    assert says in str(caught.value) and "function_node" not in str(caught.value) and "[Op" not in str(caught.value)
+
+
+def test_an_export_replaces_a_file_only_if_its_outputs_are_equal(tmp_path, monkeypatch):
+    model, old = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), tmp_path / "old.tflite"
+    monkeypatch.setattr(export, "plain_model", lambda *words: model)
+    monkeypatch.setattr(export.saved_lib, "open_run", lambda workdir: saved_run(c.Data()))
+
+    def run(out, to="tflite"):
+        values = types.SimpleNamespace(to=to, checkpoint="newest", out=str(out))
+        monkeypatch.setattr(export.flags, "FLAGS", values)
+        return export.run("runs/mine")
+
+    old.write_text("old")
+    with monkeypatch.context() as changed:
+        changed.setattr(export, "TOLERANCE", -1.0)
+        with pytest.raises(ValueError, match="do not use this file"):
+            run(old)
+    assert old.read_text() == "old" and os.listdir(tmp_path) == ["old.tflite"]
+    assert run(old) == 0 and old.stat().st_size > 100 and os.listdir(tmp_path) == ["old.tflite"]
+    with pytest.raises(ValueError, match="is not a file: choose another one"):
+        run(tmp_path)
+    with pytest.raises(ValueError, match=r"must end in \.keras"):
+        run(tmp_path / "model", "keras")
+    with pytest.raises(NotADirectoryError, match="is a file, and not a directory"):
+        run(old, "savedmodel")
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +355,7 @@ def test_a_folder_without_a_run_is_refused(folder):
 
 TABLE_CONFIG = """
 from tfdist import config as c
+from tfdist.cluster import strategy
 
 def get_config():
     return c.Config(

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import os
 import re
 import struct
 import subprocess
@@ -287,11 +288,29 @@ def test_tables_align_columns_and_config_arguments_are_passed_on(tmp_path):
     ]
     tables.write_csv(tmp_path / "t.csv", ("name", "n", "x"), rows)
     assert (tmp_path / "t.csv").read_text() == "name,n,x\na,1,0.123456\nbb,20000,\n"
+    assert tables.text(("name",), [("a\nb",)]).splitlines()[2:] == ["a\\nb"]
     words = ["x", "--config=c.py", "--replicas=1", "--config.a.b=1", "--noconfig.c", "--configure", "--workdir", "y"]
     assert words_lib.config_arguments(words[1:]) == ["--config=c.py", "--config.a.b=1", "--noconfig.c"]
     words = ["--config", "c.py", "--config.a.b", "-1", "--config.sizes[0]", "8", "--noconfig.c", "--config.d"]
     two = ["--config", "c.py", "--config.a.b=-1", "--config.sizes[0]=8", "--noconfig.c", "--config.d"]
     assert words_lib.config_arguments(words) == two
+
+
+def test_a_table_goes_through_a_link_or_a_pipe_and_replaces_neither(tmp_path):
+    """--out=/dev/stdout was replaced by a file, where the user may write to /dev."""
+    link, pipe, folder = tmp_path / "link.csv", tmp_path / "pipe", tmp_path / "folder"
+    folder.mkdir()
+    link.symlink_to(folder / "t.csv")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (link, pipe):
+        tables.make_place(path)
+        tables.write_csv(path, ("a\udce9",), [(1,)])
+    assert os.read(reader, 100) == (folder / "t.csv").read_bytes() == b"a\xe9\n1\n"
+    os.close(reader)
+    assert link.is_symlink() and pipe.is_fifo()
+    with pytest.raises(IsADirectoryError, match="is a folder, and not a file: choose another file"):
+        tables.make_place(folder)
 
 
 def test_distances_are_measured_against_the_fewest_replicas():

@@ -53,6 +53,7 @@ def test_lists_ranges_and_intervals():
     for text, said in (
         ("a", "must be FIELD=VALUES"),
         ("a=4..1", "is empty"),
+        ("a=0..1000000000000", r"too long: draw with --random=N and int\(LOW,HIGH\)"),
         ("a=1,,2", "must be a list"),
         ("a=loguniform(1,2)", "must be a list"),
         ("a=log(0,1)", "both above 0"),
@@ -63,6 +64,8 @@ def test_lists_ranges_and_intervals():
             space.parse(text)
     with pytest.raises(ValueError, match="add --random=N"):
         space.grid([space.parse("a=log(1,2)")])
+    with pytest.raises(ValueError, match="--set: 40,000 runs are more than 10,000: draw some of them with --random=N"):
+        space.grid([space.parse("a=1..200"), space.parse("b=1..200")])
     with pytest.raises(ValueError, match="given twice"):
         space.as_fields({}, ["a=1", "a=2"])
     given = {"learning_rate.peak": [0.1], "seed": "0..2"}

@@ -181,3 +181,18 @@ def test_something_else_in_place_of_a_directory(finished, tmp_path, capsys, name
     # The reports stay: the run did not start again from the first step.
     records = read_back.read_records(run.workdir / "metrics.jsonl")
     assert [line["step"] for line in records if line["kind"] == "train"] == [1, 2]
+
+
+def test_an_evaluation_writes_nothing_to_the_workdir(tmp_path, monkeypatch):
+    """On several workers it created the workdir, and was refused where a run of another user was evaluated."""
+    found = []
+
+    def connect(plan, *, workdir, **others):
+        found.append(workdir)
+        raise StopIteration
+
+    monkeypatch.setattr(setup.strategy, "connect", connect)
+    for config_file in ("mine.py", None):
+        with pytest.raises(StopIteration):
+            setup.build_run(config(), tmp_path / "run", config_file=config_file)
+    assert found == [tmp_path / "run", None]

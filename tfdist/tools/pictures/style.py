@@ -50,12 +50,25 @@ def save(path: Path, draw: Callable[[], Any]) -> str:
         return MISSING
     with matplotlib.rc_context(json.loads(_SETTINGS.read_text())):
         figure = draw()
+        _keep_dollars(figure)
         separate_values(figure)
         for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
             content = io.BytesIO()
             figure.savefig(content, format=suffix, dpi=DPI, metadata=metadata)
             files.replace_file(f"{path}.{suffix}", content.getvalue())
     return f"{path}.png, {path.name}.svg"
+
+
+def _keep_dollars(figure: Any) -> None:
+    """Lets matplotlib draw the dollars of names as they are: two of them would enclose a formula."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import FuncFormatter
+
+    for text in figure.findobj(Text):
+        text.set_text(text.get_text().replace("$", r"\$"))
+    for formatter in {axis.get_major_formatter() for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)}:
+        if isinstance(formatter, FuncFormatter):  # Of given labels; others write numbers, also as formulas.
+            formatter.func = lambda *place, given=formatter.func: given(*place).replace("$", r"\$")
 
 
 def figure(

@@ -27,7 +27,7 @@ class ImageFiles:
     """Image files of any size, scaled to one size. `labels`: int64 [n], -1 where the folder is no class; or None."""
 
     def __init__(self, files: Sequence[Path], shape: tuple[int, int, int], dtype: tf.DType, classes: Sequence[str]):
-        self.names = [str(file) for file in files]
+        self.names, self._paths = [str(file) for file in files], [os.fsencode(file) for file in files]
         self._shape, self._dtype = shape, dtype
         numbers = {name: number for number, name in enumerate(classes)}
         labels = np.array([numbers.get(file.parent.name, -1) for file in files], np.int64)
@@ -41,7 +41,7 @@ class ImageFiles:
         """Returns the examples `ids`, int64 [n], as {"image": [n, h, w, c], "label": int64 [n]}."""
         images = tf.map_fn(
             lambda path: self._decode(tf.io.read_file(path)),
-            tf.gather(self.names, ids),
+            tf.gather(self._paths, ids),
             fn_output_signature=tf.TensorSpec(self._shape, tf.uint8),
             parallel_iterations=_PARALLEL_IMAGES,
         )
@@ -52,9 +52,9 @@ class ImageFiles:
 
     def find_damage(self) -> str:
         """Returns a sentence about the first file that cannot be decoded; "": there is none."""
-        for name in self.names:
+        for name, path in zip(self.names, self._paths, strict=True):
             try:
-                self._decode(tf.io.read_file(name))
+                self._decode(tf.io.read_file(path))
             except tf.errors.OpError as error:
                 return _cannot_be_read(name, error)
         return ""
@@ -76,7 +76,7 @@ class EncodedFiles(ImageFiles):
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids`, int64 [n], as {"image": string [n], "label": int64 [n]}."""
-        paths = tf.gather(self.names, ids)
+        paths = tf.gather(self._paths, ids)
         images = tf.map_fn(tf.io.read_file, paths, fn_output_signature=tf.TensorSpec([], tf.string))
         return {"image": tf.ensure_shape(images, ids.shape), "label": self._labels_of(ids)}
 
@@ -107,14 +107,15 @@ class Rows:
 def size_of(path: Path) -> tuple[int, int]:
     """Returns (height, width) of an image file; raises ValueError, which names it, if it cannot be decoded."""
     try:
-        image = tf.io.decode_image(tf.io.read_file(str(path)), expand_animations=False)
+        image = tf.io.decode_image(tf.io.read_file(os.fsencode(path)), expand_animations=False)
     except tf.errors.OpError as error:
         raise ValueError(_cannot_be_read(path, error)) from None
     return int(image.shape[0]), int(image.shape[1])
 
 
 def _cannot_be_read(file: Path | str, error: tf.errors.OpError) -> str:
-    return f"{file} cannot be read: {error.message.splitlines()[0][:200]}"
+    why = error.message.splitlines()[0].rpartition("}} ")[2].partition(" [Op:")[0]  # Without names of ops.
+    return f"{file} cannot be read: {why[:200]}"
 
 
 def find(words: Sequence[str]) -> tuple[str, list[Path]]:
@@ -157,8 +158,8 @@ def read_array(path: Path, key: str, shape: Sequence[int | None] | None) -> np.n
     if key in fitting or len(fitting) == 1:
         return fitting[key] if key in fitting else next(iter(fitting.values()))
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items())
-    wanted = f"[n, {', '.join('any' if size is None else str(size) for size in shape or ())}]"
-    raise ValueError(f"{path} must have one array {wanted}, or name it {key!r}. It has: {shapes}")
+    wanted = f" [n, {', '.join('any' if size is None else str(size) for size in shape)}]" if shape else ""
+    raise ValueError(f"{path} must have one array{wanted}, or name it {key!r}. It has: {shapes}")
 
 
 def _load(path: Path, key: str) -> dict[str, np.ndarray]:
@@ -287,7 +288,8 @@ def open_table(saved: SavedRun, key: str, path: Path) -> Rows:
     read, encode, class_name = (
         specs.resolve({"target": f"{_TABLES}:{name}"}, field="data.json") for name in ("read", "encode", "class_name")
     )
-    frame = read(str(path))
+    # A text of digits is a number to pandas if there are no others in this file.
+    frame = read(str(path), [name for name, each in columns.items() if each["kind"] == "category"])
     labels = None
     if columns[label]["kind"] == "class" and label in frame:
         numbers = {text: number for number, text in enumerate(columns[label]["values"])}

@@ -19,6 +19,7 @@ from absl import flags, logging
 
 from tfdist.cluster import process_exit
 from tfdist.config.command_line import tool_words
+from tfdist.report import files
 from tfdist.tools import tables
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
@@ -81,12 +82,21 @@ def run(workdir: str) -> int:
     stem = "model" if flags.FLAGS.checkpoint == "newest" and to != "keras" else f"model-{flags.FLAGS.checkpoint}"
     name = stem.replace("model", "savedmodel") if to == "savedmodel" else f"{stem}{suffix}"
     path = Path(flags.FLAGS.out or saved.workdir / name).expanduser()
-    tables.make_folder(path.parent)
+    is_folder = to == "savedmodel"
+    if not is_folder and path.exists() and not path.is_file():
+        raise ValueError(f"--out={path} is not a file: choose another one.")
+    if to == "keras" and path.suffix not in (".keras", ".h5"):
+        raise ValueError(f"--out={path} must end in .keras, by which Keras knows the format.")
+    tables.make_folder(path if is_folder else path.parent)
     inputs = formats.example_inputs(model)
     expected = formats.outputs_of(model, inputs)
-    found = write(model, path, inputs)
-    print(f"{path}: {', '.join(f'{each.name} {each.dtype} {_shape(each)}' for each in model.inputs)}")
-    report(to, expected, found)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
+        written = path if is_folder else Path(folder, path.name)
+        found = write(model, written, inputs)
+        print(f"{path}: {', '.join(f'{each.name} {each.dtype} {_shape(each)}' for each in model.inputs)}")
+        report(to, expected, found)
+        if not is_folder:  # Until here, an older file is unchanged.
+            files.move_complete(written, path.resolve())
     if to == "keras":
         for backend in ("jax", "torch"):
             if formats.is_installed(backend):

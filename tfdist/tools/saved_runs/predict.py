@@ -81,7 +81,12 @@ def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str]) -> tup
     from tfdist.tools.saved_runs import examples, outputs, weights
 
     model, prepares = weights.load(saved, cluster, flags.FLAGS.checkpoint)
-    source = examples.open_examples(saved, model, words, prepares=prepares)
+    try:
+        source = examples.open_examples(saved, model, words, prepares=prepares)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{words[0]} is no text in UTF-8: {error}") from None
+    if not len(source):
+        raise ValueError(f"{words[0]} has no examples.")
     prepare = weights.preparation(saved, prepares)
     name = "images" if isinstance(source, examples.ImageFiles) else "examples"
     size = min(batch_size(saved), len(source))
@@ -133,7 +138,7 @@ def run(workdir: str, words: Sequence[str]) -> int:
     """Predicts, prints and writes; returns the exit code."""
     saved = saved_lib.open_run(workdir)
     if flags.FLAGS.out:  # Before the prediction, which may take long.
-        tables.make_folder(Path(flags.FLAGS.out).expanduser().parent)
+        tables.make_place(Path(flags.FLAGS.out).expanduser())
     cluster = connect(saved)
     outputs, source = outputs_of_files(saved, cluster, words)
     classes = meaning.class_names(saved.classes, max(2, outputs.shape[1])) if is_classifier(saved, outputs) else None

@@ -63,10 +63,10 @@ def table(
     )
 
 
-def read(path: str) -> Any:
-    """Returns the `pandas.DataFrame` of a CSV, TSV or Parquet file.
+def read(path: str, texts: Sequence[str] = ()) -> Any:
+    """Returns the `pandas.DataFrame` of a CSV, TSV or Parquet file; the columns `texts` of CSV keep what is written.
 
-    Raises FileNotFoundError if there is none, and ValueError without pandas, or if it cannot be read.
+    Raises FileNotFoundError if there is none, and ValueError without pandas, or if it has no rows or cannot be read.
     """
     try:
         import pandas
@@ -79,8 +79,13 @@ def read(path: str) -> Any:
         raise ValueError(f"table {path!r}: its name must end in {', '.join(_SUFFIXES)}.")
     try:
         if suffix in (".parquet", ".pq"):
-            return pandas.read_parquet(path)
-        return pandas.read_csv(path, sep="\t" if suffix == ".tsv" else ",", skipinitialspace=True, low_memory=False)
+            frame = pandas.read_parquet(path)
+        else:
+            options = {"sep": "\t" if suffix == ".tsv" else ",", "dtype": dict.fromkeys(texts, str)}
+            frame = pandas.read_csv(path, skipinitialspace=True, low_memory=False, **options)
+        if not len(frame):
+            raise ValueError("it has no rows.")
+        return frame
     except (ValueError, ImportError, OSError) as error:  # pandas' own errors of a file are ValueErrors.
         raise ValueError(f"table {path!r} cannot be read: {str(error).splitlines()[0]}") from None
 
@@ -157,7 +162,11 @@ def encode(frame: Any, columns: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
             numbers = values.to_numpy(np.float64, na_value=np.nan)
             parts.append(np.where(np.isnan(numbers), column["missing"], numbers)[:, np.newaxis])
         else:
-            raise ValueError(f"The column {name!r} must hold numbers. Received, for example: {values.iloc[0]!r}")
+            from pandas import to_numeric
+
+            wrong = values[to_numeric(values, errors="coerce").isna() & values.notna()]
+            example = [*wrong, values.iloc[0]][0]
+            raise ValueError(f"The column {name!r} must hold numbers. Received, for example: {example!r}")
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
