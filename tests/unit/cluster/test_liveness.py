@@ -1,5 +1,6 @@
 """What workers know of each other while a run lasts, in parts that need no second process."""
 
+import asyncio
 import math
 import signal
 import subprocess
@@ -166,6 +167,21 @@ def test_the_time_of_a_suspension_is_no_stall():
         time.sleep(2.5)
         process.send_signal(signal.SIGCONT)
         assert process.communicate(timeout=60)[0] == "{}\n" and process.returncode == 0
+
+
+def test_the_time_of_a_suspension_before_the_thread_runs_is_no_stall(monkeypatch):
+    monitor, found = make_monitor(size=1), []
+    monitor.created -= 4000.0
+    monitor.own.collective = ("an execution", monitor.created)
+
+    def look(watched, now):
+        found.append(heartbeat.describe_stall(watched, now))
+        peer_loss.register(None)
+        return True
+
+    monkeypatch.setattr(peer_loss, "_monitor", monitor)
+    asyncio.run(heartbeat.watch_stalls(monitor, look))
+    assert found == [""]
 
 
 def test_the_first_all_reduce_names_the_missing_workers_or_gives_advice():

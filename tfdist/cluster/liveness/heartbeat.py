@@ -59,7 +59,7 @@ async def watch_stalls(
     Args:
         find_loss: declares lost workers at a moment, as `time.monotonic`; returns whether there is one.
     """
-    last = announced = time.monotonic()
+    last = announced = monitor.created  # The process may have been suspended before this thread runs.
     pause = interval(len(monitor.members), monitor.options.heartbeat_seconds)
     while peer_loss.is_registered(monitor):
         await asyncio.sleep(min(INTERVAL_SECONDS, pause))

@@ -102,6 +102,7 @@ class HeartbeatMonitor:
     exit_claimed_by: str = ""
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     loop: asyncio.AbstractEventLoop = dataclasses.field(default_factory=asyncio.new_event_loop)
+    created: float = dataclasses.field(default_factory=time.monotonic)
 
     def note_progress(self, step: int) -> None:
         """Notes that an execution has ended after `step` completed steps."""
