@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import clusters
 import gpu_audit
 import keras
 import numpy as np
@@ -21,8 +22,6 @@ import tensorflow as tf
 from tfdist import config as c
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.discovery.roster import Roster
-from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.keras_fit import patches
 from tfdist.keras_fit import setup as fit_setup
 from tfdist.keras_fit.adapters import base, make_adapter
@@ -187,16 +186,7 @@ def make_config(name: str) -> c.Config:
 
 def make_cluster(num_replicas: int) -> Cluster:
     """Returns a cluster of one worker with replicas on the logical devices after the first, which stand for GPUs."""
-    strategy = tf.distribute.MirroredStrategy([f"/CPU:{1 + index}" for index in range(num_replicas)])
-    return Cluster(
-        strategy=strategy,
-        rank=0,
-        num_workers=1,
-        num_replicas=num_replicas,
-        roster=Roster(),
-        monitor=HeartbeatMonitor(rank=0, members=[], options=c.ClusterOptions()),
-        implementation="nccl",
-    )
+    return clusters.of_devices(*(f"/CPU:{1 + index}" for index in range(num_replicas)), implementation="nccl")
 
 
 def audited(cluster: Cluster, name: str) -> dict[str, list[list]]:

@@ -51,7 +51,7 @@ def check(config: config_lib.Config) -> None:
     """Raises ValueError, which names the function, if one that prepares the model's input cannot be expressed."""
     if not config.checkpoint.export:
         raise ValueError(
-            "config.checkpoint.export_preprocessing=True is of an exported model, and config.checkpoint.export is "
+            "config.checkpoint.export_preprocessing=True needs an exported model, but config.checkpoint.export is "
             "False: set export to True, or export_preprocessing to False."
         )
     key = config.objective.get("inputs", "image")

@@ -37,3 +37,4 @@ from tfdist.training.step.updates.stages import scale as scale_gradients
 from tfdist.training.step.updates.tables import Gradients, convert_in_fixed_order
 from tfdist.training.step.updates.tables import gather as gather_rows
 from tfdist.training.step.updates.tables import select as select_rows
+from tfdist.training.triggers import is_due

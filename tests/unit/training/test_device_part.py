@@ -1,5 +1,6 @@
 """config.data.finish: batches travel as bytes, and the run is the same to the bit."""
 
+import clusters
 import keras
 import numpy as np
 import pytest
@@ -7,9 +8,6 @@ import tensorflow as tf
 from parameters import slow
 
 from tfdist import config as c
-from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.discovery.roster import Roster
-from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.data import inputs as inputs_lib
 from tfdist.training import execution, setup
 from tfdist.zoo.prepare import image
@@ -26,16 +24,7 @@ def remember(model, read):
 
 @pytest.fixture(scope="module")
 def cluster():
-    strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
-    return Cluster(
-        strategy=strategy,
-        rank=0,
-        num_workers=1,
-        num_replicas=1,
-        roster=Roster(),
-        monitor=HeartbeatMonitor(rank=0, members=[], options=c.ClusterOptions()),
-        implementation="ring",
-    )
+    return clusters.of_devices("/CPU:0")
 
 
 def trained(cluster, folder, prepare, finish):

@@ -2,16 +2,13 @@
 
 import json
 
+import clusters
 import keras
 import pytest
-import tensorflow as tf
 
 from tfdist import config as c
-from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import precision
 from tfdist.cluster.devices.precision import Device
-from tfdist.cluster.discovery.roster import Roster
-from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.config import schema, specs
 from tfdist.configs import line
 from tfdist.training import loop, setup
@@ -80,16 +77,7 @@ def test_unlike_devices_are_rejected_with_both_names():
 
 @pytest.fixture(scope="module")
 def cluster():
-    strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
-    return Cluster(
-        strategy=strategy,
-        rank=0,
-        num_workers=1,
-        num_replicas=1,
-        roster=Roster(),
-        monitor=HeartbeatMonitor(rank=0, members=[], options=c.ClusterOptions()),
-        implementation="ring",
-    )
+    return clusters.of_devices("/CPU:0")
 
 
 def resolved(cluster, saved, monkeypatch, device, ratio, **train):

@@ -36,7 +36,7 @@ def watch(step: ReplicaStep, original: Callable, accumulator: Any, primals: Any,
 def jvp(step: ReplicaStep, original: Callable, accumulator: Any, primals: Any, *args: Any, **options: Any) -> Any:
     """Returns derivatives: of numbers that are means or sums over the examples, those of the global batch.
 
-    Those of rows stay with the replica; so do others than numbers, of which it is not known what they are made of.
+    Derivatives of rows stay with the replica. So do those of arrays: how these depend on the examples is not known.
     """
 
     def complete(primal: Any, product: Any) -> Any:

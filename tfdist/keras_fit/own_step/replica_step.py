@@ -208,7 +208,7 @@ class ReplicaStep:
     def result_of(self, original: Callable[[], Any], metric: keras.Metric) -> Any:
         """Returns the result of a metric over the examples of all replicas, with which the step computes.
 
-        In a branch it is that before the branch, outside of which replicas communicate.
+        In a branch, it is the result before the branch: replicas can only communicate outside of branches.
 
         Raises:
             ValueError: the branch has updated the metric.

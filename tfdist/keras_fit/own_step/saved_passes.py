@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 
 @dataclasses.dataclass
 class Place:
-    """A workdir: what was saved there, how many passes this process has begun, and what it has restored."""
+    """The checkpoints of a workdir, and the passes that this process has begun with it."""
 
     directory: Path
     # Each `own_loop.Step` of the script, also later ones.

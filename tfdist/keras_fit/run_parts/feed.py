@@ -48,7 +48,7 @@ def make_feed(
     def training(start: int, stop: int) -> tf.data.Dataset:
         return stack_shards(adapter.dataset(shard, start, stop))
 
-    validate_again = functools.partial(_validate_again, config.evaluation.every, validation)
+    validate_again = functools.partial(_validate_again, config.evaluation.every, adapter.steps, validation)
     sizes = Sizes(
         global_batch=adapter.batch_size,
         replicas=cluster.num_replicas,
@@ -82,11 +82,11 @@ def make_feed(
     )
 
 
-def _validate_again(every: config_lib.Every, validation: DataAdapter | None, epoch: int) -> None:
+def _validate_again(every: config_lib.Every, steps_per_epoch: int, validation: DataAdapter | None, epoch: int) -> None:
     """Calls the hooks of the validation data that were called after an epoch of an earlier start."""
-    due = (epoch + 1) % every.epochs == 0 if every.after is None else epoch + 1 in every.after
-    if due and validation is not None and validation.epoch_hooks is not None:
-        validation.epoch_hooks.begin_pass(reset=True)
+    hooks = None if validation is None else validation.epoch_hooks
+    if hooks is not None and trainer.is_due(every, (epoch + 1) * steps_per_epoch, steps_per_epoch):
+        hooks.begin_pass(reset=True)
 
 
 def _read_by_epoch(

@@ -155,7 +155,7 @@ def begin_files(
 def rewind_files(callbacks: list[keras.callbacks.Callback], state: dict[str, Any], ended: bool = False) -> None:
     """Truncates the file of each CSVLogger to its size at the checkpoint; called before `on_train_begin`.
 
-    If the training had `ended`, what follows in the file is of later ones, and stays.
+    If the training had `ended`, later trainings have written the rest of the file: it stays.
     """
     for name, callback in by_name(callbacks).items():
         size = state.get(name, {}).get("bytes")

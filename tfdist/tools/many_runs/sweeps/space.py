@@ -20,7 +20,7 @@ _DIGITS = 4
 # Draws per run before fewer runs than wanted are taken, because most draws repeat.
 _ATTEMPTS = 50
 _LONGEST_LABEL = 40
-# Runs of a grid, all of which are checked before the first one starts, and values of a range.
+# The most runs of a grid, because all are checked before the first one starts; the most values of a range.
 _MOST_RUNS, _MOST_VALUES = 10_000, 1_000_000
 # Bytes of the name of a run: file systems take 255, and files beside it may have longer names.
 _LONGEST_NAME = 200
