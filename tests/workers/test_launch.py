@@ -358,8 +358,10 @@ def test_launcher_forwards_signals_and_waits_for_the_exit(request, tmp_path, nam
 def test_a_signal_reaches_the_program_that_a_shell_runs(tmp_path, number):
     program = tmp_path / "train.py"
     program.write_text(
-        "import signal, sys, time\n"
-        "def stop(*_): time.sleep(0.3), print('saved'), sys.exit(75)\n"
+        # The second worker still saves after the first has ended.
+        "import json, os, signal, sys, time\n"
+        "rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+        "def stop(*_): time.sleep(0.3 + 1.5 * rank), print('saved'), sys.exit(75)\n"
         "signal.signal(signal.SIGTERM, stop), signal.signal(signal.SIGINT, stop)\nprint('listening')\n"
         "while True: time.sleep(0.1)\n"
     )

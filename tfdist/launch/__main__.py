@@ -39,7 +39,7 @@ _FINAL = (130, interruption.EXIT_MISMATCH)
 _FAILURES_BEFORE_SHRINKING = 2
 # After exit code 76: seconds until the other workers are stopped, so that the failure that caused it is seen.
 _SYMPTOM_SECONDS = 3.0
-# After the first worker has finished: seconds until the others are stopped. All have passed the last barrier then.
+# After the first worker has finished, or ended as asked: seconds until the others are stopped.
 _LEAVE_SECONDS = 60.0
 
 
@@ -155,7 +155,9 @@ def attempt(group: processes.ProcessGroup, command: list[str], environments: Seq
         now = time.monotonic()
         for rank, code in group.pop_exited():
             codes[rank] = code
-            seconds = _LEAVE_SECONDS if code in _SUCCESS else 0.0
+            # A second signal would interrupt what the others do after the first: they save.
+            as_asked = code in _SUCCESS or (group.forwarded and -code in processes.STOP_SIGNALS)
+            seconds = _LEAVE_SECONDS if as_asked else 0.0
             stop_at = min(stop_at, now + (_SYMPTOM_SECONDS if code == interruption.EXIT_PEER_LOST else seconds))
         if now > asked_at + flags.FLAGS.grace_seconds and any(group.suspended()):
             stop_at = now

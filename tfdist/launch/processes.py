@@ -41,7 +41,7 @@ _AT_IMPORT = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)|I0000 [\d:.]+ +\d+ \w+\.cc:\d+\] "
     rb"|To enable the following instructions: "
 )
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def is_noise(line: bytes) -> bool:
@@ -173,7 +173,7 @@ def open_group() -> Iterator[ProcessGroup]:
     selector.register(read_end, selectors.EVENT_READ)
     group = ProcessGroup(selector=selector)
     signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
-    for number in _STOP_SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda number, frame: group.pending.append(number))
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it. Otherwise the terminal was closed: save.
         signal.signal(signal.SIGHUP, lambda number, frame: group.pending.append(signal.SIGTERM))
