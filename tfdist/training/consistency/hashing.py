@@ -118,14 +118,15 @@ def _hash_groups(values: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _fingerprint(value: tf.Tensor) -> tf.Tensor:
-    """Hashes a tensor of any shape and dtype but strings by FarmHash, on the host: int64 []."""
+    """Hashes a tensor of any shape and dtype but strings by FarmHash, on the host: int64 [1]."""
     words = tf.raw_ops.Fingerprint(data=tf.reshape(value, [1, -1]), method=b"farmhash64")
-    return tf.bitcast(words, tf.int64)[0]
+    return tf.bitcast(words, tf.int64)
 
 
 def _fingerprints(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Hashes each of n tensors by FarmHash, strings as `hash_tensor`: int64 [n]."""
-    return tf.stack([hash_tensor(value) if value.dtype == tf.string else _fingerprint(value) for value in values])
+    each = [hash_tensor(value)[tf.newaxis] if value.dtype == tf.string else _fingerprint(value) for value in values]
+    return tf.concat(each, axis=0)
 
 
 # The type of the replicas' devices -> the name of the hash of a state there.
