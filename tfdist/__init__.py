@@ -55,3 +55,4 @@ def _onednn() -> contextlib.AbstractContextManager[None]:
 
 
 tensorflow_log.hide_at_import(_onednn)
+os.environ["KERAS_BACKEND"] = "tensorflow"  # Keras reads it at its import, before its file keras.json.

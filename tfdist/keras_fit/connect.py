@@ -57,10 +57,15 @@ def connect(
         The cluster. Create and compile models in its `scope()`.
 
     Raises:
-        TimeoutError, ValueError, OSError: as `strategy.connect`.
+        TimeoutError, ValueError, OSError: as `strategy.connect`; ValueError: Keras was imported with another backend.
     """
     global _connected
     closed_streams.open_closed()
+    if keras.config.backend() != "tensorflow":
+        raise ValueError(
+            f"Keras needs the backend tensorflow. Received: {keras.config.backend()!r}. Import tfdist before keras, "
+            "or set KERAS_BACKEND=tensorflow."
+        )
     if virtual_replicas is not None:
         if type(virtual_replicas) is not int or virtual_replicas < 1:
             raise ValueError(f"virtual_replicas must be a whole number from 1 on. Received: {virtual_replicas!r}")
