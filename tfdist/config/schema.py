@@ -8,12 +8,11 @@ The config does not describe the machines: batch sizes are global, and the repli
 """
 
 import dataclasses
-import warnings
 from typing import Any, Literal
 
 # The learning rate is a number that callbacks can set, and no schedule: for `learning_rate.schedule`.
 SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
-# Old names of sections, accepted for one release.
+# Names of sections that saved runs may have -> their names now.
 RENAMED = {"agreement": "consistency"}
 # What only some runs need: field -> function, imported by `specs.part`. `cluster`: several workers; `layers`: CPUs.
 PARTS = {
@@ -389,9 +388,3 @@ class Config:
     cluster: ClusterOptions = dataclasses.field(default_factory=ClusterOptions)
     seed: int = 0
     """Seed of the initial weights, the order of examples, augmentation and dropout; 0 .. 2**31 - 1."""
-    agreement: dataclasses.InitVar[Consistency | None] = None  # The old name of `consistency`.
-
-    def __post_init__(self, agreement: Consistency | None):
-        if agreement is not None:
-            warnings.warn("config.agreement is now config.consistency: change the name", FutureWarning, stacklevel=3)
-            self.consistency = agreement
