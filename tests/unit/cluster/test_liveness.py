@@ -14,7 +14,7 @@ import tensorflow as tf
 from launching import REPOSITORY
 
 from tfdist import config
-from tfdist.cluster import collective_guard, interruption, process_exit
+from tfdist.cluster import collective_guard, error_report, interruption
 from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.liveness import connections, heartbeat, peer_loss, reachability
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, Peer
@@ -101,7 +101,7 @@ def test_the_worker_in_an_error_of_tensorflow_is_named(monkeypatch):
 def test_workers_that_are_missing_before_the_start_are_lost_workers(capfd):
     """As if they died later: the exit code says to restart all workers."""
     error = peer_loss.MissingWorkersError("1 of 2 workers did not connect within 5 s.")
-    assert process_exit.report_exception(error) == interruption.EXIT_PEER_LOST
+    assert error_report.report_exception(error) == interruption.EXIT_PEER_LOST
     assert capfd.readouterr().err.endswith("1 of 2 workers did not connect within 5 s.\n")
     for made in (decision.missing({1: ""}, ["a:1", "b:2"], 5.0), decision.not_arrived([], 2, 5.0)):
         assert made["error"] == "MissingWorkersError"

@@ -16,7 +16,7 @@ from tfdist.checkpoint import directory
 from tfdist.cluster import interruption
 from tfdist.config import text as text_lib
 from tfdist.training import loop
-from tfdist.training.consistency import replicas
+from tfdist.training.consistency import mismatch
 from tfdist.training.run import Run
 
 # Directory of the checkpoints that were saved after the last audit that found no difference.
@@ -148,7 +148,7 @@ _TEXTS = {
 
 def describe(run: Run, faults: Sequence[Fault], step: int) -> str:
     """Returns a line for each fault, with worker, host, device and variables."""
-    names, local = replicas.replica_names(run.cluster), run.cluster.num_replicas // run.cluster.num_workers
+    names, local = mismatch.replica_names(run.cluster), run.cluster.num_replicas // run.cluster.num_workers
     lines = [f"The audit of step {step} (config.consistency.audit) has found a difference:"]
     for fault in faults:
         device = f"{run.cluster.device_type}:{fault.replica % local}"
