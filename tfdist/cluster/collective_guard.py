@@ -9,7 +9,6 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -59,12 +58,17 @@ class ScriptCluster(Cluster):
         if self.is_chief:
             self.broadcast_bytes(b"{}")
 
-    def alone(self, model: keras.Model) -> AbstractContextManager:
+    @contextlib.contextmanager
+    def alone(self, model: keras.Model) -> Iterator[None]:
         """Lets this worker alone use Keras' own `model.predict`, in a block that the others may skip.
 
         `fit`, `evaluate`, `train_on_batch` and `test_on_batch` raise RuntimeError in it: they need all workers.
         """
-        return alone(model)
+        with (
+            cluster_lib.on_one_worker("a block of cluster.alone", "call it on all workers, outside of the block"),
+            local(model),
+        ):
+            yield
 
     def print(self, *values: Any, **keywords: Any) -> None:
         """Prints on the chief only; arguments as for Python's `print`."""
@@ -103,16 +107,6 @@ def local(model: keras.Model) -> Iterator[None]:
         patching.put(model, "_distribute_strategy", None)
         for name in rejected:
             patching.put(model, name, lambda *args, name=name, **keywords: cluster_lib.check(f"model.{name}"))
-        yield
-
-
-@contextlib.contextmanager
-def alone(model: keras.Model) -> Iterator[None]:
-    """See `ScriptCluster.alone`."""
-    with (
-        cluster_lib.on_one_worker("a block of cluster.alone", "call it on all workers, outside of the block"),
-        local(model),
-    ):
         yield
 
 

@@ -204,7 +204,7 @@ def test_predict_of_keras_says_what_to_call_instead(monkeypatch):
     with pytest.raises(RuntimeError, match=r"tfdist\.predict.*cluster\.alone\(model\)"):
         model.predict(np.zeros([3, 2]), verbose=0)
     assert other.predict(np.zeros([3, 2]), verbose=0).shape == (3, 1)
-    with collective_guard.alone(model):
+    with collective_guard.ScriptCluster.alone(None, model):
         assert model.predict(np.zeros([3, 2]), verbose=0).shape == (3, 1)
         with pytest.raises(RuntimeError, match=r"cluster\.alone runs on one worker only"):
             model.evaluate(np.zeros([3, 2]), np.zeros([3, 1]))
