@@ -186,7 +186,7 @@ def cache_on_model(cluster: Cluster, model: keras.Model, purpose: str, function:
     """Returns `function`; on later calls that of the first one, which is traced. As in Keras, until the next `compile`.
 
     Args:
-        purpose: "evaluation" or "prediction".
+        purpose: such as "evaluation".
         depends: other values that it was made for.
     """
     compiled = (compiled_model.losses(model), compiled_model.metrics(model))
