@@ -35,8 +35,8 @@ MAY_NAME_THE_SHELL = {"tfdist.config.schema"}
 WITHOUT_TENSORFLOW = [
     *("config", "config.validate", "config.flags", "report.files", "report.run_info", "report.console"),
     *("report.reporter", "training.triggers", "cluster.interruption", "main", "__main__", "checkpoint.directory"),
-    *("cluster.discovery.environment", "cluster.rendezvous.preflight", "cluster.liveness.heartbeat", "cluster.malloc"),
-    *("cluster.liveness.connections", "checkpoint.workdir_lock"),
+    *("cluster.discovery.environment", "cluster.rendezvous.preflight", "cluster.liveness.heartbeat"),
+    *("cluster.liveness.connections", "cluster.several_workers.malloc", "checkpoint.workdir_lock"),
 ]
 # Besides cluster/: launch/ writes the variables of launchers.
 DISTRIBUTION_MAY_BE_NAMED = ("tfdist.cluster", "tfdist.launch.local_workers")
@@ -48,7 +48,7 @@ COMMUNICATION = (
     "tfdist.training.step.collectives",
     "tfdist.training.step.updates.all_reduce",
     "tfdist.training.step.updates.branches",
-    "tfdist.training.step.updates.tables",
+    "tfdist.training.step.updates.gathered_rows",
     "tfdist.training.step.variants.sharding.sharded_optimizer",
 )
 DISTRIBUTION = {"get_replica_context", "all_reduce", "merge_call", "replica_id_in_sync_group", "extended"}

@@ -68,8 +68,6 @@ TRAINING = {
     "run": ("tfdist.run", "Run an unchanged Keras script on all workers: python -m tfdist.run."),
     "launch": ("tfdist.launch.__main__", "Train with several workers on this machine: python -m tfdist.launch."),
 }
-# Old name -> new name; the old one works until the next release.
-RENAMED = {"mistakes": "parallel_mistakes"}
 _BEGIN = (
     "  $ tfdist train digits             trains a small network on images that come with it",
     "  $ tfdist new mine --images=DIR    writes a config for data of yours, also tables, arrays, text",
@@ -91,10 +89,6 @@ def main() -> None:
         return
     if os.getcwd() not in sys.path:  # As `python -m`: modules of the user are there.
         sys.path.insert(0, os.getcwd())
-    if name in RENAMED:
-        new = RENAMED[name]
-        print(f"tfdist: tfdist {name} is now tfdist {new}; the next release removes the old name.", file=sys.stderr)
-        name = new
     commands = [*TRAINING, *TOOLS, "completion"]
     if name not in commands:
         from tfdist.config import text

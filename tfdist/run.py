@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist.cluster import interruption, malloc, process_exit
+from tfdist.cluster import error_report, interruption, process_exit
 from tfdist.cluster.devices import onednn
+from tfdist.cluster.several_workers import malloc
 from tfdist.config import tensorflow_log
 from tfdist.config.command_line import closed_streams
 
@@ -114,7 +115,7 @@ def run_script(command: Command) -> int:
         traceback = error.__traceback__
         while traceback is not None and traceback.tb_frame.f_code.co_filename != str(script):
             traceback = traceback.tb_next
-        return process_exit.report_exception(error.with_traceback(traceback or error.__traceback__))
+        return error_report.report_exception(error.with_traceback(traceback or error.__traceback__))
     return 0
 
 

@@ -21,7 +21,7 @@ def main() -> None:
     os.dup2(2, 1)  # All other output goes to standard error.
 
     from tfdist import config
-    from tfdist.cluster import malloc
+    from tfdist.cluster.several_workers import malloc
 
     malloc.keep_freed_memory(config.ClusterOptions(keep_freed_memory=job["keep_freed_memory"]), os.environ)
 

@@ -19,7 +19,7 @@ from parameters import slow, slow_except
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.cluster import interruption, process_exit
+from tfdist.cluster import error_report, interruption
 from tfdist.config import user_code
 from tfdist.data import inspection
 from tfdist.training import checkpointing, loop, setup
@@ -56,7 +56,7 @@ def fails(capsys):
         try:
             code = loop.train(setup.build_run(bad, workdir), **options)
         except Exception as error:
-            code = process_exit.report_exception(error)
+            code = error_report.report_exception(error)
         said = capsys.readouterr()
         assert code == 1, said
         assert time.monotonic() - start < 120

@@ -12,8 +12,7 @@ from launching import REPOSITORY
 
 from tfdist import config as c
 from tfdist.cluster import interruption
-from tfdist.training import checkpointing, loop, setup
-from tfdist.training.consistency import nonfinite as nonfinite_lib
+from tfdist.training import checkpointing, execution, loop, setup
 
 # The examples of tests/configs/same_run.py come in their own order here, 48 a step: those of steps 5, 6 and 7.
 ITERATION = f"optimizer/{'SGD' if keras.__version__.startswith(('3.12', '3.13', '3.14')) else 'sgd'}/iteration"
@@ -164,13 +163,13 @@ def test_two_workers_go_back_alike_and_are_resumed_to_the_same_bits(tmp_path):
 
 @pytest.mark.slow
 def test_after_so_many_times_the_run_ends(tmp_path):
-    with pytest.raises(nonfinite_lib.DivergedError) as raised:
+    with pytest.raises(execution.DivergedError) as raised:
         run(tmp_path / "skip", config("skip", 5, 6, 7, limit=2))
     assert (
         "3 updates, more than config.train.nonfinite_limit=2, would be skipped: in step 7, image[0, 0, 0] of "
         "example 300 of the split 'train' (made by config.data.prepare) is nan. The checkpoint of step 4 is kept. "
     ) in str(raised.value)
-    with pytest.raises(nonfinite_lib.DivergedError) as raised:
+    with pytest.raises(execution.DivergedError) as raised:
         run(tmp_path / "rollback", config("rollback", 5, 6, 7, limit=2))
     assert str(raised.value).startswith(
         "The loss or a gradient is not finite in step 7, after 2 rollbacks "
@@ -202,7 +201,7 @@ def test_a_gradient_that_no_scale_of_the_loss_makes_finite_ends_the_run(tmp_path
     made.objective = {"target": "tests.support.lab:bad_gradient_from_epoch", "epoch": 0}
     made.train.precision = "float16"
     keras.utils.clear_session()
-    with pytest.raises(nonfinite_lib.DivergedError, match=r"The loss or a gradient is not finite in step 16\."):
+    with pytest.raises(execution.DivergedError, match=r"The loss or a gradient is not finite in step 16\."):
         loop.train(setup.build_run(made, tmp_path))
 
 

@@ -11,7 +11,7 @@ import topologies
 from parameters import slow_except
 
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.training.consistency import hashing, replicas
+from tfdist.training.consistency import hashing, mismatch
 
 HASH = r"[0-9a-f]{16}"
 
@@ -102,16 +102,16 @@ def test_tensors_of_one_size_are_hashed_together_without_loops(monkeypatch):
 def test_differences_are_described():
     places = [f"worker {rank}" for rank in range(4)]
     found = np.array([[1, 7, 3], [1, 7, 4], [1, 8, 3], [1, 7, 3]])
-    lines, who = replicas.describe_mismatch(["a", "b", "c"], found, places)
+    lines, who = mismatch.describe_mismatch(["a", "b", "c"], found, places)
     assert lines == [
         "b: 0000000000000007 on worker 0, worker 1, worker 3, 0000000000000008 on worker 2",
         "c: 0000000000000003 on worker 0, worker 2, worker 3, 0000000000000004 on worker 1",
     ]
     assert who == "worker 1, worker 2 differ from the chief"
-    lines, who = replicas.describe_mismatch(["a"], np.array([[-1], [5], [5], [5]]), places)
+    lines, who = mismatch.describe_mismatch(["a"], np.array([[-1], [5], [5], [5]]), places)
     assert lines == ["a: 0000000000000005 on worker 1, worker 2, worker 3, ffffffffffffffff on worker 0"]
     assert who == "worker 0 differs from most others"
-    lines, _ = replicas.describe_mismatch(
+    lines, _ = mismatch.describe_mismatch(
         [f"v{i}" for i in range(13)], np.stack([np.zeros(13), np.ones(13)]).astype(int), places
     )
     assert len(lines) == 11 and lines[-1] == "and 3 more"

@@ -1,6 +1,6 @@
 """`ScriptCluster`: the workers of a script. Code that one worker runs alone, first, or for all, without collectives.
 
-`announce` and `result`: what the chief returned or raised, on every worker.
+`share`: what the chief returned or raised, on every worker.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -59,12 +58,17 @@ class ScriptCluster(Cluster):
         if self.is_chief:
             self.broadcast_bytes(b"{}")
 
-    def alone(self, model: keras.Model) -> AbstractContextManager:
+    @contextlib.contextmanager
+    def alone(self, model: keras.Model) -> Iterator[None]:
         """Lets this worker alone use Keras' own `model.predict`, in a block that the others may skip.
 
         `fit`, `evaluate`, `train_on_batch` and `test_on_batch` raise RuntimeError in it: they need all workers.
         """
-        return alone(model)
+        with (
+            cluster_lib.on_one_worker("a block of cluster.alone", "call it on all workers, outside of the block"),
+            local(model),
+        ):
+            yield
 
     def print(self, *values: Any, **keywords: Any) -> None:
         """Prints on the chief only; arguments as for Python's `print`."""
@@ -103,16 +107,6 @@ def local(model: keras.Model) -> Iterator[None]:
         patching.put(model, "_distribute_strategy", None)
         for name in rejected:
             patching.put(model, name, lambda *args, name=name, **keywords: cluster_lib.check(f"model.{name}"))
-        yield
-
-
-@contextlib.contextmanager
-def alone(model: keras.Model) -> Iterator[None]:
-    """See `ScriptCluster.alone`."""
-    with (
-        cluster_lib.on_one_worker("a block of cluster.alone", "call it on all workers, outside of the block"),
-        local(model),
-    ):
         yield
 
 
@@ -157,8 +151,20 @@ def in_any_scope() -> bool:
     return tf.distribute.has_strategy()
 
 
-def announce(cluster: Cluster, returned: Any, error: Exception | None) -> None:
-    """Sends what a function returned, or raised, to the other workers, which call `result`. Called on the chief."""
+def share(cluster: Cluster, returned: Any, error: Exception | None) -> Any:
+    """Returns on every worker what a function on the chief returned, None if JSON cannot hold it. Collective.
+
+    Args:
+        returned: what it returned on the chief; not used on the others.
+        error: what it raised there instead; None: it raised nothing.
+
+    Raises:
+        Exception: on the chief `error`, on the others one of the same class and with the same text, if the class is
+            known there and takes a text.
+        ChiefFailedError: on the others, if it is not.
+    """
+    if not cluster.is_chief:
+        return _of_chief(json.loads(cluster.broadcast_bytes(b"")))
     if error is None:
         try:
             content = json.dumps({"returned": returned})
@@ -169,16 +175,12 @@ def announce(cluster: Cluster, returned: Any, error: Exception | None) -> None:
         kind = type(error)
         content = json.dumps({"raised": [kind.__module__, kind.__qualname__, arguments, str(error)]}, default=str)
     cluster.broadcast_bytes(content.encode())
+    if error is not None:
+        raise error
+    return returned
 
 
-def result(cluster: Cluster) -> Any:
-    """Returns what the function on the chief returned, None if JSON cannot hold it. Called on the other workers.
-
-    Raises:
-        Exception: of the same class and with the same text, if the class is known here and takes a text.
-        ChiefFailedError: otherwise.
-    """
-    found = json.loads(cluster.broadcast_bytes(b""))
+def _of_chief(found: dict[str, Any]) -> Any:
     if "raised" not in found:
         return found.get("returned")
     module, name, arguments, text = found["raised"]

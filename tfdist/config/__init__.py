@@ -9,10 +9,6 @@
 Imports no other wing, and no TensorFlow.
 """
 
-import warnings
-from typing import Any
-
-from tfdist.config import schema
 from tfdist.config.command_line import meanings
 from tfdist.config.schema import (
     Audit,
@@ -31,11 +27,3 @@ from tfdist.config.schema import (
 )
 
 meanings.add_to_docstrings()
-
-
-def __getattr__(name: str) -> Any:
-    new = {"Cluster": "ClusterOptions", "Agreement": "Consistency"}.get(name)  # Old names, for one release.
-    if new is not None:
-        warnings.warn(f"tfdist.config.{name} is now {new}: change the name", FutureWarning, stacklevel=2)
-        return getattr(schema, new)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import ml_collections
 
-from tfdist.config import schema, specs
+from tfdist.config import diff, schema, specs
 
 
 def to_config(value: Any) -> Any:
@@ -29,7 +29,7 @@ def from_saved(saved: dict[str, Any]) -> schema.Config:
 
 def _section(kind: type, items: dict[str, Any], name: str) -> Any:
     hints = typing.get_type_hints(kind)
-    items = {schema.RENAMED.get(key, key): value for key, value in items.items()}
+    items = {diff.RENAMED.get(key, key): value for key, value in items.items()}
     unknown = [key for key in items if key not in hints]
     if unknown:
         raise ValueError(f"{name} has no field {unknown[0]!r}.{specs.nearest(unknown[0], list(hints))}")

@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tfdist.config import schema
-
+# Names of sections that saved runs may have -> their names now.
+RENAMED = {"agreement": "consistency"}
 # Sections and fields that may differ when a run is resumed: they do not affect the final weights, or, like another
 # number of replicas, only the order of sums.
-SECTIONS_FREE_TO_CHANGE = ("evaluation", "consistency", "checkpoint", "report", "cluster", *schema.RENAMED)
+SECTIONS_FREE_TO_CHANGE = ("evaluation", "consistency", "checkpoint", "report", "cluster", *RENAMED)
 FIELDS_FREE_TO_CHANGE = (
     *("data.cache", "data.cache_dir"),
     *("communication.implementation", "communication.bytes_per_pack", "train.shard_optimizer"),

@@ -8,13 +8,10 @@ The config does not describe the machines: batch sizes are global, and the repli
 """
 
 import dataclasses
-import warnings
 from typing import Any, Literal
 
 # The learning rate is a number that callbacks can set, and no schedule: for `learning_rate.schedule`.
 SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
-# Old names of sections, accepted for one release.
-RENAMED = {"agreement": "consistency"}
 # What only some runs need: field -> function, imported by `specs.part`. `cluster`: several workers; `layers`: CPUs.
 PARTS = {
     "help": "tfdist.config.command_line.flag_help:text",
@@ -22,6 +19,11 @@ PARTS = {
     "flags.unknown": "tfdist.config.command_line.flag_errors:check_names",
     "flags.config": "tfdist.config.command_line.flag_errors:check_file",
     "flags.explain": "tfdist.config.command_line.flag_errors:explain",
+    "errors": "tfdist.cluster.error_report:report_exception",
+    "errors.exit": "tfdist.config.user_code:refuse_exit",
+    "errors.explain": "tfdist.config.user_code:explain",
+    "errors.lost_worker": "tfdist.cluster.error_report:find_loss",
+    "errors.of_spec": "tfdist.config.user_code:of_spec",
     "callbacks": "tfdist.training.callbacks.callback_runner:make_callbacks",
     "evaluation": "tfdist.training.evaluation.saved_checkpoint:evaluate_only",
     "data.pipeline": "tfdist.data.textbook:pipeline",
@@ -35,6 +37,8 @@ PARTS = {
     "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
     "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:add_to_report",
     "report.notify": "tfdist.training.reporting.notice:send",
+    "train.nonfinite": "tfdist.training.consistency.nonfinite:handle",
+    "train.nonfinite.error": "tfdist.training.consistency.nonfinite:make_diverged_error",
     "train.shard_optimizer": "tfdist.training.step.variants.sharding.sharded_optimizer:compose",
     "train.recompute": "tfdist.training.step.variants.recomputation.named_layers:install",
     "train.recompute_mb": "tfdist.training.step.variants.recomputation.segments:install",
@@ -42,13 +46,17 @@ PARTS = {
     "layers.fused": "tfdist.training.step.layers.fused:fuse",
     "keras.RematScope": "tfdist.training.step.variants.recomputation.named_layers:of_scope",
     "keras.remat": "tfdist.training.step.variants.recomputation.named_layers:of_function",
+    "train.precision.loss_scale": "tfdist.training.step.updates.loss_scale:LossScale.create",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
     "train.virtual_replicas": "tfdist.training.step.variants.virtual_replicas:open_virtual_replicas",
     "train.virtual_replicas.connect": "tfdist.training.step.variants.virtual_replicas:fix_arithmetic",
     "train.virtual_replicas.script": "tfdist.keras_fit.run_parts.virtual_replicas:open_shards",
     "train.virtual_replicas.report": "tfdist.training.step.variants.virtual_replicas:RepeatReport",
+    "communication.rows": "tfdist.training.step.updates.gathered_rows:gather",
     "communication.compression": "tfdist.training.step.variants.power_sgd:compose",
+    "consistency.action": "tfdist.training.consistency.mismatch:act",
+    "consistency.data": "tfdist.training.consistency.mismatch:different_data",
     "consistency.audit.every": "tfdist.training.step.variants.audited_step:compose",
     "consistency.audit.action": "tfdist.training.consistency.audit:train",
     "consistency.explain": "tfdist.training.consistency.example_search:explain",
@@ -63,7 +71,7 @@ PARTS = {
     "cluster.gpus.chosen": "tfdist.cluster.discovery.gpus:choose",
     "cluster.gpus.others": "tfdist.cluster.devices.unused_gpus:of_other_makers",
     "cluster.gpus.unused": "tfdist.cluster.devices.unused_gpus:explain",
-    "cluster.keep_freed_memory": "tfdist.cluster.malloc:keep_freed_between_workers",
+    "cluster.keep_freed_memory": "tfdist.cluster.several_workers.malloc:keep_freed_between_workers",
     "cluster.requeue": "tfdist.cluster.slurm_requeue:enable_requeue",
     "cluster.pause_epochs": "tfdist.training.callbacks.pause:Pause",
     "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
@@ -389,9 +397,3 @@ class Config:
     cluster: ClusterOptions = dataclasses.field(default_factory=ClusterOptions)
     seed: int = 0
     """Seed of the initial weights, the order of examples, augmentation and dropout; 0 .. 2**31 - 1."""
-    agreement: dataclasses.InitVar[Consistency | None] = None  # The old name of `consistency`.
-
-    def __post_init__(self, agreement: Consistency | None):
-        if agreement is not None:
-            warnings.warn("config.agreement is now config.consistency: change the name", FutureWarning, stacklevel=3)
-            self.consistency = agreement

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from tfdist.config import schema, text, user_code
+from tfdist.config import schema, text
 
 
 def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
@@ -27,10 +27,9 @@ def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
     try:
         return function(*args, **keywords)
     except Exception as error:
-        if type(error).__module__.startswith("tensorflow") or user_code.is_user_error(error):
-            raise
-        more = " --verbosity=1 shows the whole stack." if user_code.place(error) else ""
-        raise ValueError(user_code.explain(error, field) + more) from error
+        if explained := part("errors.of_spec")(error, field):
+            raise explained from error
+        raise
 
 
 def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected: Any) -> Callable[..., Any]:

@@ -61,6 +61,14 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
     return " ".join(parts)
 
 
+def of_spec(error: Exception, field: str) -> ValueError | None:
+    """Returns what to raise for an error of the function that `field` names; None: the error itself says it."""
+    if type(error).__module__.startswith("tensorflow") or is_user_error(error):
+        return None
+    more = " --verbosity=1 shows the whole stack." if place(error) else ""
+    return ValueError(explain(error, field) + more)
+
+
 def place(error: BaseException) -> str:
     """Returns the innermost place in the user's code: "train.py, line 3, `fit(model)`"; "" if there is none."""
     for file, line in _places(error):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import keras
 
 from tfdist import config as config_lib
-from tfdist.cluster import collective_guard, process_exit, strategy
+from tfdist.cluster import collective_guard, error_report, process_exit, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.collective_guard import ScriptCluster
 from tfdist.cluster.devices import eager_context
@@ -93,7 +93,7 @@ def _report_user_error(
     traceback: types.TracebackType | None,
 ) -> None:
     if user_code.is_user_error(error):
-        process_exit.report_exception(error)
+        error_report.report_exception(error)
         return
     otherwise(kind, error, traceback)
     explained = user_code.explain(error)

@@ -1,7 +1,6 @@
 """Makes a run of a compiled model, after checking that it can be distributed."""
 
 import contextlib
-import dataclasses
 import functools
 import numbers
 import os
@@ -174,29 +173,21 @@ def _loss_scale(
     return scale
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Kept:
-    """A traced function, and the objects for which it was made."""
-
-    made_for: tuple[Any, ...]
-    function: Callable[..., Any]
-
-
 def cache_on_model(cluster: Cluster, model: keras.Model, purpose: str, function: Callable, *depends: Any) -> Callable:
     """Returns `function`; on later calls that of the first one, which is traced. As in Keras, until the next `compile`.
 
     Args:
-        purpose: "evaluation" or "prediction".
+        purpose: such as "evaluation".
         depends: other values that it was made for.
     """
     compiled = (compiled_model.losses(model), compiled_model.metrics(model))
     made_for = (cluster, getattr(model, "optimizer", None), *compiled, *depends)
     name = f"_tfdist_{purpose}"
-    found = vars(model).get(name)
-    if found is None or any(old is not new and old != new for old, new in zip(found.made_for, made_for, strict=True)):
-        # Keras does not track what is set in this way.
-        found = vars(model)[name] = _Kept(made_for, function)
-    return found.function
+    before, kept = vars(model).get(name, ((), None))
+    if kept is None or any(old is not new and old != new for old, new in zip(before, made_for, strict=True)):
+        kept = function
+        vars(model)[name] = (made_for, kept)  # Keras does not track what is set in this way.
+    return kept
 
 
 def _build(model: keras.Model, element_spec: Any) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -28,15 +28,6 @@ _LIKE_GUESSING = 0.97
 _FEW_STEPS = 50
 
 
-class EventFormat(Protocol):
-    """How event files for TensorBoard are opened and written: `tensorboard_events.EventRecords`."""
-
-    open_files: Callable[..., dict[str, files.AppendOnlyFile]]
-    scalars: Callable[..., bytes]
-    text: Callable[..., bytes]
-    write_hparams: Callable[..., None]
-
-
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Reporter:
     """The outputs of a run; made by `open_report`. On workers other than the chief, only `warning` acts."""
@@ -50,8 +41,8 @@ class Reporter:
     verbose: bool = False
     # None without a workdir.
     metrics: files.AppendOnlyFile | None = None
-    # None without TensorBoard.
-    event_format: EventFormat | None = None
+    # How event files are written, `tensorboard_events.EventRecords`; None without TensorBoard.
+    event_format: Any = None
     # Event files by run, "train" and "evaluation"; empty without a workdir or without TensorBoard.
     tensorboard: dict[str, files.AppendOnlyFile] = dataclasses.field(default_factory=dict)
     # The loss of a guess among all classes, until it is compared with that of the first epoch; None: not known.
@@ -294,7 +285,7 @@ def open_report(
     num_replicas: int,
     total_steps: int,
     steps_per_epoch: int,
-    event_format: EventFormat | None = None,
+    event_format: Any = None,
     console: str = "all",
     verbose: bool = False,
     evaluates: bool = True,
@@ -309,7 +300,7 @@ def open_report(
         workdir: of metrics.jsonl and tensorboard/; None: console only.
         console: "all", "events" (no interval and evaluation lines) or "nothing".
         evaluates: whether evaluations are expected.
-        event_format: for TensorBoard; None: no event files.
+        event_format: `tensorboard_events.EventRecords`, for TensorBoard; None: no event files.
         examples: what an example is called in lines: "images", for example.
         resume_step: the step of the restored checkpoint; None: nothing is removed.
         resume_evaluated: its last evaluated step; None: `resume_step`.

@@ -186,7 +186,7 @@ def _records(data: bytes) -> Iterator[tuple[memoryview, Any]]:
 
 
 class EventRecords:
-    """What `reporter.open_report` takes to write event files; see `reporter.EventFormat`."""
+    """What `reporter.open_report` takes to write event files."""
 
     open_files = staticmethod(open_event_files)
     scalars = staticmethod(scalars_records)

@@ -32,9 +32,9 @@ from tfdist.training.step.random_numbers.seed_generators import restore as resto
 from tfdist.training.step.random_numbers.stateful_random import draw_statelessly as stateless_draws
 from tfdist.training.step.train_step import add_to_totals, after_update, train_step
 from tfdist.training.step.updates.branches import take_branches_once
-from tfdist.training.step.updates.stages import LossScale
+from tfdist.training.step.updates.gathered_rows import gather as gather_rows
+from tfdist.training.step.updates.loss_scale import LossScale
 from tfdist.training.step.updates.stages import scale as scale_gradients
 from tfdist.training.step.updates.tables import Gradients, convert_in_fixed_order
-from tfdist.training.step.updates.tables import gather as gather_rows
 from tfdist.training.step.updates.tables import select as select_rows
 from tfdist.training.triggers import is_due

@@ -24,7 +24,6 @@ from tfdist.report import ledger as ledger_lib
 from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
 from tfdist.training import loop_tools, triggers
-from tfdist.training.consistency import nonfinite
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import report_run
 from tfdist.training.run import Run
@@ -191,7 +190,7 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
     if bad := tools.not_finite():
         checked = (None if run.workdir is None else directory.newest_step(run.checkpoints)) or run.feed.sizes.first_step
         steps = (min(checked + 1, state.step), state.step)
-        raise nonfinite.make_diverged_error(tools, f"{bad} after step {state.step}", steps)
+        raise specs.part("train.nonfinite.error")(tools, f"{bad} after step {state.step}", steps)
     if scheduled:
         state.last_scheduled_step = state.step
     arrays = _collect(tools, state)

@@ -25,6 +25,10 @@ class StopRequested(Exception):
     """All workers agreed to stop: a worker received a signal, or its time limit is near. The run must be saved."""
 
 
+class DivergedError(ArithmeticError):
+    """The loss or the weights are non-finite."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """The result of one execution; the same on every worker."""

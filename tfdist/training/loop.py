@@ -3,10 +3,11 @@
 import math
 import time
 
+from tfdist.config import specs
 from tfdist.training import checkpointing, triggers
-from tfdist.training.consistency import hashing, nonfinite, start
+from tfdist.training.consistency import hashing, start
 from tfdist.training.evaluation import evaluate
-from tfdist.training.execution import StopRequested, explain_errors
+from tfdist.training.execution import Execution, StopRequested, explain_errors
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import ending, report_run
 from tfdist.training.run import Run
@@ -82,7 +83,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         state.step += execution.steps
         run.cluster.note_progress(state.step)
         tools.ledger.note_execution(state.step, execution.steps, seconds * (wait_share(run, execution.totals) or 0.0))
-        rolled_back = nonfinite.handle(tools, state, execution)
+        rolled_back = handle_nonfinite(tools, state, execution)
         if rolled_back:
             batches = run.feed.open_training(state.step, run.total_steps)
         else:
@@ -93,6 +94,14 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         if execution.stop_requested and state.step < run.total_steps:
             raise StopRequested
         tools.report.progress(state.step)
+
+
+def handle_nonfinite(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
+    """Applies `config.train.nonfinite` where it has a say; returns whether the run was rolled back."""
+    finite = math.isfinite(execution.totals["loss"]) and not execution.skipped_steps
+    if finite and tools.run.config.train.nonfinite != "rollback":  # Which also looks at the weights.
+        return False
+    return specs.part("train.nonfinite")(tools, state, execution)
 
 
 def next_due_step(tools: LoopTools, step: int) -> int:

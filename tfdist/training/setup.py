@@ -21,7 +21,6 @@ from tfdist.data.pipelines import Inputs
 from tfdist.report import reporter, run_info
 from tfdist.training import run as run_lib
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
-from tfdist.training.consistency import nonfinite
 from tfdist.training.run import Run
 from tfdist.training.step import build_context as build_context_lib
 from tfdist.training.step import optimizer as optimizer_lib
@@ -80,7 +79,6 @@ def build_run(
         callbacks=callbacks,
         log=run_lib.Log(config_file=config_file or "", notes=tuple(filter(None, notes)), chosen=tuple(chosen)),
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
-        advice_if_diverged=functools.partial(nonfinite.advice, config),
         export=exporter(context.model, feed.first_examples, inputs.prepare_all)
         if exporter
         else functools.partial(export.export, context.model, about=feed.about.usage),

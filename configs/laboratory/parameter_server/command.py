@@ -19,9 +19,10 @@ from pathlib import Path
 
 from absl import flags
 
-from tfdist.cluster import malloc, process_exit
+from tfdist.cluster import process_exit
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import worker_spec
+from tfdist.cluster.several_workers import malloc
 from tfdist.config import flags as config_flags
 from tfdist.config.command_line import words
 from tfdist.launch import local_workers, processes

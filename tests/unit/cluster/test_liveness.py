@@ -14,7 +14,7 @@ import tensorflow as tf
 from launching import REPOSITORY
 
 from tfdist import config
-from tfdist.cluster import collective_guard, interruption, process_exit
+from tfdist.cluster import collective_guard, error_report, interruption
 from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.liveness import connections, heartbeat, peer_loss, reachability
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, Peer
@@ -101,7 +101,7 @@ def test_the_worker_in_an_error_of_tensorflow_is_named(monkeypatch):
 def test_workers_that_are_missing_before_the_start_are_lost_workers(capfd):
     """As if they died later: the exit code says to restart all workers."""
     error = peer_loss.MissingWorkersError("1 of 2 workers did not connect within 5 s.")
-    assert process_exit.report_exception(error) == interruption.EXIT_PEER_LOST
+    assert error_report.report_exception(error) == interruption.EXIT_PEER_LOST
     assert capfd.readouterr().err.endswith("1 of 2 workers did not connect within 5 s.\n")
     for made in (decision.missing({1: ""}, ["a:1", "b:2"], 5.0), decision.not_arrived([], 2, 5.0)):
         assert made["error"] == "MissingWorkersError"
@@ -204,7 +204,7 @@ def test_predict_of_keras_says_what_to_call_instead(monkeypatch):
     with pytest.raises(RuntimeError, match=r"tfdist\.predict.*cluster\.alone\(model\)"):
         model.predict(np.zeros([3, 2]), verbose=0)
     assert other.predict(np.zeros([3, 2]), verbose=0).shape == (3, 1)
-    with collective_guard.alone(model):
+    with collective_guard.ScriptCluster.alone(None, model):
         assert model.predict(np.zeros([3, 2]), verbose=0).shape == (3, 1)
         with pytest.raises(RuntimeError, match=r"cluster\.alone runs on one worker only"):
             model.evaluate(np.zeros([3, 2]), np.zeros([3, 1]))

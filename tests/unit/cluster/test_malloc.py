@@ -12,7 +12,7 @@ from launching import REPOSITORY, worker_environment
 PROGRAM = """
 import os, sys
 from tfdist import config
-from tfdist.cluster import malloc
+from tfdist.cluster.several_workers import malloc
 kept = malloc.keep_freed_memory(config.ClusterOptions(keep_freed_memory=sys.argv[1] == "on"), os.environ)
 assert malloc.keep_freed_memory(config.ClusterOptions(), os.environ) == kept
 buffers = [bytearray(b"x") * 2**20 for _ in range(200)]

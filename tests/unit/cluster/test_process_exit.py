@@ -9,7 +9,7 @@ import tensorflow as tf
 from absl import flags
 from launching import REPOSITORY
 
-from tfdist.cluster import process_exit
+from tfdist.cluster import error_report
 from tfdist.cluster.discovery import hostlist
 from tfdist.data import order
 from tfdist.report import files
@@ -49,7 +49,7 @@ def test_messages_of_tfdist_stand_alone_and_those_of_python_follow_a_stack(
     """As mistakes of the user, errors in tfdist's own code were one line such as "invalid literal for int()"."""
     with pytest.raises((ValueError, OSError, ArithmeticError)) as raised:
         fails(tmp_path)
-    assert process_exit.report_exception(raised.value) == 1
+    assert error_report.report_exception(raised.value) == 1
     said = capfd.readouterr().err
     assert ("Traceback" in said) is shows_stack, said
     assert message in said and said.count("tfdist: ") == 1, said
@@ -58,7 +58,7 @@ def test_messages_of_tfdist_stand_alone_and_those_of_python_follow_a_stack(
 def test_an_error_of_one_worker_is_no_loss_of_another(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     error = tf.errors.UnavailableError(None, None, "no network to gs://data")
-    assert process_exit.find_loss(error) == (False, "")
+    assert error_report.find_loss(error) == (False, "")
 
 
 SIGNALS = """

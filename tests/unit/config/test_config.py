@@ -574,12 +574,6 @@ def test_the_package_lists_its_public_functions():
     assert {"connect", "fit", "evaluate", "predict"} <= set(dir(tfdist)) and set(tfdist.__all__) <= set(dir(tfdist))
 
 
-def test_the_old_name_of_the_options_of_a_cluster_warns_and_still_works():
-    with pytest.warns(FutureWarning, match=r"tfdist\.config\.Cluster is now ClusterOptions: change the name"):
-        old = config.Cluster
-    assert old is config.ClusterOptions
-
-
 def test_the_values_of_a_field_are_those_of_its_type():
     values = dict(specs.choices(schema.Data))
     assert values["cache"] == ("none", "raw", "prepared") and "train_split" not in values
@@ -588,13 +582,6 @@ def test_the_values_of_a_field_are_those_of_its_type():
     assert len(found) == 12
 
 
-def test_old_names_of_fields_are_accepted_with_a_message(capsys):
-    with pytest.warns(FutureWarning, match=r"config\.agreement is now config\.consistency"):
-        made = config.Config(model={}, agreement=config.Consistency(limit=5))
-    assert made.consistency.limit == 5 and "agreement" not in dataclasses.asdict(made)
-    assert words_lib.complete(["--config.agreement.limit=5"]) == ["--config.consistency.limit=5"]
-    assert "config.agreement is now config.consistency" in capsys.readouterr().err
-    with pytest.warns(FutureWarning, match="Agreement is now Consistency"):
-        assert config.Agreement is config.Consistency
+def test_sections_of_saved_runs_may_have_their_old_names():
     read = config_dict.to_config(ml_collections.ConfigDict({"model": {}, "agreement": {"limit": 4}}))
     assert read.consistency.limit == 4

@@ -1,13 +1,10 @@
 """The shipped configs and networks are found from a clone and from the wheel, by path and by dotted path."""
 
-import importlib
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
-
-import pytest
 
 from tfdist import configs
 
@@ -47,13 +44,3 @@ def test_the_wheel_has_the_configs_in_the_package(tmp_path):
     path, target, argument = done.stdout.split()
     assert path == f"--config={tmp_path}/site/tfdist/shipped_configs/cifar_fast.py"
     assert (target, argument) == ("tfdist.configs.networks.airbench:network", "num_classes")
-
-
-@pytest.mark.zoo
-@pytest.mark.parametrize(("name", "function"), [("classic", "line"), ("courses", "mlp"), ("airbench", "network")])
-def test_the_old_names_of_networks_warn_and_still_work(name, function):
-    sys.modules.pop(f"tfdist.zoo.{name}", None)
-    with pytest.warns(FutureWarning, match=rf"tfdist\.zoo\.{name} is now tfdist\.configs\.networks\.{name}: change"):
-        old = importlib.import_module(f"tfdist.zoo.{name}")
-    new = importlib.import_module(f"tfdist.configs.networks.{name}")
-    assert getattr(old, function) is getattr(new, function)

@@ -16,7 +16,7 @@ from parameters import slow_except
 from tfdist import config as c
 from tfdist.checkpoint import directory
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.cluster import process_exit
+from tfdist.cluster import error_report
 from tfdist.report import read_back
 from tfdist.tools.pictures import curves
 from tfdist.training import loop, setup
@@ -125,7 +125,7 @@ def start(run: run_lib.Run, capsys) -> tuple[int, str]:
         with limited(60):
             code = loop.train(run)
     except Exception as error:
-        code = process_exit.report_exception(error)
+        code = error_report.report_exception(error)
     said = capsys.readouterr().err
     assert "Traceback" not in said and "not done after" not in said, said[-2000:]
     assert code in (0, 1)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step.updates import all_reduce, tables
+from tfdist.training.step.updates import all_reduce, gathered_rows
 
 pytestmark = pytest.mark.workers
 FIRST, SECOND = ([values[replica] for values in probes.DENSE] for replica in range(2))
@@ -181,7 +181,7 @@ def test_rows_that_are_much_larger_than_their_table_are_named_with_both_sizes(lo
     @tf.function
     def traced(rows, values):
         gradient = tf.IndexedSlices(values, rows, tf.constant([10, 3]))
-        texts.append(tables.cost_of_gathering(gradient, replicas))
+        texts.append(gathered_rows.cost_of_gathering(gradient, replicas))
         return values
 
     texts = []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.training.step.updates import stages
+from tfdist.training.step.updates import loss_scale
 
 
 @pytest.mark.parametrize(
@@ -12,11 +12,11 @@ from tfdist.training.step.updates import stages
         (4.0, [True], 4.0),
         (4.0, [False], 2.0),
         (1.0, [False], 1.0),
-        (stages.LARGEST_SCALE, [True] * 6, stages.LARGEST_SCALE),
+        (loss_scale.LARGEST_SCALE, [True] * 6, loss_scale.LARGEST_SCALE),
     ],
 )
 def test_the_scale_follows_the_steps_within_its_limits(start, finite, expected):
-    scale = stages.LossScale.create(start)
+    scale = loss_scale.LossScale.create(start)
     scale.growth_steps = 2
     for step in finite:
         scale.update(step)

@@ -1,6 +1,6 @@
 """The state of the heartbeat monitor, and the end of this process after another worker is lost. Imports no TensorFlow.
 
-After a loss the main thread has a few seconds to exit by itself: TensorFlow usually fails, and process_exit.py reads
+After a loss the main thread has a few seconds to exit by itself: TensorFlow usually fails, and error_report.py reads
 the cause from `claim_exit_and_name_loss`. If it hangs in a collective instead, a thread ends the process.
 """
 

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy as collective
 
-from tfdist.cluster import interruption, malloc
+from tfdist.cluster import interruption
 from tfdist.cluster import strategy as strategy_lib
 from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn, replicas
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
@@ -20,7 +20,7 @@ from tfdist.cluster.discovery import gpus, host_names, hostlist, roster
 from tfdist.cluster.liveness import connections, peer_loss, startup_watchdog
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.cluster.rendezvous import preflight
-from tfdist.cluster.several_workers import tcp_ring
+from tfdist.cluster.several_workers import malloc, tcp_ring
 from tfdist.cluster.strategy import ClusterPlan, Started
 from tfdist.cluster.wire import keys as keys_lib
 from tfdist.cluster.wire.keys import Keys

@@ -10,7 +10,7 @@ from pathlib import Path
 from absl import flags
 
 from tfdist import configs
-from tfdist.config import saved_run, schema, text
+from tfdist.config import saved_run, text
 
 # Modules that users start; these start other modules with a main program.
 COMMANDS = [f"tfdist.{name}" for name in ("main", "launch", "run")]
@@ -109,9 +109,9 @@ def complete(words: Sequence[str]) -> list[str]:
 
     A file that does not exist becomes that of the shipped config, if there is one; the workdir of a run becomes its
     saved config, also as `--config=runs/x`. `--epochs=5` is `--config.train.epochs=5`, in the place of a number of
-    steps. Old names of fields become the new.
+    steps.
     """
-    words = _with_long_epochs([_new_name(word) for word in words])
+    words = _with_long_epochs(words)
     if path := config_path(words):
         index = next(number for number, word in enumerate(words) if re.match(r"--?config(=|$)", word))
         end = index + (1 if "=" in words[index] else 2)
@@ -155,14 +155,6 @@ def _with_long_epochs(words: Sequence[str]) -> list[str]:
         match = re.fullmatch(r"--?epochs=(.+)", word)
         found += [f"--config.train.epochs={match[1]}", "--config.train.steps=none"] if match else [word]
     return found
-
-
-def _new_name(word: str) -> str:
-    for old, new in schema.RENAMED.items():
-        if re.match(rf"--?(no)?config\.{old}\b", word):
-            print(f"tfdist: config.{old} is now config.{new}: change the name.", file=sys.stderr)
-            word = word.replace(f"config.{old}", f"config.{new}", 1)
-    return word
 
 
 def _takes_a_value(word: str) -> bool:

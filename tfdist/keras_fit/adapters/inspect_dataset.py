@@ -25,15 +25,10 @@ def is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
 
 def makes_batches(dataset: tf.data.Dataset) -> bool:
     """Returns whether one of the operations of `dataset` makes batches, which no later one divides."""
-    waiting = [dataset]
-    while waiting:
-        one = waiting.pop()
-        kind = type(one).__name__
-        if "Batch" in kind and "Unbatch" not in kind:
-            return True
-        if "Unbatch" not in kind:
-            waiting += dataset_traits.inputs(one)
-    return False
+    kind = type(dataset).__name__
+    if "Unbatch" in kind:
+        return False
+    return "Batch" in kind or any(map(makes_batches, dataset_traits.inputs(dataset)))
 
 
 def shuffles(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:

@@ -3,19 +3,25 @@
 A task maps its preprocessor over whole batches in its own `fit`. Here each worker maps it over its rows only.
 """
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.config import patching
 from tfdist.data import autograph
 
-# Whether the data that `fit`, `evaluate` or `predict` receives is preprocessed already.
-_applied = contextvars.ContextVar("_applied", default=False)
+
+class _Given(threading.local):
+    # Whether the data that `fit`, `evaluate` or `predict` receives is preprocessed already.
+    preprocessed: bool = False
+
+
+_given = _Given()
 
 
 def function_of(model: keras.Model) -> Callable[..., Any] | None:
@@ -23,19 +29,14 @@ def function_of(model: keras.Model) -> Callable[..., Any] | None:
 
     Strings [examples] become integers [examples, tokens], for example. It is called in `tf.data`.
     """
-    if _applied.get() or not hasattr(model, "preprocess_samples") or getattr(model, "preprocessor", True) is None:
+    if _given.preprocessed or not hasattr(model, "preprocess_samples") or getattr(model, "preprocessor", True) is None:
         return None
     return autograph.convert(model.preprocess_samples, f"The preprocessor of {type(model).__name__}")
 
 
-@contextlib.contextmanager
-def assume_preprocessing() -> Iterator[None]:
-    """Takes the data of `fit`, `evaluate` and `predict` as preprocessed."""
-    token = _applied.set(True)
-    try:
-        yield
-    finally:
-        _applied.reset(token)
+def assume_preprocessing() -> AbstractContextManager[None]:
+    """In the block, takes the data of `fit`, `evaluate` and `predict` as preprocessed."""
+    return patching.set_in_block(_given, preprocessed=True)
 
 
 def as_arrays(data: Any) -> Any:

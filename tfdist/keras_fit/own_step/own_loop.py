@@ -21,7 +21,7 @@ from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.data import autograph
-from tfdist.keras_fit import compiled_model, connect, patches
+from tfdist.keras_fit import connect, patches, setup
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.keras_fit.own_step import saved_passes
 from tfdist.keras_fit.own_step import setup as own_setup
@@ -254,11 +254,8 @@ def on_batch(
         adapter = _with_all_parts(make_adapter.make_data_adapter(dataset, None, None, options))
         elements = cluster.distribute(adapter.dataset(own_setup.replica_shard(cluster), 0, 1))
         spec = elements.element_spec
-        made_for = (compiled_model.losses(model), compiled_model.metrics(model), getattr(model, "optimizer", None))
-        kept = vars(model).setdefault("_tfdist_on_batch", {})  # Keras does not track what is set in this way.
-        if kind not in kept or any(old is not new for old, new in zip(kept[kind][0], made_for, strict=True)):
-            kept[kind] = (made_for, OneStep(model, kind))
-        return kept[kind][1](Batch(next(elements), spec, str(spec), adapter))
+        make_step = setup.cache_on_model(cluster, model, f"{kind}_on_batch", OneStep(model, kind))
+        return make_step(Batch(next(elements), spec, str(spec), adapter))
 
 
 def _with_all_parts(adapter: base.BatchAdapter) -> base.BatchAdapter:

@@ -192,23 +192,18 @@ def once(place: str, function: Callable[[], Any], path: Any = None) -> Any:
         Exception: on every worker, as the chief.
     """
     meet(place)
-    if not owns(path):
-        with tf.init_scope():
-            return collective_guard.result(_script.cluster)
-    returned = failed = None
-    with running(), cluster_lib.on_one_worker(f"what {place} writes", "call it outside"):
-        try:
-            returned = function()
-        except Exception as error:
-            failed = error
+    calls, returned, failed = owns(path), None, None
+    if calls:
+        with running(), cluster_lib.on_one_worker(f"what {place} writes", "call it outside"):
+            try:
+                returned = function()
+            except Exception as error:
+                failed = error
     with tf.init_scope():
-        if _script.cluster.is_chief:
-            collective_guard.announce(_script.cluster, returned, failed)
-        else:
-            collective_guard.result(_script.cluster)
+        there = collective_guard.share(_script.cluster, returned, failed)
     if failed is not None:
         raise failed
-    return returned
+    return returned if calls else there
 
 
 def make_once(place: str, function: Callable[[], Any], path: Any) -> Any:

@@ -287,33 +287,31 @@ def tell(targets: list[tf.Tensor], rows: Rows) -> None:
 
 def tell_added(losses: list[tf.Tensor], rows: Rows) -> None:
     """Says once which losses of `add_loss` are those of each replica's examples."""
-    if not _tells(rows):
-        return
     for loss in losses:
-        if any(kind_of(term, rows) == "other" for _, term in terms_of(loss, rows)):
-            _say(
-                loss.op,
-                "a loss of add_loss is neither a mean nor a sum over examples. It is computed from the examples of "
-                "each replica, and averaged: pass tensors of which it is made as outputs to a keras.losses.Loss, which "
-                "sees the whole batch (docs/scripts.md)",
-            )
+        _tell_if_other(
+            loss,
+            rows,
+            "a loss of add_loss is neither a mean nor a sum over examples. It is computed from the examples of each "
+            "replica, and averaged: pass tensors of which it is made as outputs to a keras.losses.Loss, which sees the "
+            "whole batch (docs/scripts.md)",
+        )
 
 
 def tell_metric(name: str, value: tf.Tensor, rows: Rows) -> None:
     """Says once that a metric is updated with a number that is made of each replica's examples in another way."""
-    if not _tells(rows):
-        return
-    if any(kind_of(term, rows) == "other" for _, term in terms_of(value, rows)):
-        _say(
-            value.op,
-            f"the metric {name!r} gets a number that is neither a mean nor a sum over examples. It is computed from "
-            "the examples of each replica, and averaged: pass the values of the examples to a metric in compile, which "
-            "sees the whole batch (docs/scripts.md)",
-        )
+    _tell_if_other(
+        value,
+        rows,
+        f"the metric {name!r} gets a number that is neither a mean nor a sum over examples. It is computed from the "
+        "examples of each replica, and averaged: pass the values of the examples to a metric in compile, which sees "
+        "the whole batch (docs/scripts.md)",
+    )
 
 
-def _tells(rows: Rows) -> bool:
-    return not tf.executing_eagerly() and rows.replicas > 1 and replicas_lib.is_first()
+def _tell_if_other(value: tf.Tensor, rows: Rows, text: str) -> None:
+    tells = not tf.executing_eagerly() and rows.replicas > 1 and replicas_lib.is_first()
+    if tells and any(kind_of(term, rows) == "other" for _, term in terms_of(value, rows)):
+        _say(value.op, text)
 
 
 def _before(targets: list[tf.Tensor], ends: set[tf.Operation]) -> Iterator[tf.Operation]:

@@ -1,10 +1,11 @@
 """The doctor's checks: each turns measurements of the workers into findings. Imports no TensorFlow."""
 
 import dataclasses
+import functools
 import math
 import shutil
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ _CLOCK_SECONDS = 2.0
 _FORWARD = 1 / 3
 # In addition to checkpoint.keep: the best, and the one that is being written.
 _MORE_CHECKPOINTS = 2
+
+_few = functools.partial(text_lib.list_names, limit=6)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -225,8 +228,3 @@ def duration(step_seconds: float, steps: int, evaluated: float, start_seconds: f
         f"It resumes {jobs - 1} time(s): run the same command again, or set config.cluster.requeue (docs/slurm.md)."
     )
     return Finding("time", LOOK, f"{text}: {jobs} jobs of {job}", advice)
-
-
-def _few(names: Iterable[Any]) -> str:
-    names = list(names)
-    return text_lib.list_names([*map(str, names)], 6)

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import os
 import statistics
 from pathlib import Path
@@ -15,6 +16,8 @@ _IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _EVALUATION = ("test", "val", "valid", "validation", "evaluation")
 # Images whose size is looked at, evenly spaced; the largest side that is kept as it is.
 _MOST_IMAGES, _LARGEST = 200, 128
+
+_few = functools.partial(text_lib.list_names, limit=8)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,7 @@ def images(path: Path) -> Data:
         labels="label",
         classes=training.num_classes,
         lines=(
-            f"{len(training.classes)} classes: {_list_values(training.classes)}",
+            f"{len(training.classes)} classes: {_few(training.classes)}",
             f"images of {shape[0]}x{shape[1]} pixels, {'grey' if shape[2] == 1 else 'colour'}{note}",
         ),
     )
@@ -104,9 +107,9 @@ def table(path: Path, label: str = "") -> Data:
         training,
         evaluation,
         batch,
-        *([f"columns of numbers: {_list_values(numbers)}"] if numbers else []),
-        *([f"columns of categories: {_list_values(categories)}"] if categories else []),
-        *([f"left out, as names or numbers of rows: {_list_values(source['ignore'])}"] if ignored else []),
+        *([f"columns of numbers: {_few(numbers)}"] if numbers else []),
+        *([f"columns of categories: {_few(categories)}"] if categories else []),
+        *([f"left out, as names or numbers of rows: {_few(source['ignore'])}"] if ignored else []),
         label=f"the column {label!r}",
     )
 
@@ -123,7 +126,7 @@ def arrays(path: Path) -> Data:
             f"--arrays={path}: which array is predicted is not known. Name the arrays x and y, or image and label. It "
             f"has: {', '.join(batch)}."
         )
-    return _of_arrays("arrays", source, training, evaluation, batch, f"arrays: {_list_values(parts)}", label=labels)
+    return _of_arrays("arrays", source, training, evaluation, batch, f"arrays: {_few(parts)}", label=labels)
 
 
 def text(path: Path) -> Data:
@@ -157,7 +160,7 @@ def _of_arrays(
         found = f"{label} is a number, {values.min():.4g} to {values.max():.4g}"
     else:
         names = training.classes or [str(number) for number in range(training.num_classes)]
-        found = f"{label} has {training.num_classes} classes: {_list_values(names)}"
+        found = f"{label} has {training.num_classes} classes: {_few(names)}"
     return Data(
         kind=kind,
         source=source,
@@ -200,7 +203,3 @@ def _image_form(files: list[Path]) -> tuple[list[int] | None, int, str]:
     size = [max(8, 8 * round(side * factor / 8)) for side in sides]
     largest = max(sizes, key=lambda one: one[0] * one[1])
     return size, channels, f", scaled from up to {largest[0]}x{largest[1]}"
-
-
-def _list_values(names: Any) -> str:
-    return text_lib.list_names([str(name) for name in names], 8)

@@ -291,11 +291,8 @@ class CallbackRunner(NoCallbacks):
         mine = 0.0 if rate is None else float(keras.ops.convert_to_numpy(rate))
         stops = [float(self.stop(kind)) for kind in _STOPS]
         workers = self._cluster.all_gather([mine, float(self._variables.changed), float(failed is not None), *stops])
-        if workers[0, 2] and not self._cluster.is_chief:
-            collective_guard.result(self._cluster)
         if workers[0, 2]:
-            collective_guard.announce(self._cluster, None, failed)
-            raise failed
+            collective_guard.share(self._cluster, None, failed)
         self._model.stop_training, self._model.stop_evaluating, self._model.stop_predicting = map(bool, workers[0, 3:])
         if np.any(workers[:, 1]):
             self._variables.copy()

@@ -16,7 +16,7 @@ from tfdist.checkpoint import directory
 from tfdist.cluster import interruption
 from tfdist.config import text as text_lib
 from tfdist.training import loop
-from tfdist.training.consistency import replicas
+from tfdist.training.consistency import mismatch
 from tfdist.training.run import Run
 
 # Directory of the checkpoints that were saved after the last audit that found no difference.
@@ -148,11 +148,11 @@ _TEXTS = {
 
 def describe(run: Run, faults: Sequence[Fault], step: int) -> str:
     """Returns a line for each fault, with worker, host, device and variables."""
-    names, local = replicas.replica_names(run.cluster), run.cluster.num_replicas // run.cluster.num_workers
+    names, local = mismatch.replica_names(run.cluster), run.cluster.num_replicas // run.cluster.num_workers
     lines = [f"The audit of step {step} (config.consistency.audit) has found a difference:"]
     for fault in faults:
         device = f"{run.cluster.device_type}:{fault.replica % local}"
-        text = _TEXTS[fault.kind].format(text_lib.list_names(list(fault.names), _MAX_NAMED))
+        text = _TEXTS[fault.kind].format(text_lib.list_names(fault.names, _MAX_NAMED))
         lines.append(f"{names[fault.replica]}, device {device}: {text}")
     if not faults:
         lines.append("the hashes of all tensors agree: those that were compared first were computed or sent wrongly")
@@ -220,7 +220,7 @@ def _set_aside(run: Run, last: int) -> str:
     newest = run.cluster.broadcast(_newest(run))
     kept = ""
     if later:
-        steps = text_lib.list_names([f"{step}" for step in later], _MAX_NAMED)
+        steps = text_lib.list_names(later, _MAX_NAMED)
         kept = f"The checkpoints of steps {steps} were saved after the audit before, and are in {target} now. "
     if newest < 0:
         return f"{kept}There is no audited checkpoint."

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster import process_exit
+from tfdist.cluster import error_report
 from tfdist.data import inspection
 from tfdist.training.run import Run
 
@@ -29,7 +29,7 @@ def explain(run: Run, error: tf.errors.OpError) -> ValueError | None:
             f"{has} {_too_large(value, outputs)}: number the classes from 0 on, or give the last layer more units."
         )
     if "IteratorGetNext" in str(error):
-        reason = f"the data cannot be read: {process_exit.first_line(str(error))}"
+        reason = f"the data cannot be read: {error_report.first_line(str(error))}"
         return _search(run, reason, functools.partial(_first_damage, run))
     return None
 

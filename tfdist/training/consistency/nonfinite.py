@@ -1,6 +1,7 @@
 """Handles a non-finite loss, gradient or weight: stops, skips the step, or rolls back.
 
-One function per value of `config.train.nonfinite`; each decides on values that are equal on all workers.
+One function per value of `config.train.nonfinite`; each decides on values that are equal on all workers. Imported when
+something is not finite, and for "rollback".
 
 A rollback alone would read the same examples and end in the same NaN. So the run continues after the bad step, with the
 weights of the newest scheduled checkpoint and without the examples in between (as for PaLM, arXiv 2204.02311, section
@@ -8,19 +9,16 @@ weights of the newest scheduled checkpoint and without the examples in between (
 roll back to another step than an uninterrupted one.
 """
 
+import functools
 import math
 
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.config import Config, specs
-from tfdist.training.execution import Execution
+from tfdist.training.execution import DivergedError, Execution
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
-
-
-class DivergedError(ArithmeticError):
-    """The loss or the weights are non-finite."""
 
 
 def handle(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
@@ -135,10 +133,11 @@ def make_diverged_error(tools: LoopTools, text: str, numbers: tuple[int, int] | 
     if run.workdir is None:
         kept = "Nothing is saved without a workdir"
     where = f": {in_data}" if in_data else ""
-    return DivergedError(f"{text}{where}. {kept}. {run.advice_if_diverged(bool(in_data))}")
+    advice = run.advice_if_diverged or functools.partial(_advice, run.config)
+    return DivergedError(f"{text}{where}. {kept}. {advice(bool(in_data))}")
 
 
-def advice(config: Config, in_data: bool) -> str:
+def _advice(config: Config, in_data: bool) -> str:
     """Returns what to do in a run of a config if something is not finite; `in_data`: it is in the data already."""
     others = ', or set config.train.nonfinite to "skip" or "rollback", which leave such steps out'
     others = others if config.train.nonfinite == "stop" else ""

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import specs
 from tfdist.data.feed import Examples
 from tfdist.training.consistency import hashing
-from tfdist.training.consistency.replicas import ReplicaMismatchError, describe_mismatch, replica_names
 from tfdist.training.state import TrainingState
 
 # Examples of each split that are compared.
@@ -71,11 +71,7 @@ def check_start(cluster: Cluster, data: Mapping[str, int], state: Mapping[str, A
     else:
         names = [f"features (here: {', '.join(names)})"]
     if not (found == found[0]).all():
-        lines, differing = describe_mismatch(names, found, replica_names(cluster))
-        raise ReplicaMismatchError(
-            "\n  ".join(["The workers do not read the same data:", *lines])
-            + f"\n{differing}. {EXAMPLES} examples of each split were compared. Give all workers the same files."
-        )
+        raise specs.part("consistency.data")(cluster, names, found, EXAMPLES)
 
 
 def _as_int64(text: str) -> int:

@@ -5,12 +5,12 @@ import os
 import sys
 from collections.abc import Iterator
 
-from tfdist.cluster import interruption, process_exit
+from tfdist.cluster import interruption
 from tfdist.cluster.liveness import peer_loss
-from tfdist.config import specs, user_code
+from tfdist.config import specs
 from tfdist.training import checkpointing
-from tfdist.training.consistency.nonfinite import DivergedError
 from tfdist.training.consistency.replicas import ReplicaMismatchError
+from tfdist.training.execution import DivergedError
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
@@ -35,7 +35,7 @@ def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
         if isinstance(error, ReplicaMismatchError):
             checkpointing.save_mismatch(tools, state)
         if isinstance(error, SystemExit) and not tools.run.is_script:
-            raise user_code.refuse_exit(error) from error
+            raise specs.part("errors.exit")(error) from error
         raise  # A script may end itself in a callback that all workers run.
     finally:
         with tools.ledger.during("checkpoints"):
@@ -54,7 +54,7 @@ def _describe(error: BaseException, tools: LoopTools) -> tuple[str, str]:
     text = f"{error}" if isinstance(error, ValueError | OSError | DivergedError) else f"{type(error).__name__}: {error}"
     if isinstance(error, DivergedError):
         return "diverged", text
-    lost, named = process_exit.find_loss(error) if tools.run.cluster.num_workers > 1 else (False, "")
+    lost, named = specs.part("errors.lost_worker")(error) if tools.run.cluster.num_workers > 1 else (False, "")
     return ("lost", named or text) if lost else ("failed", text)
 
 

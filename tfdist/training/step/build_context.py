@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -99,7 +100,7 @@ def build_context(
     slots: bool = True,
     moving: Sequence[keras.Variable] | None = None,
     step_count: keras.Variable | None = None,
-    loss_scale: stages.LossScale | None = None,
+    loss_scale: Any = None,
 ) -> StepContext:
     """Makes the variables of a step, and prepares the optimizer for gradients that are summed already.
 
@@ -128,7 +129,7 @@ def build_context(
             clock=timing.choose_clock(config.report.step_times, cluster.device_type),
         )
         if loss_scale is None and config.train.precision == "float16":
-            loss_scale = stages.LossScale.create()
+            loss_scale = specs.part("train.precision.loss_scale")()
     return StepContext(
         cluster=cluster,
         config=config,

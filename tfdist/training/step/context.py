@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -25,8 +26,8 @@ class StepContext:
     optimizer: keras.optimizers.Optimizer
     # Float variables that each replica updates from its own examples, such as moving averages.
     statistics: tuple[keras.Variable, ...]
-    # None except in float16.
-    loss_scale: stages.LossScale | None
+    # A `loss_scale.LossScale`; None except in float16.
+    loss_scale: Any
     # Sums gradients over replicas, in an update.
     reduction: AllReduce
     # Clips and applies summed gradients; the last part of an update.

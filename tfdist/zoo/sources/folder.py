@@ -196,8 +196,7 @@ class image_folder:
         def decode(path: tf.Tensor) -> tf.Tensor:
             image = decoding.decode_file(path, self._shape[-1])
             if self._any_size:
-                image = tf.image.resize(image, self._size, antialias=True)
-                image = tf.saturate_cast(tf.round(image), tf.uint8)
+                image = decoding.scale(image, self._size)
             return tf.ensure_shape(image, self._shape)
 
         return decoding.decode_each(decode, paths, tf.TensorSpec(self._shape, tf.uint8))

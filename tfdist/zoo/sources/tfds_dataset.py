@@ -232,6 +232,5 @@ def _estimate_bytes(specs: Mapping[str, tf.TensorSpec], info: Any, num_examples:
 def _fit(value: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
     """Scales an image to the size of `spec`; other values already have it."""
     if value.shape.rank == 3 and value.shape != spec.shape:
-        resized = tf.image.resize(value, spec.shape[:2], antialias=True)
-        value = tf.saturate_cast(tf.round(resized) if spec.dtype.is_integer else resized, spec.dtype)
+        value = decoding.scale(value, spec.shape[:2])
     return tf.ensure_shape(value, spec.shape)

@@ -135,7 +135,7 @@ def _decode(values: tf.Tensor, spec: Mapping[str, Any]) -> tf.Tensor:
 
     def decode(encoded: tf.Tensor) -> tf.Tensor:
         image = tf.io.decode_image(encoded, channels=spec["channels"], expand_animations=False)
-        image = tf.image.resize(tf.ensure_shape(image, [None, None, spec["channels"]]), spec["size"], antialias=True)
-        return tf.ensure_shape(tf.saturate_cast(tf.round(image), tf.uint8), shape)
+        image = tf.ensure_shape(image, [None, None, spec["channels"]])
+        return tf.ensure_shape(decoding.scale(image, spec["size"]), shape)
 
     return decoding.decode_each(decode, values, tf.TensorSpec(shape, tf.uint8))

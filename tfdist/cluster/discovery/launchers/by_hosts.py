@@ -58,7 +58,6 @@ def dstack(env: Mapping[str, str], **ports: int) -> WorkerSpec:
     DSTACK_NODES_IPS has one address a line.
     """
     names = ("DSTACK_NODE_RANK", "DSTACK_NODES_IPS")
-    variables.need(env, names, "dstack started this process")
     rank, hosts = variables.integer(env, names[0]), env[names[1]].split()
     job = env.get("DSTACK_RUN_ID", env.get("DSTACK_RUN_NAME", ""))
     return of_hosts("dstack", env, rank=rank, hosts=hosts, job=job, received=names, **ports)
@@ -70,7 +69,6 @@ def skypilot(env: Mapping[str, str], **ports: int) -> WorkerSpec:
     SKYPILOT_NODE_IPS has one address a line.
     """
     names = ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")
-    variables.need(env, names, "SkyPilot started this process")
     rank, hosts = variables.integer(env, names[0]), env[names[1]].split()
     job = env.get("SKYPILOT_TASK_ID", "")
     return of_hosts("skypilot", env, rank=rank, hosts=hosts, job=job, received=names, **ports)
@@ -83,7 +81,6 @@ def sagemaker(env: Mapping[str, str], **ports: int) -> WorkerSpec:
     read first.
     """
     names = ("SM_HOSTS", "SM_CURRENT_HOST")
-    variables.need(env, names, "SageMaker started this process")
     try:
         hosts = sorted(json.loads(env["SM_HOSTS"]))
         rank = hosts.index(env["SM_CURRENT_HOST"])

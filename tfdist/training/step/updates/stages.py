@@ -6,6 +6,7 @@ The design is that of optax' gradient transformations, with stages as functions 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,52 +17,6 @@ from tfdist.training.step import collectives
 from tfdist.training.step.updates import tables, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce
 from tfdist.training.step.updates.tables import Gradients
-
-# Without a limit, a long run without overflows would double the scale to infinity.
-LARGEST_SCALE = 2.0**24
-
-
-@dataclasses.dataclass(slots=True)
-class LossScale:
-    """Dynamic loss scaling for float16 (arXiv 1710.03740): halved at an overflow, doubled after `growth_steps`.
-
-    Every replica has its own copy. The copies stay equal: the decision depends on the summed gradients only.
-    """
-
-    value: tf.Variable
-    good_steps: tf.Variable
-    growth_steps: int = 2000
-
-    @classmethod
-    def create(cls, initial: float = 2.0**15) -> "LossScale":
-        """Makes the variables; called in `strategy.scope`."""
-        none = tf.VariableAggregation.NONE
-        return cls(
-            tf.Variable(initial, trainable=False, aggregation=none, name="loss_scale"),
-            # int64: TensorFlow keeps int32 variables off GPUs.
-            tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=none, name="loss_scale_good_steps"),
-        )
-
-    @classmethod
-    def of_optimizer(cls, optimizer: keras.optimizers.LossScaleOptimizer) -> "LossScale":
-        """Makes the scale that a built optimizer of Keras has, and shows; called in `strategy.scope`."""
-        made = cls.create()
-        made.good_steps.assign(tf.cast(optimizer.step_counter.value, tf.int64))
-        return cls(optimizer.dynamic_scale.value, made.good_steps, optimizer.dynamic_growth_steps)
-
-    def variables(self) -> dict[str, tf.Variable]:
-        """Returns the variables that a checkpoint must hold, by name."""
-        return {"loss_scale/value": self.value, "loss_scale/good_steps": self.good_steps}
-
-    def update(self, finite: bool) -> None:
-        """Counts a step that was applied (`finite`) or skipped; called in `strategy.run`."""
-        if not finite:
-            self.value.assign(tf.maximum(self.value / 2.0, 1.0))
-            self.good_steps.assign(0)
-            return
-        grown = self.good_steps + 1 >= self.growth_steps
-        self.value.assign(tf.where(grown, tf.minimum(self.value * 2.0, LARGEST_SCALE), self.value))
-        self.good_steps.assign(tf.where(grown, tf.zeros([], tf.int64), self.good_steps + 1))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +59,7 @@ def make_update(
     add_up: Callable[[Stage, Update], tf.Tensor | None],
     *,
     skips_nonfinite: bool,
-    loss_scale: LossScale | None,
+    loss_scale: Any,
     step_count: keras.Variable,
 ) -> Stage:
     """Returns the update of a step; called in `strategy.run`.
@@ -113,7 +68,7 @@ def make_update(
         apply: see `make_apply`.
         add_up: the stage that sums the gradients over replicas, such as `sum_over_replicas` with its first argument.
         skips_nonfinite: whether a step whose loss or gradients are non-finite is skipped.
-        loss_scale: by which the gradients are multiplied; None: they are not.
+        loss_scale: the `loss_scale.LossScale` by which the gradients are multiplied; None: they are not.
         step_count: int64 [], which `apply` increments.
     """
     stages = [add_up]
@@ -141,15 +96,13 @@ def sum_over_replicas(reduction: AllReduce, following: Stage, update: Update) ->
     return following(dataclasses.replace(update, gradients=gradients, flags=flags))
 
 
-def unscale(loss_scale: LossScale, following: Stage, update: Update) -> tf.Tensor | None:
+def unscale(loss_scale: Any, following: Stage, update: Update) -> tf.Tensor | None:
     """Divides the gradients by the loss scale."""
     factor = 1 / tf.convert_to_tensor(loss_scale.value)
     return following(dataclasses.replace(update, gradients=scale(update.gradients, factor)))
 
 
-def skip_nonfinite(
-    step_count: keras.Variable, loss_scale: LossScale | None, following: Stage, update: Update
-) -> tf.Tensor:
+def skip_nonfinite(step_count: keras.Variable, loss_scale: Any, following: Stage, update: Update) -> tf.Tensor:
     """Makes the rest of the update, or only counts the step if its loss or gradients are non-finite.
 
     Returns:

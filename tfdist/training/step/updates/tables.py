@@ -1,15 +1,10 @@
-"""Gradients of tables, such as an embedding's: a row for each lookup; which stay sparse, and the rows of all replicas.
+"""Gradients of tables, such as an embedding's, a row for each lookup: which stay sparse, and the sum of their rows.
 
-A table's row occurs once for each of its lookups. Keras' optimizers clip and square the row of each lookup, and not
-their sum. So all replicas apply the rows of the global batch's lookups, in the order of the replicas: each replica has
-consecutive examples of the global batch, so this is the order of the global batch.
+gathered_rows.py brings the rows of all replicas to each of them.
 """
 
 import contextlib
-import functools
-import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -20,10 +15,6 @@ Gradient = tf.Tensor | tf.IndexedSlices
 Gradients = list[Gradient | None]
 # These ops depend on their inputs' shapes only.
 _OF_SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
-# Times the bytes of a table that its gathered rows may have without a message.
-_TOLERATED = 4
-# Rows of a replica that are sent if their number is not known when the step is traced.
-_SIZES = [4**power for power in range(3, 13)]
 _UNIQUE = {"Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"}
 
 
@@ -81,130 +72,6 @@ def _of_single_examples(indices: tf.Tensor, shard: Any) -> bool:
             seen.add(tensor.op.name)
             waiting += tensor.op.inputs
     return used
-
-
-def cost_of_gathering(gradient: tf.IndexedSlices, num_replicas: int) -> str:
-    """Returns a sentence if the rows of all replicas have over four times the bytes of the table; else, "".
-
-    Also "" if the number of lookups is not known when the step is traced.
-    """
-    numbers, table = gradient.values.shape.num_elements(), tf.get_static_value(gradient.dense_shape)
-    if numbers is None or table is None:
-        return ""
-    size, lookups = gradient.values.dtype.size, gradient.indices.shape[0]
-    gathered, whole = num_replicas * (numbers * size + lookups * 8), math.prod(table.tolist()) * size
-    if gathered <= _TOLERATED * whole:
-        return ""
-    return (
-        f"Each step gathers {gathered:,} bytes, the rows of all lookups in a table of {whole:,} bytes and shape "
-        f"{tuple(table.tolist())}. --config.communication.sparse_as_dense=true sums them first and sends one table; in "
-        "a script, set `dense_gradient = True` on the variable (docs/scripts.md, Embeddings)."
-    )
-
-
-def place(gradient: tf.IndexedSlices, replica: tf.Tensor | int, num_replicas: int, *, size: int) -> tf.IndexedSlices:
-    """Returns `num_replicas * size` rows: those of `gradient` from `replica * size` on, at most `size`, others 0."""
-    before = replica * size
-    after = num_replicas * size - before - (gradient.indices.shape[0] or tf.shape(gradient.indices)[0])
-    parts = []
-    for part in (gradient.values, gradient.indices):  # GPUs have no `tf.pad` of integers.
-        zeros = [tf.zeros([number, *part.shape[1:]], part.dtype) for number in (before, after)]
-        whole = tf.concat([zeros[0], part, zeros[1]], axis=0)
-        parts.append(tf.ensure_shape(whole, [num_replicas * size, *part.shape[1:]]))
-    return tf.IndexedSlices(*parts, gradient.dense_shape)
-
-
-def gather(
-    gradients: Sequence[tf.IndexedSlices],
-    add: Callable[[list[tf.Tensor]], list[tf.Tensor]],
-    wire_type: Callable[[tf.Tensor], tf.DType],
-) -> list[tf.IndexedSlices]:
-    """Concatenates the rows of all replicas in their order; each may have another number of them. Collective.
-
-    Each replica sends its rows between zeros, and the sum over replicas has the rows of all, with the same bits unless
-    the type on the wire is shorter. In a ring this sends twice the bytes of a gather. A gather would also send lengths,
-    for which a GPU has to wait.
-
-    Args:
-        add: sums tensors over all replicas.
-        wire_type: returns the type in which a tensor is sent.
-
-    Returns:
-        The gradients. Those whose number of rows is not known when the step is traced have additional rows of zeros.
-    """
-    replica_context = tf.distribute.get_replica_context()
-    replica, num_replicas = replica_context.replica_id_in_sync_group, replica_context.num_replicas_in_sync
-    unknown: dict[int, tf.IndexedSlices] = {}
-    parts: list[tf.Tensor] = []
-    for index, gradient in enumerate(gradients):
-        # The lookups depend on the data alone: without this, a replica could send those of the next step before another
-        # replica has sent those of this one.
-        with tf.control_dependencies([gradient.values]):
-            rows = tf.IndexedSlices(gradient.values, tf.identity(gradient.indices), gradient.dense_shape)
-        if rows.indices.shape[0] is None:
-            unknown[index] = _gather_unknown_number(rows, add, wire_type(rows.values))
-            continue
-        if tf.get_static_value(replica) == 0:
-            _warn(cost_of_gathering(rows, num_replicas))
-        placed = place(rows, replica, num_replicas, size=rows.indices.shape[0])
-        parts += [placed.values, placed.indices]
-    sums = iter(add(parts))
-    return [
-        unknown[index] if index in unknown else tf.IndexedSlices(next(sums), next(sums), gradient.dense_shape)
-        for index, gradient in enumerate(gradients)
-    ]
-
-
-@functools.cache  # Once, if a step is traced again.
-def _warn(text: str) -> None:
-    if text:
-        print(f"tfdist: WARNING: {text}", file=sys.stderr, flush=True)
-
-
-def _gather_unknown_number(
-    rows: tf.IndexedSlices, add: Callable[[list[tf.Tensor]], list[tf.Tensor]], wire_type: tf.DType
-) -> tf.IndexedSlices:
-    replica_context = tf.distribute.get_replica_context()
-    own = tf.shape(rows.indices, tf.int64)[0]
-    replica, num_replicas = replica_context.replica_id_in_sync_group, replica_context.num_replicas_in_sync
-    (numbers,) = add([tf.one_hot(replica, num_replicas, on_value=own, off_value=tf.constant(0, tf.int64))])
-    sent = tf.IndexedSlices(tf.cast(rows.values, wire_type), rows.indices, rows.dense_shape)
-    total = replica_context.merge_call(_gather_by_size, args=(sent, numbers))
-    return tf.IndexedSlices(tf.cast(total.values, rows.values.dtype), total.indices, rows.dense_shape)
-
-
-def _gather_by_size(strategy: tf.distribute.Strategy, rows: Any, numbers: Any) -> Any:
-    """Gathers rows in cross-replica context: a collective in a loop has one shape, so each size has one of its own.
-
-    Args:
-        rows: per replica, tf.IndexedSlices.
-        numbers: per replica, int64 [replicas]: how many rows each replica has.
-
-    Returns:
-        Per replica, tf.IndexedSlices with the rows of all replicas.
-    """
-    largest = tf.reduce_max(strategy.experimental_local_results(numbers)[0])
-
-    def place_own(own: tf.IndexedSlices, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
-        replica_context = tf.distribute.get_replica_context()
-        placed = place(own, replica_context.replica_id_in_sync_group, replica_context.num_replicas_in_sync, size=size)
-        return placed.values, placed.indices
-
-    def gather_size(size: int) -> list[tf.Tensor]:
-        parts = strategy.extended.call_for_each_replica(functools.partial(place_own, size=size), args=(rows,))
-        sums = [strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, part, destinations=part) for part in parts]
-        local = zip(*map(strategy.experimental_local_results, sums), strict=True)
-        return [part for pair in local for part in pair]
-
-    index = tf.reduce_sum(tf.cast(largest > tf.constant(_SIZES[:-1], tf.int64), tf.int32))
-    parts = tf.switch_case(index, [functools.partial(gather_size, size) for size in _SIZES])
-
-    def choose(own: tf.IndexedSlices) -> tf.IndexedSlices:
-        replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-        first = 2 * (replica % (len(parts) // 2))
-        return tf.IndexedSlices(parts[first], parts[first + 1], own.dense_shape)
-
-    return strategy.extended.call_for_each_replica(choose, args=(rows,))
 
 
 def values(gradient: Gradient) -> tf.Tensor:

@@ -26,8 +26,9 @@ from tfdist.training.consistency.replica_state import JoinedState, ReplicaState
 from tfdist.training.run import Run, replica_shard
 from tfdist.training.step.layers import model_layers
 from tfdist.training.step.random_numbers import seed_generators
-from tfdist.training.step.updates import all_reduce, branches, stages
+from tfdist.training.step.updates import all_reduce, branches
 from tfdist.training.step.updates.all_reduce import AllReduce
+from tfdist.training.step.updates.loss_scale import LossScale
 from tfdist.training.step.updates.stages import Stage, Update
 from tfdist.training.step.variants import factors
 from tfdist.training.step.variants.factors import Layout
@@ -60,7 +61,7 @@ class PowerSGD:
     compressed: tuple[Compressed, ...]
     exact_steps: int
     # By which the gradients are multiplied; None: they are not.
-    loss_scale: stages.LossScale | None
+    loss_scale: LossScale | None
     # Optimizer steps so far: int64 [].
     step_count: keras.Variable
     # Whether all replicas take P of the first one: the processors of several workers may round differently.

@@ -1,7 +1,7 @@
 """Images of files, and the examples of a batch decoded one by one."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -40,6 +40,12 @@ def decode_file(path: tf.Tensor, channels: int) -> tf.Tensor:
     """Returns the image in a file, uint8 [height, width, channels]."""
     image = tf.io.decode_image(tf.io.read_file(path), channels=channels, expand_animations=False)
     return tf.ensure_shape(image, [None, None, channels])
+
+
+def scale(image: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
+    """Scales an image, or images, to `size` (height, width), bilinear with antialiasing; keeps the dtype (rounded)."""
+    resized = tf.image.resize(image, size, antialias=True)
+    return tf.saturate_cast(tf.round(resized) if image.dtype.is_integer else resized, image.dtype)
 
 
 def image_size(path: str) -> tuple[int, int]:

@@ -1,0 +1,99 @@
+"""What a process says of an error that ends it, and its exit code. Imported after an error only."""
+
+import os
+import sys
+import traceback
+
+from absl import flags
+
+from tfdist.cluster import interruption, process_exit
+from tfdist.cluster.liveness import peer_loss
+from tfdist.config import user_code
+
+# Seconds to wait for the name of the lost worker after an error of TensorFlow's communication.
+_NAME_SECONDS = 3.0
+# Seconds to wait for the chief to announce the error that this worker has, too.
+_SAME_FAILURE_SECONDS = 3.0
+
+
+def report_exception(error: Exception) -> int:
+    """Writes the error to standard error, with a traceback if it is no user error of tfdist; returns its exit code."""
+    lost, named = find_loss(error)
+    if lost:
+        # The line that names the other worker is not the first one.
+        names = ", ".join(peer_loss.named_workers(str(error)))
+        about = f" about {names}" if names else ""
+        text = f"another worker was lost: restart all workers. TensorFlow error{about}: {first_line(str(error))}"
+        peer_loss.announce_failure(text)
+        _print(named or text)
+        return interruption.EXIT_PEER_LOST
+    if isinstance(error, peer_loss.MissingWorkersError | peer_loss.ChiefFailedError):
+        peer_loss.claim_exit()
+        _print(str(error))
+        return interruption.EXIT_PEER_LOST
+    text = user_code.cause(error)[0]
+    peer_loss.claim_exit()
+    reason = first_line(text)
+    of_user = user_code.is_user_error(error)
+    if not of_user and peer_loss.reported_by_another(reason, _SAME_FAILURE_SECONDS):
+        _print(f"as another worker, which shows where: {type(error).__name__}: {reason}")
+        return 1
+    peer_loss.announce_failure(reason)
+    code = getattr(error, "exit_code", 1)
+    if of_user:
+        if _verbose():
+            _print_stack(error)
+        place = "" if flags.FLAGS.is_parsed() else user_code.place(error)  # A command has no script.
+        _print(f"{text}\n  Called at {place}." if place else text)
+        return code
+    explained = user_code.explain(error)
+    if explained and flags.FLAGS.is_parsed() and not _verbose():
+        _print(f"{explained} --verbosity=1 shows the whole stack.")
+    else:
+        _print_stack(error)
+        _print(explained or f"{type(error).__name__}: {reason}")
+    return code
+
+
+def find_loss(error: BaseException) -> tuple[bool, str]:
+    """Returns whether the error means that another worker was lost, and the line that names this worker.
+
+    The line is "" if no worker is known to be lost within 3 s. After such an error the calling thread must end the
+    process.
+    """
+    import tensorflow as tf
+
+    if not process_exit.worker() and "TF_CONFIG" not in os.environ:  # Such as an error of a remote file system.
+        return False, ""
+    lost = (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+    )
+    possibly_lost = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's after the loss of a worker.
+    named = ""
+    if isinstance(error, (*lost, *possibly_lost)):
+        named = peer_loss.claim_exit_and_name_loss(_NAME_SECONDS) or peer_loss.declare_broken_ring(str(error))
+    return bool(named) or isinstance(error, lost), named
+
+
+def _verbose() -> bool:
+    return flags.FLAGS.is_parsed() and flags.FLAGS.verbosity >= 1
+
+
+def _print_stack(error: Exception) -> None:
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(text if sys.stderr.isatty() else user_code.without_colours(text))
+
+
+def first_line(text: str) -> str:
+    """Returns the first line of the message, after the Python stack that TensorFlow prepends."""
+    lines = [line.strip() for line in text.splitlines()]
+    frames = [index for index, line in enumerate(lines) if line.startswith(("File ", "<stack traces"))]
+    message = lines[frames[-1] + (2 if lines[frames[-1]].startswith("File ") else 1) :] if frames else lines
+    return next((line for line in message if line), "")
+
+
+def _print(text: str) -> None:
+    process_exit.print_error(user_code.without_colours(text))
