@@ -1,10 +1,13 @@
-"""A script that is started again: data of Python code is where its finished trainings have left it."""
+"""A script that is started again: data and random numbers are where its finished trainings have left them."""
+
+import uuid
 
 import keras
 import numpy as np
 import pytest
 
 import tfdist
+from tfdist.keras_fit.script import context, entropy, model_methods
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -81,3 +84,28 @@ def test_a_fit_after_a_finished_one_reads_the_same_data_again(cluster, tmp_path,
             script("killed", fails_in)
     assert script("killed") == whole
     assert script("killed") == whole  # All is finished.
+
+
+class Draws(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.drawn = np.random.default_rng().random()
+
+
+def test_a_script_draws_the_same_after_a_fit_that_is_finished(cluster, tmp_path):
+    def script():
+        with (
+            model_methods.distribute_methods(cluster, tmp_path),
+            entropy.share_entropy(cluster, tmp_path),
+            context.script_runs(cluster),
+        ):
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
+            model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
+            for _ in range(2):
+                callback = Draws()
+                model.fit(X, Y, epochs=2, verbose=0, callbacks=[callback])
+                yield callback.drawn
+            yield np.random.default_rng().random(), uuid.uuid4()
+
+    whole = [*script()]
+    assert whole[0] != whole[1]
+    assert [*script()] == whole

@@ -97,7 +97,7 @@ class OneStep:
 
     def make(self, cluster: Cluster, batch: Batch) -> None:
         """Makes the variables of the step, and its function for batches of the kind of `batch`; reads no element."""
-        with patches.patch_for_run(self._model) as stack:
+        with context.apart(), patches.patch_for_run(self._model) as stack:
             config = run_config.of_evaluation(cluster, self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
             self._own = own_setup.prepare(cluster, self._model, config, adapters, may_be_empty=True, stack=stack)

@@ -67,15 +67,16 @@ def _read_or_draw(workdir: Path | None) -> bytes:
 
 
 class _Draws:
-    """Numbers that depend on a value and on how many were drawn before; code of one worker alone has its own."""
+    """Numbers that depend on a value and on the place of the draw; code of one worker alone has its own."""
 
     def __init__(self, value: bytes):
-        self._value, self._count = value, 0
+        self._value = value
+        context.begin_draws()
 
     def bits(self, count: int) -> int:
         """Returns `count` random bits."""
-        self._count += 1
-        found = hashlib.shake_256(self._value + self._count.to_bytes(8, "little")).digest(-(-count // 8))
+        place = f" {context.next_draw()}".encode()
+        found = hashlib.shake_256(self._value + place).digest(-(-count // 8))
         return int.from_bytes(found, "little") >> (-count % 8)
 
     def random_bits(self, original: Callable[[int], int], count: int) -> int:
