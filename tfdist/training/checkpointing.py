@@ -112,20 +112,11 @@ def _acquire_workdir(run: Run) -> WorkdirLock:
         job=slurm_job.job_id(os.environ) or "",
         heartbeat_seconds=options.heartbeat_seconds,
         wait_seconds=worker_spec.connect_seconds(options.connect_seconds, run.cluster.num_workers),
-        lost=_end_second_writer,
+        lost=peer_loss.end_second_writer,
         requests=(interruption.STOP_FILE, interruption.SAVE_FILE),
         requested=run.stop.file_found,
         log=lambda text: print(f"tfdist: {text}", file=sys.stderr, flush=True),
     )
-
-
-def _end_second_writer(other: str) -> None:
-    """Ends this process at once, in the lock's thread: two runs must not write to one workdir."""
-    text = f"this process was stopped for so long that another run has taken over its workdir: {other}. It ends here"
-    peer_loss.claim_exit()
-    peer_loss.announce_failure(text)
-    print(f"tfdist: {text}.", file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 def _new_state(run: Run, rate: float | None) -> TrainingState:

@@ -1,10 +1,12 @@
 """A script that is started again: data and random numbers are where its finished trainings have left them."""
 
+import itertools
 import uuid
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist.keras_fit.script import context, entropy, model_methods
@@ -109,3 +111,10 @@ def test_a_script_draws_the_same_after_a_fit_that_is_finished(cluster, tmp_path)
     whole = [*script()]
     assert whole[0] != whole[1]
     assert [*script()] == whole
+
+
+def test_passes_of_a_loop_are_those_of_the_shuffle_also_if_the_loop_leaves_one(cluster):
+    data = [tf.data.Dataset.range(12).shuffle(12, seed=1).batch(3) for _ in range(2)]
+    for steps in (2, 4, 2, 4):
+        ours = [batch.element["data"][0] for batch in itertools.islice(tfdist.batches(data[0]), steps)]
+        np.testing.assert_array_equal(ours, [*itertools.islice(data[1], steps)])

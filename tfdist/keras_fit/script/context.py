@@ -83,7 +83,7 @@ def running(own: bool = True) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """As `running`; later draws do not depend on how much the block draws, as a resumed script may skip it or a part."""
+    """As `running`; what the block draws changes no later draw, as a resumed script may skip the block or a part."""
     _drawn.blocks += 1
     block = (*_drawn.block, _drawn.draws, _drawn.blocks)
     with running(), patching.set_in_block(_drawn, block=block, draws=0, blocks=0):
