@@ -321,11 +321,15 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
     old = diff.with_defaults(old, config_lib.Config(model={}))
     lines = diff.differences(diff.to_json(old), diff.to_json(run.config))
     if run.is_script:  # A script's optimizer is its own, and does not depend on its number of epochs, which may grow.
-        lines = [line for line in lines if not line.startswith(("train.epochs:", "learning_rate.", "optimizer."))]
+        free = ("train.epochs:", "learning_rate.", "optimizer.", "model.call: '(absent)'")
+        lines = [line for line in lines if not line.startswith(free)]
+        advice = "Choose another workdir, or make the same calls of fit again: finished ones do not train."
+    else:
+        advice = "Choose another --workdir, or continue with the new values: --allow_config_changes."
     if lines and not allow_changes:
         raise ValueError(
             f"{run.workdir} contains a run with a different config:\n"
             + "".join(f"  config.{line}\n" for line in lines)
-            + "Choose another --workdir, or continue with the new values: --allow_config_changes."
+            + advice
         )
     return lines

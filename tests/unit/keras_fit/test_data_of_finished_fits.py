@@ -1,6 +1,7 @@
 """A script that is started again: data and random numbers are where its finished trainings have left them."""
 
 import itertools
+import random
 import uuid
 
 import keras
@@ -34,9 +35,9 @@ class Shuffled(keras.utils.PyDataset):
 
 
 def drawn():
-    random = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     while True:
-        rows = random.integers(0, 12, 4)
+        rows = generator.integers(0, 12, 4)
         yield X[rows], Y[rows]
 
 
@@ -90,7 +91,7 @@ def test_a_fit_after_a_finished_one_reads_the_same_data_again(cluster, tmp_path,
 
 class Draws(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        self.drawn = np.random.default_rng().random()
+        self.drawn = np.random.default_rng().random(), np.random.normal(), random.random()
 
 
 def test_a_script_draws_the_same_after_a_fit_that_is_finished(cluster, tmp_path):
@@ -106,7 +107,7 @@ def test_a_script_draws_the_same_after_a_fit_that_is_finished(cluster, tmp_path)
                 callback = Draws()
                 model.fit(X, Y, epochs=2, verbose=0, callbacks=[callback])
                 yield callback.drawn
-            yield np.random.default_rng().random(), uuid.uuid4()
+            yield np.random.default_rng().random(), uuid.uuid4(), np.random.normal(), random.random()
 
     whole = [*script()]
     assert whole[0] != whole[1]

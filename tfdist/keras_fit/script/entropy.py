@@ -13,6 +13,7 @@ import hashlib
 import os
 import random
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "m
 @contextlib.contextmanager
 def share_entropy(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
     """Shares entropy and time among the workers in the block. Collective. `workdir` keeps it; None: it is new."""
+    with contextlib.suppress(OSError):  # Each process draws names of temporary files by itself, from its first one on.
+        os.rmdir(tempfile.mkdtemp())
     value = cluster.broadcast_bytes(_read_or_draw(workdir) if cluster.is_chief else b"")
     draws = _Draws(value)
     random.seed(draws.bits(64))
