@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ CALLBACKS = "callbacks/"
 REPORTS = "report/"
 # Prefix of arrays [replicas, ...] of variables of which each replica has a value of its own.
 REPLICAS = "replicas/"
+# In the names of Keras' layers and optimizers.
+_NUMBER = re.compile(r"_\d+")
 # A network file system may list a checkpoint that another host has removed for this long, in seconds: 60 is the default
 # of NFS. Seconds between two looks.
 _STALE_SECONDS, _LOOK_SECONDS = 60.0, 0.5
@@ -241,11 +244,19 @@ def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
     return verify(directory_lib.step_path(directory, int(which)))
 
 
-def check_variables(saved: Saved, variables: Mapping[str, Any]) -> None:
-    """Checks that a checkpoint holds exactly `variables`, apart from those of reports; a ValueError lists others."""
+def check_variables(saved: Saved, variables: Mapping[str, Any]) -> dict[str, str]:
+    """Checks that a checkpoint holds exactly `variables`, apart from those of reports; a ValueError lists others.
+
+    Returns:
+        The names that variables have in the checkpoint, where these are others: Keras numbers layers that have no name,
+        and a script that is started again does not make those which callbacks of finished trainings had made.
+    """
     expected = {name: (list(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables.items()}
     expected = {name: array for name, array in expected.items() if not name.startswith(REPORTS)}
     found = {name: array for name, array in saved.arrays.items() if not name.startswith((CALLBACKS, REPORTS, REPLICAS))}
+    ours, theirs = ([(_NUMBER.sub("", name), *array) for name, array in each.items()] for each in (expected, found))
+    if ours == theirs and expected.keys() != found.keys():
+        return dict(zip(expected, found, strict=True))
     problems = [f"{name} is missing in the checkpoint" for name in expected if name not in found]
     problems += [f"{name} is not in this model" for name in found if name not in expected]
     problems += [
@@ -259,6 +270,7 @@ def check_variables(saved: Saved, variables: Mapping[str, Any]) -> None:
         if found.keys() != expected.keys() and {*map(_without_spelling, found)} == {*map(_without_spelling, expected)}:
             owner = "release of Keras, whose variables have other names (environment.json has the release)"
         raise ValueError(f"{saved.path} is a checkpoint of another {owner}:{shown}")
+    return {}
 
 
 def _without_spelling(name: str) -> str:

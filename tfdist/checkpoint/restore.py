@@ -58,9 +58,10 @@ def restore(workers: Workers, saved: Saved, variables: Mapping[str, Any]) -> Non
         ValueError: the checkpoint belongs to another model or optimizer; lists the variables that differ.
         DamagedCheckpointError: on the chief, the files changed since they were verified.
     """
-    checkpoint_format.check_variables(saved, variables)
-    for name, array in read(workers, saved, [name for name in variables if name in saved.arrays]):
-        checkpoint_format.tf_variable(variables[name]).assign(array)
+    names = checkpoint_format.check_variables(saved, variables)
+    saved_as = {names.get(name, name): variable for name, variable in variables.items()}
+    for name, array in read(workers, saved, [name for name in saved_as if name in saved.arrays]):
+        checkpoint_format.tf_variable(saved_as[name]).assign(array)
 
 
 def read(workers: Workers, saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:

@@ -92,6 +92,12 @@ def current_line(frames: Sequence[Any] | None = None) -> str:
     return "a library"
 
 
+def current_place() -> tuple[str, int]:
+    """Returns file and line of the innermost line of the user's code; ("", 0) if there is none."""
+    frames = reversed(traceback.extract_stack())
+    return next(((frame.filename, frame.lineno) for frame in frames if is_users(frame.filename)), ("", 0))
+
+
 def describe(batch: Mapping[str, Any]) -> str:
     """Returns the keys, dtypes and shapes of a batch: "image float32 (64, 8, 8, 1), label int64 (64,)"."""
     return ", ".join(

@@ -51,12 +51,14 @@ def make_callbacks(
     epochs: int = 1,
     steps: int | None = None,
     workdir: Any = None,
+    saves_draws: bool = False,
 ) -> trainer.CallbackRunner:
     """Makes the callback runner of `tfdist.fit`, `evaluate` or `predict`. Collective: all workers call it.
 
     Args:
         given: what Keras accepts as `callbacks`: None, a callback, a list of callbacks, or a CallbackList.
         epochs: the epoch after which training ends.
+        saves_draws: as for `CallbackRunner`; only for scripts, whose callbacks draw the same on all workers.
 
     Raises:
         ValueError: an element is not a callback, or BackupAndRestore is used without a workdir.
@@ -88,7 +90,8 @@ def make_callbacks(
         placement = trainer.Placement(_runs_on_all_workers, lambda: context.running(own=False))
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
     optimizer = model.optimizer if model.compiled else None
-    return trainer.CallbackRunner(cluster, model, callbacks, optimizer, bar, params, placement)
+    saves_draws = saves_draws and context.in_script()
+    return trainer.CallbackRunner(cluster, model, callbacks, optimizer, bar, params, placement, saves_draws)
 
 
 class ProgressBar(keras.callbacks.Callback):

@@ -70,8 +70,10 @@ def make_run(
     trainer.make_stateless(model, context.step_count, replica_step.replica_of_draws, config.seed)
     parts = {"shard": shard, "stack_shards": stack_shards, "compares": workdir is not None}
     feed = feed_lib.make_feed(cluster, config, adapter, validation, initial_epoch, callbacks, **parts)
-    lengths = {"epochs": round(config.train.epochs), "steps": adapter.steps}
-    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **lengths)
+    told = {"epochs": round(config.train.epochs), "steps": adapter.steps, "verbose": verbose, "workdir": workdir}
+    # Python code that makes data draws as well, and ahead.
+    told["saves_draws"] = all(one.gate is None and one.epoch_hooks is None for one in adapters)
+    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, **told)
     feed = feed_lib.with_comparison(cluster, feed, runner, adapter, validation)
     console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
     run = trainer.Run(

@@ -111,20 +111,11 @@ def _acquire_workdir(run: Run) -> WorkdirLock:
         job=slurm_job.job_id(os.environ) or "",
         heartbeat_seconds=options.heartbeat_seconds,
         wait_seconds=worker_spec.connect_seconds(options.connect_seconds, run.cluster.num_workers),
-        lost=_end_second_writer,
+        lost=peer_loss.end_second_writer,
         requests=(interruption.STOP_FILE, interruption.SAVE_FILE),
         requested=run.stop.file_found,
         log=lambda text: print(f"tfdist: {text}", file=sys.stderr, flush=True),
     )
-
-
-def _end_second_writer(other: str) -> None:
-    """Ends this process at once, in the lock's thread: two runs must not write to one workdir."""
-    text = f"this process was stopped for so long that another run has taken over its workdir: {other}. It ends here"
-    peer_loss.claim_exit()
-    peer_loss.announce_failure(text)
-    print(f"tfdist: {text}.", file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 def _new_state(run: Run, rate: float | None) -> TrainingState:
@@ -329,11 +320,15 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
     old = diff.with_defaults(old, config_lib.Config(model={}))
     lines = diff.differences(diff.to_json(old), diff.to_json(run.config))
     if run.is_script:  # A script's optimizer is its own, and does not depend on its number of epochs, which may grow.
-        lines = [line for line in lines if not line.startswith(("train.epochs:", "learning_rate.", "optimizer."))]
+        free = ("train.epochs:", "learning_rate.", "optimizer.", "model.call: '(absent)'")
+        lines = [line for line in lines if not line.startswith(free)]
+        advice = "Choose another workdir, or make the same calls of fit again: finished ones do not train."
+    else:
+        advice = "Choose another --workdir, or continue with the new values: --allow_config_changes."
     if lines and not allow_changes:
         raise ValueError(
             f"{run.workdir} contains a run with a different config:\n"
             + "".join(f"  config.{line}\n" for line in lines)
-            + "Choose another --workdir, or continue with the new values: --allow_config_changes."
+            + advice
         )
     return lines

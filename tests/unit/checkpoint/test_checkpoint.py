@@ -528,6 +528,16 @@ def test_the_checkpoint_of_another_release_of_keras_is_called_that(tmp_path):
         checkpoint_format.check_variables(checkpoint_format.verify(path), variables)
 
 
+def test_layers_that_keras_has_numbered_otherwise_get_their_values(tmp_path):
+    before = {f"model/dense_{index}/kernel_{index}": np.full([3], index, np.float32) for index in (1, 2)}
+    written = checkpoint_format.verify(checkpoint_format.write(tmp_path / "numbered", 1, before, {}))
+    for first in (0, 2, 8, 9):
+        names = [f"model/dense_{index}/kernel_{index}" for index in (first, first + 1)]
+        variables = variables_like(dict(zip(names, before.values(), strict=True)))
+        restore.restore(ALONE, written, variables)
+        assert [float(one.numpy()[0]) for one in variables.values()] == [1.0, 2.0], names
+
+
 def test_the_checkpoint_of_another_model_is_refused_by_names_and_shapes(tmp_path):
     (path,) = saved(tmp_path, 1)
     variables = variables_like(arrays_of(1))

@@ -1,10 +1,16 @@
-"""A script that is started again: data of Python code is where its finished trainings have left it."""
+"""A script that is started again: data and random numbers are where its finished trainings have left them."""
+
+import itertools
+import random
+import uuid
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
+from tfdist.keras_fit.script import context, entropy, model_methods
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -29,9 +35,9 @@ class Shuffled(keras.utils.PyDataset):
 
 
 def drawn():
-    random = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     while True:
-        rows = random.integers(0, 12, 4)
+        rows = generator.integers(0, 12, 4)
         yield X[rows], Y[rows]
 
 
@@ -81,3 +87,35 @@ def test_a_fit_after_a_finished_one_reads_the_same_data_again(cluster, tmp_path,
             script("killed", fails_in)
     assert script("killed") == whole
     assert script("killed") == whole  # All is finished.
+
+
+class Draws(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.drawn = np.random.default_rng().random(), np.random.normal(), random.random()
+
+
+def test_a_script_draws_the_same_after_a_fit_that_is_finished(cluster, tmp_path):
+    def script():
+        with (
+            model_methods.distribute_methods(cluster, tmp_path),
+            entropy.share_entropy(cluster, tmp_path),
+            context.script_runs(cluster),
+        ):
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
+            model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
+            for _ in range(2):
+                callback = Draws()
+                model.fit(X, Y, epochs=2, verbose=0, callbacks=[callback])
+                yield callback.drawn
+            yield np.random.default_rng().random(), uuid.uuid4(), np.random.normal(), random.random()
+
+    whole = [*script()]
+    assert whole[0] != whole[1]
+    assert [*script()] == whole
+
+
+def test_passes_of_a_loop_are_those_of_the_shuffle_also_if_the_loop_leaves_one(cluster):
+    data = [tf.data.Dataset.range(12).shuffle(12, seed=1).batch(3) for _ in range(2)]
+    for steps in (2, 4, 2, 4):
+        ours = [batch.element["data"][0] for batch in itertools.islice(tfdist.batches(data[0]), steps)]
+        np.testing.assert_array_equal(ours, [*itertools.islice(data[1], steps)])

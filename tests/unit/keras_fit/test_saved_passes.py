@@ -89,3 +89,43 @@ def test_a_step_that_takes_other_batches_now_gets_its_values_when_it_is_called(w
     step.make(ALONE, "another spec")
     place.restore_rest(ALONE, step)
     assert float(step.variables["model/w"]) == 4.0 and step.metrics == [40.0]
+
+
+def test_a_pass_that_is_left_is_told_and_made_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(messages, "_said", set())
+    step, place = opened(tmp_path)
+    step.make(ALONE, "spec")
+    for number in range(4):
+        assert place.begin_pass(ALONE, "spec", lambda: "spec") == 0
+        step.train(float(number + 1))
+        if number % 2:
+            place.save(ALONE, 0, finished=True)
+    assert capsys.readouterr().err.count("the script has left pass 1 over the data before its end") == 1
+    step, place = opened(tmp_path)
+    for first in (0, sys.maxsize, 0, sys.maxsize):
+        assert place.begin_pass(ALONE, "spec", lambda: "spec") == first
+        if first:
+            assert float(step.variables["model/w"]) == place.passes + 1
+
+
+def test_a_pass_that_cannot_be_written_is_told_and_made_again(tmp_path, capsys):
+    step, place = opened(tmp_path)
+    step.make(ALONE, "spec")
+    for number in range(3):
+        assert place.begin_pass(ALONE, "spec", lambda: "spec") == 0
+        step.train(float(number + 1))
+        if number == 1:
+            (tmp_path / "checkpoints").rename(tmp_path / "aside")
+            (tmp_path / "checkpoints").touch()
+            with pytest.raises(
+                OSError, match=r"The loop was stopped, and pass 2 could not be saved in .*/checkpoints: "
+            ):
+                place.save(ALONE, 3)
+        place.save(ALONE, 0, finished=True)
+        if number == 1:
+            (tmp_path / "checkpoints").unlink()
+            (tmp_path / "aside").rename(tmp_path / "checkpoints")
+    assert "tfdist: WARNING: pass 2 could not be saved in " in capsys.readouterr().err
+    step, place = opened(tmp_path)
+    assert [place.begin_pass(ALONE, "spec", lambda: "spec") for _ in range(4)] == [sys.maxsize, 0, sys.maxsize, 0]
+    assert float(step.variables["model/w"]) == 3.0

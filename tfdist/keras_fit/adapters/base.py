@@ -280,6 +280,8 @@ class DataOptions:
     seed: int = 0
     # Whether a shuffle continues after the passes of earlier calls, as in Keras.
     continues: bool = False
+    # Whether a loop of the script's own reads the data: Keras makes an iterator more in an epoch.
+    own_loop: bool = False
     # Rank of each model input, including the batch dimension; None: unknown.
     input_ranks: tuple[int, ...] | None = None
     # Whether elements are passed on as ((data),), as the model's own step receives `data` from Keras.

@@ -234,7 +234,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     length = _length(dataset, options)
     traits, plain = dataset_traits.find(dataset), rebuild_pipeline.without_shuffles(dataset)
     # If Keras finds the end of an epoch by reading, it makes no unused iterator.
-    two_per_epoch = length is not None and options.steps is None
+    two_per_epoch = length is not None and options.steps is None and not options.own_loop
     if length is None and options.steps is None:
         length = inspect_dataset.count(plain)
     first = tf.nest.flatten(dataset.element_spec)[0].shape

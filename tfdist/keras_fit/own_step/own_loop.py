@@ -3,6 +3,7 @@
 The function is the `train_step` of a model that holds what it refers to, so all that holds for such a step holds here.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import functools
@@ -17,11 +18,14 @@ import keras
 import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.checkpoint import workdir_lock
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import user_code
+from tfdist.cluster.discovery import slurm_job, worker_spec
+from tfdist.cluster.liveness import peer_loss
+from tfdist.config import ClusterOptions, user_code
 from tfdist.data import autograph
-from tfdist.keras_fit import connect, patches, setup
+from tfdist.keras_fit import connect, messages, patches, setup
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.keras_fit.own_step import saved_passes
 from tfdist.keras_fit.own_step import setup as own_setup
@@ -97,7 +101,7 @@ class OneStep:
 
     def make(self, cluster: Cluster, batch: Batch) -> None:
         """Makes the variables of the step, and its function for batches of the kind of `batch`; reads no element."""
-        with patches.patch_for_run(self._model) as stack:
+        with context.apart(), patches.patch_for_run(self._model) as stack:
             config = run_config.of_evaluation(cluster, self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
             self._own = own_setup.prepare(cluster, self._model, config, adapters, may_be_empty=True, stack=stack)
@@ -197,14 +201,15 @@ def batches(
         batch_size: examples of a step over all replicas, for arrays.
         workdir: shared directory of the loop. After each pass, and after a stop signal, all that the steps use is saved
             there; the same script then skips the passes and batches that were finished, and has after each pass the
-            values that were saved then. None: nothing is saved.
+            values that were saved then. A pass that the script leaves is not saved. None: nothing is saved.
 
     Raises:
         ValueError: the data is not supported, or workers have other data.
+        WorkdirInUseError: another run writes to the workdir.
         SystemExit: code 75: stopped by a signal and saved in the workdir. Run the script again to resume.
     """
     cluster = _cluster()
-    options = base.DataOptions(as_given=True, continues=True, batch_size=batch_size)
+    options = base.DataOptions(as_given=True, continues=True, own_loop=True, batch_size=batch_size)
     with context.running():
         data = make_adapter.make_data_adapter(dataset, None, None, options)
         same_data.check_same_data(cluster, data)
@@ -214,7 +219,7 @@ def batches(
             bare = isinstance(dataset, keras.utils.PyDataset) and not isinstance(dataset[0], tuple | list | dict)
             return elements, Batch(None, elements.element_spec, str(elements.element_spec), data, bare)
 
-        place = None if workdir is None else _place(cluster, Path(workdir))
+        place = None if workdir is None else _place(cluster, setup.to_path(workdir))
         first = 0 if place is None else place.begin_pass(cluster, _structure(data), lambda: read(0)[1])
         if first >= data.steps:
             base.end_passes(data, data.steps)
@@ -224,15 +229,30 @@ def batches(
         for index in range(first, data.steps):
             with context.running():
                 element = next(elements)
-            yield dataclasses.replace(batch, element=element)
+            try:
+                yield dataclasses.replace(batch, element=element)
+            except GeneratorExit:  # The script leaves the pass.
+                cluster.stop_timer()
+                base.end_passes(data, data.steps, ended_early=True)
+                raise
             cluster.note_progress(index + 1)
-            if place is not None and cluster.any_worker(stop.requested()) and index + 1 < data.steps:
+            if place is not None and index + 1 < data.steps and cluster.any_worker(stop.requested()):
                 place.save(cluster, index + 1)
-                raise SystemExit(interruption.EXIT_STOPPED)
-    cluster.stop_timer()
-    base.end_passes(data, data.steps)
-    if place is not None:
-        place.save(cluster, 0, finished=True)
+                raise _stopped(cluster, stop, place)
+        cluster.stop_timer()
+        base.end_passes(data, data.steps)
+        if place is not None:
+            place.save(cluster, 0, finished=True)
+            if cluster.any_worker(stop.requested()):
+                raise _stopped(cluster, stop, place)
+
+
+def _stopped(cluster: Cluster, stop: interruption.StopRequest, place: saved_passes.Place) -> SystemExit:
+    """Tells that the loop is stopped and saved, and returns its end."""
+    if cluster.is_chief:
+        by = stop.reason or "another worker"
+        messages.say(f"stopped by {by} and saved in {place.directory.parent}: run the same command to resume")
+    return SystemExit(interruption.EXIT_STOPPED)
 
 
 def on_batch(
@@ -273,8 +293,23 @@ _places: dict[Path, saved_passes.Place] = {}
 
 
 def _place(cluster: Cluster, workdir: Path) -> saved_passes.Place:
-    """Returns the place of a workdir; the first time, with what is saved there."""
+    """Returns the place of a workdir, which is this loop's until the process ends.
+
+    Raises:
+        WorkdirInUseError: another run writes to the workdir.
+    """
     if workdir not in _places:
+        if cluster.is_chief:
+            options = ClusterOptions()
+            lock = workdir_lock.acquire(
+                workdir,
+                job=slurm_job.job_id(os.environ) or "",
+                heartbeat_seconds=options.heartbeat_seconds,
+                wait_seconds=worker_spec.connect_seconds(options.connect_seconds, cluster.num_workers),
+                lost=peer_loss.end_second_writer,
+                log=messages.say,
+            )
+            atexit.register(lock.release)
         _places[workdir] = saved_passes.Place.open(cluster, workdir, _steps)
     return _places[workdir]
 

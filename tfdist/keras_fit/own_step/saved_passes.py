@@ -1,7 +1,8 @@
 """What `tfdist.batches` saves in a workdir: all that the steps of a loop use, after each pass over the data.
 
-A script that is started again skips what was finished. After each pass that it skips it has the values of that pass, so
-that what it does between two passes, such as an evaluation or a change of the learning rate, is what it did before.
+A script that is started again skips the passes that are saved. After each of them it has the values of that pass, so
+that what it does between two passes, such as an evaluation or a change of the learning rate, is what it did before. A
+pass that is not saved, because the script left it or the disk was full, is made again.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from tfdist.checkpoint.format import Saved
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.script import context
+from tfdist.report import files
 
 _numbers = itertools.count(1)
 
@@ -31,9 +33,11 @@ class Place:
     steps: list[Any]
     # What earlier starts saved last; None: nothing.
     newest: Saved | None
-    # The number of the checkpoint after each finished pass.
-    ends: list[int]
+    # The number of the checkpoint after each pass; None: the pass was not saved.
+    ends: list[int | None]
     passes: int = -1
+    # Whether a pass has begun that is not at its end.
+    begun: bool = False
     # What was restored last, and the variables that got their values from it.
     saved: Saved | None = None
     restored: set[int] = dataclasses.field(default_factory=set)
@@ -43,10 +47,9 @@ class Place:
         """Returns the place of a workdir, with what is saved there. Collective."""
         directory, saved = workdir / "checkpoints", None
         if cluster.is_chief:
-            workdir.mkdir(parents=True, exist_ok=True)
             saved = checkpoint_format.newest_valid(directory, messages.say)
         saved = restore.broadcast_saved(cluster, saved)
-        return cls(directory, steps, saved, [] if saved is None else saved.state.get("ends", []))
+        return cls(directory, steps, saved, [] if saved is None else saved.state["ends"])
 
     def begin_pass(self, cluster: Cluster, structure: str, like: Callable[[], Any]) -> int:
         """Returns the first step to make in the next pass, and restores what the script had at this point. Collective.
@@ -55,26 +58,33 @@ class Place:
             structure: of the batches of the pass.
             like: makes such a batch, without its element.
         """
+        if self.begun and cluster.is_chief:
+            messages.say_once(
+                f"the script has left pass {self.passes + 1} over the data before its end, so it is not saved: a later "
+                "start makes it again. To have such passes saved, let the data end, as by dataset.take(steps).",
+                "a pass that is left",
+            )
         self.passes += 1
-        finished, steps = (0, 0) if self.newest is None else (self.newest.state["passes"], self.newest.state["steps"])
-        if self.passes > finished or (self.passes == finished and not steps):
+        number = self.ends[self.passes] if self.passes < len(self.ends) else None
+        stopped = self.newest is not None and self.newest.state["steps"] and self.newest.state["passes"] == self.passes
+        self.begun = number is None
+        if self.begun and not stopped:
             return 0
-        last = finished - (steps == 0)
-        saved = self.newest if self.passes == last else self._after(cluster, self.passes)
+        saved = self.newest if stopped or number == self.newest.step else self._at_end(cluster, number)
         if saved is not None:
             self._restore(cluster, saved, structure, like)
-        return steps if self.passes == finished else sys.maxsize
+        return self.newest.state["steps"] if self.begun else sys.maxsize
 
-    def _after(self, cluster: Cluster, index: int) -> Saved | None:
-        """Returns the checkpoint after a pass; None: there is no valid one, and a line says so."""
+    def _at_end(self, cluster: Cluster, number: int) -> Saved | None:
+        """Returns the checkpoint after the pass; None: it is not valid, and a line says so."""
         saved = None
-        if cluster.is_chief and index < len(self.ends):
+        if cluster.is_chief:
             try:
-                saved = checkpoint_format.verify(directory_lib.step_path(self.directory, self.ends[index]))
+                saved = checkpoint_format.verify(directory_lib.step_path(self.directory, number))
             except checkpoint_format.DamagedCheckpointError as error:
                 messages.say(
-                    f"Pass {index + 1} is finished, and its checkpoint is not valid: {error}. What the script does "
-                    "after this pass, it does with other values than before."
+                    f"Pass {self.passes + 1} is finished, and its checkpoint is not valid: {error}. What the script "
+                    "does after this pass, it does with other values than before."
                 )
         return restore.broadcast_saved(cluster, saved)
 
@@ -115,15 +125,35 @@ class Place:
             step.objective.restore_state(metrics)
 
     def save(self, cluster: Cluster, steps: int, *, finished: bool = False) -> None:
-        """Saves the variables of all steps after `steps` of this pass, or at its end if `finished`. Collective."""
+        """Saves the variables of all steps after `steps` of this pass, or at its end if `finished`. Collective.
+
+        A finished pass that cannot be written is told, and made again by a later start.
+
+        Raises:
+            OSError: on the chief, a pass that is not finished cannot be written.
+        """
         with context.running(), cluster.pause_timers():
             made = {index: step for index, step in enumerate(self.steps) if step.made_for}
             metrics = {str(index): step.objective.state() for index, step in made.items()}
             if cluster.is_chief:
-                number = next(_numbers) + (0 if self.newest is None else self.newest.step)
-                self.ends += [number] * finished
-                state = {"passes": self.passes + finished, "steps": steps, "ends": self.ends, "metrics": metrics}
-                state["made_for"] = [step.made_for for step in self.steps]
                 named = {f"step{index}/{name}": v for index, step in made.items() for name, v in step.variables.items()}
-                checkpoint_format.write(self.directory, number, checkpoint_format.snapshot(named), state)
+                state = {"steps": steps, "metrics": metrics, "made_for": [step.made_for for step in self.steps]}
+                try:
+                    self._write(checkpoint_format.snapshot(named), state, finished)
+                except OSError as error:
+                    text = f"pass {self.passes + 1} could not be saved in {self.directory}"
+                    text = f"{text}: {files.describe_error(error)}. A later start makes it again."
+                    if not finished:
+                        raise OSError(f"The loop was stopped, and {text}") from None
+                    messages.say(f"WARNING: {text} The loop goes on.")
             cluster.barrier()
+        self.begun = self.begun and not finished
+
+    def _write(self, arrays: dict[str, Any], state: dict[str, Any], finished: bool) -> None:
+        number, ends = next(_numbers) + (0 if self.newest is None else self.newest.step), list(self.ends)
+        if finished:
+            ends += [None] * (self.passes + 1 - len(ends))
+            ends[self.passes] = number
+        state |= {"passes": self.passes + finished, "ends": ends}
+        checkpoint_format.write(self.directory, number, arrays, state)
+        self.ends = ends

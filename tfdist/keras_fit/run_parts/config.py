@@ -1,5 +1,8 @@
 """The config of a run of a script: what its workdir says, and what the loop reads."""
 
+import ast
+import linecache
+import os
 from collections.abc import Collection
 from typing import Any
 
@@ -8,7 +11,9 @@ import keras
 from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.collective_guard import ScriptCluster
+from tfdist.config import user_code
 from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.script import context
 
 
 def of_fit(
@@ -27,8 +32,9 @@ def of_fit(
     when = (
         {"after": sorted(validation_freq)} if isinstance(validation_freq, Collection) else {"epochs": validation_freq}
     )
+    call = {"call": _calling_place()} if context.in_script() else {}
     return config_lib.Config(
-        model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None},
+        model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None, **call},
         data=config_lib.Data(source={"kind": type(x).__name__}, batch_size=batch_size, shuffle=shuffle),
         train=config_lib.Train(
             xla=False,  # `compile(jit_compile=...)` decides.
@@ -49,6 +55,17 @@ def of_evaluation(cluster: Cluster, model: keras.Model, batch_size: int) -> conf
         data=config_lib.Data(batch_size=batch_size),
         train=config_lib.Train(epochs=1, virtual_replicas=_virtual_replicas(cluster)),
     )
+
+
+def _calling_place() -> str:
+    """Returns which of the calls of `fit` in a file of the script runs: edits of other lines do not change it."""
+    file, line = user_code.current_place()
+    try:
+        calls = [node for node in ast.walk(ast.parse("".join(linecache.getlines(file)))) if isinstance(node, ast.Call)]
+    except SyntaxError:  # Of a notebook, or of code that another program has made.
+        calls = []
+    before = [one for one in calls if getattr(one.func, "attr", "") == "fit" and one.lineno <= line]
+    return f"call {len(before)} of fit in {os.path.basename(file)}"
 
 
 def _virtual_replicas(cluster: Cluster) -> int | None:

@@ -38,7 +38,18 @@ class _Script:
     temporary: list[str] = dataclasses.field(default_factory=list)
 
 
+@dataclasses.dataclass
+class _Drawn:
+    """How much was drawn, and in which block of `apart`."""
+
+    block: tuple[int, ...] = ()
+    draws: int = 0
+    # Blocks of `apart` in this one.
+    blocks: int = 0
+
+
 _script: _Script | None = None
+_drawn = _Drawn()
 
 
 @contextlib.contextmanager
@@ -68,6 +79,26 @@ def running(own: bool = True) -> contextlib.AbstractContextManager[None]:
         own: False: code of the script, such as a callback, is called within tfdist's own.
     """
     return contextlib.nullcontext() if _script is None else patching.set_in_block(_script, own=own)
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """As `running`; what the block draws changes no later draw, as a resumed script may skip the block or a part."""
+    _drawn.blocks += 1
+    block = (*_drawn.block, _drawn.draws, _drawn.blocks)
+    with running(), patching.set_in_block(_drawn, block=block, draws=0, blocks=0):
+        yield
+
+
+def begin_draws() -> None:
+    """Begins to count draws anew, for another script."""
+    vars(_drawn).update(vars(_Drawn()))
+
+
+def next_draw() -> tuple[int, ...]:
+    """Returns the place of a draw of all workers, another one for each draw: the same in each start of the script."""
+    _drawn.draws += 1
+    return *_drawn.block, _drawn.draws
 
 
 def is_running() -> bool:

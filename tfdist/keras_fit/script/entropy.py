@@ -13,6 +13,7 @@ import hashlib
 import os
 import random
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "m
 @contextlib.contextmanager
 def share_entropy(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
     """Shares entropy and time among the workers in the block. Collective. `workdir` keeps it; None: it is new."""
+    with contextlib.suppress(OSError):  # Each process draws names of temporary files by itself, from its first one on.
+        os.rmdir(tempfile.mkdtemp())
     value = cluster.broadcast_bytes(_read_or_draw(workdir) if cluster.is_chief else b"")
     draws = _Draws(value)
     random.seed(draws.bits(64))
@@ -67,15 +70,16 @@ def _read_or_draw(workdir: Path | None) -> bytes:
 
 
 class _Draws:
-    """Numbers that depend on a value and on how many were drawn before; code of one worker alone has its own."""
+    """Numbers that depend on a value and on the place of the draw; code of one worker alone has its own."""
 
     def __init__(self, value: bytes):
-        self._value, self._count = value, 0
+        self._value = value
+        context.begin_draws()
 
     def bits(self, count: int) -> int:
         """Returns `count` random bits."""
-        self._count += 1
-        found = hashlib.shake_256(self._value + self._count.to_bytes(8, "little")).digest(-(-count // 8))
+        place = f" {context.next_draw()}".encode()
+        found = hashlib.shake_256(self._value + place).digest(-(-count // 8))
         return int.from_bytes(found, "little") >> (-count % 8)
 
     def random_bits(self, original: Callable[[int], int], count: int) -> int:

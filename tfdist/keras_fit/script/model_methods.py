@@ -115,17 +115,17 @@ def _methods(cluster: Cluster, workdir: Path | None, seeds: FitSeeds) -> dict[st
     def fit(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         given = _arguments(original, model, args, keywords)
         place = None if workdir is None else workdir / f"fit{next(calls)}"
-        with context.running():
+        with context.apart():
             return api.fit(cluster, model, **given, workdir=place, seed=seeds.take())
 
     def evaluate(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
-        with context.running():
+        with context.apart():
             return api.evaluate(cluster, model, **_arguments(original, model, args, keywords))
 
     def predict(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         if cluster_lib.on_this_worker_only():  # In a callback.
             return original(model, *args, **keywords)
-        with context.running():
+        with context.apart():
             return api.predict(cluster, model, **_arguments(original, model, args, keywords))
 
     def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
@@ -139,7 +139,7 @@ def _methods(cluster: Cluster, workdir: Path | None, seeds: FitSeeds) -> dict[st
 
     def predict_on_batch(original: Callable[..., Any], model: keras.Model, x: Any) -> Any:
         size = int(keras.tree.flatten(x)[0].shape[0])
-        with context.running():
+        with context.apart():
             if predict_lib.takes_data_as_given(model):  # It gets (x,) from Keras, and x from `predict`.
                 x = tf.data.Dataset.from_tensor_slices((keras.tree.lists_to_tuples(x),)).batch(size)
             return api.predict(cluster, model, x, batch_size=size, verbose=0)

@@ -73,6 +73,7 @@ class CallbackRunner(NoCallbacks):
         bar: Bar | None = None,
         params: dict[str, Any] | None = None,
         placement: broadcast.Placement | None = None,
+        saves_draws: bool = False,
     ):
         """Collective: all workers create it.
 
@@ -82,10 +83,11 @@ class CallbackRunner(NoCallbacks):
             bar: the progress bar; None: no bar on this worker.
             placement: which callbacks run on all workers; None: those with `on_all_workers = True`, and those of
                 Keras that write no files.
+            saves_draws: whether a checkpoint holds the states of the global random generators: only callbacks draw.
         """
         super().__init__()
         self._cluster, self._model, self._bar = cluster, model, bar
-        self._placement = placement or broadcast.Placement()
+        self._placement, self._saves_draws = placement or broadcast.Placement(), saves_draws
         # Variables that the training step reads and that no checkpoint holds.
         self._watched = state.WatchedVariables()
         self._training = False
@@ -259,7 +261,8 @@ class CallbackRunner(NoCallbacks):
         known = {id(one) for one in variables}
         changed = self._held.changed_values()
         held = {name: value for name, value in changed.items() if id(self._held.variables[name]) not in known}
-        return {"callbacks": values, "stop": self.stop()}, arrays | held
+        draws, states = state.draws() if self._saves_draws else (None, {})
+        return {"callbacks": values, "stop": self.stop(), "draws": draws}, arrays | held | states
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         new = state.restore(self._saved, saved["callbacks"], arrays)
@@ -268,6 +271,8 @@ class CallbackRunner(NoCallbacks):
             self._warn(f"not in the checkpoint, these callbacks start from scratch: {', '.join(new)}")
         if lost and self._cluster.is_chief:
             self._warn(f"the callbacks refer to no variables for these values of the checkpoint: {', '.join(lost)}")
+        if self._saves_draws and saved.get("draws"):
+            state.restore_draws(saved["draws"], arrays)
         self._model.stop_training = saved["stop"]
         self._model.history = self.history
 

@@ -4,7 +4,7 @@ A checkpoint holds the attributes of each callback that have changed since `on_t
 arrays and tensors, random generators of NumPy and Python, and lists, tuples and dicts of them. Settings can therefore
 be changed between starts, and data that a callback only refers to is not copied. Long lists of numbers, which a History
 has after many epochs, are saved as arrays. Variables that callbacks refer to are saved by their names, if they have
-changed. Open files, functions, models and locks are not saved.
+changed. Open files, functions, models and locks are not saved. With a script, the global random generators may be.
 """
 
 import collections
@@ -191,6 +191,20 @@ def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any, in_p
         present[...] = value
     else:
         setattr(callback, attribute, value)
+
+
+def draws() -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns the states of the global generators of Python and NumPy: a JSON value, and arrays by name."""
+    arrays: dict[str, np.ndarray] = {}
+    states = [random.getstate(), np.random.get_state(legacy=False)]
+    return _encode(states, f"{checkpoint_format.CALLBACKS}draws", arrays), arrays
+
+
+def restore_draws(saved: Any, arrays: dict[str, np.ndarray]) -> None:
+    """Inverts `draws`."""
+    of_python, of_numpy = _decode(saved, arrays)
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
 
 
 def named_variables(variables: list[Any]) -> dict[str, Any]:
