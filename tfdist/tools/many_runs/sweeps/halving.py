@@ -64,7 +64,7 @@ def stage(plan: Plan, workdir: Path, *, decide: bool = True) -> Stage:
             left = [name for name in names if name not in done]
             if not decide or any(ends.read(plan, workdir, name).state != "failed" for name in left):
                 return Stage(names=names, epochs=epochs, done=done)
-            _check_metric(plan, workdir, done)
+            check_metric(plan, workdir, done)
             found = {name: value_at(workdir / name, plan.metric, epochs) for name in names}
             saved = {"metric": plan.metric, "values": found, "continue": better_half(found, plan.mode)}
             files.write_json(str(path), saved)
@@ -81,7 +81,8 @@ def _has_passed(workdir: Path, epochs: int) -> bool:
     return any(record.get("epoch", 0) >= epochs for record in ends.evaluation_records(workdir))
 
 
-def _check_metric(plan: Plan, workdir: Path, names: Iterable[str]) -> None:
+def check_metric(plan: Plan, workdir: Path, names: Iterable[str]) -> None:
+    """Raises a ValueError if these runs have evaluations, but none has the metric; else as `ends.evaluations`."""
     records = [record for name in names for record in ends.evaluation_records(workdir / name)]
     if records and not any(plan.metric in record for record in records):
         known = sorted({*records[-1]} - reporter.RESERVED)
