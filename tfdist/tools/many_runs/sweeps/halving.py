@@ -5,9 +5,11 @@ runs these are depends on their evaluations alone, not on the order in which the
 run has ended its epochs, and written to `pruned-EPOCHS.json`.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tfdist.config import schema
 from tfdist.report import files, reporter
@@ -82,8 +84,11 @@ def _has_passed(workdir: Path, epochs: int) -> bool:
 
 
 def check_metric(plan: Plan, workdir: Path, names: Iterable[str]) -> None:
-    """Raises a ValueError if these runs have evaluations, but none has the metric; else as `ends.evaluations`."""
-    records = [record for name in names for record in ends.evaluation_records(workdir / name)]
+    """Raises a ValueError if these runs have evaluations, but none has the metric."""
+    records: list[dict[str, Any]] = []
+    for name in names:
+        with contextlib.suppress(ValueError):  # A damaged one counts as failed.
+            records += ends.evaluation_records(workdir / name)
     if records and not any(plan.metric in record for record in records):
         known = sorted({*records[-1]} - reporter.RESERVED)
         raise ValueError(f"--metric={plan.metric}: no evaluation has this value. They have: {', '.join(known)}.")
