@@ -318,6 +318,48 @@ def private_names(source):
     return found
 
 
+def bound_names(source):
+    """Returns the names that the top level of a module binds, also within `if`, `try`, `with` and `for`."""
+    found, nodes = set(), list(parsed(source).body)
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        else:
+            nodes += ast.iter_child_nodes(node)
+    return found
+
+
+def missing_names(sources):
+    """Lists what modules use of other modules of ours, `module.name`, that does not exist there."""
+    problems = []
+    for name, source in sources.items():
+        nodes = list(ast.walk(parsed(source)))
+        ours = {
+            alias.asname or alias.name: f"{node.module}.{alias.name}"
+            for node in nodes
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if f"{node.module}.{alias.name}" in sources
+        }
+        own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        own |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+        for node in nodes:
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id in ours.keys() - own
+            ):
+                module = ours[node.value.id]
+                packages = {each.rpartition(".")[2] for each in sources if each.rpartition(".")[0] == module}
+                if not node.attr.startswith("__") and node.attr not in bound_names(sources[module]) | packages:
+                    problems.append(f"{name}:{node.lineno} {module} has no {node.attr}")
+    return problems
+
+
 def public_problems(name, source):
     """Lists public functions and classes of a module without a docstring, and arguments without a type."""
     problems = []
@@ -352,6 +394,15 @@ def test_keras_fit_uses_training_by_its_facade_only():
         "tfdist.keras_fit.a:2 imports tfdist.training.run",
         "tfdist.main:1 imports tfdist.training.api",
     ]
+
+
+def test_what_a_module_uses_of_another_one_exists():
+    assert missing_names(modules() | shipped()) == []
+    sample = {
+        "tfdist.a": "from tfdist import b as c\nc.there()\nc.value\ndef f():\n    return c.gone()\n",
+        "tfdist.b": "if True:\n    value: int = 1\ndef there(): pass\n",
+    }
+    assert missing_names(sample) == ["tfdist.a:5 tfdist.b has no gone"]
 
 
 def test_core_does_not_import_or_name_the_shell():

@@ -109,6 +109,7 @@ def main() -> None:
     from absl import flags
 
     from tfdist.config import flags as config_flags
+    from tfdist.config.command_line import tool_words
 
     tool = importlib.import_module(TOOLS[name][0])
     tool.define_flags()
@@ -117,6 +118,7 @@ def main() -> None:
 
     def run(argv: list[str]) -> int | None:
         try:
+            tool_words.check_numbers()
             with config_flags.one_message(f"tfdist {name}"):
                 return tool.main(argv)
         except KeyboardInterrupt:

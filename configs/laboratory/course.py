@@ -270,7 +270,6 @@ def main(argv: list[str]) -> int:
         print(f"\n$ {line}", flush=True)
         if options.dry_run:
             continue
-        workdir.mkdir(parents=True, exist_ok=True)
         code = run(line, workdir / _LOG)
         if code:
             print(f"\ntfdist course: the command above exited with code {code}.", flush=True)

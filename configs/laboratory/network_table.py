@@ -5,6 +5,7 @@ momentum on random images, the memory of a training and the time of a step. A na
 or a dotted path such as tfdist.zoo.models:cifar_resnet, called with `num_classes` and `input_shape`.
 """
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def measure(name: str, workdir: Path) -> dict[str, Any]:
         ValueError: the training failed for another reason than memory; contains the end of its log.
     """
     folder = workdir / name.replace(":", "-")
-    batch_size_trial.clear(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # The results of an earlier trial.
     values = {name: flags.FLAGS[name].value for name in ("image_size", "num_classes", "batch")}
     arguments = [f"--{flag}={value}" for flag, value in values.items()]
     command = [sys.executable, "-m", "tfdist", "models", f"--trial={name}", f"--workdir={folder}", *arguments]
@@ -127,7 +128,7 @@ def main(argv: list[str]) -> None:
     if options.trial is not None:
         config = trial_config(model_spec(options.trial, options.image_size, options.num_classes))
         process_exit.run_and_exit(lambda: batch_size_trial.run_trial(config, options.batch, workdir, None))
-    workdir.mkdir(parents=True, exist_ok=True)
+    tables.make_folder(workdir)
     process_exit.import_tensorflow_quietly()
     import tensorflow as tf
 

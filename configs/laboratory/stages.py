@@ -106,7 +106,7 @@ def run(
             f"{workers} workers and divides the {own} points. Received: steps {options.train.steps}, "
             f"batch {options.data.batch_size}"
         )
-    workdir.mkdir(parents=True, exist_ok=True)
+    tables.make_folder(workdir)
     np.savez(workdir / "points.npz", x=points[0], y=points[1])
     problem = {"target": "tfdist.configs.laboratory.stages:line", "path": str((workdir / "points.npz").absolute())}
     chosen = recipes(options, own, workers)

@@ -104,11 +104,6 @@ SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.aran
             r"config\.data\.batch_size=36 cannot be divided among 1 replicas in 8 parts each: set it to 32 or",
         ),
         (
-            {"data": data(evaluation_batch_size=7), "cluster": c.ClusterOptions(logical_devices=2)},
-            r"config\.data\.evaluation_batch_size=7 cannot be divided among 2 replicas: set it to 6 or 8, such as "
-            r"--config\.data\.evaluation_batch_size=6",
-        ),
-        (
             {"data": data(batch_size=1443)},
             r"config\.data\.batch_size=1443 is more than the 1442 examples of the split 'train'",
         ),

@@ -581,14 +581,13 @@ def test_gpus_are_divided_among_the_workers():
     assert launch.drop_worker([("0",), ("1",), ("2",)], 1, 2) == [("0",), ("2",)]
 
 
-def test_the_next_smaller_number_divides_both_batches():
+def test_the_next_smaller_number_divides_the_batch_of_the_training():
     def smaller(shares, least, **data):
         options = runpy.run_path(str(REPOSITORY / CONFIG))["get_config"]()
-        options.data = dataclasses.replace(options.data, **{"evaluation_batch_size": None} | data)
+        options.data = dataclasses.replace(options.data, **data)
         return launch.next_smaller(options, shares, least)
 
-    assert smaller([()] * 8, 1, batch_size=48) == 6
-    assert smaller([()] * 8, 1, batch_size=48, evaluation_batch_size=20) == 4
+    assert smaller([()] * 8, 1, batch_size=48, evaluation_batch_size=20) == 6
     assert smaller([()] * 8, 7, batch_size=48) == 8
     assert smaller([("0", "1")] * 4, 1, batch_size=64) == 2
     options = runpy.run_path(str(REPOSITORY / CONFIG))["get_config"]()

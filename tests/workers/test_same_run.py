@@ -85,9 +85,9 @@ def test_micro_batches_change_nothing(in_groups, tmp_path, workers):
     assert topologies.largest_difference({n: in_groups[n] for n in weights}, {n: found[n] for n in weights}) < 1e-5
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(1, 3), pytest.param(2, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("workers", "devices"), [(1, 7), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_every_example_is_evaluated_once_on_any_number_of_replicas(one, workers, devices):
-    # 1,797 examples in batches of 60: the last batch has 57.
+    # 1,797 examples in batches of 60: the last batch has 57. 7 divides neither these nor the 48 of the training.
     right = []
     for processes, replicas in ((1, 1), (workers, devices)):
         options = ("--config.data.evaluation_split=all", f"--config.cluster.logical_devices={replicas}")

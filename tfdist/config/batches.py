@@ -5,9 +5,13 @@ import math
 from tfdist.config.schema import Config
 
 
-def evaluation_batch_size(config: Config) -> int:
-    """Returns the examples in one evaluation step, over all replicas."""
-    return config.data.evaluation_batch_size or config.data.batch_size
+def evaluation_batch_size(config: Config, num_replicas: int) -> int:
+    """Returns the examples in one evaluation step over all replicas: as configured, or a few more, for equal parts.
+
+    The last step is padded, and the mask of its examples counts each one once, so any size will do.
+    """
+    parts = config.train.virtual_replicas or num_replicas
+    return -(-(config.data.evaluation_batch_size or config.data.batch_size) // parts) * parts
 
 
 def divisor(config: Config, num_replicas: int) -> int:
@@ -16,21 +20,16 @@ def divisor(config: Config, num_replicas: int) -> int:
 
 
 def are_divisible(config: Config, num_replicas: int) -> bool:
-    """Returns whether the batches of training and evaluation can be divided among `num_replicas`."""
-    return (
-        config.data.batch_size % divisor(config, num_replicas) == 0
-        and evaluation_batch_size(config) % num_replicas == 0
-    )
+    """Returns whether the batches of the training can be divided among `num_replicas`."""
+    return config.data.batch_size % divisor(config, num_replicas) == 0
 
 
 def check_divisible(config: Config, num_replicas: int) -> None:
-    """Checks that the batches of training and evaluation can be divided among `num_replicas`.
+    """Checks that the batches of the training can be divided among `num_replicas`.
 
     Raises:
         ValueError: names the field, its value, the nearest values that can be divided, and the flag that sets one.
     """
-    if are_divisible(config, num_replicas):
-        return
     batch, by = config.data.batch_size, divisor(config, num_replicas)
     if batch % by:
         groups = config.model.get("group_size")  # Examples that share statistics divide the batch too.
@@ -38,18 +37,13 @@ def check_divisible(config: Config, num_replicas: int) -> None:
         parts = f" in {by // num_replicas} parts each" if by > num_replicas else ""
         raise ValueError(
             f"config.data.batch_size={batch} cannot be divided among {num_replicas} replicas{parts}: "
-            f"{_advice('--config.data.batch_size', batch, by_groups)}, or change the number of replicas."
+            f"{_advice(batch, by_groups)}, or change the number of replicas."
         )
-    evaluation = evaluation_batch_size(config)
-    raise ValueError(
-        f"config.data.evaluation_batch_size={evaluation} cannot be divided among {num_replicas} replicas: "
-        f"{_advice('--config.data.evaluation_batch_size', evaluation, num_replicas)}."
-    )
 
 
-def _advice(flag: str, value: int, by: int) -> str:
+def _advice(value: int, by: int) -> str:
     """Returns what to set instead of `value`: the nearest multiples of `by` below and above it."""
     lower = value // by * by
     nearest = [lower, lower + by] if lower else [by]
     best = min(nearest, key=lambda one: abs(one - value))
-    return f"set it to {' or '.join(map(str, nearest))}, such as {flag}={best}"
+    return f"set it to {' or '.join(map(str, nearest))}, such as --config.data.batch_size={best}"

@@ -92,9 +92,10 @@ def open_source(config: config_lib.Config, split: str) -> Any:
     return stream.check_source(source, config.data.source["target"], split)
 
 
-def make_sizes(config: config_lib.Config, inputs: Inputs, num_replicas: int) -> Sizes:
+def make_sizes(config: config_lib.Config, inputs: Inputs, num_replicas: int, *, trains: bool = True) -> Sizes:
     """Counts the examples and steps of a run; ValueError if batch sizes or classes contradict data or replicas."""
-    batches.check_divisible(config, num_replicas)
+    if trains:
+        batches.check_divisible(config, num_replicas)
     train, evaluation, batch = inputs.train_source, inputs.evaluation_source, config.data.batch_size
     steps_per_epoch = order.steps_per_epoch(len(train), batch)
     if steps_per_epoch == 0:
@@ -115,7 +116,7 @@ def make_sizes(config: config_lib.Config, inputs: Inputs, num_replicas: int) -> 
         replicas=num_replicas,
         steps_per_epoch=steps_per_epoch,
         total_steps=config.train.steps or max(1, round(config.train.epochs * steps_per_epoch)),
-        evaluation_batch=batches.evaluation_batch_size(config),
+        evaluation_batch=batches.evaluation_batch_size(config, num_replicas),
         training_examples=len(train),
         evaluation_examples=None if evaluation is None else len(evaluation),
     )

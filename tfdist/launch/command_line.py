@@ -12,6 +12,7 @@ from pathlib import Path
 from absl import flags
 
 from tfdist.config import flags as config_flags
+from tfdist.config.command_line import tool_words
 from tfdist.config.command_line import words as words_lib
 
 OWN_FLAGS = ("workers", "max_restarts", "min_workers", "grace_seconds")
@@ -128,6 +129,7 @@ def flags_of_main(words: Sequence[str]) -> list[str]:
 def parse(argv: list[str]) -> list[str]:
     """Parses the launcher's flags, and those of tfdist.main if they are defined; exits with one message if wrong."""
     words = config_flags.parse(argv)
+    tool_words.check_numbers()
     workers, min_workers = flags.FLAGS.workers, flags.FLAGS.min_workers
     if workers is None:
         sys.exit("Set the number of workers to start, such as --workers=2")

@@ -105,6 +105,8 @@ def run() -> int:
     cluster = started.cluster
     if cluster.num_replicas == 1:  # TensorFlow lists fewer GPUs than the driver.
         raise ValueError(_ALONE)
+    if cluster.is_chief:
+        tables.make_folder(workdir)
     replicas = cluster.num_replicas
     largest = max(4, int(flags.FLAGS.largest_mb * 2**20))
     sizes = [*itertools.takewhile(lambda size: size < largest, (4 * 16**power for power in itertools.count())), largest]
@@ -120,7 +122,6 @@ def run() -> int:
     without_comm = measure.step_seconds(started, flags.FLAGS.steps, communication=False)
     whole = measure.step_seconds(started, flags.FLAGS.steps)
     if cluster.is_chief:
-        workdir.mkdir(parents=True, exist_ok=True)
         rows = []
         for size, took in zip(sizes, seconds, strict=True):
             sent = 2 * (replicas - 1) / replicas * size

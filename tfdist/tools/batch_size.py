@@ -164,7 +164,6 @@ class TrialRunner:
 def find(argv: list[str]) -> None:
     """Runs the search, prints and writes its table, and draws it."""
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-batch_size").expanduser()
-    workdir.mkdir(parents=True, exist_ok=True)
     if flags.FLAGS.powers_of_two and flags.FLAGS.multiple_of.bit_count() > 1:
         raise ValueError(f"--multiple_of={flags.FLAGS.multiple_of} is no power of two, but --powers_of_two is set.")
     backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)

@@ -12,7 +12,7 @@ from absl import flags
 
 from tfdist.cluster.discovery.launchers import slurm
 from tfdist.launch import local_workers, processes
-from tfdist.report import metrics_file, read_back
+from tfdist.report import files, metrics_file, read_back
 
 # Replicas are workers on this machine, logical devices of one process, or tasks of a Slurm step.
 BACKENDS = ("auto", "processes", "devices", "slurm")
@@ -77,7 +77,7 @@ def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None,
 
     With `shown` the output is also printed as it comes, and follows what is in `log` already.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
+    files.make_workdir(log.parent)
     bound = processes.die_with_parent(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
     with processes.cleanup_on_sigterm(), log.open("ab" if shown else "wb") as file:
         process = subprocess.Popen(

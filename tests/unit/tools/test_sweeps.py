@@ -24,7 +24,7 @@ from tfdist.checkpoint import workdir_lock
 from tfdist.cluster.discovery import hostlist
 from tfdist.config import schema
 from tfdist.report import metrics_file
-from tfdist.tools.many_runs.sweeps import array, halving, local, space
+from tfdist.tools.many_runs.sweeps import array, command, halving, local, space
 from tfdist.tools.many_runs.sweeps import plan as plans
 from tfdist.tools.many_runs.sweeps.plan import Plan
 
@@ -56,6 +56,8 @@ def test_lists_ranges_and_intervals():
         ("a=0..1000000000000", r"too long: draw with --random=N and int\(LOW,HIGH\)"),
         ("a=1,,2", "must be a list"),
         ("a=loguniform(1,2)", "must be a list"),
+        ("a=it's,b", r"a quotation mark or a bracket is without its other one\. Received: \"it's,b\""),
+        ("a=[1,2", "a quotation mark or a bracket"),
         ("a=log(0,1)", "both above 0"),
         ("a=int(0.5,3)", "both whole"),
         ("a=uniform(2,1)", "a lower and a higher"),
@@ -108,6 +110,12 @@ def test_another_command_in_the_workdir_adds_runs_and_keeps_those_that_are_there
     assert both.runs["model=a-b_seed=0"] == {"model": "a/b", "seed": "0"} and len(both.runs) == 2
     for again in (plan("a-b"), plan("a/b"), plan("a/b", "a-b")):
         assert plans.merge(both, again, tmp_path).runs == both.runs
+    # Only what is pruned or proposed depends on the metric.
+    other = dataclasses.replace(both, metric="f1", mode="max")
+    assert plans.merge(both, other, tmp_path) == other
+    pruned = [dataclasses.replace(plan, prune=(2,)) for plan in (both, other)]
+    with pytest.raises(ValueError, match="its metric was 'loss', and is now 'f1'"):
+        plans.merge(*pruned, tmp_path)
 
 
 def test_a_sweep_goes_on_after_its_machine_was_restarted(tmp_path):
@@ -201,6 +209,8 @@ def test_halving_does_not_wait_for_a_run_without_a_finite_value(tmp_path):
         (tmp_path / name / metrics_file.METRICS).write_bytes(metrics_file.json_line(record))
     with pytest.raises(ValueError, match=r"--metric=f2: no evaluation has this value\. They have: accuracy, f1"):
         halving.stage(dataclasses.replace(plan, metric="f2"), tmp_path)
+    with pytest.raises(ValueError, match=r"--metric=f2: no evaluation has this value\. They have: accuracy, f1"):
+        command.show(dataclasses.replace(plan, metric="f2", prune=()), tmp_path, False)
     assert halving.stage(plan, tmp_path) == halving.Stage(names=("a",))
     assert halving.read_pruned(plan, tmp_path) == {"b": 2, "c": 2}
 

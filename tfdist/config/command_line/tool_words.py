@@ -24,6 +24,14 @@ def parse_words(argv: list[str], *, least: int = 0, most: float = math.inf, want
     return found if least < len(found) <= most + 1 else sys.exit(wanted)
 
 
+def check_numbers() -> None:
+    """Exits with a message if a flag is infinite or NaN, which is within all bounds of absl."""
+    for name in words.own_flags():
+        value = flags.FLAGS[name].value
+        if isinstance(value, float) and not math.isfinite(value):
+            sys.exit(f"--{name}={value}: must be a finite number")
+
+
 def need_words(least: int, wanted: str, most: float = math.inf) -> Callable[[list[str]], list[str]]:
     """Returns `parse_words` for a command that needs from `least` to `most` words."""
     return functools.partial(parse_words, least=least, most=most, wanted=wanted)

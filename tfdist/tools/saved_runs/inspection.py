@@ -72,6 +72,8 @@ def outputs_of_split(saved: SavedRun, cluster: Any) -> tuple[np.ndarray, np.ndar
 def run(workdir: str, words: Sequence[str]) -> int:
     """Computes, prints and writes; returns the exit code."""
     saved = saved_lib.open_run(workdir)
+    out = Path(flags.FLAGS.out or saved.workdir / "inspect").expanduser()
+    tables.make_folder(out)  # Before the computation, which may take long.
     cluster = predict.connect(saved)
     if words:
         found, source = predict.outputs_of_files(saved, cluster, words)
@@ -88,8 +90,6 @@ def run(workdir: str, words: Sequence[str]) -> int:
         known = np.flatnonzero(labels >= 0)
         probability = meaning.probabilities(found, logits=predict.gives_logits(saved))
         classes = meaning.class_names(saved.classes, probability.shape[1])
-        out = Path(flags.FLAGS.out or saved.workdir / "inspect").expanduser()
-        tables.make_folder(out)
         write(out, saved, source, known, probability, labels, classes)
     cluster.leave()
     return 0

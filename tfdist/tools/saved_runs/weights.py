@@ -33,7 +33,7 @@ def load(saved: SavedRun, cluster: Cluster, which: str) -> tuple[keras.Model, bo
             f"command uses {saved_lib.MODEL}, "
             + ("without --checkpoint." if which != "newest" else "which a finished run has: run the script again.")
         )
-    run = setup.build_run(saved.config, saved.workdir, cluster)
+    run = setup.build_run(saved.config, saved.workdir, cluster, config_file=None)
     found = None
     if cluster.is_chief:
         found = checkpoint_format.find(saved.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr))

@@ -20,6 +20,7 @@ from pathlib import Path
 from absl import flags
 
 from tfdist.config.command_line import tool_words
+from tfdist.tools import tables
 from tfdist.tools.start import look, templates
 
 USAGE = "NAME --images=DIR | --table=FILE | --arrays=FILE | --text=FILE | --script"
@@ -76,7 +77,7 @@ def write(folder: Path, kind: str, data: str = "", label: str = "") -> str:
         files, command = templates.of_data(name, found), f"tfdist train {name}.py"
         counts = f"{len(found.training):,} examples for training, {len(found.evaluation):,} for evaluation"
         lines = [f"found      {line}" for line in (*found.lines, counts)]
-    folder.mkdir(parents=True, exist_ok=True)
+    tables.make_folder(folder)
     for file, content in files.items():
         (folder / file).write_text(content)
     return "\n".join(

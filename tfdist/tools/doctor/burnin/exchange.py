@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfdist.report import metrics_file, read_back
+from tfdist.report import files, metrics_file, read_back
 
 # Bytes that a task reads from the next one in a round.
 LINK_BYTES = 2**24
@@ -29,7 +29,7 @@ class Folder:
     """
 
     def __init__(self, path: Path, rank: int):
-        path.mkdir(parents=True, exist_ok=True)
+        files.make_workdir(path, "folder of the burn-in")
         self._path, self._rank = path, rank
         # The token of this rank, and that of rank 0; "": not known.
         self._token = secrets.token_hex(8)

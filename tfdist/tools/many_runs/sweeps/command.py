@@ -270,7 +270,10 @@ def _say_end(plan: Plan, epochs: int | None = None) -> Callable[[local.Job, int]
 
 
 def show(plan: Plan, workdir: Path, stopped: bool) -> int:
-    """Prints the table of the runs, the best one, and how to go on; returns the exit code of the sweep."""
+    """Prints the table of the runs, the best one, and how to go on; returns the exit code of the sweep.
+
+    Raises ValueError if no evaluation has the metric.
+    """
     out = proposals.read_pruned(workdir, plan) if plan.proposals else halving.read_pruned(plan, workdir)
     names = list(plan.runs) or proposals.names(workdir, plan)
     found = [ends.read(plan, workdir, name) for name in names]
@@ -290,4 +293,5 @@ def show(plan: Plan, workdir: Path, stopped: bool) -> int:
     open_runs = [end for end in found if end.state not in ("finished", "failed") and end.name not in out]
     if open_runs or stopped:
         print(f"{len(open_runs)} of {len(found)} runs are not finished: run the same command again to continue.")
+    halving.check_metric(plan, workdir, names)
     return interruption.EXIT_STOPPED if stopped else int(bool(failed or open_runs))

@@ -5,9 +5,11 @@ runs these are depends on their evaluations alone, not on the order in which the
 run has ended its epochs, and written to `pruned-EPOCHS.json`.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tfdist.config import schema
 from tfdist.report import files, reporter
@@ -64,7 +66,7 @@ def stage(plan: Plan, workdir: Path, *, decide: bool = True) -> Stage:
             left = [name for name in names if name not in done]
             if not decide or any(ends.read(plan, workdir, name).state != "failed" for name in left):
                 return Stage(names=names, epochs=epochs, done=done)
-            _check_metric(plan, workdir, done)
+            check_metric(plan, workdir, done)
             found = {name: value_at(workdir / name, plan.metric, epochs) for name in names}
             saved = {"metric": plan.metric, "values": found, "continue": better_half(found, plan.mode)}
             files.write_json(str(path), saved)
@@ -81,8 +83,12 @@ def _has_passed(workdir: Path, epochs: int) -> bool:
     return any(record.get("epoch", 0) >= epochs for record in ends.evaluation_records(workdir))
 
 
-def _check_metric(plan: Plan, workdir: Path, names: Iterable[str]) -> None:
-    records = [record for name in names for record in ends.evaluation_records(workdir / name)]
+def check_metric(plan: Plan, workdir: Path, names: Iterable[str]) -> None:
+    """Raises a ValueError if these runs have evaluations, but none has the metric."""
+    records: list[dict[str, Any]] = []
+    for name in names:
+        with contextlib.suppress(ValueError):  # A damaged one counts as failed.
+            records += ends.evaluation_records(workdir / name)
     if records and not any(plan.metric in record for record in records):
         known = sorted({*records[-1]} - reporter.RESERVED)
         raise ValueError(f"--metric={plan.metric}: no evaluation has this value. They have: {', '.join(known)}.")

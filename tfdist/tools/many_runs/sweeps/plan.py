@@ -85,7 +85,8 @@ def merge(old: Plan | None, new: Plan, workdir: Path) -> Plan:
     """
     if old is None:
         return new
-    for name in ("config", "script", "metric", "mode", "prune"):
+    compared = ("metric", "mode") if old.prune or old.proposals else ()  # Otherwise only the table depends on them.
+    for name in ("config", "script", "prune", *compared):
         before, now = getattr(old, name), getattr(new, name)
         if before != now:
             raise ValueError(_different(workdir, name, before, now))

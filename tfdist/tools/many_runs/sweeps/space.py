@@ -100,7 +100,7 @@ def _interval(name: str, kind: str, low: str, high: str) -> Interval:
 
 
 def _split(text: str) -> list[str]:
-    """Splits at the commas that are in no bracket and in no quotes."""
+    """Splits at the commas that are in no bracket and in no quotes; raises ValueError if one of these is not closed."""
     items, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -115,6 +115,8 @@ def _split(text: str) -> list[str]:
             items.append("")
         else:
             items[-1] += letter
+    if quote or depth:
+        raise ValueError(f"--set: a quotation mark or a bracket is without its other one. Received: {text!r}")
     return [item.strip() for item in items]
 
 
