@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import multiprocessing.synchronize
 import random
 import runpy
 import sys
@@ -135,7 +136,7 @@ def test_passes_of_a_loop_are_those_of_the_shuffle_also_if_the_loop_leaves_one(c
 
 
 def test_names_of_temporary_files_are_not_drawn_for_all_workers(cluster, tmp_path, monkeypatch):
-    """The chief may make its first one in a fit, and another worker later."""
+    """The chief may make its first one in a fit, and another worker, or a later start, when it needs a lock."""
 
     def drawn(*functions):
         monkeypatch.setattr(tempfile, "_name_sequence", None)
@@ -144,7 +145,8 @@ def test_names_of_temporary_files_are_not_drawn_for_all_workers(cluster, tmp_pat
                 make(dir=tmp_path)
             return np.random.default_rng().random()
 
-    assert drawn(tempfile.mkdtemp) == drawn()
+    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "_rand", tempfile._RandomNameSequence())
+    assert drawn(tempfile.mkdtemp, lambda dir: multiprocessing.Lock()) == drawn()
 
 
 FITS = """
