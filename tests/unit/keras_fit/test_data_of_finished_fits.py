@@ -197,3 +197,10 @@ def test_a_cache_whose_writer_was_killed_begins_anew(tmp_path, capsys):
             data = tf.data.Dataset.range(9).cache(f"{tmp_path}/cached")
             assert [*data.as_numpy_iterator()] == [*range(9)]
     assert capsys.readouterr().err.count("a process was killed while it wrote it") == 1
+
+
+@pytest.mark.parametrize("content", ["", "no digits"])
+def test_a_damaged_file_of_entropy_is_named(cluster, tmp_path, content):
+    (tmp_path / "entropy").write_text(content)
+    with pytest.raises(ValueError, match="entropy is damaged: restore it, or remove it"), script_of(cluster, tmp_path):
+        pass

@@ -58,12 +58,17 @@ def _read_or_draw(workdir: Path | None) -> bytes:
     if workdir is None:
         return os.urandom(_BYTES)
     path = workdir / "entropy"
-    if path.exists():
-        return bytes.fromhex(path.read_text())
-    workdir.mkdir(parents=True, exist_ok=True)
-    value = os.urandom(_BYTES)
-    files.replace_file(path, value.hex().encode())
-    return value
+    files.make_workdir(workdir)
+    advice = "restore it, or remove it: the script then draws other random numbers than before."
+    content = files.read_file(path, advice)
+    if content is None:
+        value = os.urandom(_BYTES)
+        files.replace_file(path, value.hex().encode())
+        return value
+    with contextlib.suppress(ValueError):
+        if len(value := bytes.fromhex(content.decode())) == _BYTES:
+            return value
+    raise ValueError(f"{path} is damaged: {advice}")
 
 
 class _Draws:
