@@ -10,6 +10,7 @@ named by the time, and files written or loops ended by it.
 import contextlib
 import datetime as datetime_lib
 import hashlib
+import inspect
 import os
 import random
 import sys
@@ -111,8 +112,8 @@ class _Draws:
 
 def _is_for_names() -> bool:
     """Returns whether the generator of names of temporary files is made, which each process does when it needs one."""
-    frame = sys._getframe().f_back
-    for _ in range(3):  # `seed`, what `patch` has put in its place, and `random.Random`.
+    frame = inspect.currentframe()
+    for _ in range(4):  # This one, `seed`, what `patch` has put in its place, and `random.Random`.
         frame = frame and frame.f_back
     return frame is not None and frame.f_globals.get("__name__") == "tempfile"
 
