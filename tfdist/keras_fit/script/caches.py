@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.config.patching import patch
 from tfdist.keras_fit import messages
+from tfdist.keras_fit.script import context
 
 
 @contextlib.contextmanager
@@ -30,7 +31,7 @@ def _cache(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         parts = {os.path.realpath(part) for part in glob.glob(f"{beginning}_*.tempstate*")}
         if locks and not _is_open(parts):
             for path in (*locks, *parts):
-                with contextlib.suppress(OSError):
+                with context.running(), contextlib.suppress(OSError):  # Each worker has files of its own.
                     os.unlink(path)
             messages.say(f"the cache {file} was not complete: a process was killed while it wrote it. It begins anew")
     return original(*args, **keywords)
