@@ -88,7 +88,7 @@ def run_script(command: Command) -> int:
     import runpy
 
     from tfdist.keras_fit import connect
-    from tfdist.keras_fit.script import context, entropy, files, model_methods, processes
+    from tfdist.keras_fit.script import caches, context, entropy, files, model_methods, processes
 
     script = command.script
     options = config_lib.ClusterOptions(logical_devices=command.logical_devices)
@@ -102,6 +102,7 @@ def run_script(command: Command) -> int:
             stack.enter_context(model_methods.distribute_methods(cluster, command.workdir))
             stack.enter_context(entropy.share_entropy(cluster, command.workdir))
             stack.enter_context(context.script_runs(cluster))
+            stack.enter_context(caches.forget_killed_writers())
             stack.enter_context(files.write_once(cluster))
             if command.subprocesses == "chief":
                 stack.enter_context(processes.run_once(cluster))

@@ -14,8 +14,8 @@ sys.path.insert(0, str(REPOSITORY))
 
 from tests.scripts.field import trial
 
-# The words of a start that is stopped in the second of three passes, and of one that is killed in the third one.
-STOPPED, KILLED = ("--fail_at=6", "--term"), ("--fail_at=10",)
+# The step, of four in a pass, in which a start is killed.
+KILLED = 10
 LOOPS = ("classifier", "gan", "policy", "autoencoder", "mean_teacher")
 
 
@@ -50,22 +50,25 @@ def test_two_replicas_make_the_steps_of_one_process_without_tfdist(tmp_path, nam
     assert max(trial.difference(expected, one) for one in found) < 2e-5
 
 
-@pytest.mark.parametrize("stopped_before", slow_except([False, True], [False]), ids=["killed", "stopped and killed"])
-def test_a_loop_resumes_after_signals_and_kills_to_the_same_bits(tmp_path, stopped_before):
+@pytest.mark.parametrize("stopped_at", slow_except([0, 6, 8], [0]), ids=["killed", "in a pass", "at its end"])
+def test_a_loop_resumes_after_signals_and_kills_to_the_same_bits(tmp_path, stopped_at):
+    """`stopped_at`: the step in which the first start is stopped by a signal; 0: it is not."""
     place = tmp_path / "resumed"
+    words = [f"--fail_at={stopped_at}", "--term"] if stopped_at else [f"--fail_at={KILLED}"]
     (_, output, (whole,)), (codes, stopped, found) = processes.at_once(
         lambda: run(tmp_path / "whole", "classifier", "--workdir=runs/whole"),
-        lambda: run(place, "classifier", "--workdir=run", *(STOPPED if stopped_before else KILLED)),
+        lambda: run(place, "classifier", "--workdir=run", *words),
     )
     assert len(whole["losses"]) == 12, output
-    if stopped_before:
-        assert codes == [75] and not found, stopped  # In the second of three passes.
-        codes, stopped, found = run(place, "classifier", "--workdir=run", "--fail_at=4")
-    assert codes == [-signal.SIGKILL] and not found, stopped  # In the third one.
+    if stopped_at:
+        assert codes == [75] and not found, stopped
+        assert stopped.count("stopped by SIGTERM and saved in run: run the same command to resume") == 1
+        codes, stopped, found = run(place, "classifier", "--workdir=run", f"--fail_at={KILLED - stopped_at}")
+    assert codes == [-signal.SIGKILL] and not found, stopped
     codes, output, (rest,) = run(place, "classifier", "--workdir=run")
     assert codes == [0] and rest["weights"] == whole["weights"], output
     assert rest["losses"] == whole["losses"][8:] and rest["accuracies"] == whole["accuracies"]
-    if not stopped_before:
+    if stopped_at != 6:
         return
     codes, output, (nothing,) = run(place, "classifier", "--workdir=run")
     assert codes == [0] and nothing == whole | {"losses": []}, output

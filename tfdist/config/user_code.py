@@ -8,6 +8,7 @@ import site
 import sys
 import sysconfig
 import traceback
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,9 @@ def current_line(frames: Sequence[Any] | None = None) -> str:
     return "a library"
 
 
-def current_place() -> tuple[str, int]:
-    """Returns file and line of the innermost line of the user's code; ("", 0) if there is none."""
-    frames = reversed(traceback.extract_stack())
-    return next(((frame.filename, frame.lineno) for frame in frames if is_users(frame.filename)), ("", 0))
+def current_frame() -> types.FrameType | None:
+    """Returns the innermost frame of the user's code."""
+    return next((frame for frame, _ in traceback.walk_stack(None) if is_users(frame.f_code.co_filename)), None)
 
 
 def describe(batch: Mapping[str, Any]) -> str:

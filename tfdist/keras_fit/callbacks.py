@@ -58,7 +58,7 @@ def make_callbacks(
     Args:
         given: what Keras accepts as `callbacks`: None, a callback, a list of callbacks, or a CallbackList.
         epochs: the epoch after which training ends.
-        saves_draws: as for `CallbackRunner`; only for scripts, whose callbacks draw the same on all workers.
+        saves_draws: as for `Placement`; only under tfdist.run, where callbacks draw the same on all workers.
 
     Raises:
         ValueError: an element is not a callback, or BackupAndRestore is used without a workdir.
@@ -87,11 +87,10 @@ def make_callbacks(
     callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
     placement = trainer.Placement()
     if context.in_script():  # On all workers, except for those that only write.
-        placement = trainer.Placement(_runs_on_all_workers, lambda: context.running(own=False))
+        placement = trainer.Placement(_runs_on_all_workers, lambda: context.running(own=False), saves_draws)
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
     optimizer = model.optimizer if model.compiled else None
-    saves_draws = saves_draws and context.in_script()
-    return trainer.CallbackRunner(cluster, model, callbacks, optimizer, bar, params, placement, saves_draws)
+    return trainer.CallbackRunner(cluster, model, callbacks, optimizer, bar, params, placement)
 
 
 class ProgressBar(keras.callbacks.Callback):

@@ -1,16 +1,23 @@
 """A script that is started again: data and random numbers are where its finished trainings have left them."""
 
+import contextlib
 import itertools
+import multiprocessing.synchronize
 import random
+import runpy
+import sys
+import tempfile
 import uuid
 
+import forked
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from launching import worker_environment
 
 import tfdist
-from tfdist.keras_fit.script import context, entropy, model_methods
+from tfdist.keras_fit.script import caches, context, entropy, model_methods
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -94,13 +101,20 @@ class Draws(keras.callbacks.Callback):
         self.drawn = np.random.default_rng().random(), np.random.normal(), random.random()
 
 
+@contextlib.contextmanager
+def script_of(cluster, workdir):
+    """In the block, this process is that of a script under tfdist.run."""
+    with (
+        model_methods.distribute_methods(cluster, workdir),
+        entropy.share_entropy(cluster, workdir),
+        context.script_runs(cluster),
+    ):
+        yield
+
+
 def test_a_script_draws_the_same_after_a_fit_that_is_finished(cluster, tmp_path):
     def script():
-        with (
-            model_methods.distribute_methods(cluster, tmp_path),
-            entropy.share_entropy(cluster, tmp_path),
-            context.script_runs(cluster),
-        ):
+        with script_of(cluster, tmp_path):
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
             model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
             for _ in range(2):
@@ -119,3 +133,74 @@ def test_passes_of_a_loop_are_those_of_the_shuffle_also_if_the_loop_leaves_one(c
     for steps in (2, 4, 2, 4):
         ours = [batch.element["data"][0] for batch in itertools.islice(tfdist.batches(data[0]), steps)]
         np.testing.assert_array_equal(ours, [*itertools.islice(data[1], steps)])
+
+
+def test_names_of_temporary_files_are_not_drawn_for_all_workers(cluster, tmp_path, monkeypatch):
+    """The chief may make its first one in a fit, and another worker, or a later start, when it needs a lock."""
+
+    def drawn(*functions):
+        monkeypatch.setattr(tempfile, "_name_sequence", None)
+        with script_of(cluster, tmp_path):
+            for make in functions:
+                make(dir=tmp_path)
+            return np.random.default_rng().random()
+
+    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "_rand", tempfile._RandomNameSequence())
+    assert drawn(tempfile.mkdtemp, lambda dir: multiprocessing.Lock()) == drawn()
+
+
+FITS = """
+for _ in range(calls):
+    model.fit(x, y, verbose=0)
+if not again:
+    model.fit(x, y, verbose=0)
+model.fit(x, y, verbose=0)
+"""
+
+
+@pytest.mark.slow
+def test_calls_of_fit_that_a_later_start_skips_are_told(cluster, tmp_path, capsys):
+    (tmp_path / "train.py").write_text(FITS)
+
+    def start(**given):
+        with script_of(cluster, tmp_path):
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
+            model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
+            runpy.run_path(f"{tmp_path}/train.py", {"model": model, "x": X, "y": Y, **given})
+
+    start(calls=1, again=False)
+    (tmp_path / "train.py").write_text(f"# A comment.\n{FITS.replace('verbose=0', 'verbose=0, epochs=1')}")
+    start(calls=1, again=False)
+    assert "not reached" not in capsys.readouterr().err
+    with pytest.raises(ValueError, match="call: 'call 2 of fit in <module>' was saved, now 'call 3 of fit in <mod"):
+        start(calls=1, again=True)
+    (tmp_path / "train.py").write_text(FITS.partition("if")[0])
+    start(calls=1)
+    assert f"fewer calls of fit than before: {tmp_path}/fit2 was not reached" in capsys.readouterr().err
+
+
+KILLED = """
+import os, tensorflow as tf
+for _ in tf.data.Dataset.range(9).cache("cached"):
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_cache_whose_writer_was_killed_begins_anew(tmp_path, capsys):
+    forked.run([sys.executable, "-c", KILLED], env=worker_environment(), cwd=tmp_path, timeout=120)
+    (part,) = tmp_path.glob("cached_*.tempstate*")
+    with caches.forget_killed_writers():
+        with open(part):  # A writer is alive.
+            tf.data.Dataset.range(9).cache(f"{tmp_path}/cached")
+        assert part.exists() and (tmp_path / "cached_0.lockfile").exists()
+        for _ in range(2):
+            data = tf.data.Dataset.range(9).cache(f"{tmp_path}/cached")
+            assert [*data.as_numpy_iterator()] == [*range(9)]
+    assert capsys.readouterr().err.count("a process was killed while it wrote it") == 1
+
+
+@pytest.mark.parametrize("content", ["", "no digits"])
+def test_a_damaged_file_of_entropy_is_named(cluster, tmp_path, content):
+    (tmp_path / "entropy").write_text(content)
+    with pytest.raises(ValueError, match="entropy is damaged: restore it, or remove it"), script_of(cluster, tmp_path):
+        pass

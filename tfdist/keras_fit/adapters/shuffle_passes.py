@@ -14,8 +14,9 @@ import tensorflow as tf
 from tfdist.keras_fit.adapters import inspect_dataset, rebuild_pipeline
 
 _ENDED_EARLY = (
-    "A callback ended an earlier fit with this shuffled tf.data.Dataset, and workers may have read ahead differently: "
-    "its next order may differ between runs and workers. Make the dataset anew before each call of fit."
+    "A callback ended an earlier fit (or `break` a loop) with this shuffled tf.data.Dataset, and workers may have read "
+    "ahead differently: its next order may differ between runs and workers. Make the dataset anew before each call of "
+    "fit, or loop."
 )
 
 

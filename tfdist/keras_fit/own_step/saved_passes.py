@@ -49,7 +49,10 @@ class Place:
         if cluster.is_chief:
             saved = checkpoint_format.newest_valid(directory, messages.say)
         saved = restore.broadcast_saved(cluster, saved)
-        return cls(directory, steps, saved, [] if saved is None else saved.state["ends"])
+        if saved is None:
+            return cls(directory, steps, None, [])
+        # Releases before had no list: their newest checkpoint stands for all passes.
+        return cls(directory, steps, saved, saved.state.get("ends", [saved.step] * saved.state["passes"]))
 
     def begin_pass(self, cluster: Cluster, structure: str, like: Callable[[], Any]) -> int:
         """Returns the first step to make in the next pass, and restores what the script had at this point. Collective.

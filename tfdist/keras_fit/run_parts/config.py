@@ -1,8 +1,6 @@
 """The config of a run of a script: what its workdir says, and what the loop reads."""
 
-import ast
-import linecache
-import os
+import dis
 from collections.abc import Collection
 from typing import Any
 
@@ -58,14 +56,12 @@ def of_evaluation(cluster: Cluster, model: keras.Model, batch_size: int) -> conf
 
 
 def _calling_place() -> str:
-    """Returns which of the calls of `fit` in a file of the script runs: edits of other lines do not change it."""
-    file, line = user_code.current_place()
-    try:
-        calls = [node for node in ast.walk(ast.parse("".join(linecache.getlines(file)))) if isinstance(node, ast.Call)]
-    except SyntaxError:  # Of a notebook, or of code that another program has made.
-        calls = []
-    before = [one for one in calls if getattr(one.func, "attr", "") == "fit" and one.lineno <= line]
-    return f"call {len(before)} of fit in {os.path.basename(file)}"
+    """Returns which of the calls of `fit` in a function of the script runs: edits of other lines do not change it."""
+    frame = user_code.current_frame()
+    if frame is None:
+        return "a library"
+    names = [one.argval for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
+    return f"call {names.count('fit')} of fit in {frame.f_code.co_name}"
 
 
 def _virtual_replicas(cluster: Cluster) -> int | None:

@@ -10,10 +10,10 @@ named by the time, and files written or loops ended by it.
 import contextlib
 import datetime as datetime_lib
 import hashlib
+import inspect
 import os
 import random
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -39,8 +39,6 @@ _CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "m
 @contextlib.contextmanager
 def share_entropy(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
     """Shares entropy and time among the workers in the block. Collective. `workdir` keeps it; None: it is new."""
-    with contextlib.suppress(OSError):  # Each process draws names of temporary files by itself, from its first one on.
-        os.rmdir(tempfile.mkdtemp())
     value = cluster.broadcast_bytes(_read_or_draw(workdir) if cluster.is_chief else b"")
     draws = _Draws(value)
     random.seed(draws.bits(64))
@@ -61,12 +59,17 @@ def _read_or_draw(workdir: Path | None) -> bytes:
     if workdir is None:
         return os.urandom(_BYTES)
     path = workdir / "entropy"
-    if path.exists():
-        return bytes.fromhex(path.read_text())
-    workdir.mkdir(parents=True, exist_ok=True)
-    value = os.urandom(_BYTES)
-    files.replace_file(path, value.hex().encode())
-    return value
+    files.make_workdir(workdir)
+    advice = "restore it, or remove it: the script then draws other random numbers than before."
+    content = files.read_file(path, advice)
+    if content is None:
+        value = os.urandom(_BYTES)
+        files.replace_file(path, value.hex().encode())
+        return value
+    with contextlib.suppress(ValueError):
+        if len(value := bytes.fromhex(content.decode())) == _BYTES:
+            return value
+    raise ValueError(f"{path} is damaged: {advice}")
 
 
 class _Draws:
@@ -88,7 +91,7 @@ class _Draws:
     def seed(self, original: Callable[..., None], *args: Any, **keywords: Any) -> None:
         # `random.seed()`, or `seed(generator)` as a method.
         given = [*(args[1:] if args and isinstance(args[0], random.Random) else args), *keywords.values()]
-        if not context.draws_for_all() or (given and given[0] is not None):
+        if not context.draws_for_all() or (given and given[0] is not None) or _is_for_names():
             original(*args, **keywords)
         else:
             original(*(one for one in args if one is not None), self.bits(64))
@@ -105,6 +108,14 @@ class _Draws:
         except RuntimeError:  # Of enable_op_determinism, which wants a seed: here is one.
             seeds = (None, None)
         return seeds if seeds != (None, None) else (self.bits(30) + 1, self.bits(30) + 1)
+
+
+def _is_for_names() -> bool:
+    """Returns whether the generator of names of temporary files is made, which each process does when it needs one."""
+    frame = inspect.currentframe()
+    for _ in range(4):  # This one, `seed`, what `patch` has put in its place, and `random.Random`.
+        frame = frame and frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "tempfile"
 
 
 @contextlib.contextmanager

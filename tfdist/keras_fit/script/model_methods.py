@@ -68,7 +68,8 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         # In the class that defines it: Keras does not compile a loaded model of a class that overrides it.
         trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
         seeds, pipelines = FitSeeds(), set()
-        methods = _methods(cluster, workdir, seeds)
+        calls = itertools.count(1)
+        methods = _methods(cluster, workdir, seeds, calls)
         stack.enter_context(patch(tf.random, "set_seed", seeds.set_global))
 
         def compile(original: Callable[..., None], model: keras.Model, *args: Any, **keywords: Any) -> None:
@@ -100,6 +101,12 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         stack.enter_context(patch(tf.compat.v1, "reset_default_graph", replicated))
         stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
         yield
+        if workdir is not None and cluster.is_chief and (later := workdir / f"fit{next(calls)}").exists():
+            messages.say(
+                f"WARNING: the script has made fewer calls of fit than before: {later} was not reached. If it skips "
+                "calls that it has made before, later ones take their checkpoints: let it make all calls. Finished "
+                "ones do not train again."
+            )
 
 
 def _refuse_connect(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
@@ -109,9 +116,9 @@ def _refuse_connect(original: Callable[..., Any], *args: Any, **keywords: Any) -
     )
 
 
-def _methods(cluster: Cluster, workdir: Path | None, seeds: FitSeeds) -> dict[str, Callable[..., Any]]:
-    calls = itertools.count(1)
-
+def _methods(
+    cluster: Cluster, workdir: Path | None, seeds: FitSeeds, calls: Iterator[int]
+) -> dict[str, Callable[..., Any]]:
     def fit(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         given = _arguments(original, model, args, keywords)
         place = None if workdir is None else workdir / f"fit{next(calls)}"

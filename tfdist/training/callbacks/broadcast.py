@@ -41,6 +41,8 @@ class Placement:
     everywhere: Callable[[keras.callbacks.Callback], bool] = runs_on_all_workers
     # The context of hooks that run on all workers.
     context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+    # Whether a checkpoint holds the states of the global random generators: only callbacks draw, on all workers.
+    saves_draws: bool = False
 
 
 def find_referenced_variables(callbacks: list[keras.callbacks.Callback], model: keras.Model) -> list[Any]:

@@ -73,7 +73,6 @@ class CallbackRunner(NoCallbacks):
         bar: Bar | None = None,
         params: dict[str, Any] | None = None,
         placement: broadcast.Placement | None = None,
-        saves_draws: bool = False,
     ):
         """Collective: all workers create it.
 
@@ -83,11 +82,10 @@ class CallbackRunner(NoCallbacks):
             bar: the progress bar; None: no bar on this worker.
             placement: which callbacks run on all workers; None: those with `on_all_workers = True`, and those of
                 Keras that write no files.
-            saves_draws: whether a checkpoint holds the states of the global random generators: only callbacks draw.
         """
         super().__init__()
         self._cluster, self._model, self._bar = cluster, model, bar
-        self._placement, self._saves_draws = placement or broadcast.Placement(), saves_draws
+        self._placement = placement or broadcast.Placement()
         # Variables that the training step reads and that no checkpoint holds.
         self._watched = state.WatchedVariables()
         self._training = False
@@ -261,8 +259,8 @@ class CallbackRunner(NoCallbacks):
         known = {id(one) for one in variables}
         changed = self._held.changed_values()
         held = {name: value for name, value in changed.items() if id(self._held.variables[name]) not in known}
-        draws, states = state.draws() if self._saves_draws else (None, {})
-        return {"callbacks": values, "stop": self.stop(), "draws": draws}, arrays | held | states
+        draws = state.add_draws(arrays) if self._placement.saves_draws else None
+        return {"callbacks": values, "stop": self.stop(), "draws": draws}, arrays | held
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         new = state.restore(self._saved, saved["callbacks"], arrays)
@@ -271,10 +269,8 @@ class CallbackRunner(NoCallbacks):
             self._warn(f"not in the checkpoint, these callbacks start from scratch: {', '.join(new)}")
         if lost and self._cluster.is_chief:
             self._warn(f"the callbacks refer to no variables for these values of the checkpoint: {', '.join(lost)}")
-        if self._saves_draws and saved.get("draws"):
-            state.restore_draws(saved["draws"], arrays)
-        self._model.stop_training = saved["stop"]
-        self._model.history = self.history
+        state.restore_draws(saved.get("draws") if self._placement.saves_draws else None, arrays)
+        self._model.stop_training, self._model.history = saved["stop"], self.history
 
     def _set_initial(self) -> None:
         self._initial = state.initial_state(self._saved)

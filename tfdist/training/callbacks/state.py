@@ -193,18 +193,18 @@ def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any, in_p
         setattr(callback, attribute, value)
 
 
-def draws() -> tuple[Any, dict[str, np.ndarray]]:
-    """Returns the states of the global generators of Python and NumPy: a JSON value, and arrays by name."""
-    arrays: dict[str, np.ndarray] = {}
+def add_draws(arrays: dict[str, np.ndarray]) -> Any:
+    """Returns the states of the global random generators as a JSON value, and adds its arrays to `arrays`."""
     states = [random.getstate(), np.random.get_state(legacy=False)]
-    return _encode(states, f"{checkpoint_format.CALLBACKS}draws", arrays), arrays
+    return _encode(states, f"{checkpoint_format.CALLBACKS}draws", arrays)
 
 
 def restore_draws(saved: Any, arrays: dict[str, np.ndarray]) -> None:
-    """Inverts `draws`."""
-    of_python, of_numpy = _decode(saved, arrays)
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)
+    """Inverts `add_draws`; None changes nothing."""
+    if saved is not None:
+        of_python, of_numpy = _decode(saved, arrays)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 def named_variables(variables: list[Any]) -> dict[str, Any]:
