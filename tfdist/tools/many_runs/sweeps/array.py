@@ -94,7 +94,7 @@ def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], m
 
 def with_defaults(options: Sequence[str], workdir: Path) -> list[str]:
     """Returns the options of sbatch, with the name of the sweep and a log in its workdir where they name none."""
-    defaults = {"--job-name": workdir.name, "--output": str(workdir / "slurm-%A_%a.log")}
+    defaults = {"--job-name": workdir.name, "--output": str(workdir).replace("%", "%%") + "/slurm-%A_%a.log"}
     given = {option.partition("=")[0] for option in options}
     return [*options, *(f"{name}={value}" for name, value in defaults.items() if name not in given)]
 
