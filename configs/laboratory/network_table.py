@@ -5,7 +5,6 @@ momentum on random images, the memory of a training and the time of a step. A na
 or a dotted path such as tfdist.zoo.models:cifar_resnet, called with `num_classes` and `input_shape`.
 """
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -86,12 +85,11 @@ def measure(name: str, workdir: Path) -> dict[str, Any]:
         ValueError: the training failed for another reason than memory; contains the end of its log.
     """
     folder = workdir / name.replace(":", "-")
-    shutil.rmtree(folder, ignore_errors=True)  # The results of an earlier trial.
     values = {name: flags.FLAGS[name].value for name in ("image_size", "num_classes", "batch")}
     arguments = [f"--{flag}={value}" for flag, value in values.items()]
     command = [sys.executable, "-m", "tfdist", "models", f"--trial={name}", f"--workdir={folder}", *arguments]
     log = workdir / f"{folder.name}.log"
-    found = batch_size_trial.combine(folder, child_runs.run(command, log))
+    found = batch_size_trial.combine(folder, child_runs.run(command, log, fresh=folder))
     if found is None:
         raise ValueError(f"The training of {name} failed; the end of {log}:\n{child_runs.end_of(log)}")
     return found

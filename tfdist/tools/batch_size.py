@@ -9,7 +9,6 @@ A batch that the model refuses at the start is doubled; no batch is larger than 
 import dataclasses
 import functools
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -138,7 +137,6 @@ class TrialRunner:
     def attempt(self, batch: int) -> Trial:
         """Runs a few steps with this batch, and adds a row; raises ValueError, with the end of the log, if it fails."""
         folder = self.workdir / f"batch-{batch}"
-        shutil.rmtree(folder, ignore_errors=True)  # The results of an earlier trial.
         own = [f"--trial={batch}", f"--workdir={folder}"]
         if self.memory_mb is not None:
             own.append(f"--memory_mb={self.memory_mb}")
@@ -146,7 +144,7 @@ class TrialRunner:
         if self.backend == "slurm":
             command = ["srun", "--kill-on-bad-exit=0", *command]
         log = folder.with_suffix(".log")
-        code = child_runs.run(command, log)
+        code = child_runs.run(command, log, fresh=folder)
         found = batch_size_trial.combine(folder, code)
         if found is None:
             raise ValueError(

@@ -1,6 +1,8 @@
 """Runs trainings as child processes, for the tools that compare them. Imports no TensorFlow."""
 
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,14 +74,37 @@ def train(arguments: Sequence[str], *, replicas: int, backend: str, workdir: Pat
         )
 
 
-def run(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, *, shown: bool = False) -> int:
+def run(
+    command: Sequence[str],
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    shown: bool = False,
+    fresh: Path | None = None,
+) -> int:
     """Runs a command with its output in `log`; returns its exit code. It gets SIGTERM if this process exits first.
 
-    With `shown` the output is also printed as it comes, and follows what is in `log` already.
+    Args:
+        shown: the output is also printed as it comes, and follows what is in `log` already.
+        fresh: a folder that is removed before: the results of an earlier command.
+
+    Raises:
+        ValueError: a command that still runs writes to `log`.
+        OSError: `log` cannot be written.
     """
     files.make_workdir(log.parent)
     bound = processes.die_with_parent(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
-    with processes.cleanup_on_sigterm(), log.open("ab" if shown else "wb") as file:
+    with processes.cleanup_on_sigterm(), log.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Until the command has ended, which has the file, too.
+        except OSError as error:
+            if isinstance(error, BlockingIOError):  # Others: the file system has no locks.
+                text = f"{log} is in use by another command: wait for its end, or choose another --workdir."
+                raise ValueError(text) from None
+        if not shown:
+            file.truncate(0)
+        if fresh is not None:
+            shutil.rmtree(fresh, ignore_errors=True)
         process = subprocess.Popen(
             command,
             env=env,

@@ -38,8 +38,7 @@ def build_run(
 
     Args:
         cluster: the cluster of a process that is already connected; None: connects, with the options `config.cluster`.
-        config_file: where the config comes from; None: the run does not train, so that its batch may be of any size,
-            nothing is written to the workdir, and only the chief reads it.
+        config_file: where the config comes from; None: it does not train, so any batch will do, and writes no files.
 
     Raises:
         StopError: a stop was requested before all workers connected.
@@ -48,8 +47,7 @@ def build_run(
         OSError: the data cannot be read, the workdir cannot be written, or a port is taken.
     """
     stop = interruption.install_handlers()
-    trains = config_file is not None
-    shared = workdir if trains else None
+    shared = None if config_file is None else workdir
     inputs = inputs_lib.open_inputs(config)
     config = learning_rate.resolve(config)
     exporter = config.checkpoint.export_preprocessing and specs.part("checkpoint.export_preprocessing")(config)
@@ -57,8 +55,7 @@ def build_run(
     if inputs.pipeline.connects_first:
         cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
-    replicas = (plan if cluster is None else cluster).num_replicas
-    sizes = inputs_lib.make_sizes(config, inputs, replicas, trains=trains)
+    sizes = inputs_lib.make_sizes(config, inputs, (cluster or plan).num_replicas, trains=shared is not None)
     virtual = config.train.virtual_replicas and specs.part("train.virtual_replicas")(config, sizes.replicas)
     cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
     precision_notes = ()

@@ -56,6 +56,11 @@ def test_doctor_names_a_bad_config_value(tmp_path):
     found = done.stdout
     assert re.search(r"^data and model +BAD +config.model.num_classes=12, but the split 'train'", found, re.MULTILINE)
     assert found.rstrip().endswith("BAD: 1 of 9 findings.")
+    (tmp_path / "file").touch()
+    bad = command(f"--workdir={tmp_path}/file")
+    done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
+    found = re.search(r"^workdir +BAD +The workdir '.*/file' is a file, and not a directory", done.stdout, re.MULTILINE)
+    assert done.returncode == 1 and found, done.stdout
 
 
 @pytest.mark.slow

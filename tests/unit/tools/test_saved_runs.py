@@ -20,6 +20,8 @@ from PIL import Image
 from tfdist import config as c
 from tfdist.cluster import strategy
 from tfdist.tools.saved_runs import examples, export, formats, meaning, predict, saved
+from tfdist.training import state
+from tfdist.training.reporting import report_run
 
 CLASSES = ("dark", "light")
 MODULE = """
@@ -256,6 +258,17 @@ def read_csv(path):
         return list(csv.reader(file))
 
 
+def test_commands_that_a_run_prints_quote_its_workdir():
+    run = types.SimpleNamespace(config=saved_run(c.Data()).config, workdir=pathlib.Path("a run"))
+    run.log, printed = types.SimpleNamespace(console="all"), []
+    state_of_run, ledger = types.SimpleNamespace(best=state.BestValue()), types.SimpleNamespace(describe=str)
+    report_run.write_end(run, types.SimpleNamespace(lines=printed.extend), state_of_run, ledger)
+    assert printed[-2:] == [
+        "evaluate   tfdist evaluate 'a run'",
+        "curves     tensorboard --logdir 'a run/tensorboard'",
+    ]
+
+
 @pytest.mark.workers
 def test_a_run_is_evaluated_and_extended_by_its_workdir(folder):
     printed = tfdist(folder, "evaluate", "runs/mine", "--checkpoint=best")
@@ -350,6 +363,8 @@ def test_a_folder_without_a_run_is_refused(folder):
     for command in ("predict", "inspect", "export"):
         words = {"predict": ["images"], "inspect": [], "export": ["--to=keras"]}[command]
         assert "images has no run: it has no config.json" in tfdist(folder, command, "images", *words, code=1)
+    printed = tfdist(folder, "inspect", "runs/mine", "--out=mine.py", code=1)  # Before TensorFlow starts.
+    assert "mine.py' is a file, and not a directory: choose another" in printed and "MirroredStrategy" not in printed
     assert pathlib.Path(folder, "images").is_dir()
 
 

@@ -234,8 +234,8 @@ def test_options_of_sbatch_are_told_apart():
     given = ["--config=x", "--nodes=2", "--gpus_per_node", "4", "--exclusive", "--max_at_once=8"]
     assert array.divide(given) == (["--config=x", "--max_at_once=8"], ["--nodes=2", "--gpus-per-node=4", "--exclusive"])
     assert hostlist.ranges([0, 1, 2, 5, 7, 8], ",") == "0-2,5,7-8"
-    given = array.with_defaults(["--nodes=2", "--job-name=mine"], pathlib.Path("/sweeps/lr"))
-    assert given == ["--nodes=2", "--job-name=mine", "--output=/sweeps/lr/slurm-%A_%a.log"]
+    given = array.with_defaults(["--nodes=2", "--job-name=mine"], pathlib.Path("/sweeps/5%j"))
+    assert given == ["--nodes=2", "--job-name=mine", "--output=/sweeps/5%%j/slurm-%A_%a.log"]
 
 
 ERRORS = (

@@ -129,6 +129,14 @@ def test_an_interrupted_run_is_one_run_of_the_tracker(at, name):
 
 
 @pytest.mark.parametrize("name", [needs("mlflow")])
+def test_a_store_that_cannot_be_used_is_one_message(at, name):
+    (at / "file").touch()
+    callback = trackers.mlflow(store=str(at / "file"))
+    with pytest.raises(ValueError, match=r"mlflow cannot open a run: .*/file.* Correct its arguments, or remove the"):
+        callback.on_epoch_end(0, {"loss": 1.0})
+
+
+@pytest.mark.parametrize("name", [needs("mlflow")])
 def test_two_runs_begin_one_experiment(at, name, monkeypatch):
     """The second run makes the experiment after the first one has found that there is none."""
     import mlflow

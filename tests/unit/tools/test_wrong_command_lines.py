@@ -1,5 +1,6 @@
 """Mistakes on the command lines of the tools: one message, which says what to do, before anything starts."""
 
+import fcntl
 import subprocess
 import sys
 
@@ -80,3 +81,18 @@ def test_a_folder_of_results_that_is_a_file_is_named(tmp_path):
         child_runs.run([], tmp_path / "file" / "run.log")
     with pytest.raises(NotADirectoryError, match=r"The folder of the burn-in '.*/file' is a file, and not a directory"):
         exchange.Folder(tmp_path / "file", 0)
+
+
+@pytest.mark.unit
+def test_a_second_command_in_a_folder_changes_nothing_there(tmp_path):
+    """Two tests of learning rates at once had one run, and suggested rates that were apart by a factor of twelve."""
+    log, folder = tmp_path / "run.log", tmp_path / "run"
+    folder.mkdir()
+    with log.open("wb", buffering=0) as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        first.write(b"first")
+        with pytest.raises(ValueError, match=r"run\.log is in use by another command: wait for its end, or choose"):
+            child_runs.run(["true"], log, fresh=folder)
+    assert folder.is_dir() and log.read_bytes() == b"first"
+    assert child_runs.run(["echo", "second"], log, fresh=folder) == 0
+    assert not folder.exists() and log.read_bytes() == b"second\n"

@@ -114,8 +114,10 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
         "unresolved": checks.unresolved(place.addresses),
         "devices": f"{plan.local_replicas} {plan.device_type}",
     }
+    check = "workdir"
     try:
         files.make_workdir(workdir)
+        check = "workers"
         workers = preflight.rendezvous(
             place,
             must_match={},
@@ -125,7 +127,7 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
             workdir=workdir,
         )
     except (ValueError, OSError) as error:
-        findings.append(checks.from_error("workers", error))
+        findings.append(checks.from_error(check, error))
         return []
     hosts = ", ".join(f"{worker['rank']} on {worker['host']}" for worker in workers[:8])
     findings.append(Finding("workers", OK, f"{len(workers)} by {place.launcher}: rank {hosts}"))

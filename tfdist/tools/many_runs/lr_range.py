@@ -14,7 +14,6 @@ import itertools
 import json
 import math
 import shlex
-import shutil
 import statistics
 import sys
 from collections.abc import Sequence
@@ -132,14 +131,13 @@ def main(argv: list[str]) -> None:
     name = Path(script[0]).stem if script else config_flags.config_name()
     workdir = Path(values.workdir or f"runs/{name}-lr").expanduser()
     run, log = workdir / "run", workdir / "run.log"
-    shutil.rmtree(run, ignore_errors=True)  # Of an earlier test, which would be resumed.
     print(f"{values.steps} steps, with rates from {values.lowest:g} to {values.highest:g} ...", flush=True)
     if script:
         found = of_script(script, run, log)
     else:
         own = settings(values["config"].value, values.lowest, values.highest, values.steps)
         changes = [*words.config_arguments(sys.argv[1:]), *own, f"--workdir={run}"]
-        code = child_runs.run([sys.executable, "-m", "tfdist.main", *changes], log)
+        code = child_runs.run([sys.executable, "-m", "tfdist.main", *changes], log, fresh=run)  # Not resumed.
         found = [(line["learning_rate"], line["loss"]) for line in child_runs.reports(run)]
         if len(found) < _FEWEST:  # Otherwise it has diverged, as it should.
             raise ValueError(f"the training exited with code {code}; the end of {log}:\n{child_runs.end_of(log)}")
@@ -152,11 +150,10 @@ def of_script(script: Sequence[str], folder: Path, log: Path) -> list[tuple[floa
     Raises ValueError, with the end of its log, if it ended before, or cannot be used.
     """
     values = flags.FLAGS
-    folder.mkdir(parents=True)
     result = folder / "losses.json"
     own = [str(result), str(values.lowest), str(values.highest), str(values.steps)]
     command = [sys.executable, "-m", "tfdist.tools.many_runs.range_script", *own, *script]
-    code = child_runs.run(command, log)
+    code = child_runs.run(command, log, fresh=folder)
     if not result.is_file():
         raise ValueError(f"the script exited with code {code}; the end of {log}:\n{child_runs.end_of(log)}")
     return [(rate, loss) for rate, loss in json.loads(result.read_text())]

@@ -49,6 +49,7 @@ class RisingRate(keras.callbacks.Callback):
         loss, self.before = total - self.before, total
         self.pairs.append((self.rates[len(self.pairs)], loss))
         if len(self.pairs) == len(self.rates) or loss != loss or abs(loss) == float("inf"):
+            self.result.parent.mkdir(parents=True, exist_ok=True)
             self.result.write_text(json.dumps(self.pairs))
             raise RangeDone
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import keras
 
-from tfdist.config import diff
+from tfdist.config import diff, user_code
 from tfdist.report import files
 
 # What the trackers take as the value of a parameter, in characters.
@@ -100,7 +100,11 @@ class Tracker(keras.callbacks.Callback):
         if not self.run_id or known.get("run_id") == self.run_id:
             self.run_id = known.get("run_id", self.run_id)
             self.epochs_logged = known.get("epochs_logged", self.epochs_logged)
-        self.run_id = self.begin(self.run_id, self._config)
+        try:
+            self.run_id = self.begin(self.run_id, self._config)
+        except Exception as error:  # Each library has errors of its own.
+            advice = "Correct its arguments, or remove the callback: the same command resumes."
+            raise ValueError(f"{self._name} cannot open a run: {user_code.message(error)} {advice}") from None
         self._write()
 
     def _path(self) -> Path | None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shlex
 from typing import Any
 
 import tensorflow as tf
@@ -117,9 +118,9 @@ def write_end(run: Run, report: Reporter, state: TrainingState, ledger: Ledger) 
     written.append(f"results    {run.workdir}: {exported}metrics.jsonl, checkpoints")
     if config.data.evaluation_split is not None:
         which = "" if best.value is None else " --checkpoint=best"
-        written.append(f"evaluate   tfdist evaluate {run.workdir}{which}")
+        written.append(f"evaluate   tfdist evaluate {shlex.quote(str(run.workdir))}{which}")
     if config.report.tensorboard:
-        written.append(f"curves     tensorboard --logdir {run.workdir / 'tensorboard'}")
+        written.append(f"curves     tensorboard --logdir {shlex.quote(str(run.workdir / 'tensorboard'))}")
     report.lines(written)
 
 

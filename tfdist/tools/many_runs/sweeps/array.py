@@ -1,6 +1,7 @@
 """Submits the runs of a sweep as one job array of Slurm; each of its tasks is `tfdist.tools.many_runs.sweeps.task`."""
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -86,13 +87,14 @@ def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], m
         files.write_json(str(workdir / FILE), submitted)
         stage = f", until epoch {epochs}" if epochs else ""
         print(f"job {before}: {len(left)} of {count} runs{stage}")
-    print(f"squeue --me shows them, tfdist runs {workdir} their results. The same command again submits what is left.")
+    shown = f"tfdist runs {shlex.quote(str(workdir))}"
+    print(f"squeue --me shows them, {shown} their results. The same command again submits what is left.")
     return 0
 
 
 def with_defaults(options: Sequence[str], workdir: Path) -> list[str]:
     """Returns the options of sbatch, with the name of the sweep and a log in its workdir where they name none."""
-    defaults = {"--job-name": workdir.name, "--output": str(workdir / "slurm-%A_%a.log")}
+    defaults = {"--job-name": workdir.name, "--output": str(workdir).replace("%", "%%") + "/slurm-%A_%a.log"}
     given = {option.partition("=")[0] for option in options}
     return [*options, *(f"{name}={value}" for name, value in defaults.items() if name not in given)]
 

@@ -283,7 +283,7 @@ def show(plan: Plan, workdir: Path, stopped: bool) -> int:
     rows = [(end.name, state, end.epoch, end.value) for end, state in zip(found, states, strict=True)]
     print(tables.text(("run", "state", "epoch", f"best {plan.metric}"), rows[:_MOST_ROWS]))
     if len(rows) > _MOST_ROWS:
-        print(f"... and {len(rows) - _MOST_ROWS} more: tfdist runs {workdir}")
+        print(f"... and {len(rows) - _MOST_ROWS} more: tfdist runs {shlex.quote(str(workdir))}")
     best = found[0] if found else None
     if best is not None and best.value is not None:
         print(f"best: {best.workdir} with {plan.metric} {best.value:.5g}")
