@@ -7,6 +7,7 @@ Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The worker
                        resumes.
   --logical_devices=N  makes N devices of this worker's CPU, to try a script on several replicas.
   --virtual_replicas=N cuts each batch into N shards, for the same bits on any number of replicas that divides N.
+  --recompute_mb=M     keeps about M megabytes of activations on a replica, and computes the others again.
   --subprocesses=everywhere
                        runs commands that the script starts on each worker, not on the chief for all.
 
@@ -17,6 +18,7 @@ import contextlib
 import dataclasses
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,27 @@ from tfdist.cluster.several_workers import malloc
 from tfdist.config import tensorflow_log
 from tfdist.config.command_line import closed_streams
 
-# For the completion of a shell.
-FLAGS = ("--workdir=", "--logical_devices=", "--virtual_replicas=", "--subprocesses=")
 _USAGE = "usage: python -m tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py [its own flags]"
-_SUBPROCESSES = ("chief", "everywhere")
+
+
+def _whole(text: str) -> int | None:
+    return int(text) or None if text.isdecimal() else None
+
+
+def _decimal(text: str) -> float | None:
+    return float(text) or None if text.replace(".", "", 1).isdecimal() else None
+
+
+# The flags, which are fields of `Command`: what a value must be, and what reads it, or returns None.
+_READ: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "workdir": ("a path", lambda text: Path(text).expanduser()),
+    "logical_devices": ("a whole number and at least 1", _whole),
+    "virtual_replicas": ("a whole number and at least 1", _whole),
+    "recompute_mb": ("a number above 0", _decimal),
+    "subprocesses": ("chief or everywhere", {"chief": "chief", "everywhere": "everywhere"}.get),
+}
+# For the completion of a shell.
+FLAGS = tuple(f"--{name}=" for name in _READ)
 
 
 @dataclasses.dataclass
@@ -42,6 +61,7 @@ class Command:
     workdir: Path | None = None
     logical_devices: int = 1
     virtual_replicas: int | None = None
+    recompute_mb: float | None = None
     subprocesses: str = "chief"
 
 
@@ -64,16 +84,11 @@ def parse(arguments: list[str]) -> Command:
             value, *arguments = arguments
         if not value:
             sys.exit(f"tfdist.run: {name} has no value. {_USAGE}")
-        if name == "--workdir":
-            given["workdir"] = Path(value).expanduser()
-        elif name == "--subprocesses":
-            if value not in _SUBPROCESSES:
-                sys.exit(f"tfdist.run: --subprocesses must be chief or everywhere. Received: {value!r}")
-            given["subprocesses"] = value
-        elif value.isdecimal() and int(value):
-            given[name.removeprefix("--")] = int(value)
-        else:
-            sys.exit(f"tfdist.run: {name} must be a whole number and at least 1. Received: {value!r}")
+        field = name.removeprefix("--")
+        meant, read = _READ[field]
+        given[field] = read(value)
+        if given[field] is None:
+            sys.exit(f"tfdist.run: {name} must be {meant}. Received: {value!r}")
     if not arguments:
         sys.exit(f"tfdist.run needs a script. {_USAGE}")
     script, *rest = arguments
@@ -92,7 +107,8 @@ def run_script(command: Command) -> int:
 
     script = command.script
     options = config_lib.ClusterOptions(logical_devices=command.logical_devices)
-    cluster = connect.connect(options, seed=None, virtual_replicas=command.virtual_replicas)
+    train = {"virtual_replicas": command.virtual_replicas, "recompute_mb": command.recompute_mb}
+    cluster = connect.connect(options, seed=None, **train)
     if command.workdir is None:
         interruption.restore_handlers()  # Nothing is saved: signals end the script as usual.
     sys.argv[:] = [str(script), *command.arguments]

@@ -223,6 +223,45 @@ def test_what_a_script_recomputes_by_keras_has_its_numbers(step, way):
     assert found[f"{step}:{way}"] == pytest.approx(found[f"{step}:kept"], rel=1e-11)
 
 
+def run_segments(case, out, *flags, killed=()):
+    """Runs tests/scripts/segments.py on two devices; returns (exit code, output)."""
+    line = [sys.executable, "-m", "tfdist.run", "--logical_devices=2", *flags, "tests/scripts/segments.py"]
+    line += [case, str(out), *map(str, killed)]
+    done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=600)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "megabytes"), [("fit", 0.3), ("own step", 0.3), ("float16", 0.16)])
+def test_segments_of_a_script_change_no_bit_and_a_resume_may_set_them(tmp_path, case, megabytes):
+    outs = [tmp_path / name for name in ("kept", "again", "resumed")]
+    killed, flag = [tmp_path / "killed"], f"--recompute_mb={megabytes}"
+    assert run_segments(case, outs[0])[0] == 0
+    code, output = run_segments(case, outs[1], flag)
+    again, segments = re.search(r"recompute_mb=\S+ computes again: (\d+) of (\d+) segments", output).groups()
+    assert code == 0 and 0 < int(again) <= int(segments)
+    workdir = f"--workdir={tmp_path / 'run'}"
+    assert run_segments(case, outs[2], workdir, killed=killed)[0] != 0 and killed[0].exists() and not outs[2].exists()
+    code, output = run_segments(case, outs[2], workdir, flag, killed=killed)
+    assert code == 0 and "took over" in output, output
+    kept, *others = (json.loads(out.read_text()) for out in outs)
+    assert others == [kept, kept]
+
+
+@pytest.mark.slow
+def test_a_script_that_cannot_be_cut_into_segments_says_why(tmp_path):
+    code, output = run_segments("refused", tmp_path / "out", "--recompute_mb=0.001")
+    assert code == 0, output
+    found = json.loads((tmp_path / "out").read_text())
+    words = {
+        "XLA": "recompute_mb=0.001 needs a graph that TensorFlow runs: remove jit_compile=True of compile",
+        "eager": "recompute_mb=0.001 needs a graph that TensorFlow runs: remove run_eagerly=True of compile",
+        "budget": "Raise the number, or make these fewer.",
+        "model": "recompute_mb needs a functional model with one output, a tensor. Received: Subclass",
+    }
+    assert found.keys() == words.keys() and all(words[name] in text for name, text in found.items()), found
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -24,8 +24,8 @@ from tfdist.config import patching, user_code
 class ScriptCluster(Cluster):
     """The workers of a script, seen from one of them; `tfdist.connect` returns it."""
 
-    # Shards of each batch, for the same bits on any number of replicas; None: as many as replicas.
-    virtual_replicas: int | None = None
+    # Fields of `config.train` for each call of `fit`, such as virtual_replicas.
+    train: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
     def chief_first(self) -> Iterator[None]:
@@ -76,10 +76,15 @@ class ScriptCluster(Cluster):
             print(*values, **keywords)
 
 
-def for_script(cluster: Cluster, virtual_replicas: int | None = None) -> ScriptCluster:
-    """Returns the same workers with the methods of scripts."""
+def for_script(cluster: Cluster, train: Mapping[str, Any]) -> ScriptCluster:
+    """Returns the same workers with the methods of scripts; `train`: fields of `config.train`."""
     fields = {field.name: getattr(cluster, field.name) for field in dataclasses.fields(cluster)}
-    return ScriptCluster(**fields, virtual_replicas=virtual_replicas)
+    return ScriptCluster(**fields, train=train)
+
+
+def options(cluster: Cluster) -> Mapping[str, Any]:
+    """Returns the fields of `config.train` that a script was started with."""
+    return cluster.train if isinstance(cluster, ScriptCluster) else {}
 
 
 def _describe(error: BaseException) -> dict[str, Any]:

@@ -12,7 +12,8 @@ RENAMED = {"agreement": "consistency"}
 SECTIONS_FREE_TO_CHANGE = ("evaluation", "consistency", "checkpoint", "report", "cluster", *RENAMED)
 FIELDS_FREE_TO_CHANGE = (
     *("data.cache", "data.cache_dir"),
-    *("communication.implementation", "communication.bytes_per_pack", "train.shard_optimizer"),
+    *("communication.implementation", "communication.bytes_per_pack"),
+    *("train.shard_optimizer", "train.recompute", "train.recompute_mb"),
 )
 
 

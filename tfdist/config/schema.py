@@ -42,6 +42,7 @@ PARTS = {
     "train.shard_optimizer": "tfdist.training.step.variants.sharding.sharded_optimizer:compose",
     "train.recompute": "tfdist.training.step.variants.recomputation.named_layers:install",
     "train.recompute_mb": "tfdist.training.step.variants.recomputation.segments:install",
+    "train.recompute_mb.script": "tfdist.keras_fit.run_parts.recompute:install",
     "layers.convolutions": "tfdist.training.step.layers.convolutions:use_products",
     "layers.fused": "tfdist.training.step.layers.fused:fuse",
     "keras.RematScope": "tfdist.training.step.variants.recomputation.named_layers:of_scope",

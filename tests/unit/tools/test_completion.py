@@ -28,6 +28,7 @@ def test_completion_lists_commands_and_config_files(monkeypatch):
     assert completion.words(["train", "--config=nowhere/"], COMMANDS) == []
     assert completion.words(["run", "--"], COMMANDS) == [
         "--logical_devices=",
+        "--recompute_mb=",
         "--subprocesses=",
         "--virtual_replicas=",
         "--workdir=",

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import workdir_lock
-from tfdist.cluster import interruption
+from tfdist.cluster import collective_guard, interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.discovery import slurm_job, worker_spec
 from tfdist.cluster.liveness import peer_loss
@@ -71,7 +71,7 @@ class OneStep:
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Makes one step. Collective: every worker calls it with its part of the batch; returns numbers by name."""
-        cluster = _cluster()
+        cluster = _cluster(trains=self._kind == "train")
         with context.running():
             if batch.kind not in self._traced:
                 self.make(cluster, batch)
@@ -319,17 +319,18 @@ def _structure(data: base.DataAdapter) -> str:
     return str(data.element_spec)
 
 
-def _cluster() -> Cluster:
+def _cluster(*, trains: bool = True) -> Cluster:
     cluster = connect.current_cluster()
     if cluster is None:
         raise ValueError(
             "tfdist.step and tfdist.batches need the workers: call tfdist.connect() at the start of the script, and "
             "make models in its scope, or start the script by `python -m tfdist.run`."
         )
-    if cluster.virtual_replicas is not None:
+    given = {name: value for name, value in collective_guard.options(cluster).items() if value}
+    for name in given if trains else given.keys() & {"virtual_replicas"}:
         raise ValueError(
-            f"virtual_replicas={cluster.virtual_replicas} cannot be used with tfdist.step or train_on_batch: such "
-            "a step may compute what is not divided into shards. Train with fit, or without virtual_replicas."
+            f"{name}={given[name]} cannot be used with tfdist.step or train_on_batch: it is an option of fit. Train "
+            f"with fit, or without {name}."
         )
     return cluster
 

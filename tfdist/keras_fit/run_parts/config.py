@@ -7,8 +7,8 @@ from typing import Any
 import keras
 
 from tfdist import config as config_lib
+from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.collective_guard import ScriptCluster
 from tfdist.config import user_code
 from tfdist.keras_fit.own_step import setup as own_setup
 from tfdist.keras_fit.script import context
@@ -38,7 +38,7 @@ def of_fit(
             xla=False,  # `compile(jit_compile=...)` decides.
             epochs=epochs,
             precision="float16" if scaled else "float32",
-            virtual_replicas=_virtual_replicas(cluster),
+            **collective_guard.options(cluster),
         ),
         evaluation=config_lib.Evaluation(every=config_lib.Every(**when)),
         report=config_lib.Report(every=config_lib.Every(epochs=1)),
@@ -51,7 +51,7 @@ def of_evaluation(cluster: Cluster, model: keras.Model, batch_size: int) -> conf
     return config_lib.Config(
         model={"class": type(model).__name__},
         data=config_lib.Data(batch_size=batch_size),
-        train=config_lib.Train(epochs=1, virtual_replicas=_virtual_replicas(cluster)),
+        train=config_lib.Train(epochs=1, virtual_replicas=collective_guard.options(cluster).get("virtual_replicas")),
     )
 
 
@@ -62,7 +62,3 @@ def _calling_place() -> str:
         return "a library"
     names = [one.argval for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
     return f"call {names.count('fit')} of fit in {frame.f_code.co_name}"
-
-
-def _virtual_replicas(cluster: Cluster) -> int | None:
-    return cluster.virtual_replicas if isinstance(cluster, ScriptCluster) else None

@@ -17,11 +17,18 @@ from tfdist.config import patching
 from tfdist.training.step.layers import model_layers
 from tfdist.training.step.variants.recomputation import named_layers
 
-_FIELD = "config.train.recompute_mb"
+# What to do in place of it, for messages.
+_INSTEAD = "Name layers in config.train.recompute, or make them in a keras.RematScope, instead."
 _MOST_SEGMENTS = 64
 
 
-def install(model: keras.Model, megabytes: float, rows: int, columns: Mapping[str, tf.TensorSpec]) -> tuple[int, int]:
+def install(
+    model: keras.Model,
+    megabytes: float,
+    rows: int,
+    columns: Mapping[str, tf.TensorSpec],
+    field: str = "config.train.recompute_mb",
+) -> tuple[int, int]:
     """Lets segments of the model be computed again, so that it keeps about `megabytes` of activations.
 
     Args:
@@ -29,6 +36,7 @@ def install(model: keras.Model, megabytes: float, rows: int, columns: Mapping[st
         megabytes: of the outputs of all layers that are kept for the backward pass, an estimate.
         rows: the examples of a replica's forward pass.
         columns: of a batch, [examples, ...]. An input of unknown size has that of the column of its name.
+        field: what the user has set, for messages.
 
     Returns:
         How many segments are computed again, and how many there are.
@@ -37,25 +45,24 @@ def install(model: keras.Model, megabytes: float, rows: int, columns: Mapping[st
         ValueError: the model has no places to cut, or it needs more in any case.
     """
     graph = keras.Model(model.inputs, model.outputs) if isinstance(model, keras.Sequential) and model.built else model
-    named_layers.check_masks(model_layers.of_all_depths(model), _FIELD)
-    units = [operation for operation in _operations(graph) if not isinstance(operation, keras.layers.InputLayer)]
-    sizes = _bytes(graph, units, rows, columns)
+    named_layers.check_masks(model_layers.of_all_depths(model), field)
+    units = [operation for operation in _operations(graph, field) if not isinstance(operation, keras.layers.InputLayer)]
+    sizes = _bytes(graph, units, rows, columns, field)
     budget = megabytes * 1e6
     if sum(sizes) <= budget:
         return 0, 0
     places = _places(graph, units)
     if not places:
         raise ValueError(
-            f"{_FIELD}={megabytes:g}: there is no place in {model.name!r} where a single tensor "
-            "passes. Name layers in config.train.recompute instead."
+            f"{field}={megabytes:g}: there is no place in {model.name!r} where a single tensor passes. {_INSTEAD}"
         )
     plans = [_divide(sizes, places, count) for count in range(2, min(_MOST_SEGMENTS, len(places) + 1) + 1)]
     cuts = min(plans, key=lambda cuts: _kept(sizes, cuts, len(cuts)))
     again = len(cuts)
     if (least := _kept(sizes, cuts, again)) > budget:
         raise ValueError(
-            f"{_FIELD}={megabytes:g}: with {rows:,} examples in a pass {model.name!r} keeps at least "
-            f"{math.ceil(least / 1e4) / 100:,.2f} MB. Raise the number, or train.micro_batches."
+            f"{field}={megabytes:g}: with {rows:,} examples in a pass {model.name!r} keeps at least "
+            f"{math.ceil(least / 1e4) / 100:,.2f} MB. Raise the number, or make these fewer."
         )
     while again > 1 and _kept(sizes, cuts, again - 1) <= budget:
         again -= 1
@@ -65,12 +72,12 @@ def install(model: keras.Model, megabytes: float, rows: int, columns: Mapping[st
         for number, (before, after) in enumerate(itertools.pairwise(borders))
     ]
     for segment in segments[:again]:
-        named_layers.check(segment, _FIELD)
-    patching.put(model, "call", _in_segments(model, segments, again, model.call))
+        named_layers.check(segment, field)
+    patching.put(model, "call", _in_segments(model, segments, again, model.call, field))
     return again, len(segments)
 
 
-def _operations(model: keras.Model) -> list[Any]:
+def _operations(model: keras.Model, field: str) -> list[Any]:
     """Returns the model's operations in the order of their computation.
 
     Raises:
@@ -78,8 +85,8 @@ def _operations(model: keras.Model) -> list[Any]:
     """
     if not isinstance(model, keras.Function) or len(model.outputs) != 1 or isinstance(model.output, dict):
         raise ValueError(
-            f"{_FIELD} needs a functional model with one output, a tensor. Received: {type(model).__name__} "
-            f"{model.name!r}. Name layers in config.train.recompute instead."
+            f"{field} needs a functional model with one output, a tensor. Received: {type(model).__name__} "
+            f"{model.name!r}. {_INSTEAD}"
         )
     # An operation knows the tensors of its first call only.
     known = {id(tensor) for tensor in model.inputs}
@@ -88,13 +95,14 @@ def _operations(model: keras.Model) -> list[Any]:
     used = keras.tree.flatten([model.outputs, *(operation.input for operation in model.operations)])
     if any(id(tensor) not in known for tensor in used):
         raise ValueError(
-            f"{_FIELD}: a layer of {model.name!r} is called more than once, or in another model too. Name layers in "
-            "config.train.recompute instead."
+            f"{field}: a layer of {model.name!r} is called more than once, or in another model too. {_INSTEAD}"
         )
     return model.operations
 
 
-def _bytes(model: keras.Model, units: Sequence[Any], rows: int, columns: Mapping[str, tf.TensorSpec]) -> list[int]:
+def _bytes(
+    model: keras.Model, units: Sequence[Any], rows: int, columns: Mapping[str, tf.TensorSpec], field: str
+) -> list[int]:
     """Returns the size of each operation's outputs for `rows` examples."""
     inputs = []
     for tensor in model.inputs:
@@ -107,7 +115,7 @@ def _bytes(model: keras.Model, units: Sequence[Any], rows: int, columns: Mapping
         if any(None in tensor.shape for tensor in tensors):
             shape = operation.output.shape
             raise ValueError(
-                f"{_FIELD}: the output of {operation.name!r} has an unknown size: {shape}. Give the "
+                f"{field}: the output of {operation.name!r} has an unknown size: {shape}. Give the "
                 f"model's input a fixed shape, or the name of a column of a batch: {', '.join(columns)}."
             )
         sizes.append(sum(math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in tensors))
@@ -148,7 +156,7 @@ def _kept(sizes: Sequence[int], cuts: Sequence[int], again: int) -> int:
 
 
 def _in_segments(
-    model: keras.Model, segments: Sequence[keras.Model], again: int, original: Callable[..., Any]
+    model: keras.Model, segments: Sequence[keras.Model], again: int, original: Callable[..., Any], field: str
 ) -> Callable[..., Any]:
     """Returns a `call` of the model that computes segment after segment."""
 
@@ -162,7 +170,7 @@ def _in_segments(
         for number, segment in enumerate(segments):
             given = values[0] if len(values) == 1 else values
             if number < again:
-                values = [named_layers.call_again(segment, (given,), {"training": True}, _FIELD)]
+                values = [named_layers.call_again(segment, (given,), {"training": True}, field)]
             else:
                 values = [segment(given, training=True)]
         return values[0]
