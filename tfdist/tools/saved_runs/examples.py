@@ -21,6 +21,8 @@ ARRAYS, TABLES, TEXTS = (".npz", ".npy"), (".csv", ".tsv", ".parquet", ".pq"), (
 _PARALLEL_IMAGES = 16
 # Reads tables, and makes inputs of them as in the training.
 _TABLES = "tfdist.zoo.sources.table"
+# Finds images in folders, as in the training.
+_FOLDERS = "tfdist.zoo.sources.folder"
 
 
 class ImageFiles:
@@ -127,7 +129,7 @@ def find(words: Sequence[str]) -> tuple[str, list[Path]]:
     for word in words:
         path = Path(word).expanduser()
         if path.is_dir():
-            inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in IMAGES and each.is_file())
+            inside, _ = specs.resolve({"target": f"{_FOLDERS}:images_below"}, field="images")(str(path))
             if not inside:
                 raise ValueError(f"{word} is a folder without images ({', '.join(IMAGES)}).")
             found += inside
@@ -204,11 +206,16 @@ def read_lines(path: Path, characters: Sequence[str], length: int) -> tuple[np.n
     `characters` are those of the training, in the order of their numbers. Raises ValueError for another character.
     """
     numbers = {character: number for number, character in enumerate(characters)}
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    for number, line in enumerate(lines, 1):
+    numbered = [
+        (number, line)
+        for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1)
+        if line.strip()
+    ]
+    for number, line in numbered:
         unknown = sorted({*line} - {*characters})
         if unknown:
             raise ValueError(f"{path}, line {number}: the text of the training has no {''.join(unknown)!r}.")
+    lines = [line for _, line in numbered]
     if not lines:
         raise ValueError(f"{path} has no lines.")
     fill = numbers.get(" ", 0)
