@@ -106,8 +106,8 @@ def npz(
 
     Arrays of any other names, such as `x` and `y`, are divided into "train" and "test" by `test_fraction`, at random
     and always in the same way. Without `keys`, `x`, `images` and the like are "image" if they have 3 or 4 dimensions,
-    else "inputs"; `y`, `labels` and the like are "label" if they are integers, texts or booleans,
-    else "targets".
+    else "inputs"; `y`, `labels` and the like are "label" if they are integers, texts or booleans, else
+    "targets".
 
     Arrays are named FEATURE_SPLIT: `image_train`, `label_train`, `image_test`, `label_test`, and any other feature.
     Keras' names (mnist.npz) `x_train`, `y_train` are read as `image_train`, `label_train`. Images without a channel
@@ -180,7 +180,7 @@ def _divide_npz(
         if array not in file.files:
             raise ValueError(f"{name} has no array {array!r}. It has: {', '.join(file.files) or 'none'}.")
     try:
-        named = {key: file[array] for key, array in keys.items()} if keys else _named_features(file, name)
+        named = {key: file[array] for key, array in keys.items()} if keys else _named_features(file)
     except ValueError as error:
         raise ValueError(f"{name}: an array cannot be used: {error}") from None
     classes = None
@@ -199,9 +199,10 @@ def _divide_npz(
     return Arrays({key: values[rows] for key, values in features.items()}, part, num_classes, name, classes)
 
 
-def _named_features(file: np.lib.npyio.NpzFile, name: str) -> dict[str, np.ndarray]:
+def _named_features(file: np.lib.npyio.NpzFile) -> dict[str, np.ndarray]:
     """Returns the arrays by the features that they probably are; raises ValueError if two are the same one."""
-    found: dict[str, str] = {}
+    found: dict[str, np.ndarray] = {}
+    names: dict[str, str] = {}
     for array in file.files:
         values = file[array]
         feature = array
@@ -211,11 +212,11 @@ def _named_features(file: np.lib.npyio.NpzFile, name: str) -> dict[str, np.ndarr
             feature = "label" if values.dtype.kind in "biuUS" and values.ndim <= 2 else "targets"
         if feature in found:
             raise ValueError(
-                f"{found[feature]!r} and {array!r} both are {feature!r}. Choose: "
+                f"{names[feature]!r} and {array!r} both are {feature!r}. Choose: "
                 'keys={"image": ARRAY, "label": ARRAY} of the source.'
             )
-        found[feature] = array
-    return {feature: file[array] for feature, array in found.items()}
+        found[feature], names[feature] = values, array
+    return found
 
 
 def _read_npz(file: np.lib.npyio.NpzFile, split: str, num_classes: int | None, name: str) -> Arrays:
