@@ -129,6 +129,8 @@ def test_files_that_cannot_be_predicted_are_named(tmp_path):
     assert examples.read_array(tmp_path / "x.npz", "image", (5,)).shape == (3, 5)
     with pytest.raises(ValueError, match=r"must have one array \[n, 2\], or name it 'image'. It has: one \[3, 2\]"):
         examples.read_array(tmp_path / "x.npz", "image", (2,))
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 2)), y=np.zeros(3, int))  # As in the file of a training.
+    assert examples.read_array(tmp_path / "x.npz", "inputs", None).shape == (3, 2)
     with pytest.raises(ValueError, match="is a folder without images"):
         examples.find([str(tmp_path)])
     # Images in folders are those that a training reads: also in links, none that is hidden.

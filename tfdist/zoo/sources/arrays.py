@@ -205,11 +205,7 @@ def _named_features(file: np.lib.npyio.NpzFile) -> dict[str, np.ndarray]:
     names: dict[str, str] = {}
     for array in file.files:
         values = file[array]
-        feature = array
-        if array.lower() in _INPUTS:
-            feature = "image" if values.ndim in (3, 4) else "inputs"
-        elif array.lower() in _LABELS:
-            feature = "label" if values.dtype.kind in "biuUS" and values.ndim <= 2 else "targets"
+        feature = feature_of(array, values)
         if feature in found:
             raise ValueError(
                 f"{names[feature]!r} and {array!r} both are {feature!r}. Choose: "
@@ -217,6 +213,15 @@ def _named_features(file: np.lib.npyio.NpzFile) -> dict[str, np.ndarray]:
             )
         found[feature], names[feature] = values, array
     return found
+
+
+def feature_of(array: str, values: np.ndarray) -> str:
+    """Returns the feature that an array of this name probably is, in a file without splits."""
+    if array.lower() in _INPUTS:
+        return "image" if values.ndim in (3, 4) else "inputs"
+    if array.lower() in _LABELS:
+        return "label" if values.dtype.kind in "biuUS" and values.ndim <= 2 else "targets"
+    return array
 
 
 def _read_npz(file: np.lib.npyio.NpzFile, split: str, num_classes: int | None, name: str) -> Arrays:
