@@ -61,6 +61,10 @@ def test_images_without_splits(make, tmp_path):
         ValueError, match=r"has no split 'train'. It has: none. The expected layout is PATH/SPLIT/CLASS"
     ):
         make("flat", "images", "pets/dog")
+    for number in range(6):
+        (tmp_path / "grey" / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (16, 16), 40 * number).save(tmp_path / "grey" / str(number % 2) / f"{number}.bmp")
+    assert make("greys", "images", "grey")[2].input_shape == (None, 16, 16, 3)
     # What is hidden is not looked at, links to folders are followed, and what is not read is told.
     (tmp_path / "pets" / "cat" / "._0.png").write_bytes(b"\0\5\x16\7")
     (tmp_path / "pets" / "cat" / "0.webp").write_bytes(b"RIFF")

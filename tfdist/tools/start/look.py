@@ -233,7 +233,9 @@ def _image_form(files: list[Path]) -> tuple[list[int] | None, int, str]:
                 modes[image.mode] += 1
         except (OSError, Image.DecompressionBombError):
             raise ValueError(f"--images: {str(file)!r} cannot be read as an image: repair or remove it.") from None
-    channels = 1 if set(modes) <= {"L", "1", "LA"} else 3
+    # `image_folder` reads BMP and GIF files as colour images only.
+    grey = set(modes) <= {"L", "1", "LA"} and not any(file.suffix.lower() in (".bmp", ".gif") for file in files)
+    channels = 1 if grey else 3
     if len(set(sizes)) == 1 and max(sizes[0]) <= _LARGEST:
         return None, channels, ""
     sides = [statistics.median(side) for side in zip(*sizes, strict=True)]
