@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 from launching import REPOSITORY
@@ -20,14 +21,15 @@ def make(tmp_path, monkeypatch):
     """Runs `tfdist new`; returns the output, and the config with its model and both sources."""
     monkeypatch.chdir(tmp_path)
 
-    def run(name, kind, data, label=""):
+    def run(name, kind, data, label="", splits=("train", "test")):
         said = new.write(pathlib.Path(name), kind, data, label)
         config = flag_errors.load(f"{name}/{name}.py")
         validate.validate(config)
         monkeypatch.syspath_prepend(tmp_path / name)
         importlib.invalidate_caches()
         model = specs.build(config.model, field="config.model")
-        found = [specs.build(config.data.source, split, field="x") for split in ("train", "test")]
+        splits = splits or (config.data.train_split, config.data.evaluation_split)
+        found = [specs.build(config.data.source, split, field="x") for split in splits]
         done = subprocess.run([sys.executable, "-m", "ruff", "check", "--line-length=120", "--isolated", name])
         assert done.returncode == 0
         return said, config, model, found
@@ -48,11 +50,31 @@ def test_images_without_splits(make, tmp_path):
     assert "2 classes: cat, dog" in said and "scaled from up to 300x200" in said
     assert "24 examples for training, 6 for evaluation" in said and "cd pets1 && tfdist train pets1.py" in said
     assert model.input_shape == (None, 128, 88, 3) and model.output_shape == (None, 2)
+    # Its masks would depend on the number of replicas.
+    assert not any(isinstance(layer, keras.layers.Dropout) for layer in model.layers)
     assert (
         (len(train), len(test)) == (24, 6) and config.data.batch_size == 2 and config.data.source["size"] == [128, 88]
     )
     readme = (tmp_path / "pets1" / "README.md").read_text()
     assert "tfdist train pets1.py" in readme and len(readme.splitlines()) <= 14
+    with pytest.raises(
+        ValueError, match=r"has no split 'train'. It has: none. The expected layout is PATH/SPLIT/CLASS"
+    ):
+        make("flat", "images", "pets/dog")
+    for number in range(6):
+        (tmp_path / "grey" / str(number % 2)).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (16, 16), 40 * number).save(tmp_path / "grey" / str(number % 2) / f"{number}.bmp")
+    assert make("greys", "images", "grey")[2].input_shape == (None, 16, 16, 3)
+    # What is hidden is not looked at, links to folders are followed, and what is not read is told.
+    (tmp_path / "pets" / "cat" / "._0.png").write_bytes(b"\0\5\x16\7")
+    (tmp_path / "pets" / "cat" / "0.webp").write_bytes(b"RIFF")
+    (tmp_path / "pets" / "dog" / "loop").symlink_to(".")
+    (tmp_path / "linked" / "fox" / "red").mkdir(parents=True)
+    for label in ("cat", "dog"):
+        (tmp_path / "linked" / label).symlink_to(tmp_path / "pets" / label)
+    said = make("pets2", "images", "linked")[0]
+    assert "2 classes: cat, dog" in said and "not read: 1 with .webp" in said
+    assert "left out, as folders without images of their own: fox" in said
 
 
 def test_tables_of_classes_and_numbers(make, tmp_path):
@@ -78,6 +100,26 @@ def test_arrays_and_text(make, tmp_path):
         _, config, model, _ = make(f"numbers{targets.ndim}", "arrays", "n.npz")
         assert model.input_shape == (None, 8, 8, 1) and model.output_shape == (None, 3 if targets.ndim > 1 else 1)
         assert config.objective["target"].endswith(":regression")
+    # Names of Keras and of scikit-learn, of arrays that are no images, and other names of splits.
+    x, y, targets = np.zeros((60, 5)), np.arange(60) % 3, np.linspace(0, 1, 60)
+    for name, arrays, outputs, split in (
+        ("keras1", {"x_train": x, "y_train": y, "x_val": x, "y_val": y}, 3, "val"),
+        ("keras2", {"x_train": x, "targets_train": targets}, 1, "train[80%:]"),
+        ("sklearn", {"X_train": x, "y_train": y}, 3, "train[80%:]"),
+    ):
+        np.savez(tmp_path / "k.npz", **arrays)
+        _, config, model, _ = make(name, "arrays", "k.npz", splits=None)
+        assert config.data.evaluation_split == split
+        assert model.input_shape == (None, 5) and model.output_shape == (None, outputs)
+    inputs = np.zeros((20, 3, 8, 8))
+    for x, y, words in (
+        (inputs, np.arange(20) % 2, r"Move the channels to the end: np.moveaxis\(x, 1, -1\)"),
+        (inputs[:, 0], np.full(20, np.nan), "targets has values that are no finite numbers"),
+        (inputs[:, 0], np.arange(20) + 10**9, r"1,000,000,020 classes of 20 examples"),
+    ):
+        np.savez(tmp_path / "w.npz", x=x, y=y)
+        with pytest.raises(ValueError, match=words):
+            make("wrong", "arrays", "w.npz")
     (tmp_path / "p.txt").write_text("a rose is a rose. " * 100)
     _, config, model, _ = make("poem", "text", "p.txt")
     assert model.output_shape == (None, 64, len(set("a rose is a rose. "))) and config.objective["labels"] == "targets"

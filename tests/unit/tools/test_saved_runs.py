@@ -131,8 +131,18 @@ def test_files_that_cannot_be_predicted_are_named(tmp_path):
     assert examples.read_array(tmp_path / "x.npz", "image", (5,)).shape == (3, 5)
     with pytest.raises(ValueError, match=r"must have one array \[n, 2\], or name it 'image'. It has: one \[3, 2\]"):
         examples.read_array(tmp_path / "x.npz", "image", (2,))
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 2)), y=np.zeros(3, int))  # As in the file of a training.
+    assert examples.read_array(tmp_path / "x.npz", "inputs", None).shape == (3, 2)
     with pytest.raises(ValueError, match="is a folder without images"):
         examples.find([str(tmp_path)])
+    # Images in folders are those that a training reads: also in links, none that is hidden.
+    for name in ("b/cat/2.PNG", "b/cat/._1.png", "b/.old/3.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "a").mkdir()
+    for link in ("a/b", "b/cat/up"):
+        (tmp_path / link).symlink_to(tmp_path / "b")
+    assert examples.find([str(tmp_path / "a")]) == ("images", [tmp_path / "a" / "b" / "cat" / "2.PNG"])
     with pytest.raises(ValueError, match="There is no file or folder"):
         examples.find([str(tmp_path / "none.png")])
     with pytest.raises(ValueError, match=r"Files must be images .* Received: \.csv, \.npz"):
@@ -146,6 +156,8 @@ def test_lines_of_text_become_numbers_and_inputs_are_found_by_name(tmp_path):
     assert lines == ["ab", "b a"] and rows.tolist() == [[0, 0, 1, 2], [0, 2, 0, 1]]
     with pytest.raises(ValueError, match="line 1: the text of the training has no 'a'"):
         examples.read_lines(path, ["b"], 2)
+    with pytest.raises(ValueError, match="line 3: the text of the training has no ' '"):
+        examples.read_lines(path, ["a", "b"], 2)
     np.savez(tmp_path / "two.npz", left=np.zeros((3, 2)), right=np.zeros((3, 5)), more=np.zeros(1))
     found = examples.read_arrays(tmp_path / "two.npz", {"left": (2,), "right": (None,)})
     assert {name: value.shape for name, value in found.items()} == {"left": (3, 2), "right": (3, 5)}

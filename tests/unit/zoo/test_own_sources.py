@@ -52,6 +52,18 @@ def test_npz_of_any_names_is_divided_by_ratio(tmp_path):
         sources.npz("all", path=path, keys={"image": "x"})
     np.savez(path, X=x, y=x[:, 0] / 7)
     assert set(read(sources.npz("test", path=path))) == {"inputs", "targets"}
+    np.savez(path, X=x, y=y > 1)
+    assert sources.npz("test", path=path).num_classes == 2
+    for arrays, words in (
+        ({"x": x, "features": x, "y": y}, r"'x' and 'features' both are 'inputs'. Choose: keys="),
+        (
+            {"x": x, "y": y.astype("M8[D]")},
+            r"'targets' must be an array of numbers .* Received: datetime64\[D\] \[20\]",
+        ),
+    ):
+        np.savez(path, **arrays)
+        with pytest.raises(ValueError, match=words):
+            sources.npz("train", path=path)
 
 
 # tables
@@ -120,6 +132,37 @@ def test_a_table_that_cannot_be_used_names_its_column(tmp_path):
         sources.table("train", path=str(path), label="c")
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("y,a\n0,1,2\n1,3,4\n", "its rows have more fields than its first line has names"),
+        ("y;a\n1;2,5\n", r"its columns are separated by ';': write it with commas.*sep=';'"),
+        ('a,y\n"1,5",u\n2,v\n', r"'a' holds numbers that are read as texts, such as '1,5'.*ignore=\['a'\]"),
+        ('a,y\n1,"1,5"\n2,"2,5"\n', r"'y' holds numbers that are read as texts, such as '1,5'"),
+        (f"a,y\n{10**25},u\n1,v\n", "'a' holds numbers that are read as texts, such as '10000000"),
+        ("a,y\n1,u\n1e400,v\n", "'a' has a number that is infinite or too large in row 1"),
+        ("a,y\n1,1.5\n2,1e39\n", "'y' has a number that is infinite or too large in row 1"),
+        ("a,y\n1,\xfc\n".encode("latin-1"), "is not encoded in UTF-8: .* Convert it, for example with iconv"),
+    ],
+)
+def test_a_table_that_would_be_read_wrongly_is_refused(content, words, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=words):
+        sources.table("all", path=str(path), label="y")
+
+
+def test_columns_of_a_table_are_those_of_its_first_line(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("\ufeffy,a\n0,5,\n1,6,\n", encoding="utf-8")  # A mark of the byte order, and commas at the ends.
+    found = read(sources.table("all", path=str(path), label="y"))
+    assert rows(np.column_stack([found["label"], found["inputs"]])) == [[0, 5], [1, 6]]
+    # Truth values with a missing one, in a file for the columns of one without.
+    columns = {"old": {"role": "input", "kind": "number", "missing": 0.25}}
+    path.write_text("old,b\nTrue,1\n,2\nFalse,3\n")
+    np.testing.assert_array_equal(encode(read_table(str(path)), columns), [[1], [0.25], [0]])
+
+
 def test_labels_of_a_table_that_begin_at_1_are_classes_from_0(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "\n".join(f"{number},{number % 3 + 1}" for number in range(30)))
@@ -137,7 +180,7 @@ def test_labels_of_a_table_that_begin_at_1_are_classes_from_0(tmp_path):
 
 def test_a_text_is_pieces_with_the_next_characters(tmp_path):
     path = tmp_path / "song.txt"
-    path.write_text("so la ti do é " * 30, encoding="utf-8")
+    path.write_text("\ufeff" + "so la ti do é " * 30, encoding="utf-8")  # The mark of the byte order is left out.
     source = sources.text("all", path=str(path), length=10)
     found = read(source)
     assert found["inputs"].shape == (41, 10) and source.num_classes == len(source.classes) == len(set("so la ti do é "))

@@ -19,8 +19,8 @@ from tfdist.tools.saved_runs.saved import SavedRun
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 ARRAYS, TABLES, TEXTS = (".npz", ".npy"), (".csv", ".tsv", ".parquet", ".pq"), (".txt",)
 _PARALLEL_IMAGES = 16
-# Reads tables, and makes inputs of them as in the training.
-_TABLES = "tfdist.zoo.sources.table"
+# Their modules find, read and name the examples of files as in the training.
+_SOURCES = "tfdist.zoo.sources"
 
 
 class ImageFiles:
@@ -127,7 +127,7 @@ def find(words: Sequence[str]) -> tuple[str, list[Path]]:
     for word in words:
         path = Path(word).expanduser()
         if path.is_dir():
-            inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in IMAGES and each.is_file())
+            inside, _ = specs.resolve({"target": f"{_SOURCES}.folder:images_below"}, field="images")(str(path))
             if not inside:
                 raise ValueError(f"{word} is a folder without images ({', '.join(IMAGES)}).")
             found += inside
@@ -155,6 +155,9 @@ def read_array(path: Path, key: str, shape: Sequence[int | None] | None) -> np.n
     arrays = _load(path, key)
     known = tf.TensorShape(shape)
     fitting = {name: value for name, value in arrays.items() if known.is_compatible_with(value.shape[1:])}
+    if key not in fitting:  # Named as in a file of the training.
+        feature_of = specs.resolve({"target": f"{_SOURCES}.arrays:feature_of"}, field="arrays")
+        fitting = {name: value for name, value in fitting.items() if feature_of(name, value) == key} or fitting
     if key in fitting or len(fitting) == 1:
         return fitting[key] if key in fitting else next(iter(fitting.values()))
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items())
@@ -204,11 +207,16 @@ def read_lines(path: Path, characters: Sequence[str], length: int) -> tuple[np.n
     `characters` are those of the training, in the order of their numbers. Raises ValueError for another character.
     """
     numbers = {character: number for number, character in enumerate(characters)}
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    for number, line in enumerate(lines, 1):
+    numbered = [
+        (number, line)
+        for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1)
+        if line.strip()
+    ]
+    for number, line in numbered:
         unknown = sorted({*line} - {*characters})
         if unknown:
             raise ValueError(f"{path}, line {number}: the text of the training has no {''.join(unknown)!r}.")
+    lines = [line for _, line in numbered]
     if not lines:
         raise ValueError(f"{path} has no lines.")
     fill = numbers.get(" ", 0)
@@ -263,7 +271,10 @@ def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str], *, 
         return Rows({key: rows}, names=lines)
     if kind == "arrays":
         stored = None if saved.config is not None else shape  # The run's preparation may change the shape.
-        return Rows({key: read_array(files[0], key, stored)})
+        values = read_array(files[0], key, stored)
+        # As the source `npz`: images without channels get an axis.
+        grey = key == "image" and values.ndim == 3 and len(shape or ()) == 3
+        return Rows({key: values[..., np.newaxis] if grey else values})
     if kind == "table" and saved.label_column:
         return open_table(saved, key, files[0])
     if kind == "table":
@@ -286,7 +297,8 @@ def open_table(saved: SavedRun, key: str, path: Path) -> Rows:
     """
     columns, label = saved.about["columns"], saved.label_column
     read, encode, class_name = (
-        specs.resolve({"target": f"{_TABLES}:{name}"}, field="data.json") for name in ("read", "encode", "class_name")
+        specs.resolve({"target": f"{_SOURCES}.table:{name}"}, field="data.json")
+        for name in ("read", "encode", "class_name")
     )
     # A text of digits is a number to pandas if there are no others in this file.
     frame = read(str(path), [name for name, each in columns.items() if each["kind"] == "category"])

@@ -5,14 +5,17 @@ import dataclasses
 import functools
 import os
 import statistics
+import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tfdist.config import specs
 from tfdist.config import text as text_lib
 
 _SOURCES = "tfdist.zoo.sources"
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _EVALUATION = ("test", "val", "valid", "validation", "evaluation")
 # Images whose size is looked at, evenly spaced; the largest side that is kept as it is.
 _MOST_IMAGES, _LARGEST = 200, 128
@@ -45,6 +48,11 @@ class Data:
     # What was found, for people.
     lines: tuple[str, ...]
 
+    @property
+    def has_images(self) -> bool:
+        """Whether the inputs are images: some files call any inputs so."""
+        return self.inputs == "image" and len(self.shape) == 3
+
 
 def images(path: Path) -> Data:
     """Looks at a folder of class folders, with or without folders of splits.
@@ -54,23 +62,24 @@ def images(path: Path) -> Data:
     source: dict[str, Any] = {"target": f"{_SOURCES}:image_folder", "path": str(path)}
     folders = sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
     divided = [name for name in folders if any(entry.is_dir() for entry in os.scandir(path / name))]
-    splits = ("train", "test")
-    if "train" in divided:
-        others = [name for name in _EVALUATION if name in divided]
-        splits = ("train", others[0]) if others else ("train[:80%]", "train[80%:]")
-    elif len(divided) == 1 and len(folders) == 1:
-        splits = (f"{divided[0]}[:80%]", f"{divided[0]}[80%:]")
-    files = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in _IMAGES]
+    of_folders = _splits(divided)
+    if len(divided) == 1 and len(folders) == 1 and not of_folders:
+        of_folders = f"{divided[0]}[:80%]", f"{divided[0]}[80%:]"
+    splits = of_folders or ("train", "test")
+    files, others = specs.resolve({"target": f"{_SOURCES}.folder:images_below"}, field="--images")(str(path))
+    unread = f"not read: {', '.join(f'{count:,} with {suffix}' for suffix, count in sorted(others.items()))}"
     if not files:
         raise ValueError(
-            f"--images={path}: there are no images ({', '.join(_IMAGES)}). Expected: a folder for each class, as "
-            f"{path}/cat/1.jpg, or for each split and class, as {path}/train/cat/1.jpg."
+            f"--images={path}: there are no images{f'; {unread}' if others else ''}. Expected: .jpg, .jpeg, .png, .bmp "
+            f"or .gif in a folder for each class, as {path}/cat/1.jpg, or for each split and class, as "
+            f"{path}/train/cat/1.jpg."
         )
     size, channels, note = _image_form(files[:: -(-len(files) // _MOST_IMAGES)])
     source |= ({"size": size} if size else {}) | ({"channels": 1} if channels == 1 else {})
     training, evaluation = (specs.build(source, split, field="--images") for split in splits)
     batch = _first(training)
     shape = tuple(batch["image"].shape[1:])
+    without = sorted({*folders} - {*training.classes}) if not of_folders else []
     return Data(
         kind="images",
         source=source,
@@ -85,6 +94,8 @@ def images(path: Path) -> Data:
         lines=(
             f"{len(training.classes)} classes: {_few(training.classes)}",
             f"images of {shape[0]}x{shape[1]} pixels, {'grey' if shape[2] == 1 else 'colour'}{note}",
+            *([unread] if others else []),
+            *([f"left out, as folders without images of their own: {_few(without)}"] if without else []),
         ),
     )
 
@@ -117,7 +128,12 @@ def table(path: Path, label: str = "") -> Data:
 def arrays(path: Path) -> Data:
     """Looks at an .npz file; raises as the source, or ValueError if its arrays cannot be used."""
     source = {"target": f"{_SOURCES}:npz", "path": str(path)}
-    training, evaluation = (specs.build(source, split, field="--arrays") for split in ("train", "test"))
+    splits = ("train", "test")
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as file:
+            parts = [name.removesuffix(".npy").rpartition("_") for name in file.namelist()]
+        splits = _splits([split for _, mark, split in parts if mark]) or splits
+    training, evaluation = (specs.build(source, split, field="--arrays") for split in splits)
     batch = _first(training, 10_000)
     parts = [f"{name} {value.dtype.name} {tuple(value.shape[1:])}" for name, value in batch.items()]
     labels = next((name for name in ("label", "targets") if name in batch), None)
@@ -126,7 +142,14 @@ def arrays(path: Path) -> Data:
             f"--arrays={path}: which array is predicted is not known. Name the arrays x and y, or image and label. It "
             f"has: {', '.join(batch)}."
         )
-    return _of_arrays("arrays", source, training, evaluation, batch, f"arrays: {_few(parts)}", label=labels)
+    shape = batch["image"].shape[1:].as_list() if "image" in batch else []
+    if len(shape) == 3 and shape[0] in (1, 3) and shape[2] > 4:
+        raise ValueError(
+            f"--arrays={path}: images must be [examples, height, width, channels]. Received: "
+            f"{[len(training), *shape]}. Move the channels to the end: np.moveaxis(x, 1, -1)."
+        )
+    data = _of_arrays("arrays", source, training, evaluation, batch, f"arrays: {_few(parts)}", label=labels)
+    return dataclasses.replace(data, train_split=splits[0], evaluation_split=splits[1])
 
 
 def text(path: Path) -> Data:
@@ -146,6 +169,14 @@ def text(path: Path) -> Data:
     )
 
 
+def _splits(names: Iterable[str]) -> tuple[str, str] | None:
+    """Returns the splits to train and to evaluate on, of data with splits of these names; None: none is "train"."""
+    if "train" not in names:
+        return None
+    others = [name for name in _EVALUATION if name in names]
+    return ("train", others[0]) if others else ("train[:80%]", "train[80%:]")
+
+
 def _of_arrays(
     kind: str, source: dict[str, Any], training: Any, evaluation: Any, batch: dict[str, Any], *lines: str, label: str
 ) -> Data:
@@ -155,9 +186,16 @@ def _of_arrays(
     scale, targets = (0.0, 1.0), 1
     if labels == "targets":
         values = batch["targets"].numpy().astype(float)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{label} has values that are no finite numbers: remove these examples.")
         targets = values.shape[-1] if values.ndim > 1 else 1
         scale = (float(values.mean()), float(values.std()) or 1.0)
         found = f"{label} is a number, {values.min():.4g} to {values.max():.4g}"
+    elif training.num_classes > (examples := len(training) + len(evaluation)):
+        raise ValueError(
+            f"{label} has {training.num_classes:,} classes of {examples:,} examples: labels are numbers of classes, "
+            "from 0. If it is a number, store it as a float."
+        )
     else:
         names = training.classes or [str(number) for number in range(training.num_classes)]
         found = f"{label} has {training.num_classes} classes: {_few(names)}"
@@ -195,7 +233,9 @@ def _image_form(files: list[Path]) -> tuple[list[int] | None, int, str]:
                 modes[image.mode] += 1
         except (OSError, Image.DecompressionBombError):
             raise ValueError(f"--images: {str(file)!r} cannot be read as an image: repair or remove it.") from None
-    channels = 1 if set(modes) <= {"L", "1", "LA"} else 3
+    # `image_folder` reads BMP and GIF files as colour images only.
+    grey = set(modes) <= {"L", "1", "LA"} and not any(file.suffix.lower() in (".bmp", ".gif") for file in files)
+    channels = 1 if grey else 3
     if len(set(sizes)) == 1 and max(sizes[0]) <= _LARGEST:
         return None, channels, ""
     sides = [statistics.median(side) for side in zip(*sizes, strict=True)]

@@ -41,10 +41,10 @@ def of_data(name: str, data: Data) -> dict[str, str]:
         file=f"{name}.py",
         module=module,
         model=_literal(model, 8, 14),
-        adapt="" if data.kind == "text" or data.inputs == "image" else adapt,
+        adapt="" if data.kind == "text" or data.has_images else adapt,
         source=_literal(data.source, 12, 19),
         # Images: divided by 255.
-        prepare="" if data.inputs == "image" else identity,
+        prepare="" if data.has_images else identity,
         train_split=data.train_split,
         training=len(data.training),
         evaluation_split=data.evaluation_split,
@@ -67,7 +67,7 @@ def _network(name: str, data: Data) -> str:
     if data.kind == "text":
         return shipped.fill("text", name=name, shape=data.shape)
     arguments, of_outputs = "num_classes" if data.classes else "", _of_outputs(data)
-    if data.inputs == "image":
+    if data.has_images:
         stages = min(4, max(1, int(math.log2(min(data.shape[:2]))) - 2))
         filters = (16, 32, 64, 128)[:stages]
         return shipped.fill("images", name=name, shape=data.shape, filters=filters, arguments=arguments, **of_outputs)

@@ -5,7 +5,7 @@ import os
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,7 +106,8 @@ def npz(
 
     Arrays of any other names, such as `x` and `y`, are divided into "train" and "test" by `test_fraction`, at random
     and always in the same way. Without `keys`, `x`, `images` and the like are "image" if they have 3 or 4 dimensions,
-    else "inputs"; `y`, `labels` and the like are "label" if they are integers or texts, else "targets".
+    else "inputs"; `y`, `labels` and the like are "label" if they are integers, texts or booleans, else
+    "targets".
 
     Arrays are named FEATURE_SPLIT: `image_train`, `label_train`, `image_test`, `label_test`, and any other feature.
     Keras' names (mnist.npz) `x_train`, `y_train` are read as `image_train`, `label_train`. Images without a channel
@@ -179,9 +180,9 @@ def _divide_npz(
         if array not in file.files:
             raise ValueError(f"{name} has no array {array!r}. It has: {', '.join(file.files) or 'none'}.")
     try:
-        named = {key: file[array] for key, array in keys.items()} if keys else dict(_feature_names(file))
+        named = {key: file[array] for key, array in keys.items()} if keys else _named_features(file)
     except ValueError as error:
-        raise ValueError(f"{name}: an array cannot be read: {error}") from None
+        raise ValueError(f"{name}: an array cannot be used: {error}") from None
     classes = None
     label = named.get("label")
     if label is not None and label.dtype.kind in "US":
@@ -198,16 +199,29 @@ def _divide_npz(
     return Arrays({key: values[rows] for key, values in features.items()}, part, num_classes, name, classes)
 
 
-def _feature_names(file: np.lib.npyio.NpzFile) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the feature that each array probably is, and the array."""
+def _named_features(file: np.lib.npyio.NpzFile) -> dict[str, np.ndarray]:
+    """Returns the arrays by the features that they probably are; raises ValueError if two are the same one."""
+    found: dict[str, np.ndarray] = {}
+    names: dict[str, str] = {}
     for array in file.files:
         values = file[array]
-        if array.lower() in _INPUTS:
-            yield "image" if values.ndim in (3, 4) else "inputs", values
-        elif array.lower() in _LABELS:
-            yield "label" if values.dtype.kind in "iuUS" and values.ndim <= 2 else "targets", values
-        else:
-            yield array, values
+        feature = feature_of(array, values)
+        if feature in found:
+            raise ValueError(
+                f"{names[feature]!r} and {array!r} both are {feature!r}. Choose: "
+                'keys={"image": ARRAY, "label": ARRAY} of the source.'
+            )
+        found[feature], names[feature] = values, array
+    return found
+
+
+def feature_of(array: str, values: np.ndarray) -> str:
+    """Returns the feature that an array of this name probably is, in a file without splits."""
+    if array.lower() in _INPUTS:
+        return "image" if values.ndim in (3, 4) else "inputs"
+    if array.lower() in _LABELS:
+        return "label" if values.dtype.kind in "biuUS" and values.ndim <= 2 else "targets"
+    return array
 
 
 def _read_npz(file: np.lib.npyio.NpzFile, split: str, num_classes: int | None, name: str) -> Arrays:
@@ -261,8 +275,11 @@ def _check_features(features: Mapping[str, np.ndarray], where: str) -> dict[str,
     if not features:
         raise ValueError(f"{where} has no arrays.")
     for key, values in features.items():
-        if values.dtype.hasobject or values.ndim == 0:
-            raise ValueError(f"{where}: {key!r} must be an array of numbers or bytes with shape [examples, ...].")
+        if values.dtype.hasobject or values.ndim == 0 or not _is_known(values.dtype):
+            raise ValueError(
+                f"{where}: {key!r} must be an array of numbers or bytes with shape [examples, ...]. Received: "
+                f"{values.dtype} {list(values.shape)}"
+            )
     lengths = {key: len(values) for key, values in features.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{key} {length}" for key, length in lengths.items())
@@ -270,13 +287,20 @@ def _check_features(features: Mapping[str, np.ndarray], where: str) -> dict[str,
     return {key: _check_label(values, where) if key == "label" else values for key, values in features.items()}
 
 
+def _is_known(dtype: np.dtype) -> bool:
+    try:
+        return bool(tf.as_dtype(dtype))
+    except TypeError:  # Dates, structures, long double.
+        return False
+
+
 def _check_label(label: np.ndarray, where: str) -> np.ndarray:
     if label.ndim == 2 and label.shape[1] == 1:
         label = label[:, 0]
-    if label.ndim != 1 or not np.issubdtype(label.dtype, np.integer):
+    if label.ndim != 1 or label.dtype.kind not in "biu":
         raise ValueError(
             f"{where}: labels must be integers [examples]. Received: {label.dtype} {list(label.shape)}. "
-            "Use another name for other targets."
+            "Use another name for other targets, such as `targets` or `targets_train`."
         )
     return label.astype(np.int64)
 

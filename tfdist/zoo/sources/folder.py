@@ -5,7 +5,7 @@ import copy
 import hashlib
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -28,7 +28,8 @@ class image_folder:
 
     Labels number the class folders in alphabetical order. Examples have a fixed shuffled order, which depends only on
     the file names, so that a slice of a split contains all classes. Only .jpg, .jpeg, .png, .bmp and .gif files
-    (first frame) are read; other files, and hidden files and folders, are ignored.
+    (first frame) are read; other files, and hidden files and folders, are ignored. The orientation that a camera writes
+    into a JPEG (EXIF) is not applied.
 
     Args:
         split: a folder in `path`, or one of the splits above, with or without a slice: "train[:90%]".
@@ -202,6 +203,30 @@ class image_folder:
         return decoding.decode_each(decode, paths, tf.TensorSpec(self._shape, tf.uint8))
 
 
+def images_below(path: str) -> tuple[list[pathlib.Path], collections.Counter]:
+    """Returns the images in `path` and in the folders below, sorted, and how many other files have each suffix.
+
+    Links to folders are followed; hidden files and folders are left out.
+    """
+    files = [pathlib.Path(entry.path) for entry in _files_below(path, ())]
+    others = collections.Counter(file.suffix.lower() or "no suffix" for file in files)
+    for suffix in SUFFIXES:
+        del others[suffix]
+    return sorted(file for file in files if file.suffix.lower() in SUFFIXES), others
+
+
+def _files_below(path: str, above: tuple[str, ...]) -> Iterator[os.DirEntry]:
+    """Yields the files; `above`: the folders in which `path` is. A link to one of them is not followed."""
+    above = (*above, os.path.realpath(path))
+    for entry in os.scandir(path):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_file():
+            yield entry
+        elif entry.is_dir() and os.path.realpath(entry.path) not in above:
+            yield from _files_below(entry.path, above)
+
+
 def _folders(path: str) -> list[str]:
     return sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and not entry.name.startswith("."))
 
@@ -231,7 +256,7 @@ def _split_folder(split: str, path: str, name: str) -> str:
     except ValueError as error:
         filled = [part for part in parts if _folders(os.path.join(path, part))]
         if len(filled) != 1 or "[" in split:
-            raise
+            raise ValueError(f"{error} {_LAYOUT}") from None
         raise ValueError(
             f'{error} To divide {filled[0]!r}, set config.data.train_split="{filled[0]}[:80%]" and '
             f'config.data.evaluation_split="{filled[0]}[80%:]".'

@@ -1,6 +1,7 @@
 """Tables: CSV and Parquet files with a row for each example, read with pandas."""
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,13 +82,37 @@ def read(path: str, texts: Sequence[str] = ()) -> Any:
         if suffix in (".parquet", ".pq"):
             frame = pandas.read_parquet(path)
         else:
-            options = {"sep": "\t" if suffix == ".tsv" else ",", "dtype": dict.fromkeys(texts, str)}
-            frame = pandas.read_csv(path, skipinitialspace=True, low_memory=False, **options)
+            frame = _read_csv(path, "\t" if suffix == ".tsv" else ",", dtype=dict.fromkeys(texts, str))
         if not len(frame):
             raise ValueError("it has no rows.")
         return frame
+    except UnicodeDecodeError as error:
+        why = f"is not encoded in UTF-8: {error}. Convert it, for example with iconv."
+        raise ValueError(f"table {path!r} {why}") from None
     except (ValueError, ImportError, OSError) as error:  # pandas' own errors of a file are ValueErrors.
         raise ValueError(f"table {path!r} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _read_csv(path: str, separator: str, **options: Any) -> Any:
+    """Returns a CSV file as pandas reads it; raises ValueError if its first line does not name all columns."""
+    import pandas
+
+    header = pandas.read_csv(path, sep=separator, nrows=0, index_col=False).columns
+    other = next((mark for mark in ";\t|" if mark in str(header[0])), "")
+    if other and len(header) == 1:
+        raise ValueError(
+            f"its columns are separated by {other!r}: write it with commas, for example by pandas.read_csv(path, "
+            f'sep={other!r}).to_csv(path, index=False), with decimal="," as well if its numbers have commas.'
+        )
+    with warnings.catch_warnings():
+        # Otherwise pandas takes the first field of each row for its name, or leaves out the last one.
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        try:
+            return pandas.read_csv(
+                path, sep=separator, skipinitialspace=True, low_memory=False, index_col=False, **options
+            )
+        except pandas.errors.ParserWarning:
+            raise ValueError("its rows have more fields than its first line has names: name every column.") from None
 
 
 def describe(
@@ -116,8 +141,13 @@ def describe(
     if kind == "number" and not numeric:
         raise ValueError(f"{name}: the column {label!r} holds texts, and cannot be a number.")
     few = numeric and values.nunique() <= MOST_CLASSES and (values.dropna() % 1 == 0).all()
+    if kind is None and not numeric:
+        _check_texts(values, name)
     if kind == "class" or (kind is None and (few or not numeric)):
-        names = [class_name(value) for value in sorted(values.dropna().unique().tolist())]
+        try:
+            names = [class_name(value) for value in sorted(values.dropna().unique().tolist())]
+        except TypeError:
+            raise ValueError(f"{name}: the column {label!r} holds neither numbers nor texts.") from None
         return {**columns, label: {"role": "label", "kind": "class", "values": names}}
     return {**columns, label: {"role": "label", "kind": "number"}}
 
@@ -138,7 +168,13 @@ def is_number(column: Any) -> bool:
 def names_of_rows(frame: Any, label: str) -> list[str]:
     """Returns the columns besides `label` that only tell rows apart: with too many different texts, or called "id"."""
     names = [str(name) for name in frame.columns if name != label]
-    texts = [name for name in names if not is_number(frame[name]) and frame[name].nunique() > MOST_CATEGORIES]
+    texts = [
+        name
+        for name in names
+        if not is_number(frame[name])
+        and frame[name].dropna().astype(str).nunique() > MOST_CATEGORIES
+        and not _unread_number(frame[name])
+    ]
     return [*texts, *(name for name in names if name.lower() in _NUMBERS_OF_ROWS and name not in texts)]
 
 
@@ -159,14 +195,16 @@ def encode(frame: Any, columns: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
             texts = values.astype(str).to_numpy()
             parts.append(np.stack([texts == value for value in column["values"]], axis=1))
         elif is_number(values):
-            numbers = values.to_numpy(np.float64, na_value=np.nan)
+            numbers = _as_float32(values)
             parts.append(np.where(np.isnan(numbers), column["missing"], numbers)[:, np.newaxis])
         else:
             from pandas import to_numeric
 
-            wrong = values[to_numeric(values, errors="coerce").isna() & values.notna()]
-            example = [*wrong, values.iloc[0]][0]
-            raise ValueError(f"The column {name!r} must hold numbers. Received, for example: {example!r}")
+            numbers = to_numeric(values, errors="coerce").astype("float64")
+            wrong = values[numbers.isna() & values.notna()]
+            if len(wrong):
+                raise ValueError(f"The column {name!r} must hold numbers. Received, for example: {wrong.iloc[0]!r}")
+            parts.append(numbers.fillna(column["missing"]).to_numpy()[:, np.newaxis])
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
@@ -174,6 +212,7 @@ def _describe_input(values: Any, name: str) -> dict[str, Any]:
     if is_number(values):
         mean = values.astype("float64").mean()
         return {"role": "input", "kind": "number", "missing": 0.0 if np.isnan(mean) else float(mean)}
+    _check_texts(values, name)
     texts = sorted(values.dropna().astype(str).unique().tolist())
     if len(texts) > MOST_CATEGORIES:
         raise ValueError(
@@ -183,6 +222,39 @@ def _describe_input(values: Any, name: str) -> dict[str, Any]:
     return {"role": "input", "kind": "category", "values": texts}
 
 
+def _as_float32(values: Any) -> np.ndarray:
+    """Returns a column of numbers; raises ValueError, which names the row, for one that float32 cannot hold."""
+    with np.errstate(over="ignore"):
+        numbers = values.to_numpy(np.float64, na_value=np.nan).astype(np.float32)
+    if np.isinf(numbers).any():
+        row = int(np.flatnonzero(np.isinf(numbers))[0])
+        raise ValueError(f"The column {values.name!r} has a number that is infinite or too large in row {row}.")
+    return numbers
+
+
+def _check_texts(values: Any, name: str) -> None:
+    example = _unread_number(values)
+    if example:
+        raise ValueError(
+            f"{name}: the column {values.name!r} holds numbers that are read as texts, such as {example!r}: write them "
+            f"as 1234.5, with at most 18 digits, or leave the column out, ignore=[{values.name!r}]."
+        )
+
+
+def _unread_number(values: Any) -> str:
+    """Returns a number of a column of numbers that pandas takes for texts, such as "1,5"; "" if it is none.
+
+    Texts of digits alone are categories.
+    """
+    from pandas import to_numeric
+
+    known = values.dropna()
+    texts = known.astype(str)
+    unread = texts[texts.str.contains(",", regex=False) | ~known.map(lambda value: isinstance(value, str))]
+    numbers = to_numeric(texts.str.replace(",", "", regex=False), errors="coerce")
+    return str(unread.iloc[0]) if len(unread) and numbers.notna().all() else ""
+
+
 def _encode_label(frame: Any, label: str, column: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:
     values = frame[label]
     if values.isna().any():
@@ -190,6 +262,6 @@ def _encode_label(frame: Any, label: str, column: Mapping[str, Any], name: str) 
         count = int(values.isna().sum())
         raise ValueError(f"{name}: {count} rows have no value in the column {label!r}; the first is row {row}.")
     if column["kind"] == "number":
-        return {"targets": values.to_numpy(np.float32)}
+        return {"targets": _as_float32(values)}
     numbers = {text: number for number, text in enumerate(column["values"])}
     return {"label": np.array([numbers[class_name(value)] for value in values.tolist()], np.int64)}

@@ -29,7 +29,7 @@ def text(split: str, *, path: str, length: int = 64, test_fraction: float = 0.1)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{name}: there is no file {os.path.abspath(path)!r}.")
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             content = file.read()
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is not encoded in UTF-8: {error}. Convert it, for example with iconv.") from None

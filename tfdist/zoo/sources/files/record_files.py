@@ -186,7 +186,8 @@ def _locate(number: int, path: str, size: int, title: str) -> np.ndarray:
             length = struct.unpack("<Q", header[:8])[0] if len(header) == _HEADER else size
             if position + _HEADER + length + _FOOTER > size:
                 raise ValueError(
-                    f"{title}: {path!r} is cut off or not a TFRecord file, at byte {position}. Download it again."
+                    f"{title}: {path!r} is cut off or not a TFRecord file, at byte {position}. Download it "
+                    "again, or write it without compression."
                 )
             places.append((number, position + _HEADER, length))
             position += _HEADER + length + _FOOTER
