@@ -612,7 +612,8 @@ def noisy() -> keras.Model:
 
 
 def with_dropout() -> keras.Model:
-    layers = [keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+    first = keras.layers.Dense(8, kernel_regularizer="l2")
+    layers = [keras.Input((6,)), first, keras.layers.Dropout(0.5), keras.layers.Dense(3)]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return compiled(keras.Sequential(layers), loss=loss, metrics=["accuracy"])
 

@@ -34,9 +34,8 @@ def call_without_effect(model: keras.Model, function: Callable[[Any], Any], elem
             raise ValueError(f"compile(run_eagerly=True) needs dense tensors. Received: {spec}")
         return tf.zeros([1, *(1 if size is None else size for size in spec.shape[1:])], spec.dtype)
 
-    with keras.StatelessScope(collect_losses=True):
+    with keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
         if model.run_eagerly:
             function(tf.nest.map_structure(example, element_spec))
-            return
-        with keras.SymbolicScope():
+        else:
             tf.function(function, autograph=False).get_concrete_function(element_spec)
