@@ -70,8 +70,8 @@ def make_run(
     trainer.make_stateless(model, context.step_count, replica_step.replica_of_draws, config.seed)
     parts = {"shard": shard, "stack_shards": stack_shards, "compares": workdir is not None}
     feed = feed_lib.make_feed(cluster, config, adapter, validation, initial_epoch, callbacks, **parts)
-    of = {"epochs": round(config.train.epochs), "steps": adapter.steps, "saves_draws": not any(map(_is_code, adapters))}
-    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **of)
+    fit = {"epochs": round(config.train.epochs), "steps": adapter.steps, "saves_draws": not _made_by_code(adapters)}
+    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **fit)
     feed = feed_lib.with_comparison(cluster, feed, runner, adapter, validation)
     console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
     run = trainer.Run(
@@ -93,9 +93,9 @@ def make_run(
     return virtual.parts.compose(run) if virtual else run
 
 
-def _is_code(adapter: DataAdapter) -> bool:
-    """Returns whether Python code makes the data: it may draw random numbers, and ahead."""
-    return adapter.gate is not None or adapter.epoch_hooks is not None
+def _made_by_code(adapters: list[DataAdapter]) -> bool:
+    """Returns whether Python code makes some of the data: it may draw random numbers, and read ahead."""
+    return any(adapter.gate is not None or adapter.epoch_hooks is not None for adapter in adapters)
 
 
 def _divide(

@@ -7,6 +7,7 @@ from tfdist.training.callbacks.active_hooks import is_active
 from tfdist.training.callbacks.broadcast import Placement, runs_on_all_workers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.callbacks.state import plain_attributes
+from tfdist.training.checkpointing import lock_workdir
 from tfdist.training.consistency.replicas import ReplicaMismatchError, make_check
 from tfdist.training.evaluation.evaluate import evaluate
 from tfdist.training.loop import train

@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tfdist import config as config_lib
@@ -52,7 +53,10 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
     if run.workdir is None:
         run.callbacks.train_begin()
         return loop_tools.make_tools(run, report_run.open_report(run, None), None), _new_state(run, rate)
-    lock = _acquire_workdir(run) if run.cluster.is_chief else None
+    lock = None
+    if run.cluster.is_chief:
+        stop = {"requests": (interruption.STOP_FILE, interruption.SAVE_FILE), "requested": run.stop.file_found}
+        lock = lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers, **stop)
     try:
         return _open_workdir(run, lock, rate)
     except BaseException:
@@ -103,19 +107,26 @@ def _open_ledger(run: Run, state: TrainingState) -> Ledger:
     return ledger_lib.open_ledger(workdir, state.step, about, energy.meter(os.environ))
 
 
-def _acquire_workdir(run: Run) -> WorkdirLock:
-    """Makes this run the only one in its workdir; raises WorkdirInUseError if another run is alive there."""
-    options = run.config.cluster
+def lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers: int, **requests: Any) -> WorkdirLock:
+    """Makes this run the only one in its workdir; `requests` and errors as for `workdir_lock.acquire`. On the chief."""
     return workdir_lock.acquire(
-        run.workdir,
+        workdir,
         job=slurm_job.job_id(os.environ) or "",
         heartbeat_seconds=options.heartbeat_seconds,
-        wait_seconds=worker_spec.connect_seconds(options.connect_seconds, run.cluster.num_workers),
-        lost=peer_loss.end_second_writer,
-        requests=(interruption.STOP_FILE, interruption.SAVE_FILE),
-        requested=run.stop.file_found,
+        wait_seconds=worker_spec.connect_seconds(options.connect_seconds, num_workers),
+        lost=_end_second_writer,
         log=lambda text: print(f"tfdist: {text}", file=sys.stderr, flush=True),
+        **requests,
     )
+
+
+def _end_second_writer(other: str) -> None:
+    """Ends this process at once, in the lock's thread: two runs must not write to one workdir."""
+    text = f"this process was stopped for so long that another run has taken over its workdir: {other}. It ends here"
+    peer_loss.claim_exit()
+    peer_loss.announce_failure(text)
+    print(f"tfdist: {text}.", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _new_state(run: Run, rate: float | None) -> TrainingState:

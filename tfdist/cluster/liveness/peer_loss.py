@@ -232,15 +232,6 @@ def announce_failure(reason: str) -> None:
         _send_and_flush(monitor, {"lost": text, "stacks": False, "restart_helps": False})
 
 
-def end_second_writer(other: str) -> None:
-    """Ends this process at once, in the thread of a workdir's lock: two runs must not write to one workdir."""
-    text = f"this process was stopped for so long that another run has taken over its workdir: {other}. It ends here"
-    claim_exit()
-    announce_failure(text)
-    print(f"tfdist: {text}.", file=sys.stderr, flush=True)
-    os._exit(1)
-
-
 def announce_exit(monitor: HeartbeatMonitor) -> None:
     """Announces a normal exit, so that this worker is not reported as lost."""
     if not monitor.all_finished.is_set():

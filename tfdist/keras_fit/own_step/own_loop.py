@@ -3,7 +3,6 @@
 The function is the `train_step` of a model that holds what it refers to, so all that holds for such a step holds here.
 """
 
-import atexit
 import contextlib
 import dataclasses
 import functools
@@ -18,12 +17,9 @@ import keras
 import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.checkpoint import workdir_lock
 from tfdist.cluster import collective_guard, interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.discovery import slurm_job, worker_spec
-from tfdist.cluster.liveness import peer_loss
-from tfdist.config import ClusterOptions, user_code
+from tfdist.config import user_code
 from tfdist.data import autograph
 from tfdist.keras_fit import connect, messages, patches, setup
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
@@ -248,7 +244,7 @@ def batches(
 
 
 def _stopped(cluster: Cluster, stop: interruption.StopRequest, place: saved_passes.Place) -> SystemExit:
-    """Tells that the loop is stopped and saved, and returns its end."""
+    """Prints that the loop was stopped and saved; returns the exception that ends the script."""
     if cluster.is_chief:
         by = stop.reason or "another worker"
         messages.say(f"stopped by {by} and saved in {place.directory.parent}: run the same command to resume")
@@ -299,17 +295,7 @@ def _place(cluster: Cluster, workdir: Path) -> saved_passes.Place:
         WorkdirInUseError: another run writes to the workdir.
     """
     if workdir not in _places:
-        if cluster.is_chief:
-            options = ClusterOptions()
-            lock = workdir_lock.acquire(
-                workdir,
-                job=slurm_job.job_id(os.environ) or "",
-                heartbeat_seconds=options.heartbeat_seconds,
-                wait_seconds=worker_spec.connect_seconds(options.connect_seconds, cluster.num_workers),
-                lost=peer_loss.end_second_writer,
-                log=messages.say,
-            )
-            atexit.register(lock.release)
+        own_setup.lock(cluster, workdir)
         _places[workdir] = saved_passes.Place.open(cluster, workdir, _steps)
     return _places[workdir]
 

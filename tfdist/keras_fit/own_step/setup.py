@@ -1,9 +1,11 @@
 """Makes what a run needs for a model with a `train_step` or `test_step` of its own."""
 
+import atexit
 import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -40,6 +42,12 @@ def overrides(model: keras.Model) -> tuple[str, ...]:
     """Returns which of its methods the model overrides whose results are those of a step."""
     methods = ("train_step", "test_step", "compute_metrics")
     return tuple(name for name in methods if compiled_model.overrides(model, name))
+
+
+def lock(cluster: Cluster, workdir: Path) -> None:
+    """Makes this loop the only run in its workdir until the process ends; raises WorkdirInUseError."""
+    if cluster.is_chief:
+        atexit.register(trainer.lock_workdir(workdir, config_lib.ClusterOptions(), cluster.num_workers).release)
 
 
 def auto_jit_compile(cluster: Cluster, model: keras.Model) -> bool:

@@ -309,8 +309,9 @@ def tell_metric(name: str, value: tf.Tensor, rows: Rows) -> None:
 
 
 def _tell_if_other(value: tf.Tensor, rows: Rows, text: str) -> None:
-    tells = not tf.executing_eagerly() and rows.replicas > 1 and replicas_lib.is_first()
-    if tells and any(kind_of(term, rows) == "other" for _, term in terms_of(value, rows)):
+    if tf.executing_eagerly() or rows.replicas == 1 or not replicas_lib.is_first():
+        return
+    if any(kind_of(term, rows) == "other" for _, term in terms_of(value, rows)):
         _say(value.op, text)
 
 

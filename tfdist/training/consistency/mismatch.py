@@ -84,7 +84,12 @@ def act(check: ReplicaConsistencyCheck, state: TrainingState) -> None:
 
 
 def different_data(cluster: Cluster, names: Sequence[str], found: np.ndarray, count: int) -> ReplicaMismatchError:
-    """Returns the error for workers whose examples differ, of which `count` were compared; see `describe_mismatch`."""
+    """Returns the error to raise if the examples of the workers differ.
+
+    Args:
+        names, found: as for `describe_mismatch`.
+        count: how many examples of each split were compared.
+    """
     lines, differing = describe_mismatch(names, found, replica_names(cluster))
     return ReplicaMismatchError(
         "\n  ".join(["The workers do not read the same data:", *lines])
