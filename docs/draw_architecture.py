@@ -1,4 +1,4 @@
-"""Draws docs/architecture.svg, the wings of the package and their imports, from the source itself.
+"""Draws docs/architecture.svg, the packages of tfdist and their imports, from the source itself.
 
 usage: python docs/draw_architecture.py
 
@@ -33,15 +33,15 @@ class Box:
 
 
 BLUE, GREEN, ORANGE, VIOLET, GREY, WHITE = "#dbe9fb", "#dff3e4", "#fdebd3", "#ece4f9", "#eceff3", "#ffffff"
-# Entry points: modules of the top level and commands. Drawn above the wings that they import.
-DOORS = {
+# Entry points: modules of the top level and commands. Drawn above the packages that they import.
+ENTRY_POINTS = {
     "__init__": ("import tfdist", Box(240, 84, 260, 66, WHITE, "for scripts: connect, fit ...")),
     "run": ("python -m tfdist.run", Box(30, 84, 204, 66, WHITE, "an unchanged script")),
     "main": ("python -m tfdist.main", Box(510, 84, 220, 66, WHITE, "trains or evaluates")),
     "__main__": ("python -m tfdist TOOL", Box(740, 84, 240, 66, WHITE, "doctor, scaling ...")),
     "launch.__main__": ("python -m tfdist.launch", Box(1000, 84, 240, 66, WHITE, "several local workers")),
 }
-WINGS = {
+PACKAGES = {
     "keras_fit": Box(240, 196, 260, 112, VIOLET, "model.fit on all workers, for compiled Keras models"),
     "tools": Box(740, 196, 240, 112, VIOLET, "commands that check, measure and compare"),
     "zoo": Box(40, 354, 180, 134, WHITE, "models, sources, objectives that configs name"),
@@ -64,12 +64,12 @@ SUBPACKAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """Read from the source: the wings and sub-packages, and the imports between them.
+    """Read from the source: packages and subpackages, and the imports between them.
 
-    `imports` maps every wing and entry point to the wings that it imports, within functions too.
+    `imports` maps every package and entry point to the packages that it imports, within functions too.
     """
 
-    wings: frozenset[str]
+    packages: frozenset[str]
     imports: dict[str, frozenset[str]]
 
     def drawn(self) -> list[tuple[str, str]]:
@@ -81,8 +81,8 @@ class Architecture:
             if not any(end in self._reached(other) for other in ends - {end})
         )
 
-    def _reached(self, wing: str) -> set[str]:
-        found, waiting = set(), [wing]
+    def _reached(self, package: str) -> set[str]:
+        found, waiting = set(), [package]
         while waiting:
             for other in self.imports.get(waiting.pop(), frozenset()) - found:
                 found.add(other)
@@ -90,28 +90,28 @@ class Architecture:
         return found
 
 
-def read_package(package: pathlib.Path) -> Architecture:
-    """Reads the wings of a package and their imports from its source files.
+def read_package(folder: pathlib.Path) -> Architecture:
+    """Reads the packages in `folder` and their imports from the source files.
 
     Args:
-      package: the folder of the package. Its folders are the wings, its top-level modules entry points.
+      folder: such as tfdist/. Its folders are the packages, and its modules the entry points.
     """
-    wings, imports = set(), {}
-    for path in sorted(package.rglob("*.py")):
-        if path == package / "configs.py":  # It names the folder configs/, and imports nothing.
+    packages, imports = set(), {}
+    for path in sorted(folder.rglob("*.py")):
+        if path == folder / "configs.py":  # It names the folder configs/, and imports nothing.
             continue
-        source, parts = path.read_text(), path.relative_to(package).with_suffix("").parts
+        source, parts = path.read_text(), path.relative_to(folder).with_suffix("").parts
         names = [".".join(parts[:length]) for length in range(1, len(parts))] or [parts[0]]
-        wings.update(names)
-        found = {wing for wing in _imported_wings(source, package) if wing != parts[0]}
+        packages.update(names)
+        found = {package for package in _imported_packages(source, folder) if package != parts[0]}
         imports[parts[0]] = imports.get(parts[0], frozenset()) | found
-    if (package / "launch" / "__main__.py").exists():
+    if (folder / "launch" / "__main__.py").exists():
         imports["launch.__main__"] = frozenset({"launch"})
-    return Architecture(frozenset(wings), imports)
+    return Architecture(frozenset(packages), imports)
 
 
-def _imported_wings(source: str, package: pathlib.Path) -> set[str]:
-    """The wings that a module imports; dotted names in strings count, as importlib is given them."""
+def _imported_packages(source: str, folder: pathlib.Path) -> set[str]:
+    """The packages that a module imports; dotted names in strings count, as importlib is given them."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -121,30 +121,30 @@ def _imported_wings(source: str, package: pathlib.Path) -> set[str]:
         elif isinstance(node, ast.Constant) and re.fullmatch(r"\w+(\.\w+)+", f"{node.value}"):
             names.add(str(node.value))
     parts = [name.split(".") for name in names]
-    wings = {name[1] for name in parts if name[0] == package.name and len(name) > 1}
-    return {wing for wing in wings if (package / wing).is_dir()}
+    packages = {name[1] for name in parts if name[0] == folder.name and len(name) > 1}
+    return {package for package in packages if (folder / package).is_dir()}
 
 
 def draw(architecture: Architecture) -> str:
     """Returns the picture as SVG; the same text for the same architecture.
 
     Raises:
-      ValueError: a wing or an entry point has no box, a box has no wing, or an import points upwards.
+      ValueError: a package or an entry point has no box, a box has no package, or an import points upwards.
     """
-    found = {name for name in architecture.wings if "." not in name} | {"launch.__main__"}
-    if found != DOORS.keys() | WINGS.keys():
-        raise ValueError(f"boxes and wings differ: {sorted(found ^ (DOORS.keys() | WINGS.keys()))}")
-    boxes = WINGS | {name: box for name, (_, box) in DOORS.items()}
-    parts = [_text(40, 48, "tfdist: ten wings and five entry points", 24, weight="bold")]
+    found = {name for name in architecture.packages if "." not in name} | {"launch.__main__"}
+    if found != ENTRY_POINTS.keys() | PACKAGES.keys():
+        raise ValueError(f"boxes and packages differ: {sorted(found ^ (ENTRY_POINTS.keys() | PACKAGES.keys()))}")
+    boxes = PACKAGES | {name: box for name, (_, box) in ENTRY_POINTS.items()}
+    parts = [_text(40, 48, "tfdist: ten packages and five entry points", 24, weight="bold")]
     parts.append(_text(WIDTH - 40, 48, "an arrow means: imports", 14, anchor="end", color="#5b6675"))
     for start, end in architecture.drawn():
         parts.append(_arrow(boxes[start], boxes[end], f"{start} -> {end}"))
-    for name, (title, box) in DOORS.items():
+    for name, (title, box) in ENTRY_POINTS.items():
         parts += [_rectangle(box), _text(box.x + 14, box.y + 27, title, 15, mono=True, weight="bold")]
         parts += _wrapped(box, box.y + 49, box.caption)
         parts[-1] += f"\n<!-- {name} imports {_listed(architecture.imports[name])} -->"
-    for name, box in WINGS.items():
-        parts += _wing(name, box, architecture)
+    for name, box in PACKAGES.items():
+        parts += _package(name, box, architecture)
     style = "font-family: 'Helvetica Neue', Helvetica, Arial, 'Liberation Sans', sans-serif"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" style="{style}">'
     marker = '<marker id="tip" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" orient="auto">'
@@ -153,27 +153,27 @@ def draw(architecture: Architecture) -> str:
     return "\n".join([head, marker, paper, *parts, "</svg>"]) + "\n"
 
 
-def _wing(name: str, box: Box, architecture: Architecture) -> list[str]:
-    """One box: name, caption, sub-packages, and the wings that it imports."""
+def _package(name: str, box: Box, architecture: Architecture) -> list[str]:
+    """One box: name, caption, subpackages, and the packages that it imports."""
     parts = [_rectangle(box), _text(box.x + 14, box.y + 28, f"{name}/", 18, mono=True, weight="bold")]
     parts += _wrapped(box, box.y + 50, box.caption)
     subpackages = {key: text for key, text in SUBPACKAGES.items() if key.split(".")[0] == name}
     parts += _side_by_side(box, subpackages)
     listed = f"imports {_listed(architecture.imports[name])}"
     if len(listed) * 12 * ADVANCE > box.width - 28:
-        others = f"imports all but {_listed(WINGS.keys() - {name} - architecture.imports[name])}"
+        others = f"imports all but {_listed(PACKAGES.keys() - {name} - architecture.imports[name])}"
         listed = min(listed, others, key=len)
     parts.append(_text(box.x + 14, box.y + box.height - 12, listed, 12, color="#5b6675"))
     parts[-1] += f"\n<!-- {name} imports {_listed(architecture.imports[name])} -->"
     return parts
 
 
-def _listed(wings: Iterable[str]) -> str:
-    return ", ".join(sorted(wings)) or "no other wing"
+def _listed(packages: Iterable[str]) -> str:
+    return ", ".join(sorted(packages)) or "no other package"
 
 
 def _side_by_side(box: Box, subpackages: dict[str, str]) -> list[str]:
-    """The sub-packages of a wing, in one row."""
+    """The subpackages of a package, in one row."""
     count = max(len(subpackages), 1)
     parts, width = [], (box.width - 14 * (count + 1)) // count
     for index, (name, text) in enumerate(subpackages.items()):
@@ -241,7 +241,7 @@ def _arrow(start: Box, end: Box, label: str) -> str:
 def _free_stretch(start: Box, end: Box) -> tuple[int, int] | None:
     """The widest range of x in which a vertical line from `start` to `end` meets no other box."""
     left, right = max(start.x, end.x), min(start.x + start.width, end.x + end.width)
-    between = [box for box in WINGS.values() if start.y < box.y and box.y + box.height < end.y]
+    between = [box for box in PACKAGES.values() if start.y < box.y and box.y + box.height < end.y]
     edges = [
         left,
         *(edge for box in sorted(between, key=lambda box: box.x) for edge in (box.x, box.x + box.width)),

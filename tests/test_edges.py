@@ -89,9 +89,9 @@ def measured():
     facade = [
         other
         for module, source in sources.items()
-        if test_house.wing(module) == "keras_fit"
+        if test_house.package_of(module) == "keras_fit"
         for _, other, _ in test_house.imported(source, sources)
-        if test_house.wing(other) == "training"
+        if test_house.package_of(other) == "training"
     ]
     return {
         "lines in tfdist": lines(sources, sources),

@@ -1,4 +1,4 @@
-"""The layout of the package: which wing imports which, where private names are used, how long files may be."""
+"""The layout of tfdist: which package imports which, where private names are used, how long files may be."""
 
 import ast
 import functools
@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
-# The wings, and which others each may import. zoo is for configs: no wing imports it.
-WINGS = {
+# The packages, and which others each may import. zoo is for configs: nothing imports it.
+PACKAGES = {
     "configs": set(),
     "config": {"configs"},
     "report": set(),
@@ -55,7 +55,7 @@ DISTRIBUTION = {"get_replica_context", "all_reduce", "merge_call", "replica_id_i
 LAUNCHERS = re.compile(r"(SLURM|OMPI|PMI|PMIX|PBS)_\w*|TF_CONFIG|CUDA_VISIBLE_DEVICES")
 # Lines, docstrings included.
 LONGEST_FUNCTION, LONGEST_FILE, LONGEST_CONTRACT = 60, 400, 14
-# Files and folders in a wing or a sub-wing.
+# Files and folders in a package or a subpackage.
 MOST_ENTRIES = 15
 # Private names of TensorFlow and Keras: imports, and attributes with a leading underscore. TensorFlow 2.21 and Keras 3
 # have no public replacement for them. A name that is no longer used must go from here: the list can only shrink.
@@ -194,24 +194,24 @@ def imported(source, known):
         yield from ((node.lineno, name, id(node) in top) for name in names)
 
 
-def wing(module):
-    """`cluster` for `tfdist.cluster.strategy`; None for the front door, `tfdist` itself."""
+def package_of(module):
+    """`cluster` for `tfdist.cluster.strategy`; None for `tfdist` itself."""
     return module.split(".")[1] if "." in module else None
 
 
 def order_problems(sources):
-    """Lists imports that a wing may not make, and modules that belong to no wing."""
+    """Lists imports that a package may not make, and modules that belong to no package."""
     problems = []
     for module, source in sources.items():
-        mine = wing(module)
-        if mine not in (None, *WINGS):
-            problems.append(f"{module} is in no wing: give it its place in WINGS")
+        mine = package_of(module)
+        if mine not in (None, *PACKAGES):
+            problems.append(f"{module} is in no package: give it its place in PACKAGES")
             continue
         for line, other, _ in imported(source, sources):
             if other.split(".")[0] != "tfdist" or other == module or mine is None:
                 continue
-            theirs = wing(other)
-            allowed = theirs == mine or theirs in WINGS[mine]
+            theirs = package_of(other)
+            allowed = theirs == mine or theirs in PACKAGES[mine]
             if not allowed:
                 problems.append(f"{module}:{line} imports {other}")
     return problems
@@ -223,7 +223,7 @@ def facade_problems(sources):
         f"{module}:{line} imports {other}"
         for module, source in sources.items()
         for line, other, _ in imported(source, sources)
-        if (other == FACADE) != (wing(module) == "keras_fit" and wing(other) == "training")
+        if (other == FACADE) != (package_of(module) == "keras_fit" and package_of(other) == "training")
     ]
 
 
@@ -232,7 +232,7 @@ def shell_problems(sources):
     return [
         f"{module}:{number} names {found[0]}"
         for module, source in sources.items()
-        if wing(module) in CORE and module not in MAY_NAME_THE_SHELL
+        if package_of(module) in CORE and module not in MAY_NAME_THE_SHELL
         for number, line in enumerate(source.splitlines(), 1)
         for found in SHELL.finditer(line)
     ]
@@ -406,9 +406,9 @@ def test_what_a_module_uses_of_another_one_exists():
 
 
 def test_core_does_not_import_or_name_the_shell():
-    shell = WINGS.keys() - {*CORE, "configs", "__main__", "main", "run"}
+    shell = PACKAGES.keys() - {*CORE, "configs", "__main__", "main", "run"}
     assert shell == {"launch", "keras_fit", "tools", "zoo"}
-    assert [name for name in CORE if WINGS[name] & shell] == []
+    assert [name for name in CORE if PACKAGES[name] & shell] == []
     assert shell_problems(modules()) == []
     sample = {
         "tfdist.data.a": 'PATH = "tfdist.zoo.models:mlp"\n# as tfdist.launch does\n',
@@ -436,7 +436,7 @@ def test_the_order_can_be_broken():
         "tfdist.training.loop:1 imports tfdist",
         "tfdist.training.run:1 imports tfdist.zoo.models",
         "tfdist.zoo.models:2 imports tfdist.training.run",
-        "tfdist.attic is in no wing: give it its place in WINGS",
+        "tfdist.attic is in no package: give it its place in PACKAGES",
     ]
     assert [problem.split()[0] for problem in cycles(sources)] == [
         *("tfdist.config", "tfdist.training.loop", "tfdist.training.run", "tfdist.zoo.models"),

@@ -1,4 +1,4 @@
-"""docs/architecture.svg shows the wings and imports of the package; the page's reading path is short."""
+"""docs/architecture.svg shows the packages and their imports; the page's reading path is short."""
 
 import importlib.util
 import pathlib
@@ -27,14 +27,14 @@ def test_the_picture_is_that_of_the_source(drawing):
     assert drawing.PICTURE.read_text() == drawn, "run python docs/draw_architecture.py"
 
 
-def test_every_wing_and_its_imports_are_in_the_picture(drawing):
+def test_every_package_and_its_imports_are_in_the_picture(drawing):
     picture, architecture = drawing.PICTURE.read_text(), drawing.read_package(ROOT / "tfdist")
     shown = dict(re.findall(r"<!-- (\S+) imports (.*?) -->", picture))
-    assert shown.keys() == drawing.WINGS.keys() | drawing.DOORS.keys()
-    for name, wings in architecture.imports.items():
-        assert shown[name] == (", ".join(sorted(wings)) or "no other wing")
+    assert shown.keys() == drawing.PACKAGES.keys() | drawing.ENTRY_POINTS.keys()
+    for name, packages in architecture.imports.items():
+        assert shown[name] == (", ".join(sorted(packages)) or "no other package")
     titles = re.findall(r"<title>(\S+) -&gt; (\S+)</title>", picture)
-    assert titles == architecture.drawn() and len(titles) >= len(drawing.WINGS)
+    assert titles == architecture.drawn() and len(titles) >= len(drawing.PACKAGES)
 
 
 def test_the_reading_path_of_the_core_is_short():
@@ -58,14 +58,14 @@ def test_the_page_names_what_its_files_define():
 
 def test_reading_finds_imports_in_functions_and_by_name(drawing, tmp_path):
     package = tmp_path / "mine"
-    for wing in ("low", "middle", "high"):
-        (package / wing).mkdir(parents=True)
-        (package / wing / "__init__.py").write_text("")
+    for name in ("low", "middle", "high"):
+        (package / name).mkdir(parents=True)
+        (package / name / "__init__.py").write_text("")
     (package / "middle" / "a.py").write_text("def f():\n    from mine.low import b\n")
     (package / "high" / "a.py").write_text("import mine.low.b\nfrom mine import middle\n")
     (package / "main.py").write_text('import importlib\nimportlib.import_module("mine.high.a")\n')
     architecture = drawing.read_package(package)
-    assert architecture.wings == {"low", "middle", "high", "main"}
+    assert architecture.packages == {"low", "middle", "high", "main"}
     assert architecture.imports == {
         **{"low": frozenset(), "middle": frozenset({"low"}), "high": frozenset({"low", "middle"})},
         "main": frozenset({"high"}),
@@ -75,9 +75,9 @@ def test_reading_finds_imports_in_functions_and_by_name(drawing, tmp_path):
 
 def test_packages_without_a_box_and_upward_arrows_are_found(drawing):
     architecture = drawing.read_package(ROOT / "tfdist")
-    upwards = drawing.Architecture(architecture.wings, architecture.imports | {"config": frozenset({"training"})})
+    upwards = drawing.Architecture(architecture.packages, architecture.imports | {"config": frozenset({"training"})})
     with pytest.raises(ValueError, match="config -> training points upwards"):
         drawing.draw(upwards)
-    attic = drawing.Architecture(architecture.wings | {"attic"}, architecture.imports | {"attic": frozenset()})
-    with pytest.raises(ValueError, match=r"boxes and wings differ: \['attic'\]"):
+    attic = drawing.Architecture(architecture.packages | {"attic"}, architecture.imports | {"attic": frozenset()})
+    with pytest.raises(ValueError, match=r"boxes and packages differ: \['attic'\]"):
         drawing.draw(attic)

@@ -33,8 +33,8 @@ def child(kind, index):
     raise LookupError((kind, index))
 
 
-def kills_a_worker(batch, seeds, *, training):
-    """Prepares images, in the chief; from the 60th batch on, as soon as there is a checkpoint, kills worker 1, once."""
+def signals_a_worker(batch, seeds, *, training, number=int(signal.SIGKILL)):
+    """Prepares images, in the chief; from the 60th batch on, after a checkpoint, sends worker 1 a signal, once."""
 
     def note(images):
         BATCHES.append(len(images))
@@ -44,7 +44,7 @@ def kills_a_worker(batch, seeds, *, training):
             while not list(marker.parent.glob("checkpoints/step-*")) and time.monotonic() < deadline:
                 time.sleep(0.05)
             marker.touch()
-            os.kill(child("worker", 1), signal.SIGKILL)
+            os.kill(child("worker", 1), number)
         return images
 
     prepared = prepare.image(batch, seeds, training=training, scale=1 / 16)
@@ -65,36 +65,45 @@ def left_behind(workdir):
     return [words for words in found if any(str(workdir) in word for word in words)]
 
 
+def asynchronous(workdir, *flags, code):
+    """Runs the command, which must exit with `code` and leave no process; returns what it printed."""
+    command = [
+        *(sys.executable, "-m", "tfdist", "asynchronous", "--config=configs/digits.py", f"--workdir={workdir}"),
+        *("--config.cluster.connect_seconds=240", "--config.train.epochs=none", "--config.train.steps=150"),
+        *("--config.learning_rate.warmup_epochs=0", "--config.learning_rate.peak=0.02"),
+        *("--config.report.every.steps=50", "--config.report.every.epochs=none", "--config.report.tensorboard=false"),
+        *("--config.checkpoint.every.steps=20", "--config.checkpoint.every.epochs=none"),
+        *("--config.checkpoint.export=false", *flags),
+    ]
+    paths = ":".join(str(REPOSITORY / folder) for folder in ("", "tests/workers", "tests/support"))
+    env = worker_environment(PYTHONPATH=paths, TO_KILL=str(workdir / "killed"))
+    done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout + done.stderr
+    deadline = time.monotonic() + 60  # The kernel ends them with their parent, though not in the same instant.
+    while found := left_behind(workdir):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    return done
+
+
+def starts(workdir):
+    return [json.loads(line) for line in (workdir / "starts.jsonl").read_text().splitlines()]
+
+
 @pytest.mark.slow
 def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
-    options = [
-        *("--config=configs/digits.py", f"--workdir={tmp_path}", "--config.cluster.connect_seconds=240"),
-        "--config.data.prepare={'target': 'test_asynchronous:kills_a_worker'}",
-        *("--config.train.epochs=none", "--config.learning_rate.warmup_epochs=0", "--config.learning_rate.peak=0.02"),
-        *(
-            "--config.report.every.steps=50",
-            "--config.report.every.epochs=none",
-            "--config.report.tensorboard=false",
-            "--config.checkpoint.every.steps=20",
-            "--config.checkpoint.every.epochs=none",
-            "--config.checkpoint.export=false",
-        ),
-    ]
-    command = [sys.executable, "-m", "tfdist", "asynchronous", *options, "--config.train.steps=150"]
-    paths = ":".join(str(REPOSITORY / folder) for folder in ("", "tests/workers", "tests/support"))
-    env = worker_environment(PYTHONPATH=paths, TO_KILL=str(tmp_path / "killed"))
+    notify = f"--config.report.notify=echo $TFDIST_STATE >> {tmp_path}/ends"
     for code in (interruption.EXIT_PEER_LOST, 0):
-        done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=300)
-        assert done.returncode == code, done.stdout + done.stderr
+        prepare_flag = "--config.data.prepare={'target': 'test_asynchronous:signals_a_worker'}"
+        done = asynchronous(tmp_path, prepare_flag, notify, code=code)
         assert len(re.findall(r"^(?:worker|ps) \d: pid \d+$", done.stdout, re.MULTILINE)) == 3
         # Of TensorFlow's log only the error of the lost worker.
         assert not re.search(r"^[IW]\d{4} |session config|InitializeLog", done.stderr, re.MULTILINE), done.stderr
         lost = re.search(r"^tfdist: worker 1 \(localhost:\d+\) is lost\. Restart all tasks", done.stderr, re.MULTILINE)
         assert bool(lost) == (code != 0), done.stderr
-        deadline = time.monotonic() + 60  # The kernel ends them with their parent, though not in the same instant.
-        while found := left_behind(tmp_path):
-            assert time.monotonic() < deadline, found
-            time.sleep(0.1)
+    assert (tmp_path / "ends").read_text().split() == ["lost", "finished"]
+    assert [start["end"] for start in starts(tmp_path)] == ["lost", "finished"]
+    assert all(start["seconds"][cause] > 0 for start in starts(tmp_path) for cause in ("start", "compilation", "steps"))
     assert "evaluate   tfdist evaluate " in done.stdout
     assert "resumed from" in done.stdout
     reports = records(tmp_path, "train")
@@ -103,6 +112,16 @@ def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
     evaluated = records(tmp_path, "evaluation")[-1]
     assert evaluated["num_examples"] == 355 and evaluated["accuracy"] > 0.7
     assert [int(value) for name, value in arrays(tmp_path, 150).items() if name.endswith("iteration")] == [150]
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_ends_the_run(tmp_path):
+    prepare_flag = (
+        f"--config.data.prepare={{'target': 'test_asynchronous:signals_a_worker', 'number': {signal.SIGSTOP}}}"
+    )
+    done = asynchronous(tmp_path, prepare_flag, "--config.cluster.stall_seconds=10", code=interruption.EXIT_PEER_LOST)
+    assert "tfdist: no update has ended for 10 s (config.cluster.stall_seconds): a task is stopped" in done.stderr
+    assert starts(tmp_path)[-1]["end"] == "lost"
 
 
 def test_main_names_the_command_for_asynchronous_training():

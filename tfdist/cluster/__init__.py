@@ -8,5 +8,5 @@
     liveness/                     heartbeats and watchdogs: lost and stalled workers, by name
     several_workers/              their start; rendezvous/: they connect and compare; wire/: signed messages and keys
 
-The only wing that names launchers' variables. Imports config.
+The only package that names launchers' variables. Imports config.
 """

@@ -6,7 +6,7 @@
     flatten, differences      diff.py: dotted field names; differences between two configs
     define_config, parse      flags.py, command_line/: `--config=FILE` and `--config.section.field=VALUE`
 
-Imports no other wing, and no TensorFlow.
+Imports no other package, and no TensorFlow.
 """
 
 from tfdist.config.command_line import meanings

@@ -1,6 +1,6 @@
 """What other packages may use of training: a run, the loop, the parts of a step, and what they replace in a model.
 
-Nothing else imports this module: inside the wing, modules import each other.
+Nothing else imports this module: inside the package, modules import each other.
 """
 
 from tfdist.training.callbacks.active_hooks import is_active

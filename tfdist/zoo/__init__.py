@@ -7,5 +7,5 @@
     optimizers.py, schedules.py                optimizers and learning rates beyond Keras'
     splits.py, stateless_random.py             split notation; random numbers per example
 
-A config may name functions of any package with the same signatures. Imports config and data; no wing imports the zoo.
+A config may name functions of any package with the same signatures. Imports config and data; nothing imports the zoo.
 """

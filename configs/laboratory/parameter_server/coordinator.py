@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,6 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.cluster import interruption
 from tfdist.config import specs
 from tfdist.configs.laboratory.parameter_server import tasks
 from tfdist.training import checkpointing, loop, setup
@@ -22,6 +22,7 @@ from tfdist.training import run as run_lib
 from tfdist.training.consistency import nonfinite
 from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
+from tfdist.training.reporting import ending
 from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.updates import stages
@@ -40,6 +41,7 @@ class RemoteModel:
     # Schedules the update of a batch on any worker; returns the future sums over its examples.
     schedule: Callable[[dict[str, tf.Tensor]], Any]
     workers: int
+    progress: tasks.Progress
 
 
 def train(
@@ -75,21 +77,24 @@ def train(
         print("This run is already finished; nothing to do.")
         return 0
     tools, state = checkpointing.open_run(run)
-    try:
-        with tasks.exit_when_lost(mine):
-            remote = _make_remote_model(run, strategy, coordinator, len(mine.addresses["worker"]))
-            _train(tools, state, remote)
+    record_loss = functools.partial(ending.record, tools, state, "lost")
+    with ending.record_end(tools, state):
+        try:
+            with tasks.exit_when_lost(mine, config.cluster, record_loss) as progress:
+                _train(tools, state, _make_remote_model(run, strategy, coordinator, mine, progress))
+        except StopRequested:
+            tools.ledger.enter("checkpoints")
+            checkpointing.save_stopped(tools, state)
+            return ending.stopped_code(run)
+        tools.ledger.enter("checkpoints")
         checkpointing.wait_until_saved(tools, state)
         checkpointing.mark_finished(tools, state)
         return 0
-    except StopRequested:
-        checkpointing.save_stopped(tools, state)
-        return interruption.EXIT_STOPPED
-    finally:
-        checkpointing.close(tools)
 
 
-def _make_remote_model(run: run_lib.Run, strategy: Any, coordinator: Any, workers: int) -> RemoteModel:
+def _make_remote_model(
+    run: run_lib.Run, strategy: Any, coordinator: Any, mine: tasks.TaskSpec, progress: tasks.Progress
+) -> RemoteModel:
     config = run.config
     with strategy.scope():
         model = specs.build(config.model, field="config.model")
@@ -109,7 +114,8 @@ def _make_remote_model(run: run_lib.Run, strategy: Any, coordinator: Any, worker
         model=model,
         optimizer=optimizer,
         schedule=lambda batch: coordinator.schedule(compiled, args=(batch,)),
-        workers=workers,
+        workers=len(mine.addresses["worker"]),
+        progress=progress,
     )
 
 
@@ -121,13 +127,16 @@ def _train(tools: LoopTools, state: TrainingState, remote: RemoteModel) -> None:
     """
     run = tools.run
     _copy(run.variables, _variables(remote))
+    tools.ledger.enter("other")
     loop.run_due_actions(tools, state)
     batches = iter(run.feed.training(state.step, run.total_steps))
     while state.step < run.total_steps:
         if run.stop.reason is not None:
             raise StopRequested
         started, first = time.perf_counter(), state.step
-        sums = _updates(tools, state, remote, batches)
+        with tools.ledger.execution(), remote.progress.watch():
+            sums = _updates(tools, state, remote, batches)
+        tools.ledger.note_execution(state.step, state.step - first, 0.0)
         if not all(math.isfinite(value) for value in sums):
             text = f"The loss is {sums[0]} in updates {first + 1} to {state.step}"
             raise nonfinite.make_diverged_error(tools, text, (first + 1, state.step))
@@ -154,8 +163,10 @@ def _updates(
         state.step += 1
         if len(scheduled) > _SCHEDULED * remote.workers:
             sums += scheduled.popleft().fetch()
+            remote.progress.note_update()
     for future in scheduled:
         sums += future.fetch()
+        remote.progress.note_update()
     remote.coordinator.join()
     return sums.tolist()
 

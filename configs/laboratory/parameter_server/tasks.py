@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 from absl import flags, logging
 
+from tfdist import config as config_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.rendezvous import alone
@@ -115,13 +116,52 @@ def connect(
     return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
 
 
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Progress:
+    """Since when the chief waits for an update."""
+
+    # As `time.monotonic`; None: it does something else.
+    since: float | None = None
+    # True as soon as an update has ended.
+    started: bool = False
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """The chief waits for updates in the block."""
+        self.since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.since = None
+
+    def note_update(self) -> None:
+        """Notes that an update has ended."""
+        self.since, self.started = time.monotonic(), True
+
+    def describe_stall(self, options: config_lib.ClusterOptions) -> str:
+        """Returns what is wrong if an update takes longer than it may, otherwise ""."""
+        field = "stall_seconds" if self.started else "first_stall_seconds"
+        since, limit = self.since, getattr(options, field)
+        if since is None or limit is None or time.monotonic() - since < limit:
+            return ""
+        return f"no update has ended for {limit:g} s (config.cluster.{field}): a task is stopped, or its host is down"
+
+
 @contextlib.contextmanager
-def exit_when_lost(mine: TaskSpec) -> Iterator[None]:
+def exit_when_lost(
+    mine: TaskSpec, options: config_lib.ClusterOptions, record: Callable[[str], None]
+) -> Iterator[Progress]:
     """During the block, exits this process with code 76 when a worker or parameter server no longer listens.
 
-    TensorFlow would wait up to an hour for a worker to return, and does not always recover when it does.
+    TensorFlow would wait up to an hour for a worker to return, and does not always recover when it does. Yields the
+    chief's progress: the process also exits when an update takes longer than `options` allow.
+
+    Args:
+        mine: the chief's task.
+        options: the time limits.
+        record: called with the reason before the exit.
     """
-    finished = threading.Event()
+    finished, progress = threading.Event(), Progress()
 
     def poll() -> None:
         failed = dict.fromkeys(mine.remote(), 0)
@@ -129,12 +169,14 @@ def exit_when_lost(mine: TaskSpec) -> Iterator[None]:
             for name, address in mine.remote().items():
                 failed[name] = 0 if _listens(address) else failed[name] + 1
                 if failed[name] >= _FAILED_POLLS and not finished.is_set():
-                    _exit_lost(f"{name} ({address}) is lost")
+                    _exit_lost(f"{name} ({address}) is lost", record)
+            if stall := progress.describe_stall(options):
+                _exit_lost(stall, record)
 
     thread = threading.Thread(target=poll, name="tfdist-tasks", daemon=True)
     thread.start()
     try:
-        yield
+        yield progress
     except tf.errors.OpError:
         thread.join(_NAME_SECONDS)  # If a task is lost, the thread exits the process here.
         raise
@@ -142,8 +184,9 @@ def exit_when_lost(mine: TaskSpec) -> Iterator[None]:
         finished.set()
 
 
-def _exit_lost(text: str) -> None:
+def _exit_lost(text: str, record: Callable[[str], None]) -> None:
     print(f"tfdist: {text}. Restart all tasks to resume from the newest checkpoint.", file=sys.stderr)
+    record(text)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(interruption.EXIT_PEER_LOST)  # TensorFlow's shutdown would wait for the lost task.

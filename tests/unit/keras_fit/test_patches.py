@@ -19,9 +19,9 @@ def state():
 
 before = state()
 import tfdist
-for wing in ("keras_fit", "training"):
-    package = importlib.import_module(f"tfdist.{wing}")
-    for module in pkgutil.walk_packages(package.__path__, f"tfdist.{wing}."):
+for name in ("keras_fit", "training"):
+    package = importlib.import_module(f"tfdist.{name}")
+    for module in pkgutil.walk_packages(package.__path__, f"tfdist.{name}."):
         importlib.import_module(module.name)
 assert state() == before
 assert callable(tfdist.fit) and callable(tfdist.connect)

@@ -117,16 +117,16 @@ def _hash_groups(values: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.gather(tf.concat(hashes, axis=0), np.argsort(order))
 
 
-def _fingerprint(value: tf.Tensor) -> tf.Tensor:
-    """Hashes a tensor of any shape and dtype but strings by FarmHash, on the host: int64 [1]."""
-    words = tf.raw_ops.Fingerprint(data=tf.reshape(value, [1, -1]), method=b"farmhash64")
-    return tf.bitcast(words, tf.int64)
-
-
 def _fingerprints(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Hashes each of n tensors by FarmHash, strings as `hash_tensor`: int64 [n]."""
-    each = [hash_tensor(value)[tf.newaxis] if value.dtype == tf.string else _fingerprint(value) for value in values]
-    return tf.concat(each, axis=0)
+    """Hashes each of n tensors by FarmHash, on the host, but strings as `hash_tensor`: int64 [n]."""
+    row, method = tf.constant([1, -1]), tf.constant("farmhash64")  # Once, which takes a seventh of the time.
+    words = [
+        tf.bitcast(hash_tensor(value)[tf.newaxis], tf.uint8)
+        if value.dtype == tf.string
+        else tf.raw_ops.Fingerprint(data=tf.raw_ops.Reshape(tensor=value, shape=row), method=method)
+        for value in values
+    ]
+    return tf.bitcast(tf.concat(words, axis=0), tf.int64)
 
 
 # The type of the replicas' devices -> the name of the hash of a state there.

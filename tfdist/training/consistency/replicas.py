@@ -5,6 +5,7 @@ One hash per replica is gathered; only if these differ, one per variable, to nam
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,14 +97,20 @@ def make_check(
 
 def _hash_all(cluster: Cluster, variables: Mapping[str, Any]) -> tf.Tensor:
     """Returns the hash of each replica's state: int64 [replicas, 1]. Collective."""
-    local, found = cluster.num_replicas // cluster.num_workers, []
-    for variable in map(checkpoint_format.tf_variable, variables.values()):
-        # Of divided ones the whole, one after another.
-        divided = isinstance(variable, Divided)
-        copies = [variable.whole()] if divided else cluster.strategy.experimental_local_results(variable)
-        hashes = hashing.hash_each([tf.convert_to_tensor(one) for one in copies], cluster.device_type)
-        found.append(hashes if len(copies) == local else tf.repeat(hashes[:1], local))
-    states = [hashing.combine(row, cluster.device_type).numpy() for row in tf.stack(found, axis=1)]
+    values = {name: checkpoint_format.tf_variable(variable) for name, variable in variables.items()}
+    # Of divided ones the whole, one after another.
+    divided = {name: one for name, one in values.items() if isinstance(one, Divided)}
+    found = {name: hashing.hash_each([one.whole()], cluster.device_type).numpy() for name, one in divided.items()}
+    copies = {
+        name: [tf.convert_to_tensor(copy) for copy in cluster.strategy.experimental_local_results(one)]
+        for name, one in values.items()
+        if name not in divided
+    }
+    hashes = iter(hashing.hash_each([*itertools.chain(*copies.values())], cluster.device_type).numpy())
+    found |= {name: np.array([*itertools.islice(hashes, len(each))]) for name, each in copies.items()}
+    local = cluster.num_replicas // cluster.num_workers
+    rows = np.stack([np.broadcast_to(found[name], [local]) for name in values], axis=1)
+    states = [hashing.combine(tf.constant(row), cluster.device_type).numpy() for row in rows]
     return tf.reshape(cluster.all_gather(np.array(states, np.int64)), [-1, 1])
 
 

@@ -25,7 +25,7 @@ def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
 
     Saves the chief's state after a replica mismatch. A SystemExit of a config's code is an error.
     """
-    peer_loss.call_before_exit(lambda text: _record(tools, state, "lost", text))
+    peer_loss.call_before_exit(lambda text: record(tools, state, "lost", text))
     end, text = "failed", ""
     try:
         yield
@@ -41,7 +41,7 @@ def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
         with tools.ledger.during("checkpoints"):
             checkpointing.close(tools)
         peer_loss.call_before_exit(None)
-        _record(tools, state, end, text)
+        record(tools, state, end, text)
 
 
 def stopped_code(run: Run) -> int:
@@ -58,7 +58,7 @@ def _describe(error: BaseException, tools: LoopTools) -> tuple[str, str]:
     return ("lost", named or text) if lost else ("failed", text)
 
 
-def _record(tools: LoopTools, state: TrainingState, end: str, text: str) -> None:
+def record(tools: LoopTools, state: TrainingState, end: str, text: str) -> None:
     """Writes the end of the start once, and calls what `config.report.notify` names, on one worker."""
     run = tools.run
     if not tools.ledger.finish(end, text) or run.workdir is None:
