@@ -23,13 +23,9 @@ _TOGETHER = 2**25
 class Workers(Protocol):
     """The members of `cluster.cluster.Cluster` that this module uses."""
 
-    @property
-    def num_workers(self) -> int:
-        """The number of workers."""
-
-    @property
-    def is_chief(self) -> bool:
-        """True on worker 0, which reads the files."""
+    num_workers: int
+    # True on worker 0, which reads the files.
+    is_chief: bool
 
     def broadcast_bytes(self, value: bytes) -> bytes:
         """Returns the chief's `value` on every worker. Collective."""
