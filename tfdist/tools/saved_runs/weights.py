@@ -1,7 +1,6 @@
 """The model of a run with the weights of a checkpoint, and the preparation of its input."""
 
 import contextlib
-import sys
 from typing import Any
 
 import keras
@@ -34,10 +33,8 @@ def load(saved: SavedRun, cluster: Cluster, which: str) -> tuple[keras.Model, bo
             + ("without --checkpoint." if which != "newest" else "which a finished run has: run the script again.")
         )
     run = setup.build_run(saved.config, saved.workdir, cluster, config_file=None)
-    found = None
-    if cluster.is_chief:
-        found = checkpoint_format.find(saved.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr))
-    restore.restore(cluster, restore.broadcast_saved(cluster, found), run.variables)
+    found = restore.find(cluster, lambda: checkpoint_format.find(saved.checkpoints, which))
+    restore.restore(cluster, found, run.variables)
     contextlib.ExitStack().enter_context(run.evaluated_weights())  # Until the process ends.
     with cluster.scope():
         run.objective.finalise_weights()
