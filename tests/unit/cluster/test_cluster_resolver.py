@@ -95,6 +95,7 @@ def test_a_resolver_for_each_launcher():
 
     step = place(slurm(2, FOUR_ON_TWO, "n[9-10]", "2(x2)"))
     made = resolver(step, num_gpus=3)
+    assert isinstance(made, SlurmClusterResolver)
     assert made.cluster_spec().as_dict() == {"worker": list(step.addresses)}
     assert (made.task_type, made.task_id, made.rpc_layer) == ("worker", 2, "grpc")
     assert made.num_accelerators() == {"GPU": 3}
@@ -108,6 +109,7 @@ def test_a_resolver_for_each_launcher():
     # What the preflight found out, where the spec does not know it.
     arbitrary = place(slurm(0, TWO_ON_ONE, "n9", "2", SLURM_DISTRIBUTION="arbitrary"))
     made = resolver(arbitrary, ["n9:1", "n9:2"])
+    assert isinstance(made, SlurmClusterResolver)
     assert made.cluster_spec().as_dict() == {"worker": ["n9:1", "n9:2"]}
 
     assert resolver(place({})).cluster_spec().as_dict() == {}

@@ -21,6 +21,8 @@ def resolver(
         num_gpus: GPUs that this worker uses; None: all that are visible to TensorFlow at the time.
     """
     addresses = list(spec.addresses if addresses is None else addresses)
+    if spec.launcher == "slurm" and addresses:
+        return SlurmClusterResolver(gpus_per_task=num_gpus, auto_set_gpu=False, spec=spec, addresses=addresses)
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         # An empty cluster: this process only.
         tf.train.ClusterSpec({"worker": addresses} if addresses else {}),
@@ -51,6 +53,8 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
             before TensorFlow's first operation.
         rpc_layer: the protocol between TensorFlow's servers.
         env: the environment; None: that of this process.
+        spec: the worker spec if it is known; `env` and ports are then not used.
+        addresses: "host:port" of each task; None: those of the spec.
 
     Raises:
         ValueError: not a Slurm step of a known distribution, or too few tasks or GPUs.
@@ -65,10 +69,14 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         auto_set_gpu: bool = True,
         rpc_layer: str = "grpc",
         env: Mapping[str, str] | None = None,
+        spec: WorkerSpec | None = None,
+        addresses: Sequence[str] | None = None,
     ):
-        spec = slurm.step(os.environ if env is None else env, port_base=port_base, port_count=port_count)
+        if spec is None:
+            spec = slurm.step(os.environ if env is None else env, port_base=port_base, port_count=port_count)
         self._spec = spec
-        if not spec.addresses:
+        self._addresses = list(spec.addresses if addresses is None else addresses)
+        if not self._addresses:
             raise ValueError(
                 "With an arbitrary distribution, Slurm provides no hosts of the tasks. Use tfdist.connect(), whose "
                 "workers exchange them, or srun -m block, cyclic or plane=<size>."
@@ -76,7 +84,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         jobs = dict(jobs or {"worker": spec.num_workers})
         if sum(jobs.values()) != spec.num_workers:
             raise ValueError(f"jobs must have as many tasks as the Slurm step, {spec.num_workers}. Received: {jobs!r}")
-        tasks_per_node = collections.Counter(hostlist.split_address(address)[0] for address in spec.addresses)
+        tasks_per_node = collections.Counter(hostlist.split_address(address)[0] for address in self._addresses)
         # Zero GPUs: otherwise the parent class runs nvidia-smi and sets CUDA_VISIBLE_DEVICES.
         super().__init__(jobs, port_base, 0, 0, dict(tasks_per_node), False, rpc_layer)
         self._num_gpus = gpus_per_task
@@ -95,7 +103,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
         """Returns the addresses of all tasks of all jobs."""
         cluster, first = {}, 0
         for name, count in sorted(self._jobs.items()):
-            cluster[name] = list(self._spec.addresses[first : first + count])
+            cluster[name] = self._addresses[first : first + count]
             first += count
         return tf.train.ClusterSpec(cluster)
 
