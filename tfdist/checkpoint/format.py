@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -222,7 +223,9 @@ def newest_valid(directory: Path, report: Callable[[str], None], at_most: int | 
     return None
 
 
-def find(directory: Path, which: str, report: Callable[[str], None]) -> Saved:
+def find(
+    directory: Path, which: str, report: Callable[[str], None] = lambda text: print(f"tfdist: {text}", file=sys.stderr)
+) -> Saved:
     """Returns the verified checkpoint `which`, "newest", "best" or a step, or raises ValueError; see `newest_valid`."""
     if which == "newest":
         saved = newest_valid(directory, report)

@@ -6,7 +6,7 @@ the values with their checksums.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,13 +23,9 @@ _TOGETHER = 2**25
 class Workers(Protocol):
     """The members of `cluster.cluster.Cluster` that this module uses."""
 
-    @property
-    def num_workers(self) -> int:
-        """The number of workers."""
-
-    @property
-    def is_chief(self) -> bool:
-        """True on worker 0, which reads the files."""
+    num_workers: int
+    # True on worker 0, which reads the files.
+    is_chief: bool
 
     def broadcast_bytes(self, value: bytes) -> bytes:
         """Returns the chief's `value` on every worker. Collective."""
@@ -49,6 +45,11 @@ def broadcast_saved(workers: Workers, saved: Saved | None) -> Saved | None:
     fields = json.loads(content)
     arrays = {name: (shape, dtype) for name, (shape, dtype) in fields["arrays"].items()}
     return Saved(step=fields["step"], path=Path(fields["path"]), state=fields["state"], arrays=arrays)
+
+
+def find(workers: Workers, look: Callable[[], Saved | None]) -> Saved | None:
+    """Returns on every worker the checkpoint that `look` finds on the chief; see `broadcast_saved`. Collective."""
+    return broadcast_saved(workers, look() if workers.is_chief else None)
 
 
 def restore(workers: Workers, saved: Saved, variables: Mapping[str, Any]) -> None:

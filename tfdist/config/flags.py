@@ -159,13 +159,11 @@ def parse(argv: list[str]) -> list[str]:
         specs.part("flags.config")(argv)
     try:
         rest = flags.FLAGS(argv)
-    except flags.Error as error:
+    except Exception as error:
         if has_config:
             specs.part("flags.explain")(argv)
-        sys.exit(plain(error))
-    except Exception:
-        if has_config:
-            specs.part("flags.explain")(argv)
+        if isinstance(error, flags.Error):
+            sys.exit(plain(error))
         raise
     flags_only(rest[1:])
     if not has_config:

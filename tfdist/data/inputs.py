@@ -38,7 +38,7 @@ def open_inputs(config: config_lib.Config) -> Inputs:
     inputs = Inputs(
         pipeline=pipelines.choose(config.data),
         prepare=prepare,
-        prepare_all=_finish_on_host(prepare, finish),
+        prepare_all=finish_on_host(prepare, finish),
         objective=_finish_on_device(finish, autograph.convert(objective, "config.objective")),
         adapt=adapt,
         described=_returned(finish) if halves and finish else lambda spec: spec,
@@ -63,7 +63,7 @@ def _returned(finish: Callable[..., Batch]) -> Callable[[dict[str, tf.TensorSpec
     return lambda spec: function.get_concrete_function(spec).structured_outputs
 
 
-def _finish_on_host(prepare: Prepare, finish: Callable[..., Batch] | None) -> Prepare:
+def finish_on_host(prepare: Prepare, finish: Callable[..., Batch] | None) -> Prepare:
     """Returns a `prepare` that also finishes its batches."""
     if finish is None:
         return prepare

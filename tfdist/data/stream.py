@@ -6,9 +6,10 @@ make every worker prepare all examples. `AutoShardPolicy.HINT` would make it pre
 many steps ahead as there are workers: memory and the delay of the first step would not decrease with more workers.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -39,6 +40,16 @@ def check_source(source: Any, name: str, split: str) -> Source:
     if len(source) == 0:
         raise ValueError(f"config.data: the split {split!r} of {name} has no examples.")
     return source
+
+
+@contextlib.contextmanager
+def name_damaged_example(source: Source) -> Iterator[None]:
+    """Raises, after an error of TensorFlow in the block, that of the source for its first damaged example, if any."""
+    try:
+        yield
+    except tf.errors.OpError:
+        getattr(source, "verify", lambda: None)()
+        raise
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

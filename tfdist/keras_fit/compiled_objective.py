@@ -92,10 +92,6 @@ class CompiledObjective(ModelObjective):
                 metric.count.assign(1.0)
         return logs
 
-    def finalise_weights(self) -> None:
-        """Assigns the averages of an optimizer with `use_ema` to the weights; called in `strategy.scope`."""
-        self.optimizer.finalize_variable_values(self.model.trainable_variables)
-
     def _rows(self, element: Element, *, training: bool) -> Rows:
         return rows_lib.rows_of(element, self.batch_sizes[training])
 

@@ -67,8 +67,7 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
 
 def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tuple[LoopTools, TrainingState]:
     damaged: list[str] = []
-    saved = checkpoint_format.newest_valid(run.checkpoints, damaged.append) if run.cluster.is_chief else None
-    saved = restore.broadcast_saved(run.cluster, saved)
+    saved = restore.find(run.cluster, lambda: checkpoint_format.newest_valid(run.checkpoints, damaged.append))
     state = _new_state(run, rate) if saved is None else TrainingState.from_json(saved.state)
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)

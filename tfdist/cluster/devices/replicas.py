@@ -9,25 +9,15 @@ rings: list[Any] = []  # A `tcp_ring.TcpRing`, which sums tensors over the worke
 
 
 class Replicas(Protocol):
-    """The replicas of all workers of a run, seen from one of them; a `Cluster` implements it.
+    """The replicas of all workers of a run, seen from one of them; a `Cluster` implements it."""
 
-    `implementation` of the sums is "nccl", "ring" or "tcp", `device_type` of the replicas "CPU" or "GPU".
-    """
-
-    @property
-    def strategy(self) -> tf.distribute.Strategy: ...
-
-    @property
-    def num_workers(self) -> int: ...
-
-    @property
-    def num_replicas(self) -> int: ...
-
-    @property
-    def implementation(self) -> str: ...
-
-    @property
-    def device_type(self) -> str: ...
+    strategy: tf.distribute.Strategy
+    num_workers: int
+    num_replicas: int
+    # Of the sums: "nccl", "ring" or "tcp".
+    implementation: str
+    # Of the replicas: "CPU" or "GPU".
+    device_type: str
 
     def scope(self) -> AbstractContextManager:
         """Returns the scope in which models, optimizers and metrics are created."""

@@ -5,7 +5,6 @@ written under a temporary name and renamed when complete. A file lock lets two j
 once; the kernel releases the lock when its holder dies, and the next process removes the incomplete directory.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ import tensorflow as tf
 
 from tfdist import config
 from tfdist.config import diff
-from tfdist.data import autograph, read_ahead
+from tfdist.data import autograph, read_ahead, stream
 from tfdist.data.cache import example_files
 from tfdist.data.feed import Batch, Prepare
 from tfdist.data.stream import Source
@@ -117,23 +116,15 @@ class CachedSource:
         """Returns the examples `ids`, int64 [n]; the first call fills the cache."""
         if self._arrays is not None:
             return self._arrays.gather(ids)
-        with self._lock, tf.init_scope(), tf.device("CPU:0"), self._name_damaged_example():
+        with self._lock, tf.init_scope(), tf.device("CPU:0"), stream.name_damaged_example(self):
             if self._files is None:
                 self._files = example_files.open_files(self.fill())
         return example_files.gather(self._files, ids)
 
     def _load_all(self) -> dict[str, np.ndarray]:
         self._check()
-        with self._name_damaged_example():
+        with stream.name_damaged_example(self):
             return collect(_chunks(self._load, len(self)), len(self))
-
-    @contextlib.contextmanager
-    def _name_damaged_example(self) -> Iterator[None]:
-        try:
-            yield
-        except tf.errors.OpError:
-            self.verify()
-            raise
 
     def fill(self) -> Path:
         """Writes the split if it is not complete on disk; returns its directory. Several processes may call it at once.
@@ -230,8 +221,3 @@ def collect(chunks: Iterable[Mapping[str, np.ndarray]], num_examples: int) -> di
         position += len(values)
     assert position == num_examples, f"{position} examples instead of {num_examples}"
     return joined
-
-
-def fits(num_bytes: int, limit_mb: float) -> bool:
-    """Returns True if `num_bytes` is at most `limit_mb` MiB."""
-    return num_bytes <= limit_mb * 2**20

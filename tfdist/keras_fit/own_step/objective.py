@@ -120,10 +120,6 @@ class OwnStepObjective(ModelObjective):
         ordered = [name for metric in self.model.metrics for name, (of, _) in results if of is metric]
         return ordered if set(ordered) == set(names) else discovered.names
 
-    def finalise_weights(self) -> None:
-        """Assigns the averages of an optimizer with `use_ema` to the weights; called in `strategy.scope`."""
-        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
-
 
 def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
     """Makes one step of the user's on this replica's shard, in `strategy.run`; returns `ShardResult.sums`."""

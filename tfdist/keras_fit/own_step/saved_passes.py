@@ -45,10 +45,8 @@ class Place:
     @classmethod
     def open(cls, cluster: Cluster, workdir: Path, steps: list[Any]) -> "Place":
         """Returns the place of a workdir, with what is saved there. Collective."""
-        directory, saved = workdir / "checkpoints", None
-        if cluster.is_chief:
-            saved = checkpoint_format.newest_valid(directory, messages.say)
-        saved = restore.broadcast_saved(cluster, saved)
+        directory = workdir / "checkpoints"
+        saved = restore.find(cluster, lambda: checkpoint_format.newest_valid(directory, messages.say))
         if saved is None:
             return cls(directory, steps, None, [])
         # Releases before had no list: their newest checkpoint stands for all passes.

@@ -78,6 +78,10 @@ class ModelObjective:
     def restore_state(self, values: list[Any]) -> None:
         self.metric_state.assign(values)
 
+    def finalise_weights(self) -> None:
+        """Assigns the averages of an optimizer with `use_ema` to the weights; called in `strategy.scope`."""
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+
 
 def make_metric_state(cluster: Cluster, variables: Callable[[], list[keras.Variable]]) -> MetricState:
     """Makes the state of `variables`, which are read when the state is."""

@@ -96,21 +96,16 @@ def read_batch(options: config_lib.Data, source: Any, prepare: Callable[..., dic
 
     Raises ValueError, with its name, if an example cannot be read.
     """
-    import tensorflow as tf
-
     from tfdist.data import stream
 
     size = min(len(source), options.batch_size)
-    try:
+    with stream.name_damaged_example(source):
         if training:
             more = {"seed": 0, "shuffle": options.shuffle}
             batch = next(iter(stream.training(source, prepare, stream.ReplicaShard(), global_batch=size, **more)(0, 1)))
         else:
             dataset, _ = stream.evaluation(source, prepare, stream.ReplicaShard(), global_batch=size, seed=0)
             batch, _ = next(iter(dataset))
-    except tf.errors.OpError:
-        getattr(source, "verify", lambda: None)()
-        raise
     return ", ".join(f"{name} {value.dtype.name} {value.shape.as_list()}" for name, value in batch.items())
 
 

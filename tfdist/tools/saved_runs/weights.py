@@ -1,16 +1,15 @@
 """The model of a run with the weights of a checkpoint, and the preparation of its input."""
 
 import contextlib
-import sys
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import specs
+from tfdist.data import inputs
 from tfdist.data.stream import Prepare
 from tfdist.report import files
 from tfdist.tools.saved_runs import saved as saved_lib
@@ -34,10 +33,8 @@ def load(saved: SavedRun, cluster: Cluster, which: str) -> tuple[keras.Model, bo
             + ("without --checkpoint." if which != "newest" else "which a finished run has: run the script again.")
         )
     run = setup.build_run(saved.config, saved.workdir, cluster, config_file=None)
-    found = None
-    if cluster.is_chief:
-        found = checkpoint_format.find(saved.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr))
-    restore.restore(cluster, restore.broadcast_saved(cluster, found), run.variables)
+    found = restore.find(cluster, lambda: checkpoint_format.find(saved.checkpoints, which))
+    restore.restore(cluster, found, run.variables)
     contextlib.ExitStack().enter_context(run.evaluated_weights())  # Until the process ends.
     with cluster.scope():
         run.objective.finalise_weights()
@@ -45,7 +42,7 @@ def load(saved: SavedRun, cluster: Cluster, which: str) -> tuple[keras.Model, bo
 
 
 def preparation(saved: SavedRun, prepares: bool) -> Prepare:
-    """Returns prepare(batch, seeds, *, training) of a run with `config.data.finish`, without augmentation.
+    """Returns prepare(batch, seeds, *, training) of a run with `config.data.finish`.
 
     It does nothing for a script, and for a model that `prepares` its input itself.
     """
@@ -54,12 +51,7 @@ def preparation(saved: SavedRun, prepares: bool) -> Prepare:
     data = saved.config.data
     prepare = specs.partial(data.prepare, field="config.data.prepare", positional=2, training=True)
     finish = data.finish and specs.partial(data.finish, field="config.data.finish", positional=1, training=True)
-
-    def prepare_and_finish(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool) -> dict[str, tf.Tensor]:
-        batch = prepare(batch, seeds, training=False)
-        return finish(batch, training=False) if finish else batch
-
-    return prepare_and_finish
+    return inputs.finish_on_host(prepare, finish)
 
 
 def input_shape(model: keras.Model) -> tuple[int | None, ...] | None:

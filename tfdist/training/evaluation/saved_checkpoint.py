@@ -1,7 +1,6 @@
 """`--mode=eval`: the evaluation of a saved checkpoint."""
 
 import json
-import sys
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import restore
@@ -24,10 +23,7 @@ def evaluate_only(run: Run, which: str) -> int:
     """
     if run.feed.evaluation is None:
         raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
-    saved = None
-    if run.cluster.is_chief:
-        saved = checkpoint_format.find(run.checkpoints, which, lambda text: print(f"tfdist: {text}", file=sys.stderr))
-    saved = restore.broadcast_saved(run.cluster, saved)
+    saved = restore.find(run.cluster, lambda: checkpoint_format.find(run.checkpoints, which))
     restore.restore(run.cluster, saved, run.variables)
     report = report_run.open_report(run, None)
     report.event(f"evaluating {saved.path}")

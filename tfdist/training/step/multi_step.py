@@ -28,9 +28,6 @@ def make_multi_step_fn(
     strategy, totals, communication = context.cluster.strategy, context.totals, context.reduction.seconds
     num_replicas, clock = context.cluster.num_replicas, context.reduction.clock
 
-    def local_results(value: tf.Tensor) -> list[tf.Tensor]:
-        return tf.nest.flatten(strategy.experimental_local_results(value))
-
     def take_totals(waited: tf.Tensor, stop: tf.Tensor, started: tf.Tensor) -> tf.Tensor:
         replica = replicas_lib.replica_id()
         sums = tf.identity(totals)
@@ -56,7 +53,7 @@ def make_multi_step_fn(
             counted = seed_generators.count_by_loop(words, steps, lambda: first + number)
             with counted, stateful_random.draw_statelessly():
                 sums = strategy.run(step, args=elements if isinstance(elements, tuple) else (elements,))
-            return number + 1, waited + tf.maximum(ready - done, 0.0), clock(local_results(sums))
+            return number + 1, waited + tf.maximum(ready - done, 0.0), clock(strategy.experimental_local_results(sums))
 
         started = timing.now()
         last = tf.identity(count)

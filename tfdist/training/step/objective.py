@@ -26,15 +26,12 @@ class ShardResult(NamedTuple):
 
 
 class Objective(Protocol):
-    """A model with its loss and metrics, as the step and the loop use it."""
+    """A model with its loss and metrics, as the step and the loop use it; the sums are its only state by default."""
 
-    @property
-    def model(self) -> keras.Model:
-        """The model that is trained."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the values that each step sums over its examples; "loss" must be one of them, at any place."""
+    # The model that is trained.
+    model: keras.Model
+    # Names of the values that each step sums over its examples; "loss" must be one of them, at any place.
+    names: tuple[str, ...]
 
     def forward_backward(self, shard: Any, loss_scale: tf.Tensor | float) -> ShardResult:
         """Runs a replica's shard of a batch forward and backward; called in `strategy.run`."""
@@ -47,12 +44,14 @@ class Objective(Protocol):
 
     def of_epoch(self, logs: dict[str, float]) -> dict[str, float]:
         """Returns the values of an epoch or an evaluation, given those of its last step. A collective."""
+        return logs
 
     def reset(self) -> None:
         """Resets metrics before an epoch or an evaluation."""
 
     def state(self) -> list[Any]:
         """Returns the metrics' state within an epoch as JSON values. A collective: every worker must call it."""
+        return []
 
     def restore_state(self, values: list[Any]) -> None:
         """Restores what `state` returned; called on every worker."""

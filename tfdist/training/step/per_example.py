@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -57,7 +56,7 @@ def _add(totals: Results, new: Results) -> Results:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PerExampleObjective:
+class PerExampleObjective(objective.Objective):
     """The objective of a config: a function that returns one value per example for the loss and each metric."""
 
     model: keras.Model
@@ -156,25 +155,9 @@ class PerExampleObjective:
         # where, not a product: a NaN in padding must not spoil the sum.
         return tf.reduce_sum(tf.where(mask, tf.stack(columns), tf.zeros([], tf.float64)), axis=1)
 
-    def of_epoch(self, logs: dict[str, float]) -> dict[str, float]:
-        return logs
-
     def results(self, totals: dict[str, float]) -> dict[str, float]:
         """Divides the sums by the number of examples, once; NaN if every step was skipped."""
         return {name: totals[name] / (totals["examples"] or math.nan) for name in self.names}
-
-    def reset(self) -> None:
-        """Does nothing: the sums are the only state."""
-
-    def state(self) -> list[Any]:
-        """Returns an empty list: the sums are saved with the training state."""
-        return []
-
-    def restore_state(self, values: list[Any]) -> None:
-        """Does nothing: `state` is empty."""
-
-    def finalise_weights(self) -> None:
-        """Does nothing: the weights are final after the last step."""
 
 
 def _average(losses: tf.Tensor, global_batch: int) -> tf.Tensor:

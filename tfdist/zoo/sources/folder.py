@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import cache, read_ahead
+from tfdist.data import cache, read_ahead, stream
 from tfdist.zoo import splits
 from tfdist.zoo.sources.files import decoding, from_disk
 
@@ -101,7 +101,7 @@ class image_folder:
         self._size = tuple(size or decoding.image_size(self._file(0)))
         self._any_size, self._encoded = encoded or size is not None, encoded
         self._shape, self.channels = (*self._size, channels), channels
-        in_memory = cache.fits(len(self) * int(np.prod(self._shape)), memory_limit_mb)
+        in_memory = len(self) * int(np.prod(self._shape)) <= memory_limit_mb * 2**20
         self._in_memory = in_memory and not encoded
         names = {"name": self._names, "label": self._labels}
         self._memory = cache.InMemoryArrays(self._load_images if self._in_memory else lambda: names)
@@ -187,11 +187,8 @@ class image_folder:
         chunks = tf.data.Dataset.from_tensor_slices(self._paths(self._names, self._labels)).batch(CHUNK_SIZE)
         decode = tf.autograph.experimental.do_not_convert(lambda paths: {"image": self._decode(paths)})
         chunks = chunks.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-        try:
+        with stream.name_damaged_example(self):
             return {**cache.collect(read_ahead.untuned(chunks).as_numpy_iterator(), len(self)), "label": self._labels}
-        except tf.errors.OpError:
-            self.verify()
-            raise
 
     def _decode(self, paths: tf.Tensor) -> tf.Tensor:
         def decode(path: tf.Tensor) -> tf.Tensor:

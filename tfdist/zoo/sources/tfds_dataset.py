@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import cache, read_ahead
+from tfdist.data import cache, read_ahead, stream
 from tfdist.zoo import splits
 from tfdist.zoo.sources import tfds_builder
 from tfdist.zoo.sources.files import decoding, from_disk, record_files
@@ -78,7 +78,7 @@ class tfds:
         self._format = _choose_format(builder, self._title)
         self._shards = _find_shards(builder, self._part, self._title)
         num_bytes = _estimate_bytes(self._specs, builder.info.splits[self._part.name], len(self))
-        self._in_memory = cache.fits(num_bytes, memory_limit_mb)
+        self._in_memory = num_bytes <= memory_limit_mb * 2**20
         if self._in_memory:
             self._memory = cache.InMemoryArrays(self._load)
         elif self._format == "array_record":
@@ -142,12 +142,9 @@ class tfds:
         else:
             self._records = ArrayRecords(self._shards)
             chunks = tf.data.Dataset.range(len(self)).batch(CHUNK_SIZE).map(self._read_records)
-        try:
+        with stream.name_damaged_example(self):
             decoded = chunks.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE)
             return cache.collect(read_ahead.untuned(decoded).as_numpy_iterator(), len(self))
-        except tf.errors.OpError:
-            self.verify()
-            raise
 
     @tf.autograph.experimental.do_not_convert
     def _read_records(self, ids: tf.Tensor) -> tf.Tensor:

@@ -26,7 +26,7 @@ from tfdist.training.consistency.replica_state import JoinedState, ReplicaState
 from tfdist.training.run import Run, replica_shard
 from tfdist.training.step.layers import model_layers
 from tfdist.training.step.random_numbers import seed_generators
-from tfdist.training.step.updates import all_reduce, branches
+from tfdist.training.step.updates import branches
 from tfdist.training.step.updates.all_reduce import AllReduce
 from tfdist.training.step.updates.loss_scale import LossScale
 from tfdist.training.step.updates.stages import Stage, Update
@@ -92,7 +92,7 @@ class PowerSGD:
             return []
 
         def exact() -> list[tf.Tensor]:
-            return self._time_sum(gradients, self.reduction.options, after)
+            return self.reduction.time_sum(gradients, self.reduction.options, after)
 
         def approximate() -> list[tf.Tensor]:
             return self._approximate(chosen, gradients, after)
@@ -112,15 +112,15 @@ class PowerSGD:
         old = [tf.identity(one.q.value) for one in chosen]
         pack = dataclasses.replace(self.reduction.options, bytes_per_pack=_BYTES_PER_PACK)
         triples = [(one.layout, *pair) for one, *pair in zip(chosen, matrices, old, strict=True)]
-        ps = self._time_sum([scale * layout.first(m, q) for layout, m, q in triples], pack, after)
+        ps = self.reduction.time_sum([scale * layout.first(m, q) for layout, m, q in triples], pack, after)
         ps = factors.orthogonalise(ps)
         qs = [scale * one.layout.second(m, p) for one, m, p in zip(chosen, matrices, ps, strict=True)]
         if self.takes_first:
             is_first = replicas_lib.is_first()
-            sums = self._time_sum([*qs, *(p if is_first else tf.zeros_like(p) for p in ps)], pack, ())
+            sums = self.reduction.time_sum([*qs, *(p if is_first else tf.zeros_like(p) for p in ps)], pack)
             qs, ps = sums[: len(qs)], sums[len(qs) :]
         else:
-            qs = self._time_sum(qs, pack, ())
+            qs = self.reduction.time_sum(qs, pack)
         product = Layout.product_by_element if self.by_element else Layout.product
         totals = [product(one.layout, p, q) for one, p, q in zip(chosen, ps, qs, strict=True)]
         totals = [tf.reshape(total, gradient.shape) for total, gradient in zip(totals, gradients, strict=True)]
@@ -128,17 +128,6 @@ class PowerSGD:
             _subtract(one.error, 1 / (scale * self.reduction.num_replicas), total)
             one.q.assign(q)
         return totals
-
-    def _time_sum(
-        self, tensors: list[tf.Tensor], options: config_lib.Communication, after: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        """Sums `tensors` over all replicas; counts the seconds from when they and `after` are computed."""
-        if self.reduction.num_replicas == 1:
-            return tensors
-        ready = self.reduction.clock([*tensors, *after])
-        sums = all_reduce.sum_over_replicas(tensors, options)
-        self.reduction.seconds.assign_add(self.reduction.clock(sums) - ready)
-        return sums
 
 
 def _subtract(variable: keras.Variable, factor: tf.Tensor | float, value: tf.Tensor) -> None:

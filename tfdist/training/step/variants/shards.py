@@ -17,7 +17,7 @@ from tfdist.data.feed import Batch
 from tfdist.training.step import collectives, train_step
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.random_numbers import repeated_passes
-from tfdist.training.step.updates import all_reduce, branches, stages, tables
+from tfdist.training.step.updates import branches, stages, tables
 from tfdist.training.step.updates.tables import Gradients
 from tfdist.training.step.variants import integers as integers_lib
 from tfdist.training.step.variants.integers import Integers
@@ -80,7 +80,8 @@ class ShardedStep:
             found, present = self._forward_backward(context, shards, ranges)
             too_large = integers_lib.exceeds(found.sizes, ranges)
             flags = tf.concat([tf.cast(tf.reduce_any(too_large), tf.int32)[tf.newaxis], found.bad], axis=0)
-            *sums, flags = self._sum(context, [*found.integers, tf.cast(flags, self.integers.integer)])
+            integers = [*found.integers, tf.cast(flags, self.integers.integer)]
+            *sums, flags = context.reduction.time_sum(integers, context.reduction.options)
             repeat = flags[0] > 0
 
             def finish() -> None:
@@ -139,13 +140,6 @@ class ShardedStep:
             return ShardResults.unpack(over_shards(compute, shards, self.count, first, add, loss_scale, ranges))
 
         return share
-
-    def _sum(self, context: StepContext, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        reduction = context.reduction
-        ready = reduction.clock(tensors)
-        sums = all_reduce.sum_over_replicas(tensors, reduction.options)
-        reduction.seconds.assign_add(reduction.clock(sums) - ready)
-        return sums
 
     def _enlarge(self, context: StepContext, sizes: tf.Tensor, ranges: tf.Tensor) -> None:
         """Makes the ranges fit the largest elements of all shards; only for a step that is repeated."""
