@@ -89,6 +89,8 @@ _requeue: Callable[..., None] | None = None
 _early: StopRequest | None = None
 # What the last `install_handlers` returned.
 _latest: StopRequest | None = None
+# The signals that are recorded.
+_recorded = _SIGNALS
 
 
 def install_early_handlers() -> None:
@@ -97,12 +99,18 @@ def install_early_handlers() -> None:
     _early = install_handlers()
 
 
+def end_by_signals() -> None:
+    """Lets SIGTERM and SIGINT end this process also after `install_handlers`: what it does has no point to stop at."""
+    global _recorded
+    _recorded = (signal.SIGUSR1,)
+
+
 def install_handlers() -> StopRequest:
     """Installs handlers that record SIGTERM, SIGINT and SIGUSR1; a second SIGINT raises KeyboardInterrupt."""
     global _early, _latest
     request, _early = _early or StopRequest(), None
     _latest = request
-    for number in _SIGNALS:
+    for number in _recorded:
         signal.signal(number, functools.partial(_record, request))
     return request
 
