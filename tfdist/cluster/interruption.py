@@ -89,20 +89,14 @@ _requeue: Callable[..., None] | None = None
 _early: StopRequest | None = None
 # What the last `install_handlers` returned.
 _latest: StopRequest | None = None
-# The signals that are recorded.
-_recorded = _SIGNALS
+_recorded = _SIGNALS  # Those that `install_handlers` records.
 
 
-def install_early_handlers() -> None:
-    """Installs the handlers early, for the first `install_handlers` of this process."""
-    global _early
+def install_early_handlers(saves: bool = True) -> None:
+    """Installs the handlers early; SIGTERM and SIGINT end a process that never `saves`, also later."""
+    global _early, _recorded
+    _recorded = _SIGNALS if saves else (signal.SIGUSR1,)
     _early = install_handlers()
-
-
-def end_by_signals() -> None:
-    """Lets SIGTERM and SIGINT end this process also after `install_handlers`: what it does has no point to stop at."""
-    global _recorded
-    _recorded = (signal.SIGUSR1,)
 
 
 def install_handlers() -> StopRequest:

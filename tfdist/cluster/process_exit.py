@@ -1,6 +1,5 @@
 """Ends a process of tfdist: exit code and message; those of errors: error_report.py."""
 
-import functools
 import os
 import sys
 from collections.abc import Callable
@@ -12,15 +11,10 @@ from tfdist.config import specs, tensorflow_log
 
 
 def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
-    """Runs `body`, which may use TensorFlow, and exits with the code that it returns.
-
-    `saves`: it sees the first stop signal, and saves. Otherwise this ends the process.
-    """
+    """Runs `body`, which may use TensorFlow, and exits with its code; if it `saves`, it sees the first stop signal."""
     interrupted = "interrupted before the run was saved" if saves else "interrupted"
-    if not saves:
-        interruption.end_by_signals()
-    interruption.install_early_handlers()
-    interruption.end_at_second_signal(functools.partial(_end_unsaved, interrupted))
+    interruption.install_early_handlers(saves)
+    interruption.end_at_second_signal(lambda number: _end_unsaved(interrupted, number))
     with interruption.block_signals():  # TensorFlow's threads must not receive signals.
         import_tensorflow_quietly()
     missing = ()

@@ -110,10 +110,7 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def move_complete(temporary: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Renames a written file to `path`, with fsync before and after: a crash leaves the old or the complete new file.
-
-    Raises OSError if the file cannot be written; the old one is unchanged.
-    """
+    """Renames a written file to `path`, with fsync; a crash or OSError leaves the old or the complete new file."""
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)
