@@ -80,6 +80,14 @@ def main() -> None:
     """Runs the tool that the first argument names, with the other arguments as its flags; exits the process."""
     closed_streams.open_closed()
     name, *arguments = sys.argv[1:] or ["--help"]
+    try:
+        _run(name, arguments)
+    except KeyboardInterrupt:
+        print(f"tfdist {name}: stopped by Ctrl-C.", file=sys.stderr)
+        sys.exit(130)  # As shells say it.
+
+
+def _run(name: str, arguments: list[str]) -> None:
     if name in _HELP:
         with closed_streams.quiet():
             print(overview())
@@ -117,13 +125,9 @@ def main() -> None:
     usage = f"python -m tfdist {name} {form}"
 
     def run(argv: list[str]) -> int | None:
-        try:
-            tool_words.check_numbers()
-            with config_flags.one_message(f"tfdist {name}"):
-                return tool.main(argv)
-        except KeyboardInterrupt:
-            print(f"tfdist {name}: stopped by Ctrl-C.", file=sys.stderr)
-            return 130  # As shells say it.
+        tool_words.check_numbers()
+        with config_flags.one_message(f"tfdist {name}"):
+            return tool.main(argv)
 
     config_flags.run(run, purpose=tool.__doc__, usage=usage, parser=getattr(tool, "parse", None))
 

@@ -159,4 +159,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    process_exit.run_and_exit(main)
+    process_exit.run_and_exit(main, saves=False)

@@ -125,7 +125,7 @@ def main(argv: list[str]) -> None:
     workdir = Path(options.workdir).expanduser()
     if options.trial is not None:
         config = trial_config(model_spec(options.trial, options.image_size, options.num_classes))
-        process_exit.run_and_exit(lambda: batch_size_trial.run_trial(config, options.batch, workdir, None))
+        process_exit.run_and_exit(lambda: batch_size_trial.run_trial(config, options.batch, workdir, None), saves=False)
     tables.make_folder(workdir)
     process_exit.import_tensorflow_quietly()
     import tensorflow as tf

@@ -89,11 +89,13 @@ _requeue: Callable[..., None] | None = None
 _early: StopRequest | None = None
 # What the last `install_handlers` returned.
 _latest: StopRequest | None = None
+_recorded = _SIGNALS  # Those that `install_handlers` records.
 
 
-def install_early_handlers() -> None:
-    """Installs the handlers early, for the first `install_handlers` of this process."""
-    global _early
+def install_early_handlers(saves: bool = True) -> None:
+    """Installs the handlers early; SIGTERM and SIGINT end a process that never `saves`, also later."""
+    global _early, _recorded
+    _recorded = _SIGNALS if saves else (signal.SIGUSR1,)
     _early = install_handlers()
 
 
@@ -102,7 +104,7 @@ def install_handlers() -> StopRequest:
     global _early, _latest
     request, _early = _early or StopRequest(), None
     _latest = request
-    for number in _SIGNALS:
+    for number in _recorded:
         signal.signal(number, functools.partial(_record, request))
     return request
 

@@ -9,13 +9,12 @@ from tfdist.cluster.devices import machine
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import specs, tensorflow_log
 
-_UNSAVED = "interrupted before the run was saved"
 
-
-def run_and_exit(body: Callable[[], int]) -> None:
-    """Runs `body`, which may use TensorFlow, and exits with the code that it returns."""
-    interruption.install_early_handlers()
-    interruption.end_at_second_signal(_end_unsaved)
+def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
+    """Runs `body`, which may use TensorFlow, and exits with its code; if it `saves`, it sees the first stop signal."""
+    interrupted = "interrupted before the run was saved" if saves else "interrupted"
+    interruption.install_early_handlers(saves)
+    interruption.end_at_second_signal(lambda number: _end_unsaved(interrupted, number))
     with interruption.block_signals():  # TensorFlow's threads must not receive signals.
         import_tensorflow_quietly()
     missing = ()
@@ -26,8 +25,8 @@ def run_and_exit(body: Callable[[], int]) -> None:
         code = interruption.EXIT_STOPPED
     except KeyboardInterrupt:
         peer_loss.claim_exit()
-        peer_loss.announce_failure(_UNSAVED)
-        print_error(_UNSAVED)
+        peer_loss.announce_failure(interrupted)
+        print_error(interrupted)
         code = 130
     except Exception as error:
         code, missing = specs.part("errors")(error), getattr(error, "missing", ())
@@ -44,12 +43,12 @@ def run_and_exit(body: Callable[[], int]) -> None:
     sys.exit(code)
 
 
-def _end_unsaved(number: int) -> None:
+def _end_unsaved(text: str, number: int) -> None:
     """Ends the process after a second stop signal, unless the main thread ends it or starts to save."""
     peer_loss.await_writers()
     if not interruption.is_saving():
-        peer_loss.announce_failure(_UNSAVED)
-        print_error(_UNSAVED)
+        peer_loss.announce_failure(text)
+        print_error(text)
         os._exit(128 + number)
 
 

@@ -94,24 +94,23 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Writes `data` to a temporary file beside `path`, calls fsync, and renames it to `path`.
 
-    Raises OSError if the file cannot be written; the old one is unchanged.
+    Raises OSError, with the name of the file, if it cannot be written; the old one is unchanged.
     """
     temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.tmp"  # Processes of two hosts may have the same id.
     try:
         with open(temporary, "wb") as file:
             file.write(data)
         move_complete(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:  # Of a full disk, or a quota.
+            error.filename = os.fspath(path)
         raise
 
 
 def move_complete(temporary: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Renames a written file to `path`, with fsync before and after: a crash leaves the old or the complete new file.
-
-    Raises OSError if the file cannot be written; the old one is unchanged.
-    """
+    """Renames a written file to `path`, with fsync; a crash or OSError leaves the old or the complete new file."""
     with open(temporary, "rb") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)

@@ -151,4 +151,4 @@ def run() -> int:
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
     check_replicas(flags.FLAGS["config"].value.cluster, os.environ)
-    process_exit.run_and_exit(run)
+    process_exit.run_and_exit(run, saves=False)

@@ -198,6 +198,6 @@ def main(argv: list[str]) -> None:
     if flags.FLAGS.trial is not None:
         config, folder = flags.FLAGS["config"].value, Path(flags.FLAGS.workdir)
         arguments = config, flags.FLAGS.trial, folder, flags.FLAGS.memory_mb
-        process_exit.run_and_exit(functools.partial(batch_size_trial.run_trial, *arguments))
+        process_exit.run_and_exit(functools.partial(batch_size_trial.run_trial, *arguments), saves=False)
     tensorflow_log.announce()
     find(sys.argv)

@@ -51,8 +51,12 @@ def choose_backend(name: str, env: Mapping[str, str]) -> str:
     return name
 
 
-def train(arguments: Sequence[str], *, replicas: int, backend: str, workdir: Path, log: Path) -> None:
+def train(
+    arguments: Sequence[str], *, replicas: int, backend: str, workdir: Path, log: Path, fresh: bool = False
+) -> None:
     """Trains on `replicas` replicas, from the newest checkpoint in `workdir` on; writes its output to `log`.
+
+    `fresh`: `workdir` is removed before.
 
     Raises ValueError, with the end of the log, if it fails, or if there are fewer GPUs than replicas.
     """
@@ -67,7 +71,7 @@ def train(arguments: Sequence[str], *, replicas: int, backend: str, workdir: Pat
     else:
         launch = [sys.executable, "-m", "tfdist.launch", f"--workers={replicas}", "--max_restarts=0"]
         command = [*launch, "--", *arguments]
-    code = run(command, log, dict(os.environ) | gpus)
+    code = run(command, log, dict(os.environ) | gpus, fresh=workdir if fresh else None)
     if code:
         raise ValueError(
             f"The training on {replicas} replica(s) exited with code {code}; the end of {log}:\n{end_of(log)}"

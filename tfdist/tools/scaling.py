@@ -6,7 +6,8 @@ after the same epochs, and the time of input, compute and communication. The fir
 compilation, is a separate column.
 
 Replicas are workers on this machine, logical CPU devices of one process, or, within a Slurm allocation (sbatch or
-salloc, without srun), tasks of a Slurm step. Finished trainings are not repeated: run the same command to resume.
+salloc, without srun), tasks of a Slurm step. Finished trainings are not repeated by the same command. One that was
+interrupted is trained from its start: the start-up and the compilation of a resumed one would be in its later epochs.
 `python -m tfdist plot DIR DIR` draws several studies in one picture.
 
 The trainings measure the gradient noise scale (docs/noise-scale.md), the batch beyond which more examples a step save
@@ -24,10 +25,10 @@ from typing import Any
 
 from absl import flags
 
+from tfdist.config import diff, schema, validate
 from tfdist.config import flags as config_flags
-from tfdist.config import schema, validate
 from tfdist.config.command_line import words
-from tfdist.report import reporter, run_info
+from tfdist.report import files, reporter, run_info
 from tfdist.tools import child_runs, measure, scaling_results, tables
 from tfdist.tools.many_runs import time_to_target
 from tfdist.tools.pictures import scaling as pictures
@@ -43,6 +44,8 @@ _SHOWN = ("replicas", "batch", "first epoch, s", "later epochs, s", "examples/s"
 
 # Steps over which the noise scale is averaged.
 _NOISE_STEPS = 100
+# In the folder of a training that was measured as a whole: with which fields of the config, and on what.
+_MEASURED = "measured_with.json"
 
 
 def define_flags() -> None:
@@ -63,17 +66,28 @@ def define_flags() -> None:
     scaling_results.define_published()
 
 
-def measure_one(
-    arguments: Sequence[str], batch_size: int, *, replicas: int, epochs: int, backend: str, to: Path, noise: bool
-) -> Point:
-    """Trains `epochs` epochs on `replicas` replicas in the folder `to`, and reads its reports.
+def measured_with(config: schema.Config, epochs: int, backend: str) -> dict[str, Any]:
+    """Returns what a training is measured with, as JSON: also fields that change its time only."""
+    fields = {f"config.{name}": value for name, value in diff.flatten(diff.to_json(config))}
+    return fields | {"--epochs": epochs, "--by": backend}
 
-    There are no evaluations and no callbacks, which may need an evaluation or stop the training. Raises ValueError if
-    the training failed, or wrote fewer than two reports.
+
+def measure_one(
+    arguments: Sequence[str], batch_size: int, *, replicas: int, made: Mapping[str, Any], to: Path, noise: bool
+) -> Point:
+    """Trains on `replicas` replicas in the folder `to`, unless that is done, and reads its reports.
+
+    There are no evaluations and no callbacks, which may need an evaluation or stop the training. `made`: a result of
+    `measured_with`. Raises ValueError if the training failed, wrote fewer than two reports, or was measured otherwise.
     """
+    before = files.read_json(to / _MEASURED)
+    for name in made if before else ():
+        if before.get(name) != made[name]:
+            was = f"{name} was {before.get(name)!r}, and is now {made[name]!r}"
+            raise ValueError(f"{to} was measured with another command: {was}. Choose another --workdir.")
     settings = child_runs.BARE | {
         "data.batch_size": batch_size,
-        "train.epochs": epochs,
+        "train.epochs": made["--epochs"],
         "train.steps": "none",
         "report.every.epochs": 1,
         "report.every.steps": "none",
@@ -81,7 +95,9 @@ def measure_one(
         "report.noise_scale": _NOISE_STEPS if noise else "none",
     }
     changes = [f"--config.{name}={value}" for name, value in settings.items()]
-    child_runs.train([*arguments, *changes], replicas=replicas, backend=backend, workdir=to, log=to.with_suffix(".log"))
+    options = {"workdir": to, "log": to.with_suffix(".log"), "fresh": before is None}
+    child_runs.train([*arguments, *changes], replicas=replicas, backend=made["--by"], **options)
+    files.write_json(to / _MEASURED, made)
     lines = child_runs.reports(to)
     if len(lines) < 2:
         raise ValueError(
@@ -169,6 +185,7 @@ def main(argv: list[str]) -> None:
     # One replica measures none without micro-batches, and its log would say so.
     reached = None if values.target_run is None else time_to_target.read(Path(values.target_run).expanduser())
     noise = values.noise_scale is None and reached is None and not validate.noise_scale_problem(config)
+    made = measured_with(config, values.epochs, backend)
     points = []
     for replicas in parse_numbers("replicas"):
         own = config.data.batch_size * (replicas if values.batch == "weak" else 1)
@@ -176,8 +193,7 @@ def main(argv: list[str]) -> None:
         to = workdir / f"{values.batch}-{replicas}"
         arguments = words.config_arguments(sys.argv[1:])
         measures = noise and replicas * config.train.micro_batches > 1
-        options = {"replicas": replicas, "epochs": values.epochs, "backend": backend, "to": to, "noise": measures}
-        points.append(measure_one(arguments, own, **options))
+        points.append(measure_one(arguments, own, replicas=replicas, made=made, to=to, noise=measures))
     first = workdir / f"{values.batch}-{points[0].replicas}"
     described = describe(config, values.batch, values.epochs, backend, first)
     found = Study(name=config.model.get("name") or name, described=described, points=points)

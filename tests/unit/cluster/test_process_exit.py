@@ -79,6 +79,26 @@ def test_a_signal_between_two_runs_stops_the_second_and_one_where_nothing_is_sav
     assert (done.stdout, done.returncode) == ("0 None\n1 SIGUSR1\n", -signal.SIGTERM), done.stderr
 
 
+TOOL = """
+import os, signal, sys
+from tfdist.cluster import interruption, process_exit
+def body():
+    interruption.install_handlers()  # As setup.build_run, whose caller stops at the end of an execution.
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), int(sys.argv[1]))
+    print("went on to the end")
+    return 0
+process_exit.run_and_exit(body, saves=False)
+"""
+
+
+@pytest.mark.parametrize(("number", "code", "said"), [(2, 130, "tfdist: interrupted\n"), (15, -15, "")])
+def test_the_first_signal_ends_a_tool_that_has_nothing_to_save(number, code, said):
+    """It was recorded for a loop that such a tool has not, and the tool went on to its end."""
+    done = subprocess.run([sys.executable, "-c", TOOL, f"{number}"], capture_output=True, text=True, cwd=REPOSITORY)
+    assert (done.returncode, done.stdout) == (code, "") and done.stderr.endswith(said), done
+
+
 FORKS = """
 import os, signal
 from tfdist.cluster import interruption

@@ -2,12 +2,15 @@
 
 import contextlib
 import os
+import pathlib
+import re
 import signal
 import socket
 import socketserver
 import threading
 import time
 
+import processes
 import psutil
 
 from tfdist.cluster.liveness import startup_watchdog
@@ -59,3 +62,22 @@ def test_a_worker_continues_when_its_watchdog_is_killed_in_the_start():
             (watchdog,) = {child.pid for child in psutil.Process().children()} - before
             os.kill(watchdog, signal.SIGKILL)
             psutil.wait_procs([psutil.Process(watchdog)], timeout=0.5)
+
+
+def test_signals_that_reach_all_processes_of_a_step_leave_the_watchdog():
+    """It replies for a worker that saves after the signal; Ctrl-C by scancel ended it with a stack."""
+    members = [{"rank": rank, "address": f"127.0.0.1:{1 + rank}", "host": "n9", "pid": rank} for rank in range(2)]
+    before = {child.pid for child in psutil.Process().children()}
+    with startup_watchdog.deadline(0, members, 600.0):
+        (watchdog,) = {child.pid for child in psutil.Process().children()} - before
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+        def ignores_all():
+            (mask,) = re.findall(r"SigIgn:\s*(\w+)", pathlib.Path(f"/proc/{watchdog}/status").read_text())
+            return all(int(mask, 16) >> (number - 1) & 1 for number in numbers)
+
+        processes.until(ignores_all, 30)
+        for number in numbers:
+            os.kill(watchdog, number)
+        time.sleep(0.5)
+        assert psutil.Process(watchdog).status() != psutil.STATUS_ZOMBIE

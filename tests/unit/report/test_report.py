@@ -24,7 +24,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfdist import config
-from tfdist.config import diff
+from tfdist.config import diff, user_code
 from tfdist.report import console, files, metrics_file, read_back, run_info
 from tfdist.report import lines as lines_lib
 from tfdist.report import reporter as reporter_lib
@@ -830,3 +830,18 @@ def test_a_wrong_address_of_the_notice_does_not_end_the_run(tmp_path):
                 f"http://{address}/x", "finished", workdir=tmp_path, step=1, total_steps=1, values={}, text=""
             )
             assert problem == f"the server of report.notify failed: {reason}"
+
+
+def test_a_file_that_cannot_be_written_is_named_as_on_a_full_disk(tmp_path):
+    """A run on a full disk ended with a stack, and no command said which file it could not write."""
+    path = tmp_path / "a.json"
+    files.write_json(path, {"a": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*/a\.json'") as raised:
+            files.replace_file(path, bytes(8192))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert user_code.is_user_error(raised.value)
+    assert files.read_json(path) == {"a": 1} and [*tmp_path.iterdir()] == [path]

@@ -1,8 +1,10 @@
 """`tfdist lr_range`: what a range test of learning rates suggests, for a config and for scripts."""
 
+import json
 import math
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -42,6 +44,32 @@ def test_the_suggested_field_is_that_of_the_config(tmp_path, capsys):
         config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1), **more)
         lr_range.show(found, tmp_path, "mine", config)
         assert f"Suggestion: --config.{field}=" in capsys.readouterr().out
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("end, whole", [("lost", False), ("stopped", False), ("diverged", True)])
+def test_a_training_that_was_killed_suggests_nothing(tmp_path, monkeypatch, capsys, end, whole):
+    def run(command, log, fresh):
+        fresh.mkdir(parents=True)
+        lines = [{"kind": "train", "step": i, "learning_rate": 1e-6 * 1.1**i, "loss": 3.0 - i / 100} for i in range(50)]
+        (fresh / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        start = {"start": 1.0, "now": 2.0, "first_step": 0, "step": 50, "steps_done": 50, "seconds": {}, "end": end}
+        (fresh / "starts.jsonl").write_text(json.dumps(start) + "\n")
+        log.write_text("Killed\n")
+        return -9
+
+    monkeypatch.setattr(lr_range.child_runs, "run", run)
+    monkeypatch.setattr(lr_range.config_flags, "config_name", lambda: "mine")
+    config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1))
+    given = mock.MagicMock(lowest=1e-6, highest=10.0, steps=200, script=None, workdir=str(tmp_path))
+    given.__getitem__.return_value.value = config
+    monkeypatch.setattr(lr_range.flags, "FLAGS", given)
+    if whole:
+        lr_range.main(["lr_range"])
+        assert "Suggestion: " in capsys.readouterr().out
+    else:
+        with pytest.raises(ValueError, match=r"exited with code -9; the end of .*run\.log:\n  Killed"):
+            lr_range.main(["lr_range"])
 
 
 SCRIPT = """

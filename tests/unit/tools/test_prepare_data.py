@@ -1,10 +1,13 @@
 """`tfdist prepare` on a login node: fetches once, reads and prepares a batch of each split."""
 
 import pathlib
+import sys
 
+import forked
 import numpy as np
 import pytest
 import tensorflow_datasets
+from launching import worker_environment
 
 from tfdist import config as c
 from tfdist.tools.prepare_data import command as prepare_data
@@ -51,6 +54,19 @@ def test_prepare_downloads_once_and_reads_a_batch_of_each_split(tmp_path):
         files = [path for path in pathlib.Path(tmp_path).rglob("*") if path.is_file()]
         times.append({str(path): path.stat().st_mtime_ns for path in files})
     assert times[0] == times[1] and len(times[0]) > 3
+
+
+def test_ctrl_c_ends_the_command(tmp_path):
+    """The signal was recorded, and the command went on to its end."""
+    (tmp_path / "pressed.py").write_text(
+        "import os, signal\nfrom tfdist import config as c\nfrom tfdist.zoo import sources\n"
+        "def source(split):\n    os.kill(os.getpid(), signal.SIGINT)\n    return sources.digits(split)\n"
+        "def get_config():\n    data = c.Data(source={'target': 'pressed:source'})\n"
+        "    return c.Config(model={'target': 'x:y'}, data=data, train=c.Train(steps=1))\n"
+    )
+    command = [sys.executable, "-m", "tfdist", "prepare", "--config=pressed.py"]
+    done = forked.run(command, cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (130, "") and done.stderr.endswith("tfdist: interrupted\n"), done
 
 
 def test_prepare_keeps_sources_without_download():

@@ -1,9 +1,11 @@
 """`tfdist prepare --to=raw|jpeg`: the pixels that are stored, what a killed or wrong command leaves, and the stream."""
 
+import ast
 import errno
 import fcntl
 import os
 import pathlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -282,6 +284,14 @@ def test_what_is_complete_is_kept_and_other_files_are_refused(photos, tmp_path):
         sources.prepared("train", path=str(tmp_path))
     write(photos, tmp_path, "raw", (20, 24))
     assert image.stat().st_size == size
+
+
+def test_the_printed_source_is_one_word_for_a_shell(tmp_path):
+    output = tmp_path / "it's $HOME"
+    text = command._advice(resized_files.Form(to="raw", size=(20, 24), quality=QUALITY), output)
+    (word,) = shlex.split(next(line for line in text.splitlines() if "--config.data.source=" in line))
+    source = {"target": "tfdist.zoo.sources:prepared", "path": str(output)}
+    assert ast.literal_eval(word.removeprefix("--config.data.source=")) == source
 
 
 def test_images_that_have_changed_since_are_refused(photos, tmp_path):

@@ -2,8 +2,10 @@
 
 import csv
 import dataclasses
+import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
+from tfdist import config as c
 from tfdist.config.command_line import words as words_lib
 from tfdist.configs.laboratory import by_hand, linear_scaling, stages, trajectories
 from tfdist.configs.laboratory.by_hand import Recipe
@@ -73,6 +76,43 @@ def test_scaling_trains_each_number_of_replicas_once(tmp_path):
     error = study("scaling", "--replicas=1", *options, code=1)
     assert "nothing to do" in (tmp_path / "weak-1.log").read_text()
     assert "weak-1 has the reports of 0 epoch(s), but two are needed" in error
+
+
+def test_a_training_that_was_interrupted_is_measured_from_its_start_and_a_whole_one_is_kept(tmp_path, monkeypatch):
+    """The later epochs of a resumed one would hold its start-up and compilation."""
+    seen, killed = [], True
+
+    def train(words, *, workdir, fresh=False, **options):
+        seen.append(fresh)
+        if fresh:
+            shutil.rmtree(workdir, ignore_errors=True)
+        workdir.mkdir(exist_ok=True)
+        lines = [{"kind": "train", "step": step, "seconds": 1.0, "loss": 0.5} for step in (8, 16)]
+        (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if killed:
+            raise ValueError("exited with code -9")
+
+    monkeypatch.setattr(child_runs, "train", train)
+    config = c.Config(model={"target": "x:y"}, train=c.Train(epochs=1))
+    to = tmp_path / "weak-2"
+
+    def measure(epochs=3, backend="processes", **fields):
+        made = scaling.measured_with(dataclasses.replace(config, **fields), epochs, backend)
+        return scaling.measure_one([], 8, replicas=2, made=made, to=to, noise=False)
+
+    with pytest.raises(ValueError, match="code -9"):
+        measure()
+    killed = False
+    assert measure().first_epoch_seconds == measure().first_epoch_seconds == 1.0
+    assert seen == [True, True, False]
+    with pytest.raises(ValueError, match=r"--by was 'processes', and is now 'devices'\. Choose another --workdir"):
+        measure(backend="devices")
+    with pytest.raises(ValueError, match="--epochs was 3, and is now 4"):
+        measure(epochs=4)
+    # A resume may have another one; the time depends on it.
+    with pytest.raises(ValueError, match=r"config\.communication\.implementation was 'auto', and is now 'ring'"):
+        measure(communication=c.Communication(implementation="ring"))
+    assert len(seen) == 3
 
 
 @pytest.mark.slow

@@ -104,6 +104,11 @@ def test_a_run_that_reached_its_target_is_read(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = {"data": {"batch_size": 50}, "report": {"noise_scale": 10}}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    start = {"start": 1.0, "now": 2.0, "first_step": 0, "step": 8, "steps_done": 8, "seconds": {}, "end": "stopped"}
+    (tmp_path / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    with pytest.raises(ValueError, match="the run is stopped after step 8, so it has not ended at a target"):
+        time_to_target.read(tmp_path)
+    (tmp_path / "starts.jsonl").write_text(json.dumps(start | {"end": "finished"}) + "\n")
     found = time_to_target.read(tmp_path)
     assert (found.steps, found.batch_size) == (8, 50)
     assert found.noise_scale == pytest.approx((10 / 1.2 + 60 / 2.2) / (1 / 1.2 + 1 / 2.2))

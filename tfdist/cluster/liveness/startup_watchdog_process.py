@@ -189,6 +189,8 @@ def _is_running(pid: int) -> bool:
 
 
 if __name__ == "__main__":
+    for _signal in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):  # Slurm sends them to all processes of a step.
+        signal.signal(_signal, signal.SIG_IGN)  # It ends with its worker, which may be saving.
     # Without a buffer: `select` does not see what is in one.
     with open(0, "rb", buffering=0) as _stdin:
         _pid, *_arguments, _descriptor, _secrets = json.loads(_stdin.readline())

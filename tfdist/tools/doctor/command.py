@@ -238,4 +238,4 @@ def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
     if not flags.FLAGS.gpu and flags.FLAGS["config"].value is None:
         sys.exit(run_without_config())  # TensorFlow is imported only if it can be.
-    process_exit.run_and_exit(gpus.run if flags.FLAGS.gpu else run)
+    process_exit.run_and_exit(gpus.run if flags.FLAGS.gpu else run, saves=False)

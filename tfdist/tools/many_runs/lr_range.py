@@ -25,6 +25,7 @@ from tfdist.config import flags as config_flags
 from tfdist.config import learning_rate, schema
 from tfdist.config.command_line import tool_words, words
 from tfdist.tools import child_runs, tables
+from tfdist.tools.many_runs import run_state
 from tfdist.tools.pictures import measured, style
 
 USAGE = "--config=FILE [flags]"
@@ -139,7 +140,7 @@ def main(argv: list[str]) -> None:
         changes = [*words.config_arguments(sys.argv[1:]), *own, f"--workdir={run}"]
         code = child_runs.run([sys.executable, "-m", "tfdist.main", *changes], log, fresh=run)  # Not resumed.
         found = [(line["learning_rate"], line["loss"]) for line in child_runs.reports(run)]
-        if len(found) < _FEWEST:  # Otherwise it has diverged, as it should.
+        if len(found) < values.steps and run_state.read(run).state != "diverged":
             raise ValueError(f"the training exited with code {code}; the end of {log}:\n{child_runs.end_of(log)}")
     show(smooth(found), workdir, name, values["config"].value)
 

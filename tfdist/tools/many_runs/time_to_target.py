@@ -14,6 +14,7 @@ from typing import Any
 
 from tfdist.report import run_info
 from tfdist.tools import child_runs, tables
+from tfdist.tools.many_runs import run_state
 from tfdist.tools.scaling_results import Point
 
 
@@ -61,7 +62,7 @@ def average(parts: Sequence[tuple[float, float]], batch_size: float) -> float:
 
 
 def read(workdir: Path) -> Reached:
-    """Reads a run that ended at its target; raises ValueError if it has no reports of a noise scale."""
+    """Reads a run that ended at its target; raises ValueError if it has not, or has no reports of a noise scale."""
     lines, config = child_runs.reports(workdir), run_info.read_config(workdir)
     steps = None if config is None else config.get("report", {}).get("noise_scale")
     parts = means(lines, steps) if steps else []
@@ -69,6 +70,12 @@ def read(workdir: Path) -> Reached:
         raise ValueError(
             f"--target_run={workdir} has no reports of a noise scale: train it with config.report.noise_scale=100 on "
             "two replicas, or with config.train.micro_batches=2."
+        )
+    state = run_state.read(workdir).state
+    if state != "finished":
+        raise ValueError(
+            f"--target_run={workdir}: the run is {state} after step {lines[-1]['step']}, so it has not ended at a "
+            "target. Resume it by the command that trained it, or name a finished run."
         )
     batch = config["data"]["batch_size"]
     return Reached(steps=lines[-1]["step"], batch_size=batch, noise_scale=average(parts, batch))

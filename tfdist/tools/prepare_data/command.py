@@ -9,7 +9,9 @@ With --to=raw or --to=jpeg it writes the images of both splits at the size that 
 
 import dataclasses
 import inspect
+import json
 import re
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -161,7 +163,7 @@ def _advice(form: Any, output: Path) -> str:
     function = "a function of pixels, such as tfdist.zoo.prepare:image" if one_size else "tfdist.zoo.inception:image"
     return (
         f"\nIn the config:\n  source={source!r}\n"
-        f'or on the command line:\n  --config.data.source="{source!r}"\n'
+        f"or on the command line:\n  --config.data.source={shlex.quote(json.dumps(source, ensure_ascii=False))}\n"
         f"with config.data.prepare={function}" + (", or tfdist.zoo.inception:image." if one_size else ".")
     )
 
@@ -184,4 +186,4 @@ def run() -> int:
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
     check_flags()
-    process_exit.run_and_exit(run)
+    process_exit.run_and_exit(run, saves=False)

@@ -125,4 +125,4 @@ def _shape(spec: Any) -> str:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    process_exit.run_and_exit(functools.partial(run, argv[1]))
+    process_exit.run_and_exit(functools.partial(run, argv[1]), saves=False)

@@ -200,4 +200,4 @@ def _short(name: str) -> str:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    process_exit.run_and_exit(functools.partial(run, argv[1], argv[2:]))
+    process_exit.run_and_exit(functools.partial(run, argv[1], argv[2:]), saves=False)

@@ -176,4 +176,4 @@ def show(
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    process_exit.run_and_exit(functools.partial(run, argv[1], argv[2:]))
+    process_exit.run_and_exit(functools.partial(run, argv[1], argv[2:]), saves=False)

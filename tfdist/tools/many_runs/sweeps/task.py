@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         if stages.index(stage.epochs) > stages.index(given.until):
             print(f"{name}: the stage until epoch {given.until} is over.")
             return 0
-        print(f"The runs until epoch {stage.epochs} are not complete, so that it is not known whether {name} goes on.")
+        print(f"{name}: not all runs have reached epoch {stage.epochs}, which decides: run the sweep's command again.")
         return 1
     if name not in stage.names or name in stage.done:
         print(f"{name}: {'was stopped: it is in the worse half' if name not in stage.names else 'is paused'}.")
