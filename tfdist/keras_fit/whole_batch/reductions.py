@@ -160,12 +160,12 @@ def _counts(value: tf.Tensor, factor: tf.Tensor, rows: Rows) -> bool:
     if number is None or getattr(number, "size", 0) != 1 or op.type != "Sum":
         return False
     summed = op.inputs[0].shape
-    if rows.static and float(number) == rows.static * rows.replicas and not _is_of_a_shape(factor):
+    if rows.static and float(number) == rows.static * rows.replicas and not is_of_a_shape(factor):
         return False  # The size of the global batch, which the values of a shard may equal.
     return float(number) in (float(summed[0] or 0) if summed.rank else 0.0, float(summed.num_elements() or 0))
 
 
-def _is_of_a_shape(factor: tf.Tensor) -> bool:
+def is_of_a_shape(factor: tf.Tensor) -> bool:
     """Returns whether a constant comes from a shape: TensorFlow names the constant of a static size after the call."""
     names = {op.name.rpartition("/")[2].partition("_")[0] for op in _before([factor], set())}
     return not names.isdisjoint(_SHAPES)
