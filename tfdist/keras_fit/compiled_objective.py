@@ -130,7 +130,8 @@ class CompiledObjective(ModelObjective):
                 losses.append(compute(y, predictions, sample_weight))
         # Keras sums a loss of `add_loss` that is no scalar, such as a value per example.
         weight, present = shard.rows.weight, shard.rows.present
-        losses += [(weight if loss.shape.rank == 0 else present) * keras.ops.sum(loss) for loss in added]
+        sums = [tf.cast(keras.ops.sum(loss), tf.float32) for loss in added]
+        losses += [(present if loss.shape.rank else weight) * total for loss, total in zip(added, sums, strict=True)]
         if not losses:
             raise ValueError("There is no loss to minimise: pass a loss to compile, or call add_loss in the model.")
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
