@@ -97,10 +97,10 @@ def share(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> tf.Tensor:
     """Returns the factor of a value whose mean over the replicas, weighted by examples, is that of one device.
 
     Returns:
-        float32 []: 1, or the inverse of the weight for a sum over examples and for a value per example.
+        float64 []: 1, or the inverse of the weight for a sum over examples and for a value per example.
     """
     is_sum = kind_of(value, rows, whole=whole) in ("sum", "rows")
-    return tf.math.divide_no_nan(1.0, rows.weight) if is_sum else tf.ones([])
+    return tf.math.divide_no_nan(1.0, rows.weight) if is_sum else tf.ones([], tf.float64)
 
 
 def share_value(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> tf.Tensor:
