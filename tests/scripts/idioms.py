@@ -41,6 +41,24 @@ class OwnLoss(keras.Model):
         return ops.mean(ops.square(y - y_pred))
 
 
+class Sums(OwnLoss):
+    """A model whose loss is a sum over examples; Keras' own step gives its number the weight of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.total, self.batches = keras.metrics.Sum(name="total"), keras.metrics.Sum(name="batches")
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        errors = ops.square(y - y_pred)
+        self.mean.update_state(ops.mean(errors), sample_weight=2.0)
+        self.total.update_state(ops.mean(errors))
+        self.batches.update_state(1.0)
+        return ops.sum(errors)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
 class Penalty(keras.layers.Layer):
     """Adds the mean of the squares of its inputs to the loss."""
 
@@ -67,6 +85,12 @@ def metric_in_compute_loss():
     model = OwnLoss()
     model.compile("sgd")
     return model.evaluate(X, Y, batch_size=8, verbose=0, return_dict=True)["squares"]
+
+
+def numbers_with_weights():
+    model = Sums()
+    model.compile(keras.optimizers.SGD(0.01))
+    return model.fit(X, Y, batch_size=9, epochs=2, shuffle=False, verbose=0).history
 
 
 def compute_loss_of_the_object():
@@ -278,7 +302,8 @@ def numbers(value, name=""):
 
 
 IDIOMS = (
-    *(metric_in_compute_loss, compute_loss_of_the_object, shuffle_within_batches, lists_of_inputs_on_a_batch),
+    *(metric_in_compute_loss, numbers_with_weights),
+    *(compute_loss_of_the_object, shuffle_within_batches, lists_of_inputs_on_a_batch),
     *(batches_of_numbers, frozen, none_for_weights, added_loss_alone),
     *(rows_of_predict_step, numbers_of_predict_step, outputs_of_other_lengths),
     *(stopped_at_the_begin, stopped_evaluations_and_predictions),

@@ -26,6 +26,7 @@ EQUAL = (
     "derivative_in_a_direction",
     "averaged_and_other_gradients",
     "center_of_the_size_of_a_shard",
+    "sum_kept_in_a_variable",
     "result_in_a_branch",
 )
 REFUSED = (

@@ -103,5 +103,5 @@ def flat(logs: dict[str, Any]) -> dict[str, Any]:
 
 def as_keras(value: Any) -> Any:
     """Returns a metric's result as Keras keeps it: a float, or an array of one value per class."""
-    array = keras.ops.convert_to_numpy(value)
+    array = value.numpy() if isinstance(value, tf.Tensor) else keras.ops.convert_to_numpy(value)  # Also bfloat16.
     return float(array) if array.ndim == 0 else array

@@ -114,7 +114,7 @@ class CompiledObjective(ModelObjective):
                 with shard_losses.mode(shard=Shard(rows=rows, means=True)), rows_lib.current(rows):
                     loss = compiled_model.compute_loss(model, x, y, predictions, sample_weight, training=training)
                 values = [reductions.share_value(value, rows) for value in (loss, *parts)]
-                loss, *parts = [rows.weight * tf.cast(value, tf.float32) for value in values]
+                loss, *parts = [tf.cast(rows.weight, tf.float32) * tf.cast(value, tf.float32) for value in values]
         total = tf.cast(element["total"], tf.float64)
         sums = [tf.cast(part, tf.float64) * total for part in (loss, *parts)]
         return loss, tf.stack([*sums, tf.cast(element["count"], tf.float64)]), predictions
@@ -125,8 +125,9 @@ class CompiledObjective(ModelObjective):
             with shard_losses.mode(shard=shard):
                 losses.append(compute(y, predictions, sample_weight))
         # Keras sums a loss of `add_loss` that is no scalar, such as a value per example.
-        weight, present = shard.rows.weight, shard.rows.present
-        losses += [(weight if loss.shape.rank == 0 else present) * keras.ops.sum(loss) for loss in added]
+        weight, present = tf.cast(shard.rows.weight, tf.float32), shard.rows.present
+        sums = [tf.cast(keras.ops.sum(loss), tf.float32) for loss in added]
+        losses += [(present if loss.shape.rank else weight) * total for loss, total in zip(added, sums, strict=True)]
         if not losses:
             raise ValueError("There is no loss to minimise: pass a loss to compile, or call add_loss in the model.")
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses])

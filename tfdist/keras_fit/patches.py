@@ -37,7 +37,8 @@ def patch_keras() -> Iterator[None]:
         for owner, name, replacement in (
             (keras.optimizers.Optimizer, "apply", in_step(_apply)),
             (keras.optimizers.LossScaleOptimizer, "apply", in_step(_apply)),
-            (keras.metrics.Mean, "update_state", _update_mean),
+            (keras.metrics.Mean, "update_state", _update_by_number),
+            (keras.metrics.Sum, "update_state", _update_by_number),
             (keras.Variable, "assign", in_step(ReplicaStep.assign)),
             (type(tf.function(keras.Model)), "__call__", in_step(_call_function)),
             (tf.GradientTape, "watch", in_step(_watch)),
@@ -92,16 +93,34 @@ def _apply(step: ReplicaStep, original: Callable, optimizer: Any, grads: Any, tr
     return step.apply_gradients(optimizer, functools.partial(original, optimizer), list(grads), trainable_variables)
 
 
-def _update_mean(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
+def _update_by_number(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Gives a scalar the weight of the shard: the scalars of all replicas count like one of the global batch."""
     rows = rows_lib.rows_now()
-    if rows is None or sample_weight is not None:
-        return original(metric, values, sample_weight)
     values = keras.ops.convert_to_tensor(values)
-    if len(values.shape) == 0:
+    weight = None if sample_weight is None else keras.ops.convert_to_tensor(sample_weight)
+    if rows is None or len(values.shape) > 0 or (weight is not None and len(weight.shape) > 0):
+        return original(metric, values, sample_weight)
+    if tf.executing_eagerly():  # Whether a number is a sum is not known: nearly all are means.
+        return original(metric, values, rows.weight if weight is None else weight)
+    if weight is None:
         reductions.tell_metric(metric.name, values, rows)
-        values, sample_weight = reductions.share_value(values, rows), rows.weight
-    return original(metric, values, sample_weight)
+    if _counts_examples(values, rows):
+        values = tf.math.divide_no_nan(tf.cast(values, rows.weight.dtype), rows.weight)
+    else:
+        values = reductions.share_value(values, rows)
+    if weight is None:
+        weight = rows.weight
+    elif not _counts_examples(weight, rows) and reductions.kind_of(weight, rows) != "sum":
+        weight = tf.cast(weight, rows.weight.dtype) * rows.weight
+    return original(metric, values, weight)
+
+
+def _counts_examples(value: tf.Tensor, rows: rows_lib.Rows) -> bool:
+    """Returns whether a number is that of the replica's examples, or of their values."""
+    if reductions.depends_on_data(value.op, rows):
+        return False
+    is_static = rows.static not in (None, 1) and tf.get_static_value(value) == rows.static
+    return is_static or reductions.is_of_a_shape(value) or reductions.depends_on_data(value.op, rows, by_shape=True)
 
 
 def _watch(step: ReplicaStep, original: Callable, tape: Any, tensor: Any) -> None:

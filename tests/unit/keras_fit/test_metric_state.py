@@ -2,9 +2,11 @@
 
 import keras
 import pytest
+import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.cluster import strategy
+from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.whole_batch import metric_state
 
 
@@ -30,3 +32,9 @@ def test_without_metrics_there_is_no_state():
     state = metric_state.make_metric_state(strategy.connect(c.ClusterOptions()), list)
     state.assign([])
     assert state.read() == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int32"])
+def test_results_of_all_dtypes_are_numbers_of_python_and_arrays(dtype):
+    assert compiled_model.as_keras(tf.constant(3, dtype)) == 3.0
+    assert compiled_model.as_keras(tf.constant([1, 2], dtype)).tolist() == [1, 2]

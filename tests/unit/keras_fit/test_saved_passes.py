@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.keras_fit import messages
-from tfdist.keras_fit.own_step import saved_passes
+from tfdist.keras_fit.own_step import own_loop, saved_passes
 
 ALONE = types.SimpleNamespace(
     num_workers=1, is_chief=True, pause_timers=contextlib.nullcontext, barrier=lambda: None, broadcast_bytes=bytes
@@ -129,3 +129,18 @@ def test_a_pass_that_cannot_be_written_is_told_and_made_again(tmp_path, capsys):
     step, place = opened(tmp_path)
     assert [place.begin_pass(ALONE, "spec", lambda: "spec") for _ in range(4)] == [sys.maxsize, 0, sys.maxsize, 0]
     assert float(step.variables["model/w"]) == 3.0
+
+
+def test_a_method_that_is_decorated_in_its_class_is_refused_and_a_function_that_a_class_holds_is_not():
+    free = own_loop.Step(lambda x: x)
+
+    class Trainer:
+        held = free
+
+        @own_loop.Step
+        def train(self, x, y):
+            return {}
+
+    assert Trainer().held is free and isinstance(Trainer.train, own_loop.Step)
+    with pytest.raises(ValueError, match=r"write self.train = tfdist.step\(self.train\) in __init__"):
+        _ = Trainer().train

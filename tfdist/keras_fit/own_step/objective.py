@@ -134,7 +134,7 @@ def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
         owner = getattr(optimizer, "inner_optimizer", optimizer)
         gradients = trainer.select_rows(gradients, variables, element["data"], owner)
         if context.cluster.num_replicas > 1:
-            gradients = trainer.scale_gradients(gradients, weight)
+            gradients = trainer.scale_gradients(gradients, element["count"] / element["total"])
         return context.reduction(gradients, [], [], weight)[0]
 
     def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:

@@ -114,7 +114,21 @@ class Step(OneStep):
         self._parts, self._bare, self._names = _parts_of(plain or function), False, ()
         # The structure of the batch for which its variables were made; "": not yet.
         self.made_for = ""
+        self._is_method = False
         super().__init__(None)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._is_method = getattr(self, "__qualname__", None) == f"{owner.__qualname__}.{name}"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> "Step":
+        """Returns the step, which a class may hold; raises ValueError if it is a method of the class."""
+        if instance is not None and self._is_method:
+            raise ValueError(
+                f"tfdist.step decorates the method {self._name} in its class, where its object is not "
+                f"known. Remove the decorator, and write self.{self._name} = tfdist.step(self.{self._name}) in "
+                "__init__."
+            )
+        return self
 
     def __call__(self, batch: Batch) -> Any:
         """Makes one step. Collective: every worker calls it with its part of the batch.

@@ -97,10 +97,10 @@ def share(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> tf.Tensor:
     """Returns the factor of a value whose mean over the replicas, weighted by examples, is that of one device.
 
     Returns:
-        float32 []: 1, or the inverse of the weight for a sum over examples and for a value per example.
+        float64 []: 1, or the inverse of the weight for a sum over examples and for a value per example.
     """
     is_sum = kind_of(value, rows, whole=whole) in ("sum", "rows")
-    return tf.math.divide_no_nan(1.0, rows.weight) if is_sum else tf.ones([])
+    return tf.math.divide_no_nan(1.0, rows.weight) if is_sum else tf.ones([], tf.float64)
 
 
 def share_value(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> tf.Tensor:
@@ -160,12 +160,12 @@ def _counts(value: tf.Tensor, factor: tf.Tensor, rows: Rows) -> bool:
     if number is None or getattr(number, "size", 0) != 1 or op.type != "Sum":
         return False
     summed = op.inputs[0].shape
-    if rows.static and float(number) == rows.static * rows.replicas and not _is_of_a_shape(factor):
+    if rows.static and float(number) == rows.static * rows.replicas and not is_of_a_shape(factor):
         return False  # The size of the global batch, which the values of a shard may equal.
     return float(number) in (float(summed[0] or 0) if summed.rank else 0.0, float(summed.num_elements() or 0))
 
 
-def _is_of_a_shape(factor: tf.Tensor) -> bool:
+def is_of_a_shape(factor: tf.Tensor) -> bool:
     """Returns whether a constant comes from a shape: TensorFlow names the constant of a static size after the call."""
     names = {op.name.rpartition("/")[2].partition("_")[0] for op in _before([factor], set())}
     return not names.isdisjoint(_SHAPES)

@@ -47,8 +47,8 @@ class Rows:
 
     @property
     def weight(self) -> tf.Tensor:
-        """The fraction of the global batch's examples that this replica has: float32 []."""
-        return tf.cast(self.count / self.total, tf.float32)
+        """The fraction of the global batch's examples that this replica has: float64 []."""
+        return self.count / self.total
 
     @property
     def present(self) -> tf.Tensor:
