@@ -50,7 +50,8 @@ def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
         megabytes = 1000 if job["power_sgd"] else None
         model = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=megabytes)
         if job["compressed"]:
-            model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+            # Within a function: by its own name PyTorch 2.13 refuses it over gloo, where it works.
+            model.register_comm_hook(None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
         if job["power_sgd"]:
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
             model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
