@@ -96,22 +96,25 @@ def _apply(step: ReplicaStep, original: Callable, optimizer: Any, grads: Any, tr
 def _update_by_number(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Gives a scalar the weight of the shard: the scalars of all replicas count like one of the global batch."""
     rows = rows_lib.rows_now()
+    if rows is None:
+        return original(metric, values, sample_weight)
     values = keras.ops.convert_to_tensor(values)
     weight = None if sample_weight is None else keras.ops.convert_to_tensor(sample_weight)
-    if rows is None or len(values.shape) > 0 or (weight is not None and len(weight.shape) > 0):
+    if len(values.shape) > 0 or (weight is not None and len(weight.shape) > 0):
         return original(metric, values, sample_weight)
+    fraction = rows.weight
     if tf.executing_eagerly():  # Whether a number is a sum is not known: nearly all are means.
-        return original(metric, values, rows.weight if weight is None else weight)
+        return original(metric, values, fraction if weight is None else weight)
     if weight is None:
         reductions.tell_metric(metric.name, values, rows)
     if _counts_examples(values, rows):
-        values = tf.math.divide_no_nan(tf.cast(values, rows.weight.dtype), rows.weight)
+        values = tf.math.divide_no_nan(tf.cast(values, fraction.dtype), fraction)
     else:
         values = reductions.share_value(values, rows)
     if weight is None:
-        weight = rows.weight
+        weight = fraction
     elif not _counts_examples(weight, rows) and reductions.kind_of(weight, rows) != "sum":
-        weight = tf.cast(weight, rows.weight.dtype) * rows.weight
+        weight = tf.cast(weight, fraction.dtype) * fraction
     return original(metric, values, weight)
 
 

@@ -125,8 +125,8 @@ def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
     """Makes one step of the user's on this replica's shard, in `strategy.run`; returns `ShardResult.sums`."""
     objective = context.objective
     statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
-    weight = tf.cast(element["count"] / element["total"], tf.float32)
-
+    fraction = element["count"] / element["total"]
+    weight = tf.cast(fraction, tf.float32)
     owners = {id(one): optimizer for optimizer, variables in objective.train.optimizers for one in variables}
 
     def average(gradients: list[Any], variables: list[Any]) -> list[Any]:
@@ -134,7 +134,7 @@ def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
         owner = getattr(optimizer, "inner_optimizer", optimizer)
         gradients = trainer.select_rows(gradients, variables, element["data"], owner)
         if context.cluster.num_replicas > 1:
-            gradients = trainer.scale_gradients(gradients, element["count"] / element["total"])
+            gradients = trainer.scale_gradients(gradients, fraction)
         return context.reduction(gradients, [], [], weight)[0]
 
     def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:
