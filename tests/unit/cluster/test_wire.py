@@ -47,11 +47,11 @@ async def echo(received: list[dict], keys: keys_lib.Keys = KEYS):
 
 async def recorded(message: dict, keys: keys_lib.Keys, server_nonce: bytes) -> bytes:
     """The bytes of a client's first message for a server with this random number."""
-    reader = asyncio.StreamReader()
     sent: list[bytes] = []
-    writer = type("Writer", (), {"write": lambda self, data: sent.append(data)})()
+    members = {"write": lambda self, data: sent.append(data), "is_closing": lambda self: False}
+    transport = type("Transport", (), members)()
     channel_lib.Channel(
-        reader=reader, writer=writer, keys=keys, is_server=False, server_nonce=server_nonce, client_nonce=b"a" * 32
+        keys=keys, is_server=False, transport=transport, server_nonce=server_nonce, client_nonce=b"a" * 32
     ).send(message)
     return b"".join(sent)
 

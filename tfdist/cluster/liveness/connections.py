@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import json
 import os
+import selectors
 import socket
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -33,6 +34,20 @@ from tfdist.cluster.wire.keys import Keys
 _HELLO_SECONDS = 5.0
 # Lost workers that a message describes one by one.
 _MOST_DESCRIBED = 8
+# Seconds in which the messages of many workers gather.
+_BATCH_SECONDS = 0.1
+
+
+class _Batches(selectors.DefaultSelector):
+    """Reads the messages of many workers a few times a second: to wake up for each takes twice the processor time."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """As in `selectors`, but it waits before it looks."""
+        if timeout is None or timeout > 0:
+            pause = _BATCH_SECONDS if timeout is None else min(timeout, _BATCH_SECONDS)
+            time.sleep(pause)
+            timeout = None if timeout is None else timeout - pause
+        return super().select(timeout)
 
 
 def listen(spec: WorkerSpec) -> socket.socket | None:
@@ -64,7 +79,8 @@ def start(
         monitor.announce = functools.partial(_announce, monitor)
         return _watch(monitor, listener, keys)
 
-    return heartbeat.start(rank=rank, members=members, options=options, watch=watch)
+    selector = _Batches() if rank == 0 and len(members) > heartbeat.MOST_PER_SECOND else None
+    return heartbeat.start(rank=rank, members=members, options=options, watch=watch, selector=selector)
 
 
 async def _watch(monitor: HeartbeatMonitor, listener: socket.socket | None, keys: Keys) -> None:
@@ -100,23 +116,17 @@ async def _connect_to_chief(monitor: HeartbeatMonitor, keys: Keys) -> None:
             break
         except (OSError, ValueError, EOFError, asyncio.TimeoutError):
             if channel is not None:
-                channel.writer.close()
+                channel.close()
             await asyncio.sleep(0.2)
     await _exchange_heartbeats(monitor, 0, channel)
 
 
 async def _exchange_heartbeats(monitor: HeartbeatMonitor, rank: int, channel: Channel) -> None:
     """Exchanges heartbeats with one worker until the connection closes."""
-
-    def send(body: bytes) -> None:
-        if not channel.writer.is_closing():
-            channel.send(body)  # Does not block or raise: the reader notices a closed connection.
-
-    monitor.peers[rank].send = send
-    monitor.announce({})
+    monitor.peers[rank].send = channel.send
+    channel.send(status(monitor))
     with contextlib.suppress(OSError, ValueError, EOFError):
-        while True:
-            _receive(monitor, rank, await channel.receive())
+        await channel.receive_all(functools.partial(_receive, monitor, rank))
     monitor.peers[rank].send = None
     if rank not in monitor.finished and not monitor.all_finished.is_set():
         peer_loss.declare_lost(monitor, describe_lost(monitor, rank))

@@ -6,6 +6,7 @@ peer_loss.py ends the process.
 
 import asyncio
 import atexit
+import selectors
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -17,7 +18,7 @@ from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, Peer
 
 # Seconds between two heartbeats; in a large job more, so that the chief handles about so many in each second.
 INTERVAL_SECONDS = 1.0
-_MOST_PER_SECOND = 200
+MOST_PER_SECOND = 200
 
 
 def start(
@@ -26,6 +27,7 @@ def start(
     members: Sequence[Mapping[str, Any]],
     options: config_lib.ClusterOptions,
     watch: Callable[[HeartbeatMonitor], Coroutine[Any, Any, None]] | None = None,
+    selector: selectors.BaseSelector | None = None,
 ) -> HeartbeatMonitor:
     """Starts the monitor in a thread; every worker calls it once per process.
 
@@ -33,8 +35,10 @@ def start(
         members: the workers, as returned by `preflight.rendezvous`.
         options: `heartbeat_seconds`, `stall_seconds` and `first_stall_seconds`.
         watch: what the thread does; None: `watch_stalls`, for one worker.
+        selector: how its event loop waits for messages; None: each as soon as it comes.
     """
-    monitor = HeartbeatMonitor(rank=rank, members=members, options=options)
+    loop = asyncio.SelectorEventLoop(selector)
+    monitor = HeartbeatMonitor(rank=rank, members=members, options=options, loop=loop)
     peers = [other for other in range(len(members)) if (other == 0) != (rank == 0)]
     monitor.peers = {other: Peer(last_heartbeat=time.monotonic()) for other in peers}
     peer_loss.register(monitor)
@@ -46,9 +50,7 @@ def start(
 
 def interval(size: int, heartbeat_seconds: float) -> float:
     """Returns the seconds between two heartbeats of each of `size` workers."""
-    return min(
-        max(INTERVAL_SECONDS, size / _MOST_PER_SECOND), heartbeat_seconds / (4 if size < _MOST_PER_SECOND else 3)
-    )
+    return min(max(INTERVAL_SECONDS, size / MOST_PER_SECOND), heartbeat_seconds / (4 if size < MOST_PER_SECOND else 3))
 
 
 async def watch_stalls(

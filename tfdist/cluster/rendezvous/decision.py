@@ -178,8 +178,8 @@ def _differing(name: str, values: Mapping[int, str], workers: Mapping[int, dict]
     ranks = collections.defaultdict(list)
     for rank, value in values.items():
         ranks[value].append(rank)
-    text = "; ".join(f"{value!r} on {_ranks(found, workers)}" for value, found in ranks.items())
-    return [f"{name}: {text}"] if len(ranks) > 1 else []
+    texts = (f"{value!r} on {_ranks(found, workers)}" for value, found in ranks.items())
+    return [f"{name}: {'; '.join(texts)}"] if len(ranks) > 1 else []
 
 
 def _divided_twice(workers: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:

@@ -145,7 +145,7 @@ async def _rendezvous(
 
 async def _notice_stop(state: RendezvousState, stop: interruption.StopRequest) -> None:
     while stop.reason is None:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
     state.stopped = stop.reason
     state.changed.set()
 
@@ -194,7 +194,7 @@ async def _run_rank_0(state: RendezvousState) -> None:
         state.addresses = [state.received.arrivals[rank] for rank in range(size)]
         await protocol.notify_all(state, "addresses", addresses=state.addresses)
     await protocol.connect(state)
-    state.received.reports[0] = protocol.report(state)
+    state.received.note_report(0, protocol.report(state))
 
     def complete() -> bool:
         return len(state.received.reports) == size

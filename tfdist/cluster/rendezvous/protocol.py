@@ -21,7 +21,7 @@ _CALLS_AT_ONCE = 4
 # The time limit of requests to a worker is doubled after each one without an answer, up to this, in seconds.
 _LONGEST_REQUEST_SECONDS = 12.0
 # Requests at once of rank 0 that sends a message to all others.
-_NOTIFICATIONS_AT_ONCE = 64
+_NOTIFICATIONS_AT_ONCE = 16
 # Seconds for a message to all others if some do not respond; and for each pair of workers in addition, because the
 # decision names all workers to each: on one machine 1,000 take 3.2 s, and 1,600 more than 5 s.
 _NOTIFY_SECONDS, _SECONDS_PER_PAIR = 5.0, 1e-5
@@ -33,6 +33,9 @@ _ATTEMPT_SECONDS = 1.5
 _CLOSE_SECONDS = 5.0
 # Seconds in which another job, perhaps just ending, may use a worker's address.
 _WRONG_PEER_SECONDS = 5.0
+# Seconds between two requests to a worker: at first and at most, and of many workers the most for each of them. One
+# that starts sends a message, which ends the pause.
+_FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_PER_WORKER = 0.1, 1.0, 1 / 128
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -42,6 +45,13 @@ class Received:
     arrivals: dict[int, str] = dataclasses.field(default_factory=dict)
     hellos: dict[int, dict] = dataclasses.field(default_factory=dict)
     reports: dict[int, dict] = dataclasses.field(default_factory=dict)
+    # True if the decision will certainly be an error.
+    bad: bool = False
+
+    def note_report(self, rank: int, report: dict[str, Any]) -> None:
+        """Stores the report of a worker."""
+        self.reports[rank] = report
+        self.bad = self.bad or bool(report["failed"] or report["unreached"] or report.get("stopped"))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -61,6 +71,8 @@ class RendezvousState:
     changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     # rank -> reason why there is no connection yet.
     unreached: dict[int, str] = dataclasses.field(default_factory=dict)
+    # rank -> what the next message of that worker sets; see `connect`.
+    heard: dict[int, asyncio.Future] = dataclasses.field(default_factory=dict)
     # rank -> time limit of the next request in seconds, if an earlier one had no answer.
     limits: dict[int, float] = dataclasses.field(default_factory=dict)
     # Reason why this worker cannot join; True if it is a port that tfdist chose: a restart has others.
@@ -74,8 +86,7 @@ class RendezvousState:
     @property
     def over(self) -> bool:
         """True if there is a decision, or if it will certainly be an error."""
-        bad = any(r["failed"] or r["unreached"] or r.get("stopped") for r in self.received.reports.values())
-        return self.decision is not None or bool(self.stopped) or bad
+        return self.decision is not None or bool(self.stopped) or self.received.bad
 
 
 def size_seconds(size: int) -> float:
@@ -180,9 +191,10 @@ async def connect(state: RendezvousState) -> None:
 
     Rank 0 sends a message to every worker. The others send one to rank 0, and one to their own address, where another
     process may have the same rank; they only connect to the partners that `reachability.partners` names. So N workers
-    make about N (5 + 2 log2 N) connections.
+    make about N (5 + 2 log2 N) connections. A worker that was not there is called again as soon as it sends a message.
     """
     gate = asyncio.Semaphore(_CALLS_AT_ONCE)
+    longest = max(_LONGEST_PAUSE, _PAUSE_PER_WORKER * state.spec.num_workers)
     stop = False
 
     def is_over() -> bool:
@@ -190,16 +202,11 @@ async def connect(state: RendezvousState) -> None:
 
     async def reach(rank: int) -> None:
         nonlocal stop
-        pause, wrong_peer, wrong_peer_since = 0.1, "", 0.0
+        pause, wrong_peer, wrong_peer_since = _FIRST_PAUSE * longest, "", 0.0
         # asyncio.wait_for may swallow a cancellation (before Python 3.12): every loop needs its own end condition.
         while rank in state.unreached and not is_over():
+            state.heard[rank] = heard = asyncio.get_running_loop().create_future()
             try:
-                if own and rank not in (0, own):
-                    async with gate:
-                        await rpc.touch(state.addresses[rank], state.keys)
-                    del state.unreached[rank]
-                    state.changed.set()
-                    break
                 # Only rank 0 compares the workers' values.
                 hello = message(state, "hello", me=state.me if rank == 0 else None)
                 async with gate:
@@ -216,8 +223,8 @@ async def connect(state: RendezvousState) -> None:
             except rpc.UnreachableError as error:
                 state.unreached[rank] = str(error) + (f"; before that, {wrong_peer}" if wrong_peer else "")
             state.changed.set()
-            await asyncio.sleep(pause)
-            pause = min(1.0, 1.5 * pause)
+            await asyncio.wait([heard], timeout=pause)
+            pause = min(_LONGEST_PAUSE if wrong_peer else longest, 2 * pause)
 
     size, own = state.spec.num_workers, state.spec.rank
     ranks = dict.fromkeys([0, own, *reachability.partners(own, size)]) if own else range(size)
@@ -238,11 +245,13 @@ async def handle_request(state: RendezvousState, channel: Channel, request: dict
     messages.check(request, state.spec.num_workers)
     if request["job"] == state.spec.job and request["to"] == state.spec.rank:
         _store(state, request, channel.peer)
+        if heard := state.heard.pop(request["rank"], None):
+            heard.set_result(None)
         state.changed.set()
     channel.send({"job": state.spec.job, "rank": state.spec.rank, "nonce": state.nonce})
     # The client closes first, so that this port does not enter TIME_WAIT.
     with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(channel.reader.read(1), _CLOSE_SECONDS)
+        await asyncio.wait_for(channel.wait(lambda: False), _CLOSE_SECONDS)
 
 
 def _store(state: RendezvousState, request: dict[str, Any], peer: str) -> None:
@@ -251,13 +260,15 @@ def _store(state: RendezvousState, request: dict[str, Any], peer: str) -> None:
         if kind == "arrive":
             _note_arrival(state, request, peer)
         elif kind == "hello" and request["me"] is not None:
+            if request["me"]["must_match"] == state.me.get("must_match"):
+                request["me"]["must_match"] = state.me["must_match"]  # One copy, of a thousand workers.
             first = state.received.hellos.setdefault(rank, request)
             if first["nonce"] != request["nonce"]:
                 failed = decision.same_rank(rank, [first["me"], request["me"]])
-                state.received.reports[rank] = {"failed": failed, "unreached": {}, "workdir": ""}
+                state.received.note_report(rank, {"failed": failed, "unreached": {}, "workdir": ""})
         # A stop request may follow a good report.
         elif kind == "report" and (request["stopped"] or rank not in state.received.reports):
-            state.received.reports[rank] = request
+            state.received.note_report(rank, request)
     # Only of the rank 0 to which this worker has connected, not of an earlier start of this job.
     elif kind in messages.BY_RANK_0 and rank == 0 != state.spec.rank:
         if state.chief_nonce not in ("", request["nonce"]):

@@ -48,15 +48,6 @@ async def request(
     return await _in_words(_exchange(address, exchange, seconds), seconds)
 
 
-async def touch(address: str, keys: Keys) -> None:
-    """Connects to "host:port", where a worker must listen, and sends nothing; raises UnreachableError if it cannot."""
-
-    async def connect(sockaddr: tuple[str, int]) -> None:
-        (await channel.connect(sockaddr, keys)).writer.close()
-
-    await _in_words(_exchange(address, connect, REQUEST_SECONDS), REQUEST_SECONDS)
-
-
 async def _in_words(exchange: Awaitable[Any], seconds: float) -> Any:
     """Returns the result of an exchange; raises as `request`."""
     try:
@@ -148,7 +139,7 @@ def run(coroutine: Coroutine) -> Any:
     thread.start()
     try:
         while thread.is_alive():
-            thread.join(0.2)
+            thread.join(0.5)
     except BaseException:
         started.wait(1.0)
         with contextlib.suppress(RuntimeError):

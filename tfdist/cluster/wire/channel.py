@@ -12,6 +12,7 @@ the header, at most `_HEADER_BYTES`, before it reads a body, and the hash before
 
 import asyncio
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -22,8 +23,8 @@ from typing import Any
 
 from tfdist.cluster.wire.keys import Keys
 
-_GREETING = b"tfdist/1 "
-_REFUSED = b"refused\n"
+_PROTOCOL, _REFUSED = b"tfdist/1", b"refused\n"
+_GREETING = re.compile(rb"%s ([0-9a-f]{32})\n" % _PROTOCOL)
 _NONCE_BYTES = 16
 _HEADER_BYTES = 512
 # Longest body, in bytes; the addresses of a thousand workers need less than one MB.
@@ -35,38 +36,46 @@ class RefusedError(ValueError):
     """The server has another key."""
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Channel:
-    """One end of a connection, after the exchange of random numbers."""
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Channel(asyncio.Protocol):
+    """One end of a connection."""
 
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
     keys: Keys
     is_server: bool
-    server_nonce: bytes
+    # Called as soon as the first header proves that the client has a key.
+    proven: Callable[[], Any] = lambda: None
+    # Called with each message; None: `messages` keeps it for `receive`.
+    handle: Callable[[dict[str, Any]], Any] | None = None
+    transport: asyncio.Transport | None = None
+    server_nonce: bytes = b""
     client_nonce: bytes = b""
     sent: int = 0
     received: int = 0
+    # What has come and is not read yet; the length and the hash of the body whose header is read.
+    data: bytearray = dataclasses.field(default_factory=bytearray)
+    body: tuple[int, bytes] | None = None
+    messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    # Why nothing more is read; done as soon as something has changed, for the one that waits.
+    error: Exception | None = None
+    changed: asyncio.Future | None = None
 
     @property
     def peer(self) -> str:
         """The IP address of the other end."""
-        return self.writer.get_extra_info("peername")[0]
+        return self.transport.get_extra_info("peername")[0]
 
     def send(self, message: Mapping[str, Any] | bytes) -> None:
-        """Sends a message: a JSON object, or its encoding. Does not block or raise."""
+        """Sends a message: a JSON object, or its encoding. Does not block or raise: a reader notices a closed end."""
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
         length, digest = str(len(body)).encode(), hashlib.sha256(body).hexdigest().encode()
         signatures = self.keys.sign(self._to_sign(self.is_server, self.sent, length, digest))
         nonce = b"" if self.is_server or self.sent else self.client_nonce + b" "
         self.sent += 1
-        self.writer.write(nonce + b" ".join((length, digest, signatures)) + b"\n" + body)
+        if not self.transport.is_closing():
+            self.transport.write(nonce + b" ".join((length, digest, signatures)) + b"\n" + body)
 
-    async def receive(self, proven: Callable[[], Any] = lambda: None) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         """Returns the next message.
-
-        Args:
-            proven: called as soon as the header proves that the sender has a key.
 
         Raises:
             RefusedError: this end is a client, and the server has another key.
@@ -74,26 +83,103 @@ class Channel:
             EOFError: the connection is closed.
             OSError: it is broken.
         """
-        header = await self.reader.readline()
-        if not header:
-            raise EOFError
-        if header == _REFUSED and not self.is_server:
+        await self.wait(lambda: self.messages)
+        return self.messages.pop(0)
+
+    async def receive_all(self, handle: Callable[[dict[str, Any]], Any]) -> None:
+        """Calls `handle` with each message as soon as it comes, until the connection ends; raises as `receive`."""
+        while self.messages:
+            handle(self.messages.pop(0))
+        self.handle = handle
+        await self.wait(lambda: False)
+
+    async def wait(self, condition: Callable[[], Any]) -> None:
+        """Waits until something that comes makes `condition` true; raises as `receive`."""
+        while not condition():
+            if self.error is not None:
+                raise self.error
+            self.changed = asyncio.get_running_loop().create_future()
+            await self.changed
+
+    def close(self) -> None:
+        """Closes the connection, after what was sent."""
+        self.transport.close()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """A server greets the client with its random number."""
+        self.transport = transport
+        if self.is_server:
+            self.server_nonce = _nonce()
+            transport.write(b"%s %s\n" % (_PROTOCOL, self.server_nonce))
+
+    def data_received(self, data: bytes) -> None:
+        """Reads the messages that are complete."""
+        self.data += data
+        try:
+            while self.error is None and self._read():
+                pass
+        except ValueError as error:
+            self.connection_lost(error)
+            self.transport.close()
+        self._note_change()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends `receive` with the first error."""
+        self.error = self.error or exc or EOFError()
+        self._note_change()
+
+    def _note_change(self) -> None:
+        if self.changed is not None and not self.changed.done():
+            self.changed.set_result(None)
+
+    def _read(self) -> bool:
+        """Reads a line or a body from `data`; returns whether it was complete."""
+        if self.body is not None:
+            length, digest = self.body
+            if len(self.data) < length:
+                return False
+            self._take_message(self._take(length), digest)
+            return True
+        end = self.data.find(b"\n", 0, _HEADER_BYTES) + 1
+        if end:
+            line = self._take(end)
+            self._take_header(line) if self.server_nonce else self._take_greeting(line)
+        elif len(self.data) >= _HEADER_BYTES:
+            raise ValueError("not a header")
+        return end > 0
+
+    def _take(self, size: int) -> bytes:
+        taken = bytes(self.data[:size])
+        del self.data[:size]
+        return taken
+
+    def _take_greeting(self, line: bytes) -> None:
+        match = _GREETING.fullmatch(line)
+        if match is None:
+            raise ValueError("not a tfdist worker")
+        self.server_nonce = match[1]
+
+    def _take_header(self, line: bytes) -> None:
+        if line == _REFUSED and not self.is_server:
             raise RefusedError
-        match = _HEADER.fullmatch(header)
+        match = _HEADER.fullmatch(line)
         if match is None or (match[1] is not None) != (self.is_server and self.received == 0):
             raise ValueError("not a header")
         self.client_nonce = match[1] or self.client_nonce
         length, digest, signatures = match[2], match[3], match[4]
         if not self.keys.verify(self._to_sign(not self.is_server, self.received, length, digest), signatures):
             if self.is_server:
-                self.writer.write(_REFUSED)
+                self.transport.write(_REFUSED)
             raise ValueError("signed with another key")
-        proven()
+        self.proven()
         if int(length) > _BODY_BYTES:
             raise ValueError("too long")
-        body = await self.reader.readexactly(int(length))
+        self.body = int(length), digest
+
+    def _take_message(self, body: bytes, digest: bytes) -> None:
         if hashlib.sha256(body).hexdigest().encode() != digest:
             raise ValueError("changed")
+        self.body = None
         self.received += 1
         try:
             message = json.loads(body)
@@ -101,19 +187,17 @@ class Channel:
             raise ValueError("nested too deeply") from None
         if not isinstance(message, dict):
             raise ValueError("not a JSON object")
-        return message
+        (self.handle or self.messages.append)(message)
 
     def _to_sign(self, by_server: bool, number: int, length: bytes, digest: bytes) -> bytes:
         parts = (b"server" if by_server else b"client", self.server_nonce, self.client_nonce, str(number).encode())
-        return b" ".join((_GREETING.strip(), *parts, length, digest))
+        return b" ".join((_PROTOCOL, *parts, length, digest))
 
 
-async def accept(connection: socket.socket, keys: Keys) -> Channel:
-    """Returns the server's end of an accepted connection, whose first message proves the client."""
-    reader, writer = await asyncio.open_connection(sock=connection, limit=_HEADER_BYTES)
-    nonce = secrets.token_hex(_NONCE_BYTES).encode()
-    writer.write(_GREETING + nonce + b"\n")
-    return Channel(reader=reader, writer=writer, keys=keys, is_server=True, server_nonce=nonce)
+async def accept(connection: socket.socket, keys: Keys, proven: Callable[[], Any]) -> Channel:
+    """Returns the server's end of an accepted connection; `proven`: see `Channel`."""
+    factory = functools.partial(Channel, keys=keys, is_server=True, proven=proven)
+    return (await asyncio.get_running_loop().connect_accepted_socket(factory, connection))[1]
 
 
 async def connect(sockaddr: tuple[str, int], keys: Keys) -> Channel:
@@ -126,23 +210,16 @@ async def connect(sockaddr: tuple[str, int], keys: Keys) -> Channel:
         OSError: no connection.
         ValueError, EOFError: a program other than a tfdist worker is listening there.
     """
+    factory = functools.partial(Channel, keys=keys, is_server=False, client_nonce=_nonce())
     # The next address of a name is tried before the first one has failed.
-    reader, writer = await asyncio.open_connection(*sockaddr, limit=_HEADER_BYTES, happy_eyeballs_delay=0.25)
+    connecting = asyncio.get_running_loop().create_connection(factory, *sockaddr, happy_eyeballs_delay=0.25)
+    channel = (await connecting)[1]
     try:
-        if await reader.readexactly(len(_GREETING)) != _GREETING:
-            raise ValueError("not a tfdist worker")
-        server_nonce = (await reader.readexactly(2 * _NONCE_BYTES + 1)).strip()
+        await channel.wait(lambda: channel.server_nonce)
     except BaseException:
-        writer.close()
+        channel.close()
         raise
-    return Channel(
-        reader=reader,
-        writer=writer,
-        keys=keys,
-        is_server=False,
-        server_nonce=server_nonce,
-        client_nonce=secrets.token_hex(_NONCE_BYTES).encode(),
-    )
+    return channel
 
 
 async def request(sockaddr: tuple[str, int], keys: Keys, message: Mapping[str, Any] | bytes) -> dict[str, Any]:
@@ -152,4 +229,8 @@ async def request(sockaddr: tuple[str, int], keys: Keys, message: Mapping[str, A
         channel.send(message)
         return await channel.receive()
     finally:
-        channel.writer.close()
+        channel.close()
+
+
+def _nonce() -> bytes:
+    return secrets.token_hex(_NONCE_BYTES).encode()

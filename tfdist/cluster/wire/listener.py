@@ -105,17 +105,17 @@ async def serving(
     async def converse(connection: socket.socket) -> None:
         own = asyncio.current_task()
         try:
-            channel = await channel_lib.accept(connection, keys)
+            channel = await channel_lib.accept(connection, keys, lambda: unproven.pop(own, None))
         except OSError:
             connection.close()
             return
         try:
-            first = await asyncio.wait_for(channel.receive(lambda: unproven.pop(own, None)), _PROOF_SECONDS)
+            first = await asyncio.wait_for(channel.receive(), _PROOF_SECONDS)
             await handle(channel, first)
         except (OSError, ValueError, EOFError, asyncio.TimeoutError):
             pass  # Not a worker, or one that died.
         finally:
-            channel.writer.close()
+            channel.close()
 
     async def accept_all() -> None:
         while True:
