@@ -1,6 +1,8 @@
 """What workers know of each other while a run lasts, in parts that need no second process."""
 
 import asyncio
+import contextlib
+import functools
 import math
 import signal
 import subprocess
@@ -20,6 +22,9 @@ from tfdist.cluster.liveness import connections, heartbeat, peer_loss, reachabil
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, Peer
 from tfdist.cluster.rendezvous import decision, protocol
 from tfdist.cluster.several_workers import start
+from tfdist.cluster.wire import channel, keys, listener
+
+KEYS = keys.Keys((b"k" * 64,))
 
 
 def make_monitor(size: int = 3, rank: int = 0) -> HeartbeatMonitor:
@@ -70,6 +75,31 @@ def test_each_message_after_a_loss_names_the_loss():
 def test_the_chief_of_a_large_job_reads_a_limited_number_of_heartbeats_each_second():
     assert heartbeat.interval(2, 10.0) == heartbeat.interval(200, 10.0) == 1.0 and heartbeat.interval(2, 2.0) == 0.5
     assert 3.3 < heartbeat.interval(1024, 10.0) < 3.4 and heartbeat.interval(1024, 30.0) == 1024 / 200
+
+
+def test_a_worker_that_connects_causes_no_message_to_the_others():
+    monitor = make_monitor(size=7)
+    monitor.announce = functools.partial(connections._announce, monitor)
+    sent: list[list[bytes]] = []
+
+    async def main() -> None:
+        with contextlib.closing(listener.listen(0, "127.0.0.1")) as socket:
+            serving = asyncio.ensure_future(connections._serve_heartbeats(monitor, socket, KEYS))
+            channels = []
+            for rank in range(1, 7):
+                channels.append(await channel.connect(socket.getsockname(), KEYS))
+                channels[-1].send({"rank": rank, "pid": 10 + rank, "step": 0})
+                sent.append([await channels[-1].receive()])
+            for one, messages in zip(channels, sent, strict=True):
+                with contextlib.suppress(asyncio.TimeoutError):
+                    while True:
+                        messages.append(await asyncio.wait_for(one.receive(), 0.1))
+            monitor.all_finished.set()  # From now on a closed connection is no loss.
+            serving.cancel()
+            await asyncio.wait([serving])
+
+    asyncio.run(main())
+    assert [len(messages) for messages in sent] == [1] * 6
 
 
 def test_malformed_heartbeats_are_rejected():

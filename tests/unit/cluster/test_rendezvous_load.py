@@ -10,10 +10,10 @@ import time
 
 import pytest
 from launching import free_ports
-from rendezvous_threads import run, tf_config, worker_specs
+from rendezvous_threads import Workers, run, tf_config, worker_specs
 
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.rendezvous import rpc
+from tfdist.cluster.rendezvous import protocol, rpc
 
 
 @contextlib.contextmanager
@@ -38,6 +38,18 @@ def serving_at(ports: list[int], handle):
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
+
+
+def test_a_late_worker_is_called_when_it_comes_however_long_the_pauses_are(monkeypatch):
+    monkeypatch.setattr(protocol, "_PAUSE_PER_WORKER", 20.0)  # The pauses of 7,680 workers: from 6 s to 60 s.
+    workers, specs = Workers(), worker_specs(free_ports(3))
+    for rank in (0, 2):
+        workers.start(specs[rank], seconds=40.0)
+    time.sleep(1.0)
+    workers.start(specs[1], seconds=40.0)
+    outcomes = workers.join()
+    assert [outcome.error for outcome in outcomes] == [None] * 3
+    assert max(outcome.seconds for outcome in outcomes) < 5.0
 
 
 @pytest.mark.slow

@@ -79,8 +79,9 @@ def start(
         monitor.announce = functools.partial(_announce, monitor)
         return _watch(monitor, listener, keys)
 
-    selector = _Batches() if rank == 0 and len(members) > heartbeat.MOST_PER_SECOND else None
-    return heartbeat.start(rank=rank, members=members, options=options, watch=watch, selector=selector)
+    many = rank == 0 and len(members) > heartbeat.MOST_PER_SECOND
+    loop = asyncio.SelectorEventLoop(_Batches()) if many else None
+    return heartbeat.start(rank=rank, members=members, options=options, watch=watch, loop=loop)
 
 
 async def _watch(monitor: HeartbeatMonitor, listener: socket.socket | None, keys: Keys) -> None:

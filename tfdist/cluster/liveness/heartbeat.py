@@ -6,7 +6,6 @@ peer_loss.py ends the process.
 
 import asyncio
 import atexit
-import selectors
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -27,7 +26,7 @@ def start(
     members: Sequence[Mapping[str, Any]],
     options: config_lib.ClusterOptions,
     watch: Callable[[HeartbeatMonitor], Coroutine[Any, Any, None]] | None = None,
-    selector: selectors.BaseSelector | None = None,
+    loop: asyncio.AbstractEventLoop | None = None,
 ) -> HeartbeatMonitor:
     """Starts the monitor in a thread; every worker calls it once per process.
 
@@ -35,12 +34,11 @@ def start(
         members: the workers, as returned by `preflight.rendezvous`.
         options: `heartbeat_seconds`, `stall_seconds` and `first_stall_seconds`.
         watch: what the thread does; None: `watch_stalls`, for one worker.
-        selector: how its event loop waits for messages; None: each as soon as it comes.
+        loop: the event loop of the thread; None: a new one.
     """
-    loop = asyncio.SelectorEventLoop(selector)
-    monitor = HeartbeatMonitor(rank=rank, members=members, options=options, loop=loop)
-    peers = [other for other in range(len(members)) if (other == 0) != (rank == 0)]
-    monitor.peers = {other: Peer(last_heartbeat=time.monotonic()) for other in peers}
+    peers = {other: Peer(last_heartbeat=time.monotonic()) for other in (range(1, len(members)) if rank == 0 else (0,))}
+    loop = loop or asyncio.new_event_loop()
+    monitor = HeartbeatMonitor(rank=rank, members=members, options=options, peers=peers, loop=loop)
     peer_loss.register(monitor)
     work = (watch or watch_stalls)(monitor)
     threading.Thread(target=monitor.loop.run_until_complete, args=(work,), name="heartbeat", daemon=True).start()

@@ -40,13 +40,15 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_PER_WORKER = 0.1, 1.0, 1 / 128
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Received:
-    """What the workers have sent to rank 0: rank -> address, first message, report."""
+    """What the workers have sent to this one; to rank 0: rank -> address, first message, report."""
 
     arrivals: dict[int, str] = dataclasses.field(default_factory=dict)
     hellos: dict[int, dict] = dataclasses.field(default_factory=dict)
     reports: dict[int, dict] = dataclasses.field(default_factory=dict)
     # True if the decision will certainly be an error.
     bad: bool = False
+    # rank -> what the next message of that worker sets; see `connect`.
+    awaited: dict[int, asyncio.Future] = dataclasses.field(default_factory=dict)
 
     def note_report(self, rank: int, report: dict[str, Any]) -> None:
         """Stores the report of a worker."""
@@ -71,8 +73,6 @@ class RendezvousState:
     changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     # rank -> reason why there is no connection yet.
     unreached: dict[int, str] = dataclasses.field(default_factory=dict)
-    # rank -> what the next message of that worker sets; see `connect`.
-    heard: dict[int, asyncio.Future] = dataclasses.field(default_factory=dict)
     # rank -> time limit of the next request in seconds, if an earlier one had no answer.
     limits: dict[int, float] = dataclasses.field(default_factory=dict)
     # Reason why this worker cannot join; True if it is a port that tfdist chose: a restart has others.
@@ -205,7 +205,7 @@ async def connect(state: RendezvousState) -> None:
         pause, wrong_peer, wrong_peer_since = _FIRST_PAUSE * longest, "", 0.0
         # asyncio.wait_for may swallow a cancellation (before Python 3.12): every loop needs its own end condition.
         while rank in state.unreached and not is_over():
-            state.heard[rank] = heard = asyncio.get_running_loop().create_future()
+            state.received.awaited[rank] = heard = asyncio.get_running_loop().create_future()
             try:
                 # Only rank 0 compares the workers' values.
                 hello = message(state, "hello", me=state.me if rank == 0 else None)
@@ -245,7 +245,7 @@ async def handle_request(state: RendezvousState, channel: Channel, request: dict
     messages.check(request, state.spec.num_workers)
     if request["job"] == state.spec.job and request["to"] == state.spec.rank:
         _store(state, request, channel.peer)
-        if heard := state.heard.pop(request["rank"], None):
+        if heard := state.received.awaited.pop(request["rank"], None):
             heard.set_result(None)
         state.changed.set()
     channel.send({"job": state.spec.job, "rank": state.spec.rank, "nonce": state.nonce})
