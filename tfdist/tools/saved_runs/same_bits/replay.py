@@ -19,7 +19,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.config import text as text_lib
 from tfdist.tools.saved_runs.same_bits import inside_step
 from tfdist.training import checkpointing, setup, state
-from tfdist.training.consistency import hashing, start
+from tfdist.training.consistency import hashing, start_checks
 from tfdist.training.loop_tools import LoopTools, make_silent_tools
 from tfdist.training.run import Run
 
@@ -91,7 +91,7 @@ def hash_state(tools: LoopTools) -> str:
 
 def hash_data(run: Run) -> dict[str, str]:
     """Returns the hashes of the data, as metrics.jsonl has them."""
-    found = start.hash_examples(run.feed.examples(start.EXAMPLES))
+    found = start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES))
     return {name: hashing.as_text(value) for name, value in found["common"].items()}
 
 
