@@ -173,12 +173,12 @@ def _make_assign(cluster: Cluster, model: keras.Model) -> Callable[[tf.Tensor], 
 
     # Traced once, at its first call.
     @functools.cache
-    def traced() -> Callable[[tf.Tensor], None]:
+    def trace() -> Callable[[tf.Tensor], None]:
         function = tf.function(lambda numbers: cluster.strategy.run(on_replica, args=(numbers,)), autograph=False)
         size = _size(_metric_variables(model))
         return function.get_concrete_function(tf.TensorSpec([size], tf.float64))
 
-    return lambda numbers: traced()(numbers)
+    return lambda numbers: trace()(numbers)
 
 
 def _size(variables: list[keras.Variable]) -> int:

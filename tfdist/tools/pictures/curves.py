@@ -58,7 +58,7 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
     return [dataclasses.replace(run, described=_describe(config), differing=own) for (run, config), own in pairs]
 
 
-def published(name: str) -> list[Run]:
+def read_published(name: str) -> list[Run]:
     """Returns results that a course prints by epoch, a run for each number of replicas; [] if it prints none."""
     found = scaling_results.find_published(name)
     runs, source = [], f"page: {found['source']}; {found['hardware']}"

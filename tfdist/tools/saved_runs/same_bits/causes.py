@@ -121,7 +121,7 @@ def try_out(chains: Sequence[Chain], interval: Interval, difference: Difference,
         and (not name.startswith("code.") or code.is_kept(chains, name))
         and (not name.startswith(_WITHOUT_EFFECT) or (between and name.startswith(_BETWEEN_STEPS)))
     ]
-    groups = _tried_together(names)
+    groups = _group_facts(names)
     if len(groups) == 1:
         return Tried(causes=tuple(groups[0]))
     causes: list[str] = []
@@ -137,7 +137,7 @@ def try_out(chains: Sequence[Chain], interval: Interval, difference: Difference,
     return Tried(causes=tuple(causes), others=tuple(others))
 
 
-def _tried_together(names: list[str]) -> list[list[str]]:
+def _group_facts(names: list[str]) -> list[list[str]]:
     """Returns the facts that are tried together: those of a function whose target differs, threads, replicas."""
     heads = [name.removesuffix("target") for name in names if name.endswith(".target")]
     groups: dict[str, list[str]] = {}
