@@ -32,7 +32,7 @@ from tfdist.cluster.wire.keys import Keys
 # Seconds for a connection to the chief, and for its first message; then the worker tries again.
 _HELLO_SECONDS = 5.0
 # Lost workers that a message describes one by one.
-_MOST_DESCRIBED = 8
+_MAX_DESCRIBED = 8
 
 
 def listen(spec: WorkerSpec) -> socket.socket | None:
@@ -229,7 +229,7 @@ def note_lost(monitor: HeartbeatMonitor, rank: int) -> str:
 def note_all_lost(monitor: HeartbeatMonitor, ranks: Sequence[int]) -> str:
     """As `note_lost`, of several workers: of many, their hosts in Slurm's notation."""
     texts = [note_lost(monitor, rank) for rank in ranks]
-    if len(ranks) <= _MOST_DESCRIBED:
+    if len(ranks) <= _MAX_DESCRIBED:
         return "; ".join(texts)
     seconds = time.monotonic() - min(monitor.peers[rank].last_heartbeat for rank in ranks)
     hosts = hostlist.compress_hostlist(monitor.members[rank]["host"] for rank in ranks)

@@ -16,7 +16,7 @@ SPEED = "examples_per_second"
 # Evaluations have markers up to this number of reports, training up to the second one.
 _MARKED, _FEW = 40, 10
 # Fields in the caption of a run.
-_MOST_FIELDS = 4
+_MAX_FIELDS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ def _caption(runs: Sequence[Run]) -> str:
     """Returns what differs between the runs, a line for each; of one run, or of equal ones, what they are."""
     own = [run for run in runs if not run.source]
     sources = dict.fromkeys(run.source for run in runs if run.source)
-    lines = [f"{run.label}: {', '.join(differences.in_words(run.differing, _MOST_FIELDS))}" for run in own]
+    lines = [f"{run.label}: {', '.join(differences.in_words(run.differing, _MAX_FIELDS))}" for run in own]
     if not own[0].differing:
         lines = [own[0].described + ("; no field of their configs differs" if len(own) > 1 else "")]
     return "\n".join([*lines, *sources])

@@ -30,7 +30,7 @@ _GROUPS = {
 }
 # Facts that `first_difference.task_of` takes together.
 _TOGETHER = ("threads.", "replicas.", "onednn.", "code.")
-_MOST_TRIED = 12
+_MAX_TRIED = 12
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ def try_out(chains: Sequence[Chain], interval: Interval, difference: Difference,
         return Tried(causes=tuple(groups[0]))
     causes: list[str] = []
     others: list[str] = []
-    for number, group in enumerate(groups[:_MOST_TRIED]):
+    for number, group in enumerate(groups[:_MAX_TRIED]):
         other = (max(interval.first, *(one.step for one in starts)), _with_values(starts, group))
         try:
             tasks = first_difference.tasks_of(chains, 0, interval, scratch / f"trial{number}", other)

@@ -24,7 +24,7 @@ from tfdist.training.loop_tools import LoopTools, make_silent_tools
 from tfdist.training.run import Run
 
 # Variables that are named in a comparison.
-_MOST_VARIABLES = 3
+_MAX_VARIABLES = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ def describe_arrays(trained: Mapping[str, np.ndarray], saved: Mapping[str, np.nd
     if not names:
         return "no variable differs"
     described = [f"{name} ({_elements(trained[name], saved[name])})" for name in names]
-    return f"{len(names)} of {len(trained)} variables differ: {text_lib.list_names(described, _MOST_VARIABLES)}"
+    return f"{len(names)} of {len(trained)} variables differ: {text_lib.list_names(described, _MAX_VARIABLES)}"
 
 
 def _elements(trained: np.ndarray, saved: np.ndarray) -> str:

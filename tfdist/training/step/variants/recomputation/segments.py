@@ -19,7 +19,7 @@ from tfdist.training.step.variants.recomputation import named_layers
 
 # What to do in place of it, for messages.
 _INSTEAD = "Name layers in config.train.recompute, or make them in a keras.RematScope, instead."
-_MOST_SEGMENTS = 64
+_MAX_SEGMENTS = 64
 
 
 def install(
@@ -56,7 +56,7 @@ def install(
         raise ValueError(
             f"{field}={megabytes:g}: there is no place in {model.name!r} where a single tensor passes. {_INSTEAD}"
         )
-    plans = [_divide(sizes, places, count) for count in range(2, min(_MOST_SEGMENTS, len(places) + 1) + 1)]
+    plans = [_divide(sizes, places, count) for count in range(2, min(_MAX_SEGMENTS, len(places) + 1) + 1)]
     cuts = min(plans, key=lambda cuts: _bytes_kept(sizes, cuts, len(cuts)))
     again = len(cuts)
     if (least := _bytes_kept(sizes, cuts, again)) > budget:
