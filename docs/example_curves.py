@@ -89,7 +89,7 @@ def main() -> None:
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = pathlib.Path(flags.directory or temporary).absolute()
-        # In turns, so that an interrupted measurement has as many seeds of both.
+        # In turn, so that an interrupted measurement has as many seeds of both.
         trained = [{way: train(directory, way, seed) for way in WAYS} for seed in range(1, flags.seeds + 1)]
         found = {way: [one[way] for one in trained] for way in WAYS}
         print("| example | loss | epoch |", " | ".join(WAYS), "|")

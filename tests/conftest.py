@@ -149,17 +149,17 @@ def pytest_collection_finish() -> None:
     """
     if "tensorflow" in sys.modules:
         forked.disable_graph_optimizers()
-        iterate_untuned(sys.modules["tensorflow"].data.Dataset)
+        iterate_without_autotuning(sys.modules["tensorflow"].data.Dataset)
     gc.collect()
     gc.freeze()
 
 
-def iterate_untuned(kind: type) -> None:
+def iterate_without_autotuning(kind: type) -> None:
     """Makes the iterators of this process' datasets close at once."""
     from tfdist.data import read_ahead
 
     original = kind.__iter__
-    kind.__iter__ = functools.wraps(original)(lambda dataset: original(read_ahead.untuned(dataset)))
+    kind.__iter__ = functools.wraps(original)(lambda dataset: original(read_ahead.without_autotuning(dataset)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,7 @@
 """The layout of tfdist: which package imports which, where private names are used, how long files may be."""
 
 import ast
+import collections
 import functools
 import pathlib
 import re
@@ -532,6 +533,12 @@ def test_each_wing_has_a_contract_and_few_entries():
         if len(entries) > MOST_ENTRIES:
             problems.append(f"{name}: {len(entries)} entries")
     assert problems == []
+
+
+def test_no_two_modules_of_the_core_share_a_file_name():
+    paths = [path for package in CORE for path in (ROOT / "tfdist" / package).rglob("*.py")]
+    names = collections.Counter(path.name for path in paths if path.name != "__init__.py")
+    assert len(names) > 100 and [name for name, count in names.items() if count > 1] == []
 
 
 def test_there_is_no_drawer_and_nothing_left_to_do():

@@ -127,10 +127,10 @@ def command_lines(task: Task, size: str, *, runs: Path, data: str, env: Mapping[
     and of workers that tfdist.launch starts. "64xREPLICAS" becomes 64 times the replicas of the line.
     """
     typed = _in_allocation if slurm.in_allocation(env) else _on_this_machine
-    return [_shipped(typed(line, env)) for line in task.lines(size, runs=runs, data=data)]
+    return [_with_shipped_paths(typed(line, env)) for line in task.lines(size, runs=runs, data=data)]
 
 
-def _shipped(line: str) -> str:
+def _with_shipped_paths(line: str) -> str:
     """Returns a line with the paths of the programs and batch files of the installed tfdist, if there are none here."""
     return _FILE.sub(lambda file: file[0] if Path(file[0]).is_file() else f"{shipped.find(file[0])}", line)
 
@@ -189,7 +189,7 @@ def comparison(task: Task, size: str, workdir: Path) -> str:
         return ""
     log = workdir / _LOG
     output = log.read_text(errors="replace") if log.is_file() else ""
-    rows = [(each.quantity, each.page, _shown(each.yours(workdir, output))) for each in task.answers]
+    rows = [(each.quantity, each.page, _format(each.yours(workdir, output))) for each in task.answers]
     note = f" Laptop size: {task.difference}" if size == LAPTOP and task.difference else ""
     hardware = f"{task.source}: {task.hardware}\n" if task.hardware else ""
     return f"{tables.text(('', task.source, 'yours'), rows)}\n{hardware}yours: {measure.machine()}.{note}"
@@ -285,7 +285,7 @@ def _nearest(word: str, names: Mapping[str, object]) -> str:
     return f"Nearest: {near[0]}. " if near else ""
 
 
-def _shown(value: float | str | None) -> str:
+def _format(value: float | str | None) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -33,7 +33,7 @@ PHASES = ("reduce-scatter", "all-gather")
 _REPEATS, _SECONDS = 5, 60.0
 _TOKEN_BYTES = 16
 # Of the picture: more replicas than this do not fit onto a page; panels side by side.
-MOST, _COLUMNS = 8, 4
+MAX, _COLUMNS = 8, 4
 # Sends one chunk to the next replica, and returns that of the previous one: float32 [n] -> float32 [the given length].
 Exchange = Callable[[np.ndarray, int], np.ndarray]
 
@@ -201,8 +201,8 @@ def show(record: Record, by_tensorflow: float, workdir: Path) -> None:
         f"most {record.difference:.1g} of the largest"
     )
     print(text)
-    if record.replicas > MOST:
-        print(f"no picture of the ring: {record.replicas} replicas, more than {MOST}")
+    if record.replicas > MAX:
+        print(f"no picture of the ring: {record.replicas} replicas, more than {MAX}")
         return
     caption = (
         f"{config_flags.config_name()}, gradients of the first batch, one element of each chunk; frame: just received; "
@@ -288,7 +288,7 @@ def draw(record: Record, *, caption: str) -> Any:
     frame that it has just arrived. Up to four replicas, the reduce-scatter is above and the all-gather below.
 
     Args:
-        record: of at most `MOST` replicas.
+        record: of at most `MAX` replicas.
         caption: what was run where.
     """
     count = record.replicas

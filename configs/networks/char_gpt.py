@@ -26,7 +26,7 @@ def network(
         layer_count: number of blocks.
         heads: number of attention heads; divides `width`.
         width: size of the vector of a character.
-        dropout: rate, in the embedding and behind each part of a block.
+        dropout: rate, in the embedding and after each part of a block.
 
     Returns:
         int32 [n, up to length] -> logits, float32 [n, characters, num_classes].
@@ -43,16 +43,16 @@ def network(
     x += layers.Embedding(length, width, _normal(), name="positions")(positions)
     x = layers.Dropout(dropout, name="embedding_dropout")(x)
     for number in range(1, layer_count + 1):
-        y = _normalized(f"norm{number}a", x)
+        y = _normalize(f"norm{number}a", x)
         parts = ops.split(_dense(f"attention{number}", 3 * width)(y), 3, axis=-1)
         queries, keys, values = (layers.Reshape((-1, heads, width // heads))(one) for one in parts)
         y = ops.dot_product_attention(queries, keys, values, is_causal=True)
         y = _dense(f"projection{number}", width, last)(layers.Reshape((-1, width))(y))
         x += layers.Dropout(dropout, name=f"dropout{number}a")(y)
-        y = _dense(f"expand{number}", 4 * width)(_normalized(f"norm{number}b", x))
+        y = _dense(f"expand{number}", 4 * width)(_normalize(f"norm{number}b", x))
         y = _dense(f"contract{number}", width, last)(layers.Activation("gelu", name=f"gelu{number}")(y))
         x += layers.Dropout(dropout, name=f"dropout{number}b")(y)
-    logits = _dense("logits", num_classes, dtype="float32")(_normalized("norm", x))
+    logits = _dense("logits", num_classes, dtype="float32")(_normalize("norm", x))
     return keras.Model(inputs, logits, name="char_gpt")
 
 
@@ -150,7 +150,7 @@ def _dense(name: str, width: int, deviation: float = 0.02, dtype: str | None = N
     return layers.Dense(width, use_bias=False, kernel_initializer=_normal(deviation), name=name, dtype=dtype)
 
 
-def _normalized(name: str, x: Any) -> Any:
+def _normalize(name: str, x: Any) -> Any:
     return layers.LayerNormalization(epsilon=1e-5, center=False, name=name)(x)
 
 

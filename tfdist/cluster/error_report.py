@@ -18,7 +18,7 @@ _SAME_FAILURE_SECONDS = 3.0
 
 def report_exception(error: Exception) -> int:
     """Writes the error to standard error, with a traceback if it is no user error of tfdist; returns its exit code."""
-    lost, named = find_loss(error)
+    lost, named = find_lost_worker(error)
     if lost:
         # The line that names the other worker is not the first one.
         names = ", ".join(peer_loss.named_workers(str(error)))
@@ -55,7 +55,7 @@ def report_exception(error: Exception) -> int:
     return code
 
 
-def find_loss(error: BaseException) -> tuple[bool, str]:
+def find_lost_worker(error: BaseException) -> tuple[bool, str]:
     """Returns whether the error means that another worker was lost, and the line that names this worker.
 
     The line is "" if no worker is known to be lost within 3 s. After such an error the calling thread must end the

@@ -75,7 +75,7 @@ class StopRequest:
         """Returns what this worker adds to the sum that all workers see after an execution: a stop is at least 1."""
         return 1.0 if self.requested() else _SAVE * self.save_wanted
 
-    def file_found(self, name: str) -> None:
+    def note_file(self, name: str) -> None:
         """Notes a file in the workdir that asks for something; called in another thread."""
         if name == STOP_FILE:
             self.reason = self.reason or BY_FILE

@@ -173,7 +173,7 @@ def parse(argv: list[str]) -> list[str]:
         wanted = "get_config() must return a tfdist.config.Config or a ConfigDict"
         sys.exit(f"--config={path}: {wanted}. Received: {type(config).__name__}")
     for name, value in flags.FLAGS["config"].override_values.items():
-        _none_where_meant(config, name, value)
+        _set_none(config, name, value)
     return rest
 
 
@@ -225,7 +225,7 @@ def config_file() -> str:
     return config_flags.get_config_filename(flags.FLAGS["config"])
 
 
-def _none_where_meant(config: schema.Config, name: str, value: Any) -> None:
+def _set_none(config: schema.Config, name: str, value: Any) -> None:
     *holders, field = name.split(".")
     holder: Any = config
     for part in holders:

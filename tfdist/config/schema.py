@@ -22,7 +22,7 @@ PARTS = {
     "errors": "tfdist.cluster.error_report:report_exception",
     "errors.exit": "tfdist.config.user_code:refuse_exit",
     "errors.explain": "tfdist.config.user_code:explain",
-    "errors.lost_worker": "tfdist.cluster.error_report:find_loss",
+    "errors.lost_worker": "tfdist.cluster.error_report:find_lost_worker",
     "errors.of_spec": "tfdist.config.user_code:of_spec",
     "callbacks": "tfdist.training.callbacks.callback_runner:make_callbacks",
     "evaluation": "tfdist.training.evaluation.saved_checkpoint:evaluate_only",

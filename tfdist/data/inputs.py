@@ -41,7 +41,7 @@ def open_inputs(config: config_lib.Config) -> Inputs:
         prepare_all=finish_on_host(prepare, finish),
         objective=_finish_on_device(finish, autograph.convert(objective, "config.objective")),
         adapt=adapt,
-        described=_returned(finish) if halves and finish else lambda spec: spec,
+        described=_spec_of_finished(finish) if halves and finish else lambda spec: spec,
     )
     return inputs if inputs.pipeline.connects_first else with_sources(config, inputs)
 
@@ -57,7 +57,7 @@ def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..
     return finish_first
 
 
-def _returned(finish: Callable[..., Batch]) -> Callable[[dict[str, tf.TensorSpec]], dict[str, tf.TensorSpec]]:
+def _spec_of_finished(finish: Callable[..., Batch]) -> Callable[[dict[str, tf.TensorSpec]], dict[str, tf.TensorSpec]]:
     """Returns a function from the spec of a batch to that of the finished batch."""
     function = tf.function(functools.partial(finish, training=False), autograph=False)
     return lambda spec: function.get_concrete_function(spec).structured_outputs

@@ -99,7 +99,7 @@ def rows_of_steps(
     locate = stream.locate_rows(len(source), shard, global_batch=global_batch, seed=seed, shuffle=shuffle, part=part)
     first = (first_number - 1) * shard.local_replicas
     elements = dataset(first_number - 1, last_number).take((last_number - first_number + 1) * shard.local_replicas)
-    for number, batch in enumerate(read_ahead.untuned(elements), first):
+    for number, batch in enumerate(read_ahead.without_autotuning(elements), first):
         step, rows, _ = locate(tf.constant(number, tf.int64))
         columns = {name: value.numpy() for name, value in batch.items()}
         place = functools.partial(describe_place, source, split, rows.numpy(), part)

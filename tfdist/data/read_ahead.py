@@ -31,7 +31,7 @@ def limits(spec: Any, *, rows: int, local_replicas: int) -> tuple[int, int]:
     return max(local_replicas, min(_MAX_CALLS, cores, max_elements - buffer)), buffer
 
 
-def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns `dataset` without autotuning; see `cluster/distributed_dataset.py`: else closing may take a minute."""
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -101,7 +101,7 @@ def _made_by_code(adapters: list[DataAdapter]) -> bool:
 def _divide(
     cluster: Cluster, model: keras.Model, config: config_lib.Config, adapters: list[DataAdapter]
 ) -> tuple[Any, ReplicaShard, Callable[[tf.data.Dataset], tf.data.Dataset]]:
-    """Checks that all workers have the same data.
+    """Divides the batches, after a check that all workers have the same data.
 
     Returns:
         What puts virtual replicas together, or None; this worker's part of a batch; what makes elements of it.

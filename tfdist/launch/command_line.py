@@ -84,7 +84,7 @@ def _check_no_script(words: Sequence[str]) -> None:
         if not value and word.endswith(".py") and os.path.isfile(word) and not is_config(word):
             sys.exit(
                 f"tfdist.launch: {words[0]} is no flag of the launcher, and {word} is a script: write the flags of a "
-                "script behind it."
+                "script after it."
             )
 
 

@@ -6,9 +6,9 @@ Nothing else imports this module: inside the package, modules import each other.
 from tfdist.training.callbacks.active_hooks import is_active
 from tfdist.training.callbacks.broadcast import Placement, runs_on_all_workers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
-from tfdist.training.callbacks.state import plain_attributes
+from tfdist.training.callbacks.callback_state import plain_attributes
 from tfdist.training.checkpointing import lock_workdir
-from tfdist.training.consistency.replicas import ReplicaMismatchError, make_check
+from tfdist.training.consistency.replica_check import ReplicaMismatchError, make_check
 from tfdist.training.evaluation.evaluate import evaluate
 from tfdist.training.loop import train
 from tfdist.training.loop_tools import make_silent_tools

@@ -55,7 +55,7 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
         return loop_tools.make_tools(run, report_run.open_report(run, None), None), _new_state(run, rate)
     lock = None
     if run.cluster.is_chief:
-        stop = {"requests": (interruption.STOP_FILE, interruption.SAVE_FILE), "requested": run.stop.file_found}
+        stop = {"requests": (interruption.STOP_FILE, interruption.SAVE_FILE), "requested": run.stop.note_file}
         lock = lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers, **stop)
     try:
         return _open_workdir(run, lock, rate)

@@ -5,7 +5,7 @@ import time
 
 from tfdist.config import specs
 from tfdist.training import checkpointing, triggers
-from tfdist.training.consistency import hashing, start
+from tfdist.training.consistency import hashing, start_checks
 from tfdist.training.evaluation import evaluate
 from tfdist.training.execution import Execution, StopRequested, explain_errors
 from tfdist.training.loop_tools import LoopTools
@@ -43,10 +43,10 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
     with ending.record_end(tools, state), explain_errors(run):
         for line in changes:
             tools.report.event(f"changed: config.{line}", state.step)
-        data = start.hash_examples(run.feed.examples(start.EXAMPLES))
-        start.check_start(run.cluster, data["common"], state.to_json())
+        data = start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES))
+        start_checks.check_start(run.cluster, data["common"], state.to_json())
         tools.report.data({name: hashing.as_text(value) for name, value in data["common"].items()})
-        for text in start.compare_with_saved(state, data, allow_changes=allow_config_changes or run.is_script):
+        for text in start_checks.compare_with_saved(state, data, allow_changes=allow_config_changes or run.is_script):
             tools.report.warning(text)
         tools.consistency.check(state)
         return _train_or_stop(tools, state)

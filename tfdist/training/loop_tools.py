@@ -17,8 +17,8 @@ from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
 from tfdist.training import execution, triggers
 from tfdist.training import run as run_lib
-from tfdist.training.consistency import hashing, replicas
-from tfdist.training.consistency.replicas import ReplicaConsistencyCheck
+from tfdist.training.consistency import hashing, replica_check
+from tfdist.training.consistency.replica_check import ReplicaConsistencyCheck
 from tfdist.training.execution import RunSteps, StepRunner
 
 
@@ -68,7 +68,7 @@ def make_tools(
         train_steps=execution.training_steps(run),
         evaluation_steps=execution.evaluation_steps(run, keep),
         not_finite=make_finite_check(run.cluster, run.variables),
-        consistency=replicas.make_check(
+        consistency=replica_check.make_check(
             run.cluster,
             run.variables,
             run.config.consistency,

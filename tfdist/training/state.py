@@ -64,7 +64,7 @@ class TrainingState:
     metrics: list[Any] = dataclasses.field(default_factory=list)
     # The learning rate that was configured, if callbacks may change it; None: a schedule computes it.
     learning_rate: float | None = None
-    # Hashes of the data; see `start.hash_examples`.
+    # Hashes of the data; see `start_checks.hash_examples`.
     data: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)
     # Saved as well: the report of an interval with a resume in it equals that of an uninterrupted run.

@@ -58,9 +58,9 @@ def test_many_missing_or_lost_workers_are_named_by_their_hosts():
     few = decision.missing({15: "", 16: ""}, addresses, 9.0)["message"]
     assert few.splitlines()[1:-1] == ["  rank 15 (n3:12345): no answer", "  rank 16 (n3:12346): no answer"]
     monitor = make_monitor(size=40)
-    text = connections.describe_all(monitor, range(20, 30))
+    text = connections.note_all_lost(monitor, range(20, 30))
     assert text == "workers 20-29 (hosts n[20-29]) are lost: last heartbeats up to 11.0 s ago"
-    assert connections.describe_all(monitor, [1, 3]).count(" is lost: last heartbeat 11.0 s ago, then at step 7") == 2
+    assert connections.note_all_lost(monitor, [1, 3]).count(" is lost: last heartbeat 11.0 s ago, then at step 7") == 2
 
 
 def test_each_message_after_a_loss_names_the_loss():
@@ -210,7 +210,7 @@ def test_the_time_of_a_suspension_before_the_thread_runs_is_no_stall(monkeypatch
         return True
 
     monkeypatch.setattr(peer_loss, "_monitor", monitor)
-    asyncio.run(heartbeat.watch_stalls(monitor, look))
+    asyncio.run(heartbeat.watch_run(monitor, look))
     assert found == [""]
 
 

@@ -58,7 +58,7 @@ def test_messages_of_tfdist_stand_alone_and_those_of_python_follow_a_stack(
 def test_an_error_of_one_worker_is_no_loss_of_another(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     error = tf.errors.UnavailableError(None, None, "no network to gs://data")
-    assert error_report.find_loss(error) == (False, "")
+    assert error_report.find_lost_worker(error) == (False, "")
 
 
 SIGNALS = """

@@ -12,7 +12,7 @@ def make_roster(workers: int) -> Roster:
         WorkerInfo(host=f"n{1 + rank // 4:02}", pid=100 + rank, devices="1 CPU", communication=f"RING at port {rank}")
         for rank in range(workers)
     ]
-    others = hostlist.describe_others([info.host for info in infos[roster_lib.MOST_WORKERS :]])
+    others = hostlist.describe_others([info.host for info in infos[roster_lib.MAX_WORKERS :]])
     return Roster(workers=tuple(infos), others=others, notes=("a note",), details=("a detail",))
 
 

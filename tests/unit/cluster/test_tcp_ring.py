@@ -163,7 +163,7 @@ def test_strangers_that_send_nothing_hold_up_no_worker():
     with concurrent.futures.ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
         accepting = pool.submit(tcp_ring._accept, waiting, KEYS, time.monotonic() + 100)
         # One more than may wait.
-        for _ in range(tcp_ring._MOST_UNPROVEN + 1):
+        for _ in range(tcp_ring._MAX_UNPROVEN + 1):
             stack.enter_context(socket.create_connection(address, timeout=60))
         worker = stack.enter_context(socket.create_connection(address, timeout=60))
         worker.sendall(proof[:20])

@@ -145,7 +145,7 @@ def test_hundreds_of_half_open_connections_and_slow_senders_block_nobody():
                 # Ours, and at most the limit of the server's.
                 for _ in range(1000):
                     await asyncio.sleep(0)
-                    assert descriptors() <= before + 600 + listener_lib._MOST_UNPROVEN + 10
+                    assert descriptors() <= before + 600 + listener_lib._MAX_UNPROVEN + 10
                 reply = await asyncio.wait_for(channel_lib.request(address, KEYS, {"good": 1}), 30)
                 assert reply == {"good": 1}
             await asyncio.sleep(0.2)

@@ -21,7 +21,7 @@ from tfdist.config import diff, validate
 from tfdist.data import cache
 from tfdist.data.cache import example_files
 from tfdist.training import setup
-from tfdist.training.consistency import start as comparison
+from tfdist.training.consistency import start_checks
 from tfdist.zoo import prepare, sources
 
 # Keeps 1000 examples of a source that takes its time, in sys.argv[1]; says when it reads.
@@ -298,7 +298,7 @@ def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, t
         run = setup.build_run(config, tmp_path / "run")
         evaluation, steps = run.feed.evaluation()
         batches.append([*run.feed.training(2, 6).take(4), *(batch for batch, _ in evaluation.take(steps))])
-        assert set(comparison.hash_examples(run.feed.examples(4))["common"]) == {
+        assert set(start_checks.hash_examples(run.feed.examples(4))["common"]) == {
             f"{what} of the {split} split"
             for what in ("the number of examples", "the fingerprint", "'image'", "'label'")
             for split in SPLITS

@@ -112,13 +112,13 @@ def test_without_matplotlib_the_command_fails_and_says_what_to_install(tmp_path)
 
 @pytest.mark.slow
 def test_results_that_a_course_prints_by_epoch_are_drawn_beside_a_run(tmp_path):
-    runs = [*curves.read([write_run(tmp_path / "one", loss=2.0)]), *curves.published("bsc_resnet50v2")]
+    runs = [*curves.read([write_run(tmp_path / "one", loss=2.0)]), *curves.read_published("bsc_resnet50v2")]
     found = texts(tmp_path / "curves", lambda: curves.draw(runs))
     assert {"one", *(f"page, {gpus}" for gpus in ("1 GPU", "2 GPUs", "4 GPUs"))} <= {*found}
     assert any(text.startswith("page: BSC CTE-POWER course") for text in found) and "net, batch 64" in str(found)
     header, rows = curves.compare(runs)
     assert rows[3][: header.index("loss") + 1] == [runs[3].label, 245, 1.3689]
-    assert curves.published("cscs_inceptionv3") == []
+    assert curves.read_published("cscs_inceptionv3") == []
 
 
 @pytest.mark.slow

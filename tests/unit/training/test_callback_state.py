@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import restore
-from tfdist.training.callbacks import state as state_lib
+from tfdist.training.callbacks import callback_state
 
 ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
 LARGE = np.zeros(2**18)
@@ -66,12 +66,12 @@ def through_a_checkpoint(directory, state, arrays):
 def resumed(tmp_path_factory):
     """Two callbacks before and after an interruption, and what was said to be lost."""
     first, lost = [Notes(), Notes()], []
-    before = state_lib.initial_state(first)
+    before = callback_state.initial_state(first)
     first[1].learn()
-    state, arrays = state_lib.snapshot(first, before, lambda *of: lost.append(of[:2]))
+    state, arrays = callback_state.snapshot(first, before, lambda *of: lost.append(of[:2]))
     second = [Notes(patience=9), Notes(patience=9)]
     found = through_a_checkpoint(tmp_path_factory.mktemp("run"), state, arrays)
-    assert state_lib.restore([*second, keras.callbacks.History()], *found) == ["History"]
+    assert callback_state.restore([*second, keras.callbacks.History()], *found) == ["History"]
     return first[1], second, state, lost
 
 
@@ -90,7 +90,7 @@ def test_long_lists_of_numbers_are_arrays_in_a_checkpoint_and_lists_again_after_
     before, history = keras.callbacks.History(), keras.callbacks.History()
     before.on_train_begin()
     history.on_train_begin()
-    initial = state_lib.initial_state([history])
+    initial = callback_state.initial_state([history])
     losses = [1 / (1 + epoch) for epoch in range(20_000)]
     history.epoch = list(range(20_000))
     history.history = {
@@ -99,18 +99,18 @@ def test_long_lists_of_numbers_are_arrays_in_a_checkpoint_and_lists_again_after_
         "large": [2**64] * 100,
         "mixed": [1, 0.5] * 50,
     }
-    state, arrays = state_lib.snapshot([history], initial, lambda *of: None)
+    state, arrays = callback_state.snapshot([history], initial, lambda *of: None)
     assert len(json.dumps(state)) < 5_000
     again = keras.callbacks.History()
     again.on_train_begin()
-    assert state_lib.restore([again], *through_a_checkpoint(tmp_path, state, arrays)) == []
+    assert callback_state.restore([again], *through_a_checkpoint(tmp_path, state, arrays)) == []
     assert again.epoch == history.epoch and type(again.epoch[0]) is int
     assert again.history["loss"] == losses and type(again.history["loss"]) is list
     assert repr(again.history) == repr(history.history)
     # Changes are noticed, and lists are not too large to broadcast.
-    initial = state_lib.initial_state([history])
+    initial = callback_state.initial_state([history])
     losses[5] = 7.0
-    state, _ = state_lib.snapshot([history], initial, lambda *of: None, 1_000)
+    state, _ = callback_state.snapshot([history], initial, lambda *of: None, 1_000)
     assert list(state["History"]["attributes"]) == ["history"]
 
 
@@ -176,17 +176,17 @@ def test_keras_own_callbacks_decide_as_without_an_interruption(tmp_path, interru
     net = model()
     first = keras.callbacks.CallbackList(callbacks(tmp_path / "parts"), model=net, epochs=8, steps=1, verbose=0)
     first.on_train_begin()
-    before = state_lib.initial_state(first.callbacks)
+    before = callback_state.initial_state(first.callbacks)
     parts = epochs(first, 0, interrupted)
-    state, arrays = state_lib.snapshot(first.callbacks, before, lambda *of: None)
+    state, arrays = callback_state.snapshot(first.callbacks, before, lambda *of: None)
     state, arrays = through_a_checkpoint(tmp_path, state, arrays)
     rate = parts[-1]
     epochs(first, interrupted, interrupted + 1)  # Done, and not saved: it is done again.
     second = callbacks(tmp_path / "parts")
-    state_lib.rewind_files(second, state)
+    callback_state.rewind_files(second, state)
     listed = keras.callbacks.CallbackList(second, model=net, epochs=8, steps=1, verbose=0)
     listed.on_train_begin()
-    state_lib.restore(second, state, arrays)
+    callback_state.restore(second, state, arrays)
     net.optimizer.learning_rate, net.stop_training = rate, False
     parts += epochs(listed, interrupted, 8)
     listed.on_train_end()
@@ -205,7 +205,7 @@ def test_keras_own_callbacks_decide_as_without_an_interruption(tmp_path, interru
     [
         lambda: random.Random(3),
         lambda: np.random.RandomState(3),
-        *(lambda bits=bits: np.random.Generator(bits(3)) for bits in state_lib._BIT_GENERATORS.values()),
+        *(lambda bits=bits: np.random.Generator(bits(3)) for bits in callback_state._BIT_GENERATORS.values()),
     ],
 )
 def test_random_generators_of_callbacks_go_on_where_they_were(tmp_path, make):
@@ -214,10 +214,10 @@ def test_random_generators_of_callbacks_go_on_where_they_were(tmp_path, make):
 
     callback, resumed, lost = Notes(), Notes(), []
     callback.random, resumed.random = make(), make()
-    before = state_lib.initial_state([callback])
+    before = callback_state.initial_state([callback])
     draws(callback)
-    saved = through_a_checkpoint(tmp_path, *state_lib.snapshot([callback], before, lambda *of: lost.append(of)))
-    state_lib.restore([resumed], *saved)
+    saved = through_a_checkpoint(tmp_path, *callback_state.snapshot([callback], before, lambda *of: lost.append(of)))
+    callback_state.restore([resumed], *saved)
     assert lost == [] and draws(resumed) == draws(callback) != draws(callback)
 
 
@@ -241,11 +241,11 @@ def test_what_a_callback_shares_with_the_script_is_restored_for_both(tmp_path):
 
     first, second = of_script(), of_script()
     callback, again = Recorder(*first), Recorder(*second)
-    before = state_lib.initial_state([callback])
+    before = callback_state.initial_state([callback])
     callback.note()
     assert (
-        state_lib.restore(
-            [again], *through_a_checkpoint(tmp_path, *state_lib.snapshot([callback], before, lambda *of: None))
+        callback_state.restore(
+            [again], *through_a_checkpoint(tmp_path, *callback_state.snapshot([callback], before, lambda *of: None))
         )
         == []
     )

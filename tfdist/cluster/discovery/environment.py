@@ -81,7 +81,7 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
         return found(env, **ports)
     note = (slurm and slurm.forgotten_srun(env)) or (pbs and pbs.forgotten_launcher(env)) or ""
     if not note and any(env.get(name) for name in _JOBS):
-        note = _module("by_hosts").forgotten(env)
+        note = _module("by_hosts").forgotten_launcher(env)
     return WorkerSpec(launcher="local", note=note)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 # Workers in the log; environment.json has all.
-MOST_WORKERS = 16
+MAX_WORKERS = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Roster:
     """All workers in rank order, and notes for the user."""
 
     workers: tuple[WorkerInfo, ...] = ()
-    # What the log says of those after the first MOST_WORKERS; "" if there are none.
+    # What the log says of those after the first MAX_WORKERS; "" if there are none.
     others: str = ""
     # Warnings about the environment, such as a forgotten srun.
     notes: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Roster:
 
     def short_lines(self, verbose: bool) -> list[str]:
         """Returns the lines for the log: of many workers only the first ones, and the hosts of the others."""
-        lines = [self._line(rank) for rank in range(min(len(self.workers), MOST_WORKERS))]
+        lines = [self._line(rank) for rank in range(min(len(self.workers), MAX_WORKERS))]
         return [*lines, *filter(None, [self.others]), *self.notes, *(self.details if verbose else ())]
 
     def _line(self, rank: int) -> str:

@@ -1,7 +1,7 @@
 """Detects workers that die, hang or become unreachable. Without TensorFlow.
 
-heartbeat.py is the thread that watches for stalls; peer_loss.py holds its state, and ends the process after a loss.
-With several workers: connections.py exchanges heartbeats and finds silent ones; reachability.py checks connections;
+heartbeat.py is the thread that watches a run, and sends heartbeats; peer_loss.py holds its state, and ends the process.
+With several workers: connections.py receives heartbeats and finds silent ones; reachability.py checks connections;
 startup_watchdog.py starts a process (startup_watchdog_process.py) that limits the time of TensorFlow's start, and
 replies for a worker that is busy.
 

@@ -33,7 +33,7 @@ from tfdist.cluster.wire.keys import Keys
 # Seconds for a connection to the chief, and for its first message; then the worker tries again.
 _HELLO_SECONDS = 5.0
 # Lost workers that a message describes one by one.
-_MOST_DESCRIBED = 8
+_MAX_DESCRIBED = 8
 # Seconds in which the messages of many workers gather.
 _BATCH_SECONDS = 0.1
 
@@ -79,14 +79,14 @@ def start(
         monitor.announce = functools.partial(_announce, monitor)
         return _watch(monitor, listener, keys)
 
-    many = rank == 0 and len(members) > heartbeat.MOST_PER_SECOND
+    many = rank == 0 and len(members) > heartbeat.MAX_PER_SECOND
     loop = asyncio.SelectorEventLoop(_Batches()) if many else None
     return heartbeat.start(rank=rank, members=members, options=options, watch=watch, loop=loop)
 
 
 async def _watch(monitor: HeartbeatMonitor, listener: socket.socket | None, keys: Keys) -> None:
     await asyncio.gather(
-        heartbeat.watch_stalls(monitor, find_lost),
+        heartbeat.watch_run(monitor, find_lost),
         _query_watchdogs(monitor, keys),
         _check_reachability(monitor),
         _serve_heartbeats(monitor, listener, keys) if listener else _connect_to_chief(monitor, keys),
@@ -130,7 +130,7 @@ async def _exchange_heartbeats(monitor: HeartbeatMonitor, rank: int, channel: Ch
         await channel.receive_all(functools.partial(_receive, monitor, rank))
     monitor.peers[rank].send = None
     if rank not in monitor.finished and not monitor.all_finished.is_set():
-        peer_loss.declare_lost(monitor, describe_lost(monitor, rank))
+        peer_loss.declare_lost(monitor, note_lost(monitor, rank))
 
 
 def _receive(monitor: HeartbeatMonitor, rank: int, message: dict[str, Any]) -> None:
@@ -204,7 +204,7 @@ def _silent_peers(monitor: HeartbeatMonitor, now: float) -> str:
         seconds = {rank: silent[rank] for rank in silent if (monitor.peers[rank].step is not None) == connected}
         if max(seconds.values(), default=0.0) > limit:
             # If a host loses its network, its workers time out one after another: report them together.
-            return describe_all(monitor, [rank for rank in seconds if seconds[rank] > limit / 2])
+            return note_all_lost(monitor, [rank for rank in seconds if seconds[rank] > limit / 2])
     return ""
 
 
@@ -227,20 +227,20 @@ def _left_behind(monitor: HeartbeatMonitor, now: float) -> str:
     )
 
 
-def describe_lost(monitor: HeartbeatMonitor, rank: int) -> str:
+def note_lost(monitor: HeartbeatMonitor, rank: int) -> str:
     """Notes that this worker detected the loss of another one, and returns it in words."""
     step, seconds = monitor.peers[rank].step, time.monotonic() - monitor.peers[rank].last_heartbeat
     when = "no heartbeat since the rendezvous" if step is None else "last heartbeat"
     then = "" if step is None else f", then at step {step}"
     if not monitor.loss_known.is_set():
-        monitor.timed_out.add(rank)
+        monitor.found_lost.add(rank)
     return f"{peer_loss.worker_name(monitor, rank)} is lost: {when} {seconds:.1f} s ago{then}"
 
 
-def describe_all(monitor: HeartbeatMonitor, ranks: Sequence[int]) -> str:
-    """As `describe_lost`, of several workers: of many, their hosts in Slurm's notation."""
-    texts = [describe_lost(monitor, rank) for rank in ranks]
-    if len(ranks) <= _MOST_DESCRIBED:
+def note_all_lost(monitor: HeartbeatMonitor, ranks: Sequence[int]) -> str:
+    """As `note_lost`, of several workers: of many, their hosts in Slurm's notation."""
+    texts = [note_lost(monitor, rank) for rank in ranks]
+    if len(ranks) <= _MAX_DESCRIBED:
         return "; ".join(texts)
     seconds = time.monotonic() - min(monitor.peers[rank].last_heartbeat for rank in ranks)
     hosts = hostlist.compress_hostlist(monitor.members[rank]["host"] for rank in ranks)

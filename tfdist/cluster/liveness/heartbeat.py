@@ -17,7 +17,7 @@ from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, Peer
 
 # Seconds between two heartbeats; in a large job more, so that the chief handles about so many in each second.
 INTERVAL_SECONDS = 1.0
-MOST_PER_SECOND = 200
+MAX_PER_SECOND = 200
 
 
 def start(
@@ -33,14 +33,14 @@ def start(
     Args:
         members: the workers, as returned by `preflight.rendezvous`.
         options: `heartbeat_seconds`, `stall_seconds` and `first_stall_seconds`.
-        watch: what the thread does; None: `watch_stalls`, for one worker.
+        watch: what the thread does; None: `watch_run`, for one worker.
         loop: the event loop of the thread; None: a new one.
     """
     peers = {other: Peer(last_heartbeat=time.monotonic()) for other in (range(1, len(members)) if rank == 0 else (0,))}
     loop = loop or asyncio.new_event_loop()
     monitor = HeartbeatMonitor(rank=rank, members=members, options=options, peers=peers, loop=loop)
     peer_loss.register(monitor)
-    work = (watch or watch_stalls)(monitor)
+    work = (watch or watch_run)(monitor)
     threading.Thread(target=monitor.loop.run_until_complete, args=(work,), name="heartbeat", daemon=True).start()
     atexit.register(peer_loss.announce_exit, monitor)
     return monitor
@@ -48,16 +48,16 @@ def start(
 
 def interval(size: int, heartbeat_seconds: float) -> float:
     """Returns the seconds between two heartbeats of each of `size` workers."""
-    return min(max(INTERVAL_SECONDS, size / MOST_PER_SECOND), heartbeat_seconds / (4 if size < MOST_PER_SECOND else 3))
+    return min(max(INTERVAL_SECONDS, size / MAX_PER_SECOND), heartbeat_seconds / (4 if size < MAX_PER_SECOND else 3))
 
 
-async def watch_stalls(
-    monitor: HeartbeatMonitor, find_loss: Callable[[HeartbeatMonitor, float], bool] = lambda monitor, now: False
+async def watch_run(
+    monitor: HeartbeatMonitor, find_lost: Callable[[HeartbeatMonitor, float], bool] = lambda monitor, now: False
 ) -> None:
     """Sends heartbeats to the connected workers, and ends this process if it has not completed an execution in time.
 
     Args:
-        find_loss: declares lost workers at a moment, as `time.monotonic`; returns whether there is one.
+        find_lost: declares lost workers at a moment, as `time.monotonic`; returns whether there is one.
     """
     last = announced = monitor.created  # The process may have been suspended before this thread runs.
     pause = interval(len(monitor.members), monitor.options.heartbeat_seconds)
@@ -77,7 +77,7 @@ async def watch_stalls(
             continue
         if monitor.own.pauses or any(peer.paused for peer in monitor.peers.values()):
             monitor.own.last_pause = now
-        if not find_loss(monitor, now) and (text := describe_stall(monitor, now)):
+        if not find_lost(monitor, now) and (text := describe_stall(monitor, now)):
             peer_loss.declare_lost(monitor, text, stacks=True)
 
 

@@ -97,7 +97,7 @@ class HeartbeatMonitor:
     loss: dict[str, Any] = dataclasses.field(default_factory=dict)
     loss_known: threading.Event = dataclasses.field(default_factory=threading.Event)
     # Ranks whose loss this worker detected itself.
-    timed_out: set[int] = dataclasses.field(default_factory=set)
+    found_lost: set[int] = dataclasses.field(default_factory=set)
     # The thread that ends this process: the first that claims it.
     exit_claimed_by: str = ""
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
@@ -204,7 +204,7 @@ def call_before_exit(function: Callable[[str], None] | None) -> None:
 
 def lost_ranks() -> set[int]:
     """Returns the ranks of workers whose loss this worker detected itself."""
-    return set() if _monitor is None else set(_monitor.timed_out)
+    return set() if _monitor is None else set(_monitor.found_lost)
 
 
 def claim_exit() -> None:
@@ -246,7 +246,7 @@ def requeue(missing: Collection[int] = ()) -> None:
     if _monitor is None:
         interruption.requeue(missing)
     elif _monitor.loss.get("restart_helps"):
-        interruption.requeue(_monitor.timed_out, substitutes=True)
+        interruption.requeue(_monitor.found_lost, substitutes=True)
 
 
 def note_finished(monitor: HeartbeatMonitor, rank: int) -> None:
@@ -318,7 +318,7 @@ def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
     await_writers()
     # A worker that has not read the message would lose it with the connection, and name the chief.
     limit = time.monotonic() + min(_READING_SECONDS, len(monitor.members) / _READERS_PER_SECOND)
-    while monitor.rank == 0 and connected_ranks(monitor) - monitor.timed_out and time.monotonic() < limit:
+    while monitor.rank == 0 and connected_ranks(monitor) - monitor.found_lost and time.monotonic() < limit:
         time.sleep(0.1)
     if _claim(monitor, "heartbeat"):
         worker = f"worker {monitor.rank}: " if len(monitor.members) > 1 else ""

@@ -25,7 +25,7 @@ _TYPES = (
 )
 ERRORS = {error.__name__: error for error in _TYPES}
 # Maximum number of lines in a message.
-_MOST_NAMED = 20
+_MAX_NAMED = 20
 
 
 def members_or_raise(decision: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -212,10 +212,10 @@ def _ranks(ranks: Sequence[int], workers: Mapping[int, dict] | None = None) -> s
     return f"rank{'s' if len(ranks) > 1 else ''} {hostlist.ranges(ranks)}{at}"
 
 
-def _with_reasons(reasons: Mapping[int, str], addresses: Sequence[str], most: int = _MOST_NAMED) -> list[str]:
-    """Returns a line for each rank; of more than `most`, a line for each reason, with the hosts in Slurm's notation."""
+def _with_reasons(reasons: Mapping[int, str], addresses: Sequence[str], limit: int = _MAX_NAMED) -> list[str]:
+    """Returns a line for each rank; of more than `limit` one for each reason, with the hosts in Slurm's notation."""
     ranks = sorted(reasons)
-    if len(ranks) <= most or not addresses:
+    if len(ranks) <= limit or not addresses:
         return [f"{worker_name(rank, addresses)}: {reasons[rank]}" for rank in ranks]
     by_reason = collections.defaultdict(list)
     for rank in ranks:
@@ -228,6 +228,6 @@ def _with_reasons(reasons: Mapping[int, str], addresses: Sequence[str], most: in
 
 
 def _error(error: type[Exception], head: str, lines: Sequence[str], advice: str = "") -> dict[str, Any]:
-    if len(lines) > _MOST_NAMED:
-        lines = [*lines[:_MOST_NAMED], f"and {len(lines) - _MOST_NAMED} more"]
+    if len(lines) > _MAX_NAMED:
+        lines = [*lines[:_MAX_NAMED], f"and {len(lines) - _MAX_NAMED} more"]
     return {"error": error.__name__, "message": "\n  ".join([head, *lines]) + f"\n{advice}".rstrip()}

@@ -80,7 +80,7 @@ def start(
         if ring is not None:
             ring.close()
         notes.append(f"{len(members) - connected} workers could not connect for the ring over TCP: gRPC is used")
-    others = hostlist.describe_others([worker["host"] for worker in members[roster.MOST_WORKERS :]])
+    others = hostlist.describe_others([worker["host"] for worker in members[roster.MAX_WORKERS :]])
     return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details, others=others)
 
 

@@ -37,13 +37,13 @@ _PIECE_BYTES = 1 << 19
 _ALIGNMENT = 64
 _HEADER_BYTES = 16
 # Connections that may wait without a proof; one more closes the oldest.
-_MOST_UNPROVEN = 256
+_MAX_UNPROVEN = 256
 _LONGEST_PROOF = 300
 _SWITCH_SECONDS = 2e-4
 # Smaller arrays are copied next to each other, so that pieces are not small.
 _COPIED_BYTES = 1 << 16
 # Different sizes of packs whose buffers are kept: gradients of tables may have any.
-_MOST_SIZES = 64
+_MAX_SIZES = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class TcpRing:
 
     def _free_buffer(self, size: int) -> np.ndarray:
         """Returns uint8 [size] at an aligned address."""
-        if len(self._buffers) > _MOST_SIZES:
+        if len(self._buffers) > _MAX_SIZES:
             self._buffers.clear()
         kept = self._buffers.setdefault(size, [])
         for memory in kept:
@@ -351,7 +351,7 @@ def _accept(listener: Listener, keys: Keys, until: float) -> socket.socket:
                     one.close()  # A stranger's.
                 if waiting not in ready:
                     continue
-                if len(unproven) >= _MOST_UNPROVEN:
+                if len(unproven) >= _MAX_UNPROVEN:
                     oldest = next(iter(unproven))
                     del unproven[oldest]
                     oldest.close()

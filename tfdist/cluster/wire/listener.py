@@ -18,7 +18,7 @@ from tfdist.cluster.wire.keys import Keys
 # Connections that may wait: all workers connect at the same time.
 _BACKLOG = 1024
 # Connections whose clients have not proven yet that they have the key; one more closes the oldest.
-_MOST_UNPROVEN = 256
+_MAX_UNPROVEN = 256
 # Seconds in which a client must send its first message.
 _PROOF_SECONDS = 5.0
 # Pause after an error of accept, such as too many open files.
@@ -125,7 +125,7 @@ async def serving(
                 _close_oldest(unproven)
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            if len(unproven) >= _MOST_UNPROVEN:
+            if len(unproven) >= _MAX_UNPROVEN:
                 _close_oldest(unproven)
             task = asyncio.ensure_future(converse(connection))
             tasks.add(task)

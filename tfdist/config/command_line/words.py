@@ -17,8 +17,8 @@ COMMANDS = [f"tfdist.{name}" for name in ("main", "launch", "run")]
 # Modules that do not exist, which mean the first command.
 _TRAINING = ("train", "training", "run", "fit")
 HELP = {"h", "help", "helpfull", "helpshort", "?"}
-# The help of a flag that only tfdist itself uses starts with this word; it is not shown.
-_INTERNAL = "Internal"
+# Flags that only tfdist itself passes; they are not shown.
+_INTERNAL = {"trial"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def own_flags() -> list[str]:
     names = []
     for module, defined in flags.FLAGS.flags_by_module_dict().items():
         if not module.startswith(("absl.", "ml_collections.", "tensorflow")):
-            names += [flag.name for flag in defined if not f"{flag.help}".startswith(_INTERNAL)]
+            names += [flag.name for flag in defined if flag.name not in _INTERNAL]
     return names
 
 

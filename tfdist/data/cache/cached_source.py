@@ -154,7 +154,7 @@ def _chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[d
     ids = tf.data.Dataset.range(num_examples).batch(CHUNK)
     chunks = ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1)
     shapes: dict[str, tuple[int, ...]] = {}
-    for number, chunk in enumerate(read_ahead.untuned(chunks).as_numpy_iterator()):
+    for number, chunk in enumerate(read_ahead.without_autotuning(chunks).as_numpy_iterator()):
         for name, values in chunk.items():
             first, shape = shapes.setdefault(name, values.shape[1:]), values.shape[1:]
             if shape != first:

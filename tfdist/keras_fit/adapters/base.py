@@ -221,9 +221,9 @@ class BatchAdapter(DataAdapter):
     # start has drawn from a generator; None: neither.
     count_passes: Callable[[int, bool], None] | None = None
     # (steps) -> the first of them whose batch had a value that is not finite, and a sentence about it; None: none had.
-    # For batches that may be others when they are read once more.
+    # For data that may differ when it is read again.
     first_nonfinite: Callable[[Iterable[int]], tuple[int, str] | None] | None = None
-    # Applied to the rows of a replica: `finish(batch)` -> (x,), (x, y) or (x, y, sample_weight); None: they are so.
+    # Applied to the rows of a replica: `finish(batch)` -> (x,), (x, y) or (x, y, sample_weight); None: they are that.
     finish: Callable[[Any], tuple] | None = None
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
@@ -256,7 +256,7 @@ class BatchAdapter(DataAdapter):
         """Returns `elements` as a dataset without end: `tf.distribute` would else ask each replica for its end."""
         if not self.stops:
             return elements.repeat()
-        # Behind the last step comes an error, which nobody reads.
+        # After the last step comes an error, which nobody reads.
         return elements.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
 
 

@@ -26,7 +26,7 @@ from tfdist.keras_fit.adapters.base import BatchAdapter, DataOptions
 from tfdist.keras_fit.adapters.epoch_gate import EpochGate
 
 # Of the batches of a generator without a number of steps, which are kept in memory.
-_MOST_BYTES = 4_000_000_000
+_MAX_BYTES = 4_000_000_000
 
 
 def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAdapter:
@@ -236,7 +236,7 @@ def _draw_all(generator: Iterator) -> list[Any]:
     for batch in generator:
         drawn.append(batch)
         size += sum(np.asarray(part).nbytes for part in keras.tree.flatten(batch))
-        if size > _MOST_BYTES:
+        if size > _MAX_BYTES:
             raise ValueError(
                 f"The generator has not ended after {size / 1e9:.1f} GB: pass steps_per_epoch (or validation_steps, or "
                 "steps)."

@@ -212,7 +212,7 @@ def without_shuffles(dataset: tf.data.Dataset, *, counted: bool = True) -> tf.da
     """Returns `dataset` without its shuffles; as it is, if a transformation of another kind follows one of them.
 
     Args:
-        counted: whether its length is asked for: of datasets that are read in turns, it is known of endless ones.
+        counted: whether its length is asked for: of datasets that are read in turn, it is known of endless ones.
     """
     turns = {} if counted and not ends_by_choice(dataset) else {_TURNS: _take_turns}
     try:
@@ -293,6 +293,6 @@ _KINDS: dict[str, Rebuild] = {
     "_FilterDataset": lambda one, below: below.filter(_calling(one._predicate.function, tf.TensorSpec([], tf.bool))),
     "CacheDataset": lambda one, below: below,
 }
-# Datasets that are read one after another, and in turns, also by `sample_from_datasets`.
+# Datasets that are read one after another, and in turn, also by `sample_from_datasets`.
 _BRANCHES = {"_ConcatenateDataset": lambda one, first, second: first.concatenate(second)}
 _TURNS = "_DirectedInterleaveDataset"

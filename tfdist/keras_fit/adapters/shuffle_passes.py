@@ -25,7 +25,7 @@ _ENDED_EARLY = (
 _taken: weakref.WeakKeyDictionary[tf.data.Dataset, tuple[int | None, bool]] = weakref.WeakKeyDictionary()
 
 
-def taken(shuffles: Sequence[tf.data.Dataset]) -> tuple[int | None, bool]:
+def passes_taken(shuffles: Sequence[tf.data.Dataset]) -> tuple[int | None, bool]:
     """Returns the passes that Keras would have taken in the calls so far; and whether one of these ended early."""
     found = [_taken[one] for one in shuffles if one in _taken]
     passes = [number for number, _ in found]
@@ -34,7 +34,7 @@ def taken(shuffles: Sequence[tf.data.Dataset]) -> tuple[int | None, bool]:
 
 def add(shuffles: Sequence[tf.data.Dataset], passes: int | None, *, ended_early: bool) -> None:
     """Counts the passes that Keras takes in a call; None: not known."""
-    before, early = taken(shuffles)
+    before, early = passes_taken(shuffles)
     total = None if before is None or passes is None else before + passes
     for one in shuffles:
         _taken[one] = (total, early or ended_early)
@@ -47,7 +47,7 @@ def continue_passes(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, int, str
         The dataset, or a copy with new shuffles; the number of passes to skip; and a message if workers may be at
         different passes, because a copy is not possible and a callback ended a call early.
     """
-    before, ended_early = taken(inspect_dataset.shuffles(dataset))
+    before, ended_early = passes_taken(inspect_dataset.shuffles(dataset))
     copy = rebuild_pipeline.with_new_shuffles(dataset) if before else None
     if before == 0 or copy is None:
         return dataset, 0, _ENDED_EARLY if ended_early else None

@@ -248,16 +248,16 @@ def batches(
             cluster.note_progress(index + 1)
             if place is not None and index + 1 < data.steps and cluster.any_worker(stop.requested()):
                 place.save(cluster, index + 1)
-                raise _stopped(cluster, stop, place)
+                raise _report_stop(cluster, stop, place)
         cluster.stop_timer()
         base.end_passes(data, data.steps)
         if place is not None:
             place.save(cluster, 0, finished=True)
             if cluster.any_worker(stop.requested()):
-                raise _stopped(cluster, stop, place)
+                raise _report_stop(cluster, stop, place)
 
 
-def _stopped(cluster: Cluster, stop: interruption.StopRequest, place: saved_passes.Place) -> SystemExit:
+def _report_stop(cluster: Cluster, stop: interruption.StopRequest, place: saved_passes.Place) -> SystemExit:
     """Prints that the loop was stopped and saved; returns the exception that ends the script."""
     if cluster.is_chief:
         by = stop.reason or "another worker"

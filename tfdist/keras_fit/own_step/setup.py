@@ -26,7 +26,7 @@ from tfdist.keras_fit.whole_batch import metric_state
 from tfdist.training import api as trainer
 
 # Variables that a message names.
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,11 +225,11 @@ def _undistributable(step_name: str, differing: Sequence[str], assigned: Mapping
         assigned: the lines that assign a variable other than by an optimizer, by the variable's path.
     """
     lines = []
-    for name in differing[:_MOST_NAMED]:
+    for name in differing[:_MAX_NAMED]:
         places = sorted(assigned.get(name.partition("/")[2].partition("#")[0], ()))
         lines.append("\n  ".join([name, *(f"  assigned in {place}" for place in places)]))
-    if len(differing) > _MOST_NAMED:
-        lines.append(f"and {len(differing) - _MOST_NAMED} more")
+    if len(differing) > _MAX_NAMED:
+        lines.append(f"and {len(differing) - _MAX_NAMED} more")
     return "\n  ".join(
         [f"{step_name} cannot be distributed. After its first step the replicas have different values of:", *lines]
     ) + (

@@ -185,7 +185,7 @@ def _with_label(adapters: Mapping[str, DataAdapter | None], shard: ReplicaShard,
 def _rows_of_steps(adapter: DataAdapter, shard: ReplicaShard, first_number: int, last_number: int) -> Iterator[Rows]:
     elements = adapter.dataset(shard, first_number - 1, last_number)
     elements = elements.take((last_number - first_number + 1) * shard.local_replicas)
-    for number, element in enumerate(read_ahead.untuned(elements)):
+    for number, element in enumerate(read_ahead.without_autotuning(elements)):
         if int(element["count"]) == 0:
             continue
         step = first_number + number // shard.local_replicas

@@ -28,7 +28,7 @@ from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.training import api as trainer
 
 # Of all metrics: a total of each is sent, and saved in checkpoints, by its name.
-_MOST_NUMBERS = 20_000
+_MAX_NUMBERS = 20_000
 
 
 def open_shards(cluster: Cluster, model: keras.Model, config: config_lib.Config, data: list[DataAdapter]) -> "Shards":
@@ -97,10 +97,10 @@ def _check_metrics(total: int, model: keras.Model) -> None:
                 "tfdist.per_example(metric) says so."
             )
     numbers = _size(_metric_variables(model))
-    if numbers > _MOST_NUMBERS:
+    if numbers > _MAX_NUMBERS:
         raise ValueError(
             f"virtual_replicas={total} cannot be used: the metrics have {numbers:,} numbers, of which each is summed "
-            f"exactly; at most {_MOST_NUMBERS:,} are supported. Pass fewer thresholds or classes to them."
+            f"exactly; at most {_MAX_NUMBERS:,} are supported. Pass fewer thresholds or classes to them."
         )
 
 
@@ -173,12 +173,12 @@ def _make_assign(cluster: Cluster, model: keras.Model) -> Callable[[tf.Tensor], 
 
     # Traced once, at its first call.
     @functools.cache
-    def traced() -> Callable[[tf.Tensor], None]:
+    def trace() -> Callable[[tf.Tensor], None]:
         function = tf.function(lambda numbers: cluster.strategy.run(on_replica, args=(numbers,)), autograph=False)
         size = _size(_metric_variables(model))
         return function.get_concrete_function(tf.TensorSpec([size], tf.float64))
 
-    return lambda numbers: traced()(numbers)
+    return lambda numbers: trace()(numbers)
 
 
 def _size(variables: list[keras.Variable]) -> int:

@@ -28,9 +28,9 @@ from tfdist.tools.pictures import curves, scatter, style
 
 USAGE = "DIR DIR... [flags]"
 # More runs than this are rows and not columns of a table.
-_MOST_COLUMNS = 5
+_MAX_COLUMNS = 5
 # More runs than this are not drawn as curves.
-_MOST_CURVES = 14
+_MAX_CURVES = 14
 SEED = "seed"
 
 
@@ -87,7 +87,7 @@ def _metrics_table(runs: Sequence[RunState], names: Sequence[str]) -> Part:
 
 def _side_by_side(title: str, fields: Sequence[str], names: Sequence[str], values: Sequence[Sequence[Any]]) -> Part:
     """Returns a table with a column for each run, or with a row for each if they are many."""
-    if len(names) > _MOST_COLUMNS:
+    if len(names) > _MAX_COLUMNS:
         return title, ["run", *fields], [[name, *row] for name, row in zip(names, values, strict=True)]
     rows = zip(fields, zip(*values, strict=True), strict=True)
     return title, ["", *names], [[field, *column] for field, column in rows]
@@ -113,7 +113,7 @@ def _draw(
     """Writes the pictures; returns their files by title."""
     pictures = {}
     reported = [run for run in runs if run.train and (run.workdir / metrics_file.METRICS).is_file()]
-    if 0 < len(reported) <= _MOST_CURVES:
+    if 0 < len(reported) <= _MAX_CURVES:
         drawn = curves.read([run.workdir for run in reported])
         if style.save(folder / "curves", lambda: curves.draw(drawn)) == style.MISSING:
             print(style.MISSING)

@@ -26,7 +26,7 @@ from tfdist.tools.pictures import curves, style
 USAGE = "DIR... [flags]"
 _JOULES_PER_KWH = 3.6e6
 # More runs than this are not drawn one by one; the last bill, their sum, always is.
-_MOST_BARS = 30
+_MAX_BARS = 30
 _SMALL = 0.002
 _HATCHES = ("", "///", "...")
 
@@ -108,7 +108,7 @@ def in_words(bill: Bill) -> str:
 
 def draw(drawn: Sequence[Bill]) -> Any:
     """Returns a figure with a bar for each bill: the parts of its time by cause, the useful one first."""
-    shown = drawn if len(drawn) <= _MOST_BARS else [drawn[-1]]
+    shown = drawn if len(drawn) <= _MAX_BARS else [drawn[-1]]
     caption = "Parts of the wall-clock time over all starts of each run."
     if len(shown) < len(drawn):
         caption += f" The sum of {len(drawn) - 1} runs."

@@ -11,13 +11,13 @@ from tfdist.tools.many_runs import run_state
 from tfdist.tools.many_runs.run_state import RunState
 
 # Levels of directories below the given one: runs/SWEEP/RUN/fit1.
-_MOST_LEVELS = 5
+_MAX_LEVELS = 5
 # Seconds in which squeue must answer.
 _ANSWER_SECONDS = 5.0
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "CONFIGURING")
 
 
-def workdirs(path: Path, problems: list[str], levels: int = _MOST_LEVELS) -> Iterator[Path]:
+def workdirs(path: Path, problems: list[str], levels: int = _MAX_LEVELS) -> Iterator[Path]:
     """Yields the workdirs of runs at `path` and below it, those of the calls of `fit` of a script too, sorted.
 
     Hidden directories and links are left out; `problems` gets a line for each directory that cannot be read.

@@ -61,7 +61,7 @@ def table(runs: Sequence[RunState]) -> list[list[Any]]:
     groups = collections.defaultdict(list)
     for run in runs:
         environment = files.read_json(run.workdir / run_info.ENVIRONMENT) or {}
-        name, options = _described(run.workdir, environment) if run.state == "finished" else ("", [])
+        name, options = _command_of(run.workdir, environment) if run.state == "finished" else ("", [])
         if name:
             kept = [word for word in options if word.startswith("--") and not _LEFT_OUT.match(word)]
             key = name, " ".join(shlex.quote(word) for word in kept), differences.topology(environment)
@@ -73,7 +73,7 @@ def table(runs: Sequence[RunState]) -> list[list[Any]]:
     return sorted(rows, key=lambda row: names.index(row[0]))
 
 
-def _described(workdir: Path, environment: dict[str, Any]) -> tuple[str, list[str]]:
+def _command_of(workdir: Path, environment: dict[str, Any]) -> tuple[str, list[str]]:
     """Returns the name of a run's config, "" for a script, and the flags of all its starts; later flags win."""
     records = read_back.read_records(workdir / metrics_file.METRICS)
     starts = [record for record in records if record.get("kind") == "environment" and "command" in record]

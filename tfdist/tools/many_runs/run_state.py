@@ -15,7 +15,7 @@ State = Literal["running", "queued", "stopped", "finished", "diverged", "failed"
 # A file that makes a directory one of a run.
 MARKS = (run_info.CONFIG, metrics_file.METRICS)
 # Bytes that are read from the end of metrics.jsonl, at most, unless the best evaluation is before them.
-_MOST_BYTES = 2**24
+_MAX_BYTES = 2**24
 _START = b'{"kind": "%s"' % metrics_file.START.encode()
 _OVERRIDE = re.compile(r"--config\.([\w.]+)=(.*)", re.DOTALL)
 
@@ -96,8 +96,8 @@ def _records(path: Path, *, every_evaluation: bool) -> list[dict[str, Any]]:
 
     Of the training, only the last report, and of evaluations only the best and the last one, unless all are asked for.
     """
-    content = files.read_file(path, last=_MOST_BYTES) or b""
-    if len(content) == _MOST_BYTES and (every_evaluation or b'"best": true' not in content.partition(b"\n")[2]):
+    content = files.read_file(path, last=_MAX_BYTES) or b""
+    if len(content) == _MAX_BYTES and (every_evaluation or b'"best": true' not in content.partition(b"\n")[2]):
         content = files.read_file(path) or b""
     lines = content.splitlines(keepends=True)
     wanted: list[bytes] = []

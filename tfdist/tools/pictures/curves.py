@@ -16,7 +16,7 @@ SPEED = "examples_per_second"
 # Evaluations have markers up to this number of reports, training up to the second one.
 _MARKED, _FEW = 40, 10
 # Fields in the caption of a run.
-_MOST_FIELDS = 4
+_MAX_FIELDS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
     return [dataclasses.replace(run, described=_describe(config), differing=own) for (run, config), own in pairs]
 
 
-def published(name: str) -> list[Run]:
+def read_published(name: str) -> list[Run]:
     """Returns results that a course prints by epoch, a run for each number of replicas; [] if it prints none."""
     found = scaling_results.find_published(name)
     runs, source = [], f"page: {found['source']}; {found['hardware']}"
@@ -131,7 +131,7 @@ def _caption(runs: Sequence[Run]) -> str:
     """Returns what differs between the runs, a line for each; of one run, or of equal ones, what they are."""
     own = [run for run in runs if not run.source]
     sources = dict.fromkeys(run.source for run in runs if run.source)
-    lines = [f"{run.label}: {', '.join(differences.in_words(run.differing, _MOST_FIELDS))}" for run in own]
+    lines = [f"{run.label}: {', '.join(differences.in_words(run.differing, _MAX_FIELDS))}" for run in own]
     if not own[0].differing:
         lines = [own[0].described + ("; no field of their configs differs" if len(own) > 1 else "")]
     return "\n".join([*lines, *sources])

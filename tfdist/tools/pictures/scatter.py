@@ -11,7 +11,7 @@ from tfdist.tools.pictures import style
 # Over this ratio of the largest to the smallest number, the x axis is logarithmic.
 _WIDE = 20
 # Up to so many numbers, the ticks of the x axis are these.
-_MOST_TICKS = 8
+_MAX_TICKS = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ def draw(points: Sequence[Point], *, x: str, y: str, caption: str) -> Any:
         axes.set_xscale("log")
     if not numbers:
         axes.set_xticks(range(len(named)), named)
-    elif len(set(places)) <= _MOST_TICKS:
+    elif len(set(places)) <= _MAX_TICKS:
         axes.set_xticks(sorted(set(places)), [f"{place:g}" for place in sorted(set(places))])
         axes.set_xticks([], minor=True)
     series = list(dict.fromkeys(point.series for point in points))

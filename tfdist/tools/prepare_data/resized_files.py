@@ -109,7 +109,7 @@ def _chunks(source: Source, form: Form, split: str) -> Iterator[dict[str, np.nda
     done, started, shown = 0, time.perf_counter(), time.perf_counter()
     with tf.device("CPU:0"):
         chunks = ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1)
-        for chunk in read_ahead.untuned(chunks):
+        for chunk in read_ahead.without_autotuning(chunks):
             yield {name: values.numpy() for name, values in chunk.items()}
             done += len(chunk["image"])
             if time.perf_counter() - shown > _PROGRESS_SECONDS:

@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
         if scaling.has_details(studies):
             print(style.save(path.with_name(f"{path.name}-details"), lambda: scaling.draw_details(studies)))
         return
-    runs = [*curves.read(workdirs), *(run for name in values.published for run in curves.published(name))]
+    runs = [*curves.read(workdirs), *(run for name in values.published for run in curves.read_published(name))]
     if len(runs) > 1:
         print(tables.text(*curves.compare(runs)))
     said = style.save(path, lambda: curves.draw(runs, values.values, log=values.log))

@@ -18,7 +18,7 @@ from tfdist.config import text as text_lib
 _SOURCES = "tfdist.zoo.sources"
 _EVALUATION = ("test", "val", "valid", "validation", "evaluation")
 # Images whose size is looked at, evenly spaced; the largest side that is kept as it is.
-_MOST_IMAGES, _LARGEST = 200, 128
+_MAX_IMAGES, _LARGEST = 200, 128
 
 _few = functools.partial(text_lib.list_names, limit=8)
 
@@ -74,7 +74,7 @@ def images(path: Path) -> Data:
             f"or .gif in a folder for each class, as {path}/cat/1.jpg, or for each split and class, as "
             f"{path}/train/cat/1.jpg."
         )
-    size, channels, note = _image_form(files[:: -(-len(files) // _MOST_IMAGES)])
+    size, channels, note = _image_form(files[:: -(-len(files) // _MAX_IMAGES)])
     source |= ({"size": size} if size else {}) | ({"channels": 1} if channels == 1 else {})
     training, evaluation = (specs.build(source, split, field="--images") for split in splits)
     batch = _first(training)

@@ -18,7 +18,7 @@ from tfdist.tools.start import shipped
 USAGE = "[PAGE | WORD...]"
 FOLDER = shipped.find("docs")
 # Lines of a page that a search prints.
-_MOST_LINES = 4
+_MAX_LINES = 4
 _WIDTH = 100
 
 
@@ -87,10 +87,10 @@ def search(name: str, text: str, words: str) -> list[str]:
     if not found:
         return []
     lines = [f"{name}: {title(text)}"]
-    for heading, line in found[:_MOST_LINES]:
+    for heading, line in found[:_MAX_LINES]:
         text_of_line = line if heading in line else f"{heading}: {line}"
         lines.append(f"    {textwrap.shorten(text_of_line, _WIDTH - 4, placeholder=' ...')}")
-    more = len(found) - _MOST_LINES
+    more = len(found) - _MAX_LINES
     return [*lines, *([f"    and {more} more lines: tfdist docs {name}"] if more > 0 else []), ""]
 
 

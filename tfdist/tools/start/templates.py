@@ -12,7 +12,7 @@ from tfdist.tools.start import shipped
 from tfdist.tools.start.look import Data
 
 # Optimizer steps of the first run.
-_STEPS, _MOST_EPOCHS, _LEAST_EPOCHS = 300, 20, 5
+_STEPS, _MAX_EPOCHS, _LEAST_EPOCHS = 300, 20, 5
 # The end of the batch file of a script, which leaves that to it; a config requeues the job itself.
 _REQUEUE = """
 code=$?
@@ -28,7 +28,7 @@ def of_data(name: str, data: Data) -> dict[str, str]:
     model = {"target": f"{module}:network", **({"num_classes": data.classes} if data.classes else {})}
     size = _batch_size(data)
     steps = max(1, len(data.training) // size)
-    epochs = min(_MOST_EPOCHS, max(_LEAST_EPOCHS, round(_STEPS / steps)))
+    epochs = min(_MAX_EPOCHS, max(_LEAST_EPOCHS, round(_STEPS / steps)))
     identity = '            prepare={"target": "tfdist.zoo.prepare:identity"},\n'
     adapt = f'        adapt={{"target": "{module}:adapt"}},\n'
     metric, mode = ("accuracy", "max") if data.classes else ("mae", "min")

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
-from tfdist.training.callbacks import state as state_lib
+from tfdist.training.callbacks import callback_state
 
 # Keras' callbacks that write no files: they decide the same on all workers.
 _EVERYWHERE = (
@@ -115,7 +115,7 @@ def _any_changed(before: list[tf.Tensor], after: list[tf.Tensor]) -> tf.Tensor:
 def broadcast_attributes(
     cluster: Cluster,
     callbacks: list[keras.callbacks.Callback],
-    before: state_lib.InitialState,
+    before: callback_state.InitialState,
     everywhere: Callable[[keras.callbacks.Callback], bool],
 ) -> None:
     """Sets the attributes that changed on the chief since `before` on all workers. Collective: all workers call it.
@@ -124,7 +124,7 @@ def broadcast_attributes(
     """
     content = b""
     if cluster.is_chief:
-        state, arrays = state_lib.snapshot(callbacks, before, lambda *unsaved: None, _LARGEST_BROADCAST_BYTES)
+        state, arrays = callback_state.snapshot(callbacks, before, lambda *unsaved: None, _LARGEST_BROADCAST_BYTES)
         # NumPy finds bfloat16 and similar dtypes by their names only.
         dtypes = {name: each.dtype.name if each.dtype.kind == "V" else each.dtype.str for name, each in arrays.items()}
         encoded = {name: [dtypes[name], array.shape, array.tobytes().hex()] for name, array in arrays.items()}
@@ -137,6 +137,6 @@ def broadcast_attributes(
         name: np.frombuffer(bytes.fromhex(values), np.dtype(dtype)).reshape(shape).copy()
         for name, (dtype, shape, values) in encoded.items()
     }
-    named = state_lib.by_name(callbacks).items()
+    named = callback_state.by_name(callbacks).items()
     on_chief = {name for name, callback in named if not everywhere(callback)}
-    state_lib.restore(callbacks, {name: value for name, value in state.items() if name in on_chief}, arrays)
+    callback_state.restore(callbacks, {name: value for name, value in state.items() if name in on_chief}, arrays)

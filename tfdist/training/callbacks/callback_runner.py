@@ -24,7 +24,7 @@ from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import diff, schema, specs, user_code
 from tfdist.data.feed import Sizes
-from tfdist.training.callbacks import active_hooks, broadcast, shared_logs, state
+from tfdist.training.callbacks import active_hooks, broadcast, callback_state, shared_logs
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.context import StepContext
@@ -87,7 +87,7 @@ class CallbackRunner(NoCallbacks):
         self._cluster, self._model, self._bar = cluster, model, bar
         self._placement = placement or broadcast.Placement()
         # Variables that the training step reads and that no checkpoint holds.
-        self._watched = state.WatchedVariables()
+        self._watched = callback_state.WatchedVariables()
         self._training = False
         histories = [one for one in callbacks if isinstance(one, keras.callbacks.History)]
         # The return value of `fit`.
@@ -115,7 +115,7 @@ class CallbackRunner(NoCallbacks):
             if id(variable) not in known
         ]
         # Variables that callbacks refer to and that no other part of a checkpoint holds.
-        self._held = state.WatchedVariables(state.named_variables(found))
+        self._held = callback_state.WatchedVariables(callback_state.named_variables(found))
         shown = self._bar is not None and self._bar.moves
         batches = [active_hooks.wants_batches(callbacks, kind) for kind in active_hooks.KINDS]
         acting = [any(active_hooks.is_active(one, hook) for one in callbacks) for hook in active_hooks.HOOKS]
@@ -204,7 +204,7 @@ class CallbackRunner(NoCallbacks):
 
     def watch(self, variables: list[tf.Variable]) -> None:
         if self._cluster.is_chief:
-            self._watched = state.WatchedVariables(state.named_variables(variables))
+            self._watched = callback_state.WatchedVariables(callback_state.named_variables(variables))
             self._watched.note()
 
     def _check_watched(self) -> None:
@@ -212,7 +212,7 @@ class CallbackRunner(NoCallbacks):
         if not changed:
             return
         names = sorted({name.partition("/replica_")[0].partition(":")[0] for name in changed})
-        self._watched = state.WatchedVariables()
+        self._watched = callback_state.WatchedVariables()
         text = (
             f"callbacks change variables that the training step reads, and that no checkpoint holds: "
             f"{', '.join(names)}. A resumed run does not get their values, nor other workers those of callbacks that "
@@ -226,7 +226,7 @@ class CallbackRunner(NoCallbacks):
     def train_begin(self, saved: Any = None, epoch: int | None = None, *, ended=False, workdir=None) -> None:
         self._model.stop_training, self._training = False, True
         if self._cluster.is_chief and workdir is not None:
-            state.begin_files(self._saved, saved, ended, workdir)
+            callback_state.begin_files(self._saved, saved, ended, workdir)
         self.call("on_train_begin")
         self._set_initial()
         if epoch is not None:  # Repeat on_epoch_begin on resume: callbacks may open files there.
@@ -255,25 +255,25 @@ class CallbackRunner(NoCallbacks):
         return self.stopped_by == _ON_NAN
 
     def state(self, variables: Iterable[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        values, arrays = state.snapshot(self._saved, self._initial, self._warn_unsaved)
+        values, arrays = callback_state.snapshot(self._saved, self._initial, self._warn_unsaved)
         known = {id(one) for one in variables}
         changed = self._held.changed_values()
         held = {name: value for name, value in changed.items() if id(self._held.variables[name]) not in known}
-        draws = state.add_draws(arrays) if self._placement.saves_draws else None
+        draws = callback_state.add_draws(arrays) if self._placement.saves_draws else None
         return {"callbacks": values, "stop": self.stop(), "draws": draws}, arrays | held
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        new = state.restore(self._saved, saved["callbacks"], arrays)
-        lost = state.restore_variables(self._held.variables, arrays)
+        new = callback_state.restore(self._saved, saved["callbacks"], arrays)
+        lost = callback_state.restore_variables(self._held.variables, arrays)
         if new and self._cluster.is_chief:
             self._warn(f"not in the checkpoint, these callbacks start from scratch: {', '.join(new)}")
         if lost and self._cluster.is_chief:
             self._warn(f"the callbacks refer to no variables for these values of the checkpoint: {', '.join(lost)}")
-        state.restore_draws(saved.get("draws") if self._placement.saves_draws else None, arrays)
+        callback_state.restore_draws(saved.get("draws") if self._placement.saves_draws else None, arrays)
         self._model.stop_training, self._model.history = saved["stop"], self.history
 
     def _set_initial(self) -> None:
-        self._initial = state.initial_state(self._saved)
+        self._initial = callback_state.initial_state(self._saved)
         if self._cluster.is_chief:
             self._held.note()
 
@@ -313,7 +313,7 @@ class CallbackRunner(NoCallbacks):
 
     def _warn_unsaved(self, name: str, attribute: str, value: Any) -> None:
         """Warns once about an attribute of a user's callback that a checkpoint cannot hold."""
-        callback, attribute = state.by_name(self._saved)[name], f"{name}.{attribute}"
+        callback, attribute = callback_state.by_name(self._saved)[name], f"{name}.{attribute}"
         if attribute not in self._reported_unsaved and not type(callback).__module__.startswith("keras."):
             self._reported_unsaved.add(attribute)
             self._warn(

@@ -10,9 +10,8 @@ import tensorflow as tf
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import text as text_lib
-from tfdist.training.consistency import hashing
-from tfdist.training.consistency import replicas as replicas_lib
-from tfdist.training.consistency.replicas import ReplicaConsistencyCheck, ReplicaMismatchError
+from tfdist.training.consistency import hashing, replica_check
+from tfdist.training.consistency.replica_check import ReplicaConsistencyCheck, ReplicaMismatchError
 from tfdist.training.state import TrainingState
 
 _MAX_NAMED = 10
@@ -32,7 +31,7 @@ class Mismatch:
 
 def describe(check: ReplicaConsistencyCheck, step: int) -> Mismatch:
     """Compares the variables one by one. Collective."""
-    each = check.cluster.make_all_gather(lambda: replicas_lib.hash_variables(check.cluster, check.variables))
+    each = check.cluster.make_all_gather(lambda: replica_check.hash_variables(check.cluster, check.variables))
     names, found = list(check.variables), each().numpy()
     lines, differing = describe_mismatch(names, found, replica_names(check.cluster))
     since = "They were not compared before" if check.step is None else f"They were last equal after step {check.step}"
@@ -67,7 +66,7 @@ def _copy(check: ReplicaConsistencyCheck, state: TrainingState, mismatch: Mismat
     for variable in map(checkpoint_format.tf_variable, check.variables.values()):
         variable.assign(tf.identity(check.cluster.strategy.experimental_local_results(variable)[0]))
     check.cluster.broadcast_variables(check.variables.values())
-    if not replicas_lib.all_equal(check.hashes()):
+    if not replica_check.all_equal(check.hashes()):
         raise ReplicaMismatchError(f"{text} The chief's state was copied, and the replicas still differ.", mismatch)
     check.warn(
         f"WARNING: {text} All replicas now have the chief's state: copy {state.mismatches} of at most {limit}",

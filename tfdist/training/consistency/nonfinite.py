@@ -34,12 +34,12 @@ def handle(tools: LoopTools, state: TrainingState, execution: Execution) -> bool
 
 
 def _stop(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
-    loss, first_step = execution.totals["loss"], state.step - execution.steps + 1
+    loss, first_number = execution.totals["loss"], state.step - execution.steps + 1
     in_epoch = (state.step - 1) % tools.run.steps_per_epoch
     if not math.isfinite(loss) and not tools.run.callbacks.nonfinite_loss(in_epoch, loss):
-        steps = f"steps {first_step} to {state.step}" if execution.steps > 1 else f"step {state.step}"
+        steps = f"steps {first_number} to {state.step}" if execution.steps > 1 else f"step {state.step}"
         text = f"The loss is {loss} in {steps}"
-        raise make_diverged_error(tools, text, (first_step, state.step))
+        raise make_diverged_error(tools, text, (first_number, state.step))
     if execution.skipped_steps:  # In float16, if no loss scale makes a gradient finite.
         bad_step = _bad_step(state, execution)
         raise make_diverged_error(tools, _bad_step_text(bad_step), (bad_step, bad_step))

@@ -44,8 +44,8 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
             if callbacks.begins_batch("test", done):
                 callbacks.call("on_test_batch_begin", done)
             until_hook = run.callbacks.steps_to_hook("test", done)
-            most = steps - done if until_hook is None else min(steps - done, until_hook)
-            execution = tools.evaluation_steps(batches, most, done)
+            max_steps = steps - done if until_hook is None else min(steps - done, until_hook)
+            execution = tools.evaluation_steps(batches, max_steps, done)
             done += execution.steps
             run.cluster.note_progress(step)
             totals = add_totals(totals, execution.totals)

@@ -9,7 +9,7 @@ from tfdist.cluster import interruption
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import specs
 from tfdist.training import checkpointing
-from tfdist.training.consistency.replicas import ReplicaMismatchError
+from tfdist.training.consistency.replica_check import ReplicaMismatchError
 from tfdist.training.execution import DivergedError
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run

@@ -22,7 +22,7 @@ def classification(
 ) -> dict[str, tf.Tensor]:
     """Cross-entropy and accuracy of a classifier whose outputs are logits, or end in a softmax.
 
-    Behind a softmax the loss is computed from the logits that it was applied to.
+    After a softmax the loss is computed from the logits that it was applied to.
 
     Args:
         model: called as `model(batch[inputs], training=training)`; returns logits or their softmax [n, classes].

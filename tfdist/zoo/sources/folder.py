@@ -188,7 +188,8 @@ class image_folder:
         decode = tf.autograph.experimental.do_not_convert(lambda paths: {"image": self._decode(paths)})
         chunks = chunks.map(decode, num_parallel_calls=tf.data.AUTOTUNE)
         with stream.name_damaged_example(self):
-            return {**cache.collect(read_ahead.untuned(chunks).as_numpy_iterator(), len(self)), "label": self._labels}
+            rows = read_ahead.without_autotuning(chunks).as_numpy_iterator()
+            return {**cache.collect(rows, len(self)), "label": self._labels}
 
     def _decode(self, paths: tf.Tensor) -> tf.Tensor:
         def decode(path: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,7 @@ from tfdist.zoo import splits
 from tfdist.zoo.sources.arrays import Arrays
 
 # Different texts of a column that is a category, and different whole numbers of a label that is a class.
-MOST_CATEGORIES, MOST_CLASSES = 100, 20
+MAX_CATEGORIES, MAX_CLASSES = 100, 20
 _NUMBERS_OF_ROWS = ("id", "index", "row", "unnamed: 0")
 _SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
@@ -140,7 +140,7 @@ def describe(
     values, numeric = frame[label], is_number(frame[label])
     if kind == "number" and not numeric:
         raise ValueError(f"{name}: the column {label!r} holds texts, and cannot be a number.")
-    few = numeric and values.nunique() <= MOST_CLASSES and (values.dropna() % 1 == 0).all()
+    few = numeric and values.nunique() <= MAX_CLASSES and (values.dropna() % 1 == 0).all()
     if kind is None and not numeric:
         _check_texts(values, name)
     if kind == "class" or (kind is None and (few or not numeric)):
@@ -172,7 +172,7 @@ def names_of_rows(frame: Any, label: str) -> list[str]:
         name
         for name in names
         if not is_number(frame[name])
-        and frame[name].dropna().astype(str).nunique() > MOST_CATEGORIES
+        and frame[name].dropna().astype(str).nunique() > MAX_CATEGORIES
         and not _unread_number(frame[name])
     ]
     return [*texts, *(name for name in names if name.lower() in _NUMBERS_OF_ROWS and name not in texts)]
@@ -214,7 +214,7 @@ def _describe_input(values: Any, name: str) -> dict[str, Any]:
         return {"role": "input", "kind": "number", "missing": 0.0 if np.isnan(mean) else float(mean)}
     _check_texts(values, name)
     texts = sorted(values.dropna().astype(str).unique().tolist())
-    if len(texts) > MOST_CATEGORIES:
+    if len(texts) > MAX_CATEGORIES:
         raise ValueError(
             f"{name}: the column {values.name!r} has {len(texts):,} different texts, such as {texts[0]!r}, and is no "
             f"category: leave it out, ignore=[{values.name!r}]."

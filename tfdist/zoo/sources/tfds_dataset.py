@@ -144,7 +144,7 @@ class tfds:
             chunks = tf.data.Dataset.range(len(self)).batch(CHUNK_SIZE).map(self._read_records)
         with stream.name_damaged_example(self):
             decoded = chunks.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE)
-            return cache.collect(read_ahead.untuned(decoded).as_numpy_iterator(), len(self))
+            return cache.collect(read_ahead.without_autotuning(decoded).as_numpy_iterator(), len(self))
 
     @tf.autograph.experimental.do_not_convert
     def _read_records(self, ids: tf.Tensor) -> tf.Tensor:

@@ -151,7 +151,7 @@ def host_list(env: Mapping[str, str], *, host: str = "", **ports: int) -> Worker
     return of_hosts("host list", env, rank=rank, hosts=found, job=job, received=names, **ports)
 
 
-def forgotten(env: Mapping[str, str]) -> str:
+def forgotten_launcher(env: Mapping[str, str]) -> str:
     """Returns a warning if this process is alone in an OAR or LSF job of several hosts, else ""."""
     found = _hosts_of_job(env) if env.get("OAR_JOB_ID") or env.get("LSB_JOBID") else []
     if len(found) < 2:

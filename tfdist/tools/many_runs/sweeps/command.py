@@ -39,7 +39,7 @@ from tfdist.tools.many_runs.sweeps.plan import Plan
 
 USAGE = "--config=FILE --set FIELD=VALUES... --workdir=DIR [flags]"
 # Runs of a table on the terminal.
-_MOST_ROWS = 40
+_MAX_ROWS = 40
 # Seconds between two signs of life of a sweep.
 _HEARTBEAT_SECONDS = 10.0
 
@@ -281,9 +281,9 @@ def show(plan: Plan, workdir: Path, stopped: bool) -> int:
     found.sort(key=lambda end: (end.value is None, sign * (end.value or 0.0)))
     states = [f"pruned after epoch {out[end.name]}" if end.name in out else end.state for end in found]
     rows = [(end.name, state, end.epoch, end.value) for end, state in zip(found, states, strict=True)]
-    print(tables.text(("run", "state", "epoch", f"best {plan.metric}"), rows[:_MOST_ROWS]))
-    if len(rows) > _MOST_ROWS:
-        print(f"... and {len(rows) - _MOST_ROWS} more: tfdist runs {shlex.quote(str(workdir))}")
+    print(tables.text(("run", "state", "epoch", f"best {plan.metric}"), rows[:_MAX_ROWS]))
+    if len(rows) > _MAX_ROWS:
+        print(f"... and {len(rows) - _MAX_ROWS} more: tfdist runs {shlex.quote(str(workdir))}")
     best = found[0] if found else None
     if best is not None and best.value is not None:
         print(f"best: {best.workdir} with {plan.metric} {best.value:.5g}")

@@ -21,7 +21,7 @@ _DIGITS = 4
 _ATTEMPTS = 50
 _LONGEST_LABEL = 40
 # The most runs of a grid, because all are checked before the first one starts; the most values of a range.
-_MOST_RUNS, _MOST_VALUES = 10_000, 1_000_000
+_MAX_RUNS, _MAX_VALUES = 10_000, 1_000_000
 # Bytes of the name of a run: file systems take 255, and files beside it may have longer names.
 _LONGEST_NAME = 200
 
@@ -79,7 +79,7 @@ def of_values(name: str, values: Any) -> Field:
         found = _RANGE.fullmatch(item)
         if found and int(found[1]) > int(found[2]):
             raise ValueError(f"--set {name}: the range {item} is empty: write the smaller number first.")
-        if found and int(found[2]) - int(found[1]) >= _MOST_VALUES:
+        if found and int(found[2]) - int(found[1]) >= _MAX_VALUES:
             raise ValueError(f"--set {name}: the range {item} is too long: draw with --random=N and int(LOW,HIGH).")
         items += map(str, range(int(found[1]), int(found[2]) + 1)) if found else [item]
     if "" in items or re.match(r"\w+\(", text):
@@ -126,8 +126,8 @@ def grid(fields: Sequence[Field]) -> list[Overrides]:
         if field.interval:
             raise ValueError(f"--set {field.name} is an interval, to draw from: add --random=N for N runs.")
     count = math.prod(len(field.values) for field in fields)
-    if count > _MOST_RUNS:
-        raise ValueError(f"--set: {count:,} runs are more than {_MOST_RUNS:,}: draw some of them with --random=N.")
+    if count > _MAX_RUNS:
+        raise ValueError(f"--set: {count:,} runs are more than {_MAX_RUNS:,}: draw some of them with --random=N.")
     names = [field.name for field in fields]
     return [dict(zip(names, row, strict=True)) for row in itertools.product(*(field.values for field in fields))]
 

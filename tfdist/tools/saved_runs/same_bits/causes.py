@@ -30,7 +30,7 @@ _GROUPS = {
 }
 # Facts that `first_difference.task_of` takes together.
 _TOGETHER = ("threads.", "replicas.", "onednn.", "code.")
-_MOST_TRIED = 12
+_MAX_TRIED = 12
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +121,12 @@ def try_out(chains: Sequence[Chain], interval: Interval, difference: Difference,
         and (not name.startswith("code.") or code.is_kept(chains, name))
         and (not name.startswith(_WITHOUT_EFFECT) or (between and name.startswith(_BETWEEN_STEPS)))
     ]
-    groups = _tried_together(names)
+    groups = _group_facts(names)
     if len(groups) == 1:
         return Tried(causes=tuple(groups[0]))
     causes: list[str] = []
     others: list[str] = []
-    for number, group in enumerate(groups[:_MOST_TRIED]):
+    for number, group in enumerate(groups[:_MAX_TRIED]):
         other = (max(interval.first, *(one.step for one in starts)), _with_values(starts, group))
         try:
             tasks = first_difference.tasks_of(chains, 0, interval, scratch / f"trial{number}", other)
@@ -137,7 +137,7 @@ def try_out(chains: Sequence[Chain], interval: Interval, difference: Difference,
     return Tried(causes=tuple(causes), others=tuple(others))
 
 
-def _tried_together(names: list[str]) -> list[list[str]]:
+def _group_facts(names: list[str]) -> list[list[str]]:
     """Returns the facts that are tried together: those of a function whose target differs, threads, replicas."""
     heads = [name.removesuffix("target") for name in names if name.endswith(".target")]
     groups: dict[str, list[str]] = {}

@@ -19,12 +19,12 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.config import text as text_lib
 from tfdist.tools.saved_runs.same_bits import inside_step
 from tfdist.training import checkpointing, setup, state
-from tfdist.training.consistency import hashing, start
+from tfdist.training.consistency import hashing, start_checks
 from tfdist.training.loop_tools import LoopTools, make_silent_tools
 from tfdist.training.run import Run
 
 # Variables that are named in a comparison.
-_MOST_VARIABLES = 3
+_MAX_VARIABLES = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def hash_state(tools: LoopTools) -> str:
 
 def hash_data(run: Run) -> dict[str, str]:
     """Returns the hashes of the data, as metrics.jsonl has them."""
-    found = start.hash_examples(run.feed.examples(start.EXAMPLES))
+    found = start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES))
     return {name: hashing.as_text(value) for name, value in found["common"].items()}
 
 
@@ -199,7 +199,7 @@ def describe_arrays(trained: Mapping[str, np.ndarray], saved: Mapping[str, np.nd
     if not names:
         return "no variable differs"
     described = [f"{name} ({_elements(trained[name], saved[name])})" for name in names]
-    return f"{len(names)} of {len(trained)} variables differ: {text_lib.list_names(described, _MOST_VARIABLES)}"
+    return f"{len(names)} of {len(trained)} variables differ: {text_lib.list_names(described, _MAX_VARIABLES)}"
 
 
 def _elements(trained: np.ndarray, saved: np.ndarray) -> str:

@@ -7,7 +7,7 @@ from tfdist.config import text
 from tfdist.tools.saved_runs.same_bits import first_difference
 from tfdist.tools.saved_runs.same_bits.first_difference import Difference, Outcome
 
-_MOST_EXAMPLES = 5
+_MAX_EXAMPLES = 5
 
 
 def describe(outcome: Outcome) -> Iterator[str]:
@@ -120,7 +120,7 @@ def _list_names(rows: Sequence[int], inside: Mapping[str, Any]) -> str:
     ids = inside["ids"]
     names = [f"{row if ids is None else ids[row]:,}" for row in rows]
     what = "example" if ids is not None else "the place in the batch"
-    return f"{what}{'s' * (len(rows) > 1)} {text.list_names(names, _MOST_EXAMPLES)}"
+    return f"{what}{'s' * (len(rows) > 1)} {text.list_names(names, _MAX_EXAMPLES)}"
 
 
 def _parts(inside: Sequence[Mapping[str, Any]]) -> Iterator[str]:

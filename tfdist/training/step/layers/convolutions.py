@@ -12,10 +12,10 @@ from tfdist.training.step.layers import model_layers
 
 # Positions of a replica, up to which a 1x1 convolution is a product: with more, it was slower for some sizes without
 # AVX512. A processor that multiplies tiles of bfloat16 has no such limit.
-_MOST_POSITIONS = 1024
+_MAX_POSITIONS = 1024
 # oneDNN's gradient of the weights is slow if a row of the outputs is short: its times suggest that a tile takes 32
 # positions of one row. Products are faster from this number of channels and filters on.
-_MOST_COLUMNS, _FEWEST_CHANNELS = 15, 128
+_MAX_COLUMNS, _FEWEST_CHANNELS = 15, 128
 
 
 def use_products(model: keras.Model, *, tiles: bool) -> None:
@@ -49,7 +49,7 @@ def _multiply(layer: keras.layers.Conv2D, tiles: bool, inputs: Any, kernel: Any)
         chosen = chosen[:, ::down, ::right]
     unlimited = tiles and weights.dtype == tf.bfloat16 and layer.strides == (1, 1)
     positions = chosen.shape[:-1].num_elements()
-    if chosen.dtype != weights.dtype or positions is None or (positions > _MOST_POSITIONS and not unlimited):
+    if chosen.dtype != weights.dtype or positions is None or (positions > _MAX_POSITIONS and not unlimited):
         return keras.layers.Conv2D.convolution_op(layer, inputs, weights)
     channels, filters = weights.shape[2:]
     product = tf.matmul(tf.reshape(chosen, [positions, channels]), tf.reshape(weights, [channels, filters]))
@@ -60,7 +60,7 @@ def _convolve(layer: keras.layers.Conv2D, inputs: Any, kernel: Any) -> tf.Tensor
     """Returns the convolution of Keras; the gradient of its weights is a product for each place of the kernel."""
     images, weights = tf.convert_to_tensor(inputs), tf.convert_to_tensor(kernel)
     shape = layer.compute_output_shape(images.shape)
-    narrow = None not in (*shape[1:], *images.shape[1:3]) and shape[2] <= _MOST_COLUMNS
+    narrow = None not in (*shape[1:], *images.shape[1:3]) and shape[2] <= _MAX_COLUMNS
     if not narrow or min(weights.shape[2:]) < _FEWEST_CHANNELS or {images.dtype, weights.dtype} != {tf.bfloat16}:
         return keras.layers.Conv2D.convolution_op(layer, inputs, weights)
     padding = layer.padding.upper()

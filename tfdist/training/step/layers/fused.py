@@ -49,7 +49,7 @@ def fuse(model: keras.Model) -> None:
     for layer in model_layers.of_all_depths(model):
         # `activation` of a recurrent layer is a property: that of its cell.
         if any(vars(layer).get("activation") is one for one in _ACTIVATIONS):
-            patching.put_until_end(layer, "activation", _compiled_activation(layer.activation))
+            patching.put_until_end(layer, "activation", _compile_activation(layer.activation))
         if "call" in vars(layer):  # It is replaced already.
             continue
         # Not subclasses, which may compute something else. Keras 3.12 has no renorm.
@@ -143,7 +143,7 @@ def _round_to_bfloat16(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
 
 
 @functools.cache
-def _compiled_activation(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compile_activation(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.partial(tf.function, jit_compile=True, autograph=False)
     def forward(x: tf.Tensor) -> tf.Tensor:
         return _narrow(function(_widen(x)), x.dtype)
@@ -195,13 +195,13 @@ def normalise(inputs: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: f
         def gradients(of_outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             return _gradients(tf.identity(inputs), tf.identity(scale), epsilon, of_outputs)
 
-        return _normalised(inputs, scale, offset, epsilon), gradients
+        return _normalise(inputs, scale, offset, epsilon), gradients
 
     return compute(inputs, scale, offset)
 
 
 @functools.partial(tf.function, jit_compile=True, autograph=False)
-def _normalised(inputs: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float) -> tf.Tensor:
+def _normalise(inputs: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float) -> tf.Tensor:
     centred, deviation = _standardise(inputs, epsilon)
     return tf.reshape(centred * deviation * scale + offset, inputs.shape)
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.cluster.devices import gather, gpu_software
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Batch
-from tfdist.training.consistency import audit, hashing, replicas
+from tfdist.training.consistency import audit, hashing, replica_check
 from tfdist.training.consistency.replica_state import JoinedState, ReplicaState
 from tfdist.training.run import Run
 from tfdist.training.step import collectives
@@ -70,7 +70,7 @@ class AuditedStep(ShardedStep):
             batch = tf.nest.map_structure(lambda value: value[which], batches)
             return hashing.hash_each(share(batch, which).pack(), cluster.device_type)
 
-        states = replicas.hash_variables(cluster, self.variables)
+        states = replica_check.hash_variables(cluster, self.variables)
         first, checked = hashing.hash_each(own.pack(), cluster.device_type), hash_share((replica + 1) % count)
         whole = [hashing.combine(one, cluster.device_type) for one in (states, first, checked)]
         of_states, of_first, of_checked = tf.unstack(_gather(cluster, tf.stack(whole)), axis=1)
@@ -147,7 +147,7 @@ def compose(run: Run) -> Run:
             f"{_FIELD}={every} compares bits, and kernels of GPUs add in no fixed order unless the environment has "
             "TF_DETERMINISTIC_OPS=1: set it, or set the field to None."
         )
-    step, variables = run.train_step, replicas.select_comparable(run.variables)
+    step, variables = run.train_step, replica_check.select_comparable(run.variables)
     trained = [one.path for one in (*run.context.model.trainable_variables, *run.context.statistics)]
     layout = audit.Layout(states=tuple(variables), values=(*_VALUES, *trained), replicas=cluster.num_replicas)
     with cluster.scope():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 _NODE = re.compile(r"\{\{.*?\}\}\s*|\s*\[Op:.*")
 # Files that are looked at, evenly spaced: on a parallel file system each costs up to a millisecond.
-_MOST_FILES = 10_000
+_MAX_FILES = 10_000
 
 
 def fingerprint(count: int, path: Callable[[int], str]) -> str:
@@ -15,7 +15,7 @@ def fingerprint(count: int, path: Callable[[int], str]) -> str:
 
     `path(number)` is the file with this number. Raises OSError if a file cannot be read.
     """
-    paths = [path(number) for number in range(0, count, -(-count // _MOST_FILES))]
+    paths = [path(number) for number in range(0, count, -(-count // _MAX_FILES))]
     if any("://" in one for one in paths):
         return ""
     found = [(status.st_size, status.st_mtime_ns) for status in map(os.stat, paths)]

@@ -19,7 +19,7 @@ from tfdist.training.step.variants.recomputation import named_layers
 
 # What to do in place of it, for messages.
 _INSTEAD = "Name layers in config.train.recompute, or make them in a keras.RematScope, instead."
-_MOST_SEGMENTS = 64
+_MAX_SEGMENTS = 64
 
 
 def install(
@@ -56,15 +56,15 @@ def install(
         raise ValueError(
             f"{field}={megabytes:g}: there is no place in {model.name!r} where a single tensor passes. {_INSTEAD}"
         )
-    plans = [_divide(sizes, places, count) for count in range(2, min(_MOST_SEGMENTS, len(places) + 1) + 1)]
-    cuts = min(plans, key=lambda cuts: _kept(sizes, cuts, len(cuts)))
+    plans = [_divide(sizes, places, count) for count in range(2, min(_MAX_SEGMENTS, len(places) + 1) + 1)]
+    cuts = min(plans, key=lambda cuts: _bytes_kept(sizes, cuts, len(cuts)))
     again = len(cuts)
-    if (least := _kept(sizes, cuts, again)) > budget:
+    if (least := _bytes_kept(sizes, cuts, again)) > budget:
         raise ValueError(
             f"{field}={megabytes:g}: with {rows:,} examples in a pass {model.name!r} keeps at least "
             f"{math.ceil(least / 1e4) / 100:,.2f} MB. Raise the number, or make these fewer."
         )
-    while again > 1 and _kept(sizes, cuts, again - 1) <= budget:
+    while again > 1 and _bytes_kept(sizes, cuts, again - 1) <= budget:
         again -= 1
     borders = [graph.inputs, *([units[place].output] for place in cuts), graph.outputs]
     segments = [
@@ -147,7 +147,7 @@ def _divide(sizes: Sequence[int], places: Sequence[int], count: int) -> list[int
     return chosen or [places[len(places) // 2]]
 
 
-def _kept(sizes: Sequence[int], cuts: Sequence[int], again: int) -> int:
+def _bytes_kept(sizes: Sequence[int], cuts: Sequence[int], again: int) -> int:
     """Returns the bytes that are kept if the first `again` segments are computed again."""
     edges = [0, *(cut + 1 for cut in cuts), len(sizes)]
     segments = [sum(sizes[start:stop]) for start, stop in itertools.pairwise(edges)]
