@@ -32,7 +32,7 @@ def run(command: str, directory: pathlib.Path, start: Callable = forked.run) -> 
     return done.stdout
 
 
-def test_the_first_command_trains_to_what_readme_says_and_is_finished_the_second_time(tmp_path):
+def test_the_first_command_trains_as_readme_says_and_then_says_it_is_finished(tmp_path):
     install, train = blocks(README, "bash")[0].strip().rsplit(" && ", 1)
     assert "pip install" in install
     (tmp_path / "configs").symlink_to(REPOSITORY / "configs")

@@ -64,7 +64,7 @@ def found(directory):
 
 
 @pytest.mark.parametrize("path", [*SLURM_FILES, *PBS_FILES, LAUNCH / "pbs/train.sh", LAUNCH / "mpi.sh"], ids=name)
-def test_bash_can_read_it(path):
+def test_bash_can_parse_it(path):
     subprocess.run(["bash", "-n", path], check=True)
     text = path.read_text()
     assert len(text.splitlines()) < 60
@@ -95,7 +95,7 @@ def submit(slurm, env, log, *words, until="JobState=COMPLETED"):
     return job
 
 
-def test_a_slurm_file_runs_a_command_in_its_place_with_the_number_of_the_array_task(slurm, probe, tmp_path):
+def test_a_slurm_file_runs_another_command_with_the_array_task_number(slurm, probe, tmp_path):
     log, small = tmp_path / "log", ["--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=2"]
     script = ["srun", "python", "my_script.py", "--seed=%a", "runs/x y-%a"]
     submit(slurm, probe, log, "--nodes=2", *small, "--array=3", "launch/slurm.sbatch", *script)
@@ -152,7 +152,7 @@ def test_a_job_of_a_course_has_the_tasks_of_its_page(slurm, probe, tmp_path, fil
 
 
 @pytest.mark.parametrize("path", PBS_FILES, ids=name)
-def test_pbs_directives_say_what_qsub_takes(path):
+def test_pbs_directives_follow_the_grammar_of_qsub(path):
     """There is no PBS for tests on this machine: Debian packages none. So the grammar of qsub's manual is held here."""
     lines = path.read_text().splitlines()
     directives = [line for line in lines if line.startswith("#PBS")]

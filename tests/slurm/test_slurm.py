@@ -126,7 +126,7 @@ def test_an_arbitrary_distribution_leaves_the_addresses_to_be_asked_for(slurm, t
     assert tasks[1].spec.port != tasks[2].spec.port
 
 
-def test_a_batch_script_without_srun_is_one_worker_and_told_so(slurm, tmp_path):
+def test_a_batch_script_without_srun_is_one_worker_and_says_so(slurm, tmp_path):
     script = f"#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=2\nexec {sys.executable} {tmp_path}/tell.py {tmp_path}\n"
     (tmp_path / "tell.py").write_text(TELL)
     (tmp_path / "job.sbatch").write_text(script)

@@ -218,7 +218,7 @@ def assert_uninterrupted(directory: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_stopped_by_a_signal_is_requeued_and_is_the_uninterrupted_run(slurm, tmp_path):
+def test_a_job_stopped_by_a_signal_is_requeued_and_equals_an_uninterrupted_one(slurm, tmp_path):
     job, log = submit_long(slurm, tmp_path)
     await_progress(slurm, job, log, 0)
     assert slurm.run(["scancel", "--signal=USR1", job]).returncode == 0

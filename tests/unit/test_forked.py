@@ -66,7 +66,7 @@ def test_numbers_are_equal_to_the_bit(tmp_path):
     assert fork.stdout == own.stdout
 
 
-def test_the_server_has_executed_nothing_and_its_children_do_not_share_random_numbers():
+def test_the_server_runs_no_operation_and_its_children_draw_different_numbers():
     code = (
         "import os, random, numpy as np; from tensorflow.python.eager import context; "
         "print(context._context, len(os.listdir('/proc/self/task')), random.random(), np.random.rand(), hash('x'))"

@@ -261,7 +261,7 @@ def assert_takes(function: Callable, wanted: tuple[str, ...]) -> None:
     assert not missing and sorted(wanted, key=names.index) == list(wanted), said
 
 
-def test_the_canary_knows_every_private_name_in_use():
+def test_every_private_name_in_use_is_checked_here():
     assert {name for name in USED if "." in name} == set(FUNCTIONS)
     assert {name for name in USED if "." not in name} == set(ATTRIBUTES)
 

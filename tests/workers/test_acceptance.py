@@ -12,7 +12,7 @@ PROGRAM = [sys.executable, "launch/acceptance/mnist_multi_worker.py"]
 
 
 @pytest.mark.slow
-def test_two_workers_learn_the_digits_and_print_what_the_check_of_the_suite_looks_for():
+def test_two_workers_learn_the_digits_and_print_the_lines_that_are_checked():
     codes, outputs = processes.run([[*PROGRAM, "--batch=32", "--epochs=1", "--steps=15"]] * 2, environments(2))
     assert codes == [0, 0], outputs
     assert "Rank " not in outputs[1]

@@ -47,7 +47,7 @@ def test_a_fault_is_named_and_the_run_goes_back_and_has_the_bits_of_one_without(
 
 
 @pytest.mark.slow
-def test_a_persistent_fault_of_a_worker_ends_the_run_and_the_same_command_continues(tmp_path):
+def test_a_persistent_fault_ends_the_run_and_the_same_command_continues(tmp_path):
     outputs = train(tmp_path, *LINEAR, workers=4, code=77, place="gradient", replica=2, step=2, times=1000, bit=25)
     for text in outputs:
         assert "The audit of step 3 " in text and "There is no audited checkpoint." in text

@@ -133,7 +133,7 @@ def of_keras(followed, trial):
 
 
 @pytest.mark.parametrize(("topology", "trial"), on_topologies(*TOLD))
-def test_callbacks_are_told_what_keras_tells_them(followed, topology, trial):
+def test_callbacks_are_called_as_by_keras(followed, topology, trial):
     for worker in followed(topology).results:
         assert worker[trial]["seen"] == of_keras(followed, trial)["seen"]
 
@@ -166,7 +166,7 @@ def test_terminate_on_nan_ends_training_as_in_keras(followed):
 
 
 @pytest.mark.slow
-def test_evaluate_and_predict_tell_their_callbacks(followed):
+def test_evaluate_and_predict_call_their_callbacks(followed):
     expected, (worker,) = of_keras(followed, "others"), followed("two devices, slow").results
     assert worker["others"]["seen"] == expected["seen"]
     np.testing.assert_allclose(worker["others"]["evaluated"], expected["evaluated"], atol=1e-5)
@@ -209,7 +209,7 @@ def test_the_chief_alone_writes_files(followed):
 
 
 @pytest.mark.parametrize(("topology", "trial"), on_topologies("own"))
-def test_callbacks_that_know_nothing_of_workers_write_once(followed, topology, trial):
+def test_callbacks_written_for_one_process_write_once(followed, topology, trial):
     keras_own, ours = followed("keras"), followed(topology)
     for worker in ours.results:  # Attributes of callbacks are broadcast when `fit` returns.
         np.testing.assert_allclose(worker[trial]["rows"], of_keras(followed, trial)["rows"], atol=1e-5)
@@ -249,7 +249,7 @@ def test_swapped_averages_go_on_after_a_crash(followed, topology, trial):
 
 
 @pytest.mark.parametrize("topology", slow_except(["one device", "two devices, slow"], ["one device"]))
-def test_callbacks_go_on_in_the_midst_of_an_epoch(followed, topology):
+def test_callbacks_resume_in_the_middle_of_an_epoch(followed, topology):
     (worker,) = followed(topology).results
     found = worker["resumed"]
     assert found["stopped by"] == "SystemExit(75)"
@@ -257,7 +257,7 @@ def test_callbacks_go_on_in_the_midst_of_an_epoch(followed, topology):
 
 
 @pytest.mark.slow
-def test_callbacks_go_on_in_the_midst_of_an_epoch_after_a_kill(followed):
+def test_callbacks_resume_in_the_middle_of_an_epoch_after_a_kill(followed):
     (worker,) = followed("two devices, slow").results
     found = worker["resumed_after_kill"]
     assert found["killed"] == found["whole"]  # By `kill -9`.
@@ -402,7 +402,7 @@ def test_fits_that_append_to_one_log_leave_each_row_once(cluster, tmp_path):
     assert (tmp_path / "log.csv").read_text().splitlines() == rows
 
 
-def test_backup_and_restore_is_left_out_with_a_word(cluster, tmp_path, capsys):
+def test_backup_and_restore_is_left_out_with_a_message(cluster, tmp_path, capsys):
     backup = keras.callbacks.BackupAndRestore(tmp_path)
     callbacks.make_callbacks(cluster, compiled(), backup, verbose=1, workdir=tmp_path / "run")
     assert "BackupAndRestore is ignored: tfdist saves and resumes in" in capsys.readouterr().out

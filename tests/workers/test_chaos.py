@@ -20,7 +20,7 @@ OTHER_STARTS = ("kill -9 of a watchdog", "another machine", "changed data", "une
 @pytest.mark.parametrize(
     ("kinds", "of_root"), [(KINDS, "a vanished workdir"), (OTHER_STARTS, "a cache of another user")]
 )
-def test_a_training_that_is_hit_again_and_again_ends_as_the_undisturbed_one(kinds, of_root):
+def test_a_training_with_many_faults_equals_an_undisturbed_one(kinds, of_root):
     command = [sys.executable, "-m", "tests.support.chaos", "--workers=2", f"--faults={len(kinds) + 1}", "--seed=3"]
     # A machine that others use as well may take any time.
     command += ["--limit=600", "--steps=110", f"--kinds={','.join([*kinds, of_root])}"]

@@ -124,7 +124,7 @@ def test_two_devices_and_two_workers_draw_the_same_numbers(found, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*EXACT, *SIMILAR])
-def test_both_workers_killed_in_the_second_epoch_resume_to_the_bits_of_an_undisturbed_run(found, tmp_path, name):
+def test_two_workers_killed_in_the_second_epoch_resume_to_the_same_bits(found, tmp_path, name):
     options = ["-m", "tfdist.run", f"--workdir={tmp_path / 'runs'}", str(RUN_EACH), str(tmp_path)]
     paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
 

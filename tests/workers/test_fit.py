@@ -114,7 +114,7 @@ def test_results_equal_keras_on_one_device(found, topology, name):
 
 
 @pytest.mark.parametrize(("topology", "name"), on_topologies(["summed_tokens"]))
-def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_they_are_squared(found, topology, name):
+def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_the_square(found, topology, name):
     first = found("one device, slow")[0]
     for worker in found(topology):
         assert_close(worker[name], first[name])

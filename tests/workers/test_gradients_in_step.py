@@ -75,7 +75,7 @@ def test_what_replicas_cannot_compute_is_refused(name):
     assert TOLD[name] in ours[name] and "gradients_in_step.py:" in ours[name]
 
 
-def test_a_loss_of_a_branch_is_told():
+def test_a_loss_of_a_branch_is_reported():
     _, output = found("-m", "tfdist.run", "--logical_devices=2")
     assert (
         "a loss is a number that a tf.cond, a loop, a map or a function of its own in the graph has computed" in output

@@ -290,7 +290,7 @@ def test_the_reason_of_a_worker_that_fails_is_told_to_the_others(ended):
         assert re.fullmatch(line, said[rank]), said[rank]
 
 
-def test_workers_that_have_finished_wait_for_each_other_and_are_not_missed(ended):
+def test_workers_that_have_finished_wait_for_each_other_and_are_not_lost(ended):
     codes, said, *_ = ended["finished"]
     assert codes == [0, 0, 0] and said == ["", "", ""]
 
@@ -422,7 +422,7 @@ process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions(connect
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_before_its_server_of_tensorflow_listens_is_named_at_once():
+def test_a_worker_that_dies_before_its_server_listens_is_named_at_once():
     with started([[sys.executable, "-c", DYING]] * 2, topologies.environments(2)) as workers:
         pid = workers.processes[1].pid
         codes, said = workers.ends([1, 0])
@@ -456,7 +456,7 @@ def start_with(seconds, port, watchdog_port):
     return forked.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_worker_that_waits_in_the_start_for_one_that_never_came_names_it_and_ends():
+def test_a_worker_that_waits_in_the_start_names_the_missing_one_and_ends():
     process = start_with(0.5, *topologies.free_ports(2))
     said = process.communicate(timeout=60)
     assert process.returncode == -KILL

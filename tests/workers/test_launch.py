@@ -134,7 +134,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [0, 1])
-def test_launcher_saves_at_sigterm_and_restarts_killed_workers_with_equal_results(undisturbed, tmp_path, stops):
+def test_launcher_saves_at_sigterm_and_restarts_killed_workers_to_equal_results(undisturbed, tmp_path, stops):
     command = launching(tmp_path, "--config.objective.seconds=0.05")
     stopped = -1
     for _ in range(stops):

@@ -122,7 +122,7 @@ def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_will_go_back_is_stopped_before_the_bad_step_and_resumed_to_the_same_bits(tmp_path):
+def test_a_run_stopped_before_a_rollback_resumes_to_the_same_bits(tmp_path):
     made = config("rollback", 7)
     expected = run(tmp_path / "back", made)
     copy = cut_back(tmp_path / "back", tmp_path / "stopped", 4)
@@ -235,7 +235,7 @@ def test_gradients_of_float64_that_float32_cannot_hold_are_finite(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_values_of_an_epoch_with_a_rollback_do_not_depend_on_the_length_of_executions(tmp_path):
+def test_values_of_an_epoch_with_a_rollback_do_not_depend_on_executions(tmp_path):
     logs = []
     for name, seconds in (("short", 1e-6), ("long", 60.0)):
         made = config("rollback", 6)

@@ -97,7 +97,7 @@ for kept in (False, True):
 
 
 @pytest.mark.slow
-def test_what_only_one_replica_has_is_told_and_not_kept(tmp_path):
+def test_what_only_one_replica_has_is_reported_and_not_kept(tmp_path):
     (tmp_path / "loop.py").write_text(OF_A_REPLICA)
     command = [sys.executable, "-m", "tfdist.run", "--logical_devices=2", "loop.py"]
     paths = {"PYTHONPATH": str(REPOSITORY)}

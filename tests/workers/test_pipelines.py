@@ -58,7 +58,7 @@ def of_step(workers, case):
 
 
 @pytest.mark.parametrize("case", slow_except(probe.CASES, QUICK))
-def test_an_epoch_has_each_example_once_and_later_steps_are_those_of_the_uninterrupted_run(workers, case):
+def test_an_epoch_has_each_example_once_and_a_resume_has_the_same_steps(workers, case):
     epoch = probe.EXAMPLES // probe.BATCH
     steps = of_step(workers, case)
     for first in (0, epoch) if case != "files" else (0,):  # Workers of uneven files end their epochs at other steps.
@@ -102,7 +102,7 @@ def test_a_worker_reads_and_prepares_its_rows_only(workers, case):
 
 
 @pytest.mark.parametrize("case", slow_except(probe.CASES, QUICK))
-def test_the_worker_that_reads_a_value_that_is_not_finite_names_its_step_and_its_example(workers, case):
+def test_the_worker_that_reads_a_nonfinite_value_names_its_step_and_example(workers, case):
     for worker in workers:
         for (step, text), start in zip(worker[f"{case}/nonfinite"], (0, *probe.STARTS), strict=True):
             reads = np.flatnonzero((worker[f"{case}/id"][start:] == probe.SPOILED).any(axis=1)) + start + 1
@@ -182,7 +182,7 @@ def ragged(split):
 
 
 @pytest.mark.slow
-def test_a_dataset_of_the_users_trains_as_the_source_does_and_resumes_to_the_bit(digits, tmp_path):
+def test_a_users_dataset_trains_as_the_source_does_and_resumes_to_the_same_bits(digits, tmp_path):
     own = {"source": {"target": f"{__name__}:as_tuples"}}
     assert loop.train(digits("whole", pipeline="textbook", **own)) == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
@@ -219,7 +219,7 @@ def test_both_pipelines_call_compute_average_loss_and_strategy_reduce(digits, mo
 
 
 @pytest.mark.slow
-def test_the_config_of_idris_has_the_losses_of_the_default_pipeline_on_the_same_order(tmp_path, own_process):
+def test_the_idris_config_has_the_losses_of_the_default_pipeline_in_one_order(tmp_path, own_process):
     def make(name, **data):
         keras.utils.clear_session()
         config = idris_resnet50.get_config()
@@ -259,7 +259,7 @@ def test_the_textbook_pipeline_shuffles_if_the_config_says_so(shuffle):
 
 
 @pytest.mark.slow
-def test_both_pipelines_have_the_same_losses_on_two_workers_in_the_order_of_the_source(tmp_path):
+def test_both_pipelines_have_the_same_losses_on_two_workers_without_a_shuffle(tmp_path):
     for pipeline in ("textbook", "stream"):
         options = (f"--config.data.pipeline={pipeline}", "--config.data.shuffle=false")
         topologies.train(tmp_path / pipeline, *options, workers=2)
@@ -288,7 +288,7 @@ def test_both_pipelines_have_the_same_losses_on_two_workers_in_the_order_of_the_
         ({"pipeline": "textbok"}, r"data.pipeline must be one of .* Did you mean 'textbook'"),
     ],
 )
-def test_a_pipeline_that_cannot_be_is_refused_with_what_to_do(digits, data, message):
+def test_an_invalid_pipeline_is_refused_with_what_to_do(digits, data, message):
     with pytest.raises(ValueError, match=message):
         digits("refused", **data)
 

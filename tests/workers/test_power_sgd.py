@@ -105,7 +105,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(on_two, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_run_resumed_on_another_number_of_replicas_keeps_the_sum_of_the_errors(on_two, tmp_path, devices):
+def test_a_resume_on_another_number_of_replicas_keeps_the_sum_of_the_errors(on_two, tmp_path, devices):
     copy = topologies.cut_back(on_two, tmp_path / "run")
     topologies.train(copy, devices=devices, config=CONFIG)
     expected = summed(topologies.arrays(on_two))

@@ -193,7 +193,7 @@ def test_statistics_of_several_replicas_are_not_sent_again(tmp_path, case):
 
 
 @pytest.mark.slow
-def test_synchronised_normalisation_on_two_workers_makes_the_bits_of_a_run_without(tmp_path):
+def test_synchronised_normalisation_on_two_workers_keeps_its_bits(tmp_path):
     model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "normalization": "sync_batch"}
     words = (f"--config.model={model}", "--config.train.micro_batches=2")
     for name, megabytes in (("kept", "none"), ("again", 0.5)):

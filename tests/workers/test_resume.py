@@ -336,7 +336,7 @@ def test_an_evaluation_without_a_finite_loss_is_still_json(tmp_path, capsys):
     assert printed["step"] == 999 and printed["loss"] is None
 
 
-def test_a_changed_config_is_refused_field_by_field_and_accepted_where_it_is_allowed(uninterrupted, tmp_path, capsys):
+def test_a_changed_config_is_refused_by_field_and_accepted_where_allowed(uninterrupted, tmp_path, capsys):
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted(1), workdir)
 
@@ -385,9 +385,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_is_the_same(unin
     assert_same_run(uninterrupted(1), workdir)
 
 
-def test_a_run_that_was_killed_on_another_machine_resumes_with_the_default_config(
-    uninterrupted, tmp_path, capsys, monkeypatch
-):
+def test_a_run_killed_on_another_machine_resumes_with_the_default_config(uninterrupted, tmp_path, capsys, monkeypatch):
     """Also after a reboot, and in a new container: this machine cannot know whether the process still runs.
 
     Each start leaves a record of its environment: a run that was resumed so kept no trace of the first machine.

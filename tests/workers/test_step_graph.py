@@ -37,7 +37,7 @@ print(*(sum(op.startswith("Collective") for op in each) for each in (ops, with_i
 """
 
 
-def test_the_graph_of_a_usual_step_has_not_changed_and_the_noise_scale_adds_no_collective(tmp_path):
+def test_the_graph_of_a_step_has_not_changed_and_the_noise_scale_adds_no_sum(tmp_path):
     versions = {name: importlib.metadata.version(name) for name in VERSIONS}
     if any(not versions[name].startswith(f"{recorded}.") for name, recorded in VERSIONS.items()):
         pytest.skip(f"recorded with {VERSIONS}, and not with {versions}")

@@ -97,7 +97,7 @@ def test_a_signal_to_one_worker_ends_all_with_the_code_for_stopped(workdir, mome
 
 
 @pytest.mark.slow
-def test_a_signal_after_the_last_step_lets_the_run_finish_and_it_is_the_uninterrupted_one(workdir, tmp_path):
+def test_a_run_with_a_signal_after_the_last_step_finishes_unchanged(workdir, tmp_path):
     hits = {
         0: f"tfdist.checkpoint.export:export:before:{TERM:d}",
         1: f"tfdist.cluster.cluster:Cluster.leave:before:{TERM:d}",
@@ -167,11 +167,11 @@ def test_one_worker_that_hangs_ends_with_its_stacks(tmp_path):
         ({"SLURM_JOB_END_TIME": "Unknown"}, None, None),
     ],
 )
-def test_the_end_of_the_time_is_the_first_that_anyone_says(env, limit, end):
+def test_the_time_limit_is_the_earliest_of_all_sources(env, limit, end):
     assert slurm_job.end_time(env, 1000.0, limit) == end
 
 
-def test_a_run_leaves_before_its_time_ends():
+def test_a_run_stops_before_its_time_limit():
     stop = interruption.StopRequest(call_seconds=2.0, save_seconds=lambda: 4.0)
     assert not stop.requested()  # Nothing sets an end to its time.
     stop.end = time.time() + 60

@@ -39,7 +39,7 @@ def copy(honest, tmp_path):
     return shutil.copytree(honest, tmp_path / "changed")
 
 
-def test_an_honest_run_has_the_recorded_hashes(honest):
+def test_an_unchanged_run_has_the_recorded_hashes(honest):
     before = {path: path.read_bytes() for path in honest.rglob("*") if path.is_file()}
     code, lines = verify(honest, "--intervals=3", "--seed=1")
     assert code == 0, lines
@@ -49,7 +49,7 @@ def test_an_honest_run_has_the_recorded_hashes(honest):
 
 
 @pytest.mark.slow
-def test_an_honest_run_with_divided_slots_has_the_recorded_hashes(tmp_path):
+def test_an_unchanged_run_with_divided_slots_has_the_recorded_hashes(tmp_path):
     model = {"target": "tfdist.zoo.models:mlp", "num_classes": 10, "input_shape": (8, 8, 1)}
     more = [f"--config.model={model}", "--config.optimizer={'target': 'keras.optimizers:Adam'}"]
     topologies.train(tmp_path / "run", *OPTIONS, *more, "--config.train.shard_optimizer=true", devices=2)

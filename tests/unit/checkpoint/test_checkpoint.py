@@ -100,7 +100,7 @@ def test_bfloat16_survives_values_that_are_no_numbers_too(tmp_path):
     assert variables["scalar"].numpy() == -np.inf
 
 
-def test_the_newest_is_found_among_what_kills_have_left_behind(tmp_path):
+def test_the_newest_is_found_among_the_remains_of_killed_writers(tmp_path):
     assert newest(tmp_path / "nowhere") == (None, [])
     first, second = saved(tmp_path, 9, 10)
     shutil.copytree(second, tmp_path / "step-00000011.writing")
@@ -115,7 +115,7 @@ def test_the_newest_is_found_among_what_kills_have_left_behind(tmp_path):
     assert_holds(second, 10)
 
 
-def test_a_removed_checkpoint_that_is_still_listed_is_looked_for_until_the_newer_one_is(tmp_path, monkeypatch):
+def test_a_removed_checkpoint_that_is_still_listed_is_skipped_for_a_newer_one(tmp_path, monkeypatch):
     """A network file system may list names for a while that another host has removed."""
     saved(tmp_path, 9, 12)
     listings = iter([[10, 9], [11, 10, 9], [11, 10, 9]])
@@ -188,7 +188,7 @@ def test_files_that_are_damaged_after_they_were_verified_are_called_damaged(tmp_
             dict(checkpoint_format.read(found, found.arrays))
 
 
-def test_nothing_begins_anew_over_damaged_checkpoints(tmp_path):
+def test_no_run_begins_anew_over_damaged_checkpoints(tmp_path):
     for path in saved(tmp_path, 1, 2):
         (path / "manifest.json").unlink()
     said = []
@@ -398,7 +398,7 @@ def test_files_of_killed_runs_are_removed_and_files_in_use_stay(tmp_path, monkey
     assert left() == {*names}
 
 
-def test_a_run_that_was_killed_before_it_removed_a_checkpoint_removes_it_at_the_next_start(tmp_path):
+def test_old_checkpoints_of_a_killed_run_are_removed_at_the_next_start(tmp_path):
     saved(tmp_path, 1, 2, 3, 4, 5)
     (tmp_path / "best.json").write_text('{"step')  # The state names the best as well.
     newest = checkpoint_format.write(tmp_path, 6, arrays_of(6), {"regular": 4, "best_step": 2})
@@ -407,7 +407,7 @@ def test_a_run_that_was_killed_before_it_removed_a_checkpoint_removes_it_at_the_
     assert directory_lib.steps(tmp_path) == [6, 5, 4, 2]
 
 
-def test_a_checkpoint_that_cannot_be_removed_is_named_once_and_the_others_are_removed(tmp_path):
+def test_a_checkpoint_that_cannot_be_removed_is_named_once_and_others_go(tmp_path):
     saved(tmp_path, 1, 2, 3)
     (tmp_path / "step-00000002.removing").write_text("in the way")
     said = []
@@ -454,7 +454,7 @@ def test_a_function_called_before_the_rename_decides_with_the_checkpoint(tmp_pat
     assert len(said) == 1 and "step 1 could not be written" in said[0] and "No space left" in said[0]
 
 
-def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_path):
+def test_a_workdir_that_disappears_is_reported_and_used_again_when_it_is_back(tmp_path):
     said = []
     workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     workdir.mkdir()
@@ -473,7 +473,7 @@ def test_a_workdir_that_vanishes_is_missed_and_used_again_when_it_is_back(tmp_pa
     assert saver.wait() and newest(workdir / "checkpoints") == (3, []) and len(said) == 1
 
 
-def test_a_slow_file_system_costs_checkpoints_and_not_the_last_one(tmp_path, monkeypatch):
+def test_a_slow_file_system_skips_checkpoints_but_not_the_last_one(tmp_path, monkeypatch):
     said, fast, sync = [], threading.Event(), os.fsync
     monkeypatch.setattr(async_writer, "_MAX_WAIT_SECONDS", 0.1)
     monkeypatch.setattr(os, "fsync", lambda file: (fast.wait(60), sync(file)))
@@ -653,7 +653,7 @@ print(last)
 
 
 @pytest.mark.workers
-def test_a_writer_killed_at_any_instant_leaves_the_last_checkpoint_that_it_reported(tmp_path):
+def test_a_writer_killed_at_any_time_leaves_its_last_reported_checkpoint(tmp_path):
     environment = worker_environment(TF_CPP_MIN_LOG_LEVEL="3")
     command = [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints"), "15"]
     done = forked.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)

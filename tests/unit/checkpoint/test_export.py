@@ -26,7 +26,7 @@ class WithAWrongConfig(keras.layers.Layer):
         return x
 
 
-def test_a_mistake_in_a_layers_config_leaves_out_the_model_and_does_not_end_the_run(tmp_path):
+def test_an_error_in_a_layers_config_skips_the_export_and_does_not_end_the_run(tmp_path):
     model = keras.Sequential([keras.Input((2,)), WithAWrongConfig(), keras.layers.Dense(1)])
     said = export.export(model, tmp_path / "model.keras", "how to prepare its input")
     assert said.startswith("no model.keras, because Keras cannot save this model") and "unsupported operand" in said

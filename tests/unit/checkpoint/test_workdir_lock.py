@@ -87,7 +87,7 @@ def test_a_second_start_is_refused_with_the_name_of_the_first(tmp_path, held, nu
     assert f"process {held.pid}, since 20" in str(raised.value)
 
 
-def test_a_killed_owner_is_taken_over_at_once(tmp_path, held):
+def test_the_lock_of_a_killed_process_is_taken_at_once(tmp_path, held):
     held.kill()
     time.sleep(0.2)  # Not reaped: a zombie.
     logged = []
@@ -97,7 +97,7 @@ def test_a_killed_owner_is_taken_over_at_once(tmp_path, held):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pid_that_now_belongs_to_another_process_holds_nothing(tmp_path, held):
+def test_a_pid_that_now_belongs_to_another_process_holds_no_lock(tmp_path, held):
     path = tmp_path / workdir_lock.LOCK
     values = json.loads(path.read_text())
     held.kill()
@@ -105,7 +105,7 @@ def test_a_pid_that_now_belongs_to_another_process_holds_nothing(tmp_path, held)
     acquire(tmp_path).release()
 
 
-def test_an_owner_on_another_host_is_refused_by_its_signs_and_taken_over_without_them(tmp_path, held):
+def test_a_lock_of_another_host_is_taken_only_when_its_heartbeats_stop(tmp_path, held):
     move_away(tmp_path)
     with pytest.raises(workdir_lock.WorkdirInUseError, match="host n7"):
         acquire(tmp_path, wait=20.0)
@@ -204,7 +204,7 @@ def test_a_live_owner_is_known_whatever_its_clock_says(tmp_path, held, monkeypat
         acquire(tmp_path)
 
 
-def test_of_many_that_start_together_one_wins(tmp_path, held):
+def test_of_many_starts_at_once_one_gets_the_lock(tmp_path, held):
     held.kill()
     held.wait()
     processes = [holder(tmp_path, seconds="told") for _ in range(5)]

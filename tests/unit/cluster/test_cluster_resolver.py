@@ -75,7 +75,7 @@ def test_slurm_resolver_with_several_jobs():
         assert made.master() == f"grpc://{cluster[expected[0]][expected[1]]}"
 
 
-def test_slurm_resolver_refuses_what_cannot_be():
+def test_slurm_resolver_refuses_invalid_variables():
     with pytest.raises(
         ValueError, match="these variables are not set: SLURM_JOB_ID, SLURM_STEP_ID, SLURM_STEP_NUM_TASKS"
     ):

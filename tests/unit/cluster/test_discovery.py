@@ -356,7 +356,7 @@ def test_tf_config_jobs_differ_when_their_workers_do():
     assert jobs[0] != jobs[1]
 
 
-def test_tf_config_workers_of_one_host_share_its_gpus_unless_each_was_given_its_own():
+def test_tf_config_workers_of_one_host_divide_its_gpus_unless_each_has_its_own():
     env = tf_config("worker", 1, worker=["a:1", "a:2"])
     assert visible_gpus(resolve(env), 4) == (2, 3)
     assert visible_gpus(resolve(env | {"CUDA_VISIBLE_DEVICES": "1,3"}), 2) == (0, 1)

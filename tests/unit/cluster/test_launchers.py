@@ -162,7 +162,7 @@ def test_a_host_is_found_in_the_list_of_its_job(tmp_path):
         (JSRUN | {"LSB_MCPU_HOSTS": ""}, "jsrun does not say on which host rank 0 runs"),
     ],
 )
-def test_variables_that_cannot_be_right_are_named(env, message):
+def test_invalid_variables_are_named(env, message):
     with pytest.raises(ValueError, match=message):
         resolve(env)
 

@@ -72,7 +72,7 @@ def test_each_message_after_a_loss_names_the_loss():
     assert peer_loss.cause(monitor) == "worker 2 is lost. Restart all workers"
 
 
-def test_the_chief_of_a_large_job_reads_a_limited_number_of_heartbeats_each_second():
+def test_the_chief_of_a_large_job_reads_a_limited_number_of_heartbeats_a_second():
     assert heartbeat.interval(2, 10.0) == heartbeat.interval(200, 10.0) == 1.0 and heartbeat.interval(2, 2.0) == 0.5
     assert 3.3 < heartbeat.interval(1024, 10.0) < 3.4 and heartbeat.interval(1024, 30.0) == 1024 / 200
 

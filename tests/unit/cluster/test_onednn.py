@@ -45,7 +45,7 @@ def choose(tmp_path, cpuinfo, workdir="", times=None, **variables):
     return json.loads(subprocess.run(command, env=env, capture_output=True, check=True, text=True).stdout)
 
 
-def test_the_processor_decides(tmp_path):
+def test_the_default_depends_on_the_processor(tmp_path):
     assert choose(tmp_path, ZEN3)[:2] == [True, "1"]
     assert choose(tmp_path, ZEN4)[:2] == [True, None]
     assert choose(tmp_path, OLD)[:2] == choose(tmp_path, "")[:2] == [False, None]
@@ -79,7 +79,7 @@ def test_an_arm_processor_with_onednn_by_default_is_known():
     assert not onednn.read_processor(text.format("0xd4f")).on_by_default
 
 
-def test_the_user_decides(tmp_path):
+def test_the_environment_variable_of_the_user_comes_first(tmp_path):
     assert choose(tmp_path, ZEN3, TF_ENABLE_ONEDNN_OPTS="0") == [False, "0", "TF_ENABLE_ONEDNN_OPTS=0"]
     assert choose(tmp_path, HASWELL, times=[1.0, 2.0], TF_ENABLE_ONEDNN_OPTS="1")[:2] == [True, "1"]
 

@@ -74,7 +74,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
-def test_a_signal_between_two_runs_stops_the_second_and_one_where_nothing_is_saved_ends_the_process():
+def test_a_signal_between_runs_stops_the_second_or_ends_one_without_a_workdir():
     done = subprocess.run([sys.executable, "-c", SIGNALS], capture_output=True, text=True, cwd=REPOSITORY)
     assert (done.stdout, done.returncode) == ("0 None\n1 SIGUSR1\n", -signal.SIGTERM), done.stderr
 

@@ -20,7 +20,7 @@ from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.rendezvous import alone, preflight
 
 
-def test_all_find_each_other_and_get_the_same_roster():
+def test_all_workers_connect_and_get_the_same_roster():
     ports = free_ports(4)
     facts = {"tensorflow": "2.21.0"}
     outcomes = run([(p, {"must_match": facts, "metadata": {"devices": f"GPU {p.rank}"}}) for p in worker_specs(ports)])
@@ -57,7 +57,7 @@ def test_a_late_worker_is_waited_for(late):
     assert all(len(outcome.roster) == 3 for outcome in workers.join())
 
 
-def test_strangers_change_nothing():
+def test_connections_of_other_programs_change_nothing():
     ports = free_ports(3)
     workers, all_places = Workers(), worker_specs(ports)
     for spec in all_places[:2]:
@@ -134,7 +134,7 @@ def test_workers_listen_only_where_the_others_connect():
     workers.join()
 
 
-def test_workers_that_nobody_places_find_each_other():
+def test_workers_without_known_addresses_connect():
     """MPI ranks over several hosts: rank 0 is found, and tells all where the others are."""
     port, other_port = free_ports(2)
 
@@ -215,7 +215,7 @@ def process(ports: list[int], rank: int, argument: str):
             worker.kill()
 
 
-def test_processes_find_each_other():
+def test_processes_connect():
     ports = free_ports(3)
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(process(ports, rank, f"rank {rank}")) for rank in range(3)]

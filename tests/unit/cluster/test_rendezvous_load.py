@@ -40,7 +40,7 @@ def serving_at(ports: list[int], handle):
         thread.join(10)
 
 
-def test_a_late_worker_is_called_when_it_comes_however_long_the_pauses_are(monkeypatch):
+def test_a_late_worker_is_contacted_at_once_however_long_the_pauses_are(monkeypatch):
     monkeypatch.setattr(protocol, "_PAUSE_PER_WORKER", 20.0)  # The pauses of 7,680 workers: from 6 s to 60 s.
     workers, specs = Workers(), worker_specs(free_ports(3))
     for rank in (0, 2):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
         (None, 60, False),
     ],
 )
-def test_a_job_that_was_too_short_for_a_checkpoint_is_told_so(monkeypatch, capsys, reason, seconds, said):
+def test_a_job_that_was_too_short_for_a_checkpoint_says_so(monkeypatch, capsys, reason, seconds, said):
     monkeypatch.setattr(slurm_requeue, "_policy", None)  # Until the end of this test.
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)

@@ -130,7 +130,7 @@ def test_sums_that_are_in_use_are_not_overwritten():
                 np.testing.assert_array_equal(total, np.full(1000, 2.0 * step, np.float32))
 
 
-def test_a_worker_that_has_gone_ends_the_sums_of_the_others():
+def test_a_lost_worker_ends_the_sums_of_the_others():
     with rings(3) as (made, _):
         made[1].close()
         for ring in (made[0], made[2]):
@@ -156,7 +156,7 @@ def test_sums_that_are_infinite_or_nan_end_no_run_and_warn_of_nothing():
                 np.testing.assert_array_equal(total, [np.inf, np.nan, np.nan])
 
 
-def test_strangers_that_send_nothing_hold_up_no_worker():
+def test_silent_connections_of_other_programs_delay_no_worker():
     waiting = listener()
     address = waiting.socket.getsockname()
     proof = tcp_ring._proof(KEYS, "to", "nonce")
@@ -173,7 +173,7 @@ def test_strangers_that_send_nothing_hold_up_no_worker():
         assert found.getpeername() == worker.getsockname()
 
 
-def test_strangers_and_other_keys_are_refused():
+def test_other_programs_and_other_keys_are_refused():
     waiting = listener()
     address = waiting.socket.getsockname()
     strangers = [socket.create_connection(address) for _ in range(2)]

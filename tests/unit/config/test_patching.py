@@ -119,7 +119,7 @@ def test_settings_of_a_block_are_as_before_at_its_end():
     assert settings.first == 1 and vars(settings) == {}
 
 
-def test_puts_are_undone_but_not_what_others_have_set_since():
+def test_attributes_are_restored_unless_other_code_has_set_them_since():
     class Kind:
         def method(self):
             return 1

@@ -311,7 +311,7 @@ def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, t
     assert diff.differences(old, new) == []
 
 
-def test_a_place_for_nothing_is_refused():
+def test_a_cache_directory_without_a_cache_is_refused():
     config = c.Config(model={"target": "x:y"}, data=c.Data(cache_dir="/ram"), train=c.Train(steps=1))
     with pytest.raises(ValueError, match=r'data.cache_dir=\'/ram\' has no effect with data.cache="none"'):
         validate.validate(config)

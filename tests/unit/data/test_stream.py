@@ -65,7 +65,7 @@ def join(batches) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("workers", "devices"), slow_except([(2, 1), (3, 1), (4, 1), (2, 2)], [(3, 1), (2, 2)]))
-def test_the_shares_of_all_workers_are_the_batch_of_one_across_the_ends_of_epochs(workers, devices):
+def test_the_shares_of_all_workers_are_the_batch_of_one_across_epochs(workers, devices):
     steps = 3 * STEPS_PER_EPOCH
     whole = take(stream.ReplicaShard(), 0, steps)
     parts = [take(share, 0, steps) for share in shares(workers, devices)]
@@ -95,7 +95,7 @@ def test_an_epoch_takes_each_example_at_most_once_and_drops_the_remainder():
     assert set(epochs.ravel()) == set(range(NUM_EXAMPLES))
 
 
-def test_an_example_is_augmented_anew_in_every_epoch_and_alike_wherever_it_stands():
+def test_augmentation_depends_on_the_example_and_the_epoch_not_on_the_position():
     seen: dict[int, list[np.ndarray]] = {}
     for batch in take(stream.ReplicaShard(), 0, 4 * STEPS_PER_EPOCH):
         for example, image in zip(batch["id"], batch["image"], strict=True):

@@ -159,7 +159,7 @@ model.fit(x, y, verbose=0)
 
 
 @pytest.mark.slow
-def test_calls_of_fit_that_a_later_start_skips_are_told(cluster, tmp_path, capsys):
+def test_calls_of_fit_that_a_later_start_skips_are_reported(cluster, tmp_path, capsys):
     (tmp_path / "train.py").write_text(FITS)
 
     def start(**given):

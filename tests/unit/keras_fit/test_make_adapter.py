@@ -23,7 +23,7 @@ def test_a_series_of_pandas_is_a_column_as_in_keras():
     assert x.shape == (2, 2) and y.shape == (2, 1) and y[:, 0].numpy().tolist() == [4, 1]
 
 
-def test_objects_that_are_texts_are_texts():
+def test_arrays_of_string_objects_are_string_tensors():
     x, y = adapter(np.array(["a b", "c"], object), np.array([0, 1])).read(tf.constant([1], tf.int64))
     assert x.dtype == tf.string and x.numpy().tolist() == [b"c"] and y.numpy().tolist() == [1]
     with pytest.raises(ValueError, match="An array of Python objects is no tensor"):
@@ -67,12 +67,12 @@ PARALLEL = {"num_parallel_calls": 2, "deterministic": False}
         (lambda one: one.interleave(tf.data.Dataset.from_tensors, num_parallel_calls=2).batch(2), False),
     ],
 )
-def test_operations_in_any_order_are_told(make, unordered):
+def test_operations_without_a_fixed_order_are_reported(make, unordered):
     found = adapter(make(tf.data.Dataset.range(8)))
     assert ("deterministic=False" in (found.order_unknown or "")) == unordered
 
 
-def test_a_generator_is_read_to_the_last_step_of_a_pass_and_the_next_pass_goes_on_there():
+def test_each_pass_of_a_generator_continues_where_the_last_one_ended():
     def batches():
         for number in itertools.count():
             yield np.full((4, 2), number, np.float32)

@@ -69,7 +69,7 @@ SHUFFLED = {
 
 # Each takes seconds of tracing.
 @pytest.mark.parametrize("name", slow_except(SHUFFLED, ["unknown length"]))
-def test_a_look_at_the_data_takes_no_pass_of_a_shuffle(name):
+def test_inspecting_the_data_uses_no_pass_of_a_shuffle(name):
     make = SHUFFLED[name]
     tf.random.set_seed(3)
     passes = make()
@@ -108,7 +108,7 @@ CONTINUED = {
 
 
 @pytest.mark.parametrize("name", slow_except(CONTINUED, ["mapped behind"]))
-def test_a_second_fit_gets_the_passes_that_follow_in_keras_however_far_was_read_ahead(name):
+def test_a_second_fit_continues_the_passes_as_in_keras_whatever_was_read_ahead(name):
     make = CONTINUED[name]
     tf.random.set_seed(3)
     passes = make()
@@ -302,7 +302,7 @@ def test_a_choice_that_never_ends_needs_steps():
     assert rebuild_pipeline.ends_by_choice(chosen.batch(2)) and not rebuild_pipeline.ends_by_choice(chosen.repeat())
 
 
-def test_rows_that_do_not_come_are_missed():
+def test_missing_rows_are_reported():
     class Short(Rows):
         def read_rows(self, index, low, high):
             return super().read_rows(index, low, high - 1)

@@ -52,7 +52,7 @@ VECTORS = tf.data.Dataset.from_tensor_slices((np.zeros((128, 4), np.float32), np
     ],
     ids=["batched", "mapped", "unbatched", "examples"],
 )
-def test_a_batched_dataset_is_not_batched_again_if_the_ranks_of_the_model_are_unknown(dataset, batch_size, steps):
+def test_a_batched_dataset_is_not_batched_again_if_the_models_ranks_are_unknown(dataset, batch_size, steps):
     adapter = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions(batch_size=batch_size))
     assert adapter.steps == steps and adapter.element_spec[0].shape.rank == 2
 

@@ -70,7 +70,7 @@ def test_after_each_pass_that_is_skipped_its_values_are_there(workdir):
     assert float(step.variables["model/w"]) == 5.0
 
 
-def test_a_checkpoint_that_is_damaged_is_told_with_its_pass(workdir, capsys):
+def test_a_damaged_checkpoint_is_reported_with_its_pass(workdir, capsys):
     _, second, *_ = sorted(workdir.glob("checkpoints/step-????????"))
     (second / "manifest.json").write_text("{}")
     step, place = opened(workdir)
@@ -91,7 +91,7 @@ def test_a_step_that_takes_other_batches_now_gets_its_values_when_it_is_called(w
     assert float(step.variables["model/w"]) == 4.0 and step.metrics == [40.0]
 
 
-def test_a_pass_that_is_left_is_told_and_made_again(tmp_path, capsys, monkeypatch):
+def test_a_pass_that_is_left_is_reported_and_made_again(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(messages, "_said", set())
     step, place = opened(tmp_path)
     step.make(ALONE, "spec")
@@ -108,7 +108,7 @@ def test_a_pass_that_is_left_is_told_and_made_again(tmp_path, capsys, monkeypatc
             assert float(step.variables["model/w"]) == place.passes + 1
 
 
-def test_a_pass_that_cannot_be_written_is_told_and_made_again(tmp_path, capsys):
+def test_a_pass_that_cannot_be_written_is_reported_and_made_again(tmp_path, capsys):
     step, place = opened(tmp_path)
     step.make(ALONE, "spec")
     for number in range(3):
@@ -131,7 +131,7 @@ def test_a_pass_that_cannot_be_written_is_told_and_made_again(tmp_path, capsys):
     assert float(step.variables["model/w"]) == 3.0
 
 
-def test_a_method_that_is_decorated_in_its_class_is_refused_and_a_function_that_a_class_holds_is_not():
+def test_a_method_decorated_in_its_class_is_refused_unlike_an_attribute():
     free = own_loop.Step(lambda x: x)
 
     class Trainer:

@@ -149,7 +149,7 @@ def test_no_line_is_longer_than_its_limit_and_none_divides_a_value(width, monkey
     assert "17 examples in 0.5 s" in " ".join(words)
 
 
-def test_a_line_that_is_short_holds_the_evaluation():
+def test_a_short_line_includes_the_evaluation():
     stream = io.StringIO()
     reporter = open_quiet(None, stream=stream)
     train(reporter, 100)
@@ -170,7 +170,7 @@ def test_a_verbose_report_has_a_second_line():
     )
 
 
-def test_the_time_of_each_worker_is_told_and_the_slowest_named(tmp_path):
+def test_the_time_of_each_worker_is_reported_and_the_slowest_is_named(tmp_path):
     stream = io.StringIO()
     reporter = open_quiet(tmp_path, stream=stream, verbose=True)
     shares = [(0.01, 0.59, 0.4), (0.1, 0.8, 0.1)]
@@ -403,7 +403,7 @@ def test_tensorboard_shows_training_and_evaluation_as_two_runs_with_one_tag(tmp_
     assert text.step == 210 and text.tensor_proto.string_val == [b"| a | b |"]
 
 
-def test_tensorboard_has_each_step_and_each_epoch_once_however_often_a_run_resumes(tmp_path):
+def test_tensorboard_has_each_step_and_epoch_once_however_often_a_run_resumes(tmp_path):
     first = open_quiet(tmp_path, event_format=EventRecords, resume_step=0)
     for step in (100, 200, 300):
         first.train(

@@ -93,7 +93,7 @@ def test_the_age_of_a_process_is_precise():
 
 
 @pytest.mark.slow
-def test_the_time_of_a_shell_before_its_last_command_is_not_that_of_the_interpreter():
+def test_the_time_of_a_shell_before_python_is_not_that_of_the_interpreter():
     code = "import time; time.sleep(0.3); from tfdist.report import interpreter as i; print(i.process_age(), i.age())"
     python = shlex.join([sys.executable, "-c", code])
     process, interpreter_age = ages("bash", "-c", f"sleep 2 && exec {python}")

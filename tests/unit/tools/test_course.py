@@ -425,7 +425,7 @@ def test_task_trains_and_finds_all_its_answers(name, number, answers, tmp_path):
     assert rows[0][1] == rows[0][2], "the number of parameters is the page's"
 
 
-def test_the_exercise_by_hand_says_what_is_missing_and_is_right_when_the_gaps_are_filled(tmp_path):
+def test_the_exercise_says_what_is_missing_and_is_right_when_completed(tmp_path):
     text = (REPOSITORY / "docs" / "courses" / "line_exercise.py").read_text()
     filled = {
         "    return weights\n": "    return np.broadcast_to(weights[0], weights.shape)\n",

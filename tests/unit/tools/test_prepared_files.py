@@ -237,7 +237,7 @@ def test_a_run_on_the_files_is_the_same_on_two_workers_and_after_a_resume(photos
 
 
 @pytest.mark.workers
-def test_a_killed_command_leaves_nothing_that_is_read_and_the_next_one_writes_all(photos, tmp_path):
+def test_a_killed_command_leaves_no_readable_files_and_the_next_one_writes_all(photos, tmp_path):
     with forked.Popen(
         [sys.executable, "-c", SLOW, str(photos), str(tmp_path)],
         env=worker_environment(),

@@ -114,7 +114,7 @@ def test_a_pruner_sees_the_evaluations_of_running_runs(tmp_path):
     assert list(proposals.read_pruned(tmp_path, plan).values()) == [2]
 
 
-def test_a_proposal_that_was_interrupted_is_replaced_and_a_failed_run_starts_again(tmp_path):
+def test_an_interrupted_proposal_is_replaced_and_a_failed_run_starts_again(tmp_path):
     part = PART | {"count": 1, "pruner": "NopPruner"}
     plan = Plan(config=("--config=missing.py",), metric="accuracy", mode="max", proposals=part, directory=str(tmp_path))
     begun = proposals.study(plan, tmp_path).ask()

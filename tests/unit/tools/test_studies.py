@@ -78,7 +78,7 @@ def test_scaling_trains_each_number_of_replicas_once(tmp_path):
     assert "weak-1 has the reports of 0 epoch(s), but two are needed" in error
 
 
-def test_a_training_that_was_interrupted_is_measured_from_its_start_and_a_whole_one_is_kept(tmp_path, monkeypatch):
+def test_an_interrupted_training_is_measured_again_and_a_complete_one_is_kept(tmp_path, monkeypatch):
     """The later epochs of a resumed one would hold its start-up and compilation."""
     seen, killed = [], True
 

@@ -100,7 +100,7 @@ def test_names_are_readable_and_different():
 
 
 @pytest.mark.unit
-def test_another_command_in_the_workdir_adds_runs_and_keeps_those_that_are_there(tmp_path):
+def test_a_second_command_in_the_workdir_adds_runs_and_keeps_the_earlier_ones(tmp_path):
     def plan(*values):
         rows = [{"model": value, "seed": "0"} for value in values]
         return Plan(runs=dict(zip(space.names(rows), rows, strict=True)))

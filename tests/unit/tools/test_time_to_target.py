@@ -47,7 +47,7 @@ def test_the_mean_over_a_run_predicts_the_sum_over_its_steps():
     assert found == pytest.approx(predicted) and min(scales) < mean < max(scales)
 
 
-def test_a_noise_scale_that_is_too_large_to_be_measured_makes_steps_inverse_to_the_batch():
+def test_with_an_unmeasurable_noise_scale_steps_are_inverse_to_the_batch():
     unknown = time_to_target.average([(-0.1, 20.0), (0.05, 30.0)], 64)
     assert unknown == math.inf
     assert time_to_target.steps_to_target(unknown, 128, measured_steps=1000, measured_batch=64) == 500

@@ -25,13 +25,13 @@ def model(*layers: keras.layers.Layer) -> keras.Model:
         ("GPU", {"virtual_replicas": 8}, False),
     ],
 )
-def test_it_does_on_gpus_unless_the_config_says_otherwise(monkeypatch, device_type, fields, compiled):
+def test_xla_compiles_on_gpus_unless_the_config_says_otherwise(monkeypatch, device_type, fields, compiled):
     monkeypatch.delenv("TF_DETERMINISTIC_OPS", raising=False)
     train = dataclasses.replace(c.Train(steps=1), **fields)
     assert by_xla(train, device_type, model()) == compiled
 
 
-def test_it_does_not_where_it_cannot(monkeypatch):
+def test_xla_does_not_compile_what_it_cannot(monkeypatch):
     monkeypatch.delenv("TF_DETERMINISTIC_OPS", raising=False)
     train = c.Train(steps=1)
     assert not by_xla(train, "GPU", model(), communicates=True)

@@ -86,7 +86,7 @@ def test_learned_values_are_restored(resumed):
     assert restored.mean.tolist() == [1.0, 1.0, 1.0]
 
 
-def test_long_lists_of_numbers_are_arrays_in_a_checkpoint_and_lists_again_after_it(tmp_path):
+def test_long_lists_of_numbers_are_saved_as_arrays_and_restored_as_lists(tmp_path):
     before, history = keras.callbacks.History(), keras.callbacks.History()
     before.on_train_begin()
     history.on_train_begin()

@@ -88,7 +88,7 @@ ON_BYTES = {"target": "tfdist.zoo.prepare:image_bytes", "resize": (9, 9), "pad":
     [({"prepare": PREPARE}, (8, 8, 1)), ({"prepare": ON_BYTES, "finish": FINISH}, (8, 7, 1))],
     ids=["prepare", "both"],
 )
-def test_an_exported_model_with_preprocessing_gives_the_accuracy_of_the_run_on_stored_images(tmp_path, parts, shape):
+def test_an_exported_model_with_preprocessing_has_the_accuracy_of_the_run(tmp_path, parts, shape):
     config = c.Config(
         model={"target": "lab:linear", "num_classes": 10, "input_shape": shape},
         data=c.Data(batch_size=48, **parts),

@@ -96,7 +96,7 @@ def test_a_fused_update_is_that_of_keras(name, sparse):
 
 
 @pytest.mark.parametrize("name", slow_except([*FUSED, *OTHERS], ["momentum", "adam", "clipped_lion"]))
-def test_rows_of_lookups_are_added_in_a_fixed_order_and_update_a_table_as_in_keras(name):
+def test_rows_of_lookups_are_added_in_a_fixed_order_and_update_as_in_keras(name):
     make = (FUSED | OTHERS)[name]
     plain, optimizer = make(), make()
     optimizer_lib.take_over_reduction(optimizer, fused_updates.fuse(optimizer))
@@ -229,7 +229,7 @@ def test_other_optimizers_are_left_alone(optimizer):
         (0.5, 0.5, 0.5, 0.5, 0.5, None),
     ],
 )
-def test_a_learning_rate_that_is_configured_anew_replaces_that_of_the_checkpoint(
+def test_a_newly_configured_learning_rate_replaces_that_of_the_checkpoint(
     before, now, restored, expected, recorded, words
 ):
     optimizer = keras.optimizers.SGD(restored)

@@ -88,7 +88,7 @@ def test_unsynchronised_statistics_are_the_mean_of_the_replicas_own(two):
     ("fixture", "name"),
     [("two", "masked"), *(pytest.param("slow", name, marks=pytest.mark.slow) for name in ("whole", "pieces"))],
 )
-def test_synchronised_statistics_are_those_of_all_replicas_in_micro_batches_and_with_a_mask_too(request, fixture, name):
+def test_synchronised_statistics_are_those_of_all_replicas_with_masks_too(request, fixture, name):
     measured = request.getfixturevalue(fixture)
     keys = [key.removeprefix(f"synchronised/{name}/") for key in measured if key.startswith(f"synchronised/{name}/")]
     assert "model/norm/moving_variance" in keys and len(keys) == 6
@@ -99,7 +99,7 @@ def test_synchronised_statistics_are_those_of_all_replicas_in_micro_batches_and_
 
 @pytest.mark.slow
 @pytest.mark.workers
-def test_synchronised_statistics_of_two_pieces_or_with_a_mask_are_not_those_of_the_whole(two, slow):
+def test_synchronised_statistics_of_pieces_or_with_a_mask_are_not_of_the_whole(two, slow):
     whole = slow["synchronised/whole/model/norm/moving_mean"]
     for measured, name in ((slow, "pieces"), (two, "masked")):
         assert np.abs(measured[f"synchronised/{name}/model/norm/moving_mean"] - whole).max() > 1e-4

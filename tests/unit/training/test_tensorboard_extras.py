@@ -101,7 +101,7 @@ def test_a_profile_is_two_steps(profile):
         validate.validate(config)
 
 
-def test_pictures_without_tensorboard_are_told_of_once(tmp_path, capsys):
+def test_pictures_without_tensorboard_are_reported_once(tmp_path, capsys):
     options = c.Config(model={"target": "lab:linear"}, report=c.Report(tensorboard=False, profile=[1, 2]))
     run = types.SimpleNamespace(config=options, cluster=types.SimpleNamespace(is_chief=True), workdir=tmp_path)
     report = reporter_lib.Reporter(rank=0, num_replicas=1, steps_per_epoch=1, console=None)

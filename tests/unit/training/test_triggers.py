@@ -68,7 +68,7 @@ def test_a_checkpoint_stays_by_the_epochs_of_its_own_time(tmp_path):
     assert [step for step in range(1, 20) if stays(Every(), tmp_path, 5, step)] == []
 
 
-def test_never_is_none():
+def test_an_interval_of_none_is_never_due():
     assert next_due(Every(), 5, 10) is None
     assert not is_due(Every(), 5, 10)
 
@@ -78,7 +78,7 @@ def test_step_numbers_of_long_runs():
     assert is_due(Every(epochs=0.1), 10**9, 10)
 
 
-def test_calls_grow_by_leaps_at_most_to_the_time_that_is_asked_for():
+def test_executions_grow_at_most_to_call_seconds():
     pace = ExecutionLength(2.0)
     assert pace.next_steps(1000) == 1
     pace.record(1, 7.0)  # The first call compiles: its time says nothing.
@@ -92,7 +92,7 @@ def test_calls_grow_by_leaps_at_most_to_the_time_that_is_asked_for():
     assert pace.next_steps(10_000) == 2000
 
 
-def test_calls_shrink_where_steps_become_slow():
+def test_executions_become_shorter_when_steps_become_slow():
     pace = ExecutionLength(2.0, steps=2000, executions=5)
     pace.record(2000, 20.0)
     assert pace.next_steps(10_000) == 200
@@ -102,13 +102,13 @@ def test_calls_shrink_where_steps_become_slow():
     assert pace.next_steps(10_000) == 1  # At least one step, even a slow one.
 
 
-def test_a_clock_that_says_nothing_changes_nothing():
+def test_an_execution_of_zero_seconds_changes_nothing():
     pace = ExecutionLength(2.0, steps=16, executions=5)
     pace.record(16, 0.0)
     assert pace.next_steps(100) == 16
 
 
-def test_a_boundary_close_by_does_not_shorten_the_calls_after_it():
+def test_a_near_boundary_does_not_shorten_later_executions():
     pace = ExecutionLength(1.0, steps=100, executions=5)
     assert pace.next_steps(3) == 3
     pace.record(3, 0.03)

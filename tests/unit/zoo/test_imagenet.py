@@ -220,7 +220,7 @@ def test_half_of_the_images_are_mirrored_and_nothing_else_changes():
     assert all(a != b for a, b in zip(kept, mirrored, strict=True)) and 10 < sum(mirrored) < 30
 
 
-def test_large_jpegs_are_decoded_at_a_fraction_of_their_size_where_the_window_allows_it():
+def test_large_jpegs_are_decoded_at_a_fraction_of_their_size_where_possible():
     rows, columns = np.mgrid[0:400, 0:480]
     waves = np.stack([127 + 100 * np.sin(rows / 160 + columns / (200 + 30 * n)) for n in range(3)], axis=-1)
     content = tf.io.encode_jpeg(waves.astype(np.uint8), quality=95)

@@ -59,7 +59,7 @@ def test_resnet9_has_the_size_of_its_original():
     assert trainable(models.resnet9(width=64)) == 27 * 64 + 1602 * 64**2 + 70 * 64 + 8 * 64 * 10 + 10 == 6_573_130
 
 
-def test_cifar_resnet_shortcuts_take_every_second_pixel_and_pad_channels_with_zeros():
+def test_cifar_resnet_shortcuts_take_every_second_pixel_and_pad_with_zeros():
     model = models.cifar_resnet(8, input_shape=(8, 8, 3), width=4)
     for layer in model.layers:  # With the residual branches at 0, each block is ReLU of its shortcut.
         if layer.name.endswith("_2_norm"):
@@ -208,6 +208,6 @@ def test_saved_models_load_and_predict_alike_without_tfdist(tmp_path):
         (lambda: models.application("VGG16", 10, (32, 32, 3), weights="imagenet"), r"does not accept 'weights' here"),
     ],
 )
-def test_refuses(call, message):
+def test_models_refuse_wrong_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()

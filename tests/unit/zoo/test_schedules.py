@@ -157,6 +157,6 @@ def test_settable_is_a_number_that_callbacks_set():
         ("step", {"at": [0.2, 0.5], "warmup_steps": 4}, r"a drop at step 2 of 10, and the warm-up takes 4 steps"),
     ],
 )
-def test_refuses(make, arguments, message):
+def test_schedules_refuse_wrong_arguments(make, arguments, message):
     with pytest.raises(ValueError, match=message):
         getattr(schedules, make)(**{"peak": 0.1, "total_steps": 10} | arguments)

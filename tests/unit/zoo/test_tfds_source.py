@@ -218,7 +218,7 @@ def run_command(message):
     exec(program, {})
 
 
-def test_an_absent_data_set_is_reported_at_once_with_the_command_that_fetches_it(tmp_path):
+def test_a_missing_data_set_is_reported_at_once_with_the_download_command(tmp_path):
     started = time.monotonic()
     with pytest.raises(FileNotFoundError) as caught:
         sources.tfds("train", name="cifar10", data_dir=str(tmp_path))
