@@ -81,13 +81,13 @@ def main() -> None:
     closed_streams.open_closed()
     name, *arguments = sys.argv[1:] or ["--help"]
     try:
-        _run(name, arguments)
+        _run_command(name, arguments)
     except KeyboardInterrupt:
         print(f"tfdist {name}: stopped by Ctrl-C.", file=sys.stderr)
         sys.exit(130)  # As shells say it.
 
 
-def _run(name: str, arguments: list[str]) -> None:
+def _run_command(name: str, arguments: list[str]) -> None:
     if name in _HELP:
         with closed_streams.quiet():
             print(overview())
@@ -124,12 +124,12 @@ def _run(name: str, arguments: list[str]) -> None:
     form = "--config=FILE [flags]" if "config" in flags.FLAGS else getattr(tool, "USAGE", "[flags]")
     usage = f"python -m tfdist {name} {form}"
 
-    def run(argv: list[str]) -> int | None:
+    def call_tool(argv: list[str]) -> int | None:
         tool_words.check_numbers()
         with config_flags.one_message(f"tfdist {name}"):
             return tool.main(argv)
 
-    config_flags.run(run, purpose=tool.__doc__, usage=usage, parser=getattr(tool, "parse", None))
+    config_flags.run_main(call_tool, purpose=tool.__doc__, usage=usage, parser=getattr(tool, "parse", None))
 
 
 def overview() -> str:

@@ -20,7 +20,7 @@ from tfdist.config import specs, tensorflow_log
 from tfdist.config.schema import ClusterOptions
 
 
-def run(workdir: Path) -> int:
+def train_or_evaluate(workdir: Path) -> int:
     """Runs the training or evaluation that the flags name, in `workdir`; returns the exit code."""
     from tfdist.training import loop, setup
 
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
     tensorflow_log.announce()
     keep_freed_memory(config.cluster, os.environ)  # Before TensorFlow is imported, which allocates.
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
-    process_exit.run_and_exit(lambda: run(workdir))
+    process_exit.run_and_exit(lambda: train_or_evaluate(workdir))
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -64,4 +64,4 @@ def parse(argv: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     config_flags.define_run_flags()
-    config_flags.run(main, purpose=__doc__, usage="python -m tfdist.main --config=FILE [flags]", parser=parse)
+    config_flags.run_main(main, purpose=__doc__, usage="python -m tfdist.main --config=FILE [flags]", parser=parse)

@@ -130,7 +130,7 @@ def run_workers(
     command = [sys.executable, "-m", "tfdist.launch", f"--workers={workers}", "--max_restarts=0", "--", *program]
     if backend == "slurm":
         command = ["srun", f"--ntasks={workers}", "--kill-on-bad-exit=1", sys.executable, *program]
-    code = child_runs.run(command, log, dict(os.environ) | local_workers.first_gpus(os.environ, 0), shown=True)
+    code = child_runs.run_command(command, log, dict(os.environ) | local_workers.first_gpus(os.environ, 0), shown=True)
     if code:
         raise ValueError(f"The {workers} workers exited with code {code}; the end of {log}:\n{child_runs.end_of(log)}")
     return {

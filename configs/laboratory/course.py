@@ -204,7 +204,7 @@ def page_answers(task: Task) -> str:
     return f"{table}\n{hardware}Not run (--dry_run). A run prints its own values beside these."
 
 
-def run(line: str, log: Path) -> int:
+def run_line(line: str, log: Path) -> int:
     """Runs a command, and writes what it prints to the terminal and to the end of `log`; returns its exit code.
 
     Raises:
@@ -217,7 +217,7 @@ def run(line: str, log: Path) -> int:
         if not Path(configs.find(file)).is_file():
             raise ValueError(f"there is no config {file}.")
     command = [sys.executable if word == "python" else word for word in words]
-    return child_runs.run(command, log, dict(os.environ) | {"PYTHONUNBUFFERED": "1"}, shown=True)
+    return child_runs.run_command(command, log, dict(os.environ) | {"PYTHONUNBUFFERED": "1"}, shown=True)
 
 
 def copy_files(folder: Path) -> int:
@@ -270,7 +270,7 @@ def main(argv: list[str]) -> int:
         print(f"\n$ {line}", flush=True)
         if options.dry_run:
             continue
-        code = run(line, workdir / _LOG)
+        code = run_line(line, workdir / _LOG)
         if code:
             print(f"\ntfdist course: the command above exited with code {code}.", flush=True)
         if code not in task.exit_codes:

@@ -89,7 +89,7 @@ def measure(name: str, workdir: Path) -> dict[str, Any]:
     arguments = [f"--{flag}={value}" for flag, value in values.items()]
     command = [sys.executable, "-m", "tfdist", "models", f"--trial={name}", f"--workdir={folder}", *arguments]
     log = workdir / f"{folder.name}.log"
-    found = batch_size_trial.combine(folder, child_runs.run(command, log, fresh=folder))
+    found = batch_size_trial.combine(folder, child_runs.run_command(command, log, fresh=folder))
     if found is None:
         raise ValueError(f"The training of {name} failed; the end of {log}:\n{child_runs.end_of(log)}")
     return found

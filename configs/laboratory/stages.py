@@ -84,7 +84,7 @@ def recipes(options: config_lib.Config, points: int, workers: int) -> list[Recip
     ]
 
 
-def run(
+def train_stages(
     options: config_lib.Config, points: tuple[np.ndarray, np.ndarray], *, workers: int, backend: str, workdir: Path
 ) -> None:
     """Trains all stages, and prints and writes tables and pictures.

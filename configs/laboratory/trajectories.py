@@ -124,7 +124,7 @@ def run_stages(workdir: Path, options: config.Config) -> None:
         raise ValueError("--stages needs workers: give --by=processes or --by=slurm.")
     of_all = dataclasses.replace(options.data, source=source | {"num_examples": workers * source["num_examples"]})
     points = read_points(dataclasses.replace(options, data=of_all))
-    stages.run(options, points, workers=workers, backend=backend, workdir=workdir)
+    stages.train_stages(options, points, workers=workers, backend=backend, workdir=workdir)
 
 
 def run_multiples(workdir: Path, options: config.Config) -> None:

@@ -110,4 +110,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    config_flags.run(main, purpose=__doc__, usage="python -m tests.benchmark.input_files [flags]")
+    config_flags.run_main(main, purpose=__doc__, usage="python -m tests.benchmark.input_files [flags]")

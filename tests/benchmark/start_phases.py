@@ -132,9 +132,9 @@ def worker() -> None:
     imported = clock.around("interpreter, flags", "TensorFlow")
     with (
         patching.patch(process_exit, "import_tensorflow_quietly", imported),
-        patching.patch(command, "run", with_imports),
+        patching.patch(command, "train_or_evaluate", with_imports),
     ):
-        config_flags.run(command.main, purpose="", usage="", parser=command.parse)
+        config_flags.run_main(command.main, purpose="", usage="", parser=command.parse)
 
 
 if __name__ == "__main__":

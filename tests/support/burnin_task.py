@@ -72,7 +72,7 @@ def main(folder, rank, tasks, fault, rounds, at_once=None, minutes=60):
     spec = WorkerSpec(launcher="test", rank=int(rank), num_workers=int(tasks))
     pause = 0.02 if fault == "link" else 0.0
     files = exchange.Folder(pathlib.Path(folder), spec.rank)
-    sys.exit(command.run(spec, files, lambda: make(fault), node=f"n{rank}", block_seconds=pause))
+    sys.exit(command.run_rounds(spec, files, lambda: make(fault), node=f"n{rank}", block_seconds=pause))
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def define_run_flags() -> None:
     )
 
 
-def run(
+def run_main(
     main: Callable[[list[str]], Any],
     *,
     purpose: str,

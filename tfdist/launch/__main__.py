@@ -55,7 +55,7 @@ class AttemptResult:
     failed_rank: int = 0
 
 
-def run(arguments: list[str], _: list[str]) -> int:
+def run_config(arguments: list[str], _: list[str]) -> int:
     """Trains a config, given the flags of tfdist.main, and restarts after failures; returns the exit code."""
     # The supervisor restarts the workers itself, so they must not requeue the job.
     command = [sys.executable, "-m", "tfdist.main", *arguments, "--config.cluster.requeue=false"]
@@ -261,9 +261,9 @@ def main() -> None:
     if not command:
         config_flags.define_run_flags()
     sys.argv[1:] = own if command else [*own, *words]
-    body = functools.partial(run_script, command) if command else functools.partial(run, words)
+    body = functools.partial(run_script, command) if command else functools.partial(run_config, words)
     usage = "python -m tfdist.launch --workers=N [options] -- --config=FILE [flags of the run] | SCRIPT.py [its flags]"
-    config_flags.run(body, purpose=__doc__, usage=usage, parser=command_line.parse)
+    config_flags.run_main(body, purpose=__doc__, usage=usage, parser=command_line.parse)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def check_replicas(options: config_lib.ClusterOptions, env: Mapping[str, str]) -
         raise ValueError(_ALONE)
 
 
-def run() -> int:
+def measure_all() -> int:
     """Measures on all workers, prints and writes the tables on the chief; returns the exit code."""
     from tfdist.training import setup
 
@@ -151,4 +151,4 @@ def run() -> int:
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
     check_replicas(flags.FLAGS["config"].value.cluster, os.environ)
-    process_exit.run_and_exit(run, saves=False)
+    process_exit.run_and_exit(measure_all, saves=False)

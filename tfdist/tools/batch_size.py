@@ -144,7 +144,7 @@ class TrialRunner:
         if self.backend == "slurm":
             command = ["srun", "--kill-on-bad-exit=0", *command]
         log = folder.with_suffix(".log")
-        code = child_runs.run(command, log, fresh=folder)
+        code = child_runs.run_command(command, log, fresh=folder)
         found = batch_size_trial.combine(folder, code)
         if found is None:
             raise ValueError(

@@ -71,14 +71,14 @@ def train(
     else:
         launch = [sys.executable, "-m", "tfdist.launch", f"--workers={replicas}", "--max_restarts=0"]
         command = [*launch, "--", *arguments]
-    code = run(command, log, dict(os.environ) | gpus, fresh=workdir if fresh else None)
+    code = run_command(command, log, dict(os.environ) | gpus, fresh=workdir if fresh else None)
     if code:
         raise ValueError(
             f"The training on {replicas} replica(s) exited with code {code}; the end of {log}:\n{end_of(log)}"
         )
 
 
-def run(
+def run_command(
     command: Sequence[str],
     log: Path,
     env: Mapping[str, str] | None = None,

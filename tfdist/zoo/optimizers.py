@@ -163,7 +163,7 @@ class Muon(_SGD):
             sizes = [math.prod(shape) for shape in shapes]
             # Of the products of matrices.
             costs = [size * min(size // shape[-1], shape[-1]) for size, shape in zip(sizes, shapes, strict=True)]
-            results = self.work_sharing.run(tasks, [size + 1 for size in sizes], costs)
+            results = self.work_sharing.run_tasks(tasks, [size + 1 for size in sizes], costs)
         for i, result in zip(kernels, results, strict=True):
             grads[i] = (grads[i], result)
         super().apply(grads, variables)

@@ -39,7 +39,7 @@ def define_flags() -> None:
     )
 
 
-def run() -> int:
+def run_or_start_tasks() -> int:
     """Runs the task of TF_CONFIG, or starts all tasks on this machine and is their chief; returns the exit code.
 
     Raises:
@@ -79,7 +79,7 @@ def run() -> int:
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
     malloc.keep_freed_memory(flags.FLAGS["config"].value.cluster, os.environ)  # Before TensorFlow allocates.
-    process_exit.run_and_exit(run)
+    process_exit.run_and_exit(run_or_start_tasks)
 
 
 @contextlib.contextmanager

@@ -335,7 +335,7 @@ def main(argv):
     validate.validate(flag.value)
     print(repr(dict(diff.flatten(flag.value))), "tensorflow" in sys.modules)
 
-flags.run(main, purpose="Prints a config.", usage="script.py --config=FILE")
+flags.run_main(main, purpose="Prints a config.", usage="script.py --config=FILE")
 """
 
 

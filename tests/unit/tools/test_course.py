@@ -381,10 +381,10 @@ def test_task_that_cannot_run_here_is_one_message(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         with pytest.raises(ValueError, match=r"there is no config configs/nothing\.py"):
-            command.run("python -m tfdist.main --config=configs/nothing.py", tmp_path / "log")
+            command.run_line("python -m tfdist.main --config=configs/nothing.py", tmp_path / "log")
         patch.setenv("PATH", str(tmp_path))
         with pytest.raises(ValueError, match="there is no sbatch on this machine"):
-            command.run("sbatch launch/slurm/cte_power.sbatch", tmp_path / "log")
+            command.run_line("sbatch launch/slurm/cte_power.sbatch", tmp_path / "log")
     code, output, error = course("bsc", "2", "--dry_run", f"--workdir={tmp_path}/dry", cwd=tmp_path)
     assert (code, error, (tmp_path / "dry").exists()) == (0, "", False)
     # Shipped configs are found in any directory.
@@ -400,7 +400,7 @@ def test_task_that_cannot_run_here_is_one_message(tmp_path):
     code, output, error = course("files", "mine", cwd=tmp_path)
     assert code == 1 and "mine/digits.ipynb exists: name another folder" in error
     # The exit code and the output of a command that fails.
-    assert command.run("python -c 'print(5); raise SystemExit(3)'", tmp_path / "log") == 3
+    assert command.run_line("python -c 'print(5); raise SystemExit(3)'", tmp_path / "log") == 3
     assert (tmp_path / "log").read_text() == "5\n"
 
 

@@ -58,7 +58,7 @@ def test_a_training_that_was_killed_suggests_nothing(tmp_path, monkeypatch, caps
         log.write_text("Killed\n")
         return -9
 
-    monkeypatch.setattr(lr_range.child_runs, "run", run)
+    monkeypatch.setattr(lr_range.child_runs, "run_command", run)
     monkeypatch.setattr(lr_range.config_flags, "config_name", lambda: "mine")
     config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1))
     given = mock.MagicMock(lowest=1e-6, highest=10.0, steps=200, script=None, workdir=str(tmp_path))

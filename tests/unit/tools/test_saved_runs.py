@@ -223,7 +223,7 @@ def test_an_export_replaces_a_file_only_if_its_outputs_are_equal(tmp_path, monke
     def run(out, to="tflite"):
         values = types.SimpleNamespace(to=to, checkpoint="newest", out=str(out))
         monkeypatch.setattr(export.flags, "FLAGS", values)
-        return export.run("runs/mine")
+        return export.export("runs/mine")
 
     old.write_text("old")
     with monkeypatch.context() as changed:

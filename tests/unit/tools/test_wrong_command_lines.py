@@ -78,7 +78,7 @@ def test_a_folder_of_results_that_is_a_file_is_named(tmp_path):
     with pytest.raises(NotADirectoryError, match=r"The folder of results '.*/file' is a file, and not a directory"):
         tables.make_folder(tmp_path / "file")
     with pytest.raises(NotADirectoryError, match=r"The workdir '.*/file' is a file, and not a directory"):
-        child_runs.run([], tmp_path / "file" / "run.log")
+        child_runs.run_command([], tmp_path / "file" / "run.log")
     with pytest.raises(NotADirectoryError, match=r"The folder of the burn-in '.*/file' is a file, and not a directory"):
         exchange.Folder(tmp_path / "file", 0)
 
@@ -92,7 +92,7 @@ def test_a_second_command_in_a_folder_changes_nothing_there(tmp_path):
         fcntl.flock(first, fcntl.LOCK_EX)
         first.write(b"first")
         with pytest.raises(ValueError, match=r"run\.log is in use by another command: wait for its end, or choose"):
-            child_runs.run(["true"], log, fresh=folder)
+            child_runs.run_command(["true"], log, fresh=folder)
     assert folder.is_dir() and log.read_bytes() == b"first"
-    assert child_runs.run(["echo", "second"], log, fresh=folder) == 0
+    assert child_runs.run_command(["echo", "second"], log, fresh=folder) == 0
     assert not folder.exists() and log.read_bytes() == b"second\n"

@@ -89,7 +89,7 @@ def rendezvous(
     shared = local_path(workdir)
     listener_lib.raise_descriptor_limit()
     try:
-        return rpc.run(_rendezvous(spec, keys or keys_lib.load(shared, os.environ), me, seconds, shared, stop))
+        return rpc.wait_for(_rendezvous(spec, keys or keys_lib.load(shared, os.environ), me, seconds, shared, stop))
     finally:
         if shared is not None:
             keys_lib.remove_from_workdir(shared)

@@ -114,7 +114,7 @@ def in_thread(function: Callable[..., Any], *args: Any) -> asyncio.Future:
     return future
 
 
-def run(coroutine: Coroutine) -> Any:
+def wait_for(coroutine: Coroutine) -> Any:
     """Runs a coroutine in a thread, and returns its result or raises its exception.
 
     The calling thread wakes up several times a second, so that Python's signal handlers run. It may already run an

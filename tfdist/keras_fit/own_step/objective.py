@@ -45,10 +45,10 @@ class OwnStepObjective(ModelObjective):
 
     def evaluate(self, element: Element) -> tf.Tensor:
         """Runs the user's `test_step` on a replica's shard; returns sums as in `ShardResult`."""
-        return self.run("test", element, apply=_no_apply)
+        return self.run_step("test", element, apply=_no_apply)
 
     @tf.autograph.experimental.do_not_convert
-    def run(
+    def run_step(
         self, kind: str, element: Element, apply: Any, average: Any = None, statistics: Sequence[Any] = ()
     ) -> tf.Tensor:
         """Runs a user's step on a replica's shard; called in `strategy.run`.
@@ -150,7 +150,7 @@ def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
         with trainer.convert_in_fixed_order():
             return original(gradients, variables)
 
-    sums = objective.run("train", element, apply, average, context.statistics)
+    sums = objective.run_step("train", element, apply, average, context.statistics)
     context.reduction([], [], statistics, weight)
     context.step_count.assign_add(1)
     trainer.add_to_totals(context, sums, None)

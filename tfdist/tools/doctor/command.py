@@ -62,7 +62,7 @@ def run_without_config() -> int:
     return code
 
 
-def run() -> int:
+def run_checks() -> int:
     """Runs all checks that are possible and prints the findings; returns the exit code."""
     from tfdist.cluster import strategy
     from tfdist.cluster.devices import gpu_software
@@ -238,4 +238,4 @@ def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
     if not flags.FLAGS.gpu and flags.FLAGS["config"].value is None:
         sys.exit(run_without_config())  # TensorFlow is imported only if it can be.
-    process_exit.run_and_exit(gpus.run if flags.FLAGS.gpu else run, saves=False)
+    process_exit.run_and_exit(gpus.measure_all if flags.FLAGS.gpu else run_checks, saves=False)

@@ -30,7 +30,7 @@ _NVLINK = {6: 20.0, 7: 25.0, 8: 25.0, 9: 25.0, 10: 50.0}
 _PCIE_LANE = {3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}
 
 
-def run() -> int:
+def measure_all() -> int:
     """Measures and prints the table on the chief; returns the exit code."""
     from tfdist.cluster import strategy
 

@@ -138,7 +138,7 @@ def main(argv: list[str]) -> None:
     else:
         own = settings(values["config"].value, values.lowest, values.highest, values.steps)
         changes = [*words.config_arguments(sys.argv[1:]), *own, f"--workdir={run}"]
-        code = child_runs.run([sys.executable, "-m", "tfdist.main", *changes], log, fresh=run)  # Not resumed.
+        code = child_runs.run_command([sys.executable, "-m", "tfdist.main", *changes], log, fresh=run)  # Not resumed.
         found = [(line["learning_rate"], line["loss"]) for line in child_runs.reports(run)]
         if len(found) < values.steps and run_state.read(run).state != "diverged":
             raise ValueError(f"the training exited with code {code}; the end of {log}:\n{child_runs.end_of(log)}")
@@ -154,7 +154,7 @@ def of_script(script: Sequence[str], folder: Path, log: Path) -> list[tuple[floa
     result = folder / "losses.json"
     own = [str(result), str(values.lowest), str(values.highest), str(values.steps)]
     command = [sys.executable, "-m", "tfdist.tools.many_runs.range_script", *own, *script]
-    code = child_runs.run(command, log, fresh=folder)
+    code = child_runs.run_command(command, log, fresh=folder)
     if not result.is_file():
         raise ValueError(f"the script exited with code {code}; the end of {log}:\n{child_runs.end_of(log)}")
     return [(rate, loss) for rate, loss in json.loads(result.read_text())]

@@ -168,7 +168,7 @@ def _advice(form: Any, output: Path) -> str:
     )
 
 
-def run() -> int:
+def prepare_or_write() -> int:
     """Prepares the data of the config, and prints a table; returns the exit code."""
     values = flags.FLAGS
     if values.to is None:
@@ -186,4 +186,4 @@ def run() -> int:
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
     check_flags()
-    process_exit.run_and_exit(run, saves=False)
+    process_exit.run_and_exit(prepare_or_write, saves=False)

@@ -68,7 +68,7 @@ def plain_model(saved: SavedRun, which: str) -> Any:
         return keras.models.load_model(path, compile=False)
 
 
-def run(workdir: str) -> int:
+def export(workdir: str) -> int:
     """Writes, compares and prints; returns the exit code."""
     from tfdist.tools.saved_runs import formats
 
@@ -125,4 +125,4 @@ def _shape(spec: Any) -> str:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    process_exit.run_and_exit(functools.partial(run, argv[1]), saves=False)
+    process_exit.run_and_exit(functools.partial(export, argv[1]), saves=False)

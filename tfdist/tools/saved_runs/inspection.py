@@ -69,7 +69,7 @@ def outputs_of_split(saved: SavedRun, cluster: Any) -> tuple[np.ndarray, np.ndar
     return found, labels.astype(np.int64), source
 
 
-def run(workdir: str, words: Sequence[str]) -> int:
+def inspect(workdir: str, words: Sequence[str]) -> int:
     """Computes, prints and writes; returns the exit code."""
     saved = saved_lib.open_run(workdir)
     out = Path(flags.FLAGS.out or saved.workdir / "inspect").expanduser()
@@ -200,4 +200,4 @@ def _short(name: str) -> str:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    process_exit.run_and_exit(functools.partial(run, argv[1], argv[2:]), saves=False)
+    process_exit.run_and_exit(functools.partial(inspect, argv[1], argv[2:]), saves=False)

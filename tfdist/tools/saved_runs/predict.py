@@ -134,7 +134,7 @@ def table(
     return header, rows
 
 
-def run(workdir: str, words: Sequence[str]) -> int:
+def predict(workdir: str, words: Sequence[str]) -> int:
     """Predicts, prints and writes; returns the exit code."""
     saved = saved_lib.open_run(workdir)
     if flags.FLAGS.out:  # Before the prediction, which may take long.
@@ -176,4 +176,4 @@ def show(
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    process_exit.run_and_exit(functools.partial(run, argv[1], argv[2:]), saves=False)
+    process_exit.run_and_exit(functools.partial(predict, argv[1], argv[2:]), saves=False)

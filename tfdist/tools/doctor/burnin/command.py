@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     tensorflow_log.announce()
     onednn.choose(os.environ)
     folder = exchange.Folder(Path(flags.FLAGS.folder or f"burnin-{spec.job}"), spec.rank)
-    return run(spec, folder, lambda: _probes(spec))
+    return run_rounds(spec, folder, lambda: _probes(spec))
 
 
 def _probes(spec: WorkerSpec) -> list[tuple[str, str, Any]]:
@@ -76,7 +76,7 @@ def _probes(spec: WorkerSpec) -> list[tuple[str, str, Any]]:
     return [(f"GPU {index}", kind, device.Probe(f"GPU:{place}")) for place, (index, kind) in places]
 
 
-def run(
+def run_rounds(
     spec: WorkerSpec,
     folder: exchange.Folder,
     make_probes: Callable[[], list[tuple[str, str, Any]]],

@@ -239,7 +239,7 @@ def run_here(plan: Plan, workdir: Path, slots: Sequence[local.Slot], stop: Seque
         if left:
             tried |= {(name, stage.epochs) for name in left}
             said = _say_end(plan, stage.epochs)
-            local.run(jobs(plan, workdir, left, stage), slots, stop, ended=said, directory=plan.directory)
+            local.run_jobs(jobs(plan, workdir, left, stage), slots, stop, ended=said, directory=plan.directory)
         elif halving.stage(plan, workdir).epochs == stage.epochs:
             break
     return show(plan, workdir, bool(stop))

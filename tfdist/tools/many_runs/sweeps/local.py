@@ -64,7 +64,7 @@ def slots(count: int | None, *, on_cpu: bool) -> list[Slot]:
     return [Slot(own, (), frozenset(cores[first:last])) for first, last in itertools.pairwise(edges)]
 
 
-def run(
+def run_jobs(
     jobs: Iterator[Job],
     free: Sequence[Slot],
     stop: Sequence[int],

@@ -193,7 +193,7 @@ def run_here(
             given_up.add(job.name)
         return job.name in given_up
 
-    local.run(jobs(), slots, stop, ended=end, watch=watch, directory=plan.directory)
+    local.run_jobs(jobs(), slots, stop, ended=end, watch=watch, directory=plan.directory)
 
 
 def run_task(plan: Plan, workdir: Path, index: int, start: Callable[..., int]) -> int:

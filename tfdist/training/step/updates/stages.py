@@ -183,5 +183,5 @@ def _clip_together(sharing: work_sharing.WorkSharing, norm: float, gradients: Gr
     numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
     tasks = [lambda values=values: tf.reshape(tf.nn.l2_loss(values), [1]) for values in numbers]
     costs = [values.shape.num_elements() or 1 for values in numbers]
-    halves = sharing.run(tasks, [1] * len(tasks), costs, numbers[0].dtype)
+    halves = sharing.run_tasks(tasks, [1] * len(tasks), costs, numbers[0].dtype)
     return clip(gradients, norm, tf.sqrt(2.0 * tf.reduce_sum(tf.concat(halves, axis=0))))

@@ -23,7 +23,7 @@ class WorkSharing:
 
     num_replicas: int
 
-    def run(
+    def run_tasks(
         self,
         tasks: Sequence[Callable[[], tf.Tensor]],
         sizes: Sequence[int],
