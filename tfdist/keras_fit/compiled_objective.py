@@ -17,7 +17,7 @@ from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.metric_state import ModelObjective
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
 from tfdist.keras_fit.whole_batch.rows import Rows
-from tfdist.keras_fit.whole_batch.shard_losses import Shard
+from tfdist.keras_fit.whole_batch.shard_losses import ShardLosses
 from tfdist.training import api as trainer
 
 # A replica's shard of a batch: "data" is (x,), (x, y) or (x, y, sample_weight); "count" and "total", int64 [], are the
@@ -92,13 +92,13 @@ class CompiledObjective(ModelObjective):
                 metric.count.assign(1.0)
         return logs
 
-    def _rows(self, element: Element, *, training: bool) -> Rows:
-        return rows_lib.rows_of(element, self.batch_sizes[training])
+    def _rows(self, shard: Element, *, training: bool) -> Rows:
+        return rows_lib.rows_of(shard, self.batch_sizes[training])
 
-    def _forward(self, element: Element, *, training: bool, by_xla: bool = False) -> tuple[tf.Tensor, tf.Tensor, Any]:
+    def _forward(self, shard: Element, *, training: bool, by_xla: bool = False) -> tuple[tf.Tensor, tf.Tensor, Any]:
         model = self.model
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
-        rows = self._rows(element, training=training)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(shard["data"])
+        rows = self._rows(shard, training=training)
         with trainer.shard_present(rows.present):
             call = compiled_model.call_by_xla if by_xla else compiled_model.call_with_losses
             predictions, added = call(model, x, rows, training=training)
@@ -108,32 +108,32 @@ class CompiledObjective(ModelObjective):
         parts: list[tf.Tensor] = []
         with shard_losses.mode(alone=True, parts=parts):
             if not compiled_model.overrides(model, "compute_loss"):
-                loss = self._loss(Shard(rows=rows), y, predictions, sample_weight, added)
+                loss = self._loss(rows, y, predictions, sample_weight, added)
             else:
                 # A compute_loss of the user's: assumed to be a mean over the examples it receives.
-                with shard_losses.mode(shard=Shard(rows=rows, means=True)), rows_lib.current(rows):
+                with shard_losses.mode(shard=ShardLosses(rows=rows, means=True)), rows_lib.current(rows):
                     loss = compiled_model.compute_loss(model, x, y, predictions, sample_weight, training=training)
                 values = [reductions.share_value(value, rows) for value in (loss, *parts)]
                 loss, *parts = [tf.cast(rows.weight, tf.float32) * tf.cast(value, tf.float32) for value in values]
-        total = tf.cast(element["total"], tf.float64)
+        total = tf.cast(shard["total"], tf.float64)
         sums = [tf.cast(part, tf.float64) * total for part in (loss, *parts)]
-        return loss, tf.stack([*sums, tf.cast(element["count"], tf.float64)]), predictions
+        return loss, tf.stack([*sums, tf.cast(shard["count"], tf.float64)]), predictions
 
-    def _loss(self, shard: Shard, y: Any, predictions: Any, sample_weight: Any, added: list[tf.Tensor]) -> tf.Tensor:
+    def _loss(self, rows: Rows, y: Any, predictions: Any, sample_weight: Any, added: list[tf.Tensor]) -> tf.Tensor:
         losses, compute = [], compiled_model.losses(self.model)
         if compute is not None:
-            with shard_losses.mode(shard=shard):
+            with shard_losses.mode(shard=ShardLosses(rows=rows)):
                 losses.append(compute(y, predictions, sample_weight))
         # Keras sums a loss of `add_loss` that is no scalar, such as a value per example.
-        weight, present = tf.cast(shard.rows.weight, tf.float32), shard.rows.present
+        weight, present = tf.cast(rows.weight, tf.float32), rows.present
         sums = [tf.cast(keras.ops.sum(loss), tf.float32) for loss in added]
         losses += [(present if loss.shape.rank else weight) * total for loss, total in zip(added, sums, strict=True)]
         if not losses:
             raise ValueError("There is no loss to minimise: pass a loss to compile, or call add_loss in the model.")
         return tf.add_n([tf.cast(loss, tf.float32) for loss in losses])
 
-    def _update_metrics(self, element: Element, predictions: Any, *, training: bool) -> None:
-        _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element["data"])
+    def _update_metrics(self, shard: Element, predictions: Any, *, training: bool) -> None:
+        _, y, sample_weight = keras.utils.unpack_x_y_sample_weight(shard["data"])
         metrics = compiled_model.metrics(self.model)
         if metrics is None:
             return
@@ -141,10 +141,10 @@ class CompiledObjective(ModelObjective):
         # Not a branch, for which the host would wait for a GPU.
         variables = self.model.metrics_variables if self.may_be_empty else []
         kept = [(one, tf.convert_to_tensor(one.value)) for one in variables if not metric_state.is_whole(one)]
-        with rows_lib.current(self._rows(element, training=training)):
+        with rows_lib.current(self._rows(shard, training=training)):
             metrics.update_state(y, predictions, sample_weight)
         for variable, old in kept:
-            variable.assign(tf.where(element["count"] > 0, variable.value, old))
+            variable.assign(tf.where(shard["count"] > 0, variable.value, old))
 
 
 def _communicates(model: keras.Model) -> bool:

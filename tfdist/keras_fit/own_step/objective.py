@@ -20,7 +20,7 @@ from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.whole_batch import metric_state, reductions, shard_losses
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.metric_state import ModelObjective
-from tfdist.keras_fit.whole_batch.shard_losses import Shard
+from tfdist.keras_fit.whole_batch.shard_losses import ShardLosses
 from tfdist.training import api as trainer
 
 
@@ -43,13 +43,13 @@ class OwnStepObjective(ModelObjective):
         """What is summed in each step: the loss, to find non-finite ones; and examples of training steps."""
         return ("loss", "trained")
 
-    def evaluate(self, element: Element) -> tf.Tensor:
+    def evaluate(self, shard: Element) -> tf.Tensor:
         """Runs the user's `test_step` on a replica's shard; returns sums as in `ShardResult`."""
-        return self.run_step("test", element, apply=_no_apply)
+        return self.run_step("test", shard, apply=_no_apply)
 
     @tf.autograph.experimental.do_not_convert
     def run_step(
-        self, kind: str, element: Element, apply: Any, average: Any = None, statistics: Sequence[Any] = ()
+        self, kind: str, shard: Element, apply: Any, average: Any = None, statistics: Sequence[Any] = ()
     ) -> tf.Tensor:
         """Runs a user's step on a replica's shard; called in `strategy.run`.
 
@@ -61,7 +61,7 @@ class OwnStepObjective(ModelObjective):
         Returns:
             Sums as in `ShardResult`.
         """
-        rows = rows_lib.rows_of(element, self.batch_sizes[kind])
+        rows = rows_lib.rows_of(shard, self.batch_sizes[kind])
         step = ReplicaStep(rows=rows, apply=apply, average=average, assigned=self.assigned)
         step.statistics.update(id(one) for one in statistics)
         discovered = self.train if kind == "train" else self.test
@@ -74,9 +74,9 @@ class OwnStepObjective(ModelObjective):
             trainer.begin_evaluation_pass()
         assert shard_losses.losses_are_patched(), "call this within shard_losses.patch_losses"
         present = trainer.shard_present(rows.present)
-        losses = shard_losses.mode(alone=True, shard=Shard(rows=rows, means=True))
+        losses = shard_losses.mode(alone=True, shard=ShardLosses(rows=rows, means=True))
         with losses, present, trainer.loss_weight_context(rows.weight), replica_step.tracing(step):
-            values = discovered.function(element["data"][0])
+            values = discovered.function(shard["data"][0])
             numbers = [reductions.share_value(one, rows) for one in discover.scalars(values, discovered.numbers)]
             numbers = [tf.cast(one, tf.float64) for one in numbers]
         for variable, old in kept:
@@ -121,18 +121,18 @@ class OwnStepObjective(ModelObjective):
         return ordered if set(ordered) == set(names) else discovered.names
 
 
-def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
+def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
     """Makes one step of the user's on this replica's shard, in `strategy.run`; returns `ShardResult.sums`."""
     objective = context.objective
     statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
-    fraction = element["count"] / element["total"]
+    fraction = shard["count"] / shard["total"]
     weight = tf.cast(fraction, tf.float32)
     owners = {id(one): optimizer for optimizer, variables in objective.train.optimizers for one in variables}
 
     def average(gradients: list[Any], variables: list[Any]) -> list[Any]:
         optimizer = next((owners[id(one)] for one in variables if id(one) in owners), context.optimizer)
         owner = getattr(optimizer, "inner_optimizer", optimizer)
-        gradients = trainer.select_rows(gradients, variables, element["data"], owner)
+        gradients = trainer.select_rows(gradients, variables, shard["data"], owner)
         if context.cluster.num_replicas > 1:
             gradients = trainer.scale_gradients(gradients, fraction)
         return context.reduction(gradients, [], [], weight)[0]
@@ -150,7 +150,7 @@ def train_step(context: trainer.StepContext, element: Element) -> tf.Tensor:
         with trainer.convert_in_fixed_order():
             return original(gradients, variables)
 
-    sums = objective.run_step("train", element, apply, average, context.statistics)
+    sums = objective.run_step("train", shard, apply, average, context.statistics)
     context.reduction([], [], statistics, weight)
     context.step_count.assign_add(1)
     trainer.add_to_totals(context, sums, None)

@@ -23,8 +23,8 @@ from tfdist.keras_fit.whole_batch.rows import Rows, draw_alike
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """A replica's part of a batch."""
+class ShardLosses:
+    """How the losses of a replica's shard are computed."""
 
     rows: Rows
     # Whether losses are means over the shard, as in a step of the model's own, and not parts of the global loss.
@@ -58,9 +58,9 @@ class _Mode(threading.local):
     # Whether Keras' scaling by the number of replicas is turned off.
     alone: bool = False
     # Whose part of the global batch's loss is computed; None: the loss of the examples given.
-    shard: Shard | None = None
+    shard: ShardLosses | None = None
     # The same, for the reduction of the loss that is called now.
-    reduced: Shard | None = None
+    reduced: ShardLosses | None = None
     # Collects the losses of single outputs; None: Keras' trackers receive them.
     parts: list[tf.Tensor] | None = None
 
@@ -147,7 +147,7 @@ def _tell(name: str, number: int) -> None:
         )
 
 
-def _tell_if_compared(name: str, y_pred: Any, shard: Shard) -> None:
+def _tell_if_compared(name: str, y_pred: Any, shard: ShardLosses) -> None:
     """Says once if a step's loss gets a value for each pair of examples: those of the replica."""
     shape = getattr(y_pred, "shape", ())
     rows = shape[0] if len(shape) > 1 else 0

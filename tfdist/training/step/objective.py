@@ -36,7 +36,7 @@ class Objective(Protocol):
     def forward_backward(self, shard: Any, loss_scale: tf.Tensor | float) -> ShardResult:
         """Runs a replica's shard of a batch forward and backward; called in `strategy.run`."""
 
-    def evaluate(self, *element: Any) -> tf.Tensor:
+    def evaluate(self, *shard: Any) -> tf.Tensor:
         """Runs a replica's shard of an evaluation batch; returns sums as in `ShardResult`; called in `strategy.run`."""
 
     def results(self, totals: dict[str, float]) -> dict[str, float]:

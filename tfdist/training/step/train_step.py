@@ -30,10 +30,10 @@ def train_step(context: StepContext, shard: Any) -> tf.Tensor:
     return after_update(context, sums)
 
 
-def evaluation_step(context: StepContext, *element: Any) -> tf.Tensor:
+def evaluation_step(context: StepContext, *shard: Any) -> tf.Tensor:
     """Adds this replica's shard of an evaluation batch to the totals; called in `strategy.run`."""
     seed_generators.begin_evaluation_pass()
-    sums = context.objective.evaluate(*element)
+    sums = context.objective.evaluate(*shard)
     add_to_totals(context, sums, None)
     return sums
 

@@ -12,7 +12,7 @@ from tfdist.data import cache, read_ahead, stream
 from tfdist.zoo import splits
 from tfdist.zoo.sources import tfds_builder
 from tfdist.zoo.sources.files import decoding, from_disk, record_files
-from tfdist.zoo.sources.files.record_files import ArrayRecords, Shard
+from tfdist.zoo.sources.files.record_files import ArrayRecords, RecordSpan
 
 # Records decoded by one call when the whole source is read.
 CHUNK_SIZE = 512
@@ -76,13 +76,13 @@ class tfds:
         self.channels = (builder.info.features[image].shape or (3,))[-1] if image else 3
 
         self._format = _choose_format(builder, self._title)
-        self._shards = _find_shards(builder, self._part, self._title)
+        self._spans = _find_spans(builder, self._part, self._title)
         num_bytes = _estimate_bytes(self._specs, builder.info.splits[self._part.name], len(self))
         self._in_memory = num_bytes <= memory_limit_mb * 2**20
         if self._in_memory:
             self._memory = cache.InMemoryArrays(self._load)
         elif self._format == "array_record":
-            self._records = ArrayRecords(self._shards)
+            self._records = ArrayRecords(self._spans)
         else:
             raise ValueError(tfds_builder.too_large_message(builder, name, num_bytes, memory_limit_mb))
 
@@ -106,41 +106,41 @@ class tfds:
         """Reads and decodes all records; raises ValueError, which names file and place of the first bad one."""
         decode = tf.function(self._decode, autograph=False, input_signature=[tf.TensorSpec([None], tf.string)])
         with tf.device("CPU:0"):
-            for shard in self._shards:
+            for span in self._spans:
                 done = 0
                 try:
-                    for chunk in record_files.chunks_of(shard, self._format, CHUNK_SIZE):
+                    for chunk in record_files.chunks_of(span, self._format, CHUNK_SIZE):
                         decode(chunk)
                         done += len(chunk)
                 except _READ_ERRORS:
-                    self._find_damage(Shard(shard.path, shard.start + done, shard.count - done))
+                    self._find_damage(RecordSpan(span.path, span.start + done, span.count - done))
 
     def fingerprint(self) -> str:
         """Returns a hash of the names and sizes of the files, and of the range of records read from each."""
-        shards = [(os.path.basename(s.path), tf.io.gfile.stat(s.path).length, s.start, s.count) for s in self._shards]
-        return hashlib.sha256(repr((self._title, shards)).encode()).hexdigest()[:16]
+        spans = [(os.path.basename(s.path), tf.io.gfile.stat(s.path).length, s.start, s.count) for s in self._spans]
+        return hashlib.sha256(repr((self._title, spans)).encode()).hexdigest()[:16]
 
     def modified(self) -> str:
         """Returns a hash of the sizes and times of the files."""
-        return from_disk.fingerprint(len(self._shards), lambda number: self._shards[number].path)
+        return from_disk.fingerprint(len(self._spans), lambda number: self._spans[number].path)
 
-    def _find_damage(self, shard: Shard) -> None:
-        position = shard.start
+    def _find_damage(self, span: RecordSpan) -> None:
+        position = span.start
         try:
-            for record in record_files.chunks_of(shard, self._format, 1):
+            for record in record_files.chunks_of(span, self._format, 1):
                 self._decode_record(record[0])
                 position += 1
         except _READ_ERRORS as error:
             raise ValueError(
-                f"{self._title}: record {position} of {shard.path!r} cannot be read: {from_disk.reason(error)} "
+                f"{self._title}: record {position} of {span.path!r} cannot be read: {from_disk.reason(error)} "
                 "Delete the folder and download the dataset again."
             ) from None
 
     def _load(self) -> dict[str, np.ndarray]:
         if self._format == "tfrecord":
-            chunks = record_files.tfrecords(self._shards).batch(CHUNK_SIZE)
+            chunks = record_files.tfrecords(self._spans).batch(CHUNK_SIZE)
         else:
-            self._records = ArrayRecords(self._shards)
+            self._records = ArrayRecords(self._spans)
             chunks = tf.data.Dataset.range(len(self)).batch(CHUNK_SIZE).map(self._read_records)
         with stream.name_damaged_example(self):
             decoded = chunks.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE)
@@ -210,13 +210,13 @@ def _choose_format(builder: Any, title: str) -> str:
     raise ValueError(f"{title} is prepared as {', '.join(sorted(formats))}: use array_record or tfrecord.")
 
 
-def _find_shards(builder: Any, part: Any, title: str) -> list[Shard]:
+def _find_spans(builder: Any, part: Any, title: str) -> list[RecordSpan]:
     instructions = builder.info.splits[f"{part.name}[{part.start}:{part.stop}]"].file_instructions
-    shards = [Shard(file.filename, file.skip, file.take) for file in instructions]
-    for shard in shards:
-        if not tf.io.gfile.exists(shard.path):
-            raise FileNotFoundError(f"{title} is incomplete: there is no file {shard.path!r}.")
-    return shards
+    spans = [RecordSpan(file.filename, file.skip, file.take) for file in instructions]
+    for span in spans:
+        if not tf.io.gfile.exists(span.path):
+            raise FileNotFoundError(f"{title} is incomplete: there is no file {span.path!r}.")
+    return spans
 
 
 def _estimate_bytes(specs: Mapping[str, tf.TensorSpec], info: Any, num_examples: int) -> int:

@@ -42,7 +42,7 @@ class ShardedObjective:
         result = self.inner.forward_backward(shard, loss_scale)
         return ShardResult(cut(result.sums), result.gradients, result.weight)
 
-    def evaluate(self, *element: Any) -> tf.Tensor:
+    def evaluate(self, *stacked: Any) -> tf.Tensor:
         """Evaluates the shards of a replica, nested tensors [count, n, ...], one after another."""
 
         def of_shard(shard: tuple[Any, ...], index: tf.Tensor) -> list[tf.Tensor]:
@@ -51,7 +51,7 @@ class ShardedObjective:
                 return [cut(self.inner.evaluate(*shard))]
 
         first, add = replicas_lib.replica_id() * self.count, lambda old, new: [old[0] + new[0]]
-        return shards.over_shards(shards.compile_shard(of_shard), element, self.count, first, add)[0]
+        return shards.over_shards(shards.compile_shard(of_shard), stacked, self.count, first, add)[0]
 
     def results(self, totals: dict[str, float]) -> dict[str, float]:
         return self.inner.results(put_together(totals, self.inner.names))

@@ -23,7 +23,7 @@ _MAX_OPEN_FILES, _THREADS = 256, 16
 _HEADER, _FOOTER = 12, 4
 
 
-class Shard(NamedTuple):
+class RecordSpan(NamedTuple):
     """Records [start, start + count) of a file."""
 
     path: str
@@ -34,20 +34,20 @@ class Shard(NamedTuple):
 class ArrayRecords:
     """The records of ArrayRecord files, numbered from 0 across the files. Thread-safe."""
 
-    def __init__(self, shards: Sequence[Shard]):
-        self._shards = shards
-        self._ends = np.cumsum([shard.count for shard in shards])
+    def __init__(self, spans: Sequence[RecordSpan]):
+        self._spans = spans
+        self._ends = np.cumsum([span.count for span in spans])
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_FILES)(_open_array_record)
 
     def read(self, ids: np.ndarray) -> np.ndarray:
         """Returns the records `ids`, int64 [n], as bytes, object [n]."""
         records = np.empty(len(ids), object)
-        shard_of = np.searchsorted(self._ends, ids, side="right")
-        for index in np.unique(shard_of):
-            shard = self._shards[index]
-            places = np.flatnonzero(shard_of == index)
-            positions = ids[places] - (self._ends[index] - shard.count) + shard.start
-            for place, record in zip(places, self._open(shard.path).read(positions.tolist()), strict=True):
+        span_of = np.searchsorted(self._ends, ids, side="right")
+        for index in np.unique(span_of):
+            span = self._spans[index]
+            places = np.flatnonzero(span_of == index)
+            positions = ids[places] - (self._ends[index] - span.count) + span.start
+            for place, record in zip(places, self._open(span.path).read(positions.tolist()), strict=True):
                 records[place] = record
         return records
 
@@ -108,23 +108,23 @@ class IndexedRecords:
         return from_disk.fingerprint(len(self._files), self._files.__getitem__)
 
 
-def tfrecords(shards: Sequence[Shard]) -> tf.data.Dataset:
+def tfrecords(spans: Sequence[RecordSpan]) -> tf.data.Dataset:
     """Returns a dataset of the records of TFRecord files, strings, in order."""
-    paths, starts, counts = zip(*shards, strict=True)
+    paths, starts, counts = zip(*spans, strict=True)
     dataset = tf.data.Dataset.from_tensor_slices((list(paths), np.int64(starts), np.int64(counts)))
     return dataset.flat_map(
         lambda path, start, count: tf.data.TFRecordDataset(path, buffer_size=8 << 20).skip(start).take(count)
     )
 
 
-def chunks_of(shard: Shard, file_format: str, size: int) -> Iterator[tf.Tensor]:
-    """Yields the records of a shard in order, string [size] each; raises an error for an unreadable record."""
+def chunks_of(span: RecordSpan, file_format: str, size: int) -> Iterator[tf.Tensor]:
+    """Yields the records of a span in order, string [size] each; raises an error for an unreadable record."""
     if file_format == "tfrecord":
-        yield from tfrecords([shard]).batch(size)
+        yield from tfrecords([span]).batch(size)
     else:
-        records = ArrayRecords([shard])
-        for start in range(0, shard.count, size):
-            yield tf.constant(records.read(np.arange(start, min(start + size, shard.count))))
+        records = ArrayRecords([span])
+        for start in range(0, span.count, size):
+            yield tf.constant(records.read(np.arange(start, min(start + size, span.count))))
 
 
 def _open_array_record(path: str):
