@@ -32,7 +32,7 @@ from tfdist import config
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.liveness import connections, heartbeat
-from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.rendezvous import rendezvous
 from tfdist.cluster.wire import keys, listener
 
 CASES = ("idle", "killed", "stopped", "absent", "fifth")
@@ -58,7 +58,7 @@ def worker(rank: int, addresses: list[str], ports: list[int], seconds: float, li
     listening = connections.listen(spec)
     metadata = {"heartbeat_port": listening.getsockname()[1]} if listening else {}
     try:
-        members = preflight.rendezvous(spec, must_match=VALUES, seconds=seconds, metadata=metadata, keys=KEYS)
+        members = rendezvous.rendezvous(spec, must_match=VALUES, seconds=seconds, metadata=metadata, keys=KEYS)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(interruption.EXIT_PEER_LOST)

@@ -36,7 +36,7 @@ MAY_NAME_THE_SHELL = {"tfdist.config.schema"}
 WITHOUT_TENSORFLOW = [
     *("config", "config.validate", "config.flags", "report.files", "report.run_info", "report.console"),
     *("report.reporter", "training.triggers", "cluster.interruption", "main", "__main__", "checkpoint.directory"),
-    *("cluster.discovery.environment", "cluster.rendezvous.preflight", "cluster.liveness.heartbeat"),
+    *("cluster.discovery.environment", "cluster.rendezvous.rendezvous", "cluster.liveness.heartbeat"),
     *("cluster.liveness.connections", "cluster.several_workers.malloc", "checkpoint.workdir_lock"),
 ]
 # Besides cluster/: launch/ writes the variables of launchers.

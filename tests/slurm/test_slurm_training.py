@@ -109,12 +109,12 @@ def test_a_job_in_which_a_task_does_not_start_is_requeued(slurm, tmp_path, absen
 WAIT = """
 import os, sys
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.rendezvous import rendezvous
 os.environ["SLURM_JOB_ID"] = sys.argv[1]
 spec = environment.resolve(os.environ, port_base=10000, port_count=10000)
 if spec.rank == 1:
     print("waits", flush=True)
-    preflight.rendezvous(spec, must_match={}, seconds=300)
+    rendezvous.rendezvous(spec, must_match={}, seconds=300)
 """
 
 

@@ -8,7 +8,7 @@ import time
 
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.rendezvous import rendezvous
 from tfdist.cluster.wire import listener
 
 # How much later than the deadline the last worker may end: what `rendezvous` promises, and this machine's slowness.
@@ -38,7 +38,7 @@ class Outcome:
 
 
 class Workers:
-    """Workers that each run `preflight.rendezvous` in a thread."""
+    """Workers that each run `rendezvous.rendezvous` in a thread."""
 
     def __init__(self):
         self.outcomes: list[Outcome] = []
@@ -52,7 +52,7 @@ class Workers:
         def work() -> None:
             start = time.monotonic()
             try:
-                outcome.roster = preflight.rendezvous(spec, **keywords)
+                outcome.roster = rendezvous.rendezvous(spec, **keywords)
             except Exception as error:
                 outcome.error = error
             outcome.seconds = time.monotonic() - start
@@ -68,7 +68,7 @@ class Workers:
 
 
 def run(workers: list[tuple[WorkerSpec, dict]]) -> list[Outcome]:
-    """Runs workers side by side, each with its keyword arguments for `preflight.rendezvous`."""
+    """Runs workers side by side, each with its keyword arguments for `rendezvous.rendezvous`."""
     running = Workers()
     for spec, keywords in workers:
         running.start(spec, **keywords)

@@ -32,7 +32,7 @@ import ctypes, os, sys, threading, time
 from tfdist import config
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.liveness import connections, peer_loss, startup_watchdog
-from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.rendezvous import rendezvous
 from tfdist.cluster.wire import keys
 rank = (found := environment.resolve(os.environ, port_base=10000, port_count=10000)).rank
 what, seconds = sys.argv[1], float(sys.argv[2])
@@ -40,7 +40,7 @@ listener = connections.listen(found)
 watchdog = startup_watchdog.listen(found)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
 port["watchdog_port"] = watchdog.getsockname()[1]
-members = preflight.rendezvous(found, must_match={}, seconds=60, metadata=port)
+members = rendezvous.rendezvous(found, must_match={}, seconds=60, metadata=port)
 own = keys.load(None, os.environ)
 with startup_watchdog.deadline(rank, members, 60.0, watchdog, own):
     pass

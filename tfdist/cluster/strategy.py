@@ -61,7 +61,7 @@ class Started:
     """What the start of the workers has made, on one of them."""
 
     strategy: tf.distribute.Strategy
-    members: Sequence[Mapping[str, Any]]  # In rank order; see `preflight.rendezvous`.
+    members: Sequence[Mapping[str, Any]]  # In rank order; see `rendezvous.rendezvous`.
     monitor: HeartbeatMonitor
     notes: Sequence[str]  # See `Roster`.
     details: Sequence[str] = ()

@@ -106,7 +106,7 @@ def test_a_resolver_for_each_launcher():
     assert (made.task_type, made.task_id, made.rpc_layer) == ("worker", 1, "grpc")
     assert made.num_accelerators() == {"GPU": 0}
 
-    # What the preflight found out, where the spec does not know it.
+    # What the rendezvous found out, where the spec does not know it.
     arbitrary = place(slurm(0, TWO_ON_ONE, "n9", "2", SLURM_DISTRIBUTION="arbitrary"))
     made = resolver(arbitrary, ["n9:1", "n9:2"])
     assert isinstance(made, SlurmClusterResolver)
@@ -115,14 +115,14 @@ def test_a_resolver_for_each_launcher():
     assert resolver(place({})).cluster_spec().as_dict() == {}
 
 
-# A script that uses the preflight and the resolver alone; its node is this machine.
+# A script that uses the rendezvous and the resolver alone; its node is this machine.
 SCRIPT = """
 import os, time
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.rendezvous import rendezvous
 ports = {"port_base": int(os.environ["PORT_BASE"]), "port_count": 16}
 spec = environment.resolve(os.environ, **ports)
-roster = preflight.rendezvous(spec, must_match={}, seconds=60.0)
+roster = rendezvous.rendezvous(spec, must_match={}, seconds=60.0)
 import tensorflow as tf
 from tfdist.cluster.discovery.cluster_resolver import SlurmClusterResolver
 strategy = tf.distribute.MultiWorkerMirroredStrategy(SlurmClusterResolver(**ports))
@@ -148,7 +148,7 @@ def free_pair() -> int:
 
 
 @pytest.mark.workers
-def test_tensorflows_servers_start_where_the_preflight_listened():
+def test_tensorflows_servers_start_where_the_rendezvous_listened():
     base = free_pair()
     processes = []
     for rank in range(2):

@@ -125,7 +125,7 @@ def test_nodes_that_are_one_machine_have_ports_of_their_own():
     assert len({hostlist.split_address(address)[1] for address in place.addresses}) == 4
 
 
-def test_arbitrary_distribution_leaves_the_addresses_to_the_preflight():
+def test_arbitrary_distribution_leaves_the_addresses_to_the_rendezvous():
     where = [("n10", 2, 0), ("n9", 1, 0), ("n9", 1, 1), ("n8", 0, 0)]
     places = [resolve(slurm(r, where, "n[8-10]", "1,2,1", SLURM_DISTRIBUTION="arbitrary")) for r in range(4)]
     assert all(place.addresses == () and place.chiefs == places[0].chiefs for place in places)

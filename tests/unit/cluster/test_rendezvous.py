@@ -17,7 +17,7 @@ from rendezvous_threads import GRACE_SECONDS, Workers, assert_all_ports_are_free
 
 from tfdist.cluster.discovery import environment, hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.rendezvous import alone, preflight
+from tfdist.cluster.rendezvous import alone, rendezvous
 
 
 def test_all_workers_connect_and_get_the_same_roster():
@@ -175,7 +175,8 @@ def test_a_shared_workdir_is_made_and_left_empty(tmp_path):
 
 
 def test_a_worker_alone_opens_nothing():
-    roster = preflight.rendezvous(WorkerSpec(launcher="local"), must_match={}, metadata={"devices": "CPU"}, seconds=0.0)
+    spec = WorkerSpec(launcher="local")
+    roster = rendezvous.rendezvous(spec, must_match={}, metadata={"devices": "CPU"}, seconds=0.0)
     assert roster == [
         {"rank": 0, "address": "localhost", "host": socket.gethostname(), "pid": os.getpid(), "devices": "CPU"}
     ]
@@ -191,12 +192,12 @@ def test_proxies_are_unset():
 WORKER = """
 import json, os, signal, sys
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.rendezvous import rendezvous
 if sys.argv[1] == "handler":
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
 spec = environment.resolve(os.environ, port_base=1024, port_count=1000)
 print("ready", flush=True)
-roster = preflight.rendezvous(spec, must_match={}, metadata={"argument": sys.argv[1]}, seconds=60.0)
+roster = rendezvous.rendezvous(spec, must_match={}, metadata={"argument": sys.argv[1]}, seconds=60.0)
 assert "tensorflow" not in sys.modules
 print(json.dumps(roster))
 """

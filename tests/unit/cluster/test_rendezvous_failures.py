@@ -17,7 +17,7 @@ from rendezvous_threads import GRACE_SECONDS, Outcome, Workers, assert_all_ports
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import environment, gpus
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.rendezvous import decision, preflight
+from tfdist.cluster.rendezvous import decision, rendezvous
 from tfdist.cluster.wire import keys, listener
 
 
@@ -132,7 +132,7 @@ def test_a_missing_worker_is_named_by_all_others_at_the_deadline(found, absent):
 
 
 def test_workers_say_soon_what_they_wait_for_and_a_late_worker_may_still_join(monkeypatch, capsys):
-    monkeypatch.setattr(preflight, "_SAID_AFTER", (0.5, 1.0))
+    monkeypatch.setattr(rendezvous, "_SAID_AFTER", (0.5, 1.0))
     ports, workers = free_ports(3), Workers()
     specs = worker_specs(ports)
     workers.start(specs[1])

@@ -17,7 +17,7 @@ def resolver(
     """Returns the resolver for MultiWorkerMirroredStrategy: all workers are tasks of the job "worker", in rank order.
 
     Args:
-        addresses: "host:port" of each worker, if `spec` has none; see `preflight.rendezvous`.
+        addresses: "host:port" of each worker, if `spec` has none; see `rendezvous.rendezvous`.
         num_gpus: GPUs that this worker uses; None: all that are visible to TensorFlow at the time.
     """
     addresses = list(spec.addresses if addresses is None else addresses)

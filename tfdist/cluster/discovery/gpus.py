@@ -50,5 +50,5 @@ def divided_gpus(spec: WorkerSpec, env: Mapping[str, str]) -> str:
 
 
 def held_gpus(spec: WorkerSpec, indices: Sequence[int]) -> tuple[str, ...]:
-    """Returns the names of the GPUs with these indices on their host, if known; for `preflight.rendezvous`."""
+    """Returns the names of the GPUs with these indices on their host, if known; for `rendezvous.rendezvous`."""
     return tuple(f"GPU {name}" for index, name in enumerate(spec.gpu_names) if index in indices)

@@ -13,7 +13,7 @@ class WorkerSpec:
     rank: int = 0
     num_workers: int = 1
     # "host:port" of each worker in rank order. Empty without a launcher, and if the launcher does not provide them:
-    # then `preflight.rendezvous` collects them, through one of `chiefs`.
+    # then `rendezvous.rendezvous` collects them, through one of `chiefs`.
     addresses: tuple[str, ...] = ()
     # The port of this worker; 0 without a launcher.
     port: int = 0

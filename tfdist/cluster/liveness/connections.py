@@ -66,7 +66,7 @@ def start(
     """Starts the heartbeats in the thread of the monitor; every worker calls it once per process.
 
     Args:
-        members: the workers, as returned by `preflight.rendezvous`; the chief's has `heartbeat_port`.
+        members: the workers, as returned by `rendezvous.rendezvous`; the chief's has `heartbeat_port`.
         listener: the result of `listen`.
         options: as for `heartbeat.start`, and `connect_seconds` for the first heartbeat of a worker.
         keys: what signs the messages; None: `keys.load`.

@@ -1,7 +1,7 @@
 """The thread that watches a run: for stalls of this worker, and for lost workers. Imports no TensorFlow.
 
 If there are several workers, connections.py exchanges heartbeats between them, and finds those that are silent.
-peer_loss.py ends the process.
+peer_loss.py has the state of the monitor, `HeartbeatMonitor`, and ends the process.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def start(
     """Starts the monitor in a thread; every worker calls it once per process.
 
     Args:
-        members: the workers, as returned by `preflight.rendezvous`.
+        members: the workers, as returned by `rendezvous.rendezvous`.
         options: `heartbeat_seconds`, `stall_seconds` and `first_stall_seconds`.
         watch: what the thread does; None: `watch_run`, for one worker.
         loop: the event loop of the thread; None: a new one.

@@ -80,7 +80,7 @@ class HeartbeatMonitor:
     """The heartbeats of the other workers, seen from one worker; created by `heartbeat.start`."""
 
     rank: int
-    # One dict per worker in rank order, as returned by `preflight.rendezvous`.
+    # One dict per worker in rank order, as returned by `rendezvous.rendezvous`.
     members: Sequence[Mapping[str, Any]]
     options: config_lib.ClusterOptions
     own: OwnProgress = dataclasses.field(default_factory=OwnProgress)

@@ -44,7 +44,7 @@ def deadline(
     The watchdog process first prints which worker does not respond, and requeues the Slurm job if this process may.
 
     Args:
-        members: the workers, as returned by `preflight.rendezvous`.
+        members: the workers, as returned by `rendezvous.rendezvous`.
         listener: where the watchdog process replies for this worker after the block; None: it ends with the block.
         keys: what signs its replies.
     """

@@ -1,4 +1,4 @@
-"""Rank 0's decision from the workers' reports, in words; see preflight.py. Pure functions, no TensorFlow.
+"""Rank 0's decision from the workers' reports, in words; see rendezvous.py. Pure functions, no TensorFlow.
 
 A decision is a JSON object: {"members": [...]}, or {"error": name of the exception, "message": text}; if workers are
 missing, also their ranks: "missing".

@@ -19,7 +19,7 @@ from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import gpus, host_names, hostlist, roster
 from tfdist.cluster.liveness import connections, peer_loss, startup_watchdog
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
-from tfdist.cluster.rendezvous import preflight
+from tfdist.cluster.rendezvous import rendezvous
 from tfdist.cluster.several_workers import malloc, tcp_ring
 from tfdist.cluster.strategy import ClusterPlan, Started
 from tfdist.cluster.wire import keys as keys_lib
@@ -55,7 +55,7 @@ def start(
     listener, watchdog_listener = connections.listen(spec), startup_watchdog.listen(spec)
     ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
     ring_listener = tcp_ring.listen(spec) if planned.implementation == "tcp" else None
-    keys = keys_lib.load(preflight.local_path(workdir), os.environ)
+    keys = keys_lib.load(rendezvous.local_path(workdir), os.environ)
     members = _meet(planned, must_match, workdir, ports, stop, keys, ring_listener.metadata() if ring_listener else {})
     # Before the devices are listed: a worker may die meanwhile.
     with startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys):
@@ -103,7 +103,7 @@ def _meet(
         f"oneDNN, of {onednn.VARIABLE}": "on" if onednn.current(os.environ).enabled else "off",
     }
     divided = gpus.divided_gpus(planned.worker_spec, os.environ) if planned.gpus else ""
-    return preflight.rendezvous(
+    return rendezvous.rendezvous(
         planned.worker_spec,
         must_match=common | dict(must_match),
         metadata={"devices": planned.devices, "processor": onednn.read_processor().name}

@@ -310,7 +310,7 @@ def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener,
     """Connects to the next worker, and waits for the one before; all workers call it at about the same time.
 
     Args:
-        members: the workers, as returned by `preflight.rendezvous`, with the metadata of their listeners.
+        members: the workers, as returned by `rendezvous.rendezvous`, with the metadata of their listeners.
         keys: prove both sides to each other. What is summed is not signed, as it is not with gRPC.
         seconds: for all of it.
 

@@ -18,7 +18,7 @@ from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit.adapters import base, same_data
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, EpochHooks, RandomAccessAdapter
 from tfdist.keras_fit.adapters.epoch_gate import EpochGate
-from tfdist.keras_fit.script import agreement
+from tfdist.keras_fit.script import compare_workers
 from tfdist.keras_fit.script import context as script_context
 from tfdist.training import api as trainer
 
@@ -132,8 +132,8 @@ def with_comparison(
         return feed
     waits = adapter.gate is None or adapter.gate.holds or adapter.epoch_hooks is not None
     generators = waits and (validation is None or validation.gate is None)
-    attributes = functools.partial(trainer.plain_attributes, runner.on_all_workers(), skip=agreement.is_time)
-    compared = agreement.Agreement(cluster, attributes, adapter.gate, generators=generators)
+    attributes = functools.partial(trainer.plain_attributes, runner.on_all_workers(), skip=compare_workers.is_time)
+    compared = compare_workers.WorkerComparison(cluster, attributes, adapter.gate, generators=generators)
 
     def end_epoch() -> None:
         feed.end_epoch()

@@ -99,7 +99,7 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
 
     from tfdist.cluster.devices import gpu_software
     from tfdist.cluster.discovery import gpus as gpus_lib
-    from tfdist.cluster.rendezvous import alone, preflight
+    from tfdist.cluster.rendezvous import alone, rendezvous
 
     alone.unset_proxies(os.environ)
     place = plan.worker_spec
@@ -118,7 +118,7 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
     try:
         files.make_workdir(workdir)
         check = "workers"
-        workers = preflight.rendezvous(
+        workers = rendezvous.rendezvous(
             place,
             must_match={},
             seconds=plan.options.connect_seconds,

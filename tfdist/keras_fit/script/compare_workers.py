@@ -25,7 +25,7 @@ _CLOCKS: tuple[Callable[[], float], ...] = (time.time, time.perf_counter, time.m
 _STARTED = tuple(clock() - _EARLIER_SECONDS for clock in _CLOCKS)
 
 
-class Agreement:
+class WorkerComparison:
     """Compares the workers; each worker makes one.
 
     Args:
