@@ -15,27 +15,27 @@ from tfdist.cluster.rendezvous import decision, messages, rpc
 from tfdist.cluster.wire.channel import Channel
 from tfdist.cluster.wire.keys import Keys
 
-# Requests at once of a worker. With 64 at rank 0, about 100 workers on two cores are so slow that requests exceed their
-# limit and are repeated, until the rendezvous fails.
-_CALLS_AT_ONCE = 4
-# The time limit of requests to a worker is doubled after each one without an answer, up to this, in seconds.
-_LONGEST_REQUEST_SECONDS = 12.0
-# Requests at once of rank 0 that sends a message to all others.
-_NOTIFICATIONS_AT_ONCE = 16
-# Seconds for a message to all others if some do not respond; and for each pair of workers in addition, because the
-# decision names all workers to each: on one machine 1,000 take 3.2 s, and 1,600 more than 5 s.
+# Requests that a worker sends at once. If they are many more, rank 0 is too slow for their time limit, and they are
+# repeated until the rendezvous fails.
+_MAX_REQUESTS = 4
+# The time limit of a request is doubled each time that a worker does not answer, up to this, in seconds.
+_MAX_REQUEST_SECONDS = 12.0
+# Requests that rank 0 sends at once if it notifies all others.
+_MAX_NOTIFICATIONS = 16
+# Seconds in which rank 0 notifies all others, some of which may not answer; and for each pair of workers in addition,
+# because the decision, which is sent to each worker, names all: it reaches 1,000 on one machine in 3.2 s.
 _NOTIFY_SECONDS, _SECONDS_PER_PAIR = 5.0, 1e-5
 # The same for a message without which the run cannot start: a worker may be slow under a flood of connections.
 _START_SECONDS = 30.0
-# Seconds for one attempt.
+# The time limit of a request that notifies a worker, in seconds.
 _ATTEMPT_SECONDS = 1.5
 # Seconds in which a client must close its connection after the reply.
 _CLOSE_SECONDS = 5.0
 # Seconds in which another job, perhaps just ending, may use a worker's address.
 _WRONG_PEER_SECONDS = 5.0
-# Seconds between two requests to a worker: at first and at most, and of many workers the most for each of them. One
-# that starts sends a message, which ends the pause.
-_FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_PER_WORKER = 0.1, 1.0, 1 / 128
+# The longest pause between two requests to a worker, in seconds: this, or in a large job so much for each worker. The
+# first pause is a fraction of it. A worker that starts sends a message, which ends the pause.
+_MAX_PAUSE, _PAUSE_PER_WORKER, _FIRST_FRACTION = 1.0, 1 / 128, 0.1
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -129,7 +129,7 @@ async def call(state: RendezvousState, rank: int, request: dict) -> dict:
     try:
         reply = await rpc.request(state.addresses[rank], request | {"to": rank}, state.keys, limit)
     except rpc.NoAnswerError:
-        state.limits[rank] = min(2 * limit, _LONGEST_REQUEST_SECONDS)
+        state.limits[rank] = min(2 * limit, _MAX_REQUEST_SECONDS)
         raise
     verify(state, reply, rank)
     return reply
@@ -160,7 +160,7 @@ async def notify_all(state: RendezvousState, kind: str, *, insist: bool = False,
     elif "error" not in content.get("decision", {}):
         # One attempt: a worker that reads an earlier one late has the decision, and has closed its port at the next.
         attempt = seconds = max(seconds, min(_START_SECONDS, left))
-    gate = asyncio.Semaphore(_NOTIFICATIONS_AT_ONCE)
+    gate = asyncio.Semaphore(_MAX_NOTIFICATIONS)
     addresses = dict(enumerate(state.addresses)) or state.received.arrivals
     known = state.received.hellos.keys() | state.received.arrivals.keys()
     pending = sorted((rank for rank in addresses if rank != 0), key=lambda rank: (rank not in known, rank))
@@ -193,8 +193,8 @@ async def connect(state: RendezvousState) -> None:
     process may have the same rank; they only connect to the partners that `reachability.partners` names. So N workers
     make about N (5 + 2 log2 N) connections. A worker that was not there is called again as soon as it sends a message.
     """
-    gate = asyncio.Semaphore(_CALLS_AT_ONCE)
-    longest = max(_LONGEST_PAUSE, _PAUSE_PER_WORKER * state.spec.num_workers)
+    gate = asyncio.Semaphore(_MAX_REQUESTS)
+    longest = max(_MAX_PAUSE, _PAUSE_PER_WORKER * state.spec.num_workers)
     stop = False
 
     def is_over() -> bool:
@@ -202,7 +202,7 @@ async def connect(state: RendezvousState) -> None:
 
     async def reach(rank: int) -> None:
         nonlocal stop
-        pause, wrong_peer, wrong_peer_since = _FIRST_PAUSE * longest, "", 0.0
+        pause, wrong_peer, wrong_peer_since = _FIRST_FRACTION * longest, "", 0.0
         # asyncio.wait_for may swallow a cancellation (before Python 3.12): every loop needs its own end condition.
         while rank in state.unreached and not is_over():
             state.received.awaited[rank] = heard = asyncio.get_running_loop().create_future()
@@ -224,7 +224,7 @@ async def connect(state: RendezvousState) -> None:
                 state.unreached[rank] = str(error) + (f"; before that, {wrong_peer}" if wrong_peer else "")
             state.changed.set()
             await asyncio.wait([heard], timeout=pause)
-            pause = min(_LONGEST_PAUSE if wrong_peer else longest, 2 * pause)
+            pause = min(_MAX_PAUSE if wrong_peer else longest, 2 * pause)
 
     size, own = state.spec.num_workers, state.spec.rank
     ranks = dict.fromkeys([0, own, *reachability.partners(own, size)]) if own else range(size)
