@@ -74,7 +74,7 @@ if what == "fail":
     peer_loss.claim_exit()
     peer_loss.announce_failure("the disk is full.")
     os._exit(1)
-watching.finish(3.0 if what == "behind" else 60.0)
+watching.wait_until_finished(3.0 if what == "behind" else 60.0)
 """
 
 

@@ -172,7 +172,7 @@ def test_the_time_limit_is_the_earliest_of_all_sources(env, limit, end):
 
 
 def test_a_run_stops_before_its_time_limit():
-    stop = interruption.StopRequest(call_seconds=2.0, save_seconds=lambda: 4.0)
+    stop = interruption.StopRequest(execution_seconds=2.0, save_seconds=lambda: 4.0)
     assert not stop.requested()  # Nothing sets an end to its time.
     stop.end = time.time() + 60
     assert not stop.requested() and stop.reason is None

@@ -201,4 +201,4 @@ class Cluster:
         Raises:
             TimeoutError: some workers did not finish within `SHUTDOWN_SECONDS`.
         """
-        self.monitor.finish(SHUTDOWN_SECONDS)
+        self.monitor.wait_until_finished(SHUTDOWN_SECONDS)

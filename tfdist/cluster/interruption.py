@@ -54,7 +54,7 @@ class StopRequest:
     started: float = dataclasses.field(default_factory=time.time)
     end: float | None = None
     # Seconds of the longest execution so far, and of a save: needed to stop in time.
-    call_seconds: float = 0.0
+    execution_seconds: float = 0.0
     save_seconds: Callable[[], float] = lambda: 0.0
     # True from a request for a checkpoint, of SAVE_FILE, until it is saved.
     save_wanted: bool = False
@@ -66,7 +66,7 @@ class StopRequest:
         """Returns True after a stop signal, and if the time left may be too short for another execution."""
         if self.reason is None and self.end is not None:
             # Two executions: this one, and the one that shares the request. A save may be slower than the ones before.
-            needed = _LEAVE_SECONDS + 2 * self.call_seconds + 2 * self.save_seconds()
+            needed = _LEAVE_SECONDS + 2 * self.execution_seconds + 2 * self.save_seconds()
             if time.time() + needed > self.end:
                 self.reason = TIME_LIMIT
         return self.reason is not None

@@ -131,7 +131,7 @@ class ProgressBar(keras.callbacks.Callback):
         self._open(f"Epoch {epoch + 1}/{epochs}" if epochs > 1 else "")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._finish(logs)
+        self._close_bar(logs)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         if not self._in_fit:
@@ -139,13 +139,13 @@ class ProgressBar(keras.callbacks.Callback):
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         if not self._in_fit:
-            self._finish(logs)
+            self._close_bar(logs)
 
     def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._open()
 
     def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._finish(None)
+        self._close_bar(None)
 
     def _open(self, title: str = "") -> None:
         verbose = self._verbose if self._terminal else 2
@@ -155,7 +155,7 @@ class ProgressBar(keras.callbacks.Callback):
         if title and self._terminal:
             print(title, flush=True)
 
-    def _finish(self, logs: dict[str, Any] | None) -> None:
+    def _close_bar(self, logs: dict[str, Any] | None) -> None:
         if self._bar is None:
             return
         self._bar.target = self._bar.target or self._done

@@ -92,7 +92,7 @@ class Ledger:
             self.seconds["steps"] -= moved
             self.seconds["input"] += moved
 
-    def finish(self, end: str, text: str = "") -> bool:
+    def note_end(self, end: str, text: str = "") -> bool:
         """Notes how the start ends, and writes it; returns False if that was noted before."""
         with self.lock:
             if self.end:

@@ -78,7 +78,7 @@ class StepRunner:
         seconds = totals["seconds"] / self.run.cluster.num_replicas
         self.length.record(steps, seconds)
         if self.length.executions > 1:  # The first one compiles.
-            self.run.stop.call_seconds = max(self.run.stop.call_seconds, seconds)
+            self.run.stop.execution_seconds = max(self.run.stop.execution_seconds, seconds)
         return Execution(steps=steps, totals=totals)
 
     def pop_time_fractions(self) -> list[tuple[float, float, float]]:

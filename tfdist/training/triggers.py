@@ -51,9 +51,9 @@ def _next_multiple(period: float, step: int) -> int:
 
 @dataclasses.dataclass(slots=True)
 class ExecutionLength:
-    """Chooses the steps of the next execution, so that it takes about `call_seconds`; the same on all workers."""
+    """Chooses the steps of the next execution, so that it takes about `execution_seconds`; the same on all workers."""
 
-    call_seconds: float
+    execution_seconds: float
     # Steps of the last execution.
     steps: int = 1
     # Executions so far. The first one compiles, so its time is ignored.
@@ -67,4 +67,4 @@ class ExecutionLength:
         self.executions += 1
         if self.executions > 1 and seconds > 0:
             # The growth is limited: the time of one step is a poor estimate for many.
-            self.steps = max(1, min(int(self.call_seconds * steps / seconds), 32 * steps))
+            self.steps = max(1, min(int(self.execution_seconds * steps / seconds), 32 * steps))

@@ -46,7 +46,7 @@ def test_each_moment_has_one_cause(tmp_path):
     book.note_execution(9, 4, 0.005)
     book.enter("steps")
     time.sleep(0.02)
-    assert book.finish("lost", "worker 1 is lost") and not book.finish("finished")
+    assert book.note_end("lost", "worker 1 is lost") and not book.note_end("finished")
     book.close()
     (start,) = read_back.read_starts(tmp_path)
     seconds = start["seconds"]
@@ -110,7 +110,7 @@ def ages(*command):
 
 def test_a_long_line_and_damaged_lines(tmp_path):
     book = ledger.open_ledger(tmp_path, 0, {"host": "h" * 200})
-    book.finish("failed", "\u00e4" * 5000)
+    book.note_end("failed", "\u00e4" * 5000)
     book.close()
     path = tmp_path / "starts.jsonl"
     (start,) = read_back.read_starts(tmp_path)

@@ -131,7 +131,7 @@ class HeartbeatMonitor:
         finally:
             self.own.collective = outer
 
-    def finish(self, seconds: float) -> None:
+    def wait_until_finished(self, seconds: float) -> None:
         """Waits until all workers have finished; after that, missing heartbeats are ignored.
 
         Raises:

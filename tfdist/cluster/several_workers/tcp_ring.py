@@ -211,10 +211,10 @@ class TcpRing:
                     self._receive(_bytes(sums))
                 if hop < last:
                     self._pieces.put(_bytes(sums))
-        self._finish(pack)
+        self._note_half(pack)
         return following
 
-    def _finish(self, pack: _Pack) -> None:
+    def _note_half(self, pack: _Pack) -> None:
         """Notes that all of a pack has been received, or sent; after both its sums may be used."""
         with self._changed:
             if pack.number not in self._halves:
@@ -235,7 +235,7 @@ class TcpRing:
         while True:
             piece = self._pieces.get()
             if isinstance(piece, _Pack):
-                self._finish(piece)
+                self._note_half(piece)
             else:
                 self._to_next.sendall(piece)
 

@@ -223,8 +223,8 @@ class BatchAdapter(DataAdapter):
     # (steps) -> the first of them whose batch had a value that is not finite, and a sentence about it; None: none had.
     # For data that may differ when it is read again.
     first_nonfinite: Callable[[Iterable[int]], tuple[int, str] | None] | None = None
-    # Applied to the rows of a replica: `finish(batch)` -> (x,), (x, y) or (x, y, sample_weight); None: they are that.
-    finish: Callable[[Any], tuple] | None = None
+    # Applied to the rows of a replica: `unpack(batch)` -> (x,), (x, y) or (x, y, sample_weight); None: they are that.
+    unpack: Callable[[Any], tuple] | None = None
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         rows = -(-self.batch_size // shard.num_replicas)
@@ -243,13 +243,13 @@ class BatchAdapter(DataAdapter):
 
             return tf.data.Dataset.range(shard.local_replicas).map(load)
 
-        def finish_element(element: dict[str, Any]) -> dict[str, Any]:
-            return element | {"data": self.finish(element["data"])}
+        def unpack_element(element: dict[str, Any]) -> dict[str, Any]:
+            return element | {"data": self.unpack(element["data"])}
 
         elements = self.stream(start, stop).flat_map(shards)
-        if self.finish is not None:
-            finish_element = tf.autograph.experimental.do_not_convert(finish_element)
-            elements = elements.map(finish_element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        if self.unpack is not None:
+            unpack_element = tf.autograph.experimental.do_not_convert(unpack_element)
+            elements = elements.map(unpack_element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         return read_ahead.prefetch(self._endless(elements), rows=rows, local_replicas=shard.local_replicas)
 
     def _endless(self, elements: tf.data.Dataset) -> tf.data.Dataset:
@@ -302,7 +302,7 @@ def steps_of_epoch(options: DataOptions, batches: int) -> int:
     return batches
 
 
-def finish(batch: Any, options: DataOptions) -> tuple:
+def unpack(batch: Any, options: DataOptions) -> tuple:
     """Returns a batch as (x,), (x, y) or (x, y, sample_weight), preprocessed, with class weights as sample weights.
 
     With `options.as_given`, returns (batch,); the batch is unchanged, except for class weights.

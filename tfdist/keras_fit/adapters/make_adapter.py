@@ -105,7 +105,7 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
 
     def read(ids: tf.Tensor) -> Any:
         rows = tf.nest.map_structure(lambda one: None if one is None else tf.gather(one, ids), data)
-        return base.finish(rows, options) if own else rows
+        return base.unpack(rows, options) if own else rows
 
     # As keras-hub, which does not shuffle arrays.
     return _examples(read, sizes.pop(), dataclasses.replace(options, shuffle=options.shuffle and not own))
@@ -173,7 +173,7 @@ def _source(source: Any, options: DataOptions) -> RandomAccessAdapter:
             inputs = {name: value for name, value in batch.items() if name not in ("label", "sample_weight")}
             weights = [batch[name] for name in ("sample_weight",) if name in batch]
             batch = (next(iter(inputs.values())) if len(inputs) == 1 else inputs, batch["label"], *weights)
-        return base.finish(batch, options)
+        return base.unpack(batch, options)
 
     return _examples(read, len(source), options)
 
@@ -229,7 +229,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     parts = rebuild_pipeline.split_before_maps(dataset)
     in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
     dataset = dataset.map(
-        tf.autograph.experimental.do_not_convert(lambda *given: base.finish(given if in_tuple else given[0], options))
+        tf.autograph.experimental.do_not_convert(lambda *given: base.unpack(given if in_tuple else given[0], options))
     )
     length = _length(dataset, options)
     traits, plain = dataset_traits.find(dataset), rebuild_pipeline.without_shuffles(dataset)
@@ -263,7 +263,7 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
 
     def shard_steps(shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         return rebuild_pipeline.shard_elements(
-            parts, lambda raw: passes(start, stop, raw), shard, lambda rows: base.finish(rows, options)
+            parts, lambda raw: passes(start, stop, raw), shard, lambda rows: base.unpack(rows, options)
         )
 
     return BatchAdapter(
@@ -279,5 +279,5 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         stops=bool(shuffles),
         count_passes=count_passes if shuffles else None,
         order_unknown=order_unknown or traits.order_unknown,
-        finish=(lambda rows: base.finish(rows if in_tuple else rows[0], options)) if own else None,
+        unpack=(lambda rows: base.unpack(rows if in_tuple else rows[0], options)) if own else None,
     )

@@ -56,7 +56,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
         flat = tf.numpy_function(read, [step, place(step), *rows], [one.dtype for one in tf.nest.flatten(spec)])
         flat = flat if isinstance(flat, list | tuple) else [flat]
         shaped = [tf.ensure_shape(one, like.shape) for one, like in zip(flat, tf.nest.flatten(spec), strict=True)]
-        return base.finish(tf.nest.pack_sequence_as(spec, shaped), options)
+        return base.unpack(tf.nest.pack_sequence_as(spec, shaped), options)
 
     def stream(start: int, stop: int) -> tf.data.Dataset:
         numbers = tf.data.Dataset.range(start, stop)
@@ -209,7 +209,7 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
         # Nothing is read after the last step: the next pass, or the script, goes on there.
         own = itertools.islice(batches, stop)
         dataset = tf.data.Dataset.from_generator(lambda: own, output_signature=spec)
-        return dataset.map(lambda *parts: base.finish(parts, options)).with_options(waiting).skip(start)
+        return dataset.map(lambda *parts: base.unpack(parts, options)).with_options(waiting).skip(start)
 
     def draw_to(steps: int, ended_early: bool) -> None:
         for _ in itertools.islice(source, max(0, steps - next(drawn))):

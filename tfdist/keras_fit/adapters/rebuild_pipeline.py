@@ -120,13 +120,13 @@ def shard_elements(
     parts: Split,
     stream: Callable[[tf.data.Dataset], tf.data.Dataset],
     shard: ReplicaShard,
-    finish: Callable[[Any], Any],
+    unpack: Callable[[Any], Any],
 ) -> tf.data.Dataset:
     """Returns this worker's elements, equal to those that `base.BatchAdapter` takes from the whole pipeline.
 
     Args:
         stream: applied to the batches: repeats and skips epochs.
-        finish: applied to the mapped examples of a replica, nested tensors [count, ...].
+        unpack: applied to the mapped examples of a replica, nested tensors [count, ...].
     """
     spec = parts.batches.element_spec
     # Rows per replica; a smaller shard repeats its last row, which is removed after the maps.
@@ -157,7 +157,7 @@ def shard_elements(
     def join(group: dict[str, Any]) -> dict[str, Any]:
         count, total = group["count"][0], group["total"][0]
         data = tf.nest.map_structure(lambda part: part[: tf.maximum(count, 1)], group["data"])
-        return {"data": finish(data), "count": count, "total": total}
+        return {"data": unpack(data), "count": count, "total": total}
 
     own_rows = stream(parts.batches).flat_map(tf.autograph.experimental.do_not_convert(rows))
     map_row, join = tf.autograph.experimental.do_not_convert(map_row), tf.autograph.experimental.do_not_convert(join)

@@ -295,7 +295,7 @@ def _with_all_parts(adapter: base.BatchAdapter) -> base.BatchAdapter:
         parts = data[0] if isinstance(data[0], tuple) else data
         return ((*parts, *(None,) * (3 - len(parts))),)
 
-    return dataclasses.replace(adapter, finish=complete, element_spec=complete(adapter.element_spec))
+    return dataclasses.replace(adapter, unpack=complete, element_spec=complete(adapter.element_spec))
 
 
 _steps: list[Step] = []

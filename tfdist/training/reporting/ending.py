@@ -61,7 +61,7 @@ def _describe(error: BaseException, tools: LoopTools) -> tuple[str, str]:
 def record(tools: LoopTools, state: TrainingState, end: str, text: str) -> None:
     """Writes the end of the start once, and calls what `config.report.notify` names, on one worker."""
     run = tools.run
-    if not tools.ledger.finish(end, text) or run.workdir is None:
+    if not tools.ledger.note_end(end, text) or run.workdir is None:
         return
     target = run.config.report.notify or os.environ.get(NOTIFY_VARIABLE)
     # The chief, or the first worker that is left of those before it.

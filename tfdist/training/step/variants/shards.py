@@ -84,12 +84,12 @@ class ShardedStep:
             *sums, flags = context.reduction.time_sum(integers, context.reduction.options)
             repeat = flags[0] > 0
 
-            def finish() -> None:
+            def update() -> None:
                 totals = self.integers.to_floats(sums, ranges, flags[2:])
                 self.ranges.assign(integers_lib.next_ranges(totals, ranges, flags[2:]))
-                _finish(context, found.sums, flags[1] > 0, totals, present, before)
+                _update(context, found.sums, flags[1] > 0, totals, present, before)
 
-            collectives.cond_on_all_replicas(repeat, lambda: self._enlarge(context, found.sizes, ranges), finish)
+            collectives.cond_on_all_replicas(repeat, lambda: self._enlarge(context, found.sizes, ranges), update)
             return repeat
 
         branches.repeat_on_all_replicas(attempt)
@@ -153,7 +153,7 @@ class ShardedStep:
         self.repeated.assign_add(tf.cast(tf.reduce_any(too_large & (ranges > 0)), tf.int64))
 
 
-def _finish(
+def _update(
     context: StepContext,
     sums: tf.Tensor,
     bad_loss: tf.Tensor,
