@@ -65,15 +65,15 @@ class Recipe:
 
 def own_examples(recipe: Recipe, num_examples: int, step: int, rank: int, workers: int) -> np.ndarray:
     """Returns the examples of one worker in a step, int64 [batch / workers]."""
-    per_epoch, own = num_examples // recipe.batch, recipe.batch // workers
+    per_epoch, per_worker = num_examples // recipe.batch, recipe.batch // workers
     epoch, place = divmod(step, per_epoch)
     seed = [recipe.seed, epoch, *([1 + rank] if recipe.order == "unseeded" else [])]
     generator = np.random.default_rng(seed)
     if recipe.order == "batches":
         place = int(generator.permutation(per_epoch)[place])
     ids = np.arange(num_examples) if recipe.order in ("batches", "stored") else generator.permutation(num_examples)
-    first = place * recipe.batch + rank * own
-    return ids[first : first + own]
+    first = place * recipe.batch + rank * per_worker
+    return ids[first : first + per_worker]
 
 
 def train(

@@ -69,12 +69,12 @@ def chunks_of_step(replica: int, step: int, replicas: int) -> tuple[int, int]:
 
 
 def all_reduce(
-    own: np.ndarray, replica: int, replicas: int, exchange: Exchange, sample: Sequence[int]
+    vector: np.ndarray, replica: int, replicas: int, exchange: Exchange, sample: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sums a vector over the replicas: reduce-scatter, then all-gather.
 
     Args:
-        own: this replica's vector, float32 [n]; it is not changed.
+        vector: of this replica, float32 [n]; it is not changed.
         replica: 0 .. replicas - 1.
         replicas: their number, at least 2.
         exchange: with the neighbours.
@@ -83,7 +83,7 @@ def all_reduce(
     Returns:
         The sum, float32 [n]; the recorded elements, float64 [2 replicas - 1, chunk]; seconds, float64 [2 replicas - 2].
     """
-    chunks = [part.copy() for part in np.array_split(own, replicas)]
+    chunks = [part.copy() for part in np.array_split(vector, replicas)]
     values, seconds = [], []
 
     def record() -> None:

@@ -88,12 +88,12 @@ def _groups(saved: Saved, names: list[str]) -> Iterator[list[str]]:
     group: list[str] = []
     size = 0
     for name in names:
-        own = _num_bytes(saved, name)
-        if group and size + own > _TOGETHER:
+        num_bytes = _num_bytes(saved, name)
+        if group and size + num_bytes > _TOGETHER:
             yield group
             group, size = [], 0
         group.append(name)
-        size += own
+        size += num_bytes
     if group:
         yield group
 

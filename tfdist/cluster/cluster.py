@@ -104,15 +104,15 @@ class Cluster:
         Returns:
             int64 or float64 [num_workers, k], in rank order.
         """
-        own = np.asarray(values)
-        own = own.astype(np.int64 if own.dtype.kind in "biu" else np.float64)
+        numbers = np.asarray(values)
+        numbers = numbers.astype(np.int64 if numbers.dtype.kind in "biu" else np.float64)
         if self.num_workers == 1:
-            return own[np.newaxis]
+            return numbers[np.newaxis]
         check("communication")
-        key = ("all_gather", tf.as_dtype(own.dtype))
+        key = ("all_gather", tf.as_dtype(numbers.dtype))
         if key not in self.compiled:
-            self.compiled[key] = self.make_all_gather(tf.identity, [tf.TensorSpec([None], own.dtype)])
-        return self.compiled[key](tf.constant(own)).numpy()[:: self.num_replicas // self.num_workers]
+            self.compiled[key] = self.make_all_gather(tf.identity, [tf.TensorSpec([None], numbers.dtype)])
+        return self.compiled[key](tf.constant(numbers)).numpy()[:: self.num_replicas // self.num_workers]
 
     def make_all_gather(
         self, compute: Callable[..., tf.Tensor], input_signature: Sequence[tf.TensorSpec] = ()
@@ -128,9 +128,9 @@ class Cluster:
 
         def row(*arguments: tf.Tensor) -> tf.Tensor:
             # A sum exists on every topology: each replica fills its row, the others are zero. Exact for all dtypes.
-            own = compute(*arguments)
+            result = compute(*arguments)
             is_own = tf.equal(tf.range(self.num_replicas), replicas.replica_id())
-            return tf.where(is_own[:, tf.newaxis], own[tf.newaxis], tf.zeros([], own.dtype))
+            return tf.where(is_own[:, tf.newaxis], result[tf.newaxis], tf.zeros([], result.dtype))
 
         @tf.function(autograph=False, input_signature=input_signature)
         def all_gather(*arguments: tf.Tensor) -> tf.Tensor:

@@ -20,7 +20,7 @@ _blocks: list[list[tuple[Any, str, Any, Any]]] = []
 @contextlib.contextmanager
 def patch(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """In the block, calls of `owner.name`, which may be inherited, return `function(original, *args, **keywords)`."""
-    own, original = name in vars(owner), getattr(owner, name)
+    is_own, original = name in vars(owner), getattr(owner, name)
 
     @functools.wraps(original)
     def call(*args: Any, **keywords: Any) -> Any:
@@ -31,7 +31,7 @@ def patch(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]
         yield
     finally:
         setattr(owner, name, original)
-        if not own:
+        if not is_own:
             delattr(owner, name)
 
 

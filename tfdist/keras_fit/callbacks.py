@@ -87,7 +87,7 @@ def make_callbacks(
     callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
     placement = trainer.Placement()
     if context.in_script():  # On all workers, except for those that only write.
-        placement = trainer.Placement(_runs_on_all_workers, lambda: context.running(own=False), saves_draws)
+        placement = trainer.Placement(_runs_on_all_workers, lambda: context.running(by_tfdist=False), saves_draws)
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
     optimizer = model.optimizer if model.compiled else None
     return trainer.CallbackRunner(cluster, model, callbacks, optimizer, bar, params, placement)

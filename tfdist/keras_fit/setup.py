@@ -61,8 +61,8 @@ def make_run(
     if own_setup.overrides(model):
         kinds = {} if validation is adapter else {"train": adapter}
         kinds |= {} if validation is None else {"test": validation}
-        own = own_setup.prepare(cluster, model, config, kinds, may_be_empty=may_be_empty, stack=stack)
-        context, train_step, more = own.context, own_objective.train_step, own.variables
+        prepared = own_setup.prepare(cluster, model, config, kinds, may_be_empty=may_be_empty, stack=stack)
+        context, train_step, more = prepared.context, own_objective.train_step, prepared.variables
     else:
         context = _prepare_compiled(cluster, model, config, adapter, validation, stack, make_objective)
         train_step, more = trainer.train_step, {}

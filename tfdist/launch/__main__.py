@@ -252,15 +252,15 @@ def from_where(workdirs: Sequence[Path]) -> str:
 def main() -> None:
     """Runs the command line, and exits the process."""
     closed_streams.open_closed()
-    own, words = command_line.divide(sys.argv[1:])
+    launch_flags, words = command_line.divide(sys.argv[1:])
     if of_main := command_line.flags_of_main(words):
         more, words = command_line.divide(of_main)
-        own += more
+        launch_flags += more
     command = command_line.worker_command(words)
     command_line.define_flags()
     if not command:
         config_flags.define_run_flags()
-    sys.argv[1:] = own if command else [*own, *words]
+    sys.argv[1:] = launch_flags if command else [*launch_flags, *words]
     body = functools.partial(run_script, command) if command else functools.partial(run_config, words)
     usage = "python -m tfdist.launch --workers=N [options] -- --config=FILE [flags of the run] | SCRIPT.py [its flags]"
     config_flags.run_main(body, purpose=__doc__, usage=usage, parser=command_line.parse)

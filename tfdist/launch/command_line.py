@@ -37,7 +37,7 @@ def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises:
         SystemExit: a flag is on the wrong side of the "--", or one of tfdist.main is before a script.
     """
-    own: list[str] = []
+    launch_flags: list[str] = []
     of_absl: list[str] = []
     others: list[str] = []
     words = list(arguments)
@@ -50,18 +50,18 @@ def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         name, equals, value = word.partition("=")
         flag = name.lstrip("-").replace("-", "_")  # Other launchers write --max-restarts, absl writes --max_restarts.
         if word.startswith("-") and flag in OWN_FLAGS:
-            own += [f"--{flag}{equals}{value}", *([] if equals else words[:1])]
+            launch_flags += [f"--{flag}{equals}{value}", *([] if equals else words[:1])]
             words = words if equals else words[1:]
         elif word == "--":
             _check_sides(others, words, arguments)
             program = words and not others and not _of_main(words[0])
-            return ([*own, *of_absl], words) if program else (own, [*of_absl, *others, *words])
+            return ([*launch_flags, *of_absl], words) if program else (launch_flags, [*of_absl, *others, *words])
         elif not others and (word == "-m" or not (word.startswith("-") or _has_config(word))):
-            return [*own, *of_absl], [word, *words]
+            return [*launch_flags, *of_absl], [word, *words]
         else:
             others.append(word)
     _check_no_script(others)
-    return own, [*of_absl, *others]
+    return launch_flags, [*of_absl, *others]
 
 
 def _flag_of_absl(words: Sequence[str]) -> list[str]:

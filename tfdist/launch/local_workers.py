@@ -88,11 +88,11 @@ def environments(
     addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=False)][: len(gpus_by_rank)]
     found = []
     for rank, names in enumerate(gpus_by_rank):
-        own = {name: value for name, value in env.items() if name != "TF_CONFIG"}
+        variables = {name: value for name, value in env.items() if name != "TF_CONFIG"}
         if len(gpus_by_rank) > 1:
             task = {"type": "worker", "index": rank}
-            own["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+            variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
         if names:
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(names)
-        found.append(own)
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(names)
+        found.append(variables)
     return found

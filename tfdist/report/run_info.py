@@ -124,8 +124,8 @@ def code_hashes() -> dict[str, str]:
     for path in sorted({os.path.abspath(path) for path in modules if path and os.path.isfile(path)}):
         if path.startswith(here) and not path.startswith((libraries, os.path.join(package, ""))):
             found[os.path.relpath(path)] = hash_of_files([path])
-    own = [os.path.join(folder, name) for folder, _, names in os.walk(package) for name in names]
-    return found | {"tfdist": hash_of_files(sorted(path for path in own if path.endswith(".py")))}
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(package) for name in names]
+    return found | {"tfdist": hash_of_files(sorted(path for path in paths if path.endswith(".py")))}
 
 
 def hash_of_files(paths: list[str]) -> str:

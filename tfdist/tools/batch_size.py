@@ -137,10 +137,10 @@ class TrialRunner:
     def attempt(self, batch: int) -> Trial:
         """Runs a few steps with this batch, and adds a row; raises ValueError, with the end of the log, if it fails."""
         folder = self.workdir / f"batch-{batch}"
-        own = [f"--trial={batch}", f"--workdir={folder}"]
+        flags_of_trial = [f"--trial={batch}", f"--workdir={folder}"]
         if self.memory_mb is not None:
-            own.append(f"--memory_mb={self.memory_mb}")
-        command = [sys.executable, "-m", "tfdist", "batch_size", *self.arguments, *own]
+            flags_of_trial.append(f"--memory_mb={self.memory_mb}")
+        command = [sys.executable, "-m", "tfdist", "batch_size", *self.arguments, *flags_of_trial]
         if self.backend == "slurm":
             command = ["srun", "--kill-on-bad-exit=0", *command]
         log = folder.with_suffix(".log")

@@ -188,12 +188,12 @@ def main(argv: list[str]) -> None:
     made = measured_with(config, values.epochs, backend)
     points = []
     for replicas in parse_numbers("replicas"):
-        own = config.data.batch_size * (replicas if values.batch == "weak" else 1)
-        print(f"{replicas} replica(s) by {backend}, batch {own} ...", flush=True)
+        batch = config.data.batch_size * (replicas if values.batch == "weak" else 1)
+        print(f"{replicas} replica(s) by {backend}, batch {batch} ...", flush=True)
         to = workdir / f"{values.batch}-{replicas}"
         arguments = words.config_arguments(sys.argv[1:])
         measures = noise and replicas * config.train.micro_batches > 1
-        points.append(measure_one(arguments, own, replicas=replicas, made=made, to=to, noise=measures))
+        points.append(measure_one(arguments, batch, replicas=replicas, made=made, to=to, noise=measures))
     first = workdir / f"{values.batch}-{points[0].replicas}"
     described = describe(config, values.batch, values.epochs, backend, first)
     found = Study(name=config.model.get("name") or name, described=described, points=points)

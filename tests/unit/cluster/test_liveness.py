@@ -140,10 +140,10 @@ def test_workers_that_are_missing_before_the_start_are_lost_workers(capfd):
 def test_the_time_of_a_pause_is_no_stall():
     monitor = make_monitor()
     assert heartbeat.describe_stall(monitor, 1e9) == ""
-    monitor.own.last_execution = 1000.0
+    monitor.progress.last_execution = 1000.0
     assert heartbeat.describe_stall(monitor, 1600.0) == ""
     assert heartbeat.describe_stall(monitor, 1601.0).endswith("has not completed a step for 601.0 s (last step: 0)")
-    monitor.own.last_pause = 1500.0
+    monitor.progress.last_pause = 1500.0
     assert heartbeat.describe_stall(monitor, 2100.0) == "" and heartbeat.describe_stall(monitor, 2101.0)
 
 
@@ -153,7 +153,7 @@ def test_one_worker_is_stalled_only_within_a_call():
     monitor.note_progress(5)
     assert heartbeat.describe_stall(monitor, 1e9) == ""
     with monitor.in_collective("an execution"):
-        since = monitor.own.collective[1]
+        since = monitor.progress.collective[1]
         assert heartbeat.describe_stall(monitor, since + 599.0) == ""
         assert heartbeat.describe_stall(monitor, since + 601.0).endswith(
             "not completed a step for 601.0 s (last step: 5)"
@@ -165,13 +165,13 @@ def test_a_hang_before_the_first_execution_has_ended_is_a_stall():
     """The timer began with the end of the first execution: a hang before was never noticed."""
     monitor = make_monitor()
     with monitor.in_collective("a broadcast"), monitor.in_collective("an exchange of values"):
-        since = monitor.own.collective[1]
+        since = monitor.progress.collective[1]
         assert heartbeat.describe_stall(monitor, since + 3599.0) == ""
         text = heartbeat.describe_stall(monitor, since + 3601.0)
         assert text.startswith("worker 0 (host n0, pid 10) has waited for all workers for 3601.0 s, in a broadcast")
-        monitor.own.started = True  # Later, a worker may wait for the chief's callbacks for any time.
+        monitor.progress.started = True  # Later, a worker may wait for the chief's callbacks for any time.
         assert heartbeat.describe_stall(monitor, since + 3601.0) == ""
-    assert monitor.own.collective is None
+    assert monitor.progress.collective is None
 
 
 SUSPENDED = """
@@ -202,7 +202,7 @@ def test_the_time_of_a_suspension_is_no_stall():
 def test_the_time_of_a_suspension_before_the_thread_runs_is_no_stall(monkeypatch):
     monitor, found = make_monitor(size=1), []
     monitor.created -= 4000.0
-    monitor.own.collective = ("an execution", monitor.created)
+    monitor.progress.collective = ("an execution", monitor.created)
 
     def look(watched, now):
         found.append(heartbeat.describe_stall(watched, now))

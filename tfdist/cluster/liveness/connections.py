@@ -177,14 +177,14 @@ async def _check_reachability(monitor: HeartbeatMonitor) -> None:
 
     def is_waiting() -> bool:
         return (
-            monitor.own.last_execution is not None
-            and time.monotonic() - monitor.own.last_execution > limit
+            monitor.progress.last_execution is not None
+            and time.monotonic() - monitor.progress.last_execution > limit
             and not monitor.all_finished.is_set()
         )
 
     rank, why = await reachability.first_unreachable_pair(others, limit / 2, is_waiting)
-    own, other = (peer_loss.worker_name(monitor, one) for one in (monitor.rank, rank))
-    peer_loss.declare_lost(monitor, f"{own} cannot connect to {other}: {why}")
+    this, other = (peer_loss.worker_name(monitor, one) for one in (monitor.rank, rank))
+    peer_loss.declare_lost(monitor, f"{this} cannot connect to {other}: {why}")
 
 
 def find_lost(monitor: HeartbeatMonitor, now: float) -> bool:
@@ -213,8 +213,8 @@ def _left_behind(monitor: HeartbeatMonitor, now: float) -> str:
     if monitor.rank != 0 or not monitor.finished:
         return ""
     waits = {rank: peer.waits for rank, peer in monitor.peers.items() if peer.waits is not None}
-    if monitor.own.collective is not None:
-        waits[0] = (monitor.own.collective[0], now - monitor.own.collective[1])
+    if monitor.progress.collective is not None:
+        waits[0] = (monitor.progress.collective[0], now - monitor.progress.collective[1])
     waiting = {rank: found for rank, found in waits.items() if found[1] > monitor.options.heartbeat_seconds}
     if not waiting:
         return ""
@@ -257,10 +257,10 @@ def _announce(monitor: HeartbeatMonitor, message: dict[str, Any]) -> None:
 
 def status(monitor: HeartbeatMonitor) -> dict[str, Any]:
     """Returns what every message contains."""
-    collective = monitor.own.collective
+    collective = monitor.progress.collective
     waits = None if collective is None else [collective[0], time.monotonic() - collective[1]]
     # The other workers are connected to the chief alone, which forwards the pauses.
-    paused = monitor.own.pauses > 0 or any(peer.paused for peer in monitor.peers.values() if monitor.rank == 0)
+    paused = monitor.progress.pauses > 0 or any(peer.paused for peer in monitor.peers.values() if monitor.rank == 0)
     # In every message from then on: a worker that connects late learns of the loss, too.
-    found = {"rank": monitor.rank, "pid": os.getpid(), "step": monitor.own.step, "waits": waits, "paused": paused}
+    found = {"rank": monitor.rank, "pid": os.getpid(), "step": monitor.progress.step, "waits": waits, "paused": paused}
     return found | monitor.loss

@@ -68,15 +68,15 @@ async def watch_run(
             # This process was suspended, perhaps with all others by Slurm: their heartbeats are not read yet.
             for peer in monitor.peers.values():
                 peer.last_heartbeat += now - last
-            monitor.own.last_pause = now
+            monitor.progress.last_pause = now
         last = now
         if now - announced > pause - INTERVAL_SECONDS / 2:
             announced = now
             monitor.announce({})
         if monitor.all_finished.is_set():
             continue
-        if monitor.own.pauses or any(peer.paused for peer in monitor.peers.values()):
-            monitor.own.last_pause = now
+        if monitor.progress.pauses or any(peer.paused for peer in monitor.peers.values()):
+            monitor.progress.last_pause = now
         if not find_lost(monitor, now) and (text := describe_stall(monitor, now)):
             peer_loss.declare_lost(monitor, text, stacks=True)
 
@@ -90,15 +90,15 @@ def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
     debugger.
     """
     options, name = monitor.options, peer_loss.worker_name(monitor, monitor.rank)
-    collective, last = monitor.own.collective, monitor.own.last_execution
+    collective, last = monitor.progress.collective, monitor.progress.last_execution
     if last is not None and len(monitor.members) == 1:
         last = None if collective is None else max(last, collective[1])
     if last is not None and options.stall_seconds:
-        seconds = now - max(last, monitor.own.last_pause)
+        seconds = now - max(last, monitor.progress.last_pause)
         if seconds > options.stall_seconds:
-            return f"{name} has not completed a step for {seconds:.1f} s (last step: {monitor.own.step})"
-    elif collective is not None and not monitor.own.started and options.first_stall_seconds:
-        seconds = now - max(collective[1], monitor.own.last_pause)
+            return f"{name} has not completed a step for {seconds:.1f} s (last step: {monitor.progress.step})"
+    elif collective is not None and not monitor.progress.started and options.first_stall_seconds:
+        seconds = now - max(collective[1], monitor.progress.last_pause)
         if seconds > options.first_stall_seconds:
             for_all = "for all workers " if len(monitor.members) > 1 else ""
             return (

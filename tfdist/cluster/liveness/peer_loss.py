@@ -60,7 +60,7 @@ class Peer:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class OwnProgress:
+class Progress:
     """What this worker does, as its main thread notes it."""
 
     # The last completed step, and when the last execution ended; None: no execution is under way.
@@ -83,7 +83,7 @@ class HeartbeatMonitor:
     # One dict per worker in rank order, as returned by `rendezvous.rendezvous`.
     members: Sequence[Mapping[str, Any]]
     options: config_lib.ClusterOptions
-    own: OwnProgress = dataclasses.field(default_factory=OwnProgress)
+    progress: Progress = dataclasses.field(default_factory=Progress)
     # The workers that send heartbeats to this one: the chief, or on the chief all others.
     peers: dict[int, Peer] = dataclasses.field(default_factory=dict)
     # Sends a message to all connected workers; called in the monitor's thread. One worker has nobody to send it to.
@@ -106,30 +106,30 @@ class HeartbeatMonitor:
 
     def note_progress(self, step: int) -> None:
         """Notes that an execution has ended after `step` completed steps."""
-        self.own.step, self.own.last_execution, self.own.started = step, time.monotonic(), True
+        self.progress.step, self.progress.last_execution, self.progress.started = step, time.monotonic(), True
 
     def stop_timer(self) -> None:
         """Stops the stall timer until the next heartbeat."""
-        self.own.last_execution = None
+        self.progress.last_execution = None
 
     @contextlib.contextmanager
     def pause_timers(self) -> Iterator[None]:
         """Stops the stall timers of all workers in a block that may take any time, such as a callback or a save."""
-        self.own.pauses += 1
+        self.progress.pauses += 1
         try:
             yield
         finally:
-            self.own.last_pause = time.monotonic()
-            self.own.pauses -= 1
+            self.progress.last_pause = time.monotonic()
+            self.progress.pauses -= 1
 
     @contextlib.contextmanager
     def in_collective(self, purpose: str) -> Iterator[None]:
         """Notes that this worker waits for all others in a block."""
-        outer, self.own.collective = self.own.collective, self.own.collective or (purpose, time.monotonic())
+        self.progress.collective = (outer := self.progress.collective) or (purpose, time.monotonic())
         try:
             yield
         finally:
-            self.own.collective = outer
+            self.progress.collective = outer
 
     def wait_until_finished(self, seconds: float) -> None:
         """Waits until all workers have finished; after that, missing heartbeats are ignored.
@@ -137,11 +137,11 @@ class HeartbeatMonitor:
         Raises:
             TimeoutError: some workers did not finish within `seconds`, not counting blocks of `pause_timers`.
         """
-        self.own.last_execution = None  # Waiting for the chief, which may still write files, is not a stall.
+        self.progress.last_execution = None  # Waiting for the chief, which may still write files, is not a stall.
         self.loop.call_soon_threadsafe(note_finished, self, self.rank)
         started = time.monotonic()
         while not self.all_finished.wait(0.2):  # Wakes up, so that Python's signal handlers run.
-            if time.monotonic() > max(started, self.own.last_pause) + seconds:
+            if time.monotonic() > max(started, self.progress.last_pause) + seconds:
                 raise TimeoutError(f"Some workers did not finish within {seconds:g} s after this one.")
 
 
@@ -179,8 +179,8 @@ def declare_broken_ring(error: str) -> str:
     found = re.search(BROKEN_RING.format(r"(\d+)", "(.*)"), error)
     if _monitor is None or found is None:
         return ""
-    own, other = (worker_name(_monitor, rank) for rank in (_monitor.rank, int(found[1])))
-    text = f"{own} has no connection with {other}: {found[2]}"
+    this, other = (worker_name(_monitor, rank) for rank in (_monitor.rank, int(found[1])))
+    text = f"{this} has no connection with {other}: {found[2]}"
     # The other may have left the script: then a restart does not help.
     declare = functools.partial(declare_lost, _monitor, text, restart_helps=False)
     _monitor.loop.call_soon_threadsafe(declare)

@@ -57,9 +57,9 @@ def decide(
         return failure(failed, addresses, port_in_use=all(reports[rank].get("port_in_use") for rank in failed))
     absent = [rank for rank in range(len(addresses)) if rank not in hellos]
     if absent:
-        own = reports.get(0, {"unreached": {}})["unreached"]
+        unreached = reports.get(0, {"unreached": {}})["unreached"]
         return missing(
-            {rank: own.get(str(rank)) or "it has not contacted rank 0" for rank in absent}, addresses, seconds
+            {rank: unreached.get(str(rank)) or "it has not contacted rank 0" for rank in absent}, addresses, seconds
         )
     if len(reports) < len(addresses) or any(report["unreached"] for report in reports.values()):
         head = f"All workers started, but some could not connect to each other within {seconds:g} s:"

@@ -226,8 +226,8 @@ async def connect(state: RendezvousState) -> None:
             await asyncio.wait([heard], timeout=pause)
             pause = min(_MAX_PAUSE if wrong_peer else longest, 2 * pause)
 
-    size, own = state.spec.num_workers, state.spec.rank
-    ranks = dict.fromkeys([0, own, *reachability.partners(own, size)]) if own else range(size)
+    size, own_rank = state.spec.num_workers, state.spec.rank
+    ranks = dict.fromkeys([0, own_rank, *reachability.partners(own_rank, size)]) if own_rank else range(size)
     state.unreached = dict.fromkeys(ranks, "")
     tasks = [asyncio.ensure_future(reach(rank)) for rank in ranks]
     await until(state, is_over, state.deadline)

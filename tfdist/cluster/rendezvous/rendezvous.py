@@ -296,8 +296,8 @@ async def _explain_port(state: RendezvousState, error: OSError) -> str:
         return f"port {port} cannot be opened: {error.strerror}"
     who = "another program is listening on it"
     try:
-        own = (state.addresses or [f"localhost:{port}"] * state.spec.num_workers)[state.spec.rank]
-        protocol.verify(state, await rpc.request(own, protocol.message(state, "who", to=-1), state.keys, 1.0), -1)
+        address = (state.addresses or [f"localhost:{port}"] * state.spec.num_workers)[state.spec.rank]
+        protocol.verify(state, await rpc.request(address, protocol.message(state, "who", to=-1), state.keys, 1.0), -1)
     except rpc.WrongPeerError as stranger:
         who = str(stranger).replace("listening there", "listening on it")
     except rpc.UnreachableError:

@@ -103,8 +103,8 @@ def scope(cluster: Cluster) -> Iterator[None]:
         value = keywords["initial_value"]
         if not tf.executing_eagerly():  # In a graph that is traced the value is not known: TensorFlow broadcasts it.
             return next_creator(**keywords)
-        own = functools.cache(value) if callable(value) else value  # Drawn once for all devices.
-        created.append(next_creator(**keywords | {"initial_value": own, _OWN: own}))
+        initial = functools.cache(value) if callable(value) else value  # Drawn once for all devices.
+        created.append(next_creator(**keywords | {"initial_value": initial, _OWN: initial}))
         return created[-1]
 
     _block.is_open = True
@@ -119,8 +119,8 @@ def scope(cluster: Cluster) -> Iterator[None]:
 
 def _create_on_device(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
     """Called by the strategy for the variable of each device, with an initial value that it would broadcast."""
-    own = keywords.pop(_OWN, None)
-    return next_creator(**keywords if own is None else keywords | {"initial_value": own})
+    initial = keywords.pop(_OWN, None)
+    return next_creator(**keywords if initial is None else keywords | {"initial_value": initial})
 
 
 def _equalise(cluster: Cluster, variables: list[tf.Variable]) -> None:

@@ -56,7 +56,7 @@ class _Pack:
     # The parts of the buffer, in the shapes of the arrays.
     views: list[np.ndarray]
     # Where in the buffer sums begin, and this worker's numbers, [n], in the memory of an array or in the buffer itself.
-    own: list[tuple[int, np.ndarray]]
+    inputs: list[tuple[int, np.ndarray]]
 
     def header(self) -> bytes:
         """Returns the start of the pack on the wire, by which workers notice that they sum different packs."""
@@ -65,7 +65,7 @@ class _Pack:
     def pieces(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields this worker's numbers and the places of their sums, from `first` to `last`, in pieces."""
         step = _PIECE_BYTES // self.sums.itemsize
-        for start, numbers in self.own:
+        for start, numbers in self.inputs:
             begin, end = max(first, start), min(last, start + len(numbers))
             for i in range(begin, end, step):
                 stop = min(i + step, end)
@@ -143,9 +143,9 @@ class TcpRing:
                 np.copyto(pack.views[-1], one)
                 sums[start + one.size : end] = 0
                 continue
-            pack.own.extend([(copied, sums[copied:start]), (start, one.reshape(-1))])
+            pack.inputs.extend([(copied, sums[copied:start]), (start, one.reshape(-1))])
             copied = end
-        pack.own.append((copied, sums[copied:end]))
+        pack.inputs.append((copied, sums[copied:end]))
         self._packs.put(pack)
         return number + 1
 

@@ -37,8 +37,8 @@ class Keys:
 
     def verify(self, data: bytes, signatures: bytes) -> bool:
         """Returns True if one of at most two `signatures` is by one of these keys."""
-        own = self.sign(data).split(b",")
-        return any(hmac.compare_digest(one, other) for one in own for other in signatures.split(b",")[:2])
+        expected = self.sign(data).split(b",")
+        return any(hmac.compare_digest(one, other) for one in expected for other in signatures.split(b",")[:2])
 
 
 def load(workdir: os.PathLike | str | None, env: Mapping[str, str]) -> Keys:

@@ -103,9 +103,9 @@ async def serving(
     unproven: dict[asyncio.Task, None] = {}  # In the order of their start.
 
     async def converse(connection: socket.socket) -> None:
-        own = asyncio.current_task()
+        task = asyncio.current_task()
         try:
-            channel = await channel_lib.accept(connection, keys, lambda: unproven.pop(own, None))
+            channel = await channel_lib.accept(connection, keys, lambda: unproven.pop(task, None))
         except OSError:
             connection.close()
             return

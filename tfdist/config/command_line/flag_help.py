@@ -26,9 +26,9 @@ def text(purpose: str, usage: str, run_flags: Sequence[str] = ()) -> str:
         usage: the form of the command line.
         run_flags: the flags that belong to the run; they have a heading of their own.
     """
-    own = words.own_flags()
-    of_run = [name for name in run_flags if name in own]
-    others = [name for name in own if name not in of_run]
+    names = words.own_flags()
+    of_run = [name for name in run_flags if name in names]
+    others = [name for name in names if name not in of_run]
     lines = [f"usage: {usage}", "", *_wrap(purpose)]
     if of_run:
         lines += ["", "the run:", *_describe(of_run)]

@@ -208,16 +208,16 @@ def has_only_examples(folder: Path, *, fact: str) -> bool:
     return known and isinstance(manifest, dict) and fact in manifest
 
 
-def open_files(folder: Path, *, own: bool = True) -> dict[str, Column] | None:
+def open_files(folder: Path, *, check_owner: bool = True) -> dict[str, Column] | None:
     """Opens the files of `write`: name -> column.
 
     Args:
-        own: only files of this user are opened: those of others could hold any examples.
+        check_owner: only files of this user are opened: those of others could hold any examples.
 
     Returns None if they are not complete, are damaged, or are of another user.
     """
     try:
-        if own and (folder.is_symlink() or folder.stat().st_uid != os.geteuid()):
+        if check_owner and (folder.is_symlink() or folder.stat().st_uid != os.geteuid()):
             return None
         manifest = read_manifest(folder)
         if manifest is None:

@@ -99,16 +99,16 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
         found = [f"{name} {size}" for name, size in zip(names, sizes_of, strict=True)]
         raise ValueError(f"All arrays must have the same number of examples. Received: {'; '.join(found)}")
     # Tensors, not arrays: arrays would become constants of the map's graph.
-    own = options.preprocess is not None
-    if options.as_given and not own:  # As Keras packs them.
+    preprocesses = options.preprocess is not None
+    if options.as_given and not preprocesses:  # As Keras packs them.
         data = (data[0] if len(data) == 1 and not isinstance(x, list | tuple) else data,)
 
     def read(ids: tf.Tensor) -> Any:
         rows = tf.nest.map_structure(lambda one: None if one is None else tf.gather(one, ids), data)
-        return base.unpack(rows, options) if own else rows
+        return base.unpack(rows, options) if preprocesses else rows
 
     # As keras-hub, which does not shuffle arrays.
-    return _examples(read, sizes.pop(), dataclasses.replace(options, shuffle=options.shuffle and not own))
+    return _examples(read, sizes.pop(), dataclasses.replace(options, shuffle=options.shuffle and not preprocesses))
 
 
 def _weights_of_classes(y: Any, class_weight: dict[int, float]) -> np.ndarray:
@@ -240,11 +240,11 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     first = tf.nest.flatten(dataset.element_spec)[0].shape
     static = first[0] if first.rank else None
     known = static or batch_size or (parts.batch_size if parts else rebuild_pipeline.last_batch_size(raw))
-    own = options.preprocess is not None
+    preprocesses = options.preprocess is not None
     steps = options.steps if length is None else base.steps_of_epoch(options, length)
     gate = epoch_gate.EpochGate(steps) if traits.reads_state else None
 
-    def passes(start: int, stop: int, dataset: tf.data.Dataset = raw if own else dataset) -> tf.data.Dataset:
+    def passes(start: int, stop: int, dataset: tf.data.Dataset = raw if preprocesses else dataset) -> tf.data.Dataset:
         found = all_passes(start, stop, dataset)
         return found if gate is None else gate.watch(found, start)
 
@@ -279,5 +279,5 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         stops=bool(shuffles),
         count_passes=count_passes if shuffles else None,
         order_unknown=order_unknown or traits.order_unknown,
-        unpack=(lambda rows: base.unpack(rows if in_tuple else rows[0], options)) if own else None,
+        unpack=(lambda rows: base.unpack(rows if in_tuple else rows[0], options)) if preprocesses else None,
     )

@@ -122,9 +122,9 @@ class _Reader:
 
     def __init__(self, data: keras.utils.PyDataset, gate: EpochGate):
         self._data, self.gate = data, gate
-        own, plain = type(data), keras.utils.PyDataset
+        kind, plain = type(data), keras.utils.PyDataset
         hooks = ("on_epoch_begin", "on_epoch_end")
-        self.epoch_hooks = [name for name in hooks if getattr(own, name) is not getattr(plain, name)]
+        self.epoch_hooks = [name for name in hooks if getattr(kind, name) is not getattr(plain, name)]
         self.num_parallel_calls = 1 if self.epoch_hooks else max(1, data.workers)
         self.watch = _NonfiniteBatches()
 
@@ -207,8 +207,8 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
 
     def stream(start: int, stop: int) -> tf.data.Dataset:
         # Nothing is read after the last step: the next pass, or the script, goes on there.
-        own = itertools.islice(batches, stop)
-        dataset = tf.data.Dataset.from_generator(lambda: own, output_signature=spec)
+        wanted = itertools.islice(batches, stop)
+        dataset = tf.data.Dataset.from_generator(lambda: wanted, output_signature=spec)
         return dataset.map(lambda *parts: base.unpack(parts, options)).with_options(waiting).skip(start)
 
     def draw_to(steps: int, ended_early: bool) -> None:

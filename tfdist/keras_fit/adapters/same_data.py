@@ -39,12 +39,12 @@ def check_same_data(cluster: Cluster, adapter: DataAdapter) -> None:
     if isinstance(adapter, RandomAccessAdapter):
         size = f"{adapter.num_examples} examples, {size}"
     columns = _sample(adapter, _EXAMPLES)
-    own = {name: (f"{values.dtype} {list(values.shape)}", digest(values)) for name, values in columns.items()}
+    here = {name: (f"{values.dtype} {list(values.shape)}", digest(values)) for name, values in columns.items()}
     floats = {name: _some(values) for name, values in columns.items() if values.dtype.kind == "f"}
     content = b""
     if cluster.is_chief:
         file = io.BytesIO()
-        header = np.frombuffer(json.dumps([size, own]).encode(), np.uint8)
+        header = np.frombuffer(json.dumps([size, here]).encode(), np.uint8)
         np.savez(file, header=header, **{_key(name): values for name, values in floats.items()})
         content = file.getvalue()
     content = cluster.broadcast_bytes(content)
@@ -52,12 +52,12 @@ def check_same_data(cluster: Cluster, adapter: DataAdapter) -> None:
         size_there, there = json.loads(chief["header"].tobytes())
         problems = [] if size == size_there else [f"{size} here, {size_there} there"]
         for name in floats:
-            same_size = name in there and own[name][0] == there[name][0]
+            same_size = name in there and here[name][0] == there[name][0]
             if same_size and np.allclose(floats[name], chief[_key(name)], rtol=_TOLERANCE, atol=0, equal_nan=True):
-                own[name] = (own[name][0], there[name][1])
+                here[name] = (here[name][0], there[name][1])
     if not problems:  # Rows are read by the size.
         there = {name: tuple(values) for name, values in there.items()}
-        problems = [text for name in {**own, **there} if (text := _difference(name, own, there))]
+        problems = [text for name in {**here, **there} if (text := _difference(name, here, there))]
     if problems:
         raise ValueError(
             f"Worker {cluster.rank} has other data than worker 0: {'; '.join(problems)}. All workers must pass the "
@@ -97,12 +97,12 @@ def _sample(adapter: DataAdapter, count: int) -> dict[str, np.ndarray]:
     return {}
 
 
-def _difference(name: str, own: Mapping[str, Any], there: Mapping[str, Any]) -> str:
-    if name not in own or name not in there:
-        return f"column {name} exists only {'here' if name in own else 'there'}"
-    if own[name][0] != there[name][0]:
-        return f"column {name} differs in size: {own[name][0]} here, {there[name][0]} there"
-    return "" if own[name][1] == there[name][1] else f"column {name} has the same size, but other content"
+def _difference(name: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+    if name not in here or name not in there:
+        return f"column {name} exists only {'here' if name in here else 'there'}"
+    if here[name][0] != there[name][0]:
+        return f"column {name} differs in size: {here[name][0]} here, {there[name][0]} there"
+    return "" if here[name][1] == there[name][1] else f"column {name} has the same size, but other content"
 
 
 def _some(values: np.ndarray) -> np.ndarray:

@@ -144,8 +144,8 @@ def _note_results(model: keras.Model) -> Iterator[tuple[dict, list]]:
             noted[id(value)] = (metric, key)
         return result
 
-    own = [value for value in vars(model).values() if isinstance(value, keras.Metric)]
-    metrics = list({id(metric): metric for metric in (*model.metrics, *own)}.values())
+    attributes = [value for value in vars(model).values() if isinstance(value, keras.Metric)]
+    metrics = list({id(metric): metric for metric in (*model.metrics, *attributes)}.values())
     with contextlib.ExitStack() as stack:
         for metric in metrics:
             stack.enter_context(patch(metric, "result", functools.partial(note, metric)))

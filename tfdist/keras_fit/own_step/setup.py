@@ -91,7 +91,7 @@ def prepare(
     with cluster.scope():
         last_numbers = {kind: _per_replica(len(of.numbers)) for kind, of in found.items()}
         steps = keras.Variable(0, dtype="int64", trainable=False, name="steps")
-    own = OwnStepObjective(
+    own_objective = OwnStepObjective(
         model=model,
         train=found.get("train"),
         test=found.get("test"),
@@ -111,7 +111,7 @@ def prepare(
     of_layers = {id(variable) for layer in model.layers for variable in layer.variables}
     statistics = [v for v in trainer.find_statistics(model, frozen=True) if id(v) in of_layers]
     context = trainer.build_context(
-        cluster, config, own, main, slots="train" in adapters, moving=statistics, step_count=steps
+        cluster, config, own_objective, main, slots="train" in adapters, moving=statistics, step_count=steps
     )
     return OwnStep(context=context, variables=_more_variables(cluster, model, optimizers, context, steps))
 

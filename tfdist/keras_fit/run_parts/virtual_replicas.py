@@ -168,8 +168,8 @@ def _make_assign(cluster: Cluster, model: keras.Model) -> Callable[[tf.Tensor], 
     """Returns a function that assigns numbers to the variables of metrics: on the first replica, and 0 on others."""
 
     def on_replica(numbers: tf.Tensor) -> None:
-        own = tf.where(tf.equal(replicas_lib.replica_id(), 0), numbers, tf.zeros_like(numbers))
-        metric_state.assign_numbers(_metric_variables(model), own)
+        counted = tf.where(tf.equal(replicas_lib.replica_id(), 0), numbers, tf.zeros_like(numbers))
+        metric_state.assign_numbers(_metric_variables(model), counted)
 
     # Traced once, at its first call.
     @functools.cache

@@ -30,10 +30,10 @@ _HERE = (f"{pathlib.Path(__file__).parent}/", patching.__file__)
 
 @dataclasses.dataclass
 class _Script:
-    """The script that runs; `own`: whether tfdist's own code runs, and not that of the script."""
+    """The script that runs; `by_tfdist`: whether tfdist's own code runs, and not that of the script."""
 
     cluster: Cluster
-    own: bool = False
+    by_tfdist: bool = False
     # Temporary files and directories that the script has made.
     temporary: list[str] = dataclasses.field(default_factory=list)
 
@@ -72,13 +72,13 @@ def _forget_script() -> None:
 os.register_at_fork(after_in_child=_forget_script)
 
 
-def running(own: bool = True) -> contextlib.AbstractContextManager[None]:
+def running(by_tfdist: bool = True) -> contextlib.AbstractContextManager[None]:
     """Runs tfdist's own code: what it saves, and the variables that Keras makes for it, are of this worker only.
 
     Args:
-        own: False: code of the script, such as a callback, is called within tfdist's own.
+        by_tfdist: False: code of the script, such as a callback, is called within tfdist's own.
     """
-    return contextlib.nullcontext() if _script is None else patching.set_in_block(_script, own=own)
+    return contextlib.nullcontext() if _script is None else patching.set_in_block(_script, by_tfdist=by_tfdist)
 
 
 @contextlib.contextmanager
@@ -103,7 +103,7 @@ def next_draw() -> tuple[int, ...]:
 
 def is_running() -> bool:
     """Returns True within `running`."""
-    return _script is not None and _script.own
+    return _script is not None and _script.by_tfdist
 
 
 def in_script() -> bool:
@@ -113,7 +113,7 @@ def in_script() -> bool:
 
 def on_all_workers() -> bool:
     """Returns True where code runs that all of several workers run: the script's, in the main thread."""
-    return _script is not None and not _script.own and _script.cluster.num_workers > 1 and draws_for_all()
+    return _script is not None and not _script.by_tfdist and _script.cluster.num_workers > 1 and draws_for_all()
 
 
 def draws_for_all() -> bool:

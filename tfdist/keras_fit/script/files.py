@@ -112,8 +112,8 @@ def write_once(cluster: Cluster) -> Iterator[None]:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
             stack.enter_context(patch(tf.summary, "create_file_writer", _null_writer))
             for name, parameter in (("cache", "filename"), ("snapshot", "path")):
-                own = functools.partial(_own_path, cluster.rank, parameter)
-                stack.enter_context(patch(tf.data.Dataset, name, own))
+                with_own_path = functools.partial(_own_path, cluster.rank, parameter)
+                stack.enter_context(patch(tf.data.Dataset, name, with_own_path))
             for name in ("start", "stop"):
                 stack.enter_context(patch(tf.profiler.experimental, name, lambda original, *args, **keywords: None))
         yield

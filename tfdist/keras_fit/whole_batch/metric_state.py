@@ -111,8 +111,8 @@ def is_whole(variable: keras.Variable) -> bool:
 
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
     """Returns the metrics of a built model, those of `compile` one by one, and those in its attributes."""
-    own = [value for value in vars(model).values() if isinstance(value, keras.Metric)]
-    return [metric for one in (*model.metrics, *own) for metric in getattr(one, "metrics", None) or [one]]
+    attributes = [value for value in vars(model).values() if isinstance(value, keras.Metric)]
+    return [metric for one in (*model.metrics, *attributes) for metric in getattr(one, "metrics", None) or [one]]
 
 
 @contextlib.contextmanager

@@ -70,14 +70,14 @@ class Rows:
         static, row = tensor.shape[0], tensor.shape[1:]
         low, count, total, most = (times * one for one in (self.low, self.count, self.total, self.most))
         wire = tensor.dtype if tensor.dtype in _DTYPES else tf.int64 if tensor.dtype.size > 4 else tf.int32
-        own = tf.cast(tensor[:count], wire)
+        rows = tf.cast(tensor[:count], wire)
         if not row.is_fully_defined() and self.replicas > 1 and not tf.executing_eagerly():
-            whole = self._gather_unknown_shape(own, low, total)
+            whole = self._gather_unknown_shape(rows, low, total)
         else:
             text = "A loss or metric of the whole batch needs the largest batch first. Rows of this batch:"
             check = tf.debugging.Assert(total <= most, [text, total, "of the first one:", most])
             with tf.control_dependencies([] if check is None else [check]):
-                padded = tf.pad(own, [[low, most - low - count], *([[0, 0]] * row.rank)])
+                padded = tf.pad(rows, [[low, most - low - count], *([[0, 0]] * row.rank)])
             padded.set_shape([most, *row])  # tf.ensure_shape has no derivative in forward mode.
             whole = trainer.sum_differentiable(padded)[:total]
         whole = tf.cast(whole, tensor.dtype)
@@ -88,16 +88,16 @@ class Rows:
         self.equal.add(whole.op)
         return whole
 
-    def _gather_unknown_shape(self, own: tf.Tensor, low: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    def _gather_unknown_shape(self, rows: tf.Tensor, low: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         """Gathers rows of a shape that is known only when the step runs: as numbers with their places in the batch."""
-        shape = tf.shape(own, tf.int64)[1:]
+        shape = tf.shape(rows, tf.int64)[1:]
         size = tf.reduce_prod(shape)
         own_size = tf.one_hot(replicas_lib.replica_id(), self.replicas, size, tf.zeros_like(size))
         sizes = trainer.sum_differentiable(own_size)
         text = "A loss or metric of the whole batch needs rows of one shape on all replicas. Numbers in a row:"
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(tf.equal(sizes, size)), [text, sizes])]):
-            places = low * size + tf.range(tf.size(own, tf.int64))
-        numbers = tf.IndexedSlices(tf.reshape(own, [-1]), places, (total * size)[None])
+            places = low * size + tf.range(tf.size(rows, tf.int64))
+        numbers = tf.IndexedSlices(tf.reshape(rows, [-1]), places, (total * size)[None])
         (numbers,) = trainer.gather_rows([numbers], _sums, lambda values: values.dtype)
         flat = tf.scatter_nd(numbers.indices[:, None], numbers.values, (total * size)[None])
         return tf.reshape(flat, tf.concat([total[None], shape], axis=0))
@@ -117,7 +117,7 @@ class Rows:
             return values
         return tf.nest.map_structure(lambda value: self._gather_one(value, each), values)
 
-    def own(self, values: Any) -> tf.Tensor:
+    def take_rows(self, values: Any) -> tf.Tensor:
         """Returns this replica's rows of `values`, which has one or more for each example of the global batch."""
         values = tf.convert_to_tensor(values)
         if self.replicas == 1 or not values.shape.rank:

@@ -130,7 +130,7 @@ def _call(
     with mode(shard=None), draw_alike():
         result = original(loss, *given)
     if each:
-        result = shard.rows.own(result)
+        result = shard.rows.take_rows(result)
     elif not shard.means:
         result *= tf.cast(shard.rows.weight, result.dtype)
     shard.rows.losses.append(result)

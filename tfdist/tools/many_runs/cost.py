@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     starts = {run.workdir: read_back.read_starts(run.workdir) for run in runs}
     found = {}
     for run, name in named:
-        others = [start for workdir, own in starts.items() if workdir != run.workdir for start in own]
+        others = [start for workdir, of_run in starts.items() if workdir != run.workdir for start in of_run]
         found[run.workdir] = bills.of_run(run.workdir, name, jobs, state=run.state, others=others)
     without = [workdir for workdir, bill in found.items() if bill is None]
     problems += [f"{workdir} has no starts.jsonl: see docs/many-runs.md." for workdir in without]

@@ -103,7 +103,7 @@ def smooth(pairs: Sequence[tuple[float, float | None]]) -> Range:
 
 def settings(config: schema.Config, lowest: float, highest: float, steps: int) -> list[str]:
     """Returns the flags of the training, which neither evaluates nor saves."""
-    own = child_runs.BARE | {
+    fields = child_runs.BARE | {
         "train.steps": steps,
         "train.epochs": "none",
         "train.nonfinite": "stop",
@@ -115,8 +115,8 @@ def settings(config: schema.Config, lowest: float, highest: float, steps: int) -
         "report.every.epochs": "none",
     }
     if "learning_rate" in config.optimizer:
-        own["optimizer.learning_rate"] = highest
-    return [f"--config.{name}={value}" for name, value in own.items()]
+        fields["optimizer.learning_rate"] = highest
+    return [f"--config.{name}={value}" for name, value in fields.items()]
 
 
 def main(argv: list[str]) -> None:
@@ -136,8 +136,8 @@ def main(argv: list[str]) -> None:
     if script:
         found = of_script(script, run, log)
     else:
-        own = settings(values["config"].value, values.lowest, values.highest, values.steps)
-        changes = [*words.config_arguments(sys.argv[1:]), *own, f"--workdir={run}"]
+        fields = settings(values["config"].value, values.lowest, values.highest, values.steps)
+        changes = [*words.config_arguments(sys.argv[1:]), *fields, f"--workdir={run}"]
         code = child_runs.run_command([sys.executable, "-m", "tfdist.main", *changes], log, fresh=run)  # Not resumed.
         found = [(line["learning_rate"], line["loss"]) for line in child_runs.reports(run)]
         if len(found) < values.steps and run_state.read(run).state != "diverged":
@@ -152,8 +152,8 @@ def of_script(script: Sequence[str], folder: Path, log: Path) -> list[tuple[floa
     """
     values = flags.FLAGS
     result = folder / "losses.json"
-    own = [str(result), str(values.lowest), str(values.highest), str(values.steps)]
-    command = [sys.executable, "-m", "tfdist.tools.many_runs.range_script", *own, *script]
+    arguments = [str(result), str(values.lowest), str(values.highest), str(values.steps)]
+    command = [sys.executable, "-m", "tfdist.tools.many_runs.range_script", *arguments, *script]
     code = child_runs.run_command(command, log, fresh=folder)
     if not result.is_file():
         raise ValueError(f"the script exited with code {code}; the end of {log}:\n{child_runs.end_of(log)}")

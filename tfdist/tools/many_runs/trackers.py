@@ -254,6 +254,6 @@ class trackio(Tracker):
         import trackio
 
         # Files are of a project, and have one name each.
-        own = os.path.join(os.path.dirname(path), f"{self.run_id}.keras")
-        os.rename(path, own)
-        trackio.save(own, project=self._project)
+        renamed = os.path.join(os.path.dirname(path), f"{self.run_id}.keras")
+        os.rename(path, renamed)
+        trackio.save(renamed, project=self._project)

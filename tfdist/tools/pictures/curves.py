@@ -55,7 +55,7 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
         runs.append((made, config | {"replicas": run_state.replicas(by_kind["train"][-1])}))
     different = differences.fields([config for _, config in runs])
     pairs = zip(runs, different, strict=True)
-    return [dataclasses.replace(run, described=_describe(config), differing=own) for (run, config), own in pairs]
+    return [dataclasses.replace(run, described=_describe(config), differing=fields) for (run, config), fields in pairs]
 
 
 def read_published(name: str) -> list[Run]:
@@ -129,11 +129,11 @@ def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False) -
 
 def _caption(runs: Sequence[Run]) -> str:
     """Returns what differs between the runs, a line for each; of one run, or of equal ones, what they are."""
-    own = [run for run in runs if not run.source]
+    trained = [run for run in runs if not run.source]
     sources = dict.fromkeys(run.source for run in runs if run.source)
-    lines = [f"{run.label}: {', '.join(differences.in_words(run.differing, _MAX_FIELDS))}" for run in own]
-    if not own[0].differing:
-        lines = [own[0].described + ("; no field of their configs differs" if len(own) > 1 else "")]
+    lines = [f"{run.label}: {', '.join(differences.in_words(run.differing, _MAX_FIELDS))}" for run in trained]
+    if not trained[0].differing:
+        lines = [trained[0].described + ("; no field of their configs differs" if len(trained) > 1 else "")]
     return "\n".join([*lines, *sources])
 
 

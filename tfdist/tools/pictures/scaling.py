@@ -25,7 +25,7 @@ def draw(studies: Sequence[Study]) -> Any:
     """
     title = f"Scaling of {studies[0].name}" if len(studies) == 1 else "Scaling"
     figure, panels = style.figure(title, _caption(studies), columns=3, size=(15.0, 4.6))
-    own = [study for study in studies if not study.published] or list(studies)
+    measured = [study for study in studies if not study.published] or list(studies)
     sizes = [point.examples for study in studies for point in study.points]
     same = _SAME if max(sizes) > _OTHER_SIZE * min(sizes) else None
     amounts = [_amounts(study, same) for study in studies]
@@ -35,9 +35,9 @@ def draw(studies: Sequence[Study]) -> Any:
             if study.published and max(largest) > _FAR * min(largest):
                 continue
             first = int(axes is panels[2])  # The first speedup is 1.
-            named = range(first, len(study.points)) if len(own) == 1 or study.published else ()
+            named = range(first, len(study.points)) if len(measured) == 1 or study.published else ()
             _draw_points(axes, study, *amounts[index][number], index, named)
-    _draw_ideals(panels, own, max(study.points[-1].replicas for study in studies), same)
+    _draw_ideals(panels, measured, max(study.points[-1].replicas for study in studies), same)
     titles = (
         (f"Time of {same:,} examples" if same else "Time of an epoch", "seconds"),
         ("Throughput", "examples per second"),

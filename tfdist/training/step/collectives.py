@@ -69,9 +69,9 @@ def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
     # of the other.
     @tf.custom_gradient
     def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        own = tf.cast(weight, upstream.dtype)
-        summed = all_reduce(tf.convert_to_tensor(upstream) * own)
-        return tf.math.divide_no_nan(summed, own), total
+        factor = tf.cast(weight, upstream.dtype)
+        summed = all_reduce(tf.convert_to_tensor(upstream) * factor)
+        return tf.math.divide_no_nan(summed, factor), total
 
     return total(value)
 

@@ -49,7 +49,7 @@ class prepared:
                 f"Received: {decode!r} for {made['to']} of size {made['size']}"
             )
         self._part, self._folder, self._manifest, self._title = part, root / part.name, manifest, title
-        self._columns = example_files.open_files(self._folder, own=False)
+        self._columns = example_files.open_files(self._folder, check_owner=False)
         if self._columns is None:
             raise ValueError(f"{title}: the files in {str(self._folder)!r} are damaged. Prepare them again.")
         self._decoded = (*made["size"], decode) if decode else None

@@ -108,8 +108,8 @@ def kubernetes(env: Mapping[str, str], **ports: int) -> WorkerSpec:
         return WorkerSpec(launcher="local", note=note)
     variables.need(env, names, "A Kubernetes Indexed Job started this pod")
     index = variables.integer(env, "JOB_COMPLETION_INDEX")
-    job, dash, own = env["HOSTNAME"].partition(".")[0].rpartition("-")
-    if not dash or own != str(index):
+    job, dash, number_of_pod = env["HOSTNAME"].partition(".")[0].rpartition("-")
+    if not dash or number_of_pod != str(index):
         raise ValueError(
             f"HOSTNAME must be JOB-{index} in pod {index} of an Indexed Job: leave hostname of the template unset. "
             f"{variables.say_received(env, names)}"

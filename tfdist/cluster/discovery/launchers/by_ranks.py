@@ -39,20 +39,20 @@ def of_ranks(
     if not (rank < num_workers and local_rank < local_size <= num_workers):
         raise ValueError(f"The variables of {launcher} are inconsistent. {variables.say_received(env, received)}")
     first, _ = variables.port_block(port_base, port_count, variables.number([job]), at_least=1)
-    own = [port_base + (first - port_base + index) % port_count for index in range(local_size)]
+    ports = [port_base + (first - port_base + index) % port_count for index in range(local_size)]
     alone = local_size == num_workers
     found = () if alone else _chiefs(env, chiefs, first)
     if not alone and not found:
         raise ValueError(f"{launcher} does not say on which host rank 0 runs. {variables.say_received(env, received)}")
     if found and rank == 0 and env.get("TFDIST_CHIEF"):
-        own[local_rank] = hostlist.split_address(found[0])[1]
+        ports[local_rank] = hostlist.split_address(found[0])[1]
     devices = worker_spec.cuda_devices(env)
     return WorkerSpec(
         launcher=launcher,
         rank=rank,
         num_workers=num_workers,
-        addresses=tuple(f"localhost:{port}" for port in own) if alone else (),
-        port=own[local_rank],
+        addresses=tuple(f"localhost:{port}" for port in ports) if alone else (),
+        port=ports[local_rank],
         # After the ports of the ranks on the chief's host, where it is opened.
         heartbeat_port=port_base + (first - port_base + local_size) % port_count if local_size < port_count else 0,
         chiefs=found,

@@ -69,10 +69,10 @@ def _probes(spec: WorkerSpec) -> list[tuple[str, str, Any]]:
     if not gpus:
         kind = onednn.read_processor().name or "CPU"
         return [("CPU", kind, device.Probe("CPU:0", clock))]
-    own = gpus_lib.visible_gpus(spec, len(gpus))
-    tf.config.set_visible_devices([gpus[index] for index in own], "GPU")
-    kinds = [tf.config.experimental.get_device_details(gpus[index]).get("device_name", "GPU") for index in own]
-    places = enumerate(zip(own, kinds, strict=True))
+    visible = gpus_lib.visible_gpus(spec, len(gpus))
+    tf.config.set_visible_devices([gpus[index] for index in visible], "GPU")
+    kinds = [tf.config.experimental.get_device_details(gpus[index]).get("device_name", "GPU") for index in visible]
+    places = enumerate(zip(visible, kinds, strict=True))
     return [(f"GPU {index}", kind, device.Probe(f"GPU:{place}")) for place, (index, kind) in places]
 
 
@@ -146,5 +146,5 @@ def _devices(rank: int, records: list[dict[str, Any]]) -> Iterator[Device]:
         return
     rounds = [one["rounds"] for one in records if "rounds" in one]
     for place, (name, kind) in enumerate(records[0]["devices"]):
-        own = [one[place] for one in rounds]
-        yield Device(rank=rank, node=records[0]["node"], name=name, kind=kind, rounds=own)
+        of_device = [one[place] for one in rounds]
+        yield Device(rank=rank, node=records[0]["node"], name=name, kind=kind, rounds=of_device)

@@ -89,13 +89,13 @@ def table(devices: Sequence[Device], found: Mapping[str, Sequence[str]]) -> list
     """Returns a row for each node, those with problems first: the smallest of its rates, in % of the median."""
     rows = []
     for node in sorted(dict.fromkeys(device.node for device in devices), key=lambda node: (node not in found, node)):
-        own = [device for device in devices if device.node == node]
+        on_node = [device for device in devices if device.node == node]
         shares = []
         for name in RATES:
-            values = [share for device in own if (share := _share(device, devices, name)) is not None]
+            values = [share for device in on_node if (share := _share(device, devices, name)) is not None]
             shares.append(f"{100 * min(values):.0f}" if values else "")
-        rounds = min(len(device.rounds) for device in own)
-        rows.append((node, len(own), rounds, *shares, "; ".join(found.get(node, ())) or "ok"))
+        rounds = min(len(device.rounds) for device in on_node)
+        rows.append((node, len(on_node), rounds, *shares, "; ".join(found.get(node, ())) or "ok"))
     return rows
 
 

@@ -27,7 +27,7 @@ OPTIONS = (
 
 def divide(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the words of a command line without the options of sbatch, and these as `--name=value`."""
-    own: list[str] = []
+    rest: list[str] = []
     options: list[str] = []
     words = list(given)
     while words:
@@ -38,8 +38,8 @@ def divide(given: Sequence[str]) -> tuple[list[str], list[str]]:
                 equals, value = "=", words.pop(0)
             options.append(f"{name.replace('_', '-')}{equals}{value}")
         else:
-            own.append(word)
-    return own, options
+            rest.append(word)
+    return rest, options
 
 
 def check(batch_file: str) -> None:

@@ -60,8 +60,8 @@ def slots(count: int | None, *, on_cpu: bool) -> list[Slot]:
     if cores and count > len(cores):
         raise ValueError(f"--max-at-once={count}, but this machine has {len(cores)} cores: choose at most as many.")
     edges = [index * len(cores) // count for index in range(count + 1)]
-    own = local_workers.environments(os.environ, [], [()])[0]
-    return [Slot(own, (), frozenset(cores[first:last])) for first, last in itertools.pairwise(edges)]
+    env = local_workers.environments(os.environ, [], [()])[0]
+    return [Slot(env, (), frozenset(cores[first:last])) for first, last in itertools.pairwise(edges)]
 
 
 def run_jobs(

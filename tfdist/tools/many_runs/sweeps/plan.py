@@ -53,8 +53,8 @@ class Plan:
     def command(self, workdir: Path, overrides: space.Overrides, *more: str) -> list[str]:
         """Returns the command that starts or resumes a run in `workdir`; `more`: further fields, not of a script."""
         if self.script:
-            own = [*self.script, *self.overriding(overrides)]
-            return [sys.executable, "-m", "tfdist.run", f"--workdir={workdir}", *own]
+            words = [*self.script, *self.overriding(overrides)]
+            return [sys.executable, "-m", "tfdist.run", f"--workdir={workdir}", *words]
         # As a user types it: --epochs=5 and other short forms are understood there.
         return [
             *(sys.executable, "-m", "tfdist.main", *self.config),

@@ -220,9 +220,9 @@ def _group_moments(
     """Returns mean and biased variance of all groups, [num_groups, channels], the same on every replica."""
     axes = list(range(1, x.shape.rank - 1))
     values = tf.concat([tf.reduce_sum(x, axes), tf.reduce_sum(tf.square(x), axes)], axis=-1)
-    own = tf.stack([tf.reduce_sum(part, 0) for part in tf.split(values, [count for _, count in pieces])])
+    local_sums = tf.stack([tf.reduce_sum(part, 0) for part in tf.split(values, [count for _, count in pieces])])
     first = pieces[0][0]
-    sums = collectives.sum_differentiable(tf.pad(own, [[first, num_groups - first - len(pieces)], [0, 0]]))
+    sums = collectives.sum_differentiable(tf.pad(local_sums, [[first, num_groups - first - len(pieces)], [0, 0]]))
     return _moments_of_sums(*tf.split(sums, 2, axis=-1), group_size * math.prod(x.shape[1:-1]))
 
 

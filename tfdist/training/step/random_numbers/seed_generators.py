@@ -120,10 +120,10 @@ def unseeded_generator(*, in_loops: bool) -> _Unseeded | None:
     Args:
         in_loops: whether also in a loop, a branch or a `tf.function` of the user's in the forward pass.
     """
-    own = getattr(this_pass, "graph", None) is tf.compat.v1.get_default_graph()
-    if not is_in_pass() or (tf.executing_eagerly() and not own):
+    in_own_graph = getattr(this_pass, "graph", None) is tf.compat.v1.get_default_graph()
+    if not is_in_pass() or (tf.executing_eagerly() and not in_own_graph):
         return None
-    return _unseeded[0] if in_loops or own else None
+    return _unseeded[0] if in_loops or in_own_graph else None
 
 
 def is_in_pass() -> bool:

@@ -101,9 +101,9 @@ def _gather_unknown_number(
     rows: tf.IndexedSlices, add: Callable[[list[tf.Tensor]], list[tf.Tensor]], wire_type: tf.DType
 ) -> tf.IndexedSlices:
     replica_context = tf.distribute.get_replica_context()
-    own = tf.shape(rows.indices, tf.int64)[0]
+    count = tf.shape(rows.indices, tf.int64)[0]
     replica, num_replicas = replica_context.replica_id_in_sync_group, replica_context.num_replicas_in_sync
-    (numbers,) = add([tf.one_hot(replica, num_replicas, on_value=own, off_value=tf.constant(0, tf.int64))])
+    (numbers,) = add([tf.one_hot(replica, num_replicas, on_value=count, off_value=tf.constant(0, tf.int64))])
     sent = tf.IndexedSlices(tf.cast(rows.values, wire_type), rows.indices, rows.dense_shape)
     total = replica_context.merge_call(_gather_by_size, args=(sent, numbers))
     return tf.IndexedSlices(tf.cast(total.values, rows.values.dtype), total.indices, rows.dense_shape)
@@ -121,9 +121,9 @@ def _gather_by_size(strategy: tf.distribute.Strategy, rows: Any, numbers: Any) -
     """
     largest = tf.reduce_max(strategy.experimental_local_results(numbers)[0])
 
-    def place_own(own: tf.IndexedSlices, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    def place_own(local: tf.IndexedSlices, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
         replica_context = tf.distribute.get_replica_context()
-        placed = place(own, replica_context.replica_id_in_sync_group, replica_context.num_replicas_in_sync, size=size)
+        placed = place(local, replica_context.replica_id_in_sync_group, replica_context.num_replicas_in_sync, size=size)
         return placed.values, placed.indices
 
     def gather_size(size: int) -> list[tf.Tensor]:
@@ -135,9 +135,9 @@ def _gather_by_size(strategy: tf.distribute.Strategy, rows: Any, numbers: Any) -
     index = tf.reduce_sum(tf.cast(largest > tf.constant(_SIZES[:-1], tf.int64), tf.int32))
     parts = tf.switch_case(index, [functools.partial(gather_size, size) for size in _SIZES])
 
-    def choose(own: tf.IndexedSlices) -> tf.IndexedSlices:
+    def choose(local: tf.IndexedSlices) -> tf.IndexedSlices:
         replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
         first = 2 * (replica % (len(parts) // 2))
-        return tf.IndexedSlices(parts[first], parts[first + 1], own.dense_shape)
+        return tf.IndexedSlices(parts[first], parts[first + 1], local.dense_shape)
 
     return strategy.extended.call_for_each_replica(choose, args=(rows,))

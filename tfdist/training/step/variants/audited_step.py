@@ -47,18 +47,18 @@ class AuditedStep(ShardedStep):
     ) -> tuple[ShardResults, list[bool]]:
         present: list[bool] = []
         share = self.make_share(context, ranges, present)
-        own = share(shards, replicas_lib.replica_id())
+        results = share(shards, replicas_lib.replica_id())
         number = seed_generators.steps_made(context.step_count) + 1
-        compare = functools.partial(self._compare, context, share, shards, own, number)
+        compare = functools.partial(self._compare, context, share, shards, results, number)
         collectives.cond_on_all_replicas(tf.equal(number % self.every, 0), compare, lambda: None)
-        return own, present
+        return results, present
 
     def _compare(
         self,
         context: StepContext,
         share: Callable[[Batch, tf.Tensor], ShardResults],
         shards: Batch,
-        own: ShardResults,
+        results: ShardResults,
         number: tf.Tensor,
     ) -> None:
         """Compares the states of all replicas and, of each share, the results of two of them."""
@@ -71,7 +71,7 @@ class AuditedStep(ShardedStep):
             return hashing.hash_each(share(batch, which).pack(), cluster.device_type)
 
         states = replica_check.hash_variables(cluster, self.variables)
-        first, checked = hashing.hash_each(own.pack(), cluster.device_type), hash_share((replica + 1) % count)
+        first, checked = hashing.hash_each(results.pack(), cluster.device_type), hash_share((replica + 1) % count)
         whole = [hashing.combine(one, cluster.device_type) for one in (states, first, checked)]
         of_states, of_first, of_checked = tf.unstack(_gather(cluster, tf.stack(whole)), axis=1)
         differ = tf.reduce_any(of_states != of_states[0]) | tf.reduce_any(of_checked != tf.roll(of_first, -1, axis=0))

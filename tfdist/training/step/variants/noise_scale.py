@@ -88,8 +88,8 @@ class NoiseScaleStep:
             squares: that of the micro-batches, as `_accumulate` adds it; empty if there is one.
         """
         scale = 1.0 if context.loss_scale is None else tf.square(tf.identity(context.loss_scale.value))
-        own = squares[0] if squares else squared_norm(gradients)
-        gradients, sums = context.reduction(gradients, [*flags, own / (scale * weight)], statistics, weight)
+        square = squares[0] if squares else squared_norm(gradients)
+        gradients, sums = context.reduction(gradients, [*flags, square / (scale * weight)], statistics, weight)
         self._average(sums[-1], squared_norm(gradients) / scale, context.config.data.batch_size)
         return gradients, sums[:-1]
 

@@ -73,13 +73,13 @@ class PowerSGD:
         """Sums gradients and flags over all replicas, and averages the moving statistics."""
         chosen = [one for one in self.compressed if isinstance(update.gradients[one.index], tf.Tensor)]
         places = {one.index for one in chosen}
-        own = [update.gradients[one.index] for one in chosen]
+        gradients = [update.gradients[one.index] for one in chosen]
         rest = [None if index in places else gradient for index, gradient in enumerate(update.gradients)]
         totals, flags = self.reduction(rest, list(update.flags), update.statistics, update.weight)
         variables = [variable for one in chosen for variable in (one.error, one.q)]
         before = [(variable, tf.identity(variable.value)) for variable in variables]
         after = [total for total in totals if isinstance(total, tf.Tensor)]
-        for one, total in zip(chosen, self._sum(chosen, own, [*after, *flags]), strict=True):
+        for one, total in zip(chosen, self._sum(chosen, gradients, [*after, *flags]), strict=True):
             totals[one.index] = total
         statistics = [*update.statistics, *before]
         return following(dataclasses.replace(update, gradients=totals, flags=flags, statistics=statistics))

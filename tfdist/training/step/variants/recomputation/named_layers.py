@@ -135,8 +135,8 @@ def _output_size(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, An
 def check_masks(layers: Iterable[keras.Layer], field: str) -> None:
     """Raises ValueError if one of `layers` makes a Keras mask: the second computation would not have it."""
     for layer in layers:
-        own = type(layer).compute_mask.__module__.partition(".")[0] != "keras"
-        if own or isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False):
+        of_user = type(layer).compute_mask.__module__.partition(".")[0] != "keras"
+        if of_user or isinstance(layer, keras.layers.Masking) or getattr(layer, "mask_zero", False):
             raise ValueError(
                 f"{field} cannot be used: the layer {layer.name!r} makes a Keras mask, which the second computation "
                 "would not have. Make the mask an input of the model, or remove the field."

@@ -55,10 +55,10 @@ class Layout:
     def take(self, value: tf.Tensor, replica: int) -> tf.Tensor:
         """Returns the part of a replica, of shape `part`, of a tensor of shape `shape`."""
         first = min(replica * self.numbers, self.size)
-        own = tf.reshape(value, [-1])[first : first + self.numbers]
+        numbers = tf.reshape(value, [-1])[first : first + self.numbers]
         if missing := self.numbers - min(self.numbers, self.size - first):
-            own = tf.concat([own, tf.zeros([missing], own.dtype)], axis=0)
-        return tf.reshape(own, self.part)
+            numbers = tf.concat([numbers, tf.zeros([missing], numbers.dtype)], axis=0)
+        return tf.reshape(numbers, self.part)
 
     def take_rows(self, gradient: tf.IndexedSlices, replica: int) -> tf.IndexedSlices:
         """Returns the rows of a sparse gradient that are in the part of a replica, in their order."""
@@ -104,8 +104,8 @@ class Part:
             make = {"trainable": False, "dtype": weight.dtype, "aggregation": "none"}
             variable = keras.Variable(start, name=name, **make)
         part = cls(weight=weight, layout=layout, variable=variable)
-        for own in cluster.local_values(variable.value):
-            part.empty(own.handle, 0)
+        for local in cluster.local_values(variable.value):
+            part.empty(local.handle, 0)
         return part
 
     def take(self, gradient: Gradient, replica: int) -> Gradient:
@@ -159,10 +159,10 @@ class DividedSlot(Divided):
         return self._cluster.local_values(self.variable.value)
 
     def whole(self) -> np.ndarray:
-        own = np.concatenate([part.numpy().reshape(-1) for part in self.local()])
-        count, kind = own.size, own.dtype
+        local = np.concatenate([part.numpy().reshape(-1) for part in self.local()])
+        count, kind = local.size, local.dtype
         # As integers, whose sum with zeros keeps every bit.
-        words = np.pad(own, (0, -count * kind.itemsize % 8 // kind.itemsize)).view(np.int64)
+        words = np.pad(local, (0, -count * kind.itemsize % 8 // kind.itemsize)).view(np.int64)
         step = max(_TOGETHER // self._cluster.num_replicas, 1)
         rows = [self._cluster.all_gather(words[first : first + step]) for first in range(0, len(words), step)]
         numbers = np.concatenate(rows, axis=1).view(kind)[:, :count]

@@ -84,11 +84,11 @@ class ShardedApply:
             ]
             for part in updated:
                 part.fill(replica)
-            own = [
+            parts = [
                 gradient if part is None or gradient is None else part.take(gradient, replica)
                 for part, gradient in zip(self.parts, gradients, strict=True)
             ]
-            self.optimizer.apply(own, updated_variables(self.weights, self.parts))
+            self.optimizer.apply(parts, updated_variables(self.weights, self.parts))
         self._gather(updated)
         for part in updated:
             if part.weight.constraint is not None:
@@ -101,10 +101,10 @@ class ShardedApply:
         gathered: list[tf.Tensor] = []
         # The gradients of the last layers are summed first.
         for number, pack in enumerate(_packs(updated[::-1], self.reduction.options.bytes_per_pack)):
-            own = [values[id(part)] for part in pack]
+            parts = [values[id(part)] for part in pack]
             # After the pack before the last one: their old weights are freed by then.
             with tf.control_dependencies(gathered[-2:-1]):
-                joined = tf.concat(own, axis=0) if len(own) > 1 else tf.identity(own[0])
+                joined = tf.concat(parts, axis=0) if len(parts) > 1 else tf.identity(parts[0])
             rows = _all_gather(joined, self.keys[number], like=pack[0].weight.value, one_cpu=self.one_cpu)
             gathered.append(rows)
             first = 0
