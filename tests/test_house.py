@@ -107,7 +107,7 @@ PRIVATE_NAMES = {
         ("_compile_loss", "_compile_metrics", "_user_loss", "_user_loss_weights"),
         "the losses and metrics that compile() made and was given (tensorflow#38269)",
     ),
-    "tfdist.keras_fit.own_step.objective": {
+    "tfdist.keras_fit.own_step.own_objective": {
         "_trainable_variables": "the variables of an optimizer that is applied without naming them",
     },
     "tfdist.training.step.updates.branches": {

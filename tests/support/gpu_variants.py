@@ -22,10 +22,9 @@ import tensorflow as tf
 from tfdist import config as c
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit import patches
-from tfdist.keras_fit import setup as fit_setup
+from tfdist.keras_fit import make_run, patches
 from tfdist.keras_fit.adapters import base, make_adapter
-from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.own_step import own_setup
 from tfdist.training import execution, setup
 from tfdist.training.run import Run
 
@@ -170,7 +169,7 @@ def _compiled_run(cluster: Cluster, model: keras.Model, data: list[Any], stack: 
         report=c.Report(step_times=False),
     )
     stop = interruption.StopRequest()
-    return fit_setup.make_run(cluster, model, config, adapter, validation, None, 0, None, stop, stack)
+    return make_run.make_run(cluster, model, config, adapter, validation, None, 0, None, stop, stack)
 
 
 def make_config(name: str) -> c.Config:

@@ -24,11 +24,11 @@ from tfdist import config as config_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import callbacks as callbacks_lib
-from tfdist.keras_fit import compiled_model, patches, setup
+from tfdist.keras_fit import compiled_model, make_run, patches
 from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.adapters import base, data_errors, make_adapter, preprocess, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.own_step import own_setup
 from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.training import api as trainer
 
@@ -73,9 +73,9 @@ def fit(
         ValueError: an argument is not supported; the message says what to do.
         SystemExit: code 75 or 78: stopped by a signal or the file STOP, and saved. Run the script again to resume.
     """
-    setup.check_arguments(cluster, model, "fit")
-    setup.check_model(cluster, model, "fit")
-    setup.check_epochs(epochs, initial_epoch, validation_freq)
+    make_run.check_arguments(cluster, model, "fit")
+    make_run.check_model(cluster, model, "fit")
+    make_run.check_epochs(epochs, initial_epoch, validation_freq)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
@@ -92,7 +92,8 @@ def fit(
         except ValueError as error:
             raise ValueError(f"validation_data: {error}") from None
     config = run_config.of_fit(cluster, model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
-    return _train(cluster, model, config, data, validation, callbacks, verbose, setup.to_path(workdir), initial_epoch)
+    path = make_run.to_path(workdir)
+    return _train(cluster, model, config, data, validation, callbacks, verbose, path, initial_epoch)
 
 
 def _train(
@@ -107,12 +108,12 @@ def _train(
     initial_epoch: int,
 ) -> keras.callbacks.History:
     if validation is not None:
-        setup.check_functions(model, "test")
+        make_run.check_functions(model, "test")
     name_shapes = data_errors.name_shapes(model, data.element_spec)
     with interruption.handlers_if(workdir is not None) as stop, patches.patch_for_run(model) as stack, name_shapes:
         if data.gate is not None:
             stack.callback(data.gate.close)
-        run = setup.make_run(
+        run = make_run.make_run(
             cluster, model, config, data, validation, callbacks, verbose, workdir, stop, stack, initial_epoch
         )
         sizes, steps_before = run.feed.sizes, _steps_made(run)
@@ -167,20 +168,20 @@ def evaluate(
     Raises:
         ValueError: an argument is not supported; the message says what to do.
     """
-    setup.check_arguments(cluster, model, "evaluate")
-    setup.check_model(cluster, model, "evaluate")
+    make_run.check_arguments(cluster, model, "evaluate")
+    make_run.check_model(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size=batch_size, steps=steps)
     config = run_config.of_evaluation(cluster, model, data.batch_size)
     with patches.patch_for_run(model) as stack, data_errors.name_shapes(model, data.element_spec):
         stop = interruption.StopRequest()
-        run = setup.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
+        run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
         keep = None
         if not own_setup.overrides(model):  # Each evaluation by a test_step has variables of its own.
             shards = config.train.virtual_replicas or cluster.num_replicas
             sizes = data.smallest_batch < shards, data.batch_size, config.train.virtual_replicas
 
             def keep(function: Callable) -> Callable:
-                return setup.cache_on_model(cluster, model, "evaluation", function, *sizes)
+                return make_run.cache_on_model(cluster, model, "evaluation", function, *sizes)
 
         tools = trainer.make_silent_tools(run, keep)
         logs = trainer.evaluate(tools, 0)
@@ -219,8 +220,8 @@ def predict(
     Raises:
         ValueError: an argument is not supported; the message says what to do.
     """
-    setup.check_arguments(cluster, model, "predict")
-    setup.check_functions(model, "predict")
+    make_run.check_arguments(cluster, model, "predict")
+    make_run.check_functions(model, "predict")
     if outputs not in ("all", "chief"):
         raise ValueError(f'outputs must be "all" or "chief". Received: {outputs!r}')
     as_given = predict_lib.takes_data_as_given(model)
@@ -232,7 +233,7 @@ def predict(
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     keep = outputs == "all" or cluster.is_chief
     predictor = predict_lib.Predictor(cluster, model)
-    predictor = setup.cache_on_model(cluster, model, "prediction", predictor, model.run_eagerly)
+    predictor = make_run.cache_on_model(cluster, model, "prediction", predictor, model.run_eagerly)
     with data_errors.name_shapes(model, data.element_spec):
         predict_lib.build(cluster, model, data.element_spec)
         found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner, keep=keep)

@@ -21,10 +21,9 @@ from tfdist.cluster import collective_guard, interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.data import autograph
-from tfdist.keras_fit import connect, messages, patches, setup
+from tfdist.keras_fit import connect, make_run, messages, patches
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
-from tfdist.keras_fit.own_step import saved_passes
-from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.own_step import own_setup, saved_passes
 from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.keras_fit.script import context
 
@@ -229,7 +228,7 @@ def batches(
             bare = isinstance(dataset, keras.utils.PyDataset) and not isinstance(dataset[0], tuple | list | dict)
             return elements, Batch(None, elements.element_spec, str(elements.element_spec), data, bare)
 
-        place = None if workdir is None else _place(cluster, setup.to_path(workdir))
+        place = None if workdir is None else _place(cluster, make_run.to_path(workdir))
         first = 0 if place is None else place.begin_pass(cluster, _structure(data), lambda: read(0)[1])
         if first >= data.steps:
             base.end_passes(data, data.steps)
@@ -284,7 +283,7 @@ def on_batch(
         adapter = _with_all_parts(make_adapter.make_data_adapter(dataset, None, None, options))
         elements = cluster.distribute(adapter.dataset(own_setup.replica_shard(cluster), 0, 1))
         spec = elements.element_spec
-        make_step = setup.cache_on_model(cluster, model, f"{kind}_on_batch", OneStep(model, kind))
+        make_step = make_run.cache_on_model(cluster, model, f"{kind}_on_batch", OneStep(model, kind))
         return make_step(Batch(next(elements), spec, str(spec), adapter))
 
 

@@ -1,1 +1,1 @@
-"""What a run of a compiled model is made of, beside its model; `keras_fit/setup.py` puts it together."""
+"""What a run of a compiled model is made of, beside its model; `keras_fit/make_run.py` puts it together."""

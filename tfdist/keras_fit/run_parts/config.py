@@ -10,7 +10,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
-from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.own_step import own_setup
 from tfdist.keras_fit.script import context
 
 

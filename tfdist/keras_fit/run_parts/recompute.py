@@ -10,7 +10,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config import patching, specs
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.own_step import own_setup
 
 
 def install(

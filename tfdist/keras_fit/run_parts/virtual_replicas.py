@@ -20,7 +20,7 @@ from tfdist.config import specs
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective, Element
-from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.own_step import own_setup
 from tfdist.keras_fit.whole_batch import metric_state
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.per_example import is_per_example

@@ -16,11 +16,10 @@ from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
-from tfdist.keras_fit import api, compiled_model, connect, messages, setup
+from tfdist.keras_fit import api, compiled_model, connect, make_run, messages
 from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.adapters import preprocess
-from tfdist.keras_fit.own_step import own_loop
-from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.own_step import own_loop, own_setup
 from tfdist.keras_fit.script import context
 
 # Functions of tf.config and tf.config.experimental that fail once TensorFlow has listed its devices.
@@ -139,7 +138,7 @@ def _methods(
         given = _arguments(original, model, args, keywords)
         data = (given["x"], given.get("y"), given.get("sample_weight"))
         kind = original.__name__.partition("_")[0]
-        setup.check_functions(model, kind)
+        make_run.check_functions(model, kind)
         model.reset_metrics()
         logs = own_loop.on_batch(cluster, model, kind, data, given.get("class_weight"))
         return logs if given.get("return_dict") else compiled_model.in_order(model, logs)

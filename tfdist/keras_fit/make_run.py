@@ -23,9 +23,7 @@ from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.compiled_objective import CompiledObjective
-from tfdist.keras_fit.own_step import eager_steps, replica_step
-from tfdist.keras_fit.own_step import objective as own_objective
-from tfdist.keras_fit.own_step import setup as own_setup
+from tfdist.keras_fit.own_step import eager_steps, own_objective, own_setup, replica_step
 from tfdist.keras_fit.run_parts import feed as feed_lib
 from tfdist.keras_fit.whole_batch import metric_state, shard_layers
 from tfdist.training import api as trainer

@@ -20,8 +20,8 @@ from tfdist.config.patching import patch
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import discover, objective, replica_step
-from tfdist.keras_fit.own_step.objective import OwnStepObjective
+from tfdist.keras_fit.own_step import discover, own_objective, replica_step
+from tfdist.keras_fit.own_step.own_objective import OwnStepObjective
 from tfdist.keras_fit.whole_batch import metric_state
 from tfdist.training import api as trainer
 
@@ -91,7 +91,7 @@ def prepare(
     with cluster.scope():
         last_numbers = {kind: _per_replica(len(of.numbers)) for kind, of in found.items()}
         steps = keras.Variable(0, dtype="int64", trainable=False, name="steps")
-    own_objective = OwnStepObjective(
+    step_objective = OwnStepObjective(
         model=model,
         train=found.get("train"),
         test=found.get("test"),
@@ -99,7 +99,7 @@ def prepare(
         metric_state=metric_state.make_metric_state(
             cluster,
             lambda: [
-                *objective.metric_variables(model, *found.values()),
+                *own_objective.metric_variables(model, *found.values()),
                 *(variable for variable in last_numbers.values() if variable.shape[0]),
             ],
         ),
@@ -111,14 +111,14 @@ def prepare(
     of_layers = {id(variable) for layer in model.layers for variable in layer.variables}
     statistics = [v for v in trainer.find_statistics(model, frozen=True) if id(v) in of_layers]
     context = trainer.build_context(
-        cluster, config, own_objective, main, slots="train" in adapters, moving=statistics, step_count=steps
+        cluster, config, step_objective, main, slots="train" in adapters, moving=statistics, step_count=steps
     )
     return OwnStep(context=context, variables=_more_variables(cluster, model, optimizers, context, steps))
 
 
 def trace(cluster: Cluster, context: trainer.StepContext, kind: str, element_spec: Any) -> Callable[[Any], None]:
     """Traces one step of `kind`, "train" or "test", without a loop; called within `patches.patch_for_run`."""
-    step = functools.partial(objective.train_step, context) if kind == "train" else context.objective.evaluate
+    step = functools.partial(own_objective.train_step, context) if kind == "train" else context.objective.evaluate
     trainer.make_stateless(context.model, context.step_count, replica_step.replica_of_draws, context.config.seed)
 
     @tf.function(autograph=False)
