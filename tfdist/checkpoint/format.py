@@ -161,7 +161,7 @@ def _replace(temporary: Path, target: Path) -> None:
 
 
 def verify(path: Path) -> Saved:
-    """Checks sizes and hashes of the checkpoint at `path`; a DamagedCheckpointError names the file and the mismatch."""
+    """Checks sizes and hashes of the checkpoint at `path`; a DamagedCheckpointError names the file and the reason."""
     try:
         manifest = files.read_json(path / "manifest.json")
         if manifest is None:

@@ -215,7 +215,7 @@ def config_name() -> str:
 
 
 def workdir_of(argv: Sequence[str]) -> Path:
-    """Returns the directory of the run that a command line trains, before it is parsed."""
+    """Returns the workdir of the run that a command line trains, before it is parsed."""
     name = Path(words.config_path(argv).partition(":")[0]).stem
     return Path(words.value_of("workdir", argv) or f"runs/{name}").expanduser()
 

@@ -28,6 +28,7 @@ from tfdist.keras_fit import compiled_model, make_run, patches
 from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.adapters import base, data_errors, make_adapter, preprocess, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
+from tfdist.keras_fit.make_run import to_path
 from tfdist.keras_fit.own_step import own_setup
 from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.training import api as trainer
@@ -92,8 +93,7 @@ def fit(
         except ValueError as error:
             raise ValueError(f"validation_data: {error}") from None
     config = run_config.of_fit(cluster, model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
-    path = make_run.to_path(workdir)
-    return _train(cluster, model, config, data, validation, callbacks, verbose, path, initial_epoch)
+    return _train(cluster, model, config, data, validation, callbacks, verbose, to_path(workdir), initial_epoch)
 
 
 def _train(

@@ -1,6 +1,6 @@
 """TensorBoard event files, written record by record. Imports no TensorFlow.
 
-Training and evaluation are two runs, as TensorBoard calls a folder of event files, with the same tags: their curves
+Training and evaluation are two runs, as TensorBoard calls a directory of event files, with the same tags: their curves
 share a chart. The tag `by_step/loss` is over optimizer steps, and `by_epoch/loss` over epochs.
 
 Not tensorboard's own EventFileWriter: its thread buffers records and raises the error of a full disk at a later call,

@@ -44,7 +44,7 @@ _SHOWN = ("replicas", "batch", "first epoch, s", "later epochs, s", "examples/s"
 
 # Steps over which the noise scale is averaged.
 _NOISE_STEPS = 100
-# In the folder of a training that was measured as a whole: with which fields of the config, and on what.
+# In the directory of a training that was measured as a whole: with which fields of the config, and on what.
 _MEASURED = "measured_with.json"
 
 
@@ -75,7 +75,7 @@ def measured_with(config: schema.Config, epochs: int, backend: str) -> dict[str,
 def measure_one(
     arguments: Sequence[str], batch_size: int, *, replicas: int, made: Mapping[str, Any], to: Path, noise: bool
 ) -> Point:
-    """Trains on `replicas` replicas in the folder `to`, unless that is done, and reads its reports.
+    """Trains on `replicas` replicas in the directory `to`, unless that is done, and reads its reports.
 
     There are no evaluations and no callbacks, which may need an evaluation or stop the training. `made`: a result of
     `measured_with`. Raises ValueError if the training failed, wrote fewer than two reports, or was measured otherwise.
@@ -102,7 +102,7 @@ def measure_one(
     if len(lines) < 2:
         raise ValueError(
             f"{to} has the reports of {len(lines)} epoch(s), but two are needed: the first is not measured. Remove "
-            "that folder and run the command again."
+            "that directory and run the command again."
         )
     parts = time_to_target.means(lines, _NOISE_STEPS)[1:]
     return Point(

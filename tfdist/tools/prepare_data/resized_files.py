@@ -1,6 +1,6 @@
 """Writes the images of a config's splits once, at the size that training needs: raw pixels or JPEG.
 
-The files are those of a cache on disk (`tfdist.data.cache.example_files`), a directory for each split, which
+The files are those of a cache on disk (`tfdist.data.cache.example_files`), a folder for each split, which
 `tfdist.zoo.sources:prepared` reads.
 """
 

@@ -27,7 +27,7 @@ def define_flags() -> None:
     flags.DEFINE_list("values", [], "The values to draw, as loss,accuracy. Default: all.")
     flags.DEFINE_bool("log", False, "A logarithmic scale for the loss.")
     flags.DEFINE_string(
-        "out", None, "The picture, without .png and .svg. Default: curves in DIR, or in the folder of all DIRs."
+        "out", None, "The picture, without .png and .svg. Default: curves in DIR, or in the directory that holds all."
     )
     scaling_results.define_published()
 

@@ -173,7 +173,7 @@ def check_after(run: Run, layout: Layout, found: tf.Variable) -> Iterator[None]:
 def train(run: Run, *, allow_config_changes: bool = False) -> int:
     """As `loop.train`, of a run with audits: after a difference it ends, or goes back to the newest audited checkpoint.
 
-    Checkpoints of steps after the last audit without a difference are moved to the folder `UNAUDITED` of the workdir.
+    Checkpoints of steps after the last audit without a difference are moved to `UNAUDITED` in the workdir.
 
     Raises:
         AuditError: names the replicas, the variables, and the checkpoint that a restart resumes from.

@@ -111,10 +111,10 @@ def unreachable(urls: Iterable[str]) -> str:
 
 
 def _remove_empty_folders(trees: Iterable[Path], others: Iterable[Path]) -> None:
-    """Removes the empty folders in `trees`, and then `others` if they are empty."""
+    """Removes the empty directories in `trees`, and then `others` if they are empty."""
     below = [path for tree in trees for path in (*sorted(tree.rglob("*"), reverse=True), tree)]
     for path in [*below, *others]:
-        with contextlib.suppress(OSError):  # Not empty, or no folder.
+        with contextlib.suppress(OSError):  # Not empty, or no directory.
             path.rmdir()
 
 

@@ -6,7 +6,7 @@
     tfdist sweep --config=... --set ... --workdir=... --slurm=launch/slurm.sbatch --nodes=1 --max-at-once=8
 
 VALUES are a list (0.1,0.2), a range of whole numbers (0..4), or with --random=N an interval to draw from:
-log(1e-5,1e-2), uniform(0,1), int(16,256). Without --random every combination is one run. The directory of a run has the
+log(1e-5,1e-2), uniform(0,1), int(16,256). Without --random every combination is one run. The workdir of a run has the
 name of its values, with all that `tfdist train` writes, its overrides.json and its output.log. A config may have a
 get_sweep() that returns the fields with their values.
 

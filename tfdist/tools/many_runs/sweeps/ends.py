@@ -11,7 +11,7 @@ from tfdist.tools import child_runs
 from tfdist.tools.many_runs import find, run_state
 from tfdist.tools.many_runs.sweeps import plan as plans
 
-# In the directory of a run: what its processes print.
+# In the workdir of a run: what its processes print.
 LOG = "output.log"
 # Characters of a last line.
 _LONGEST_LINE = 300

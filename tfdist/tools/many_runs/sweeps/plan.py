@@ -122,7 +122,7 @@ def _different(workdir: Path, name: str, before: Any, now: Any) -> str:
 
 
 def make_run(workdir: Path, overrides: space.Overrides) -> None:
-    """Makes the directory of a run, with its overrides, and removes how it ended before; raises OSError."""
+    """Makes the workdir of a run, with its overrides, and removes how it ended before; raises OSError."""
     files.make_workdir(workdir)
     (workdir / END).unlink(missing_ok=True)
     files.write_json(str(workdir / OVERRIDES), overrides)
