@@ -228,7 +228,7 @@ async def _run_other_rank(state: RendezvousState, workdir: pathlib.Path | None) 
             await protocol.until(state, lambda: state.over, protocol.now() + 0.2)
     # Rank 0 closes its port before it sends the decision.
     limit = max(protocol.now(), state.deadline) + _DECISION_SECONDS + protocol.size_seconds(state.spec.num_workers)
-    await protocol.until(state, lambda: state.over or lost, limit)
+    await protocol.until(state, lambda: state.over or 0 in state.unreached, limit)
     while not state.over and not lost:
         # Rank 0 may have started later than this worker: as long as it responds, it decides at its own deadline.
         try:
