@@ -311,9 +311,11 @@ def private_names(source):
     own |= {node.attr for node in attributes if ast.unparse(node.value) in ("self", "cls")} | {"_exit"}
     found = {node.attr for node in attributes} - own
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("patching.") in ("put", "patch"):
+        by_name = ("put", "patch", "getattr", "hasattr", "setattr")
+        if isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("patching.") in by_name:
             name = node.args[1]
-            found |= {name.value} if isinstance(name, ast.Constant) and re.match(r"_[a-z]", name.value) else set()
+            private = isinstance(name, ast.Constant) and re.match(r"_[a-z]", name.value) and name.value not in own
+            found |= {name.value} if private else set()
         if isinstance(node, ast.ImportFrom) and re.match(r"tensorflow\.(python|core)|keras\.src", f"{node.module}"):
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
@@ -518,7 +520,8 @@ def test_private_names_of_tensorflow_and_keras_are_those_of_the_list():
 
 def test_private_names_are_found():
     source = "from keras.src.losses import loss\nmodel._compile_loss = self._own\nself._own = os._exit\n"
-    assert private_names(source) == {"keras.src.losses.loss", "_compile_loss"}
+    source += "getattr(model, '_built', hasattr(self, '_own'))\n"
+    assert private_names(source) == {"keras.src.losses.loss", "_compile_loss", "_built"}
 
 
 def test_each_wing_has_a_contract_and_few_entries():

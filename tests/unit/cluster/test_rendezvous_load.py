@@ -52,6 +52,22 @@ def test_a_late_worker_is_contacted_at_once_however_long_the_pauses_are(monkeypa
     assert max(outcome.seconds for outcome in outcomes) < 5.0
 
 
+def test_a_worker_whose_report_comes_after_the_decision_is_told_what_was_decided(monkeypatch):
+    notify_all = protocol.notify_all
+
+    async def notify_late(*args, **keywords):
+        await asyncio.sleep(1.0)  # As if there were many others: rank 0 has closed its port.
+        return await notify_all(*args, **keywords)
+
+    monkeypatch.setattr(protocol, "notify_all", notify_late)
+    workers, specs = Workers(), worker_specs(free_ports(3))
+    for rank in (0, 1):
+        workers.start(specs[rank], seconds=2.0)
+        time.sleep(1.0)
+    chief, other = (outcome.message for outcome in workers.join())
+    assert chief == other and "rank 2 " in chief and "rank 0 " not in chief
+
+
 @pytest.mark.slow
 def test_a_worker_sends_few_requests_at_once_and_gives_slow_workers_more_time():
     ports = free_ports(17)

@@ -35,7 +35,7 @@ _HELLO_SECONDS = 5.0
 # Lost workers that a message describes one by one.
 _MAX_DESCRIBED = 8
 # Seconds in which the messages of many workers gather.
-_BATCH_SECONDS = 0.1
+_BATCH_SECONDS = 0.2
 
 
 class _Batches(selectors.DefaultSelector):

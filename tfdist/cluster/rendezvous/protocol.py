@@ -51,8 +51,9 @@ class Received:
     awaited: dict[int, asyncio.Future] = dataclasses.field(default_factory=dict)
 
     def note_report(self, rank: int, report: dict[str, Any]) -> None:
-        """Stores the report of a worker."""
-        self.reports[rank] = report
+        """Stores what `decision.decide` needs of a worker's report: a thousand whole ones take a MB."""
+        names = ("failed", "unreached", "stopped", "workdir", "port_in_use")
+        self.reports[rank] = {name: report[name] for name in names if name in report}
         self.bad = self.bad or bool(report["failed"] or report["unreached"] or report.get("stopped"))
 
 
@@ -191,7 +192,7 @@ async def connect(state: RendezvousState) -> None:
 
     Rank 0 sends a message to every worker. The others send one to rank 0, and one to their own address, where another
     process may have the same rank; they only connect to the partners that `reachability.partners` names. So N workers
-    make about N (5 + 2 log2 N) connections. A worker that was not there is called again as soon as it sends a message.
+    make about 11 N connections. A worker that was not there is called again as soon as it sends a message.
     """
     gate = asyncio.Semaphore(_MAX_REQUESTS)
     longest = max(_MAX_PAUSE, _PAUSE_PER_WORKER * state.spec.num_workers)
@@ -262,7 +263,8 @@ def _store(state: RendezvousState, request: dict[str, Any], peer: str) -> None:
         elif kind == "hello" and request["me"] is not None:
             if request["me"]["must_match"] == state.me.get("must_match"):
                 request["me"]["must_match"] = state.me["must_match"]  # One copy, of a thousand workers.
-            first = state.received.hellos.setdefault(rank, request)
+            hello = {"nonce": request["nonce"], "me": request["me"]}
+            first = state.received.hellos.setdefault(rank, hello)
             if first["nonce"] != request["nonce"]:
                 failed = decision.same_rank(rank, [first["me"], request["me"]])
                 state.received.note_report(rank, {"failed": failed, "unreached": {}, "workdir": ""})

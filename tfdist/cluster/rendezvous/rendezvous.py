@@ -1,9 +1,9 @@
 """The rendezvous: all workers connect over TCP and compare versions and config before TensorFlow starts.
 
 TensorFlow waits more than ten minutes for a missing worker and ignores signals. The rendezvous ends at a deadline and
-names the missing workers. Each worker listens at its own address and connects to all others: a short connection for
-each pair and direction, a few at a time. Each reports to rank 0 which workers it could not connect to; rank 0 compares
-the workers' values, decides (decision.py), and sends the decision to all. Imports no TensorFlow.
+names the missing workers. Each worker listens at its own address and connects to rank 0 and a few others, or to all in
+a small job: a short connection for each pair and direction. Each reports to rank 0 which workers it could not connect
+to; rank 0 compares the workers' values, decides (decision.py), and sends the decision to all. Imports no TensorFlow.
 """
 
 import asyncio
@@ -228,7 +228,7 @@ async def _run_other_rank(state: RendezvousState, workdir: pathlib.Path | None) 
             await protocol.until(state, lambda: state.over, protocol.now() + 0.2)
     # Rank 0 closes its port before it sends the decision.
     limit = max(protocol.now(), state.deadline) + _DECISION_SECONDS + protocol.size_seconds(state.spec.num_workers)
-    await protocol.until(state, lambda: state.over or lost, limit)
+    await protocol.until(state, lambda: state.over or 0 in state.unreached, limit)
     while not state.over and not lost:
         # Rank 0 may have started later than this worker: as long as it responds, it decides at its own deadline.
         try:

@@ -7,6 +7,7 @@ import keras
 
 # Keras' callbacks whose batch hooks have an effect only with some settings -> True if they have none.
 _IDLE_BETWEEN_EPOCHS: dict[type, Callable[[Any], bool]] = {
+    keras.callbacks.Callback: lambda callback: True,  # Its hooks do nothing.
     keras.callbacks.ModelCheckpoint: lambda callback: callback.save_freq == "epoch",
     keras.callbacks.TensorBoard: lambda callback: callback.update_freq == "epoch" and not callback._should_trace,
     keras.callbacks.TerminateOnNaN: lambda callback: True,  # Called by `CallbackRunner.nonfinite_loss`.
@@ -34,13 +35,14 @@ def wants_batches(callbacks: list[keras.callbacks.Callback], kind: str) -> bool:
 
 
 def _is_idle(callback: keras.callbacks.Callback, name: str) -> bool:
-    method = getattr(callback, name)
-    if getattr(method, "_is_default", False):  # Keras marks methods that are not overridden.
-        return True
     return any(
-        isinstance(callback, kind) and getattr(method, "__func__", None) is getattr(kind, name) and idle(callback)
+        isinstance(callback, kind) and not _overrides(callback, name, kind) and idle(callback)
         for kind, idle in _IDLE_BETWEEN_EPOCHS.items()
     )
+
+
+def _overrides(callback: keras.callbacks.Callback, name: str, kind: type = keras.callbacks.Callback) -> bool:
+    return getattr(getattr(callback, name), "__func__", None) is not getattr(kind, name)
 
 
 def only_writes(callback: keras.callbacks.Callback) -> bool:
@@ -51,7 +53,7 @@ def only_writes(callback: keras.callbacks.Callback) -> bool:
 def is_defined(callback: keras.callbacks.Callback, hook: str) -> bool:
     """Returns True if a callback overrides `hook`."""
     names = [hook, hook.replace("on_train_batch", "on_batch")]  # Keras' older names, called by the newer hooks.
-    return not all(getattr(getattr(callback, name), "_is_default", False) for name in names)
+    return any(_overrides(callback, name) for name in names)
 
 
 def is_active(callback: keras.callbacks.Callback, hook: str) -> bool:

@@ -362,9 +362,8 @@ def _check_callback(callback: Any, field: str, names: list[str], optimizer: kera
         raise ValueError(f"{field}.target must return a keras.callbacks.Callback. Received: {type(callback).__name__}")
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         raise ValueError(f"{field}: BackupAndRestore is not needed: run the same command to resume. Remove it.")
-    rate = getattr(optimizer, "_learning_rate", None)
     setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
-    if isinstance(callback, setters) and not isinstance(rate, keras.Variable):
+    if isinstance(callback, setters) and optimizer_lib.settable_learning_rate(optimizer) is None:
         raise ValueError(
             f"{field}: {type(callback).__name__} cannot set the learning rate of a schedule: set "
             f'config.learning_rate.schedule to {{"target": "{schema.SETTABLE_SCHEDULE}"}}.'
