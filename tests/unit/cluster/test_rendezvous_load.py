@@ -52,7 +52,7 @@ def test_a_late_worker_is_contacted_at_once_however_long_the_pauses_are(monkeypa
     assert max(outcome.seconds for outcome in outcomes) < 5.0
 
 
-def test_a_worker_whose_report_comes_after_the_decision_is_told_what_was_decided(monkeypatch):
+def test_a_worker_that_reports_after_the_decision_receives_it(monkeypatch):
     notify_all = protocol.notify_all
 
     async def notify_late(*args, **keywords):
