@@ -136,7 +136,10 @@ def reject_keras_predict(strategy: tf.distribute.Strategy) -> None:
 
 @contextlib.contextmanager
 def refuse_others() -> Iterator[None]:
-    """Makes new strategies of tf.distribute raise an error: tfdist has made one already."""
+    """Makes new strategies of tf.distribute raise an error: tfdist has made one already.
+
+    The scope of the default one, which scripts get where they find no TPU, has no effect, as under Keras.
+    """
 
     def refuse(original: Any, self: tf.distribute.Strategy, *args: Any, **keywords: Any) -> None:
         raise ValueError(
@@ -148,6 +151,8 @@ def refuse_others() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(patching.patch(getattr(tf.distribute, name), "__init__", refuse))
+        default = type(tf.distribute.get_strategy())
+        stack.enter_context(patching.patch(default, "scope", lambda _, strategy: contextlib.nullcontext(strategy)))
         yield
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.keras_fit.whole_batch import reductions
+from tfdist.keras_fit.whole_batch import coupling, reductions
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.keras_fit.whole_batch.rows import Rows
 
@@ -31,7 +31,8 @@ def call_with_losses(model: keras.Model, x: Any, rows: Rows, *, training: bool) 
     with rows_lib.current(rows):
         predictions = call(model, x, training=training)
     losses = model.losses
-    reductions.tell_added(losses, rows)
+    coupling.tell_mixed((predictions, losses), rows)
+    coupling.tell_added(losses, rows)
     return predictions, [loss if loss.shape.rank else reductions.share_value(loss, rows) for loss in losses]
 
 

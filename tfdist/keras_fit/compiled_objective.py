@@ -99,10 +99,12 @@ class CompiledObjective(ModelObjective):
         model = self.model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(shard["data"])
         rows = self._rows(shard, training=training)
-        with trainer.shard_present(rows.present):
+        assert shard_losses.losses_are_patched(), "call this within shard_losses.patch_losses"
+        # A loss that a layer calls for its add_loss, such as that of Keras' example of an endpoint layer.
+        called = shard_losses.mode(alone=True, shard=None if by_xla else ShardLosses(rows=rows, means=True))
+        with called, trainer.shard_present(rows.present):
             call = compiled_model.call_by_xla if by_xla else compiled_model.call_with_losses
             predictions, added = call(model, x, rows, training=training)
-        assert shard_losses.losses_are_patched(), "call this within shard_losses.patch_losses"
         for tracker in self._trackers:
             shard_losses.capture(tracker)
         parts: list[tf.Tensor] = []

@@ -281,7 +281,9 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
             "compile(jit_compile=True) compiles no communication between replicas, but the layer "
             f"{synchronized[0].name!r} normalises over all of them: remove jit_compile=True, or set synchronized=False."
         )
-    losses = compiled_model.compile_losses(model)
+    # A step of the model's own reduces the loss itself.
+    own = compiled_model.overrides(model, {"fit": "train_step", "evaluate": "test_step"}[purpose])
+    losses = [] if own else compiled_model.compile_losses(model)
     if any(isinstance(loss, keras.Loss) and loss.reduction in (None, "none") for loss in losses):
         raise ValueError(
             'A loss with reduction=None is not a scalar: use reduction="sum_over_batch_size", the default.'

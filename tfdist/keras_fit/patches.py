@@ -18,7 +18,7 @@ from tfdist.config.patching import patch, put, set_in_block, undo_puts
 from tfdist.data import autograph
 from tfdist.keras_fit.own_step import forward_mode, replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
-from tfdist.keras_fit.whole_batch import reductions, shard_layers, shard_losses
+from tfdist.keras_fit.whole_batch import coupling, reductions, shard_layers, shard_losses
 from tfdist.keras_fit.whole_batch import rows as rows_lib
 from tfdist.training import api as trainer
 
@@ -98,15 +98,16 @@ def _update_by_number(original: Callable, metric: Any, values: Any, sample_weigh
     rows = rows_lib.rows_now()
     if rows is None:
         return original(metric, values, sample_weight)
-    values = keras.ops.convert_to_tensor(values)
-    weight = None if sample_weight is None else keras.ops.convert_to_tensor(sample_weight)
+    # A keras.Variable is a tensor for Keras, and has no operation.
+    values = tf.convert_to_tensor(keras.ops.convert_to_tensor(values))
+    weight = None if sample_weight is None else tf.convert_to_tensor(keras.ops.convert_to_tensor(sample_weight))
     if len(values.shape) > 0 or (weight is not None and len(weight.shape) > 0):
         return original(metric, values, sample_weight)
     fraction = rows.weight
     if tf.executing_eagerly():  # Whether a number is a sum is not known: nearly all are means.
         return original(metric, values, fraction if weight is None else weight)
     if weight is None:
-        reductions.tell_metric(metric.name, values, rows)
+        coupling.tell_metric(metric.name, values, rows)
     if _counts_examples(values, rows):
         values = tf.math.divide_no_nan(tf.cast(values, fraction.dtype), fraction)
     else:
@@ -175,7 +176,7 @@ def _gradient(
         targets = [tf.convert_to_tensor(one) for one in tf.nest.flatten(target)]
         given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
         if any(isinstance(one, keras.Variable | tf.Variable) for one in flat):
-            reductions.tell(targets, step.rows)
+            coupling.tell(targets, step.rows)
         pairs = zip(targets, given, strict=True)
         parts = [(sign, term, of) for one, of in pairs for sign, term in reductions.terms_of(one, step.rows)]
         target = [term for _, term, _ in parts]
@@ -190,7 +191,7 @@ def _gradient(
 def _without_effect(gradient: Callable, sources: Any, output_gradients: Any) -> Any:
     """Returns zeros as the gradients of variables, and of what a number is not connected to, which is made of zeros.
 
-    Computes those of inputs, which may be part of a loss.
+    Computes those of inputs, which may be part of a loss. Those of tables, in which examples look up rows, have rows.
     """
     flat = tf.nest.flatten(sources)
     inputs = [one for one in flat if not isinstance(one, keras.Variable | tf.Variable)]

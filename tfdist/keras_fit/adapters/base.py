@@ -238,6 +238,10 @@ class BatchAdapter(DataAdapter):
                 with tf.control_dependencies(_check_rows(totals, shard.num_replicas)):
                     bounds = [shard_bounds(shard.first_replica + local, n, shard.num_replicas) for n in totals]
                 parts = [_rows(part, *one) for part, one in zip(tf.nest.flatten(batch), bounds, strict=True)]
+                for part, whole in zip(parts, tf.nest.flatten(batch), strict=True):
+                    size = whole.shape[0] if isinstance(part, tf.Tensor) and whole.shape.rank else None
+                    if size and size % shard.num_replicas == 0:  # As in Keras: a step may read it from the shape.
+                        part.set_shape([size // shard.num_replicas, *whole.shape[1:]])
                 data = tf.nest.pack_sequence_as(batch, parts)
                 return {"data": data, "count": bounds[0][1], "total": totals[0]}
 

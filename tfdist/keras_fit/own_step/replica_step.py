@@ -267,9 +267,30 @@ class ReplicaStep:
         return total
 
 
-def zeros(source: Any) -> tf.Tensor:
-    """Returns zeros in place of a derivative, while a step is traced without effect."""
-    return tf.zeros_like(source) if isinstance(source, tf.Tensor) else tf.zeros(source.shape, source.dtype)
+def zeros(source: Any) -> tf.Tensor | tf.IndexedSlices:
+    """Returns zeros in place of a derivative, while a step is traced without effect; of a table, a row."""
+    if isinstance(source, tf.Tensor):
+        return tf.zeros_like(source)
+    if _is_table(source):
+        row = tf.zeros([1, *source.shape[1:]], source.dtype)
+        return tf.IndexedSlices(row, tf.zeros([1], tf.int32), tf.constant(list(source.shape)))
+    return tf.zeros(source.shape, source.dtype)
+
+
+def _is_table(variable: Any) -> bool:
+    """Returns whether the graph only looks up rows in a variable, which was made before it."""
+    value = checkpoint_format.tf_variable(variable)
+    if tf.executing_eagerly() or not isinstance(value, tf.Variable):
+        return False
+    handle = tf.compat.v1.get_default_graph().capture(getattr(value, "values", [value])[0].handle)
+    waiting, found = [handle], set()
+    while waiting:
+        for op in waiting.pop().consumers():
+            if op.type in ("ReadVariableOp", "Identity"):
+                waiting += op.outputs
+            else:
+                found.add(op.type)
+    return found in ({"GatherV2"}, {"ResourceGather"})
 
 
 def check_clear(unclear: bool) -> None:

@@ -10,15 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.config import user_code
-from tfdist.keras_fit import messages
 from tfdist.keras_fit.whole_batch.rows import Rows
 
-# Operations that make one number of many; of a shape; without an input that depends on the examples; and linear ones.
-_REDUCTIONS = {"Mean", "Sum", "L2Loss", "Max", "Min", "Prod"}
-_SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
-_CONSTANT = {"Const", "ReadVariableOp", "VarHandleOp"}
+# Operations of a shape; without an input that depends on the examples; and linear ones.
+SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
+CONSTANT = {"Const", "ReadVariableOp", "VarHandleOp"}
 _LINEAR = {
     *("Identity", "IdentityN", "Cast", "Neg", "Reshape", "Squeeze", "ExpandDims", "EnsureShape", "CheckNumerics"),
     *("Add", "AddV2", "AddN", "Sub", "Pack", "StopGradient", "PreventGradient"),
@@ -26,16 +22,12 @@ _LINEAR = {
 _SUMS = ("Add", "AddV2", "AddN")
 _QUOTIENTS = {"RealDiv", "Div", "DivNoNan"}
 # Operations that call a function, into which nothing here looks.
-_CALLS = {
+CALLS = {
     *("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "PartitionedCall"),
     *("StatefulPartitionedCall", "PyFunc", "PyFuncStateless", "EagerPyFunc"),
 }
 # Those whose second input is a layer's weights.
 _OF_WEIGHTS = {"MatMul", "BatchMatMulV2", "Einsum", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "BiasAdd"}
-# Those that give a row for each row of one input, and those whose last input says in which order rows are returned.
-_OF_ROWS = {"Add", "AddV2", "Sub", "Mul", "RealDiv", "DivNoNan", "SquaredDifference", "GatherV2"}
-_ORDERS = {"ReverseV2", "Roll", "StridedSlice"}
-_PRODUCTS = {"MatMul", "BatchMatMulV2", "Einsum"}
 
 
 def kind_of(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> str:
@@ -50,14 +42,14 @@ def kind_of(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> str:
     """
     if tf.executing_eagerly() or not isinstance(value, tf.Tensor):
         return "mean"
-    op, inputs = value.op, _inputs(value)
+    op, inputs = value.op, inputs_of(value)
     if not depends_on_data(op, rows):
         return "equal"
     if op in {one.op for one in rows.losses if isinstance(one, tf.Tensor)}:
         return "rows" if value.shape.rank else "mean"
     if op.type in _LINEAR and (whole or all(one.shape.rank == 0 for one in inputs)):
         return _of_terms(inputs, rows, whole)
-    if not whole and _has_rows(value, rows):
+    if not whole and has_rows(value, rows):
         return "rows"
     if op.type in ("Mean", "Sum", "L2Loss"):
         kind = kind_of(inputs[0], rows, whole=whole and not _reduces_rows(op))
@@ -65,7 +57,7 @@ def kind_of(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> str:
     if op.type in _LINEAR:
         return _of_terms(inputs, rows, whole)
     if op.type == "MatMul":
-        return "sum" if _sums_rows(op, rows) else "other"
+        return "sum" if sums_rows(op, rows) else "other"
     scaled = _split_scale(op, rows)
     if scaled is None:
         return "other"
@@ -81,7 +73,7 @@ def terms_of(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> list[tuple
     """
     if kind_of(value, rows, whole=whole) != "other":
         return [(1.0, value)]
-    op, inputs = value.op, _inputs(value)
+    op, inputs = value.op, inputs_of(value)
     if value.shape.rank == 0 and any(one.shape.rank != 0 for one in inputs):
         return [(1.0, value)]
     signs = {"Identity": [1.0], "Neg": [-1.0], "Sub": [1.0, -1.0]} | dict.fromkeys(_SUMS, [1.0] * len(inputs))
@@ -111,7 +103,7 @@ def share_value(value: tf.Tensor, rows: Rows, *, whole: bool = False) -> tf.Tens
     return sum(factor * term * tf.cast(share(term, rows, whole=whole), term.dtype) for factor, term in terms)
 
 
-def _inputs(value: tf.Tensor) -> list[tf.Tensor]:
+def inputs_of(value: tf.Tensor) -> list[tf.Tensor]:
     """Returns what a tensor is computed of: of a `tf.custom_gradient`, the one that it is equal to."""
     inputs = list(value.op.inputs)
     return [inputs[value.value_index]] if value.op.type == "IdentityN" else inputs
@@ -141,7 +133,7 @@ def _split_scale(op: tf.Operation, rows: Rows) -> tuple[tf.Tensor, tf.Tensor] | 
     return None if depends_on_data(inputs[1].op, rows) else (inputs[0], inputs[1])
 
 
-def _sums_rows(op: tf.Operation, rows: Rows) -> bool:
+def sums_rows(op: tf.Operation, rows: Rows) -> bool:
     """Returns whether a product of matrices sums over the examples."""
     one, other = op.inputs
     left = one.shape[0] if op.get_attr("transpose_a") else one.shape[1]
@@ -167,11 +159,12 @@ def _counts(value: tf.Tensor, factor: tf.Tensor, rows: Rows) -> bool:
 
 def is_of_a_shape(factor: tf.Tensor) -> bool:
     """Returns whether a constant comes from a shape: TensorFlow names the constant of a static size after the call."""
-    names = {op.name.rpartition("/")[2].partition("_")[0] for op in _before([factor], set())}
-    return not names.isdisjoint(_SHAPES)
+    names = {op.name.rpartition("/")[2].partition("_")[0] for op in before([factor], set())}
+    return not names.isdisjoint(SHAPES)
 
 
-def _has_rows(value: tf.Tensor, rows: Rows) -> bool:
+def has_rows(value: tf.Tensor, rows: Rows) -> bool:
+    """Returns whether a tensor may have one row per example of the replica."""
     rank = value.shape.rank
     return rank is None or (rank > 0 and value.shape[0] in (None, rows.static))
 
@@ -187,15 +180,15 @@ def depends_on_data(op: tf.Operation, rows: Rows, *, by_shape: bool = False) -> 
     waiting, seen = [op], set()
     while waiting:
         one = waiting.pop()
-        if one in seen or known.get(one) is False or one.type in _CONSTANT or one in rows.equal:
+        if one in seen or known.get(one) is False or one.type in CONSTANT or one in rows.equal:
             continue
-        if one.type in _SHAPES and not by_shape:
+        if one.type in SHAPES and not by_shape:
             continue
         seen.add(one)
         values = [each for each in one.inputs if each.dtype != tf.resource]
         # An input of the step, an element of an iterator, or random numbers.
         given = not values and one.outputs and one.outputs[0].dtype not in (tf.resource, tf.variant)
-        if known.get(one) or given or _draws(one):
+        if known.get(one) or given or draws(one):
             known[op] = True
             return True
         waiting += [each.op for each in values]
@@ -203,12 +196,12 @@ def depends_on_data(op: tf.Operation, rows: Rows, *, by_shape: bool = False) -> 
     return False
 
 
-def _draws(op: tf.Operation) -> bool:
+def draws(op: tf.Operation) -> bool:
     """Returns whether an operation draws other numbers on another replica: not with a seed of the user's own."""
     if not op.type.startswith("StatelessRandom"):
         return "Random" in op.type
     # The seeds of a step, which contain the number of the replica, are computed by a function.
-    return op.type == "StatelessRandomGetKeyCounter" and any(one.type in _CALLS for one in _before(op.inputs, set()))
+    return op.type == "StatelessRandomGetKeyCounter" and any(one.type in CALLS for one in before(op.inputs, set()))
 
 
 def is_of_examples(value: tf.Tensor, rows: Rows) -> bool:
@@ -221,17 +214,17 @@ def is_of_examples(value: tf.Tensor, rows: Rows) -> bool:
         return True
     if rows.static is None and depends_on_data(value.op, rows, by_shape=True):
         return True
-    if not _has_rows(value, rows) or any(op.type == "ReadVariableOp" for op in _before([value], set())):
+    if not has_rows(value, rows) or any(op.type == "ReadVariableOp" for op in before([value], set())):
         return False
     waiting, seen, met = [value], set(), False
     while waiting:
         one = waiting.pop()
         for op in set(one.consumers()) - seen:
             seen.add(op)
-            if op.type in _SHAPES:
+            if op.type in SHAPES:
                 continue
             if not depends_on_data(op, rows):
-                waiting += [each for each in op.outputs if _has_rows(each, rows)]
+                waiting += [each for each in op.outputs if has_rows(each, rows)]
                 continue
             met, ranks = True, [each.shape.rank or 0 for each in op.outputs]
             if (op.type in _OF_WEIGHTS and op.inputs[0] is not one) or max(ranks, default=0) > (one.shape.rank or 0):
@@ -239,83 +232,8 @@ def is_of_examples(value: tf.Tensor, rows: Rows) -> bool:
     return met
 
 
-def tell(targets: list[tf.Tensor], rows: Rows) -> None:
-    """Says once where a step reduces or compares examples by itself, not by one of the loss objects.
-
-    Args:
-        targets: of a gradient of variables.
-        rows: those of the replica that is traced.
-    """
-    if tf.executing_eagerly() or not replicas_lib.is_first():
-        return
-    losses = {one.op for one in rows.losses if isinstance(one, tf.Tensor)}
-    mixing = next((op for op in _before(targets, set()) if _mixes_examples(op, rows)), None)
-    if mixing is not None:
-        _say(
-            mixing,
-            "a step computes rows of several examples, such as with their mean, their number or their reversed order, "
-            "and each replica has its own examples only: gather them by tfdist.all_gather, or compute it in a "
-            "keras.losses.Loss, which sees the whole batch (docs/own_step.md)",
-        )
-    reduced = None
-    for op in _before(targets, losses):
-        if op.type in _PRODUCTS and _compares(op, rows):
-            _say(
-                op,
-                "a loss compares the examples of a batch, and each replica compares its own only: compute it in a "
-                "keras.losses.Loss, which sees the whole batch, or gather them by tfdist.all_gather (docs/own_step.md)",
-            )
-            return
-        if reduced is None and op.type in _REDUCTIONS and op.outputs[0].shape.rank == 0 and depends_on_data(op, rows):
-            reduced = op
-    call = _reducing_call([term for one in targets for _, term in terms_of(one, rows)], losses, rows)
-    if call is not None:
-        _say(
-            call,
-            "a loss is a number that a tf.cond, a loop, a map or a function of its own in the graph has computed. It "
-            "is taken for a mean over the examples of each replica. If it is a sum or another number, return the "
-            "values of the examples from there, and reduce them in train_step itself (docs/own_step.md)",
-        )
-    elif reduced is not None:
-        _say(
-            reduced,
-            "a loss is reduced to a number without a loss object. Each replica reduces its own examples, which is "
-            "right for a mean or a sum over examples. If it is another one, compute it in a keras.losses.Loss, which "
-            "sees the whole batch (docs/own_step.md)",
-        )
-
-
-def tell_added(losses: list[tf.Tensor], rows: Rows) -> None:
-    """Says once which losses of `add_loss` are those of each replica's examples."""
-    for loss in losses:
-        _tell_if_other(
-            loss,
-            rows,
-            "a loss of add_loss is neither a mean nor a sum over examples. It is computed from the examples of each "
-            "replica, and averaged: pass tensors of which it is made as outputs to a keras.losses.Loss, which sees the "
-            "whole batch (docs/scripts.md)",
-        )
-
-
-def tell_metric(name: str, value: tf.Tensor, rows: Rows) -> None:
-    """Says once that a metric is updated with a number that is made of each replica's examples in another way."""
-    _tell_if_other(
-        value,
-        rows,
-        f"the metric {name!r} gets a number that is neither a mean nor a sum over examples. It is computed from the "
-        "examples of each replica, and averaged: pass the values of the examples to a metric in compile, which sees "
-        "the whole batch (docs/scripts.md)",
-    )
-
-
-def _tell_if_other(value: tf.Tensor, rows: Rows, text: str) -> None:
-    if tf.executing_eagerly() or rows.replicas == 1 or not replicas_lib.is_first():
-        return
-    if any(kind_of(term, rows) == "other" for _, term in terms_of(value, rows)):
-        _say(value.op, text)
-
-
-def _before(targets: list[tf.Tensor], ends: set[tf.Operation]) -> Iterator[tf.Operation]:
+def before(targets: list[tf.Tensor], ends: set[tf.Operation]) -> Iterator[tf.Operation]:
+    """Yields the operations of which `targets` are made, but not those of `ends` and before them."""
     waiting, seen = [one.op for one in targets], set(ends)
     while waiting:
         op = waiting.pop()
@@ -324,74 +242,3 @@ def _before(targets: list[tf.Tensor], ends: set[tf.Operation]) -> Iterator[tf.Op
         seen.add(op)
         yield op
         waiting += [one.op for one in op.inputs]
-
-
-def _reducing_call(terms: list[tf.Tensor], losses: set[tf.Operation], rows: Rows) -> tf.Operation | None:
-    """Returns an operation that calls a function, which has made one of `terms` of the examples, or None."""
-    waiting, seen = [one for one in terms if kind_of(one, rows) == "other"], set()
-    while waiting:
-        value = waiting.pop()
-        op, calls = value.op, value.op.type in _CALLS
-        if op in seen or op in losses or value.dtype == tf.resource or not depends_on_data(op, rows):
-            continue
-        if _has_rows(value, rows) and not (calls and value.shape.rank is None):
-            continue
-        if calls:
-            return op
-        seen.add(op)
-        waiting += _inputs(value)
-    return None
-
-
-def _mixes_examples(op: tf.Operation, rows: Rows) -> bool:
-    """Returns whether a step makes rows of several examples of the replica, not by a layer of Keras.
-
-    All pairs of rows, or each row with a number of all of them, such as their mean; or rows in reversed order.
-    """
-    if not op.outputs or not _has_rows(op.outputs[0], rows) or not op.outputs[0].dtype.is_floating:
-        return False
-    mixed = []
-    if op.type in _ORDERS:
-        order = np.ravel(tf.get_static_value(op.inputs[-1]))
-        if order[0] == -1 if op.type == "StridedSlice" else 0 in order:
-            mixed = [op.inputs[0]]
-    elif op.type in _OF_ROWS or (op.type == "MatMul" and not op.get_attr("transpose_a") and not _compares(op, rows)):
-        mixed = [one for one in op.inputs if not _has_rows(one, rows) or (one.shape.rank and one.shape[0] == 1)]
-    if "gradient_tape" in op.name or not any(_made_of_examples(one, rows) for one in mixed):
-        return False
-    for frame in reversed(op.traceback):
-        if user_code.is_users(frame.filename) or "/layers/" in frame.filename:
-            return "/layers/" not in frame.filename
-    return False
-
-
-def _made_of_examples(value: tf.Tensor, rows: Rows) -> bool:
-    """As `depends_on_data`, where the numbers of examples do not count."""
-    counts = {id(one) for one in (rows.low, rows.count, rows.total)}
-    waiting, seen = [value], set()
-    while waiting:
-        one = waiting.pop()
-        op = one.op
-        if id(one) in counts or one.dtype == tf.resource or op in rows.equal or op.type in _SHAPES | _CONSTANT:
-            continue
-        if id(one) in seen or not depends_on_data(op, rows):
-            continue
-        seen.add(id(one))
-        values = [each for each in _inputs(one) if each.dtype != tf.resource]
-        if not values:
-            return not _draws(op)
-        waiting += values
-    return False
-
-
-def _compares(op: tf.Operation, rows: Rows) -> bool:
-    """Returns whether a product has a value for each pair of examples."""
-    shape = op.outputs[0].shape
-    if shape.rank != 2 or shape[0] != shape[1] or shape[0] not in (None, rows.static):
-        return False
-    return all(depends_on_data(one.op, rows) and _has_rows(one, rows) for one in op.inputs)
-
-
-def _say(op: tf.Operation, text: str) -> None:
-    line = user_code.current_line(op.traceback)
-    messages.say_once(f"{line}: {text}.", key=f"reductions {line}")

@@ -24,9 +24,10 @@ def check(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Va
         The states of stateful recurrent layers by name, which Keras does not count as the layers' variables.
 
     Raises:
-        ValueError: a layer is stateful, and there are several replicas.
+        ValueError: a layer is stateful, or quantized to float8, and there are several replicas.
     """
     _tell(cluster, layers, statistics)
+    _check_float8(cluster, layers)
     return _recurrent_states(cluster, layers)
 
 
@@ -58,6 +59,17 @@ def _tell(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Va
             f"{text.list_names(others, 3)}: variables that such a layer updates from its batch are those of each "
             "replica's examples, averaged over the replicas after each step."
         )
+
+
+def _check_float8(cluster: Cluster, layers: list[keras.Layer]) -> None:
+    for layer in layers:
+        scales = [one for one in layer.trainable_variables if getattr(one, "overwrite_with_gradient", False)]
+        if scales and cluster.num_replicas > 1:
+            raise ValueError(
+                f"The layer {layer.name!r} is quantized to float8: its scales are those of the largest values of the "
+                f"whole batch, which cannot be divided among {cluster.num_replicas} replicas. Start one worker with "
+                "one device, or train it in another dtype, such as mixed_bfloat16."
+            )
 
 
 def _recurrent_states(cluster: Cluster, layers: list[keras.Layer]) -> dict[str, Any]:
