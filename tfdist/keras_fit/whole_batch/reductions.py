@@ -159,8 +159,9 @@ def _counts(value: tf.Tensor, factor: tf.Tensor, rows: Rows) -> bool:
 
 def is_of_a_shape(factor: tf.Tensor) -> bool:
     """Returns whether a constant comes from a shape: TensorFlow names the constant of a static size after the call."""
-    names = {op.name.rpartition("/")[2].partition("_")[0] for op in before([factor], set())}
-    return not names.isdisjoint(SHAPES)
+    ops = list(before([factor], set()))
+    names = {op.name.rpartition("/")[2].partition("_")[0] for op in ops}
+    return not names.isdisjoint(SHAPES) and all(op.inputs or op.type == "Const" for op in ops)
 
 
 def has_rows(value: tf.Tensor, rows: Rows) -> bool:
