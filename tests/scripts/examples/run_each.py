@@ -80,7 +80,7 @@ def main() -> None:
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     for name, _, epochs in (text.partition(":") for text in flags.names):
         keras.utils.clear_session()
-        keras.Model.fit = with_options(fit, flags.kill, epochs) if flags.kill or epochs else fit
+        keras.Model.fit = with_options(fit, flags.kill, epochs)  # Always: a resumed fit is called from the same place.
         path = f"{FOLDER / name}.py"
         with drawing(path):
             script = runpy.run_path(path, run_name="__main__")
