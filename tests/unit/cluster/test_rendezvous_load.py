@@ -14,6 +14,7 @@ from rendezvous_threads import Workers, run, tf_config, worker_specs
 
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.rendezvous import protocol, rpc
+from tfdist.cluster.wire import keys
 
 
 @contextlib.contextmanager
@@ -50,6 +51,32 @@ def test_a_late_worker_is_contacted_at_once_however_long_the_pauses_are(monkeypa
     outcomes = workers.join()
     assert [outcome.error for outcome in outcomes] == [None] * 3
     assert max(outcome.seconds for outcome in outcomes) < 5.0
+
+
+def test_a_swallowed_cancellation_is_followed_by_no_pause(monkeypatch):
+    async def call(state, rank, request):
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:  # As `asyncio.wait_for` before Python 3.12, if the reply comes at that moment.
+            raise rpc.UnreachableError("no answer") from None
+
+    async def connect() -> float:
+        spec, started = worker_specs(free_ports(3))[0], protocol.now()
+        state = protocol.RendezvousState(
+            spec=spec,
+            keys=keys.Keys((b"k" * 64,)),
+            me={},
+            seconds=0.2,
+            deadline=started + 0.2,
+            addresses=list(spec.addresses),
+            nonce="0" * 16,
+        )
+        await protocol.connect(state)
+        return protocol.now() - started
+
+    monkeypatch.setattr(protocol, "_PAUSE_PER_WORKER", 20.0)  # The first pause of 7,680 workers is 6 s.
+    monkeypatch.setattr(protocol, "call", call)
+    assert asyncio.run(connect()) < 3.0
 
 
 def test_a_worker_that_reports_after_the_decision_receives_it(monkeypatch):
