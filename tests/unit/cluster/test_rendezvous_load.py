@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import socket
 import threading
@@ -93,6 +94,31 @@ def test_a_worker_that_reports_after_the_decision_receives_it(monkeypatch):
         time.sleep(1.0)
     chief, other = (outcome.message for outcome in workers.join())
     assert chief == other and "rank 2 " in chief and "rank 0 " not in chief
+
+
+def test_a_request_that_fails_while_it_is_cancelled_prints_nothing(monkeypatch):
+    reported: list[dict] = []
+
+    async def refused(*args, **keywords):
+        for _ in range(3):
+            await asyncio.sleep(0)
+        raise ConnectionRefusedError
+
+    async def cancel_after(iterations: int) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+        task = asyncio.ensure_future(rpc.request("127.0.0.1:1", {}, keys.Keys((b"k" * 64,))))
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, rpc.UnreachableError):
+            await task
+
+    monkeypatch.setattr(rpc.channel, "request", refused)
+    monkeypatch.setitem(rpc._looked_up, "127.0.0.1", (time.monotonic(), ["127.0.0.1"]))
+    for iterations in range(20):
+        asyncio.run(cancel_after(iterations))
+        gc.collect()
+    assert reported == []
 
 
 @pytest.mark.slow
