@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import socket
 import threading
@@ -14,6 +15,7 @@ from rendezvous_threads import Workers, run, tf_config, worker_specs
 
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.rendezvous import protocol, rpc
+from tfdist.cluster.wire import keys
 
 
 @contextlib.contextmanager
@@ -52,6 +54,32 @@ def test_a_late_worker_is_contacted_at_once_however_long_the_pauses_are(monkeypa
     assert max(outcome.seconds for outcome in outcomes) < 5.0
 
 
+def test_a_swallowed_cancellation_is_followed_by_no_pause(monkeypatch):
+    async def call(state, rank, request):
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:  # As `asyncio.wait_for` before Python 3.12, if the reply comes at that moment.
+            raise rpc.UnreachableError("no answer") from None
+
+    async def connect() -> float:
+        spec, started = worker_specs(free_ports(3))[0], protocol.now()
+        state = protocol.RendezvousState(
+            spec=spec,
+            keys=keys.Keys((b"k" * 64,)),
+            me={},
+            seconds=0.2,
+            deadline=started + 0.2,
+            addresses=list(spec.addresses),
+            nonce="0" * 16,
+        )
+        await protocol.connect(state)
+        return protocol.now() - started
+
+    monkeypatch.setattr(protocol, "_PAUSE_PER_WORKER", 20.0)  # The first pause of 7,680 workers is 6 s.
+    monkeypatch.setattr(protocol, "call", call)
+    assert asyncio.run(connect()) < 3.0
+
+
 def test_a_worker_that_reports_after_the_decision_receives_it(monkeypatch):
     notify_all = protocol.notify_all
 
@@ -66,6 +94,31 @@ def test_a_worker_that_reports_after_the_decision_receives_it(monkeypatch):
         time.sleep(1.0)
     chief, other = (outcome.message for outcome in workers.join())
     assert chief == other and "rank 2 " in chief and "rank 0 " not in chief
+
+
+def test_a_request_that_fails_while_it_is_cancelled_prints_nothing(monkeypatch):
+    reported: list[dict] = []
+
+    async def refused(*args, **keywords):
+        for _ in range(3):
+            await asyncio.sleep(0)
+        raise ConnectionRefusedError
+
+    async def cancel_after(iterations: int) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+        task = asyncio.ensure_future(rpc.request("127.0.0.1:1", {}, keys.Keys((b"k" * 64,))))
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, rpc.UnreachableError):
+            await task
+
+    monkeypatch.setattr(rpc.channel, "request", refused)
+    monkeypatch.setitem(rpc._looked_up, "127.0.0.1", (time.monotonic(), ["127.0.0.1"]))
+    for iterations in range(20):
+        asyncio.run(cancel_after(iterations))
+        gc.collect()
+    assert reported == []
 
 
 @pytest.mark.slow

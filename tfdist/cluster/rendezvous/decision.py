@@ -143,8 +143,8 @@ def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
 def same_rank(rank: int, workers: Sequence[dict]) -> str:
     """Returns the reason if two processes have the same rank."""
     where = " and ".join(f"host {worker['host']}, pid {worker['pid']}" for worker in workers)
-    also = "another process" if len(workers) == 1 else "both"
-    return f"{where} and {also} have rank {rank}. Each worker needs its own rank (in TF_CONFIG: task.index)"
+    also = "and another process" if len(workers) == 1 else "both"
+    return f"{where} {also} have rank {rank}. Each worker needs its own rank (in TF_CONFIG: task.index)"
 
 
 def worker_name(rank: int, addresses: Sequence[str]) -> str:

@@ -224,7 +224,8 @@ async def connect(state: RendezvousState) -> None:
             except rpc.UnreachableError as error:
                 state.unreached[rank] = str(error) + (f"; before that, {wrong_peer}" if wrong_peer else "")
             state.changed.set()
-            await asyncio.wait([heard], timeout=pause)
+            if not is_over():
+                await asyncio.wait([heard], timeout=pause)
             pause = min(_MAX_PAUSE if wrong_peer else longest, 2 * pause)
 
     size, own_rank = state.spec.num_workers, state.spec.rank

@@ -44,14 +44,8 @@ async def request(
         NoAnswerError: no reply within `seconds`.
         UnreachableError: no reply; the text is the reason.
     """
-    exchange = functools.partial(channel.request, keys=keys, message=message)
-    return await _in_words(_exchange(address, exchange, seconds), seconds)
-
-
-async def _in_words(exchange: Awaitable[Any], seconds: float) -> Any:
-    """Returns the result of an exchange; raises as `request`."""
     try:
-        return await asyncio.wait_for(exchange, seconds)
+        return await _exchange(address, functools.partial(channel.request, keys=keys, message=message), seconds)
     except asyncio.TimeoutError:
         raise NoAnswerError(f"no answer within {seconds:g} s (blocked by a firewall?)") from None
     except socket.gaierror as error:
@@ -70,12 +64,18 @@ async def _in_words(exchange: Awaitable[Any], seconds: float) -> Any:
 
 
 async def _exchange(address: str, exchange: Callable[[tuple[str, int]], Awaitable[Any]], seconds: float) -> Any:
-    """Calls `exchange` with the addresses of a host, one after another, until one answers, for `seconds` in all."""
+    """Calls `exchange` with the addresses of a host, one after another, until one answers, for `seconds` in all.
+
+    Never one `asyncio.wait_for` in another: before Python 3.12, the outer one loses the error of an inner one that ends
+    while it is cancelled, and asyncio prints it.
+    """
     host, port = hostlist.split_address(address)
-    found = await _addresses(host)
+    limit = time.monotonic() + seconds
+    found = await asyncio.wait_for(_addresses(host), seconds)
+    left = limit - time.monotonic()
     for ip in found:
         try:
-            return await asyncio.wait_for(exchange((ip, port)), seconds / len(found))
+            return await asyncio.wait_for(exchange((ip, port)), left / len(found))
         except (OSError, asyncio.TimeoutError):
             if ip == found[-1]:
                 raise
