@@ -31,8 +31,8 @@ def call_with_losses(model: keras.Model, x: Any, rows: Rows, *, training: bool) 
     with rows_lib.current(rows):
         predictions = call(model, x, training=training)
     losses = model.losses
-    coupling.tell_mixed((predictions, losses), rows)
-    coupling.tell_added(losses, rows)
+    coupling.warn_of_layers((predictions, losses), rows)
+    coupling.warn_of_added_losses(losses, rows)
     return predictions, [loss if loss.shape.rank else reductions.share_value(loss, rows) for loss in losses]
 
 

@@ -107,7 +107,7 @@ def _update_by_number(original: Callable, metric: Any, values: Any, sample_weigh
     if tf.executing_eagerly():  # Whether a number is a sum is not known: nearly all are means.
         return original(metric, values, fraction if weight is None else weight)
     if weight is None:
-        coupling.tell_metric(metric.name, values, rows)
+        coupling.warn_of_metric(metric.name, values, rows)
     if _counts_examples(values, rows):
         values = tf.math.divide_no_nan(tf.cast(values, fraction.dtype), fraction)
     else:
@@ -176,7 +176,7 @@ def _gradient(
         targets = [tf.convert_to_tensor(one) for one in tf.nest.flatten(target)]
         given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
         if any(isinstance(one, keras.Variable | tf.Variable) for one in flat):
-            coupling.tell(targets, step.rows)
+            coupling.warn_of_step(targets, step.rows)
         pairs = zip(targets, given, strict=True)
         parts = [(sign, term, of) for one, of in pairs for sign, term in reductions.terms_of(one, step.rows)]
         target = [term for _, term, _ in parts]

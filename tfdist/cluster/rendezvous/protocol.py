@@ -22,8 +22,8 @@ _MAX_REQUESTS = 4
 _MAX_REQUEST_SECONDS = 12.0
 # Requests that rank 0 sends at once if it notifies all others.
 _MAX_NOTIFICATIONS = 16
-# Seconds in which rank 0 notifies all others, some of which may not answer; and for each pair of workers in addition,
-# because the decision, which is sent to each worker, names all: it reaches 1,000 on one machine in 3.2 s.
+# Seconds that rank 0 has to notify all others if some do not answer, and more for each pair of workers: each gets the
+# list of all. 1,000 workers on one machine have it after 3.2 s.
 _NOTIFY_SECONDS, _SECONDS_PER_PAIR = 5.0, 1e-5
 # The same for a message without which the run cannot start: a worker may be slow under a flood of connections.
 _START_SECONDS = 30.0

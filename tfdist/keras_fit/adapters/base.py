@@ -234,11 +234,12 @@ class BatchAdapter(DataAdapter):
 
         def shards(*batch: Any) -> tf.data.Dataset:
             def load(local: tf.Tensor) -> dict[str, Any]:
-                totals = [tf.shape(part, out_type=tf.int64)[0] for part in tf.nest.flatten(batch)]
+                flat = tf.nest.flatten(batch)
+                totals = [tf.shape(whole, out_type=tf.int64)[0] for whole in flat]
                 with tf.control_dependencies(_check_rows(totals, shard.num_replicas)):
                     bounds = [shard_bounds(shard.first_replica + local, n, shard.num_replicas) for n in totals]
-                parts = [_rows(part, *one) for part, one in zip(tf.nest.flatten(batch), bounds, strict=True)]
-                for part, whole in zip(parts, tf.nest.flatten(batch), strict=True):
+                parts = [_rows(whole, *one) for whole, one in zip(flat, bounds, strict=True)]
+                for part, whole in zip(parts, flat, strict=True):
                     size = whole.shape[0] if isinstance(part, tf.Tensor) and whole.shape.rank else None
                     if size and size % shard.num_replicas == 0:  # As in Keras: a step may read it from the shape.
                         part.set_shape([size // shard.num_replicas, *whole.shape[1:]])

@@ -1,4 +1,4 @@
-"""Says once where a step, a layer or a metric of the user's computes what shards of the batch do not add up to."""
+"""Warns once where a user's step, layer or metric gives other numbers on shards of a batch than on the whole batch."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ _ORDERS = {"ReverseV2", "Roll", "StridedSlice"}
 _PRODUCTS = {"MatMul", "BatchMatMulV2", "Einsum"}
 
 
-def tell(targets: list[tf.Tensor], rows: Rows) -> None:
-    """Says once where a step reduces or compares examples by itself, not by one of the loss objects.
+def warn_of_step(targets: list[tf.Tensor], rows: Rows) -> None:
+    """Warns once where a step reduces or compares examples by itself, not by one of the loss objects.
 
     Args:
         targets: of a gradient of variables.
@@ -46,12 +46,8 @@ def tell(targets: list[tf.Tensor], rows: Rows) -> None:
                 "keras.losses.Loss, which sees the whole batch, or gather them by tfdist.all_gather (docs/own_step.md)",
             )
             return
-        if (
-            reduced is None
-            and op.type in _REDUCTIONS
-            and op.outputs[0].shape.rank == 0
-            and reductions.depends_on_data(op, rows)
-        ):
+        makes_number = op.type in _REDUCTIONS and op.outputs[0].shape.rank == 0
+        if reduced is None and makes_number and reductions.depends_on_data(op, rows):
             reduced = op
     call = _reducing_call([term for one in targets for _, term in reductions.terms_of(one, rows)], losses, rows)
     if call is not None:
@@ -70,8 +66,8 @@ def tell(targets: list[tf.Tensor], rows: Rows) -> None:
         )
 
 
-def tell_mixed(outputs: Any, rows: Rows) -> None:
-    """Says once where a model, layer or regularizer of the user's computes something of several examples.
+def warn_of_layers(outputs: Any, rows: Rows) -> None:
+    """Warns once where a model, layer or regularizer of the user's computes something of several examples.
 
     Args:
         outputs: nested; the predictions and the losses of `add_loss`.
@@ -88,21 +84,21 @@ def tell_mixed(outputs: Any, rows: Rows) -> None:
             return
 
 
-def tell_added(losses: list[tf.Tensor], rows: Rows) -> None:
-    """Says once which losses of `add_loss` are those of each replica's examples."""
+def warn_of_added_losses(losses: list[tf.Tensor], rows: Rows) -> None:
+    """Warns once which losses of `add_loss` are those of each replica's examples."""
     for loss in losses:
-        _tell_if_other(
+        _warn_if_other(
             loss,
             rows,
             "a loss of add_loss is neither a mean nor a sum over examples. It is computed from the examples of each "
-            "replica, and averaged: pass tensors of which it is made as outputs to a keras.losses.Loss, which sees the "
-            "whole batch (docs/scripts.md)",
+            "replica, and averaged: make the tensors that it is computed from outputs of the model, and compute it in "
+            "a keras.losses.Loss, which sees the whole batch (docs/scripts.md)",
         )
 
 
-def tell_metric(name: str, value: tf.Tensor, rows: Rows) -> None:
-    """Says once that a metric is updated with a number that is made of each replica's examples in another way."""
-    _tell_if_other(
+def warn_of_metric(name: str, value: tf.Tensor, rows: Rows) -> None:
+    """Warns once that a metric is updated with a number that is made of each replica's examples in another way."""
+    _warn_if_other(
         value,
         rows,
         f"the metric {name!r} gets a number that is neither a mean nor a sum over examples. It is computed from the "
@@ -111,7 +107,7 @@ def tell_metric(name: str, value: tf.Tensor, rows: Rows) -> None:
     )
 
 
-def _tell_if_other(value: tf.Tensor, rows: Rows, text: str) -> None:
+def _warn_if_other(value: tf.Tensor, rows: Rows, text: str) -> None:
     if tf.executing_eagerly() or rows.replicas == 1 or not replicas_lib.is_first():
         return
     if any(reductions.kind_of(term, rows) == "other" for _, term in reductions.terms_of(value, rows)):

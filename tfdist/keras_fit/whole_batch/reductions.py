@@ -234,7 +234,7 @@ def is_of_examples(value: tf.Tensor, rows: Rows) -> bool:
 
 
 def before(targets: list[tf.Tensor], ends: set[tf.Operation]) -> Iterator[tf.Operation]:
-    """Yields the operations of which `targets` are made, but not those of `ends` and before them."""
+    """Yields the operations that compute `targets`, back to those of `ends`, which are left out."""
     waiting, seen = [one.op for one in targets], set(ends)
     while waiting:
         op = waiting.pop()

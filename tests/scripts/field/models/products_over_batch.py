@@ -28,7 +28,7 @@ record(history=history.history, weights=model.get_weights())
 
 
 class Orthogonal(keras.regularizers.Regularizer):
-    """As in Keras' example of PointNet: the product is of the matrices of all examples with those of all others."""
+    """As in Keras' example of PointNet, which multiplies the matrices of each pair of examples."""
 
     def __call__(self, x):
         x = ops.reshape(x, (-1, 3, 3))
