@@ -1,7 +1,6 @@
-"""The layout of tfdist: which package imports which, where private names are used, how long files may be."""
+"""The layout of tfdist: which package imports which, where private names are used, what has a docstring."""
 
 import ast
-import collections
 import functools
 import pathlib
 import re
@@ -54,10 +53,6 @@ COMMUNICATION = (
 )
 DISTRIBUTION = {"get_replica_context", "all_reduce", "merge_call", "replica_id_in_sync_group", "extended"}
 LAUNCHERS = re.compile(r"(SLURM|OMPI|PMI|PMIX|PBS)_\w*|TF_CONFIG|CUDA_VISIBLE_DEVICES")
-# Lines, docstrings included.
-LONGEST_FUNCTION, LONGEST_FILE, LONGEST_CONTRACT = 60, 400, 14
-# Files and folders in a package or a subpackage.
-MOST_ENTRIES = 15
 # Private names of TensorFlow and Keras: imports, and attributes with a leading underscore. TensorFlow 2.21 and Keras 3
 # have no public replacement for them. A name that is no longer used must go from here: the list can only shrink.
 # In brackets an issue of keras-team/keras or tensorflow/tensorflow; without one, none was found in November 2026.
@@ -290,17 +285,6 @@ def distribution_problems(module, source):
     return [f"{module}:{line} says {word}" for line, word in sorted(set(problems))]
 
 
-def size_problems(name, source):
-    """Lists functions and files that are too long."""
-    problems = [f"{name}: {source.count(chr(10))} lines"] if source.count("\n") > LONGEST_FILE else []
-    for node in ast.walk(parsed(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = node.end_lineno - node.lineno + 1
-            if lines > LONGEST_FUNCTION:
-                problems.append(f"{name}:{node.lineno} {node.name}: {lines} lines")
-    return problems
-
-
 def private_names(source):
     """Returns imported private modules of TensorFlow and Keras, and private attributes of other objects."""
     tree = parsed(source)
@@ -496,19 +480,20 @@ def f(self, strategy):
     assert distribution_problems("tfdist.x", "from tfdist.cluster import strategy\nstrategy.connect()\n") == []
 
 
-def test_nothing_is_too_long_and_nothing_public_is_undocumented():
+def test_public_functions_and_packages_have_docstrings():
     problems = []
     for module, source in {**modules(), **shipped()}.items():
-        problems += size_problems(module, source) + public_problems(module, source)
+        problems += public_problems(module, source)
+    for path in sorted((ROOT / "tfdist").rglob("__init__.py")):
+        if ast.get_docstring(parsed(path.read_text())) is None:
+            problems.append(f"{path.relative_to(ROOT)} has no docstring")
     assert problems == []
 
 
-def test_long_and_undocumented_things_are_noticed():
-    source = "def f(a, *, b: int):\n" + "    pass\n" * LONGEST_FILE
-    assert size_problems("x", source) == ["x: 401 lines", "x:1 f: 401 lines"]
+def test_a_missing_docstring_or_type_is_noticed():
+    source = "def f(a, *, b: int):\n    pass\n"
     assert public_problems("x", source) == ["x:1 f has no docstring", "x:1 f: a has no type"]
-    documented = 'def f(a: int):\n    """' + "words\n" * LONGEST_FUNCTION + '"""\n'
-    assert size_problems("x", documented) == ["x:1 f: 62 lines"] and public_problems("x", documented) == []
+    assert public_problems("x", 'def f(a: int):\n    """Words."""\n') == []
 
 
 def test_private_names_of_tensorflow_and_keras_are_those_of_the_list():
@@ -522,26 +507,6 @@ def test_private_names_are_found():
     source = "from keras.src.losses import loss\nmodel._compile_loss = self._own\nself._own = os._exit\n"
     source += "getattr(model, '_built', hasattr(self, '_own'))\n"
     assert private_names(source) == {"keras.src.losses.loss", "_compile_loss", "_built"}
-
-
-def test_each_wing_has_a_contract_and_few_entries():
-    problems = []
-    for path in sorted((ROOT / "tfdist").rglob("__init__.py")):
-        folder = path.parent
-        name = str(folder.relative_to(ROOT))
-        contract = ast.get_docstring(ast.parse(path.read_text())) or ""
-        if name != "tfdist" and not 0 < contract.count("\n") + 1 <= LONGEST_CONTRACT:
-            problems.append(f"{name}/__init__.py: a docstring of {contract.count(chr(10)) + 1} lines")
-        entries = [e for e in folder.iterdir() if e.suffix == ".py" or (e / "__init__.py").exists()]
-        if len(entries) > MOST_ENTRIES:
-            problems.append(f"{name}: {len(entries)} entries")
-    assert problems == []
-
-
-def test_no_two_modules_of_the_core_share_a_file_name():
-    paths = [path for package in CORE for path in (ROOT / "tfdist" / package).rglob("*.py")]
-    names = collections.Counter(path.name for path in paths if path.name != "__init__.py")
-    assert len(names) > 100 and [name for name, count in names.items() if count > 1] == []
 
 
 def test_there_is_no_drawer_and_nothing_left_to_do():
