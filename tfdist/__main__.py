@@ -99,7 +99,10 @@ def _run_command(name: str, arguments: list[str]) -> None:
         sys.path.insert(0, os.getcwd())
     commands = [*TRAINING, *TOOLS, "completion"]
     if name not in commands:
-        from tfdist.config import text
+        from tfdist.config import removed, text
+
+        if sentence := removed.of_command(name):
+            sys.exit(sentence)
 
         near = text.closest(name, commands, 0.5)
         hint = f"Nearest: {near}. " if near else ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import ml_collections
 
-from tfdist.config import diff, schema, specs
+from tfdist.config import diff, removed, schema, specs
 
 
 def to_config(value: Any) -> Any:
@@ -19,12 +19,12 @@ def to_config(value: Any) -> Any:
     """
     if not isinstance(value, ml_collections.ConfigDict):
         return value
-    return _section(schema.Config, value.to_dict(), "config")
+    return _section(schema.Config, removed.without_removed(value.to_dict()), "config")
 
 
 def from_saved(saved: dict[str, Any]) -> schema.Config:
     """Returns the config whose fields are those of config.json; raises ValueError as `to_config`."""
-    return _section(schema.Config, saved, "config")
+    return _section(schema.Config, removed.without_removed(saved), "config")
 
 
 def _section(kind: type, items: dict[str, Any], name: str) -> Any:

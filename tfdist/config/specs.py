@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from tfdist.config import schema, text
+from tfdist.config import removed, schema, text
 
 
 def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
@@ -62,6 +62,8 @@ def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
             raise  # The module exists, but one of its own imports does not.
+        if sentence := removed.of_module(module_name):
+            raise ValueError(f"{field}.target={target!r}: {sentence}") from None
         raise ValueError(
             f"{field}.target={target!r}: there is no module {error.name!r} in the working directory or "
             "among the installed packages."

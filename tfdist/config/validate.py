@@ -8,7 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from tfdist.config import diff, schema, text
+from tfdist.config import diff, removed, schema, text
 
 # What belongs to steps of replicas that sum their gradients.
 _NOT_ASYNCHRONOUS = ("train.recompute", "train.recompute_mb", "communication.dtype", "communication.sparse_as_dense")
@@ -43,7 +43,8 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
             choices = typing.get_args(hint)
             if value not in choices:
                 near = text.closest(value, choices, 0.5) if isinstance(value, str) else ""
-                hint = f" Did you mean {near!r}?" if near else ""
+                hint = removed.of_value(f"{prefix}{field.name}", value)
+                hint = f" {hint}" if hint else f" Did you mean {near!r}?" if near else ""
                 yield f"{prefix}{field.name} must be one of {', '.join(choices)}.{hint} Received: {value!r}"
         elif type(value) not in allowed:
             names = " or ".join("None" if t is types.NoneType else t.__name__ for t in allowed)

@@ -19,7 +19,7 @@ from tfdist.cluster.devices import energy
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.cluster.discovery import slurm_job, worker_spec
 from tfdist.cluster.liveness import peer_loss
-from tfdist.config import diff, specs
+from tfdist.config import diff, removed, specs
 from tfdist.report import files, run_info
 from tfdist.report import ledger as ledger_lib
 from tfdist.report.ledger import Ledger
@@ -327,7 +327,7 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
     old = None if run.workdir is None else run_info.read_config(str(run.workdir))
     if old is None:
         return []
-    old = diff.with_defaults(old, config_lib.Config(model={}))
+    old = diff.with_defaults(removed.without_removed(old), config_lib.Config(model={}))
     lines = diff.differences(diff.to_json(old), diff.to_json(run.config))
     if run.is_script:  # A script's optimizer is its own, and does not depend on its number of epochs, which may grow.
         free = ("train.epochs:", "learning_rate.", "optimizer.", "model.call: '(absent)'")

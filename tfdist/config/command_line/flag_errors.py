@@ -14,7 +14,7 @@ from typing import Any
 from absl import flags
 
 from tfdist import configs
-from tfdist.config import config_dict, diff, saved_run, schema, text, user_code
+from tfdist.config import config_dict, diff, removed, saved_run, schema, text, user_code
 from tfdist.config.command_line import spec_arguments, words
 
 _NO_CONFIG = "the file must define get_config(), which returns a tfdist.config.Config; see configs/digits.py."
@@ -31,6 +31,8 @@ _USUAL_NAMES = {
 def check_names(argv: Sequence[str]) -> None:
     """Exits with the nearest flag if the command line names a flag that does not exist."""
     for flag in words.unknown(argv[1:]):
+        if sentence := removed.of_flag(flag.name):
+            sys.exit(sentence)
         first, dot, rest = flag.name.partition(".")
         field = "" if dot or "config" not in flags.FLAGS else _field_meant(first)
         if field:
@@ -115,7 +117,8 @@ def _explain_file(error: Exception) -> str:
         return f"{error.filename}, line {error.lineno}, `{(error.text or '').strip()}`: {error.msg}."
     if isinstance(error, KeyError) and error.args == ("get_config",):
         return _NO_CONFIG
-    return user_code.explain(error) or f"{type(error).__name__}: {user_code.message(error)}"
+    sentence = removed.of_error(error)
+    return sentence or user_code.explain(error) or f"{type(error).__name__}: {user_code.message(error)}"
 
 
 def _check_field(config: schema.Config, name: str, file: str) -> None:
@@ -127,6 +130,8 @@ def _check_field(config: schema.Config, name: str, file: str) -> None:
         if part in items:
             holder = items[part]
             continue
+        if sentence := removed.of_field(name):
+            sys.exit(f"--{sentence}")
         near = text.closest(part, items)
         if spec:
             hint = spec_arguments.hint(holder, ".".join(parts[:index]), part)
