@@ -31,15 +31,20 @@ def train_or_evaluate(workdir: Path) -> int:
         train = loop.train if config.consistency.audit.every is None else specs.part("consistency.audit.action")
         code = train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
     else:
-        code = specs.part("evaluation")(experiment_run, flags.FLAGS.checkpoint)
+        from tfdist.training.evaluation import saved_checkpoint
+
+        code = saved_checkpoint.evaluate_only(experiment_run, flags.FLAGS.checkpoint)
     experiment_run.cluster.leave()
     return code
 
 
 def keep_freed_memory(options: ClusterOptions, env: Mapping[str, str]) -> bool:
     """Configures malloc where that is faster: on several workers; returns whether it keeps freed memory."""
-    of_several = environment.resolve_roughly(env).num_workers > 1
-    return of_several and specs.part("cluster.keep_freed_memory")(options, env)
+    if environment.resolve_roughly(env).num_workers == 1:
+        return False
+    from tfdist.cluster.several_workers import malloc
+
+    return malloc.keep_freed_between_workers(options, env)
 
 
 def main(argv: list[str]) -> None:

@@ -106,7 +106,7 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
     config = c.Config(model={"target": "lab:linear"}, data=data, train=c.Train(steps=STEPS), seed=SEED)
     train, test = (inputs_lib.open_source(config, split) for split in ("train", "test"))
     inputs = pipelines.Inputs(
-        pipeline=pipelines.choose(data),
+        pipeline=inputs_lib.choose_pipeline(data),
         prepare=numbered,
         prepare_all=numbered,
         objective=lambda *args, **keywords: {},

@@ -13,7 +13,6 @@ from tfdist.cluster import distributed_dataset
 from tfdist.cluster.devices import replicas
 from tfdist.cluster.discovery.roster import Roster
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
-from tfdist.config import specs
 
 # Seconds that a finished worker waits for the others before it exits.
 SHUTDOWN_SECONDS = 600.0
@@ -77,7 +76,31 @@ class Cluster:
 
         Collective at its end, if variables were created: all workers then have the chief's values.
         """
-        return self.strategy.scope() if self.num_workers == 1 else specs.part("cluster.scope")(self)
+        if self.num_workers == 1:
+            return self.strategy.scope()
+        from tfdist.cluster.several_workers import broadcasts
+
+        return broadcasts.scope(self.strategy, self._equalise)
+
+    def _equalise(self, variables: list[tf.Variable]) -> None:
+        """Sets new variables to the chief's values where a worker has others. Collective.
+
+        Raises:
+            ValueError: the workers have created different numbers of variables.
+        """
+        from tfdist.cluster.several_workers import broadcasts
+
+        variables = [variable for variable in variables if tf.as_dtype(variable.dtype) != tf.string]
+        counts = self.all_gather([len(variables)])[:, 0].tolist()
+        if len({*counts}) > 1:
+            raise ValueError(
+                "The workers have created different numbers of variables in cluster.scope(), by rank: "
+                f"{', '.join(map(str, counts))}. Build the same model on all."
+            )
+        if variables:
+            found = self.all_gather(broadcasts.hash_values(self.strategy, variables))
+            differs = (found != found[0]).any(axis=0)
+            self.broadcast_variables(variable for variable, other in zip(variables, differs, strict=True) if other)
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator:
         """Returns an iterator over this worker's `dataset`, which has one element per local replica and step."""
@@ -165,11 +188,35 @@ class Cluster:
 
     def broadcast_bytes(self, value: bytes) -> bytes:
         """Returns the chief's `value` on every worker. Collective."""
-        return value if self.num_workers == 1 else specs.part("cluster.broadcast_bytes")(self, value)
+        if self.num_workers == 1:
+            return value
+        from tfdist.cluster.several_workers import broadcasts
+
+        size = self.broadcast(len(value))
+        key = ("broadcast", tf.int32)  # Collectives do not support uint8.
+        if key not in self.compiled:
+            self.compiled[key] = self._collective_of_chief([[tf.TensorSpec([None], tf.int32)]])
+        return broadcasts.bytes_of_chief(value, size, self.is_chief, self.compiled[key])
 
     def make_broadcast_variables(self, variables: Iterable[Any]) -> Callable[[], None]:
         """Returns a function that sets variables, but no strings, to the chief's values on every worker. Collective."""
-        return specs.part("cluster.broadcast_variables")(self, variables) if self.num_workers > 1 else lambda: None
+        if self.num_workers == 1:
+            return lambda: None
+        from tfdist.cluster.several_workers import broadcasts
+
+        return broadcasts.make_assign(variables, self._collective_of_chief())
+
+    def _collective_of_chief(self, input_signature: Any = None) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+        from tfdist.cluster.several_workers import broadcasts
+
+        values_of_chief = broadcasts.values_of_chief(self.strategy, input_signature)
+
+        def call(values: list[tf.Tensor]) -> list[tf.Tensor]:
+            check("a broadcast")
+            with self.collective("a broadcast"):
+                return values_of_chief(values)
+
+        return call
 
     def broadcast_variables(self, variables: Iterable[Any]) -> None:
         """Sets Keras variables to the chief's values on every worker. Collective."""

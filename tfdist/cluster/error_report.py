@@ -6,7 +6,7 @@ import traceback
 
 from absl import flags
 
-from tfdist.cluster import interruption, process_exit
+from tfdist.cluster import interruption, stderr
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import user_code
 
@@ -63,7 +63,7 @@ def find_lost_worker(error: BaseException) -> tuple[bool, str]:
     """
     import tensorflow as tf
 
-    if not process_exit.worker() and "TF_CONFIG" not in os.environ:  # Such as an error of a remote file system.
+    if not stderr.worker() and "TF_CONFIG" not in os.environ:  # Such as an error of a remote file system.
         return False, ""
     lost = (
         tf.errors.UnavailableError,
@@ -96,4 +96,4 @@ def first_line(text: str) -> str:
 
 
 def _print(text: str) -> None:
-    process_exit.print_error(user_code.without_colours(text))
+    stderr.print_error(user_code.without_colours(text))

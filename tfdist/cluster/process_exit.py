@@ -7,7 +7,8 @@ from collections.abc import Callable
 from tfdist.cluster import interruption
 from tfdist.cluster.devices import machine
 from tfdist.cluster.liveness import peer_loss
-from tfdist.config import specs, tensorflow_log
+from tfdist.cluster.stderr import print_error
+from tfdist.config import tensorflow_log
 
 
 def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
@@ -29,7 +30,9 @@ def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
         print_error(interrupted)
         code = 130
     except Exception as error:
-        code, missing = specs.part("errors")(error), getattr(error, "missing", ())
+        from tfdist.cluster import error_report
+
+        code, missing = error_report.report_exception(error), getattr(error, "missing", ())
     interruption.ignore_signals()
     if code == interruption.EXIT_STOPPED:
         interruption.requeue()
@@ -65,16 +68,3 @@ def import_tensorflow_quietly() -> None:
         import tensorflow as tf
     if tensorflow_log.hide(os.environ):  # The initialisation of its devices logs more.
         tf.get_logger().setLevel("ERROR")
-
-
-def print_error(text: str) -> None:
-    """Prints a message of this worker to standard error."""
-    print(f"tfdist: {worker()}{text}", file=sys.stderr)
-
-
-def worker() -> str:
-    """Returns the beginning of a message of one of several workers: "worker 1: "; else ""."""
-    from tfdist.cluster.discovery import environment
-
-    spec = environment.resolve_roughly(os.environ)
-    return f"worker {spec.rank}: " if spec.num_workers > 1 else ""

@@ -1,10 +1,8 @@
 """Connects the workers and creates the one `tf.distribute` strategy of this process."""
 
-import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import tensorflow as tf
 from tensorflow.python.distribute import values
@@ -12,125 +10,12 @@ from tensorflow.python.distribute import values
 from tfdist import config as config_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.devices import gpu_software, machine, onednn, replicas
-from tfdist.cluster.discovery import environment, worker_spec
+from tfdist.cluster.devices import gpu_software, onednn, replicas
 from tfdist.cluster.discovery.roster import Roster, WorkerInfo
-from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.liveness import heartbeat
-from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
+from tfdist.cluster.planning import ClusterPlan, Started, configure_devices, describe_notes, plan
 from tfdist.cluster.rendezvous import alone
-from tfdist.config import patching, specs
-
-# Parts of TensorFlow's messages if devices are configured after the first operation.
-_TOO_LATE = ("must be configured at program startup", "cannot be modified after being initialized")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterPlan:
-    """The workers and devices of a run, known before any device is initialised."""
-
-    worker_spec: WorkerSpec
-    options: config_lib.ClusterOptions
-    # Indices into TensorFlow's list of GPUs in this process; empty: the replicas run on the CPU.
-    gpus: tuple[int, ...]
-    # Replicas of each worker.
-    local_replicas: int
-    # Of the sums in a step: "nccl", "ring" or "tcp".
-    implementation: str
-
-    @property
-    def device_type(self) -> str:
-        return "GPU" if self.gpus else "CPU"
-
-    @property
-    def num_workers(self) -> int:
-        return self.worker_spec.num_workers
-
-    @property
-    def num_replicas(self) -> int:
-        return self.num_workers * self.local_replicas
-
-    @property
-    def devices(self) -> str:
-        """The devices of each worker, such as "2 GPUs"."""
-        return f"{self.local_replicas} {self.device_type}{'s' if self.local_replicas > 1 else ''}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """What the start of the workers has made, on one of them."""
-
-    strategy: tf.distribute.Strategy
-    members: Sequence[Mapping[str, Any]]  # In rank order; see `rendezvous.rendezvous`.
-    monitor: HeartbeatMonitor
-    notes: Sequence[str]  # See `Roster`.
-    details: Sequence[str] = ()
-    others: str = ""
-
-
-def plan(
-    options: config_lib.ClusterOptions | None = None,
-    env: Mapping[str, str] | None = None,
-    *,
-    communication: config_lib.Communication | None = None,
-) -> ClusterPlan:
-    """Detects the workers from a Slurm step, TF_CONFIG, an MPI or PBS launcher; otherwise this process only.
-
-    No device is initialised and no port is opened. See `environment.resolve` for the order and the variables.
-
-    Args:
-        options: ports, timeouts and devices; None: the defaults.
-        env: the environment; None: that of this process.
-        communication: `config.communication`; None: the defaults.
-
-    Raises:
-        ValueError: variables are inconsistent or missing; this worker has fewer GPUs than `options.gpus` names, or
-            none for NCCL; NCCL does not support `communication.dtype`.
-        GpusNotFoundError: this host has GPUs, but TensorFlow lists none.
-    """
-    options, communication = options or config_lib.ClusterOptions(), communication or config_lib.Communication()
-    env = os.environ if env is None else env
-    spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
-    seconds = worker_spec.connect_seconds(options.connect_seconds, spec.num_workers)
-    options = dataclasses.replace(options, connect_seconds=seconds)
-    gpus: tuple[int, ...] = ()
-    if options.gpus != 0:
-        num_listed = gpu_software.num_listed(env)
-        if num_listed or options.gpus is not None:
-            gpus = specs.part("cluster.gpus.chosen")(spec, num_listed, options.gpus)
-    if gpus and options.logical_devices > 1:
-        raise ValueError(
-            f"config.cluster.logical_devices={options.logical_devices} splits a CPU, but this worker has "
-            f"{len(gpus)} GPUs: set it to 1, or config.cluster.gpus to 0."
-        )
-    local_replicas = len(gpus) or options.logical_devices
-    return ClusterPlan(
-        worker_spec=spec,
-        options=options,
-        gpus=gpus,
-        local_replicas=local_replicas,
-        implementation=_implementation(communication, gpus, spec.num_workers, local_replicas),
-    )
-
-
-def _implementation(communication: config_lib.Communication, gpus: tuple[int, ...], workers: int, local: int) -> str:
-    """Returns "nccl", "ring" or "tcp", for workers with `local` replicas; see `plan` for the errors."""
-    chosen = communication.implementation
-    if chosen == "auto":
-        chosen = "nccl" if gpus else "tcp"
-    if chosen == "tcp" and (gpus or not workers > local == 1):
-        chosen = "ring"
-    if chosen == "nccl" and not gpus:
-        raise ValueError(
-            'config.communication.implementation="nccl" needs GPUs, but the replicas of this worker run on the CPU: '
-            'set it to "auto" or "ring".'
-        )
-    if chosen == "nccl" and communication.dtype == "bfloat16" and workers * local > 1:
-        raise ValueError(
-            'config.communication.dtype="bfloat16": TensorFlow cannot sum bfloat16 with NCCL. Set it to "float16", '
-            'which sends as many bytes, or to "float32"; or set config.communication.implementation to "ring".'
-        )
-    return chosen
+from tfdist.config import patching
 
 
 def connect(
@@ -159,8 +44,12 @@ def connect(
     """
     planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
     alone.unset_proxies(os.environ)
-    start = specs.part("cluster") if planned.num_workers > 1 else _start_alone
-    started: Started = start(planned, must_match or {}, workdir, stop)
+    if planned.num_workers > 1:
+        from tfdist.cluster.several_workers import start
+
+        started = start.start(planned, must_match or {}, workdir, stop)
+    else:
+        started = _start_alone(planned, stop)
     assert started.strategy.num_replicas_in_sync == planned.num_replicas
     if planned.implementation == "tcp" and not replicas.rings:
         planned = dataclasses.replace(planned, implementation="ring")
@@ -176,12 +65,7 @@ def connect(
     )
 
 
-def _start_alone(
-    planned: ClusterPlan,
-    must_match: Mapping[str, str],
-    workdir: os.PathLike | str | None,
-    stop: interruption.StopRequest | None,
-) -> Started:
+def _start_alone(planned: ClusterPlan, stop: interruption.StopRequest | None) -> Started:
     members = alone.members(planned.worker_spec, {"devices": planned.devices}, stop)
     configure_devices(planned)
     notes = describe_notes(planned, gpu_software.describe(os.environ))
@@ -193,52 +77,6 @@ def _start_alone(
     # It sends no messages, and only watches itself.
     monitor = heartbeat.start(rank=0, members=members, options=planned.options)
     return Started(strategy=strategy, members=members, monitor=monitor, notes=notes)
-
-
-@contextlib.contextmanager
-def explain_late_configuration() -> Iterator[None]:
-    """Replaces the error of a block that configures devices or collectives too late by one that names the call to move.
-
-    Raises:
-        RuntimeError: TensorFlow has run an operation, or listed logical devices, before.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if not any(text in str(error) for text in _TOO_LATE):
-            raise
-        raise RuntimeError(
-            "tfdist.connect() must come before all other operations of TensorFlow in this process, such as tf.constant "
-            "or a model: move it to the top of the script, after the imports. In a notebook, restart the "
-            f"kernel. TensorFlow: {error}"
-        ) from error
-
-
-@explain_late_configuration()
-def configure_devices(planned: ClusterPlan) -> None:
-    """Chooses this worker's devices."""
-    # Not with CUDA_VISIBLE_DEVICES: the value of the site or Slurm (MIG UUIDs, for example) must not change.
-    listed = tf.config.list_physical_devices("GPU")
-    if listed:
-        tf.config.set_visible_devices([listed[index] for index in planned.gpus], "GPU")
-    if not planned.gpus and planned.local_replicas > 1:
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        logical = [tf.config.LogicalDeviceConfiguration() for _ in range(planned.local_replicas)]
-        tf.config.set_logical_device_configuration(cpu, logical)
-
-
-def describe_notes(planned: ClusterPlan, software: Mapping[str, Any], processors: str = "") -> list[str]:
-    """Returns warnings for the user: about the launcher, `software`, the processors, and GPUs that are not used.
-
-    Args:
-        planned: of this worker.
-        software: the result of `gpu_software.describe`.
-        processors: what to say of those of all workers.
-    """
-    here = None if planned.gpus or planned.options.gpus == 0 else machine.read(os.environ)
-    unused = specs.part("cluster.gpus.others")(here) if here and here.gpus else ""
-    found = [planned.worker_spec.note, *gpu_software.notes(software), onednn.advice(onednn.current(os.environ))]
-    return [note for note in (*found, processors, unused) if note]
 
 
 def _add_number_conversions() -> None:

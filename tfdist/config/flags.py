@@ -19,8 +19,8 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from tfdist.config import config_dict, saved_run, schema, specs, validate
-from tfdist.config.command_line import closed_streams, spec_arguments, words
+from tfdist.config import config_dict, saved_run, schema, validate
+from tfdist.config.command_line import closed_streams, flag_errors, spec_arguments, words
 
 NONE_WORDS = ("none", "None")
 # Messages of Python and absl for the values of flags, and what is said instead.
@@ -136,11 +136,13 @@ def run_main(
     if path := words.config_path(sys.argv[1:]):  # A config may name a module beside it, however it is started.
         sys.path += saved_run.import_folders(path.partition(":")[0])
     if any(flag.name in words.HELP for flag in words.read_flags(sys.argv[1:])):
+        from tfdist.config.command_line import flag_help
+
         with closed_streams.quiet():
-            print(specs.part("help")(purpose, usage, RUN_FLAGS))
+            print(flag_help.text(purpose, usage, RUN_FLAGS))
             if path and Path(path.partition(":")[0]).is_file():
                 parse([sys.argv[0], *words.config_arguments(sys.argv[1:])])
-                print(f"\n{specs.part('help.fields')(path, flags.FLAGS['config'].value)}")
+                print(f"\n{flag_help.fields(path, flags.FLAGS['config'].value)}")
         sys.exit(0)
     app.run(main, flags_parser=parser or parse)
 
@@ -153,15 +155,15 @@ def parse(argv: list[str]) -> list[str]:
     """
     has_config = "config" in flags.FLAGS
     if any(words.unknown(argv[1:])):
-        specs.part("flags.unknown")(argv)
+        flag_errors.check_names(argv)
     once = sum(flag.name == "config" for flag in words.read_flags(argv[1:])) == 1
     if has_config and not (once and words.may_hold_config(words.config_path(argv[1:]))):
-        specs.part("flags.config")(argv)
+        flag_errors.check_file(argv)
     try:
         rest = flags.FLAGS(argv)
     except Exception as error:
         if has_config:
-            specs.part("flags.explain")(argv)
+            flag_errors.explain(argv)
         if isinstance(error, flags.Error):
             sys.exit(plain(error))
         raise

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from tfdist.config import removed, schema, text
+from tfdist.config import removed, schema, text, user_code
 
 
 def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
@@ -27,7 +27,7 @@ def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
     try:
         return function(*args, **keywords)
     except Exception as error:
-        if explained := part("errors.of_spec")(error, field):
+        if explained := user_code.of_spec(error, field):
             raise explained from error
         raise
 

@@ -1,5 +1,6 @@
 """Explains an error that was raised in a user's function: file, line and code, in one paragraph. No TensorFlow."""
 
+import functools
 import glob
 import linecache
 import os
@@ -19,6 +20,7 @@ from tfdist.config.text import closest
 PACKAGE = os.path.join(Path(__file__).parents[1], "")
 
 
+@functools.cache
 def _libraries() -> tuple[str, ...]:
     """Returns the folders of Python, tfdist and all packages, those outside of Python's own folders included.
 
@@ -37,7 +39,6 @@ def _libraries() -> tuple[str, ...]:
     return tuple(os.path.join(path, "") for path in found)
 
 
-_LIBRARIES = _libraries()
 _PYTHON = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -87,7 +88,7 @@ def current_line(frames: Sequence[Any] | None = None) -> str:
             of this call.
     """
     for frame in reversed(traceback.extract_stack() if frames is None else frames):
-        if not os.path.abspath(frame.filename).startswith(_LIBRARIES):
+        if not os.path.abspath(frame.filename).startswith(_libraries()):
             text = frame.line or linecache.getline(frame.filename, frame.lineno).strip()
             return f"{frame.filename}:{frame.lineno}: {text}"
     return "a library"
@@ -147,7 +148,7 @@ def defines(kind: Any) -> bool:
 
 def is_users(file: str) -> bool:
     """Returns whether a file is the user's, and not one of a library."""
-    return not os.path.abspath(file).startswith(_LIBRARIES)
+    return not os.path.abspath(file).startswith(_libraries())
 
 
 def is_of_python(file: str) -> bool:
@@ -179,5 +180,5 @@ def _places(error: BaseException) -> Iterator[tuple[str, int]]:
         named = re.findall(r'File "([^"]+)", line (\d+), in ', str(error))
         frames = [*((file, int(line)) for file, line in reversed(named)), *frames]
     for file, line in frames:
-        if os.path.isfile(file) and not file.startswith(_LIBRARIES) and "__autograph_generated" not in file:
+        if os.path.isfile(file) and not file.startswith(_libraries()) and "__autograph_generated" not in file:
             yield file, line

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 
-from tfdist.config import specs
+from tfdist.config import user_code
 from tfdist.data import description, stateful_ops
 
 _OWN = __name__.partition(".")[0]
@@ -38,7 +38,7 @@ def convert(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             raise  # Of the data or the devices: the loop searches for the example that cannot be read.
         except Exception as error:
             batch = next((each for each in args if isinstance(each, dict)), None)
-            raise ValueError(specs.part("errors.explain")(error, name, batch)) from error
+            raise ValueError(user_code.explain(error, name, batch)) from error
 
     call.__module__ = __name__  # Not converted twice.
     return call

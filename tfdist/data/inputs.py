@@ -36,7 +36,7 @@ def open_inputs(config: config_lib.Config) -> Inputs:
     for index, spec in enumerate(config.callbacks):
         specs.partial(spec, field=f"config.callbacks[{index}]")
     inputs = Inputs(
-        pipeline=pipelines.choose(config.data),
+        pipeline=choose_pipeline(config.data),
         prepare=prepare,
         prepare_all=finish_on_host(prepare, finish),
         objective=_finish_on_device(finish, autograph.convert(objective, "config.objective")),
@@ -44,6 +44,15 @@ def open_inputs(config: config_lib.Config) -> Inputs:
         described=_spec_of_finished(finish) if halves and finish else lambda spec: spec,
     )
     return inputs if inputs.pipeline.connects_first else with_sources(config, inputs)
+
+
+def choose_pipeline(options: config_lib.Data) -> pipelines.Pipeline:
+    """Returns the pipeline that `config.data.pipeline` names."""
+    if options.pipeline == "stream":
+        return pipelines.STREAM
+    from tfdist.data import textbook
+
+    return textbook.PIPELINE
 
 
 def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +97,7 @@ def open_source(config: config_lib.Config, split: str) -> Any:
     """Makes the source of one split; a `stream.Source` runs no TensorFlow operation."""
     source = specs.build(config.data.source, split, field="config.data.source")
     if isinstance(source, tf.data.Dataset):
-        source = pipelines.choose(config.data).open_dataset(source, config.data)
+        source = choose_pipeline(config.data).open_dataset(source, config.data)
     return stream.check_source(source, config.data.source["target"], split)
 
 

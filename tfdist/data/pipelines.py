@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.config import specs
-from tfdist.data import autograph, description, order, stream
+from tfdist.data import autograph, description, inspection, order, stream
 from tfdist.data.feed import About, Examples, Feed, Prepare, Sizes
 from tfdist.data.stream import ReplicaShard, Source
 
@@ -101,8 +100,8 @@ def combine(
         # The dataset is made at the first evaluation: every later one uses a new iterator of it.
         evaluation=None if inputs.evaluation_source is None else functools.cache(evaluate),
         examples=functools.partial(_read_examples, compared, reads_files=reads_files),
-        first_nonfinite=lambda *numbers: specs.part("data.first_nonfinite")(rows_of_steps(*numbers)),
-        find_label=lambda label: specs.part("data.find_label")(by_name, config.objective.get("labels", "label"), label),
+        first_nonfinite=lambda *numbers: inspection.first_nonfinite(rows_of_steps(*numbers)),
+        find_label=lambda label: inspection.example_with_label(by_name, config.objective.get("labels", "label"), label),
         verify=verify,
         about=About(
             preparation=description.describe(options.prepare, described),
@@ -152,7 +151,8 @@ def make_stream_feed(
     batches = (sizes.global_batch, sizes.evaluation_batch)
     reads_files = shard.first_replica == 0
     if options.shards != "batch" and cluster.num_workers > 1:
-        divide = specs.part("data.shards")
+        from tfdist.data.fixed_shards import divide
+
         train, train_part = divide(train, shard, options.train_split, options.shards)
         evaluation, evaluation_part = divide(evaluation, shard, options.evaluation_split, options.shards)
         parts, notes = (train_part, evaluation_part), (_note(cluster.num_workers, options.shards),)
@@ -171,7 +171,7 @@ def make_stream_feed(
             evaluation, evaluation_prepare, shard, global_batch=batches[1], seed=config.seed, part=parts[1]
         ),
         {} if notes else {"train": train, "evaluation": evaluation},
-        lambda *numbers: specs.part("data.rows_of_steps")(
+        lambda *numbers: inspection.rows_of_steps(
             training, shard, train_source, options.train_split, *numbers, **ordering
         ),
         spec=description.element_spec(training(0, 1)),
@@ -191,7 +191,9 @@ def add_cache(
     """Returns (source, prepare) with the cache that `config.data.cache` names; see `cache.add_cache`."""
     if options.cache == "none" or source is None:
         return source, prepare
-    return specs.part("data.cache")(options, source, prepare, training=training)
+    from tfdist.data.cache import cached_source
+
+    return cached_source.add_cache(options, source, prepare, training=training)
 
 
 def _note(num_workers: int, shards: str) -> str:
@@ -211,8 +213,3 @@ def _refuse_dataset(dataset: tf.data.Dataset, options: config_lib.Data) -> Any:
 
 
 STREAM = Pipeline(connects_first=False, open_dataset=_refuse_dataset, make_feed=make_stream_feed)
-
-
-def choose(options: config_lib.Data) -> Pipeline:
-    """Returns the pipeline that `config.data.pipeline` names."""
-    return STREAM if options.pipeline == "stream" else specs.part("data.pipeline")()

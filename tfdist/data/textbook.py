@@ -332,10 +332,8 @@ def make_feed(
     )
 
 
-def pipeline() -> Pipeline:
-    """Returns the textbook pipeline."""
-    return Pipeline(
-        connects_first=True,
-        open_dataset=lambda dataset, options: DatasetSource(dataset, options.source["target"]),
-        make_feed=make_feed,
-    )
+PIPELINE = Pipeline(
+    connects_first=True,
+    open_dataset=lambda dataset, options: DatasetSource(dataset, options.source["target"]),
+    make_feed=make_feed,
+)

@@ -8,6 +8,7 @@ from tfdist.training.callbacks.broadcast import Placement, runs_on_all_workers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.callbacks.callback_state import plain_attributes
 from tfdist.training.checkpointing import lock_workdir
+from tfdist.training.consistency.mismatch import act as act_on_mismatch
 from tfdist.training.consistency.replica_check import ReplicaMismatchError, make_check
 from tfdist.training.evaluation.evaluate import evaluate
 from tfdist.training.loop import train

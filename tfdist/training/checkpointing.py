@@ -14,17 +14,18 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
-from tfdist.cluster import interruption
+from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.devices import energy
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.cluster.discovery import slurm_job, worker_spec
 from tfdist.cluster.liveness import peer_loss
-from tfdist.config import diff, removed, specs
+from tfdist.config import diff, removed
 from tfdist.report import files, run_info
 from tfdist.report import ledger as ledger_lib
 from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
 from tfdist.training import loop_tools, triggers
+from tfdist.training.consistency import nonfinite
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import report_run
 from tfdist.training.run import Run
@@ -89,7 +90,7 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
     if run.config.cluster.requeue:
         # Not by the newest step: a damaged checkpoint may be newer than the restored one.
         before = set(directory.steps(run.checkpoints))
-        specs.part("cluster.requeue")(
+        slurm_requeue.enable_requeue(
             run.cluster.rank, run.stop, lambda: not before.issuperset(directory.steps(run.checkpoints))
         )
     report_run.write_start(run, report, None if saved is None else saved.step)
@@ -191,7 +192,7 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
     if bad := tools.not_finite():
         checked = (None if run.workdir is None else directory.newest_step(run.checkpoints)) or run.feed.sizes.first_step
         steps = (min(checked + 1, state.step), state.step)
-        raise specs.part("train.nonfinite.error")(tools, f"{bad} after step {state.step}", steps)
+        raise nonfinite.make_diverged_error(tools, f"{bad} after step {state.step}", steps)
     if scheduled:
         state.last_scheduled_step = state.step
     arrays = _collect(tools, state)

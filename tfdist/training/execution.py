@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.liveness import peer_loss
-from tfdist.config import specs
 from tfdist.training import triggers
 from tfdist.training.consistency import unsaved
 from tfdist.training.run import Run
@@ -120,4 +119,6 @@ def explain_errors(run: Run) -> Iterator[None]:
         yield
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
         peer_loss.claim_exit()  # The search for the example may outlast the other workers.
-        raise specs.part("consistency.explain")(run, error) or error from None
+        from tfdist.training.consistency import example_search
+
+        raise example_search.explain(run, error) or error from None

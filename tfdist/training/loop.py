@@ -3,9 +3,8 @@
 import math
 import time
 
-from tfdist.config import specs
 from tfdist.training import checkpointing, triggers
-from tfdist.training.consistency import hashing, start_checks
+from tfdist.training.consistency import hashing, nonfinite, start_checks
 from tfdist.training.evaluation import evaluate
 from tfdist.training.execution import Execution, StopRequested, explain_errors
 from tfdist.training.loop_tools import LoopTools
@@ -101,7 +100,7 @@ def handle_nonfinite(tools: LoopTools, state: TrainingState, execution: Executio
     finite = math.isfinite(execution.totals["loss"]) and not execution.skipped_steps
     if finite and tools.run.config.train.nonfinite != "rollback":  # Which also looks at the weights.
         return False
-    return specs.part("train.nonfinite")(tools, state, execution)
+    return nonfinite.handle(tools, state, execution)
 
 
 def next_due_step(tools: LoopTools, step: int) -> int:

@@ -17,7 +17,7 @@ from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
 from tfdist.training import execution, triggers
 from tfdist.training import run as run_lib
-from tfdist.training.consistency import hashing, replica_check
+from tfdist.training.consistency import hashing, mismatch, replica_check
 from tfdist.training.consistency.replica_check import ReplicaConsistencyCheck
 from tfdist.training.execution import RunSteps, StepRunner
 
@@ -73,6 +73,7 @@ def make_tools(
             run.variables,
             run.config.consistency,
             report.event,
+            mismatch.act,
             None if run.config.report.state_hash == "none" or run.workdir is None else _recorder(run, report),
         ),
         ledger=Ledger() if ledger is None else ledger,

@@ -10,7 +10,7 @@ import keras
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import directory, export
-from tfdist.cluster import interruption, strategy
+from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.cluster.discovery import slurm_job
@@ -110,7 +110,7 @@ def connect(
     if config.cluster.requeue:
         rank = plan.worker_spec.rank
         # Until `checkpointing.open_run`. A stop before is no failure of the start, but the time is too short.
-        specs.part("cluster.requeue")(rank, stop, lambda: stop.reason is None and slurm_job.few_restarts())
+        slurm_requeue.enable_requeue(rank, stop, lambda: stop.reason is None and slurm_job.few_restarts())
     try:
         cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=shared, stop=stop)
     except interruption.StopError as error:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from tfdist.cluster.devices import bits as bits_lib
 from tfdist.cluster.devices import gather
 
 OPS = [
@@ -25,11 +26,11 @@ def allowed(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_each_collective_has_the_dtypes(op):
-    assert allowed(op) >= {*gather.DTYPES}
+    assert allowed(op) >= {*bits_lib.DTYPES}
 
 
 def test_no_other_dtype_is_in_all_collectives():
-    assert set.intersection(*map(allowed, OPS)) == {*gather.DTYPES}
+    assert set.intersection(*map(allowed, OPS)) == {*bits_lib.DTYPES}
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
@@ -37,23 +38,23 @@ def test_each_bit_of_numbers_is_sent(dtype):
     content = np.random.default_rng(0).bytes(16 * 6)
     given = np.frombuffer(content, np.uint8) % 2 == 1 if dtype is np.bool_ else np.frombuffer(content, dtype)
     value = tf.constant(given.reshape(2, 3, -1))
-    bits = gather.to_bits(value)
+    bits = bits_lib.to_bits(value)
     assert bits.dtype in (tf.int32, tf.int64) and bits.shape[:2] == (2, 3)
-    back = gather.from_bits(bits, value.dtype)
+    back = bits_lib.from_bits(bits, value.dtype)
     assert back.dtype == value.dtype and back.shape == value.shape
     assert back.numpy().tobytes() == given.tobytes()
 
 
-@pytest.mark.parametrize("dtype", gather.DTYPES)
+@pytest.mark.parametrize("dtype", bits_lib.DTYPES)
 def test_supported_dtypes_are_sent_unchanged(dtype):
     value = tf.zeros([2], dtype)
-    assert gather.to_bits(value) is value and gather.from_bits(value, dtype) is value
+    assert bits_lib.to_bits(value) is value and bits_lib.from_bits(value, dtype) is value
 
 
 @pytest.mark.parametrize("texts", [["", "b\0", "c\0d\0\0", "Grüße"], [""], []])
 def test_each_byte_of_texts_is_sent(texts):
     value = tf.constant(texts, tf.string)
     codes = gather.to_codes(value, tf.constant(9))
-    assert codes.dtype in gather.DTYPES and codes.shape == (len(texts), 9)
+    assert codes.dtype in bits_lib.DTYPES and codes.shape == (len(texts), 9)
     back = gather.from_codes(codes, tf.strings.length(value))
     assert [text.decode() for text in back.numpy()] == texts

@@ -6,7 +6,7 @@ import forked
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.cluster import strategy
+from tfdist.cluster import planning
 
 
 @pytest.mark.workers
@@ -39,8 +39,8 @@ def test_one_worker_imports_nothing_that_several_need():
 
 
 def test_other_errors_stay_as_they_are():
-    with pytest.raises(RuntimeError, match=r"^another$"), strategy.explain_late_configuration():
+    with pytest.raises(RuntimeError, match=r"^another$"), planning.explain_late_configuration():
         raise RuntimeError("another")
     late = pytest.raises(RuntimeError, match=r"must come before .* program startup")
-    with late, strategy.explain_late_configuration():
+    with late, planning.explain_late_configuration():
         raise RuntimeError("Collective ops must be configured at program startup")

@@ -1,4 +1,4 @@
-"""Values of any dtype in collectives, whose dtypes are few; gathers values from all replicas, for predictions."""
+"""Gathers values of any dtype from all replicas, for predictions."""
 
 from typing import Any
 
@@ -6,33 +6,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas
-
-# All collectives support these, on all devices and with NCCL. For bfloat16 there is only a sum, and not with NCCL.
-DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-# Bytes of a number -> the integers that have its bits.
-_INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
-
-
-def to_bits(value: tf.Tensor) -> tf.Tensor:
-    """Returns the bits of `value` (bools, or numbers of any dtype but float8) as int32 or int64; `DTYPES` as they are.
-
-    The shape is that of `value`; of complex128, [..., 2].
-    """
-    if value.dtype in DTYPES:
-        return value
-    if value.dtype == tf.bool:
-        return tf.cast(value, tf.int32)
-    bits = tf.bitcast(value, _INTEGERS[value.dtype.size])
-    return tf.cast(bits, tf.int32) if bits.dtype.size < 4 else bits
-
-
-def from_bits(bits: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Inverts `to_bits` of a value of `dtype`."""
-    if bits.dtype == dtype:
-        return bits
-    if dtype == tf.bool:
-        return tf.cast(bits, dtype)
-    return tf.bitcast(tf.cast(bits, _INTEGERS[dtype.size]), dtype)
+from tfdist.cluster.devices.bits import from_bits, to_bits
 
 
 def gather(cluster: Cluster, values: Any) -> Any:

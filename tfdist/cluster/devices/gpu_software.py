@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.devices import host_gpus
-from tfdist.config import specs, tensorflow_log
+from tfdist.cluster.devices import gpu_facts, host_gpus, unused_gpus
+from tfdist.config import tensorflow_log
 
 
 class GpusNotFoundError(ValueError):
@@ -31,7 +31,7 @@ def check_found(env: Mapping[str, str], proc: Path = Path("/proc")) -> None:
     """Raises GpusNotFoundError, with the reason and what to install, if this host has GPUs; TensorFlow lists none."""
     found = host_gpus.unused_by_tensorflow(env, proc)
     if found:
-        raise GpusNotFoundError(specs.part("cluster.gpus.unused")(found, env, proc))
+        raise GpusNotFoundError(unused_gpus.explain(found, env, proc))
 
 
 def is_deterministic(env: Mapping[str, str]) -> bool:
@@ -45,9 +45,9 @@ def describe(env: Mapping[str, str]) -> dict[str, Any]:
     if not devices:
         return {}
     details = [tf.config.experimental.get_device_details(device) for device in devices]
-    return specs.part("cluster.gpus")(details, tf.sysconfig.get_build_info(), env)
+    return gpu_facts.facts(details, tf.sysconfig.get_build_info(), env)
 
 
 def notes(found: Mapping[str, Any]) -> list[str]:
     """Returns warnings about the result of `describe`: GPUs for which TensorFlow contains no machine code."""
-    return specs.part("cluster.gpus.notes")(found) if found else []
+    return gpu_facts.notes(found) if found else []

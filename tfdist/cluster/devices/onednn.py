@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
-from tfdist.config import specs
-
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 # The file of a workdir, and the entry in it, that record the choice.
 ENVIRONMENT, ENTRY = "environment.json", "onednn"
@@ -179,7 +177,9 @@ def _of(processor: Processor, measure: bool) -> Choice:
         return Choice(False, "TensorFlow's default on this processor")
     if (processor.vendor, processor.family) in _FASTER:
         return Choice(True, "measured to be faster on processors of this family")
-    times = specs.part("cluster.devices.onednn")(processor, measure)
+    from tfdist.cluster.devices import onednn_step
+
+    times = onednn_step.read_or_measure([processor.vendor, processor.family, processor.name], VARIABLE, measure)
     if times is None:
         return Choice(False, "TensorFlow's default: this processor was not measured")
     without, used = times

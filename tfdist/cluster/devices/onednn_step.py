@@ -1,7 +1,7 @@
 """Milliseconds of a training step with oneDNN and without: kept in the user's cache, and measured by this program.
 
-`python -m tfdist.cluster.devices.onednn_step` prints those of its process, which alone imports TensorFlow. The smallest
-processor time of several turns counts, so that other programs disturb little.
+Run as a program, this module prints those of its process, which alone imports TensorFlow. The smallest processor time
+of several turns counts, so that other programs disturb little.
 """
 
 import contextlib
@@ -13,18 +13,22 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-
-from tfdist.cluster.devices import onednn
 
 _TURNS, _STEPS = 5, 4
 _SECONDS = 120.0
 
 
-def read_or_measure(processor: onednn.Processor, measure: bool) -> tuple[float, float] | None:
-    """Returns milliseconds of a step without and with oneDNN, from the user's cache or measured; None: not known."""
-    names = [processor.vendor, processor.family, processor.name, _tensorflow_version()]
-    key = " ".join([*names, os.environ.get("ONEDNN_MAX_CPU_ISA", "")])
+def read_or_measure(processor: Sequence[str], variable: str, measure: bool) -> tuple[float, float] | None:
+    """Returns milliseconds of a step without and with oneDNN, from the user's cache or measured; None: not known.
+
+    Args:
+        processor: what names this kind of processor.
+        variable: the environment variable that turns oneDNN on or off.
+        measure: whether to measure if the cache has no times.
+    """
+    key = " ".join([*processor, _tensorflow_version(), os.environ.get("ONEDNN_MAX_CPU_ISA", "")])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "tfdist"
     path = folder / f"onednn-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -41,7 +45,7 @@ def read_or_measure(processor: onednn.Processor, measure: bool) -> tuple[float, 
             without, used = map(float, json.loads(path.read_text()))
             return without, used
         print("tfdist: measuring once whether oneDNN is faster on this processor (some 15 s)", file=sys.stderr)
-        times = measure_both()
+        times = measure_both(variable)
         with contextlib.suppress(OSError):
             if times is None:
                 return None
@@ -58,12 +62,12 @@ def _tensorflow_version() -> str:
     return ""  # Another distribution holds it.
 
 
-def measure_both() -> tuple[float, float] | None:
+def measure_both(variable: str) -> tuple[float, float] | None:
     """Measures in two processes, one with oneDNN; None if they fail."""
     times = []
     for value in ("0", "1"):
-        env = os.environ | {onednn.VARIABLE: value, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        command = [sys.executable, "-m", "tfdist.cluster.devices.onednn_step"]
+        env = os.environ | {variable: value, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        command = [sys.executable, "-m", __spec__.name]
         try:
             done = subprocess.run(command, env=env, capture_output=True, timeout=_SECONDS, check=True, text=True)
             times.append(float(done.stdout))

@@ -16,61 +16,57 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster import cluster as cluster_lib
-from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.devices import gather, replicas
+from tfdist.cluster.devices import bits, replicas
 
 # Bytes of one broadcast: longer contents are broadcast in parts.
 _BYTES = 2**25
 
 
-def broadcast_bytes(cluster: Cluster, value: bytes) -> bytes:
-    """See `Cluster.broadcast_bytes`."""
-    size = cluster.broadcast(len(value))
-    return b"".join(_part(cluster, value, first, min(first + _BYTES, size)) for first in range(0, size, _BYTES))
+def bytes_of_chief(
+    value: bytes, size: int, is_chief: bool, sum_over_workers: Callable[[list[tf.Tensor]], list[tf.Tensor]]
+) -> bytes:
+    """Returns the chief's `value`, of `size` bytes, on every worker, in parts of at most 32 MiB. Collective."""
+    parts = []
+    for first in range(0, size, _BYTES):
+        last = min(first + _BYTES, size)
+        words = np.zeros(-(-(last - first) // 4), np.int32)  # Integers: a sum with zeros keeps every bit.
+        if is_chief:
+            words.view(np.uint8)[: last - first] = np.frombuffer(value, np.uint8)[first:last]
+        (from_chief,) = sum_over_workers([tf.constant(words)])
+        parts.append(from_chief.numpy().tobytes()[: last - first])
+    return b"".join(parts)
 
 
-def _part(cluster: Cluster, value: bytes, first: int, last: int) -> bytes:
-    words = np.zeros(-(-(last - first) // 4), np.int32)  # Integers: a sum with zeros keeps every bit.
-    if cluster.is_chief:
-        words.view(np.uint8)[: last - first] = np.frombuffer(value, np.uint8)[first:last]
-    key = ("broadcast", tf.int32)  # Collectives do not support uint8.
-    if key not in cluster.compiled:
-        cluster.compiled[key] = _make(cluster, [[tf.TensorSpec([None], tf.int32)]])
-    (from_chief,) = cluster.compiled[key]([tf.constant(words)])
-    return from_chief.numpy().tobytes()[: last - first]
-
-
-def make_broadcast_variables(cluster: Cluster, variables: Iterable[Any]) -> Callable[[], None]:
-    """See `Cluster.make_broadcast_variables`."""
+def make_assign(
+    variables: Iterable[Any], values_of_chief: Callable[[list[tf.Tensor]], list[tf.Tensor]]
+) -> Callable[[], None]:
+    """Returns a function that sets variables, but no strings, to the chief's values on every worker. Collective."""
     values = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
     values = [variable for variable in values if tf.as_dtype(variable.dtype) != tf.string]
     if not values:
         return lambda: None
-    broadcast = _make(cluster)
 
-    def broadcast_values() -> None:
-        cluster_lib.check("a broadcast of variables")
-        from_chief = broadcast([gather.to_bits(tf.convert_to_tensor(variable)) for variable in values])
-        for variable, bits in zip(values, from_chief, strict=True):
-            variable.assign(gather.from_bits(bits, variable.dtype))
+    def assign() -> None:
+        from_chief = values_of_chief([bits.to_bits(tf.convert_to_tensor(variable)) for variable in values])
+        for variable, value in zip(values, from_chief, strict=True):
+            variable.assign(bits.from_bits(value, variable.dtype))
 
-    return broadcast_values
+    return assign
 
 
-def _make(cluster: Cluster, input_signature: Any = None) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+def values_of_chief(
+    strategy: tf.distribute.Strategy, input_signature: Any = None
+) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+    """Compiles a collective that returns the values of the first replica on all workers; their dtypes: see bits.py."""
+
     @tf.function(autograph=False, input_signature=input_signature)
     def broadcast(values: list[tf.Tensor]) -> list[tf.Tensor]:
-        chosen = cluster.strategy.run(
+        chosen = strategy.run(
             lambda: [tf.where(replicas.replica_id() == 0, value, tf.zeros_like(value)) for value in values]
         )
-        return [cluster.strategy.reduce("SUM", value, axis=None) for value in chosen]
+        return [strategy.reduce("SUM", value, axis=None) for value in chosen]
 
-    def broadcast_to_all(values: list[tf.Tensor]) -> list[tf.Tensor]:
-        with cluster.collective("a broadcast"):
-            return broadcast(values)
-
-    return broadcast_to_all
+    return broadcast
 
 
 # The argument of variable creators that has the value of this worker.
@@ -87,13 +83,14 @@ _block = _Block()
 
 
 @contextlib.contextmanager
-def scope(cluster: Cluster) -> Iterator[None]:
+def scope(strategy: tf.distribute.Strategy, equalise: Callable[[list[tf.Variable]], None]) -> Iterator[None]:
     """The scope of the strategy of several workers, without its broadcasts; see `Cluster.scope`.
 
-    At the end of the outermost block the variables that were made in it get the chief's values, but not after an error.
+    At the end of the outermost block `equalise` is called with the variables that were made in it, but not after an
+    error: it gives them the chief's values.
     """
     if _block.is_open:
-        with cluster.strategy.scope():
+        with strategy.scope():
             yield
         return
     created: list[tf.Variable] = []
@@ -109,12 +106,12 @@ def scope(cluster: Cluster) -> Iterator[None]:
 
     _block.is_open = True
     try:
-        with tf.variable_creator_scope(_create_on_device), cluster.strategy.scope(), tf.variable_creator_scope(create):
+        with tf.variable_creator_scope(_create_on_device), strategy.scope(), tf.variable_creator_scope(create):
             yield
     finally:
         _block.is_open = False
     if created:
-        _equalise(cluster, created)
+        equalise(created)
 
 
 def _create_on_device(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
@@ -123,26 +120,7 @@ def _create_on_device(next_creator: Callable[..., tf.Variable], **keywords: Any)
     return next_creator(**keywords if initial is None else keywords | {"initial_value": initial})
 
 
-def _equalise(cluster: Cluster, variables: list[tf.Variable]) -> None:
-    """Sets new variables to the chief's values where a worker has others. Collective.
-
-    Raises:
-        ValueError: the workers have created different numbers of variables.
-    """
-    variables = [variable for variable in variables if tf.as_dtype(variable.dtype) != tf.string]
-    counts = cluster.all_gather([len(variables)])[:, 0].tolist()
-    if len({*counts}) > 1:
-        raise ValueError(
-            "The workers have created different numbers of variables in cluster.scope(), by rank: "
-            f"{', '.join(map(str, counts))}. Build the same model on all."
-        )
-    if variables:
-        found = cluster.all_gather(_hash_values(cluster.strategy, variables))
-        differs = (found != found[0]).any(axis=0)
-        cluster.broadcast_variables(variable for variable, other in zip(variables, differs, strict=True) if other)
-
-
-def _hash_values(strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable]) -> list[int]:
+def hash_values(strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable]) -> list[int]:
     """Returns a hash of the bits of each variable on this worker's first device: 64 bits with a sign."""
     hashes = []
     for variable in variables:

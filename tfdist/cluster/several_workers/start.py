@@ -12,16 +12,15 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy as collective
 
-from tfdist.cluster import interruption
-from tfdist.cluster import strategy as strategy_lib
+from tfdist.cluster import interruption, planning
 from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn, replicas
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import gpus, host_names, hostlist, roster
 from tfdist.cluster.liveness import connections, peer_loss, startup_watchdog
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
+from tfdist.cluster.planning import ClusterPlan, Started
 from tfdist.cluster.rendezvous import rendezvous
 from tfdist.cluster.several_workers import malloc, tcp_ring
-from tfdist.cluster.strategy import ClusterPlan, Started
 from tfdist.cluster.wire import keys as keys_lib
 from tfdist.cluster.wire.keys import Keys
 from tfdist.config import patching
@@ -59,12 +58,12 @@ def start(
     members = _meet(planned, must_match, workdir, ports, stop, keys, ring_listener.metadata() if ring_listener else {})
     # Before the devices are listed: a worker may die meanwhile.
     with startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys):
-        strategy_lib.configure_devices(planned)
+        planning.configure_devices(planned)
         details += _add_second_thread(planned, members)
         software = gpu_software.describe(os.environ)
         names = sorted({worker["processor"] for worker in members})
         mixed = f"the workers have different processors, which round differently: {', '.join(names)}"
-        notes = strategy_lib.describe_notes(planned, software, mixed if len(names) > 1 else "")
+        notes = planning.describe_notes(planned, software, mixed if len(names) > 1 else "")
         with interruption.block_signals():
             if spec.rank:
                 _wait_for_server(members[0]["address"])
@@ -127,7 +126,7 @@ def _wait_for_server(address: str) -> None:
         time.sleep(0.01)
 
 
-@strategy_lib.explain_late_configuration()
+@planning.explain_late_configuration()
 def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]]) -> list[str]:
     """Gives a worker with one core a second thread for ops, if the workers are on several hosts.
 
@@ -142,7 +141,7 @@ def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]
     return ["two threads for ops on one core, so that gradients are sent during the backward pass"]
 
 
-@strategy_lib.explain_late_configuration()
+@planning.explain_late_configuration()
 def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
     jobs = [collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))]
     # Twice the limit of connections.py, which therefore detects a loss first and names the worker.

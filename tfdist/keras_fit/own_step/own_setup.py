@@ -210,7 +210,9 @@ def explain_mismatch(name: str, found: Any) -> Iterator[None]:
 
 def compare_replicas(cluster: Cluster, name: str, context: trainer.StepContext, variables: dict[str, Any]) -> None:
     """Compares `variables` after the first step, called `name`, as a run does. Collective; raises ValueError."""
-    check = trainer.make_check(cluster, variables, context.config.consistency, lambda text, step: None)
+    check = trainer.make_check(
+        cluster, variables, context.config.consistency, lambda text, step: None, trainer.act_on_mismatch
+    )
     check.step = 0
     with explain_mismatch(name, context.objective):
         check.check(trainer.TrainingState(step=1))

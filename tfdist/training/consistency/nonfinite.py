@@ -14,7 +14,8 @@ import math
 
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.config import Config, specs
+from tfdist.config import Config
+from tfdist.training.consistency import example_search
 from tfdist.training.execution import DivergedError, Execution
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.state import TrainingState
@@ -125,7 +126,7 @@ def make_diverged_error(tools: LoopTools, text: str, numbers: tuple[int, int] | 
         numbers: the first and last step, counted from 1, whose data may be the reason; None: not known.
     """
     run = tools.run
-    in_data = "" if numbers is None else _search_data(tools, *numbers) or specs.part("consistency.label")(run)
+    in_data = "" if numbers is None else _search_data(tools, *numbers) or example_search.label_out_of_range(run)
     if tools.checkpointer is not None:
         tools.checkpointer.wait()
     saved = None if run.workdir is None else directory.newest_step(run.checkpoints)

@@ -18,7 +18,6 @@ from tfdist.checkpoint.divided import Divided
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices.replicas import Replicas
-from tfdist.config import specs
 from tfdist.training.consistency import hashing
 from tfdist.training.state import TrainingState
 
@@ -46,6 +45,8 @@ class ReplicaConsistencyCheck:
     warn: Callable[[str, int], None]
     # Records (step, hash of the state), the same on every worker; None: a single replica does not hash its state.
     record: Callable[[int, int], None] | None
+    # Does what `config.consistency.action` says, or raises ReplicaMismatchError; see mismatch.py.
+    on_mismatch: Callable[["ReplicaConsistencyCheck", TrainingState], None]
     # The last step after which all replicas were equal; None: not compared yet.
     step: int | None = None
 
@@ -54,7 +55,7 @@ class ReplicaConsistencyCheck:
         if self.cluster.num_replicas > 1 or self.record is not None:
             found = self.hashes()
             if not all_equal(found):
-                specs.part("consistency.action")(self, state)
+                self.on_mismatch(self, state)
                 found = self.hashes()
             if self.record is not None:
                 self.record(state.step, int(found[0]))
@@ -70,12 +71,14 @@ def make_check(
     variables: Mapping[str, Any],
     options: config_lib.Consistency,
     warn: Callable[[str, int], None],
+    on_mismatch: Callable[[ReplicaConsistencyCheck, TrainingState], None],
     record: Callable[[int, int], None] | None = None,
 ) -> ReplicaConsistencyCheck:
     """Makes the check of `variables`, by name, over all replicas.
 
     Args:
         warn: prints a warning about a step.
+        on_mismatch: called if the replicas differ; it makes them equal or raises.
         record: records (step, hash of the state); None: nothing is recorded.
     """
     hashed, compared = _without_sums(variables), select_comparable(variables)

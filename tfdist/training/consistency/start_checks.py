@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import specs
 from tfdist.data.feed import Examples
 from tfdist.training.consistency import hashing
 from tfdist.training.state import TrainingState
@@ -71,7 +70,9 @@ def check_start(cluster: Cluster, data: Mapping[str, int], state: Mapping[str, A
     else:
         names = [f"features (here: {', '.join(names)})"]
     if not (found == found[0]).all():
-        raise specs.part("consistency.data")(cluster, names, found, EXAMPLES)
+        from tfdist.training.consistency import mismatch
+
+        raise mismatch.different_data(cluster, names, found, EXAMPLES)
 
 
 def _as_int64(text: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tfdist.cluster import interruption
 from tfdist.cluster.liveness import peer_loss
-from tfdist.config import specs
+from tfdist.config import user_code
 from tfdist.training import checkpointing
 from tfdist.training.consistency.replica_check import ReplicaMismatchError
 from tfdist.training.execution import DivergedError
@@ -35,7 +35,7 @@ def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
         if isinstance(error, ReplicaMismatchError):
             checkpointing.save_mismatch(tools, state)
         if isinstance(error, SystemExit) and not tools.run.is_script:
-            raise specs.part("errors.exit")(error) from error
+            raise user_code.refuse_exit(error) from error
         raise  # A script may end itself in a callback that all workers run.
     finally:
         with tools.ledger.during("checkpoints"):
@@ -54,7 +54,11 @@ def _describe(error: BaseException, tools: LoopTools) -> tuple[str, str]:
     text = f"{error}" if isinstance(error, ValueError | OSError | DivergedError) else f"{type(error).__name__}: {error}"
     if isinstance(error, DivergedError):
         return "diverged", text
-    lost, named = specs.part("errors.lost_worker")(error) if tools.run.cluster.num_workers > 1 else (False, "")
+    if tools.run.cluster.num_workers == 1:
+        return "failed", text
+    from tfdist.cluster import error_report
+
+    lost, named = error_report.find_lost_worker(error)
     return ("lost", named or text) if lost else ("failed", text)
 
 
@@ -67,7 +71,9 @@ def record(tools: LoopTools, state: TrainingState, end: str, text: str) -> None:
     # The chief, or the first worker that is left of those before it.
     if target and set(range(run.cluster.rank)) <= peer_loss.lost_ranks():
         best = {} if state.best.value is None else {f"best {run.config.checkpoint.best_metric}": state.best.value}
-        problem = specs.part("report.notify")(
+        from tfdist.training.reporting import notice
+
+        problem = notice.send(
             target,
             end,
             workdir=run.workdir,

@@ -11,14 +11,16 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.cluster.devices import gpu_software, onednn
 from tfdist.cluster.devices.replicas import Replicas
-from tfdist.config import patching, specs
+from tfdist.config import patching
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import per_example, timing
 from tfdist.training.step.context import StepContext
-from tfdist.training.step.layers import model_layers, normalization, remat_scopes
+from tfdist.training.step.layers import convolutions, fused, model_layers, normalization, remat_scopes
 from tfdist.training.step.updates import fused_updates, stages, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce, with_pack_size
+from tfdist.training.step.updates.loss_scale import LossScale
+from tfdist.training.step.variants.recomputation import named_layers
 
 # Attributes that `prepare_optimizer` sets on an optimizer object.
 PUT_ON_OPTIMIZERS = (
@@ -88,7 +90,7 @@ def by_xla(train: config_lib.Train, device_type: str, model: keras.Model, *, com
     others = train.recompute or train.recompute_mb is not None or train.virtual_replicas is not None
     if device_type != "GPU" or communicates or others or gpu_software.is_deterministic(os.environ):
         return False
-    return all(one.supports_jit and remat_scopes.scope(one) is None for one in model_layers.of_all_depths(model))
+    return all(one.supports_jit and named_layers.remat_scope(one) is None for one in model_layers.of_all_depths(model))
 
 
 def build_context(
@@ -129,7 +131,7 @@ def build_context(
             clock=timing.choose_clock(config.report.step_times, cluster.device_type),
         )
         if loss_scale is None and config.train.precision == "float16":
-            loss_scale = specs.part("train.precision.loss_scale")()
+            loss_scale = LossScale.create()
     return StepContext(
         cluster=cluster,
         config=config,
@@ -147,8 +149,8 @@ def build_context(
 def speed_up_layers(model: keras.Model, device_type: str) -> None:
     """Replaces methods of layers by those that are faster on CPUs, if `device_type` is "CPU"."""
     if device_type == "CPU":
-        specs.part("layers.convolutions")(model, tiles=onednn.TILES in onednn.read_processor().flags)
-        specs.part("layers.fused")(model)
+        convolutions.use_products(model, tiles=onednn.TILES in onednn.read_processor().flags)
+        fused.fuse(model)
 
 
 def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Replicas, *, equal: bool = True) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.config import patching, specs
+from tfdist.config import patching
+from tfdist.training.step.variants.recomputation import named_layers
 
 # From before `take_over`.
 _of_layers, _of_rest = keras.Layer.rematerialized_call, keras.Operation.rematerialized_call
@@ -21,13 +22,8 @@ def take_over() -> None:
     """Makes both right in the graphs of this process; for a layer of no scope, Keras calls neither method."""
     patching.put(keras.Layer, "rematerialized_call", lambda *given, **options: _choose(_of_layers, *given, **options))
     patching.put(keras.Operation, "rematerialized_call", lambda *given, **options: _choose(_of_rest, *given, **options))
-    patching.put(tf, "recompute_grad", lambda function: specs.part("keras.remat")(function, _of_functions))
-
-
-def scope(operation: keras.Operation) -> Any:
-    """Returns the arguments of the scope in which a layer or another operation was made, or None."""
-    return operation._remat_mode
+    patching.put(tf, "recompute_grad", lambda function: named_layers.of_function(function, _of_functions))
 
 
 def _choose(of_keras: Callable[..., Any], *given: Any, **options: Any) -> Callable[..., Any]:
-    return specs.part("keras.RematScope")(of_keras, *given, **options)
+    return named_layers.of_scope(of_keras, *given, **options)

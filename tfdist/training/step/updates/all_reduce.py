@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.devices import replicas
-from tfdist.config import specs
 from tfdist.training.step import timing
-from tfdist.training.step.updates import tables
+from tfdist.training.step.updates import gathered_rows, tables
 from tfdist.training.step.updates.tables import Gradients
 
 
@@ -102,7 +101,7 @@ def sum_over_replicas(gradients: Gradients, options: config_lib.Communication) -
     if replica_context.num_replicas_in_sync > 1:
         dense = _sum_tensors(dense, options)
         add, wire_type = (functools.partial(function, options=options) for function in (_sum_tensors, _wire_type))
-        rows = specs.part("communication.rows")(rows, add, wire_type) if rows else rows
+        rows = gathered_rows.gather(rows, add, wire_type) if rows else rows
     results = {True: iter(rows), False: iter(dense)}
     return [
         None if gradient is None else next(results[isinstance(gradient, tf.IndexedSlices)]) for gradient in gradients

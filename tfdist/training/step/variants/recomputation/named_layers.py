@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.config import patching, specs
 from tfdist.training.step import collectives
-from tfdist.training.step.layers import fused, model_layers, normalization, remat_scopes
+from tfdist.training.step.layers import fused, model_layers, normalization
 from tfdist.training.step.random_numbers import repeated_passes, seed_generators
 
 _FIELD, _SCOPE = "config.train.recompute", "keras.RematScope"
@@ -81,6 +81,11 @@ def of_function(function: Callable[..., Any], recompute: Callable[..., Any]) -> 
     return call
 
 
+def remat_scope(operation: keras.Operation) -> Any:
+    """Returns the arguments of the `keras.RematScope` in which a layer or another operation was made, or None."""
+    return operation._remat_mode
+
+
 def of_scope(
     of_keras: Callable[..., Any], operation: keras.Operation, original: Callable[..., Any], *args: Any, **keywords: Any
 ) -> Callable[..., Any]:
@@ -92,7 +97,7 @@ def of_scope(
     Args:
         of_keras: the method of Keras that this one replaces.
     """
-    scope = remat_scopes.scope(operation)
+    scope = remat_scope(operation)
     if not isinstance(operation, keras.Layer):  # It keeps nothing but its inputs and its outputs.
         return original
     mode = None if scope is None else scope.mode

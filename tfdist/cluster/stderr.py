@@ -1,0 +1,17 @@
+"""Messages of a process to standard error, which name the worker if there are several."""
+
+import os
+import sys
+
+
+def print_error(text: str) -> None:
+    """Prints a message of this worker to standard error."""
+    print(f"tfdist: {worker()}{text}", file=sys.stderr)
+
+
+def worker() -> str:
+    """Returns the beginning of a message of one of several workers: "worker 1: "; else ""."""
+    from tfdist.cluster.discovery import environment
+
+    spec = environment.resolve_roughly(os.environ)
+    return f"worker {spec.rank}: " if spec.num_workers > 1 else ""
