@@ -14,44 +14,47 @@ In a script with a compiled Keras model (docs/scripts.md):
 """
 
 import contextlib
-import importlib
 import os
 import sys
 from typing import Any
 
 from tfdist.config import tensorflow_log
+from tfdist.report import interpreter  # It notes the time.
 
-# Public functions -> their modules, imported on first use: `import tfdist.config` must not import TensorFlow.
-_FUNCTIONS = {
-    "connect": "tfdist.keras_fit.connect",
-    "fit": "tfdist.keras_fit.api",
-    "evaluate": "tfdist.keras_fit.api",
-    "predict": "tfdist.keras_fit.api",
-    "batches": "tfdist.keras_fit.own_step.own_loop",
-    "step": "tfdist.keras_fit.own_step.own_loop",
-    "all_gather": "tfdist.keras_fit.own_step.replica_step",
-    "per_example": "tfdist.keras_fit.whole_batch.per_example",
-}
-__all__ = [*_FUNCTIONS]
+# Imported on first use: `import tfdist.config` must not import TensorFlow.
+__all__ = ["all_gather", "batches", "connect", "evaluate", "fit", "per_example", "predict", "step"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FUNCTIONS:
-        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
-    raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+    if name == "connect":
+        from tfdist.keras_fit import connect as module
+    elif name in ("fit", "evaluate", "predict"):
+        from tfdist.keras_fit import api as module
+    elif name in ("batches", "step"):
+        from tfdist.keras_fit.own_step import own_loop as module
+    elif name == "all_gather":
+        from tfdist.keras_fit.own_step import replica_step as module
+    elif name == "per_example":
+        from tfdist.keras_fit.whole_batch import per_example as module
+    else:
+        raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FUNCTIONS})
+    return sorted({*globals(), *__all__})
 
 
-importlib.import_module("tfdist.report.interpreter")  # It notes the time.
 if sys.argv[:1] == ["-m"]:  # `python -m tfdist.NAME`: a module that is no command must not end with exit code 0.
-    importlib.import_module("tfdist.config.command_line.words").check_module(sys.orig_argv)
+    from tfdist.config.command_line import words
+
+    words.check_module(sys.orig_argv)
 
 
 def _onednn() -> contextlib.AbstractContextManager[None]:
-    return importlib.import_module("tfdist.cluster.devices.onednn").apply_choice(os.environ)
+    from tfdist.cluster.devices import onednn
+
+    return onednn.apply_choice(os.environ)
 
 
 tensorflow_log.hide_at_import(_onednn)

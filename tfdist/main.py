@@ -18,6 +18,7 @@ from tfdist.cluster.discovery import environment
 from tfdist.config import flags as config_flags
 from tfdist.config import specs, tensorflow_log
 from tfdist.config.schema import ClusterOptions
+from tfdist.training import features
 
 
 def train_or_evaluate(workdir: Path) -> int:
@@ -49,7 +50,9 @@ def keep_freed_memory(options: ClusterOptions, env: Mapping[str, str]) -> bool:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    config = config_flags.valid_config()
+    config = flags.FLAGS["config"].value
+    with config_flags.one_message("tfdist"):
+        features.check(config)  # Without a wait for TensorFlow.
     if config.train.asynchronous and flags.FLAGS.mode == "train":
         sys.exit(
             "tfdist: config.train.asynchronous=True trains with parameter servers, which this command does not start. "

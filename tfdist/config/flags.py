@@ -19,7 +19,7 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from tfdist.config import config_dict, saved_run, schema, validate
+from tfdist.config import config_dict, saved_run, schema
 from tfdist.config.command_line import closed_streams, flag_errors, spec_arguments, words
 
 NONE_WORDS = ("none", "None")
@@ -201,14 +201,6 @@ def one_message(command: str) -> Iterator[None]:
             yield
     except (ValueError, OSError) as error:
         sys.exit(f"{command}: {error}")
-
-
-def valid_config() -> schema.Config:
-    """Returns the config of the command line; exits with a message if it is invalid, without a wait for TensorFlow."""
-    config = flags.FLAGS["config"].value
-    with one_message("tfdist"):
-        validate.validate(config)
-    return config
 
 
 def config_name() -> str:

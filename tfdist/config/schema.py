@@ -14,25 +14,18 @@ from typing import Any, Literal
 SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 # What only some runs need: field -> function, imported by `specs.part`. `cluster`: several workers; `layers`: CPUs.
 PARTS = {
-    "callbacks": "tfdist.training.callbacks.callback_runner:make_callbacks",
-    "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
     "report.tensorboard": "tfdist.report.tensorboard_events:EventRecords",
     "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
-    "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:add_to_report",
     "train.shard_optimizer": "tfdist.training.step.variants.sharding.sharded_optimizer:compose",
-    "train.recompute": "tfdist.training.step.variants.recomputation.named_layers:install",
     "train.recompute_mb": "tfdist.training.step.variants.recomputation.segments:install",
     "train.recompute_mb.script": "tfdist.keras_fit.run_parts.recompute:install",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
-    "train.virtual_replicas": "tfdist.training.step.variants.virtual_replicas:open_virtual_replicas",
     "train.virtual_replicas.connect": "tfdist.training.step.variants.virtual_replicas:fix_arithmetic",
     "train.virtual_replicas.script": "tfdist.keras_fit.run_parts.virtual_replicas:open_shards",
-    "train.virtual_replicas.report": "tfdist.training.step.variants.virtual_replicas:RepeatReport",
     "communication.compression": "tfdist.training.step.variants.power_sgd:compose",
     "consistency.audit.every": "tfdist.training.step.variants.audited_step:compose",
     "consistency.audit.action": "tfdist.training.consistency.audit:train",
-    "cluster.pause_epochs": "tfdist.training.callbacks.pause:Pause",
     "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
 }
 

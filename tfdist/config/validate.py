@@ -5,7 +5,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from tfdist.config import diff, removed, schema, text
@@ -14,11 +14,15 @@ from tfdist.config import diff, removed, schema, text
 _NOT_ASYNCHRONOUS = ("train.recompute", "train.recompute_mb", "communication.dtype", "communication.sparse_as_dense")
 
 
-def validate(config: schema.Config) -> None:
-    """Checks the types and values of all fields; a ValueError lists each invalid one with what is allowed."""
+def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lambda: ()) -> None:
+    """Checks the types and values of all fields; a ValueError lists each invalid one with what is allowed.
+
+    Args:
+        find_more: returns more problems of a config whose types are right, without "config.".
+    """
     problems = list(_type_problems(config, ""))
     if not problems:
-        problems = [*_value_problems(config), *_contradictions(config)]
+        problems = [*_value_problems(config), *_contradictions(config), *find_more()]
     if problems := problems or list(_json_problems(config)):
         raise ValueError("The config is invalid:\n" + "\n".join(f"  config.{line}" for line in problems))
 
@@ -62,7 +66,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     for name in (
         *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
         *("train.steps", "train.micro_batches", "train.local_steps", "train.nonfinite_limit"),
-        *("train.virtual_replicas", "communication.compression.rank", "communication.compression.smallest"),
+        *("communication.compression.rank", "communication.compression.smallest"),
         *("consistency.limit", "consistency.audit.every", "consistency.audit.limit"),
         *("checkpoint.keep", "report.noise_scale"),
         *("cluster.logical_devices", "cluster.port_count"),
@@ -75,11 +79,6 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         after = operator.attrgetter(f"{every}.after")(config)
         if not all(type(epoch) is int and epoch >= 1 for epoch in after or ()):
             yield f"{every}.after must list epochs, numbered from 1. Received: {after!r}"
-    profile = config.report.profile
-    if profile is not None and not (
-        len(profile) == 2 and all(type(step) is int for step in profile) and 1 <= profile[0] <= profile[1]
-    ):
-        yield f"report.profile must be [first, last], two steps counted from 1. Received: {profile}"
     yield from _gpu_problems(config.cluster.gpus)
     for name in (
         *("learning_rate.peak", "learning_rate.warmup_epochs", "seed"),
@@ -210,9 +209,8 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             of_config, default = map(operator.attrgetter(name), (config, schema.Config(model={})))
             if of_config != default:
                 yield f"{name}={of_config!r} has no effect with train.asynchronous=True: set it to {default!r}"
-    for name in ("recompute", "recompute_mb"):
-        if getattr(train, name) and train.xla:
-            yield f"train.{name} needs train.xla=False: XLA merges both computations. Received: {getattr(train, name)}"
+    if train.recompute_mb and train.xla:
+        yield f"train.recompute_mb needs train.xla=False: XLA merges both computations. Received: {train.recompute_mb}"
     if train.recompute and train.recompute_mb is not None:
         yield f"train.recompute_mb={train.recompute_mb} chooses what is computed again: remove train.recompute"
     if data.pipeline == "textbook" and data.shards != "batch":
@@ -236,6 +234,3 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             f"checkpoint.best_metric={config.checkpoint.best_metric!r} needs evaluations, but "
             "data.evaluation_split is None"
         )
-    for spec in config.callbacks:
-        if not isinstance(spec, dict):
-            yield f'callbacks must be a list of dicts with a "target". Received: {spec!r}'

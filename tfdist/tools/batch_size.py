@@ -17,10 +17,11 @@ from absl import flags
 
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
-from tfdist.config import tensorflow_log, validate
+from tfdist.config import tensorflow_log
 from tfdist.config.command_line import words
 from tfdist.tools import batch_size_trial, child_runs, measure, tables
 from tfdist.tools.pictures import measured, style
+from tfdist.training import features
 
 HEADER = ("batch_per_replica", "batch_size", "replicas", "result", "memory_mb_per_replica", "step_ms")
 
@@ -165,7 +166,7 @@ def find(argv: list[str]) -> None:
     if flags.FLAGS.powers_of_two and flags.FLAGS.multiple_of.bit_count() > 1:
         raise ValueError(f"--multiple_of={flags.FLAGS.multiple_of} is no power of two, but --powers_of_two is set.")
     backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
-    validate.validate(flags.FLAGS["config"].value)
+    features.check(flags.FLAGS["config"].value)
     runner = TrialRunner(
         arguments=words.config_arguments(argv[1:]), backend=backend, workdir=workdir, memory_mb=flags.FLAGS.memory_mb
     )

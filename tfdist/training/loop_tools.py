@@ -6,16 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.divided import Divided
 from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import specs
 from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
-from tfdist.training import execution, triggers
+from tfdist.training import execution, features, triggers
 from tfdist.training import run as run_lib
 from tfdist.training.consistency import hashing, mismatch, replica_check
 from tfdist.training.consistency.replica_check import ReplicaConsistencyCheck
@@ -77,9 +75,7 @@ def make_tools(
             None if run.config.report.state_hash == "none" or run.workdir is None else _recorder(run, report),
         ),
         ledger=Ledger() if ledger is None else ledger,
-        extras=[
-            extra for field in _extras(run.config) if (extra := specs.part(field)(run=run, report=report)) is not None
-        ],
+        extras=[extra for feature in features.ALL for extra in feature.extras(run, report)],
     )
 
 
@@ -105,18 +101,6 @@ def _recorder(run: run_lib.Run, report: Reporter) -> Callable[[int, int], None]:
         report.state(step, hashing.as_text(value), hashing.HASH_NAMES[run.cluster.device_type], examples)
 
     return record
-
-
-def _extras(config: config_lib.Config) -> list[str]:
-    """Returns the fields of `schema.PARTS` whose parts run between executions."""
-    options = config.report
-    wanted = {
-        "report": options.graph or triggers.is_ever_due(options.histograms) or options.profile is not None,
-        "report.noise_scale.report": options.noise_scale is not None,
-        "cluster.pause_epochs": config.cluster.pause_epochs is not None,
-        "train.virtual_replicas.report": config.train.virtual_replicas is not None,
-    }
-    return [field for field, value in wanted.items() if value]
 
 
 def make_finite_check(cluster: Cluster, variables: Mapping[str, Any]) -> Callable[[], str]:

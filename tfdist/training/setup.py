@@ -19,6 +19,7 @@ from tfdist.data import inputs as inputs_lib
 from tfdist.data.feed import Feed
 from tfdist.data.pipelines import Inputs
 from tfdist.report import reporter, run_info
+from tfdist.training import features
 from tfdist.training import run as run_lib
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
 from tfdist.training.run import Run
@@ -48,6 +49,7 @@ def build_run(
     """
     stop = interruption.install_handlers()
     shared = None if config_file is None else workdir
+    features.check(config)
     inputs = inputs_lib.open_inputs(config)
     config = learning_rate.resolve(config)
     exporter = config.checkpoint.export_preprocessing and specs.part("checkpoint.export_preprocessing")(config)
@@ -56,19 +58,19 @@ def build_run(
         cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
     sizes = inputs_lib.make_sizes(config, inputs, (cluster or plan).num_replicas, trains=shared is not None)
-    virtual = config.train.virtual_replicas and specs.part("train.virtual_replicas")(config, sizes.replicas)
+    for feature in features.ALL:
+        inputs = feature.change_inputs(config, inputs, sizes.replicas)
     cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
     precision_notes = ()
     if config.train.precision == "auto":
         saved = run_info.saved_choice(workdir, "precision", "float32")
         config, precision_notes = specs.part("train.precision")(config, saved, cluster)
     config = _as_saved(config, workdir)
-    feed = (virtual or inputs.pipeline).make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
+    feed = inputs.pipeline.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context, chosen = build_model(config, cluster, inputs, feed)
     check_names(config, context.names)
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
     notes = (*feed.about.notes, *precision_notes, warmup_note, learning_rate.note(config))
-    callbacks = specs.part("callbacks")(config, cluster, context, sizes, workdir) if config.callbacks else NoCallbacks()
     run = Run(
         config=config,
         workdir=workdir,
@@ -76,7 +78,7 @@ def build_run(
         stop=stop,
         context=context,
         feed=feed,
-        callbacks=callbacks,
+        callbacks=NoCallbacks(),
         log=run_lib.Log(config_file=config_file or "", notes=tuple(filter(None, notes)), chosen=tuple(chosen)),
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
         export=exporter(context.model, feed.first_examples, inputs.prepare_all)
@@ -86,9 +88,11 @@ def build_run(
     )
     run = specs.part("train.shard_optimizer")(run) if config.train.shard_optimizer else run
     run = run if config.communication.compression.rank is None else specs.part("communication.compression")(run)
-    run = virtual.compose(run) if virtual else run
     run = run if config.consistency.audit.every is None else specs.part("consistency.audit.every")(run)
-    return run if config.report.noise_scale is None else specs.part("report.noise_scale")(run)
+    run = run if config.report.noise_scale is None else specs.part("report.noise_scale")(run)
+    for feature in features.ALL:
+        run = feature.apply(run)
+    return run
 
 
 def _as_saved(config: config_lib.Config, workdir: Path) -> config_lib.Config:
@@ -148,10 +152,7 @@ def build_model(
             config, local_steps * feed.sizes.steps_per_epoch, local_steps * feed.sizes.total_steps
         )
     optimizer_lib.check_optimizer(optimizer)
-    chosen = []
-    if config.train.recompute:
-        names = specs.part("train.recompute")(model, config)
-        chosen = [f"recompute  the layers {', '.join(config.train.recompute)}: {len(names)} in all"]
+    chosen = [line for feature in features.ALL for line in feature.change_model(config, model)]
     if config.train.recompute_mb is not None:
         passes = (config.train.virtual_replicas or cluster.num_replicas) * config.train.micro_batches * local_steps
         sizes = (config.train.recompute_mb, config.data.batch_size // passes, feed.spec)

@@ -187,5 +187,5 @@ def test_the_inner_launcher_is_found_first():
 
 def test_the_page_of_launchers_names_every_variable_that_is_looked_for():
     page = (REPOSITORY / "docs" / "launchers.md").read_text()
-    for name, marks in (*environment.INNER, *environment.FLUX, *environment.OTHERS):
-        assert all(mark in page for mark in marks), name
+    for function, marks in (*environment.INNER, *environment.FLUX, *environment.OTHERS):
+        assert all(mark in page for mark in marks), function

@@ -18,32 +18,27 @@ The first of these that is found applies:
 9. Otherwise this process is the only worker.
 """
 
-import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
+from tfdist.cluster.discovery.launchers import by_hosts, by_ranks, mpi, pbs, slurm, tf_config
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
-# Modules of launchers/ that find out themselves whether their launcher has started this process, and the beginnings of
-# its variables. A module is imported if one of these is set.
-_PREFIXES = {
-    "tf_config": ("TF_CONFIG",),
-    "mpi": ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "MPI_LOCAL", "PALS_", "PMI_", "PMIX_"),
-    "slurm": ("SLURM_",),
-    "pbs": ("PBS_",),
-}
-# Functions of other modules and the variables that show that a launcher has started this process, in the order in which
-# they are looked for. A module is imported if all of the variables are set.
-INNER = (("by_ranks:torchrun", ("TORCHELASTIC_RUN_ID", "RANK")), ("by_ranks:jsrun", ("JSM_NAMESPACE_RANK",)))
-FLUX = (("by_ranks:flux", ("FLUX_TASK_RANK", "FLUX_JOB_SIZE")),)
-OTHERS = (
-    ("by_ranks:kubeflow", ("PET_NODE_RANK", "PET_NNODES")),
-    ("by_ranks:torchrun", ("RANK", "WORLD_SIZE", "MASTER_ADDR")),
-    ("by_hosts:skypilot", ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")),
-    ("by_hosts:dstack", ("DSTACK_NODE_RANK", "DSTACK_NODES_IPS")),
-    ("by_hosts:sagemaker", ("SM_HOSTS", "SM_CURRENT_HOST")),
-    ("by_hosts:kubernetes", ("JOB_COMPLETION_INDEX",)),
-    ("by_hosts:host_list", ("TFDIST_ONE_PER_HOST",)),
+# A function of launchers/, and the variables that show that its launcher has started this process if all are set.
+Launcher = tuple[Callable[..., WorkerSpec], Sequence[str]]
+# In the order in which they are looked for.
+INNER: tuple[Launcher, ...] = (
+    (by_ranks.torchrun, ("TORCHELASTIC_RUN_ID", "RANK")),
+    (by_ranks.jsrun, ("JSM_NAMESPACE_RANK",)),
+)
+FLUX: tuple[Launcher, ...] = ((by_ranks.flux, ("FLUX_TASK_RANK", "FLUX_JOB_SIZE")),)
+OTHERS: tuple[Launcher, ...] = (
+    (by_ranks.kubeflow, ("PET_NODE_RANK", "PET_NNODES")),
+    (by_ranks.torchrun, ("RANK", "WORLD_SIZE", "MASTER_ADDR")),
+    (by_hosts.skypilot, ("SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS")),
+    (by_hosts.dstack, ("DSTACK_NODE_RANK", "DSTACK_NODES_IPS")),
+    (by_hosts.sagemaker, ("SM_HOSTS", "SM_CURRENT_HOST")),
+    (by_hosts.kubernetes, ("JOB_COMPLETION_INDEX",)),
+    (by_hosts.host_list, ("TFDIST_ONE_PER_HOST",)),
 )
 # A job of these may have several hosts although this process was started on one only.
 _JOBS = ("OAR_JOB_ID", "LSB_JOBID")
@@ -59,11 +54,8 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
         ValueError: a variable is missing, not valid, or inconsistent with another one.
     """
     ports = {"port_base": port_base, "port_count": port_count}
-    tf_config, mpi, slurm, pbs = (
-        _module(name) if any(one.startswith(prefixes) for one in env) else None for name, prefixes in _PREFIXES.items()
-    )
-    mpirun = mpi and mpi.mpirun_variables(env)
-    if tf_config and (cluster := tf_config.read_cluster(env)):
+    mpirun = mpi.mpirun_variables(env)
+    if cluster := tf_config.read_cluster(env):
         return tf_config.resolve(env, cluster, mpirun[1] if mpirun else "SLURM_STEP_NUM_TASKS", **ports)
     if found := _first(env, INNER):
         return found(env, **ports)
@@ -71,17 +63,17 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
         return mpi.rank(env, mpirun, **ports)
     if found := _first(env, FLUX):
         return found(env, **ports)
-    if slurm and slurm.in_step(env):
+    if slurm.in_step(env):
         return slurm.step(env, **ports)
-    if mpi and (pmi := mpi.pmi_variables(env)):
+    if pmi := mpi.pmi_variables(env):
         return mpi.rank(env, pmi, **ports)
-    if pbs and pbs.in_task(env):
+    if pbs.in_task(env):
         return pbs.task(env, **ports)
     if found := _first(env, OTHERS):
         return found(env, **ports)
-    note = (slurm and slurm.forgotten_srun(env)) or (pbs and pbs.forgotten_launcher(env)) or ""
+    note = slurm.forgotten_srun(env) or pbs.forgotten_launcher(env)
     if not note and any(env.get(name) for name in _JOBS):
-        note = _module("by_hosts").forgotten_launcher(env)
+        note = by_hosts.forgotten_launcher(env)
     return WorkerSpec(launcher="local", note=note)
 
 
@@ -93,12 +85,6 @@ def resolve_roughly(env: Mapping[str, str]) -> WorkerSpec:
         return WorkerSpec(launcher="local")
 
 
-def _first(env: Mapping[str, str], launchers: Sequence[tuple[str, Sequence[str]]]) -> Any:
+def _first(env: Mapping[str, str], launchers: Sequence[Launcher]) -> Callable[..., WorkerSpec] | None:
     """Returns the function of the first launcher whose variables are all set; None: there is none."""
-    name = next((name for name, marks in launchers if all(env.get(mark) for mark in marks)), "")
-    module, _, function = name.partition(":")
-    return getattr(_module(module), function) if name else None
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"tfdist.cluster.discovery.launchers.{name}")
+    return next((function for function, marks in launchers if all(env.get(mark) for mark in marks)), None)

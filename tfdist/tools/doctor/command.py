@@ -19,12 +19,13 @@ from absl import flags
 from tfdist.cluster import process_exit
 from tfdist.cluster.discovery import slurm_job
 from tfdist.config import flags as config_flags
-from tfdist.config import tensorflow_log, validate
+from tfdist.config import tensorflow_log
 from tfdist.config.command_line import tool_words, words
 from tfdist.report import files, interpreter
 from tfdist.tools import tables
 from tfdist.tools.doctor import checks, gpus, this_machine
 from tfdist.tools.doctor.checks import BAD, OK, Finding
+from tfdist.training import features
 
 _STEPS = 3
 
@@ -72,7 +73,7 @@ def run_checks() -> int:
     findings: list[Finding] = []
     rank = 0
     try:
-        validate.validate(config)
+        features.check(config)
         findings.append(Finding("config", OK, "types, ranges and names"))
         try:
             plan, problem = strategy.plan(config.cluster, communication=config.communication), ""

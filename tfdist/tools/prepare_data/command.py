@@ -22,8 +22,9 @@ from absl import flags
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
-from tfdist.config import specs, validate
+from tfdist.config import specs
 from tfdist.tools import tables
+from tfdist.training import features
 
 HEADER = ("split", "examples", "batch", "seconds")
 FILES_HEADER = ("split", "images", "MB", "seconds", "images/s")
@@ -119,7 +120,7 @@ def prepare(config: config_lib.Config) -> list[tuple]:
     """
     from tfdist.data import inputs as inputs_lib
 
-    validate.validate(config)
+    features.check(config)
     function = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     config.data.source = with_download(config.data.source)
     rows = []
@@ -142,7 +143,7 @@ def write_files(config: config_lib.Config, form: Any, output: Path) -> list[tupl
     from tfdist.data import inputs as inputs_lib
     from tfdist.tools.prepare_data import resized_files
 
-    validate.validate(config)
+    features.check(config)
     encoded = config.data.source.get("encoded")
     spec = config.data.source = with_encoded(with_download(config.data.source))
     rows = []

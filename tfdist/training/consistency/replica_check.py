@@ -94,6 +94,7 @@ def make_check(
         hash_all=functools.partial(_hash_all, cluster, hashed) if eager else cluster.make_all_gather(hash_state),
         options=options,
         warn=warn,
+        on_mismatch=on_mismatch,
         record=record,
     )
 

@@ -30,12 +30,13 @@ from absl import flags
 from tfdist.checkpoint import workdir_lock
 from tfdist.cluster import interruption
 from tfdist.config import flags as config_flags
-from tfdist.config import saved_run, schema, user_code, validate
+from tfdist.config import saved_run, schema, user_code
 from tfdist.config.command_line import tool_words, words
 from tfdist.tools import tables
 from tfdist.tools.many_runs.sweeps import array, ends, halving, local, proposals, space
 from tfdist.tools.many_runs.sweeps import plan as plans
 from tfdist.tools.many_runs.sweeps.plan import Plan
+from tfdist.training import features
 
 USAGE = "--config=FILE --set FIELD=VALUES... --workdir=DIR [flags]"
 # Runs of a table on the terminal.
@@ -176,7 +177,7 @@ def _parse(given: Sequence[str]) -> schema.Config:
     sys.argv[1:] = words.complete(list(given))
     config_flags.parse(sys.argv)
     config = flags.FLAGS["config"].value
-    validate.validate(config)
+    features.check(config)
     return config
 
 

@@ -18,7 +18,7 @@ from tfdist.cluster.devices import onednn
 from tfdist.cluster.devices.replicas import Replicas
 from tfdist.config import batches
 from tfdist.data.feed import Feed, Sizes
-from tfdist.data.pipelines import Distributor, Inputs
+from tfdist.data.pipelines import Distributor, Inputs, Pipeline
 from tfdist.data.stream import ReplicaShard
 from tfdist.report import files, lines, run_info
 from tfdist.report.reporter import Reporter
@@ -32,7 +32,6 @@ from tfdist.training.step.variants.integers import Integers
 
 # The kernels of TensorFlow may choose their order of sums by the number of threads.
 _THREADS = 1
-_LARGEST = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +44,23 @@ class VirtualReplicas:
     # Shards of a replica.
     count: int
 
-    def make_feed(
-        self, config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
-    ) -> Feed:
-        """Makes the input of one worker: batches [shards of a replica, examples of a shard, ...]."""
-        local = self.part(shard)
-        distributor = _ByShards(cluster=cluster, stack_shards=self.stack_shards)
-        feed = inputs.pipeline.make_feed(config, inputs, sizes, local, distributor)
-        evaluation = feed.evaluation
+    def cut(self, pipeline: Pipeline) -> Pipeline:
+        """Returns `pipeline` with batches [shards of a replica, examples of a shard, ...]."""
 
-        def evaluate() -> tuple[tf.data.Dataset, int]:
-            dataset, steps = evaluation()
-            return distributor.stack_shards(dataset), steps
+        def make_feed(
+            config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
+        ) -> Feed:
+            distributor = _ByShards(cluster=cluster, stack_shards=self.stack_shards)
+            feed = pipeline.make_feed(config, inputs, sizes, self.part(shard), distributor)
+            evaluation = feed.evaluation
 
-        return dataclasses.replace(feed, evaluation=None if evaluation is None else evaluate)
+            def evaluate() -> tuple[tf.data.Dataset, int]:
+                dataset, steps = evaluation()
+                return distributor.stack_shards(dataset), steps
+
+            return dataclasses.replace(feed, evaluation=None if evaluation is None else evaluate)
+
+        return dataclasses.replace(pipeline, make_feed=make_feed)
 
     def part(self, shard: ReplicaShard) -> ReplicaShard:
         """Returns the part of every global batch that this worker takes, as shards in the place of replicas."""
@@ -161,8 +163,12 @@ def open_virtual_replicas(config: config_lib.Config, num_replicas: int, *, uneve
         ValueError: the config asks for what depends on the number of replicas, or the number does not divide.
     """
     total = config.train.virtual_replicas
-    if problems := list(_problems(config, num_replicas)):
-        raise ValueError(f"config.train.virtual_replicas={total} cannot be used: {'; '.join(problems)}.")
+    if total % num_replicas:
+        divisors = [n for n in range(1, total + 1) if total % n == 0]
+        raise ValueError(
+            f"config.train.virtual_replicas={total} cannot be used: there are {num_replicas} replicas, and their "
+            f"number must be one of {', '.join(map(str, divisors))}."
+        )
     if not uneven:
         batches.check_divisible(config, total)
     fix_arithmetic()
@@ -177,24 +183,6 @@ def fix_arithmetic() -> None:
             tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
     # They reassociate products with constants, and which ones depends on the collectives between them.
     tf.config.optimizer.set_experimental_options({"constant_folding": False, "arithmetic_optimization": False})
-
-
-def _problems(config: config_lib.Config, num_replicas: int) -> Iterator[str]:
-    total = config.train.virtual_replicas
-    if total > _LARGEST:
-        yield f"it must be at most {_LARGEST}"
-    if total % num_replicas:
-        divisors = [n for n in range(1, total + 1) if total % n == 0]
-        yield f"there are {num_replicas} replicas, and their number must be one of {', '.join(map(str, divisors))}"
-    reasons = (
-        (config.train.local_steps > 1, "train.local_steps", "each replica makes updates of its own"),
-        (config.train.asynchronous, "train.asynchronous", "updates come in no fixed order"),
-        (config.data.pipeline != "stream", "data.pipeline", "TensorFlow divides batches by the number of replicas"),
-        (config.data.shards != "batch", "data.shards", "the examples of a batch depend on the number of workers"),
-        (config.communication.dtype != "float32", "communication.dtype", "integers are sent"),
-        (config.communication.compression.rank is not None, "communication.compression", "integers are sent"),
-    )
-    yield from (f"config.{field} is set, and {reason}" for wrong, field, reason in reasons if wrong)
 
 
 def _check_model(config: config_lib.Config, total: int, model: keras.Model, *, divides_penalties: bool = True) -> None:

@@ -1,0 +1,27 @@
+"""`config.train.recompute`: layers by name whose activations are computed again in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tfdist.config.schema import Config
+
+if TYPE_CHECKING:
+    import keras
+
+
+def refuse(config: Config) -> Iterator[str]:
+    """Yields that XLA cannot compile such layers."""
+    if config.train.recompute and config.train.xla:
+        received = f"Received: {config.train.recompute}"
+        yield f"train.recompute needs train.xla=False: XLA merges both computations. {received}"
+
+
+def change_model(config: Config, model: keras.Model) -> Iterator[str]:
+    """Lets the layers be computed again; yields a line for the log. ValueError: a name fits no layer."""
+    if config.train.recompute:
+        from tfdist.training.step.variants.recomputation import named_layers
+
+        names = named_layers.install(model, config)
+        yield f"recompute  the layers {', '.join(config.train.recompute)}: {len(names)} in all"

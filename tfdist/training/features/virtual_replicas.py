@@ -1,0 +1,65 @@
+"""`config.train.virtual_replicas`: the same bits on any number of replicas that divides it (docs/same-bits.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from tfdist.config.schema import Config
+
+if TYPE_CHECKING:
+    from tfdist.data.pipelines import Inputs
+    from tfdist.report.reporter import Reporter
+    from tfdist.training.run import Run
+
+_LARGEST = 1024
+
+
+def refuse(config: Config) -> Iterator[str]:
+    """Yields options whose result depends on the number of replicas."""
+    total = config.train.virtual_replicas
+    if total is None:
+        return
+    if not 1 <= total <= _LARGEST:
+        yield f"train.virtual_replicas must be from 1 to {_LARGEST}. Received: {total}"
+    reasons = (
+        (config.data.pipeline != "stream", "data.pipeline", "TensorFlow divides batches by the number of replicas"),
+        (config.data.shards != "batch", "data.shards", "the examples of a batch depend on the number of workers"),
+        (config.communication.dtype != "float32", "communication.dtype", "integers are sent"),
+    )
+    for wrong, field, reason in reasons:
+        if wrong:
+            yield f"train.virtual_replicas={total} cannot be used: config.{field} is set, and {reason}"
+
+
+def change_inputs(config: Config, inputs: Inputs, num_replicas: int) -> Inputs:
+    """Returns `inputs` whose batches are cut into shards, and sets the number of threads of this process.
+
+    Raises:
+        ValueError: the number does not fit the replicas or the batch.
+    """
+    if config.train.virtual_replicas is None:
+        return inputs
+    from tfdist.training.step.variants import virtual_replicas
+
+    virtual = virtual_replicas.open_virtual_replicas(config, num_replicas)
+    return dataclasses.replace(inputs, pipeline=virtual.cut(inputs.pipeline))
+
+
+def apply(run: Run) -> Run:
+    """Returns `run` with virtual replicas; ValueError if the model computes something of more than one shard."""
+    if run.config.train.virtual_replicas is None:
+        return run
+    from tfdist.training.step.variants import virtual_replicas
+
+    return virtual_replicas.open_virtual_replicas(run.config, run.cluster.num_replicas).compose(run)
+
+
+def extras(run: Run, report: Reporter) -> list[Any]:
+    """Returns the object that reports repeated steps between executions."""
+    if run.config.train.virtual_replicas is None:
+        return []
+    from tfdist.training.step.variants import virtual_replicas
+
+    return [virtual_replicas.RepeatReport(run=run, report=report)]
