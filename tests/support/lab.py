@@ -510,11 +510,3 @@ def flipped(batch, seeds, *, training):
         with tf.init_scope():
             OWN["flip"] = keras.layers.RandomFlip()
     return batch | {"image": OWN["flip"](images, training=training)}
-
-
-def pulled(model, batch, *, training) -> Mapping[str, tf.Tensor]:
-    """A loss that is linear in the logits: gradients of a linear model do not depend on its weights."""
-    logits = tf.cast(model(batch["image"], training=training), tf.float32)
-    classes = tf.range(logits.shape[1], dtype=logits.dtype)
-    wanted = tf.cos(classes * (1.0 + tf.cast(batch["label"], logits.dtype)[:, tf.newaxis]))
-    return {"loss": tf.reduce_sum(logits * wanted, axis=1)}

@@ -99,7 +99,6 @@ CASES = {
     "in micro-batches": ["--config.train.micro_batches=2"],
     "rows summed first": ["--config.communication.sparse_as_dense=true"],
     "small packs": ["--config.communication.bytes_per_pack=6000"],
-    "PowerSGD": ["--config.communication.compression.rank=2", "--config.communication.compression.smallest=64"],
     "virtual replicas with audits": ["--config.train.virtual_replicas=4", "--config.consistency.audit.every=5"],
     "recomputation": ["--config.train.recompute=['dense']"],
     "copied state": ["--config.consistency.action=copy"],

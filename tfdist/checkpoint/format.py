@@ -36,8 +36,6 @@ FORMAT = 1
 CALLBACKS = "callbacks/"
 # Prefix of variables of reports: `config.report` may change when a run is resumed, so either side may lack them.
 REPORTS = "report/"
-# Prefix of arrays [replicas, ...] of variables of which each replica has a value of its own.
-REPLICAS = "replicas/"
 # In the names of Keras' layers and optimizers.
 _NUMBER = re.compile(r"_\d+")
 # A network file system may list a checkpoint that another host has removed for this long, in seconds: 60 is the default
@@ -256,7 +254,7 @@ def check_variables(saved: Saved, variables: Mapping[str, Any]) -> dict[str, str
     """
     expected = {name: (list(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables.items()}
     expected = {name: array for name, array in expected.items() if not name.startswith(REPORTS)}
-    found = {name: array for name, array in saved.arrays.items() if not name.startswith((CALLBACKS, REPORTS, REPLICAS))}
+    found = {name: array for name, array in saved.arrays.items() if not name.startswith((CALLBACKS, REPORTS))}
     ours, theirs = ([(_NUMBER.sub("", name), *array) for name, array in each.items()] for each in (expected, found))
     if ours == theirs and expected.keys() != found.keys():
         return dict(zip(expected, found, strict=True))

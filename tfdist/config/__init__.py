@@ -15,7 +15,6 @@ from tfdist.config.schema import (
     Checkpoint,
     ClusterOptions,
     Communication,
-    Compression,
     Config,
     Consistency,
     Data,

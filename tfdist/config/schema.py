@@ -55,7 +55,6 @@ PARTS = {
     "train.virtual_replicas.script": "tfdist.keras_fit.run_parts.virtual_replicas:open_shards",
     "train.virtual_replicas.report": "tfdist.training.step.variants.virtual_replicas:RepeatReport",
     "communication.rows": "tfdist.training.step.updates.gathered_rows:gather",
-    "communication.compression": "tfdist.training.step.variants.power_sgd:compose",
     "consistency.action": "tfdist.training.consistency.mismatch:act",
     "consistency.data": "tfdist.training.consistency.mismatch:different_data",
     "consistency.audit.every": "tfdist.training.step.variants.audited_step:compose",
@@ -208,19 +207,6 @@ class Train:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Compression:
-    """PowerSGD with error feedback (arXiv 1905.13727), for slow networks: large gradients are sent as two factors."""
-
-    rank: int | None = None
-    """Columns of the factors, at least 1; 2 to 4 are common. None: gradients are sent as they are."""
-    exact_steps: int = 0
-    """Optimizer steps at the start of the run in which gradients are sent as they are, at least 0."""
-    smallest: int = 4096
-    """Elements of the smallest gradient that is compressed, at least 1. Vectors, gradients of tables such as
-    embeddings, and those that factors would not halve are always sent as they are."""
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
 class Communication:
     """The all-reduce of the gradients. `implementation` and `bytes_per_pack` may be changed when a run is resumed."""
 
@@ -233,8 +219,6 @@ class Communication:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of the gradients on the network. "float32": not converted. "bfloat16" (not with NCCL) or "float16":
     half the bytes; weights and optimizer slots stay float32."""
-    compression: Compression = dataclasses.field(default_factory=Compression)
-    """Compression of the gradients; off by default."""
     sparse_as_dense: bool = False
     """The gradient of a table, such as an embedding's. False: a row for each lookup, which Keras' optimizers square and
     clip one by one; the rows of all replicas are gathered. True: the rows are summed first, which sends as many bytes

@@ -62,8 +62,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     for name in (
         *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
         *("train.steps", "train.micro_batches", "train.local_steps", "train.nonfinite_limit"),
-        *("train.virtual_replicas", "communication.compression.rank", "communication.compression.smallest"),
-        *("consistency.limit", "consistency.audit.every", "consistency.audit.limit"),
+        *("train.virtual_replicas", "consistency.limit", "consistency.audit.every", "consistency.audit.limit"),
         *("checkpoint.keep", "report.noise_scale"),
         *("cluster.logical_devices", "cluster.port_count"),
     ):
@@ -81,10 +80,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     ):
         yield f"report.profile must be [first, last], two steps counted from 1. Received: {profile}"
     yield from _gpu_problems(config.cluster.gpus)
-    for name in (
-        *("learning_rate.peak", "learning_rate.warmup_epochs", "seed"),
-        *("communication.bytes_per_pack", "communication.compression.exact_steps"),
-    ):
+    for name in ("learning_rate.peak", "learning_rate.warmup_epochs", "communication.bytes_per_pack", "seed"):
         yield from at_least(name, 0)
     for name in (
         "train.epochs",
@@ -151,9 +147,7 @@ def noise_scale_problem(config: schema.Config) -> str:
     """Returns what the noise scale needs and this config has not, as the end of a sentence; "": nothing."""
     train = config.train
     if train.local_steps == 1 and not train.asynchronous and train.virtual_replicas is None:
-        dtype, rank = config.communication.dtype, config.communication.compression.rank
-        if rank is not None:
-            return f"needs communication.compression.rank=None: whole gradients are summed. Received: {rank}"
+        dtype = config.communication.dtype
         return "" if dtype == "float32" else f'needs communication.dtype="float32". Received: {dtype!r}'
     return (
         "needs one sum of gradients per step: train.local_steps=1, asynchronous=False and virtual_replicas=None. "
@@ -166,13 +160,6 @@ def _need_one_sum(config: schema.Config) -> Iterator[str]:
     if train.local_steps == 1 and not train.asynchronous:
         return
     received = f"local_steps={train.local_steps}, asynchronous={train.asynchronous}"
-    rank = config.communication.compression.rank
-    if rank is not None:
-        yield (
-            "communication.compression.rank needs train.local_steps=1 and no train.asynchronous: otherwise no "
-            "gradients are summed that could be compressed. Set it to None, or these. "
-            f"Received: rank={rank}, {received}"
-        )
     if train.shard_optimizer:
         yield (
             "train.shard_optimizer needs train.local_steps=1 and no train.asynchronous: otherwise each replica updates "

@@ -143,7 +143,6 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     epoch = None if epoch_ended else (state.step - 1) // run.steps_per_epoch
     run.callbacks.train_begin(state.callbacks, epoch, ended=state.step >= run.total_steps, workdir=run.workdir)
     restore.restore(run.cluster, saved, run.variables)
-    run.replica_state.restore(saved)
     seeds = (run.context.model, run.context.step_count, replicas_lib.replica_id, run.config.seed)
     seed_generators.make_stateless(*seeds)  # Their own seeds are in the checkpoint.
     if state.callbacks:

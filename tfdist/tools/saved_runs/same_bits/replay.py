@@ -47,11 +47,8 @@ class Replay:
         if step == 0 and not path.is_dir():
             for name, array in self.initial.items():
                 checkpoint_format.tf_variable(self.run.variables[name]).assign(array)
-            self.run.replica_state.restore(None)
         else:
-            saved = checkpoint_format.verify(path)
-            restore.restore(self.run.cluster, saved, self.run.variables)
-            self.run.replica_state.restore(saved)
+            restore.restore(self.run.cluster, checkpoint_format.verify(path), self.run.variables)
         return hash_state(self.tools)
 
     def train(self, step: int, stops: list[int]) -> Iterator[tuple[int, str, dict[str, float]]]:
@@ -190,7 +187,6 @@ class Served:
         run = self.tools.run
         for name, variable in run.variables.items():
             checkpoint_format.tf_variable(variable).assign(values[name])
-        run.replica_state.assign(values)
 
 
 def describe_arrays(trained: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray]) -> str:

@@ -81,7 +81,7 @@ class ShardedStep:
             too_large = integers_lib.exceeds(found.sizes, ranges)
             flags = tf.concat([tf.cast(tf.reduce_any(too_large), tf.int32)[tf.newaxis], found.bad], axis=0)
             integers = [*found.integers, tf.cast(flags, self.integers.integer)]
-            *sums, flags = context.reduction.time_sum(integers, context.reduction.options)
+            *sums, flags = context.reduction.time_sum(integers)
             repeat = flags[0] > 0
 
             def update() -> None:

@@ -192,7 +192,6 @@ def _problems(config: config_lib.Config, num_replicas: int) -> Iterator[str]:
         (config.data.pipeline != "stream", "data.pipeline", "TensorFlow divides batches by the number of replicas"),
         (config.data.shards != "batch", "data.shards", "the examples of a batch depend on the number of workers"),
         (config.communication.dtype != "float32", "communication.dtype", "integers are sent"),
-        (config.communication.compression.rank is not None, "communication.compression", "integers are sent"),
     )
     yield from (f"config.{field} is set, and {reason}" for wrong, field, reason in reasons if wrong)
 
