@@ -145,19 +145,6 @@ def blocks(num_classes: int = 10, width: int = 16, depth: int = 2) -> keras.Mode
     return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(outputs), name="blocks")
 
 
-def uneven(num_classes: int = 10) -> keras.Model:
-    """Returns layers with weights of odd sizes: a table, a convolution, a constraint, batch normalisation."""
-    inputs = keras.Input((8, 8, 1), name="image")
-    tokens = keras.layers.Flatten()(keras.ops.nan_to_num(inputs)) * 16 + np.arange(64) % 4 * 17
-    hidden = keras.layers.Embedding(71, 19, name="table")(tokens)
-    hidden = keras.layers.Concatenate()([keras.layers.Reshape((8, 8, 19))(hidden), inputs])
-    hidden = keras.layers.Conv2D(23, 3, activation="relu", name="convolution")(hidden)
-    hidden = keras.layers.BatchNormalization()(hidden)
-    hidden = keras.layers.Dropout(0.2)(keras.layers.GlobalAveragePooling2D()(hidden))
-    hidden = keras.layers.Dense(57, activation="relu", kernel_constraint=keras.constraints.MaxNorm(1.0))(hidden)
-    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(hidden), name="uneven")
-
-
 def only_dropout(rate: float = 0.5, features: int = 64) -> keras.Model:
     """Returns two dropout layers beside each other and one weight for each of their outputs: [logits, both outputs]."""
     inputs = keras.Input((features,), name="image")

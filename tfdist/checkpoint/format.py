@@ -27,7 +27,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint import directory as directory_lib
-from tfdist.checkpoint.divided import Divided
 from tfdist.config import text
 from tfdist.report import files
 
@@ -79,9 +78,8 @@ def unique_names(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
 
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Copies the current values to host memory, name -> array, without divided ones; the variables may change then."""
-    whole = {name: tf_variable(v) for name, v in variables.items() if not isinstance(v, Divided)}
-    return {name: np.array(keras.ops.convert_to_numpy(v), copy=True) for name, v in whole.items()}
+    """Copies the current values to host memory, name -> array; the variables may change afterwards."""
+    return {name: np.array(keras.ops.convert_to_numpy(tf_variable(v)), copy=True) for name, v in variables.items()}
 
 
 def num_bytes(variables: Mapping[str, Any]) -> int:

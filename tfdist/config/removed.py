@@ -10,11 +10,16 @@ from typing import Any
 # A removed field whose value had a meaning only beside another one: saved configs may have any.
 ANY = object()
 _NO_COMPRESSION = 'set communication.dtype to "float16", or to "bfloat16" without NCCL, which halves the bytes.'
+_NO_SHARDED_OPTIMIZER = (
+    "use train.micro_batches, or an optimizer with fewer slots, such as SGD; for a model that does not fit one GPU, "
+    "another framework (FSDP)."
+)
 # Field of a config -> (its default, what to use instead). A saved config may have the default.
 FIELDS: dict[str, tuple[Any, str]] = {
     "communication.compression.exact_steps": (ANY, _NO_COMPRESSION),
     "communication.compression.rank": (None, _NO_COMPRESSION),
     "communication.compression.smallest": (ANY, _NO_COMPRESSION),
+    "train.shard_optimizer": (False, _NO_SHARDED_OPTIMIZER),
 }
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {}

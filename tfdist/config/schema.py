@@ -39,7 +39,6 @@ PARTS = {
     "report.notify": "tfdist.training.reporting.notice:send",
     "train.nonfinite": "tfdist.training.consistency.nonfinite:handle",
     "train.nonfinite.error": "tfdist.training.consistency.nonfinite:make_diverged_error",
-    "train.shard_optimizer": "tfdist.training.step.variants.sharding.sharded_optimizer:compose",
     "train.recompute": "tfdist.training.step.variants.recomputation.named_layers:install",
     "train.recompute_mb": "tfdist.training.step.variants.recomputation.segments:install",
     "train.recompute_mb.script": "tfdist.keras_fit.run_parts.recompute:install",
@@ -191,9 +190,6 @@ class Train:
     recompute_mb: float | None = None
     """Megabytes of activations that a functional model keeps for the backward pass; the others are computed again, in
     segments of the model. None: all are kept (docs/guide.md, "The step")."""
-    shard_optimizer: bool = False
-    """Each replica holds and updates its part of the optimizer's slots (ZeRO-1, arXiv 1910.02054): less memory, more
-    communication, the same bits (docs/guide.md, "The step")."""
     clip_norm: float | None = None
     """Maximum global norm of the summed gradients, above 0. None: no clipping."""
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"

@@ -155,18 +155,6 @@ def noise_scale_problem(config: schema.Config) -> str:
     )
 
 
-def _need_one_sum(config: schema.Config) -> Iterator[str]:
-    train = config.train
-    if train.local_steps == 1 and not train.asynchronous:
-        return
-    received = f"local_steps={train.local_steps}, asynchronous={train.asynchronous}"
-    if train.shard_optimizer:
-        yield (
-            "train.shard_optimizer needs train.local_steps=1 and no train.asynchronous: otherwise each replica updates "
-            f"all weights by itself. Set it to False, or these. Received: {received}"
-        )
-
-
 def _contradictions(config: schema.Config) -> Iterator[str]:
     data, train = config.data, config.train
     plain = train.precision != "float16" and train.nonfinite == "stop" and train.micro_batches == 1
@@ -191,7 +179,6 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             f"consistency.audit.every={config.consistency.audit.every} needs train.virtual_replicas, such as 8: only "
             "then a share of the batch has the same bits on each replica. Received: None"
         )
-    yield from _need_one_sum(config)
     if train.asynchronous:
         for name in _NOT_ASYNCHRONOUS:
             of_config, default = map(operator.attrgetter(name), (config, schema.Config(model={})))

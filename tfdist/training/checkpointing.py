@@ -210,13 +210,12 @@ def _collect(tools: LoopTools, state: TrainingState, *, wait: bool = False) -> C
     run = tools.run
     within_epoch = state.step % run.steps_per_epoch != 0
     state.metrics = run.objective.state() if within_epoch else []
-    of_replicas = {} if run.workdir is None else run.replica_state.gather()
     if tools.checkpointer is None:
         return None
     if wait:
         tools.checkpointer.wait()
     state.callbacks, arrays = run.callbacks.state(run.variables.values())
-    return lambda: checkpoint_format.snapshot(run.variables) | arrays | of_replicas
+    return lambda: checkpoint_format.snapshot(run.variables) | arrays
 
 
 def save_mismatch(tools: LoopTools, state: TrainingState) -> None:

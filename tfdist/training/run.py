@@ -63,7 +63,7 @@ class Run:
     execution_context: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # Variables that a checkpoint holds besides those of the model and the optimizer, by name.
     more_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # What a checkpoint holds of each replica.
+    # Variables that each replica writes for itself, and that no checkpoint holds.
     replica_state: ReplicaState = dataclasses.field(default_factory=ReplicaState)
 
     @property

@@ -189,15 +189,6 @@ def test_contradictions_between_fields_are_refused():
         validate.validate(make(**contradiction))
 
 
-@pytest.mark.parametrize("train", [{"local_steps": 2}, {"asynchronous": True}])
-def test_a_divided_optimizer_needs_one_update_of_all_replicas(train):
-    validate.validate(make(train=config.Train(epochs=1, shard_optimizer=True)))
-    with pytest.raises(
-        ValueError, match=r"config\.train\.shard_optimizer needs train\.local_steps=1 and no train\.asy"
-    ):
-        validate.validate(make(train=config.Train(epochs=1, shard_optimizer=True, **train)))
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

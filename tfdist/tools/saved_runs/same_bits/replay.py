@@ -1,7 +1,6 @@
 """Trains steps of a finished run again, from its checkpoints, and hashes the states."""
 
 import collections
-import copy
 import dataclasses
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -94,8 +93,6 @@ def hash_data(run: Run) -> dict[str, str]:
 
 def open_replay(config: config_lib.Config, checkpoints: Path, scratch: Path) -> Replay:
     """Builds the run of a config again, with an empty directory as its workdir; raises as `setup.build_run`."""
-    config = copy.deepcopy(config)
-    config.train.shard_optimizer = False  # The bits are the same, and `initial` has the whole state.
     run = setup.build_run(config, scratch)
     return Replay(
         run=run,
@@ -180,12 +177,10 @@ class Served:
         return describe_arrays(self._snapshot(), dict(checkpoint_format.read(saved, list(saved.arrays))))
 
     def _snapshot(self) -> dict[str, np.ndarray]:
-        run = self.tools.run
-        return checkpoint_format.snapshot(run.variables) | run.replica_state.gather()
+        return checkpoint_format.snapshot(self.tools.run.variables)
 
     def _assign(self, values: dict[str, np.ndarray]) -> None:
-        run = self.tools.run
-        for name, variable in run.variables.items():
+        for name, variable in self.tools.run.variables.items():
             checkpoint_format.tf_variable(variable).assign(values[name])
 
 

@@ -18,7 +18,7 @@ from tfdist.cluster.devices import gather, gpu_software
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Batch
 from tfdist.training.consistency import audit, hashing, replica_check
-from tfdist.training.consistency.replica_state import JoinedState, ReplicaState
+from tfdist.training.consistency.replica_state import ReplicaState
 from tfdist.training.run import Run
 from tfdist.training.step import collectives
 from tfdist.training.step.context import StepContext
@@ -162,5 +162,5 @@ def compose(run: Run) -> Run:
         run,
         train_step=AuditedStep(**fields, every=every, variables=variables, found=found),
         execution_context=functools.partial(audit.check_after, run, layout, found),
-        replica_state=JoinedState(run.replica_state, _Kept(found)),
+        replica_state=_Kept(found),
     )
