@@ -49,7 +49,6 @@ COMMUNICATION = (
     "tfdist.training.step.updates.all_reduce",
     "tfdist.training.step.updates.branches",
     "tfdist.training.step.updates.gathered_rows",
-    "tfdist.training.step.variants.sharding.sharded_optimizer",
 )
 DISTRIBUTION = {"get_replica_context", "all_reduce", "merge_call", "replica_id_in_sync_group", "extended"}
 LAUNCHERS = re.compile(r"(SLURM|OMPI|PMI|PMIX|PBS)_\w*|TF_CONFIG|CUDA_VISIBLE_DEVICES")

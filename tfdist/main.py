@@ -16,7 +16,7 @@ from tfdist.cluster import process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.cluster.discovery import environment
 from tfdist.config import flags as config_flags
-from tfdist.config import specs, tensorflow_log
+from tfdist.config import tensorflow_log
 from tfdist.config.schema import ClusterOptions
 from tfdist.training import features
 
@@ -29,8 +29,7 @@ def train_or_evaluate(workdir: Path) -> int:
     trains = flags.FLAGS.mode == "train"
     experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file() if trains else None)
     if trains:
-        train = loop.train if config.consistency.audit.every is None else specs.part("consistency.audit.action")
-        code = train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
+        code = loop.train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
     else:
         from tfdist.training.evaluation import saved_checkpoint
 

@@ -1,9 +1,8 @@
 """Measures tfdist on this machine's CPU cores, next to baselines: `python -m tests.benchmark`.
 
-Sections: `steps`, the training step of three networks; `compression`, that step on two workers with each way to send
-gradients, and on one; `input`, the input pipelines without a model; `all_reduce`, the sum over two workers; `start`,
-the time from the command to the first finished step. Baselines: the floor, one `tf.function` with the same arithmetic
-on a batch in memory; and the textbook loop, as computing centres publish it.
+Sections: `steps`, the training step of three networks; `input`, the input pipelines without a model; `all_reduce`,
+the sum over two workers; `start`, the time from the command to the first finished step. Baselines: the floor, one
+`tf.function` with the same arithmetic on a batch in memory; and the textbook loop, as computing centres publish it.
 Peers: Keras' `fit`, and PyTorch's DistributedDataParallel over gloo, which needs PyTorch. All take turns in one run,
 each in its own processes. The tables show medians, and their ratio to tfdist's.
 """
@@ -30,16 +29,12 @@ def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
     names = ", ".join(workloads.WORKLOADS)
     flags.DEFINE_list("sections", list(sections.SECTIONS), f"Any of {', '.join(sections.SECTIONS)}.")
-    flags.DEFINE_list("workloads", list(workloads.WORKLOADS), f"What steps and compression train: any of {names}.")
+    flags.DEFINE_list("workloads", list(workloads.WORKLOADS), f"What steps trains: any of {names}.")
     flags.DEFINE_list("workers", ["1", "2"], "Numbers of workers of the section steps.")
     flags.DEFINE_list(
         "variants", ["float32"], f"Variants of tfdist: any of {', '.join(sections.CHANGES)}, or several joined by +."
     )
-    flags.DEFINE_list(
-        "peers",
-        None,
-        f"Peers in steps and compression: any of {', '.join(sections.PEERS)}. Default: all that can run.",
-    )
+    flags.DEFINE_list("peers", None, f"Peers in steps: any of {', '.join(sections.PEERS)}. Default: all that can run.")
     flags.DEFINE_float("seconds", 1.0, "Length of a turn.", lower_bound=0.01)
     flags.DEFINE_integer("rounds", 5, "Number of turns of each participant.", lower_bound=1)
     flags.DEFINE_bool("pin", True, "Pin each worker to its own CPU core.")
@@ -79,7 +74,7 @@ def check_machine() -> None:
     except ValueError as error:
         raise ValueError(f"start the benchmark once, outside of other launchers: {error}") from None
     if values.pin:
-        counts = [2] if {"all_reduce", "compression"} & {*values.sections} else []
+        counts = [2] if "all_reduce" in values.sections else []
         if "steps" in values.sections:
             counts += map(int, values.workers) if values.link is None else [2]
         rounds.choose_cores(max(counts, default=1))
@@ -106,7 +101,7 @@ def measure() -> None:
         rounds=values.rounds,
         pin=values.pin,
     )
-    if values.peers is None and {"steps", "compression"} & {*values.sections} and sections.pytorch_problem():
+    if values.peers is None and "steps" in values.sections and sections.pytorch_problem():
         print(f"The PyTorch peer is skipped: {sections.pytorch_problem()}.", flush=True)
     found: sections.Rows = []
     with contextlib.ExitStack() as stack:

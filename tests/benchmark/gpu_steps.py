@@ -55,7 +55,7 @@ def jobs(case: str, wanted: str = "") -> dict[str, dict[str, Any]]:
     for words, overrides in (("float32", {}), ("bfloat16", _BFLOAT16)):
         found[f"Keras fit {words}"] = job("keras_fit", overrides, stride=1, xla=True)
         if not sections.pytorch_problem():
-            half = {"bfloat16": words == "bfloat16", "compressed": False, "power_sgd": False}
+            half = {"bfloat16": words == "bfloat16", "compressed": False}
             found[f"PyTorch {words}"] = job("ddp", **half, compiled=False)
             found[f"PyTorch {words} compiled"] = job("ddp", **half, compiled=True)
         found[f"tfdist {words}"] = job("tfdist", overrides, ours=True)

@@ -18,14 +18,13 @@ CHANGES = {
     "compressed": {"communication.dtype": "bfloat16"},
     "one_pack": {"communication.bytes_per_pack": 0},
     "xla": {"train.xla": True},
-    "power_sgd": {"communication.compression.rank": 4},
 }
-SECTIONS = ("steps", "compression", "input", "all_reduce", "start")
+SECTIONS = ("steps", "input", "all_reduce", "start")
 PEERS = ("keras", "ddp")
 # One dict for each line of a table; see `rows`.
 Rows = list[dict[str, Any]]
 # Variants that PyTorch has, too.
-_PYTORCH = ("bfloat16", "compressed", "power_sgd")
+_PYTORCH = ("bfloat16", "compressed")
 _SIZES = (0.001, 1, 10, 100)
 
 
@@ -58,8 +57,6 @@ def measure(section: str, options: Options, folder: Path, hosts: rounds.Hosts | 
     """
     if section == "steps":
         return _steps(options, folder, hosts)
-    if section == "compression":
-        return _compressions(options, folder, hosts)
     if section == "input":
         return _inputs(options, folder)
     if section == "all_reduce":
@@ -139,23 +136,6 @@ def _step_jobs(name: str, workers: int, options: Options, hosts: rounds.Hosts | 
         overrides = {field: value for word in variant.split("+") for field, value in CHANGES[word].items()}
         jobs[f"tfdist {variant}"] = make_job("tfdist", workers, workload=name, overrides=overrides)
     return jobs
-
-
-def _compressions(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:
-    """Training steps on two workers with each way to send gradients, and on one: a table for each workload."""
-    ways = dataclasses.replace(options, variants=["float32", "compressed", "power_sgd"])
-    alone = dataclasses.replace(options, variants=["float32"])
-    interface = slow_link.INTERFACE if hosts else "lo"
-    for name in options.workloads:
-        workload = workloads.WORKLOADS[name]
-        workloads.write_data(workload, folder)
-        jobs = {"tfdist, one worker": make_job("tfdist", workload=name, overrides={})}
-        for variant in ways.variants:
-            jobs[f"tfdist {variant}"] = make_job("tfdist", 2, workload=name, overrides=CHANGES[variant])
-        if "ddp" in options.peers:
-            jobs |= pytorch_jobs(name, 1, alone, interface) | pytorch_jobs(name, 2, ways, interface)
-        title = f"{workload.title}, batch {workload.batch}, two workers{' over a link' if hosts else ''}"
-        yield rows("compression", title, take_turns(jobs, options, folder, hosts), "tfdist, one worker")
 
 
 def pytorch_jobs(workload: str, workers: int, options: Options, interface: str) -> dict[str, dict[str, Any]]:

@@ -97,7 +97,6 @@ VARIANTS: dict[str, Callable[[], c.Config]] = {
     "dropout_micro_batches": lambda: _small(model={"target": "lab:Dropouts"}, train__micro_batches=2),
     "l2": lambda: _small(model=_CNN | {"l2": 1e-4}),
     "compressed": lambda: _small(communication__dtype="float16"),
-    "power_sgd": lambda: _small(communication__compression=c.Compression(rank=2, exact_steps=3, smallest=64)),
     "adam": lambda: _small(optimizer={"target": "keras.optimizers:Adam"}),
     "adamw": lambda: _small(optimizer={"target": "keras.optimizers:AdamW"}),
     "lookahead_sgd": lambda: _small(optimizer={"target": f"{_ZOO}lookahead_sgd"}),

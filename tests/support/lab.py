@@ -145,19 +145,6 @@ def blocks(num_classes: int = 10, width: int = 16, depth: int = 2) -> keras.Mode
     return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(outputs), name="blocks")
 
 
-def uneven(num_classes: int = 10) -> keras.Model:
-    """Returns layers with weights of odd sizes: a table, a convolution, a constraint, batch normalisation."""
-    inputs = keras.Input((8, 8, 1), name="image")
-    tokens = keras.layers.Flatten()(keras.ops.nan_to_num(inputs)) * 16 + np.arange(64) % 4 * 17
-    hidden = keras.layers.Embedding(71, 19, name="table")(tokens)
-    hidden = keras.layers.Concatenate()([keras.layers.Reshape((8, 8, 19))(hidden), inputs])
-    hidden = keras.layers.Conv2D(23, 3, activation="relu", name="convolution")(hidden)
-    hidden = keras.layers.BatchNormalization()(hidden)
-    hidden = keras.layers.Dropout(0.2)(keras.layers.GlobalAveragePooling2D()(hidden))
-    hidden = keras.layers.Dense(57, activation="relu", kernel_constraint=keras.constraints.MaxNorm(1.0))(hidden)
-    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(hidden), name="uneven")
-
-
 def only_dropout(rate: float = 0.5, features: int = 64) -> keras.Model:
     """Returns two dropout layers beside each other and one weight for each of their outputs: [logits, both outputs]."""
     inputs = keras.Input((features,), name="image")
@@ -510,11 +497,3 @@ def flipped(batch, seeds, *, training):
         with tf.init_scope():
             OWN["flip"] = keras.layers.RandomFlip()
     return batch | {"image": OWN["flip"](images, training=training)}
-
-
-def pulled(model, batch, *, training) -> Mapping[str, tf.Tensor]:
-    """A loss that is linear in the logits: gradients of a linear model do not depend on its weights."""
-    logits = tf.cast(model(batch["image"], training=training), tf.float32)
-    classes = tf.range(logits.shape[1], dtype=logits.dtype)
-    wanted = tf.cos(classes * (1.0 + tf.cast(batch["label"], logits.dtype)[:, tf.newaxis]))
-    return {"loss": tf.reduce_sum(logits * wanted, axis=1)}

@@ -27,7 +27,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint import directory as directory_lib
-from tfdist.checkpoint.divided import Divided
 from tfdist.config import text
 from tfdist.report import files
 
@@ -36,8 +35,6 @@ FORMAT = 1
 CALLBACKS = "callbacks/"
 # Prefix of variables of reports: `config.report` may change when a run is resumed, so either side may lack them.
 REPORTS = "report/"
-# Prefix of arrays [replicas, ...] of variables of which each replica has a value of its own.
-REPLICAS = "replicas/"
 # In the names of Keras' layers and optimizers.
 _NUMBER = re.compile(r"_\d+")
 # A network file system may list a checkpoint that another host has removed for this long, in seconds: 60 is the default
@@ -81,9 +78,8 @@ def unique_names(prefix: str, variables: Sequence[Any]) -> dict[str, Any]:
 
 
 def snapshot(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Copies the current values to host memory, name -> array, without divided ones; the variables may change then."""
-    whole = {name: tf_variable(v) for name, v in variables.items() if not isinstance(v, Divided)}
-    return {name: np.array(keras.ops.convert_to_numpy(v), copy=True) for name, v in whole.items()}
+    """Copies the current values to host memory, name -> array; the variables may change afterwards."""
+    return {name: np.array(keras.ops.convert_to_numpy(tf_variable(v)), copy=True) for name, v in variables.items()}
 
 
 def num_bytes(variables: Mapping[str, Any]) -> int:
@@ -256,7 +252,7 @@ def check_variables(saved: Saved, variables: Mapping[str, Any]) -> dict[str, str
     """
     expected = {name: (list(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables.items()}
     expected = {name: array for name, array in expected.items() if not name.startswith(REPORTS)}
-    found = {name: array for name, array in saved.arrays.items() if not name.startswith((CALLBACKS, REPORTS, REPLICAS))}
+    found = {name: array for name, array in saved.arrays.items() if not name.startswith((CALLBACKS, REPORTS))}
     ours, theirs = ([(_NUMBER.sub("", name), *array) for name, array in each.items()] for each in (expected, found))
     if ours == theirs and expected.keys() != found.keys():
         return dict(zip(expected, found, strict=True))

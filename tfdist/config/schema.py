@@ -16,16 +16,12 @@ SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 PARTS = {
     "report.tensorboard": "tfdist.report.tensorboard_events:EventRecords",
     "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
-    "train.shard_optimizer": "tfdist.training.step.variants.sharding.sharded_optimizer:compose",
     "train.recompute_mb": "tfdist.training.step.variants.recomputation.segments:install",
     "train.recompute_mb.script": "tfdist.keras_fit.run_parts.recompute:install",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
     "train.virtual_replicas.connect": "tfdist.training.step.variants.virtual_replicas:fix_arithmetic",
     "train.virtual_replicas.script": "tfdist.keras_fit.run_parts.virtual_replicas:open_shards",
-    "communication.compression": "tfdist.training.step.variants.power_sgd:compose",
-    "consistency.audit.every": "tfdist.training.step.variants.audited_step:compose",
-    "consistency.audit.action": "tfdist.training.consistency.audit:train",
     "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
 }
 
@@ -143,9 +139,6 @@ class Train:
     recompute_mb: float | None = None
     """Megabytes of activations that a functional model keeps for the backward pass; the others are computed again, in
     segments of the model. None: all are kept (docs/guide.md, "The step")."""
-    shard_optimizer: bool = False
-    """Each replica holds and updates its part of the optimizer's slots (ZeRO-1, arXiv 1910.02054): less memory, more
-    communication, the same bits (docs/guide.md, "The step")."""
     clip_norm: float | None = None
     """Maximum global norm of the summed gradients, above 0. None: no clipping."""
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"
@@ -156,19 +149,6 @@ class Train:
     call_seconds: float = 2.0
     """Duration of one execution (a group of steps in one call of a tf.function) that its number of steps is chosen for,
     in seconds; it has at least one step. Signals are handled between executions."""
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Compression:
-    """PowerSGD with error feedback (arXiv 1905.13727), for slow networks: large gradients are sent as two factors."""
-
-    rank: int | None = None
-    """Columns of the factors, at least 1; 2 to 4 are common. None: gradients are sent as they are."""
-    exact_steps: int = 0
-    """Optimizer steps at the start of the run in which gradients are sent as they are, at least 0."""
-    smallest: int = 4096
-    """Elements of the smallest gradient that is compressed, at least 1. Vectors, gradients of tables such as
-    embeddings, and those that factors would not halve are always sent as they are."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -184,8 +164,6 @@ class Communication:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of the gradients on the network. "float32": not converted. "bfloat16" (not with NCCL) or "float16":
     half the bytes; weights and optimizer slots stay float32."""
-    compression: Compression = dataclasses.field(default_factory=Compression)
-    """Compression of the gradients; off by default."""
     sparse_as_dense: bool = False
     """The gradient of a table, such as an embedding's. False: a row for each lookup, which Keras' optimizers square and
     clip one by one; the rows of all replicas are gathered. True: the rows are summed first, which sends as many bytes
@@ -201,20 +179,6 @@ class Evaluation:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Audit:
-    """Audits: each replica computes again the share of another one, and the bits are compared (docs/same-bits.md)."""
-
-    every: int | None = None
-    """Optimizer steps from one audited step to the next, at least 1: about 1 / every more time. Needs
-    train.virtual_replicas. None: no audits."""
-    action: Literal["end", "restore"] = "end"
-    """After a difference: "end" the run, or "restore" the newest audited checkpoint and continue from there. Later ones
-    are moved out of the way by both."""
-    limit: int = 3
-    """Maximum number of times that a start goes back, at least 1; one more difference ends the run."""
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
 class Consistency:
     """Replica consistency check: all replicas must have the same state. Also at start and end, and before each save."""
 
@@ -224,8 +188,6 @@ class Consistency:
     """If replicas differ: "end" the run, or "copy" the chief's state to all replicas and continue with a warning."""
     limit: int = 3
     """Maximum number of such copies in the whole run, at least 1; one more mismatch ends it."""
-    audit: Audit = dataclasses.field(default_factory=Audit)
-    """Audits of what the replicas compute; none by default."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -66,9 +66,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     for name in (
         *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
         *("train.steps", "train.micro_batches", "train.local_steps", "train.nonfinite_limit"),
-        *("communication.compression.rank", "communication.compression.smallest"),
-        *("consistency.limit", "consistency.audit.every", "consistency.audit.limit"),
-        *("checkpoint.keep", "report.noise_scale"),
+        *("consistency.limit", "checkpoint.keep", "report.noise_scale"),
         *("cluster.logical_devices", "cluster.port_count"),
     ):
         yield from at_least(name, 1)
@@ -80,10 +78,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         if not all(type(epoch) is int and epoch >= 1 for epoch in after or ()):
             yield f"{every}.after must list epochs, numbered from 1. Received: {after!r}"
     yield from _gpu_problems(config.cluster.gpus)
-    for name in (
-        *("learning_rate.peak", "learning_rate.warmup_epochs", "seed"),
-        *("communication.bytes_per_pack", "communication.compression.exact_steps"),
-    ):
+    for name in ("learning_rate.peak", "learning_rate.warmup_epochs", "communication.bytes_per_pack", "seed"):
         yield from at_least(name, 0)
     for name in (
         "train.epochs",
@@ -150,33 +145,12 @@ def noise_scale_problem(config: schema.Config) -> str:
     """Returns what the noise scale needs and this config has not, as the end of a sentence; "": nothing."""
     train = config.train
     if train.local_steps == 1 and not train.asynchronous and train.virtual_replicas is None:
-        dtype, rank = config.communication.dtype, config.communication.compression.rank
-        if rank is not None:
-            return f"needs communication.compression.rank=None: whole gradients are summed. Received: {rank}"
+        dtype = config.communication.dtype
         return "" if dtype == "float32" else f'needs communication.dtype="float32". Received: {dtype!r}'
     return (
         "needs one sum of gradients per step: train.local_steps=1, asynchronous=False and virtual_replicas=None. "
         f"Received: {train.local_steps}, {train.asynchronous}, {train.virtual_replicas}"
     )
-
-
-def _need_one_sum(config: schema.Config) -> Iterator[str]:
-    train = config.train
-    if train.local_steps == 1 and not train.asynchronous:
-        return
-    received = f"local_steps={train.local_steps}, asynchronous={train.asynchronous}"
-    rank = config.communication.compression.rank
-    if rank is not None:
-        yield (
-            "communication.compression.rank needs train.local_steps=1 and no train.asynchronous: otherwise no "
-            "gradients are summed that could be compressed. Set it to None, or these. "
-            f"Received: rank={rank}, {received}"
-        )
-    if train.shard_optimizer:
-        yield (
-            "train.shard_optimizer needs train.local_steps=1 and no train.asynchronous: otherwise each replica updates "
-            f"all weights by itself. Set it to False, or these. Received: {received}"
-        )
 
 
 def _contradictions(config: schema.Config) -> Iterator[str]:
@@ -198,12 +172,6 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
         )
     if config.report.noise_scale is not None and (reason := noise_scale_problem(config)):
         yield f"report.noise_scale={config.report.noise_scale} {reason}"
-    if config.consistency.audit.every is not None and train.virtual_replicas is None:
-        yield (
-            f"consistency.audit.every={config.consistency.audit.every} needs train.virtual_replicas, such as 8: only "
-            "then a share of the batch has the same bits on each replica. Received: None"
-        )
-    yield from _need_one_sum(config)
     if train.asynchronous:
         for name in _NOT_ASYNCHRONOUS:
             of_config, default = map(operator.attrgetter(name), (config, schema.Config(model={})))

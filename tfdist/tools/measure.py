@@ -79,7 +79,7 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
         # The step of one replica has no all-reduce.
         alone = dataclasses.replace(context.reduction, num_replicas=1)
         cluster = dataclasses.replace(run.cluster, num_replicas=1)
-        context = dataclasses.replace(context, cluster=cluster, reduction=alone, add_up=None)
+        context = dataclasses.replace(context, cluster=cluster, reduction=alone)
     step = functools.partial(run.train_step, context)
     call = multi_step.make_multi_step_fn(run.context, step, updates=options.local_steps)
     iterator = run.feed.open_training(0, steps + 1)

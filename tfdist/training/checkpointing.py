@@ -144,7 +144,6 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     epoch = None if epoch_ended else (state.step - 1) // run.steps_per_epoch
     run.callbacks.train_begin(state.callbacks, epoch, ended=state.step >= run.total_steps, workdir=run.workdir)
     restore.restore(run.cluster, saved, run.variables)
-    run.replica_state.restore(saved)
     seeds = (run.context.model, run.context.step_count, replicas_lib.replica_id, run.config.seed)
     seed_generators.make_stateless(*seeds)  # Their own seeds are in the checkpoint.
     if state.callbacks:
@@ -212,13 +211,12 @@ def _collect(tools: LoopTools, state: TrainingState, *, wait: bool = False) -> C
     run = tools.run
     within_epoch = state.step % run.steps_per_epoch != 0
     state.metrics = run.objective.state() if within_epoch else []
-    of_replicas = {} if run.workdir is None else run.replica_state.gather()
     if tools.checkpointer is None:
         return None
     if wait:
         tools.checkpointer.wait()
     state.callbacks, arrays = run.callbacks.state(run.variables.values())
-    return lambda: checkpoint_format.snapshot(run.variables) | arrays | of_replicas
+    return lambda: checkpoint_format.snapshot(run.variables) | arrays
 
 
 def save_mismatch(tools: LoopTools, state: TrainingState) -> None:

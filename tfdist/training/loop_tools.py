@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
-from tfdist.checkpoint.divided import Divided
 from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster.cluster import Cluster
 from tfdist.report.ledger import Ledger
@@ -122,17 +121,12 @@ def check_worker(variables: Mapping[str, Any]) -> Callable[[], str]:
     A variable that is infinite now, such as a mask with -inf, may stay so: only NaN counts there.
     """
     values = [(name, checkpoint_format.tf_variable(variable)) for name, variable in variables.items()]
-    copies = [
-        (name, one)
-        for name, value in values
-        for one in (value.local() if isinstance(value, Divided) else [value])
-        if value.dtype.is_floating
-    ]
-    infinite = tf.stack([tf.reduce_any(tf.math.is_inf(value)) for _, value in copies]).numpy()
+    floats = [(name, value) for name, value in values if value.dtype.is_floating]
+    infinite = tf.stack([tf.reduce_any(tf.math.is_inf(value)) for _, value in floats]).numpy()
 
     def check() -> str:  # Without a graph: tracing one for hundreds of variables takes seconds.
-        found = zip(copies, infinite, strict=True)
+        found = zip(floats, infinite, strict=True)
         bad = [tf.reduce_any(tf.math.is_nan(v) if allowed else ~tf.math.is_finite(v)) for (_, v), allowed in found]
-        return next((name for (name, _), one in zip(copies, tf.stack(bad).numpy(), strict=True) if one), "")
+        return next((name for (name, _), one in zip(floats, tf.stack(bad).numpy(), strict=True) if one), "")
 
     return check

@@ -86,9 +86,6 @@ def build_run(
         else functools.partial(export.export, context.model, about=feed.about.usage),
         train_step=train_step.train_step if config.train.local_steps == 1 else specs.part("train.local_steps"),
     )
-    run = specs.part("train.shard_optimizer")(run) if config.train.shard_optimizer else run
-    run = run if config.communication.compression.rank is None else specs.part("communication.compression")(run)
-    run = run if config.consistency.audit.every is None else specs.part("consistency.audit.every")(run)
     run = run if config.report.noise_scale is None else specs.part("report.noise_scale")(run)
     for feature in features.ALL:
         run = feature.apply(run)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,8 +28,7 @@ def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
     """A training step of `job["workload"]`, by name; one worker uses the bare module, without DDP.
 
     Args:
-        job: `bfloat16` turns on autocast; `compressed` DDP's hook that sends gradients in bfloat16; `power_sgd` its
-            hook for PowerSGD, of rank 4, from the third step on, which is the earliest that it allows.
+        job: `bfloat16` turns on autocast; `compressed` DDP's hook that sends gradients in bfloat16.
         folder: holds the data.
     """
     torch.set_num_threads(1)
@@ -46,15 +45,10 @@ def ddp(job: dict[str, Any], folder: Path) -> dict[str, Callable[[int], None]]:
         model.compile()
     rank, workers = _join()
     if workers > 1:
-        # One bucket: over gloo the hook's sums of several buckets meet in another order on each worker, and fail.
-        megabytes = 1000 if job["power_sgd"] else None
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=megabytes)
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         if job["compressed"]:
             # Within a function: by its own name PyTorch 2.13 refuses it over gloo, where it works.
             model.register_comm_hook(None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket))
-        if job["power_sgd"]:
-            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
-            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, fused=True)
     batches = _batches(workload, folder, rank, workers, device)
     arithmetic = torch.autocast(device, torch.bfloat16) if job["bfloat16"] else contextlib.nullcontext()

@@ -117,7 +117,7 @@ def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
     [
         (
             ["--sections=step"],
-            "--sections: there is no 'step'; there are steps, compression, input, all_reduce",
+            "--sections: there is no 'step'; there are steps, input, all_reduce",
         ),
         (
             ["--workloads=vgg"],

@@ -60,8 +60,6 @@ INT32_TOKENS = {
 }
 # What models have because of their data, and a variant because of what it does.
 OF_DATA = {
-    # Whether the first steps, whose gradients are not compressed, are over: the host decides, and waits for nothing.
-    "power_sgd": {("host to device", "GreaterEqual", "Switch")},
     "compiled_tokens": INT32_TOKENS,
     # An objective of Keras, tokens, and the numbers of positions; with XLA, the default on GPUs, a step has none of it.
     "char_gpt": {

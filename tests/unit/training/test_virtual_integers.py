@@ -27,7 +27,6 @@ def make(**fields):
         ({"data__pipeline": "textbook"}, 2, r"config.data.pipeline is set, and TensorFlow divides batches"),
         ({"data__shards": "fixed"}, 2, r"config.data.shards is set, and the examples of a batch depend"),
         ({"communication__dtype": "bfloat16"}, 2, r"config.communication.dtype is set, and integers are sent"),
-        ({"communication__compression": c.Compression(rank=2)}, 2, r"config.communication.compression is set, and int"),
         ({"train__virtual_replicas": 2048, "data__batch_size": 2048}, 2, r"it must be at most 1024"),
         ({"data__batch_size": 36}, 2, r"batch_size=36 cannot be divided among 8 replicas: set it to 32 or 40"),
         ({"train__micro_batches": 3}, 2, r"batch_size=64 cannot be divided among 8 replicas in 3 parts each"),

@@ -147,7 +147,6 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     import tensorflow as tf
 
     from tfdist.checkpoint import format as checkpoint_format
-    from tfdist.checkpoint.divided import Divided
     from tfdist.cluster.devices import gpu_table
     from tfdist.tools import measure
     from tfdist.training import setup
@@ -166,13 +165,11 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     rates = gather(cluster, lambda: rate)
     findings.append(checks.data(rates, batch // plan.num_workers))
     stored = checkpoint_format.num_bytes(started.variables)
-    divided = {name: one for name, one in started.variables.items() if isinstance(one, Divided)}
-    held = stored - checkpoint_format.num_bytes(divided) * (replicas - 1) // replicas
     num_bytes = sum(array.numpy().nbytes for array in started.context.model.trainable_variables)
     # Of the smallest of this worker's GPUs.
     of_gpu = min((gpu.memory_mib for gpu in gpu_table.query()), default=0) * 2**20 if plan.gpus else 0
     free = of_gpu or measure.free_bytes() // (plan.worker_spec.local_size * plan.local_replicas)
-    findings.append(checks.memory(held, num_bytes, int(min(gather(cluster, lambda: free)))))
+    findings.append(checks.memory(stored, num_bytes, int(min(gather(cluster, lambda: free)))))
     findings.append(checks.disk(workdir, stored, config.checkpoint.keep))
     try:
         step_seconds = measure.step_seconds(started, _STEPS, communication=False)

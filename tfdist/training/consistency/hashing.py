@@ -29,11 +29,6 @@ def _odd_numbers(salt: int) -> np.ndarray:
 _FIRST, _SECOND = _odd_numbers(1), _odd_numbers(2)
 
 
-def as_int64_words(value: tf.Tensor) -> tf.Tensor:
-    """Returns the bits of `value`, of any shape and dtype, as int64 [n], padded with zeros; strings are hashed."""
-    return _row_words(tf.reshape(value, [1, -1]))[0]
-
-
 def _row_words(rows: tf.Tensor) -> tf.Tensor:
     """Returns the bits of each row: [k, n] of any dtype -> int64 [k, words], padded with zeros; strings are hashed."""
     if rows.dtype == tf.string:

@@ -102,7 +102,6 @@ def _restore_scheduled_checkpoint(tools: LoopTools, state: TrainingState, bad_st
         raise make_diverged_error(tools, f"{text}, and there is no checkpoint to roll back to", (bad_step, bad_step))
     rate = optimizer_lib.settable_learning_rate(run.context.optimizer)
     restore.restore(run.cluster, saved, run.variables)
-    run.replica_state.restore(saved)
     if rate is not None:  # As callbacks have set it: they do not go back.
         run.context.optimizer.learning_rate = rate
     optimizer_lib.step_count(run.context.optimizer).assign(bad_step)

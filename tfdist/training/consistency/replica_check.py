@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.checkpoint.divided import Divided
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices.replicas import Replicas
@@ -81,17 +80,17 @@ def make_check(
         on_mismatch: called if the replicas differ; it makes them equal or raises.
         record: records (step, hash of the state); None: nothing is recorded.
     """
-    hashed, compared = _without_sums(variables), select_comparable(variables)
+    variables = select_comparable(variables)
 
     def hash_state() -> tf.Tensor:
-        return hashing.combine(hash_variables(cluster, compared), cluster.device_type)[tf.newaxis]
+        return hashing.combine(hash_variables(cluster, variables), cluster.device_type)[tf.newaxis]
 
     # On CPUs without a graph: tracing one for hundreds of variables takes seconds.
-    eager = cluster.device_type == "CPU" or len(hashed) > len(compared)
+    eager = cluster.device_type == "CPU"
     return ReplicaConsistencyCheck(
         cluster=cluster,
-        variables=compared,
-        hash_all=functools.partial(_hash_all, cluster, hashed) if eager else cluster.make_all_gather(hash_state),
+        variables=variables,
+        hash_all=functools.partial(_hash_all, cluster, variables) if eager else cluster.make_all_gather(hash_state),
         options=options,
         warn=warn,
         on_mismatch=on_mismatch,
@@ -101,29 +100,18 @@ def make_check(
 
 def _hash_all(cluster: Cluster, variables: Mapping[str, Any]) -> tf.Tensor:
     """Returns the hash of each replica's state: int64 [replicas, 1]. Collective."""
-    values = {name: checkpoint_format.tf_variable(variable) for name, variable in variables.items()}
-    # Of divided ones the whole, one after another.
-    divided = {name: one for name, one in values.items() if isinstance(one, Divided)}
-    found = {name: hashing.hash_each([one.whole()], cluster.device_type).numpy() for name, one in divided.items()}
-    copies = {
-        name: [tf.convert_to_tensor(copy) for copy in cluster.strategy.experimental_local_results(one)]
-        for name, one in values.items()
-        if name not in divided
-    }
-    hashes = iter(hashing.hash_each([*itertools.chain(*copies.values())], cluster.device_type).numpy())
-    found |= {name: np.array([*itertools.islice(hashes, len(each))]) for name, each in copies.items()}
+    values = map(checkpoint_format.tf_variable, variables.values())
+    copies = [[*map(tf.convert_to_tensor, cluster.strategy.experimental_local_results(one))] for one in values]
+    hashes = iter(hashing.hash_each([*itertools.chain(*copies)], cluster.device_type).numpy())
     local = cluster.num_replicas // cluster.num_workers
-    rows = np.stack([np.broadcast_to(found[name], [local]) for name in values], axis=1)
+    # A variable has a copy for each replica of this worker, or one for all.
+    found = [np.broadcast_to([*itertools.islice(hashes, len(each))], [local]) for each in copies]
+    rows = np.stack(found, axis=1)
     states = [hashing.combine(tf.constant(row), cluster.device_type).numpy() for row in rows]
     return tf.reshape(cluster.all_gather(np.array(states, np.int64)), [-1, 1])
 
 
 def select_comparable(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the variables that are equal on all replicas: no sums, and none that are split between replicas."""
-    return {name: one for name, one in _without_sums(variables).items() if not isinstance(one, Divided)}
-
-
-def _without_sums(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the variables without those that are reduced when read, such as a metric's sums: those differ."""
     apart = tf.VariableSynchronization.ON_READ
     return {

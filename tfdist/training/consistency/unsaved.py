@@ -6,7 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.checkpoint import divided
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.devices import replicas
 from tfdist.data import stateful_ops
@@ -58,7 +57,6 @@ def _known_handles(run: Run) -> Iterator[tf.Tensor]:
     context = run.context
     known = [
         *run.variables.values(),
-        *run.replica_state.variables(),
         context.totals,
         context.reduction.seconds,
         *context.model.metrics_variables,
@@ -71,4 +69,4 @@ def _known_handles(run: Run) -> Iterator[tf.Tensor]:
 
 def _handles(run: Run, variables: Iterable[Any]) -> Iterator[tf.Tensor]:
     for variable in map(checkpoint_format.tf_variable, variables):
-        yield from (local.handle for local in divided.local_variables(run.cluster.strategy, variable))
+        yield from (local.handle for local in run.cluster.local_values(variable))

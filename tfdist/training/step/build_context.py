@@ -107,8 +107,7 @@ def build_context(
     """Makes the variables of a step, and prepares the optimizer for gradients that are summed already.
 
     Args:
-        slots: whether to make the optimizer's slots; an evaluation needs none, and `config.train.shard_optimizer` makes
-            them later.
+        slots: whether to make the optimizer's slots; an evaluation needs none.
         moving: the moving statistics; None: `model_layers.statistics(model)`.
         step_count: int64 []: steps so far; None: the optimizer's.
         loss_scale: None: a new one, for `config.train.precision="float16"`.
@@ -121,7 +120,7 @@ def build_context(
     speed_up_layers(model, cluster.device_type)
     found = model_layers.statistics(model) if moving is None else moving
     with cluster.scope():
-        if slots and not config.train.shard_optimizer:
+        if slots:
             optimizer.build(model.trainable_variables)
         totals = timing.make_counter([len(objective.names) + len(objective_lib.COUNTS)], "totals")
         reduction = AllReduce(

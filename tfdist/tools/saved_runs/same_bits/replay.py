@@ -1,7 +1,6 @@
 """Trains steps of a finished run again, from its checkpoints, and hashes the states."""
 
 import collections
-import copy
 import dataclasses
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -47,11 +46,8 @@ class Replay:
         if step == 0 and not path.is_dir():
             for name, array in self.initial.items():
                 checkpoint_format.tf_variable(self.run.variables[name]).assign(array)
-            self.run.replica_state.restore(None)
         else:
-            saved = checkpoint_format.verify(path)
-            restore.restore(self.run.cluster, saved, self.run.variables)
-            self.run.replica_state.restore(saved)
+            restore.restore(self.run.cluster, checkpoint_format.verify(path), self.run.variables)
         return hash_state(self.tools)
 
     def train(self, step: int, stops: list[int]) -> Iterator[tuple[int, str, dict[str, float]]]:
@@ -97,8 +93,6 @@ def hash_data(run: Run) -> dict[str, str]:
 
 def open_replay(config: config_lib.Config, checkpoints: Path, scratch: Path) -> Replay:
     """Builds the run of a config again, with an empty directory as its workdir; raises as `setup.build_run`."""
-    config = copy.deepcopy(config)
-    config.train.shard_optimizer = False  # The bits are the same, and `initial` has the whole state.
     run = setup.build_run(config, scratch)
     return Replay(
         run=run,
@@ -183,14 +177,11 @@ class Served:
         return describe_arrays(self._snapshot(), dict(checkpoint_format.read(saved, list(saved.arrays))))
 
     def _snapshot(self) -> dict[str, np.ndarray]:
-        run = self.tools.run
-        return checkpoint_format.snapshot(run.variables) | run.replica_state.gather()
+        return checkpoint_format.snapshot(self.tools.run.variables)
 
     def _assign(self, values: dict[str, np.ndarray]) -> None:
-        run = self.tools.run
-        for name, variable in run.variables.items():
+        for name, variable in self.tools.run.variables.items():
             checkpoint_format.tf_variable(variable).assign(values[name])
-        run.replica_state.assign(values)
 
 
 def describe_arrays(trained: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray]) -> str:

@@ -95,7 +95,6 @@ def _config(task: Task) -> Any:
     config.cluster = type(config.cluster)(logical_devices=task.replicas)
     config.report = type(config.report)(tensorboard=False, step_times=config.report.step_times)
     config.checkpoint.export = False
-    config.train.shard_optimizer = False  # The bits are the same, and each process holds the whole state.
     return config
 
 

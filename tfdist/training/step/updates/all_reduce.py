@@ -68,14 +68,12 @@ class AllReduce:
             variable.assign(old + change)
         return tensors[len(flags) :], tensors[: len(flags)]
 
-    def time_sum(
-        self, tensors: list[tf.Tensor], options: config_lib.Communication, after: Sequence[tf.Tensor] = ()
-    ) -> list[tf.Tensor]:
-        """Sums `tensors` over all replicas; counts the seconds from when they and `after` are computed."""
+    def time_sum(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums `tensors` over all replicas; counts the seconds from when they are computed."""
         if self.num_replicas == 1:
             return tensors
-        ready = self.clock([*tensors, *after])
-        sums = sum_over_replicas(tensors, options)
+        ready = self.clock(tensors)
+        sums = sum_over_replicas(tensors, self.options)
         self.seconds.assign_add(self.clock(sums) - ready)
         return sums
 

@@ -1,7 +1,6 @@
 """Branches and loops that are taken once for all replicas, in cross-replica context: in a step, and in optimizers."""
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,28 +12,6 @@ from keras.src import ops
 from tfdist.config import patching
 from tfdist.config.patching import patch
 from tfdist.training.step import collectives
-
-
-def choose_on_all_replicas(
-    predicate: tf.Tensor, when_true: Callable[[], list[tf.Tensor]], when_false: Callable[[], list[tf.Tensor]]
-) -> list[tf.Tensor]:
-    """As `collectives.cond_on_all_replicas`; returns on each replica the tensors of its branch, of the same shapes."""
-
-    def on_all_replicas(strategy: tf.distribute.Strategy, predicate: tf.Tensor, *branches: Callable) -> Any:
-        def run(branch: Callable) -> list[tuple[tf.Tensor, ...]]:
-            results = strategy.extended.call_for_each_replica(_result, args=(branch,))
-            return [strategy.experimental_local_results(one) for one in results]
-
-        chosen = strategy.experimental_local_results(predicate)[0]
-        found = tf.cond(chosen, *(functools.partial(run, branch) for branch in branches))
-
-        def own() -> list[tf.Tensor]:
-            replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-            return [of_replicas[replica % len(of_replicas)] for of_replicas in found]
-
-        return strategy.extended.call_for_each_replica(own)
-
-    return tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(predicate, when_true, when_false))
 
 
 def repeat_on_all_replicas(function: Callable[[], tf.Tensor]) -> None:

@@ -29,8 +29,7 @@ class Update:
     loss: tf.Tensor
     # float32 []: this shard's fraction of the examples; 1 in total over all replicas.
     weight: tf.Tensor | float
-    # The moving statistics, and what else a stage has changed, with their values before the step: a skipped step
-    # restores these.
+    # The moving statistics, with their values before the step: a skipped step restores these.
     statistics: Sequence[tuple[keras.Variable, tf.Tensor]]
     # float32 [] each: summed with the gradients.
     flags: Sequence[tf.Tensor] = ()
