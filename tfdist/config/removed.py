@@ -10,7 +10,9 @@ from typing import Any
 # A removed field whose value had a meaning only beside another one: saved configs may have any.
 ANY = object()
 # Field of a config -> (its default, what to use instead). A saved config may have the default.
-FIELDS: dict[str, tuple[Any, str]] = {}
+FIELDS: dict[str, tuple[Any, str]] = {
+    "report.noise_scale": (None, "`tfdist sweep` trains with several batch sizes, and compares the runs."),
+}
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {}
 # Command -> what to use instead.
@@ -18,7 +20,10 @@ COMMANDS: dict[str, str] = {
     "cost": "`sacct --format=JobID,ElapsedRaw,ConsumedEnergy` shows the time and energy of jobs.",
 }
 # Flag of a command that still exists -> what to use instead.
-FLAGS: dict[str, str] = {}
+FLAGS: dict[str, str] = {
+    "noise_scale": "`tfdist sweep` trains with several batch sizes, and compares the runs.",
+    "target_run": "`tfdist sweep` trains with several batch sizes, and compares the runs.",
+}
 # Module of tfdist that configs may have named -> what to use instead.
 MODULES: dict[str, str] = {}
 

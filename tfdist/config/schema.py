@@ -34,8 +34,6 @@ PARTS = {
     "data.shards": "tfdist.data.fixed_shards:divide",
     "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
     "report.tensorboard": "tfdist.report.tensorboard_events:EventRecords",
-    "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
-    "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:add_to_report",
     "report.notify": "tfdist.training.reporting.notice:send",
     "train.nonfinite": "tfdist.training.consistency.nonfinite:handle",
     "train.nonfinite.error": "tfdist.training.consistency.nonfinite:make_diverged_error",
@@ -314,8 +312,6 @@ class Report:
     step_times: bool | None = None
     """Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
     only, because a GPU then has to finish each step before the next one is launched."""
-    noise_scale: int | None = None
-    """Steps over which the gradient noise scale is averaged, such as 100 (docs/noise-scale.md). None: not measured."""
     notify: str | None = None
     """A command, or a URL (http, https) that gets JSON, called when the run finishes, stops, diverges, fails or loses a
     worker. None: that of the environment variable TFDIST_NOTIFY, if it is set (docs/many-runs.md)."""

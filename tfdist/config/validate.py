@@ -64,8 +64,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         *("train.steps", "train.micro_batches", "train.local_steps", "train.nonfinite_limit"),
         *("train.virtual_replicas", "communication.compression.rank", "communication.compression.smallest"),
         *("consistency.limit", "consistency.audit.every", "consistency.audit.limit"),
-        *("checkpoint.keep", "report.noise_scale"),
-        *("cluster.logical_devices", "cluster.port_count"),
+        *("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
     ):
         yield from at_least(name, 1)
     sections = ("evaluation", "consistency", "checkpoint", "report")
@@ -147,20 +146,6 @@ def _gpu_problems(gpus: Any) -> Iterator[str]:
         )
 
 
-def noise_scale_problem(config: schema.Config) -> str:
-    """Returns what the noise scale needs and this config has not, as the end of a sentence; "": nothing."""
-    train = config.train
-    if train.local_steps == 1 and not train.asynchronous and train.virtual_replicas is None:
-        dtype, rank = config.communication.dtype, config.communication.compression.rank
-        if rank is not None:
-            return f"needs communication.compression.rank=None: whole gradients are summed. Received: {rank}"
-        return "" if dtype == "float32" else f'needs communication.dtype="float32". Received: {dtype!r}'
-    return (
-        "needs one sum of gradients per step: train.local_steps=1, asynchronous=False and virtual_replicas=None. "
-        f"Received: {train.local_steps}, {train.asynchronous}, {train.virtual_replicas}"
-    )
-
-
 def _need_one_sum(config: schema.Config) -> Iterator[str]:
     train = config.train
     if train.local_steps == 1 and not train.asynchronous:
@@ -197,8 +182,6 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             'train.asynchronous needs local_steps=1, micro_batches=1, nonfinite="stop", a precision other than '
             f"float16 and no callbacks. {received}"
         )
-    if config.report.noise_scale is not None and (reason := noise_scale_problem(config)):
-        yield f"report.noise_scale={config.report.noise_scale} {reason}"
     if config.consistency.audit.every is not None and train.virtual_replicas is None:
         yield (
             f"consistency.audit.every={config.consistency.audit.every} needs train.virtual_replicas, such as 8: only "

@@ -76,9 +76,7 @@ def make_tools(
             None if run.config.report.state_hash == "none" or run.workdir is None else _recorder(run, report),
         ),
         ledger=Ledger() if ledger is None else ledger,
-        extras=[
-            extra for field in _extras(run.config) if (extra := specs.part(field)(run=run, report=report)) is not None
-        ],
+        extras=[specs.part(field)(run=run, report=report) for field in _extras(run.config)],
     )
 
 
@@ -111,7 +109,6 @@ def _extras(config: config_lib.Config) -> list[str]:
     options = config.report
     wanted = {
         "report": options.graph or triggers.is_ever_due(options.histograms) or options.profile is not None,
-        "report.noise_scale.report": options.noise_scale is not None,
         "cluster.pause_epochs": config.cluster.pause_epochs is not None,
         "train.virtual_replicas.report": config.train.virtual_replicas is not None,
     }

@@ -88,7 +88,7 @@ def build_run(
     run = run if config.communication.compression.rank is None else specs.part("communication.compression")(run)
     run = virtual.compose(run) if virtual else run
     run = run if config.consistency.audit.every is None else specs.part("consistency.audit.every")(run)
-    return run if config.report.noise_scale is None else specs.part("report.noise_scale")(run)
+    return run
 
 
 def _as_saved(config: config_lib.Config, workdir: Path) -> config_lib.Config:

@@ -232,12 +232,6 @@ def test_parameter_servers_do_not_ignore_fields(fields, message):
         validate.validate(make(communication=communication, train=config.Train(**train, asynchronous=True)))
 
 
-def test_the_noise_scale_needs_whole_gradients():
-    compression = config.Communication(compression=config.Compression(rank=4))
-    with pytest.raises(ValueError, match=r"report\.noise_scale=100 needs communication\.compression\.rank=None"):
-        validate.validate(make(communication=compression, report=config.Report(noise_scale=100)))
-
-
 def test_audits_need_virtual_replicas():
     audits = config.Consistency(audit=config.Audit(every=10))
     with pytest.raises(ValueError, match=r"consistency\.audit\.every=10 needs train\.virtual_replicas"):

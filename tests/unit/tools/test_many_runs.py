@@ -85,8 +85,6 @@ def test_progress_and_metrics(tmp_path):
     ]
     (tmp_path / "a" / "starts.jsonl").write_text("".join(json.dumps(start) + "\n" for start in starts))
     assert run_state.read(tmp_path / "a").hours == 200 / 3600 and run_state.read(tmp_path / "a").state == "finished"
-    noise = {"kind": "train", "step": 50, "loss": 0.2, "noise_scale": 81.5, "gradient_square": 1.0, "time": 2800.0}
-    assert run_state.read(write_run(tmp_path / "noise", events=[noise])).train["noise_scale"] == 81.5
     by_loss = run_state.read(
         write_run(tmp_path / "b", checkpoint__best_metric=None, train__epochs=None, train__steps=80)
     )
