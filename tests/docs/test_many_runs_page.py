@@ -1,6 +1,5 @@
 """The commands of docs/many-runs.md, run as they stand there."""
 
-import json
 import re
 import shlex
 import subprocess
@@ -30,6 +29,4 @@ def test_the_commands_of_the_page_show_what_it_says(tmp_path):
     (compared,) = (output for line, output in shown.items() if "compare" in line)
     assert "learning_rate.peak  0.05" in re.sub(" +", "  ", compared) and "Equal: " in compared
     assert "data.batch_size" not in compared and (tmp_path / "runs" / "compare.html").stat().st_size > 100_000
-    cost = json.loads((tmp_path / "runs" / "cost.json").read_text())
-    assert [run["name"] for run in cost["runs"]] == ["peak=0.05", "peak=0.2"] and 0 < cost["all"]["goodput"] < 1
     assert (tmp_path / "ends.txt").read_text().startswith("told finished at step 22 of 22, loss ")

@@ -33,8 +33,6 @@ from tfdist.report import files
 FORMAT = 1
 # Prefix of arrays that hold the state of callbacks, not variables.
 CALLBACKS = "callbacks/"
-# Prefix of variables of reports: `config.report` may change when a run is resumed, so either side may lack them.
-REPORTS = "report/"
 # In the names of Keras' layers and optimizers.
 _NUMBER = re.compile(r"_\d+")
 # A network file system may list a checkpoint that another host has removed for this long, in seconds: 60 is the default
@@ -244,15 +242,14 @@ def find(
 
 
 def check_variables(saved: Saved, variables: Mapping[str, Any]) -> dict[str, str]:
-    """Checks that a checkpoint holds exactly `variables`, apart from those of reports; a ValueError lists others.
+    """Checks that a checkpoint holds exactly `variables`; a ValueError lists others.
 
     Returns:
         The names that variables have in the checkpoint, where these are others: Keras numbers layers that have no name,
         and a script that is started again does not make those which callbacks of finished trainings had made.
     """
     expected = {name: (list(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables.items()}
-    expected = {name: array for name, array in expected.items() if not name.startswith(REPORTS)}
-    found = {name: array for name, array in saved.arrays.items() if not name.startswith((CALLBACKS, REPORTS))}
+    found = {name: array for name, array in saved.arrays.items() if not name.startswith(CALLBACKS)}
     ours, theirs = ([(_NUMBER.sub("", name), *array) for name, array in each.items()] for each in (expected, found))
     if ours == theirs and expected.keys() != found.keys():
         return dict(zip(expected, found, strict=True))

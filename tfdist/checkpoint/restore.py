@@ -61,7 +61,7 @@ def restore(workers: Workers, saved: Saved, variables: Mapping[str, Any]) -> Non
     """
     names = checkpoint_format.check_variables(saved, variables)
     saved_as = {names.get(name, name): variable for name, variable in variables.items()}
-    for name, array in read(workers, saved, [name for name in saved_as if name in saved.arrays]):
+    for name, array in read(workers, saved, saved_as):
         checkpoint_format.tf_variable(saved_as[name]).assign(array)
 
 

@@ -27,13 +27,19 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "consistency.audit.every": (None, _NO_AUDITS),
     "consistency.audit.limit": (ANY, _NO_AUDITS),
     "train.shard_optimizer": (False, _NO_SHARDED_OPTIMIZER),
+    "report.noise_scale": (None, "`tfdist sweep` trains with several batch sizes, and compares the runs."),
 }
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {}
 # Command -> what to use instead.
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "cost": "`sacct --format=JobID,ElapsedRaw,ConsumedEnergy` shows the time and energy of jobs.",
+}
 # Flag of a command that still exists -> what to use instead.
-FLAGS: dict[str, str] = {}
+FLAGS: dict[str, str] = {
+    "noise_scale": "`tfdist sweep` trains with several batch sizes, and compares the runs.",
+    "target_run": "`tfdist sweep` trains with several batch sizes, and compares the runs.",
+}
 # Module of tfdist that configs may have named -> what to use instead.
 MODULES: dict[str, str] = {}
 

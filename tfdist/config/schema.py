@@ -15,7 +15,6 @@ SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 # What only some runs need: field -> function, imported by `specs.part`. `cluster`: several workers; `layers`: CPUs.
 PARTS = {
     "report.tensorboard": "tfdist.report.tensorboard_events:EventRecords",
-    "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
     "train.recompute_mb": "tfdist.training.step.variants.recomputation.segments:install",
     "train.recompute_mb.script": "tfdist.keras_fit.run_parts.recompute:install",
     "train.precision": "tfdist.cluster.devices.precision:resolve",
@@ -227,8 +226,6 @@ class Report:
     step_times: bool | None = None
     """Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
     only, because a GPU then has to finish each step before the next one is launched."""
-    noise_scale: int | None = None
-    """Steps over which the gradient noise scale is averaged, such as 100 (docs/noise-scale.md). None: not measured."""
     notify: str | None = None
     """A command, or a URL (http, https) that gets JSON, called when the run finishes, stops, diverges, fails or loses a
     worker. None: that of the environment variable TFDIST_NOTIFY, if it is set (docs/many-runs.md)."""

@@ -66,8 +66,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     for name in (
         *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
         *("train.steps", "train.micro_batches", "train.local_steps", "train.nonfinite_limit"),
-        *("consistency.limit", "checkpoint.keep", "report.noise_scale"),
-        *("cluster.logical_devices", "cluster.port_count"),
+        *("consistency.limit", "checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
     ):
         yield from at_least(name, 1)
     sections = ("evaluation", "consistency", "checkpoint", "report")
@@ -141,18 +140,6 @@ def _gpu_problems(gpus: Any) -> Iterator[str]:
         )
 
 
-def noise_scale_problem(config: schema.Config) -> str:
-    """Returns what the noise scale needs and this config has not, as the end of a sentence; "": nothing."""
-    train = config.train
-    if train.local_steps == 1 and not train.asynchronous and train.virtual_replicas is None:
-        dtype = config.communication.dtype
-        return "" if dtype == "float32" else f'needs communication.dtype="float32". Received: {dtype!r}'
-    return (
-        "needs one sum of gradients per step: train.local_steps=1, asynchronous=False and virtual_replicas=None. "
-        f"Received: {train.local_steps}, {train.asynchronous}, {train.virtual_replicas}"
-    )
-
-
 def _contradictions(config: schema.Config) -> Iterator[str]:
     data, train = config.data, config.train
     plain = train.precision != "float16" and train.nonfinite == "stop" and train.micro_batches == 1
@@ -170,8 +157,6 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             'train.asynchronous needs local_steps=1, micro_batches=1, nonfinite="stop", a precision other than '
             f"float16 and no callbacks. {received}"
         )
-    if config.report.noise_scale is not None and (reason := noise_scale_problem(config)):
-        yield f"report.noise_scale={config.report.noise_scale} {reason}"
     if train.asynchronous:
         for name in _NOT_ASYNCHRONOUS:
             of_config, default = map(operator.attrgetter(name), (config, schema.Config(model={})))

@@ -13,7 +13,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.report import files, interpreter, lines
@@ -42,14 +42,11 @@ class Ledger:
 
     # What the line says besides: job, host, replicas.
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Returns joules by device since its first call; {}: not readable.
-    energy: Callable[[], dict[str, float]] = dict
     # In seconds since 1970.
     started: float = dataclasses.field(default_factory=time.time)
-    first_step: int = 0
     step: int = 0
-    # Training steps of this start, also those that a rollback takes back.
-    steps_done: int = 0
+    # Whether this start has executed training steps.
+    executed: bool = False
     seconds: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     # The present cause and since when, as `time.monotonic`: the clock of the host may be set meanwhile.
     cause: str = "start"
@@ -81,13 +78,13 @@ class Ledger:
 
     def execution(self) -> contextlib.AbstractContextManager[None]:
         """Counts the time of a block, an execution of training steps, to "steps"; of the first to "compilation"."""
-        return self.during("steps" if self.steps_done else "compilation")
+        return self.during("steps" if self.executed else "compilation")
 
-    def note_execution(self, step: int, steps: int, wait_seconds: float) -> None:
-        """Notes that an execution of `steps` steps has ended after `step`, in which so long was waited for data."""
+    def note_execution(self, step: int, wait_seconds: float) -> None:
+        """Notes that an execution has ended after `step`, in which so long was waited for data."""
         with self.lock:
             self._count()
-            self.step, self.steps_done, self.unbroken = step, self.steps_done + steps, 0.0
+            self.step, self.executed, self.unbroken = step, True, 0.0
             moved = min(wait_seconds, self.seconds["steps"])
             self.seconds["steps"] -= moved
             self.seconds["input"] += moved
@@ -135,11 +132,9 @@ class Ledger:
         self.unbroken += self.since - before
 
     def _line(self) -> bytes:
-        values = {"start": self.started, "now": time.time(), "first_step": self.first_step, "step": self.step}
-        values |= {"steps_done": self.steps_done, "end": self.end, **self.about}
+        values = {"start": self.started, "now": time.time(), "step": self.step, "end": self.end, **self.about}
         values["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
         values["memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // _RSS_UNITS
-        values["joules"] = {name: round(value, 1) for name, value in self.energy().items()}
         for most in _TEXT_LENGTHS:  # A character may take 6 bytes, or 12.
             line = json.dumps(files.nan_to_null(values | {"text": self.text[:most]})).encode()
             if len(line) < _LINE_BYTES:
@@ -147,12 +142,7 @@ class Ledger:
         return line.ljust(_LINE_BYTES - 1) + b"\n"
 
 
-def open_ledger(
-    workdir: str | os.PathLike[str] | None,
-    step: int,
-    about: Mapping[str, Any],
-    energy: Callable[[], dict[str, float]] = dict,
-) -> Ledger:
+def open_ledger(workdir: str | os.PathLike[str] | None, step: int, about: Mapping[str, Any]) -> Ledger:
     """Opens the ledger of this start, which counts from the start of the interpreter, or from the end of its last fit.
 
     Nothing is written without a workdir. The run starts or resumes after `step`; `about` is what else the line says.
@@ -162,9 +152,8 @@ def open_ledger(
         _last.close()
     age = interpreter.age() if _last is None else time.monotonic() - _last.since
     started, since = time.time() - age, time.monotonic() - age
-    ledger = Ledger(about=about, energy=energy, started=started, since=since, first_step=step, step=step)
+    ledger = Ledger(about=about, started=started, since=since, step=step)
     _last = ledger
-    energy()
     if workdir is None:
         return ledger
     try:

@@ -21,7 +21,7 @@ def read_starts(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _is_whole(values: Mapping[str, Any]) -> bool:
-    numbers = [values.get(name) for name in ("start", "now", "first_step", "step", "steps_done")]
+    numbers = [values.get(name) for name in ("start", "now", "step")]
     numbers += [*values["seconds"].values(), values.get("replicas", 1)]
     return all(isinstance(number, int | float) for number in numbers)
 

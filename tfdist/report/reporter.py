@@ -5,7 +5,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 import numpy as np
@@ -19,7 +19,6 @@ RESERVED = {
     *("kind", "time", "step", "steps", "epoch", "seconds", "text", "workers"),
     *("learning_rate", "examples_per_second", "examples_per_second_per_replica", "input_wait_share", "skipped"),
     *("worker_shares", "slowest_worker", "name", "num_examples", "best"),
-    *("noise_scale", "gradient_square", "gradient_variance"),
 }
 
 # A loss of more than this part of the loss of a guess is that of a model that has learned nothing.
@@ -49,8 +48,6 @@ class Reporter:
     guessed_loss: float | None = None
     # (step, hash) of the last state that was recorded.
     last_state: tuple[int, str] | None = None
-    # Each returns further values of a report of training, by name.
-    measured: list[Callable[[], dict[str, float]]] = dataclasses.field(default_factory=list)
     # Paths whose failure has been reported.
     failed_files: set[str] = dataclasses.field(default_factory=set)
 
@@ -126,7 +123,6 @@ class Reporter:
         if len(worker_shares) > 1:
             shares = lines.select_shares(worker_shares)
             workers = {"worker_shares": shares, "slowest_worker": lines.slowest_worker(worker_shares)}
-        rates |= {name: value for function in self.measured for name, value in function().items()}
         record = {"steps": steps, **values, **rates, **speeds, **workers}
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
         self._scalars("train", step, values, rates, speeds, steps=steps)

@@ -9,10 +9,6 @@ Replicas are workers on this machine, logical CPU devices of one process, or, wi
 salloc, without srun), tasks of a Slurm step. Finished trainings are not repeated by the same command. One that was
 interrupted is trained from its start: the start-up and the compilation of a resumed one would be in its later epochs.
 `python -m tfdist plot DIR DIR` draws several studies in one picture.
-
-The trainings measure the gradient noise scale (docs/noise-scale.md), the batch beyond which more examples a step save
-few steps. With it and the seconds of a step the time to a target is predicted: relative to the first number of
-replicas, or in seconds from a run that ended at the target (--target_run).
 """
 
 import json
@@ -25,12 +21,11 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.config import diff, schema, validate
+from tfdist.config import diff, schema
 from tfdist.config import flags as config_flags
 from tfdist.config.command_line import words
 from tfdist.report import files, reporter, run_info
 from tfdist.tools import child_runs, measure, scaling_results, tables
-from tfdist.tools.many_runs import time_to_target
 from tfdist.tools.pictures import scaling as pictures
 from tfdist.tools.pictures import style
 from tfdist.tools.scaling_results import Point, Study
@@ -42,8 +37,6 @@ HEADER = (
 # As they are printed.
 _SHOWN = ("replicas", "batch", "first epoch, s", "later epochs, s", "examples/s", "speedup", "efficiency")
 
-# Steps over which the noise scale is averaged.
-_NOISE_STEPS = 100
 # In the directory of a training that was measured as a whole: with which fields of the config, and on what.
 _MEASURED = "measured_with.json"
 
@@ -60,8 +53,6 @@ def define_flags() -> None:
         "weak: config.data.batch_size per replica; strong: the same global batch for all numbers.",
     )
     flags.DEFINE_integer("epochs", 3, "Epochs of each training; the first is not measured.", lower_bound=2)
-    flags.DEFINE_float("noise_scale", None, "Noise scale in examples, for predictions. Default: measured; 0: none.", 0)
-    flags.DEFINE_string("target_run", None, "Workdir of a run that measured the noise scale and ended at its target.")
     flags.DEFINE_string("workdir", None, "Directory of the results. Default: runs/NAME-scaling for a config NAME.py.")
     scaling_results.define_published()
 
@@ -73,7 +64,7 @@ def measured_with(config: schema.Config, epochs: int, backend: str) -> dict[str,
 
 
 def measure_one(
-    arguments: Sequence[str], batch_size: int, *, replicas: int, made: Mapping[str, Any], to: Path, noise: bool
+    arguments: Sequence[str], batch_size: int, *, replicas: int, made: Mapping[str, Any], to: Path
 ) -> Point:
     """Trains on `replicas` replicas in the directory `to`, unless that is done, and reads its reports.
 
@@ -92,7 +83,6 @@ def measure_one(
         "report.every.epochs": 1,
         "report.every.steps": "none",
         "report.every.after": "none",
-        "report.noise_scale": _NOISE_STEPS if noise else "none",
     }
     changes = [f"--config.{name}={value}" for name, value in settings.items()]
     options = {"workdir": to, "log": to.with_suffix(".log"), "fresh": before is None}
@@ -104,7 +94,6 @@ def measure_one(
             f"{to} has the reports of {len(lines)} epoch(s), but two are needed: the first is not measured. Remove "
             "that directory and run the command again."
         )
-    parts = time_to_target.means(lines, _NOISE_STEPS)[1:]
     return Point(
         replicas=replicas,
         batch_size=batch_size,
@@ -115,7 +104,6 @@ def measure_one(
             name: value for name, value in lines[-1].items() if name not in reporter.RESERVED and value is not None
         },
         shares=shares(lines[1:], replicas),
-        noise_scale=time_to_target.average(parts, batch_size) if parts else None,
     )
 
 
@@ -182,9 +170,6 @@ def main(argv: list[str]) -> None:
     config = values["config"].value
     backend = child_runs.choose_backend(values.by, os.environ)
     others = [scaling_results.read_published(each) for each in values.published]
-    # One replica measures none without micro-batches, and its log would say so.
-    reached = None if values.target_run is None else time_to_target.read(Path(values.target_run).expanduser())
-    noise = values.noise_scale is None and reached is None and not validate.noise_scale_problem(config)
     made = measured_with(config, values.epochs, backend)
     points = []
     for replicas in parse_numbers("replicas"):
@@ -192,14 +177,11 @@ def main(argv: list[str]) -> None:
         print(f"{replicas} replica(s) by {backend}, batch {batch} ...", flush=True)
         to = workdir / f"{values.batch}-{replicas}"
         arguments = words.config_arguments(sys.argv[1:])
-        measures = noise and replicas * config.train.micro_batches > 1
-        points.append(measure_one(arguments, batch, replicas=replicas, made=made, to=to, noise=measures))
+        points.append(measure_one(arguments, batch, replicas=replicas, made=made, to=to))
     first = workdir / f"{values.batch}-{points[0].replicas}"
     described = describe(config, values.batch, values.epochs, backend, first)
     found = Study(name=config.model.get("name") or name, described=described, points=points)
     show(workdir, found, others)
-    if values.noise_scale != 0:
-        print(time_to_target.describe(points, values.noise_scale, reached))
 
 
 def show(workdir: Path, found: Study, others: Sequence[Study]) -> None:

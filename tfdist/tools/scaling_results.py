@@ -33,8 +33,6 @@ class Point:
     values: dict[str, float] = dataclasses.field(default_factory=dict)
     # Fractions of the later epochs in the order of `PARTS`, 0 to 1, means over the workers; None: not measured.
     shares: list[float] | None = None
-    # The gradient noise scale of the later epochs, in examples; None: not measured; inf: larger than they can tell.
-    noise_scale: float | None = None
 
     @property
     def epoch_seconds(self) -> float:
@@ -45,11 +43,6 @@ class Point:
     def examples_per_second(self) -> float:
         """In a later epoch, over all replicas."""
         return self.examples / self.epoch_seconds
-
-    @property
-    def step_seconds(self) -> float:
-        """Of a step in a later epoch."""
-        return self.epoch_seconds * self.batch_size / self.examples
 
     def part_seconds(self) -> dict[str, float]:
         """Seconds of each of `PARTS` in a later epoch; {} if they were not measured."""
@@ -84,10 +77,11 @@ def write(workdir: Path, study: Study) -> None:
 
 def read(workdir: Path) -> Study:
     """Reads the study in the workdir of `tfdist scaling`; raises ValueError if the file is damaged."""
-    path = workdir / FILE
+    path, known = workdir / FILE, {field.name for field in dataclasses.fields(Point)}  # Other releases write others.
     try:
         found = json.loads(path.read_text())
-        return Study(**found | {"points": [Point(**point) for point in found["points"]]})
+        points = [Point(**{name: point[name] for name in point if name in known}) for point in found["points"]]
+        return Study(**found | {"points": points})
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged ({error}): run tfdist scaling again.") from None
 

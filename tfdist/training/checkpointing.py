@@ -15,7 +15,6 @@ from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster import interruption, slurm_requeue
-from tfdist.cluster.devices import energy
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.cluster.discovery import slurm_job, worker_spec
 from tfdist.cluster.liveness import peer_loss
@@ -104,7 +103,7 @@ def _open_ledger(run: Run, state: TrainingState) -> Ledger:
     about = {"job": slurm_job.job_id(os.environ) or "", "host": socket.gethostname(), "replicas": cluster.num_replicas}
     about |= {"workers": cluster.num_workers, "steps_per_epoch": run.steps_per_epoch, "total_steps": run.total_steps}
     workdir = run.workdir if cluster.is_chief else None
-    return ledger_lib.open_ledger(workdir, state.step, about, energy.meter(os.environ))
+    return ledger_lib.open_ledger(workdir, state.step, about)
 
 
 def lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers: int, **requests: Any) -> WorkdirLock:

@@ -81,7 +81,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         seconds = time.perf_counter() - started
         state.step += execution.steps
         run.cluster.note_progress(state.step)
-        tools.ledger.note_execution(state.step, execution.steps, seconds * (wait_share(run, execution.totals) or 0.0))
+        tools.ledger.note_execution(state.step, seconds * (wait_share(run, execution.totals) or 0.0))
         rolled_back = handle_nonfinite(tools, state, execution)
         if rolled_back:
             batches = run.feed.open_training(state.step, run.total_steps)

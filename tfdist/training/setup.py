@@ -86,7 +86,6 @@ def build_run(
         else functools.partial(export.export, context.model, about=feed.about.usage),
         train_step=train_step.train_step if config.train.local_steps == 1 else specs.part("train.local_steps"),
     )
-    run = run if config.report.noise_scale is None else specs.part("report.noise_scale")(run)
     for feature in features.ALL:
         run = feature.apply(run)
     return run

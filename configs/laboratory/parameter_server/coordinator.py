@@ -136,7 +136,7 @@ def _train(tools: LoopTools, state: TrainingState, remote: RemoteModel) -> None:
         started, first = time.perf_counter(), state.step
         with tools.ledger.execution(), remote.progress.watch():
             sums = _updates(tools, state, remote, batches)
-        tools.ledger.note_execution(state.step, state.step - first, 0.0)
+        tools.ledger.note_execution(state.step, 0.0)
         if not all(math.isfinite(value) for value in sums):
             text = f"The loss is {sums[0]} in updates {first + 1} to {state.step}"
             raise nonfinite.make_diverged_error(tools, text, (first + 1, state.step))

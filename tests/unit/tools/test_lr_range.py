@@ -53,7 +53,7 @@ def test_a_training_that_was_killed_suggests_nothing(tmp_path, monkeypatch, caps
         fresh.mkdir(parents=True)
         lines = [{"kind": "train", "step": i, "learning_rate": 1e-6 * 1.1**i, "loss": 3.0 - i / 100} for i in range(50)]
         (fresh / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        start = {"start": 1.0, "now": 2.0, "first_step": 0, "step": 50, "steps_done": 50, "seconds": {}, "end": end}
+        start = {"start": 1.0, "now": 2.0, "step": 50, "seconds": {}, "end": end}
         (fresh / "starts.jsonl").write_text(json.dumps(start) + "\n")
         log.write_text("Killed\n")
         return -9

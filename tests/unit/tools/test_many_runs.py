@@ -79,8 +79,12 @@ def test_progress_and_metrics(tmp_path):
     assert run.best == {"step": 30, "epoch": 3.0, "loss": 2 / 3, "accuracy": pytest.approx(0.8)}
     assert run.last["loss"] == 0.4 and run.train["loss"] == 0.2 and run.hours == pytest.approx(0.5, abs=0.001)
     assert run.config["learning_rate.peak"] == 0.2
-    noise = {"kind": "train", "step": 50, "loss": 0.2, "noise_scale": 81.5, "gradient_square": 1.0, "time": 2800.0}
-    assert run_state.read(write_run(tmp_path / "noise", events=[noise])).train["noise_scale"] == 81.5
+    starts = [
+        {"start": 1000, "now": 1100, "step": 40, "seconds": {"start": 10, "steps": 90}, "end": end}
+        for end in ("", "finished")
+    ]
+    (tmp_path / "a" / "starts.jsonl").write_text("".join(json.dumps(start) + "\n" for start in starts))
+    assert run_state.read(tmp_path / "a").hours == 200 / 3600 and run_state.read(tmp_path / "a").state == "finished"
     by_loss = run_state.read(
         write_run(tmp_path / "b", checkpoint__best_metric=None, train__epochs=None, train__steps=80)
     )

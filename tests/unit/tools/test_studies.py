@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import os
-import re
 import shutil
 import struct
 import subprocess
@@ -50,8 +49,7 @@ def test_scaling_trains_each_number_of_replicas_once(tmp_path):
     options = ["--epochs=3", f"--workdir={tmp_path}", "--config.learning_rate.peak=0.05"]
     # There is no such value without evaluations.
     options.append("--config.callbacks=[{'target': 'keras.callbacks:EarlyStopping', 'monitor': 'val_loss'}]")
-    written = study("scaling", "--replicas=1,2", *options)
-    assert all(text in written for text in ("\nNoise scale: ", "steps to target, relative", "Soonest at a target: "))
+    study("scaling", "--replicas=1,2", *options)
     rows = read(tmp_path / "scaling.csv")
     assert [(row["replicas"], row["batch_size"]) for row in rows] == [("1", "8"), ("2", "16")]
     assert rows[0]["speedup"] == rows[0]["efficiency"] == "1.0"
@@ -62,12 +60,9 @@ def test_scaling_trains_each_number_of_replicas_once(tmp_path):
         assert float(row["epoch_seconds"]) == round(np.mean([line["seconds"] for line in lines[1:]]), 4)
         assert "worker 0 of 2" in (tmp_path / "weak-2.log").read_text()
     assert {"loss", "m", "n"} <= rows[0].keys() and float(rows[1]["communication_seconds"]) > 0
-    one, two = results.read(tmp_path).points
-    assert (one.replicas, two.replicas) == (1, 2) and one.noise_scale is None
-    assert any("gradient_variance" in line for line in child_runs.reports(tmp_path / "weak-2"))
-    # Trainings are kept: the same with a number of one's own.
-    written = study("scaling", "--replicas=1,2", "--noise_scale=8", *options)
-    assert "\nNoise scale: 8 examples." in written and re.search(r"^ +2 +16 +\S+ +0\.75 ", written, re.MULTILINE)
+    assert [point.replicas for point in results.read(tmp_path).points] == [1, 2]
+    study("scaling", "--replicas=1,2", *options)  # Trainings are kept.
+    assert read(tmp_path / "scaling.csv") == rows
     pytest.importorskip("matplotlib")
     assert min(size_of_picture(tmp_path / "scaling.png")) > 300
     assert min(size_of_picture(tmp_path / "scaling-details.png")) > 300
@@ -98,7 +93,7 @@ def test_an_interrupted_training_is_measured_again_and_a_complete_one_is_kept(tm
 
     def measure(epochs=3, backend="processes", **fields):
         made = scaling.measured_with(dataclasses.replace(config, **fields), epochs, backend)
-        return scaling.measure_one([], 8, replicas=2, made=made, to=to, noise=False)
+        return scaling.measure_one([], 8, replicas=2, made=made, to=to)
 
     with pytest.raises(ValueError, match="code -9"):
         measure()
@@ -302,6 +297,10 @@ def test_study_is_read_as_written(tmp_path):
     study = results.read_published("bsc_resnet50v2")
     assert [round(value, 2) for value in study.speedups()] == [1.0, 1.88, 3.75] and study.ideal_seconds(4) == 11.25
     results.write(tmp_path, study)
+    assert results.read(tmp_path) == study
+    of_another_release = json.loads((tmp_path / results.FILE).read_text())
+    of_another_release["points"][0]["more"] = 1.0
+    (tmp_path / results.FILE).write_text(json.dumps(of_another_release))
     assert results.read(tmp_path) == study
     (tmp_path / results.FILE).write_text('{"points": [{}]}')
     with pytest.raises(ValueError, match="damaged"):

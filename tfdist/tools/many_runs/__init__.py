@@ -1,7 +1,7 @@
-"""Commands about many runs: `tfdist runs`, `compare`, `cost`, `sweep`. They read the files of runs, without TensorFlow.
+"""Commands about many runs: `tfdist runs`, `compare`, `sweep`. They read the files of runs, without TensorFlow.
 
 run_state.py reads one workdir; find.py finds the workdirs below directories, and asks Slurm which wait.
-selection.py names, filters and sorts fields; differences.py is what differs; bills.py adds up the time of starts.
+selection.py names, filters and sorts fields; differences.py is what differs.
 lr_range.py, range_script.py and sweeps/ train many times; trackers.py are callbacks for MLflow, W&B and trackio.
-recipes.py is a table of the shipped configs; time_to_target.py predicts.
+recipes.py is a table of the shipped configs.
 """

@@ -149,7 +149,7 @@ def _best(config: Mapping[str, Any], evaluations: Sequence[dict[str, Any]]) -> d
 
 def _values(record: Mapping[str, Any]) -> dict[str, float | None]:
     """Returns the objective's values in a record, and its step and epoch."""
-    names = [name for name in record if name not in reporter.RESERVED or name in ("step", "epoch", "noise_scale")]
+    names = [name for name in record if name not in reporter.RESERVED or name in ("step", "epoch")]
     return {name: record[name] for name in names if record[name] is None or isinstance(record[name], int | float)}
 
 

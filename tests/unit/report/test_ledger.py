@@ -1,0 +1,97 @@
+"""starts.jsonl: on what the time of a start is spent, and how old process and interpreter are."""
+
+import shlex
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tfdist.report import interpreter, ledger, read_back
+from tfdist.tools.many_runs import run_state
+
+
+def test_each_moment_has_one_cause(tmp_path):
+    book = ledger.open_ledger(tmp_path, 5, {"replicas": 1})
+    opened = time.time()
+    for cause in ("compilation", "steps", "evaluation"):
+        with book.during(cause):
+            time.sleep(0.02)
+            with book.during("checkpoints"):
+                time.sleep(0.01)
+    book.note_execution(9, 0.005)
+    book.enter("steps")
+    time.sleep(0.02)
+    assert book.note_end("lost", "worker 1 is lost") and not book.note_end("finished")
+    book.close()
+    (start,) = read_back.read_starts(tmp_path)
+    seconds = start["seconds"]
+    assert sum(seconds.values()) == pytest.approx(start["now"] - start["start"], abs=0.01)
+    assert start["start"] <= opened < start["now"]
+    assert seconds["checkpoints"] >= 0.03 and seconds["input"] == pytest.approx(0.005, abs=0.001)
+    assert seconds["fault"] >= 0.02 and seconds["steps"] >= 0.01
+    assert (start["step"], start["end"]) == (9, "lost")
+    again = ledger.open_ledger(tmp_path, 9, {})
+    assert again.started == pytest.approx(start["now"], abs=0.01)  # The next fit of this process.
+    again.close()
+    assert [each["end"] for each in read_back.read_starts(tmp_path)] == ["lost", ""]
+    assert ledger.open_ledger(tmp_path / "missing", 0, {}).place is None
+    until = time.monotonic() + 30
+    while any(thread.name == "tfdist-ledger" for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_a_clock_that_is_set_does_not_change_the_durations(tmp_path, monkeypatch):
+    book = ledger.open_ledger(tmp_path, 0, {})
+    age, begun, clock, off = interpreter.age(), time.monotonic(), time.time, [7200.0]
+    monkeypatch.setattr(time, "time", lambda: clock() + off[0])
+    book.enter("evaluation")
+    off[0] = -7200.0
+    time.sleep(0.05)
+    book.enter("steps")
+    assert 0.05 <= book.seconds["evaluation"] <= time.monotonic() - begun
+    assert sum(book.seconds.values()) <= age + time.monotonic() - begun + 0.1
+    book.close()
+    (start,) = read_back.read_starts(tmp_path)
+    assert start["now"] == pytest.approx(clock() - 7200, abs=5)  # A time of day, as the start of the next one.
+    assert run_state.read(tmp_path).hours == pytest.approx(sum(start["seconds"].values()) / 3600)
+
+
+def test_the_age_of_a_process_is_precise():
+    before = time.time()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        after = time.time()
+        age = interpreter.process_age(process.pid)
+        now = time.time()
+        process.kill()
+    assert now - after - 0.02 <= age <= now - before + 0.02  # Linux tells the start in hundredths of a second.
+
+
+@pytest.mark.slow
+def test_the_time_of_a_shell_before_python_is_not_that_of_the_interpreter():
+    code = "import time; time.sleep(0.3); from tfdist.report import interpreter as i; print(i.process_age(), i.age())"
+    python = shlex.join([sys.executable, "-c", code])
+    process, interpreter_age = ages("bash", "-c", f"sleep 2 && exec {python}")
+    assert 0 < interpreter_age < process - 2
+    process, interpreter_age = ages("bash", "-c", f"exec {python}")
+    assert interpreter_age == pytest.approx(process, abs=0.1) and interpreter_age > 0.3
+
+
+def ages(*command):
+    """The age of the process and of the interpreter, which the command prints."""
+    process, interpreter_age = subprocess.check_output(command, text=True).split()
+    return float(process), float(interpreter_age)
+
+
+def test_a_long_line_and_damaged_lines(tmp_path):
+    book = ledger.open_ledger(tmp_path, 0, {"host": "h" * 200})
+    book.note_end("failed", "\u00e4" * 5000)
+    book.close()
+    path = tmp_path / "starts.jsonl"
+    (start,) = read_back.read_starts(tmp_path)
+    assert start["end"] == "failed" and start["text"] == 125 * "\u00e4" and path.stat().st_size % 512 == 0
+    odd = '{"start": "x", "now": [], "seconds": {"start": "y"}, "step": "z"}\n'
+    path.write_text('{"seconds": 3}\n' + odd + path.read_text() + '{"start": 1, "seco')
+    assert len(read_back.read_starts(tmp_path)) == 1 and read_back.read_starts(tmp_path / "missing") == []
