@@ -96,7 +96,7 @@ def _run_command(name: str, arguments: list[str]) -> None:
         return
     if os.getcwd() not in sys.path:  # As `python -m`: modules of the user are there.
         sys.path.insert(0, os.getcwd())
-    commands = [*TRAINING, *TOOLS, "completion"]
+    commands = [*TRAINING, *TOOLS]
     if name not in commands:
         from tfdist.config import removed, text
 
@@ -108,11 +108,6 @@ def _run_command(name: str, arguments: list[str]) -> None:
         sys.exit(f"tfdist: there is no command {name!r}. {hint}The commands: {', '.join(commands)}.")
     arguments += ["--mode=eval"] if name == "evaluate" else []
     sys.argv[1:] = arguments  # absl and ml_collections read flags from sys.argv.
-    if name == "completion":
-        from tfdist.tools.start import completion
-
-        completion.main(arguments, {name: module for name, (module, _) in {**TRAINING, **TOOLS}.items()})
-        return
     if name in TRAINING:
         runpy.run_module(TRAINING[name][0], run_name="__main__", alter_sys=True)
         return
@@ -140,8 +135,7 @@ def overview() -> str:
     return "\n".join(
         [
             *("usage: python -m tfdist COMMAND [flags]", "", "to begin:", *_BEGIN, ""),
-            *("training:", *training, "", "tools:", *tools),
-            *("  completion         Complete commands, flags, configs and fields in bash and zsh.", ""),
+            *("training:", *training, "", "tools:", *tools, ""),
             "python -m tfdist COMMAND --help shows the flags of a command.",
         ]
     )

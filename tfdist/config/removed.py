@@ -15,6 +15,7 @@ FIELDS: dict[str, tuple[Any, str]] = {}
 VALUES: dict[tuple[str, Any], str] = {}
 # Command -> what to use instead.
 COMMANDS: dict[str, str] = {
+    "completion": "tfdist COMMAND --help lists the flags of a command, and with a config its fields.",
     "recipes": "tfdist runs lists runs with their configs and results.",
 }
 # Flag of a command that still exists -> what to use instead.
