@@ -30,9 +30,8 @@ TOOLS = {
     ),
     "verify": ("tfdist.tools.saved_runs.same_bits.verify", "Train parts of a finished run again, and compare hashes."),
     "why": ("tfdist.tools.saved_runs.same_bits.why", "Find the first step at which two runs differ, and why."),
-    "recipes": ("tfdist.tools.many_runs.recipes", "Print what the shipped configs reach, from finished runs' files."),
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
-    "docs": ("tfdist.tools.start.pages", "Print the pages about tfdist, or search them."),
+    "docs": ("tfdist.tools.start.pages", "Print the pages about tfdist."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),
     "burnin": ("tfdist.tools.doctor.burnin.command", "Find nodes that compute wrongly or slowly, before a long job."),
     "prepare": ("tfdist.tools.prepare_data.command", "Download and prepare the data; scale images once."),
@@ -96,7 +95,7 @@ def _run_command(name: str, arguments: list[str]) -> None:
         return
     if os.getcwd() not in sys.path:  # As `python -m`: modules of the user are there.
         sys.path.insert(0, os.getcwd())
-    commands = [*TRAINING, *TOOLS, "completion"]
+    commands = [*TRAINING, *TOOLS]
     if name not in commands:
         from tfdist.config import removed, text
 
@@ -108,11 +107,6 @@ def _run_command(name: str, arguments: list[str]) -> None:
         sys.exit(f"tfdist: there is no command {name!r}. {hint}The commands: {', '.join(commands)}.")
     arguments += ["--mode=eval"] if name == "evaluate" else []
     sys.argv[1:] = arguments  # absl and ml_collections read flags from sys.argv.
-    if name == "completion":
-        from tfdist.tools.start import completion
-
-        completion.main(arguments, {name: module for name, (module, _) in {**TRAINING, **TOOLS}.items()})
-        return
     if name in TRAINING:
         runpy.run_module(TRAINING[name][0], run_name="__main__", alter_sys=True)
         return
@@ -140,8 +134,7 @@ def overview() -> str:
     return "\n".join(
         [
             *("usage: python -m tfdist COMMAND [flags]", "", "to begin:", *_BEGIN, ""),
-            *("training:", *training, "", "tools:", *tools),
-            *("  completion         Complete commands, flags, configs and fields in bash and zsh.", ""),
+            *("training:", *training, "", "tools:", *tools, ""),
             "python -m tfdist COMMAND --help shows the flags of a command.",
         ]
     )

@@ -48,8 +48,6 @@ _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
     "recompute_mb": ("a number above 0", _decimal),
     "subprocesses": ("chief or everywhere", {"chief": "chief", "everywhere": "everywhere"}.get),
 }
-# For the completion of a shell.
-FLAGS = tuple(f"--{name}=" for name in _READ)
 
 
 @dataclasses.dataclass
@@ -78,13 +76,13 @@ def parse(arguments: list[str]) -> Command:
         if name in ("--help", "-h"):
             print(f"{_USAGE}\n\n{__doc__.strip()}")
             sys.exit(0)
-        if f"{name}=" not in FLAGS:
+        field = name.removeprefix("--")
+        if field not in _READ:
             sys.exit(f"tfdist.run has no flag {name}: flags of the script follow its name. {_USAGE}")
         if not equals and arguments:
             value, *arguments = arguments
         if not value:
             sys.exit(f"tfdist.run: {name} has no value. {_USAGE}")
-        field = name.removeprefix("--")
         meant, read = _READ[field]
         given[field] = read(value)
         if given[field] is None:

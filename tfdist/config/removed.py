@@ -34,6 +34,8 @@ VALUES: dict[tuple[str, Any], str] = {}
 # Command -> what to use instead.
 COMMANDS: dict[str, str] = {
     "cost": "`sacct --format=JobID,ElapsedRaw,ConsumedEnergy` shows the time and energy of jobs.",
+    "completion": "tfdist COMMAND --help lists the flags of a command, and with a config its fields.",
+    "recipes": "tfdist runs lists runs with their configs and results.",
 }
 # Flag of a command that still exists -> what to use instead.
 FLAGS: dict[str, str] = {

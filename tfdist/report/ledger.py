@@ -9,8 +9,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import resource
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -28,8 +26,6 @@ _LINE_BYTES = 1536
 # Characters of the text of an end: as many as fit.
 _TEXT_LENGTHS = (500, 250, 125, 60, 0)
 _EVERY_SECONDS = 1.0
-# Units of ru_maxrss in a MiB: KiB on Linux, bytes on macOS.
-_RSS_UNITS = 1024**2 if sys.platform == "darwin" else 1024
 # Smaller parts of the whole are not named.
 _SMALL = 0.01
 # The last ledger of this process: a script may have several.
@@ -134,7 +130,6 @@ class Ledger:
     def _line(self) -> bytes:
         values = {"start": self.started, "now": time.time(), "step": self.step, "end": self.end, **self.about}
         values["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
-        values["memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // _RSS_UNITS
         for most in _TEXT_LENGTHS:  # A character may take 6 bytes, or 12.
             line = json.dumps(files.nan_to_null(values | {"text": self.text[:most]})).encode()
             if len(line) < _LINE_BYTES:

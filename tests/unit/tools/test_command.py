@@ -29,7 +29,7 @@ def test_overview_has_a_line_for_each_tool(arguments):
     assert (code, error) == (0, "")
     names = [line.split()[0] for line in output.splitlines() if line.startswith("  ") and "$" not in line]
     assert "  $ tfdist train digits" in output
-    assert names == [*command.TRAINING, *command.TOOLS, "completion"] and "python -m tfdist COMMAND --help" in output
+    assert names == [*command.TRAINING, *command.TOOLS] and "python -m tfdist COMMAND --help" in output
     assert all(len(line) <= 100 for line in output.splitlines())
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tfdist.checkpoint import workdir_lock
-from tfdist.tools.many_runs import find, recipes, run_state, selection
+from tfdist.tools.many_runs import find, run_state, selection
 
 
 def write_run(workdir, *, epochs=5, evaluated=5, finished=False, events=(), **fields):
@@ -178,36 +178,6 @@ def test_messages_about_fields_and_directories(tmp_path):
     (tmp_path / "empty").mkdir()
     _, output, errors, _ = list_runs("empty", "nowhere", cwd=tmp_path)
     assert "nowhere cannot be read (No such file or directory)" in errors and output == ""
-
-
-def test_recipes_are_rows_of_finished_runs(tmp_path):
-    for seed, name in enumerate(("a", "b", "c")):
-        workdir = write_run(tmp_path / name, seed=seed, finished=name != "c")
-        words = ["python", "-m", "tfdist.main", "--config=configs/digits.py", f"--config.seed={seed}", "--workdir=x"]
-        words += ["--config.train.epochs=5"]
-        roster = [f"1 worker: host h{seed}, pid {seed}, 1 CPU"]
-        environment = {"command": words, "workers": roster, "git": {"commit": "abcdef0123456789", "changed": False}}
-        (workdir / "environment.json").write_text(json.dumps(environment))
-    records = tmp_path / "b" / "metrics.jsonl"
-    records.write_text(records.read_text().replace('"accuracy": 0.6, "best": false', '"accuracy": 0.7, "best": false'))
-    runs, _ = find.read_all([tmp_path])
-    rows = {row[0]: dict(zip(recipes.HEADER, row, strict=True)) for row in recipes.table(runs)}
-    assert list(rows) == recipes.shipped_names() and "mnist" in rows
-    assert rows["mnist"]["last evaluation"] == "not run" and rows["mnist"]["runs"] is None
-    digits = rows["digits"]
-    assert digits["last evaluation"] == "accuracy 0.65 ± 0.071" and digits["runs"] == 2 and digits["replicas"] == 2
-    assert digits["command"] == "`tfdist train digits --config.train.epochs=5`" and digits["commit"] == "abcdef0123"
-    assert digits["hardware"] == "1 worker: 1 CPU" and digits["minutes"] == pytest.approx(30, abs=0.1)
-    (tmp_path / "a" / "environment.json").unlink()  # Started by name, and resumed by its workdir.
-    roster = {"workers": ["1 worker: host h, pid 1, 1 CPU"], "config_file": "/home/me/configs/digits.py"}
-    starts = [["train", "digits", "--epochs=5"], ["train", "runs/a", "--config.train.precision", "bfloat16"]]
-    starts = [roster | {"command": ["python", "-m", "tfdist", *words]} for words in starts]
-    with (tmp_path / "a" / "metrics.jsonl").open("a") as file:
-        file.write("".join("\n" + json.dumps({"kind": "environment"} | start) for start in starts) + "\n")
-    (tmp_path / "a" / "environment.json").write_text(json.dumps(starts[-1]))
-    commands = [row[recipes.HEADER.index("command")] for row in recipes.table(find.read_all([tmp_path])[0])]
-    assert "`tfdist train digits --epochs=5 --config.train.precision=bfloat16`" in commands
-    assert recipes.markdown(["a", "b"], [["x|y", 1]]).splitlines() == ["| a | b |", "| --- | --- |", "| x\\|y | 1 |"]
 
 
 def test_folders_whose_names_are_other_digits_are_passed_over(tmp_path):

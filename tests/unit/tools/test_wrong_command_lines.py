@@ -28,7 +28,7 @@ def tfdist(cwd, *words):
     [
         # Words that are names of shipped configs or end in ".py", for commands without a config.
         (["new", "digits"], "tfdist new: give a name and one kind of data: "),
-        slow(["docs", "mine.py"], "tfdist docs: no page has 'mine.py'. "),
+        slow(["docs", "mine.py"], "tfdist docs: there is no page 'mine.py'. "),
         (["doctor", "mine"], "There is no config file, no config of tfdist and no run 'mine'. "),
         slow(
             ["doctor", "--gpu", "digits"], "tfdist doctor: --gpu measures this machine: leave out the config, or --gpu."

@@ -70,16 +70,14 @@ def check_file(argv: Sequence[str]) -> None:
         )
     if not path:
         sys.exit("Missing --config: give a config file, such as configs/digits.py, or the workdir of a run.")
-    problem = file_problem(path)
-    if problem:
+    if problem := _file_problem(path):
         sys.exit(problem)
     if not words.may_hold_config(path):  # It is not run.
         file = path.partition(":")[0]
         sys.exit(f"--config={path}: {_NO_CONFIG} A Keras script is started by tfdist run {file}")
 
 
-def file_problem(path: str) -> str:
-    """Returns a message if `path`, the value of --config, names no file, with the nearest one; else ""."""
+def _file_problem(path: str) -> str:
     file = Path(path.partition(":")[0])
     if file.is_file():
         return ""

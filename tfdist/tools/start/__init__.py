@@ -1,1 +1,1 @@
-"""What somebody meets first: `tfdist new` (new.py), `tfdist docs` (pages.py), and the completion of shells."""
+"""What somebody meets first: `tfdist new` (new.py) and `tfdist docs` (pages.py)."""
