@@ -14,7 +14,9 @@ FIELDS: dict[str, tuple[Any, str]] = {}
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {}
 # Command -> what to use instead.
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "burnin": "test nodes with `dcgmi diag`, nccl-tests and stress-ng.",
+}
 # Flag of a command that still exists -> what to use instead.
 FLAGS: dict[str, str] = {}
 # Module of tfdist that configs may have named -> what to use instead.
