@@ -33,7 +33,6 @@ TOOLS = {
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
     "docs": ("tfdist.tools.start.pages", "Print the pages about tfdist."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),
-    "burnin": ("tfdist.tools.doctor.burnin.command", "Find nodes that compute wrongly or slowly, before a long job."),
     "prepare": ("tfdist.tools.prepare_data.command", "Download and prepare the data; scale images once."),
     "batch_size": ("tfdist.tools.batch_size", "Find the largest batch that fits into memory."),
     "models": (

@@ -36,6 +36,7 @@ COMMANDS: dict[str, str] = {
     "cost": "`sacct --format=JobID,ElapsedRaw,ConsumedEnergy` shows the time and energy of jobs.",
     "completion": "tfdist COMMAND --help lists the flags of a command, and with a config its fields.",
     "recipes": "tfdist runs lists runs with their configs and results.",
+    "burnin": "test nodes with `dcgmi diag`, nccl-tests and stress-ng.",
 }
 # Flag of a command that still exists -> what to use instead.
 FLAGS: dict[str, str] = {

@@ -10,7 +10,6 @@ from launching import REPOSITORY, worker_environment
 from parameters import slow
 
 from tfdist.tools import child_runs, tables
-from tfdist.tools.doctor.burnin import exchange
 from tfdist.tools.saved_runs import examples
 
 
@@ -46,12 +45,12 @@ def tfdist(cwd, *words):
         slow(["predict", "run", "x.png", "--gpus=-1"], "--gpus=-1: must be at least 0\n"),
         slow(["predict", "run", "x.png", "--gpus=x"], "--gpus=x: must be a whole number\n"),
         (["lr_range", "digits", "--steps=0"], "--steps=0: must be at least 20\n"),
-        (["burnin", "--slow=2"], "--slow=2: must be from 0.0 to 1.0\n"),
-        (["burnin", "--minutes=nan"], "--minutes=nan: must be a finite number\n"),
+        (["prepare", "digits", "--quality=101"], "--quality=101: must be from 1 to 100\n"),
+        (["doctor", "digits", "--job_minutes=nan"], "--job_minutes=nan: must be a finite number\n"),
         slow(
             ["launch", "--workers=2", "--grace_seconds=inf", "digits"], "--grace_seconds=inf: must be a finite number\n"
         ),
-        slow(["burnin", "--slow=x"], "--slow=x: must be a number\n"),
+        slow(["doctor", "digits", "--seconds=x"], "--seconds=x: must be a number\n"),
         (["train", "digits", "--mode=x"], "--mode=x: must be one of train|eval\n"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
@@ -79,8 +78,6 @@ def test_a_folder_of_results_that_is_a_file_is_named(tmp_path):
         tables.make_folder(tmp_path / "file")
     with pytest.raises(NotADirectoryError, match=r"The workdir '.*/file' is a file, and not a directory"):
         child_runs.run_command([], tmp_path / "file" / "run.log")
-    with pytest.raises(NotADirectoryError, match=r"The folder of the burn-in '.*/file' is a file, and not a directory"):
-        exchange.Folder(tmp_path / "file", 0)
 
 
 @pytest.mark.unit
