@@ -78,7 +78,7 @@ class Rows:
             check = tf.debugging.Assert(total <= most, [text, total, "of the first one:", most])
             with tf.control_dependencies([] if check is None else [check]):
                 padded = tf.pad(rows, [[low, most - low - count], *([[0, 0]] * row.rank)])
-            padded.set_shape([most, *row])  # tf.ensure_shape has no derivative in forward mode.
+            padded.set_shape([most, *row])
             whole = trainer.sum_differentiable(padded)[:total]
         whole = tf.cast(whole, tensor.dtype)
         if tf.executing_eagerly():
