@@ -16,7 +16,9 @@ VALUES: dict[tuple[str, Any], str] = {}
 # Command -> what to use instead.
 COMMANDS: dict[str, str] = {}
 # Flag of a command that still exists -> what to use instead.
-FLAGS: dict[str, str] = {}
+FLAGS: dict[str, str] = {
+    "subprocesses": "commands that a script starts run on every worker; docs/scripts.md says how to run one once.",
+}
 # Module of tfdist that configs may have named -> what to use instead.
 MODULES: dict[str, str] = {}
 

@@ -29,7 +29,6 @@ def test_completion_lists_commands_and_config_files(monkeypatch):
     assert completion.words(["run", "--"], COMMANDS) == [
         "--logical_devices=",
         "--recompute_mb=",
-        "--subprocesses=",
         "--virtual_replicas=",
         "--workdir=",
     ]
