@@ -12,7 +12,9 @@ ANY = object()
 # Field of a config -> (its default, what to use instead). A saved config may have the default.
 FIELDS: dict[str, tuple[Any, str]] = {}
 # (field that still exists, value that it had) -> what to use instead.
-VALUES: dict[tuple[str, Any], str] = {}
+VALUES: dict[tuple[str, Any], str] = {
+    ("train.precision", "auto"): 'set "bfloat16" or "float16" on GPUs; tfdist doctor says what the GPU can.',
+}
 # Command -> what to use instead.
 COMMANDS: dict[str, str] = {}
 # Flag of a command that still exists -> what to use instead.

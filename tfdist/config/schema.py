@@ -48,7 +48,6 @@ PARTS = {
     "keras.RematScope": "tfdist.training.step.variants.recomputation.named_layers:of_scope",
     "keras.remat": "tfdist.training.step.variants.recomputation.named_layers:of_function",
     "train.precision.loss_scale": "tfdist.training.step.updates.loss_scale:LossScale.create",
-    "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
     "train.virtual_replicas": "tfdist.training.step.variants.virtual_replicas:open_virtual_replicas",
     "train.virtual_replicas.connect": "tfdist.training.step.variants.virtual_replicas:fix_arithmetic",
@@ -165,9 +164,9 @@ class Train:
     """Length of the run in epochs; a fraction is allowed. Set exactly one of `epochs` and `steps`."""
     steps: int | None = None
     """Length of the run in optimizer steps."""
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the computation: "float32", "bfloat16" or "float16". Variables are float32. "float16" uses dynamic
-    loss scaling. "auto": what the devices compute fastest, chosen at the start of the run (docs/guide.md)."""
+    loss scaling."""
     xla: bool | None = None
     """Compile the forward and backward pass with XLA. Not with synchronised normalisation; mostly slower on CPUs.
     None: on GPUs, if all layers of the model support it and TF_DETERMINISTIC_OPS is not set (docs/gpu.md)."""

@@ -58,16 +58,12 @@ def build_run(
     sizes = inputs_lib.make_sizes(config, inputs, (cluster or plan).num_replicas, trains=shared is not None)
     virtual = config.train.virtual_replicas and specs.part("train.virtual_replicas")(config, sizes.replicas)
     cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
-    precision_notes = ()
-    if config.train.precision == "auto":
-        saved = run_info.saved_choice(workdir, "precision", "float32")
-        config, precision_notes = specs.part("train.precision")(config, saved, cluster)
     config = _as_saved(config, workdir)
     feed = (virtual or inputs.pipeline).make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context, chosen = build_model(config, cluster, inputs, feed)
     check_names(config, context.names)
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
-    notes = (*feed.about.notes, *precision_notes, warmup_note, learning_rate.note(config))
+    notes = (*feed.about.notes, warmup_note, learning_rate.note(config))
     callbacks = specs.part("callbacks")(config, cluster, context, sizes, workdir) if config.callbacks else NoCallbacks()
     run = Run(
         config=config,
@@ -93,8 +89,7 @@ def build_run(
 
 def _as_saved(config: config_lib.Config, workdir: Path) -> config_lib.Config:
     """Returns the config with the `train.xla` of the run that is resumed, if the config leaves it open."""
-    # Of earlier releases.
-    saved = run_info.saved_choice(workdir, "xla", False) if config.train.xla is None else config.train.xla
+    saved = run_info.saved_xla(workdir) if config.train.xla is None else config.train.xla
     return dataclasses.replace(config, train=dataclasses.replace(config.train, xla=saved))
 
 
