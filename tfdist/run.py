@@ -7,7 +7,6 @@ Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The worker
                        resumes.
   --logical_devices=N  makes N devices of this worker's CPU, to try a script on several replicas.
   --virtual_replicas=N cuts each batch into N shards, for the same bits on any number of replicas that divides N.
-  --recompute_mb=M     keeps about M megabytes of activations on a replica, and computes the others again.
 
 Exit codes: those of python -m tfdist.main, or the script's own.
 """
@@ -34,16 +33,11 @@ def _whole(text: str) -> int | None:
     return int(text) or None if text.isdecimal() else None
 
 
-def _decimal(text: str) -> float | None:
-    return float(text) or None if text.replace(".", "", 1).isdecimal() else None
-
-
 # The flags, which are fields of `Command`: what a value must be, and what reads it, or returns None.
 _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
     "workdir": ("a path", lambda text: Path(text).expanduser()),
     "logical_devices": ("a whole number and at least 1", _whole),
     "virtual_replicas": ("a whole number and at least 1", _whole),
-    "recompute_mb": ("a number above 0", _decimal),
 }
 # For the completion of a shell.
 FLAGS = tuple(f"--{name}=" for name in _READ)
@@ -58,7 +52,6 @@ class Command:
     workdir: Path | None = None
     logical_devices: int = 1
     virtual_replicas: int | None = None
-    recompute_mb: float | None = None
 
 
 def parse(arguments: list[str]) -> Command:
@@ -105,8 +98,7 @@ def run_script(command: Command) -> int:
 
     script = command.script
     options = config_lib.ClusterOptions(logical_devices=command.logical_devices)
-    train = {"virtual_replicas": command.virtual_replicas, "recompute_mb": command.recompute_mb}
-    cluster = connect.connect(options, seed=None, **train)
+    cluster = connect.connect(options, seed=None, virtual_replicas=command.virtual_replicas)
     if command.workdir is None:
         interruption.restore_handlers()  # Nothing is saved: signals end the script as usual.
     sys.argv[:] = [str(script), *command.arguments]

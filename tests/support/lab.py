@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.devices import replicas
-from tfdist.zoo import objectives, prepare, sources
+from tfdist.zoo import models, objectives, prepare, sources
 
 # AutoGraph converts all that functions of a user call: of these two, it takes half the time of a short training.
 _classification = tf.autograph.experimental.do_not_convert(objectives.classification)
@@ -143,6 +143,13 @@ def blocks(num_classes: int = 10, width: int = 16, depth: int = 2) -> keras.Mode
     for number in range(depth):
         outputs = Block(width, name=f"block_{number}")(outputs)
     return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(outputs), name="blocks")
+
+
+def nested(**options) -> keras.Model:
+    """Returns `small_cnn` as a layer of another model."""
+    inner = models.small_cnn(**options)
+    inputs = keras.Input(inner.input_shape[1:], name="image")
+    return keras.Model(inputs, inner(inputs), name="nested")
 
 
 def uneven(num_classes: int = 10) -> keras.Model:

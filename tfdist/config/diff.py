@@ -13,7 +13,7 @@ SECTIONS_FREE_TO_CHANGE = ("evaluation", "consistency", "checkpoint", "report", 
 FIELDS_FREE_TO_CHANGE = (
     *("data.cache", "data.cache_dir"),
     *("communication.implementation", "communication.bytes_per_pack"),
-    *("train.shard_optimizer", "train.recompute", "train.recompute_mb"),
+    *("train.shard_optimizer", "train.recompute"),
 )
 
 

@@ -10,7 +10,9 @@ from typing import Any
 # A removed field whose value had a meaning only beside another one: saved configs may have any.
 ANY = object()
 # Field of a config -> (its default, what to use instead). A saved config may have the default.
-FIELDS: dict[str, tuple[Any, str]] = {}
+FIELDS: dict[str, tuple[Any, str]] = {
+    "train.recompute_mb": (None, "name layers in train.recompute, or make them in a keras.RematScope."),
+}
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {
     ("train.precision", "auto"): 'set "bfloat16" or "float16" on GPUs; tfdist doctor says what the GPU can.',
@@ -19,6 +21,7 @@ VALUES: dict[tuple[str, Any], str] = {
 COMMANDS: dict[str, str] = {}
 # Flag of a command that still exists -> what to use instead.
 FLAGS: dict[str, str] = {
+    "recompute_mb": "make layers of the model in a keras.RematScope (docs/scripts.md).",
     "subprocesses": "commands that a script starts run on every worker; docs/scripts.md says how to run one once.",
 }
 # Module of tfdist that configs may have named -> what to use instead.

@@ -41,8 +41,6 @@ PARTS = {
     "train.nonfinite.error": "tfdist.training.consistency.nonfinite:make_diverged_error",
     "train.shard_optimizer": "tfdist.training.step.variants.sharding.sharded_optimizer:compose",
     "train.recompute": "tfdist.training.step.variants.recomputation.named_layers:install",
-    "train.recompute_mb": "tfdist.training.step.variants.recomputation.segments:install",
-    "train.recompute_mb.script": "tfdist.keras_fit.run_parts.recompute:install",
     "layers.convolutions": "tfdist.training.step.layers.convolutions:use_products",
     "layers.fused": "tfdist.training.step.layers.fused:fuse",
     "keras.RematScope": "tfdist.training.step.variants.recomputation.named_layers:of_scope",
@@ -188,9 +186,6 @@ class Train:
     recompute: list[str] = dataclasses.field(default_factory=list)
     """Names of layers whose activations are computed again in the backward pass, such as ["block_*"]: less memory, more
     time, the same bits (docs/guide.md, "The step")."""
-    recompute_mb: float | None = None
-    """Megabytes of activations that a functional model keeps for the backward pass; the others are computed again, in
-    segments of the model. None: all are kept (docs/guide.md, "The step")."""
     shard_optimizer: bool = False
     """Each replica holds and updates its part of the optimizer's slots (ZeRO-1, arXiv 1910.02054): less memory, more
     communication, the same bits (docs/guide.md, "The step")."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tfdist.config import diff, removed, schema, text
 
 # What belongs to steps of replicas that sum their gradients.
-_NOT_ASYNCHRONOUS = ("train.recompute", "train.recompute_mb", "communication.dtype", "communication.sparse_as_dense")
+_NOT_ASYNCHRONOUS = ("train.recompute", "communication.dtype", "communication.sparse_as_dense")
 
 
 def validate(config: schema.Config) -> None:
@@ -90,7 +90,6 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         "train.epochs",
         "cluster.pause_epochs",
         "train.clip_norm",
-        "train.recompute_mb",
         "train.call_seconds",
         "learning_rate.reference_batch_size",
     ):
@@ -210,11 +209,8 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             of_config, default = map(operator.attrgetter(name), (config, schema.Config(model={})))
             if of_config != default:
                 yield f"{name}={of_config!r} has no effect with train.asynchronous=True: set it to {default!r}"
-    for name in ("recompute", "recompute_mb"):
-        if getattr(train, name) and train.xla:
-            yield f"train.{name} needs train.xla=False: XLA merges both computations. Received: {getattr(train, name)}"
-    if train.recompute and train.recompute_mb is not None:
-        yield f"train.recompute_mb={train.recompute_mb} chooses what is computed again: remove train.recompute"
+    if train.recompute and train.xla:
+        yield f"train.recompute needs train.xla=False: XLA merges both computations. Received: {train.recompute}"
     if data.pipeline == "textbook" and data.shards != "batch":
         needs = 'needs data.pipeline="stream": in the textbook pipeline auto_shard divides the data'
         yield f'data.shards="{data.shards}" {needs}'

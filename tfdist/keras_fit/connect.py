@@ -43,7 +43,6 @@ def connect(
     *,
     seed: int | None = 0,
     virtual_replicas: int | None = None,
-    recompute_mb: float | None = None,
 ) -> ScriptCluster:
     """Connects to all other workers of this job: the first call of a script.
 
@@ -56,8 +55,6 @@ def connect(
             datasets and dropout must be the same on all workers. None: the script sets a seed.
         virtual_replicas: shards of each batch, a multiple of the number of replicas: `fit` and `evaluate` have the same
             bits on any number of replicas that divides it (docs/same-bits.md). None: as many as replicas.
-        recompute_mb: megabytes of activations that a functional model keeps for the backward pass; the others are
-            computed again. None: all are kept.
 
     Returns:
         The cluster. Create and compile models in its `scope()`.
@@ -76,9 +73,7 @@ def connect(
         if type(virtual_replicas) is not int or virtual_replicas < 1:
             raise ValueError(f"virtual_replicas must be a whole number from 1 on. Received: {virtual_replicas!r}")
         specs.part("train.virtual_replicas.connect")()
-    if recompute_mb is not None and not (isinstance(recompute_mb, int | float) and recompute_mb > 0):
-        raise ValueError(f"recompute_mb must be a number above 0. Received: {recompute_mb!r}")
-    train = {"virtual_replicas": virtual_replicas, "recompute_mb": recompute_mb}
+    train = {"virtual_replicas": virtual_replicas}
     patches.patch_process()
     _connected = cluster = collective_guard.for_script(strategy.connect(options), train)
     # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.

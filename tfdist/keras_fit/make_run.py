@@ -143,8 +143,6 @@ def _prepare_compiled(
         optimizer.built = built or not trains
         with cluster.scope():
             _build(model, adapter.element_spec)
-        if config.train.recompute_mb is not None:
-            specs.part("train.recompute_mb.script")(cluster, model, config, adapter, stack)
     finally:
         optimizer.built = optimizer.built if trains else built
     loss_scale = None

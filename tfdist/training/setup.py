@@ -147,12 +147,6 @@ def build_model(
     if config.train.recompute:
         names = specs.part("train.recompute")(model, config)
         chosen = [f"recompute  the layers {', '.join(config.train.recompute)}: {len(names)} in all"]
-    if config.train.recompute_mb is not None:
-        passes = (config.train.virtual_replicas or cluster.num_replicas) * config.train.micro_batches * local_steps
-        sizes = (config.train.recompute_mb, config.data.batch_size // passes, feed.spec)
-        again, segments = specs.part("train.recompute_mb")(model, *sizes)
-        what = f"{again} of {segments} segments of the model" if segments else "nothing, as all outputs fit"
-        chosen = [f"recompute  {what}, for {config.train.recompute_mb:g} MB a replica"]
     objective = build_context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)
     if inputs.adapt:  # Before the optimizer is built, whose slots may start from the weights.
         read = functools.partial(feed.first_examples, inputs.prepare_all)

@@ -217,10 +217,6 @@ def test_a_divided_optimizer_needs_one_update_of_all_replicas(train):
             {"train": {"recompute": ["block_*"]}},
             r"train\.recompute=\['block_\*'\] has no effect .*=True: set it to \[\]",
         ),
-        (
-            {"train": {"recompute_mb": 8.0}},
-            r"train\.recompute_mb=8\.0 has no effect with train\.asyn.*: set it to None",
-        ),
         ({"communication": {"dtype": "bfloat16"}}, r"communication\.dtype='bfloat16' has no effect .* to 'float32'"),
         ({"communication": {"sparse_as_dense": True}}, r"communication\.sparse_as_dense=True has no .* to False"),
     ],

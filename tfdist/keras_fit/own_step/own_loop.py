@@ -66,7 +66,7 @@ class OneStep:
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Makes one step. Collective: every worker calls it with its part of the batch; returns numbers by name."""
-        cluster = _cluster(trains=self._kind == "train")
+        cluster = _cluster()
         with context.running():
             if batch.kind not in self._traced:
                 self.make(cluster, batch)
@@ -318,7 +318,7 @@ def _structure(data: base.DataAdapter) -> str:
     return str(data.element_spec)
 
 
-def _cluster(*, trains: bool = True) -> Cluster:
+def _cluster() -> Cluster:
     cluster = connect.current_cluster()
     if cluster is None:
         raise ValueError(
@@ -326,7 +326,7 @@ def _cluster(*, trains: bool = True) -> Cluster:
             "make models in its scope, or start the script by `python -m tfdist.run`."
         )
     given = {name: value for name, value in collective_guard.options(cluster).items() if value}
-    for name in given if trains else given.keys() & {"virtual_replicas"}:
+    for name in given:
         raise ValueError(
             f"{name}={given[name]} cannot be used with tfdist.step or train_on_batch: it is an option of fit. Train "
             f"with fit, or without {name}."

@@ -15,7 +15,6 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import specs
 from tfdist.config.patching import patch
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import compiled_model, patches
@@ -73,8 +72,6 @@ def prepare(
         may_be_empty: whether a shard may have no examples.
         stack: restores the optimizers.
     """
-    if config.train.recompute_mb is not None:
-        specs.part("train.recompute_mb.script")(cluster, model, config, adapters["train"], stack)
     # An eager step changes variables that Keras does not track.
     plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)] if model.run_eagerly else []
     given = {kind: adapter.element_spec[0] for kind, adapter in adapters.items()}
