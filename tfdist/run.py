@@ -6,7 +6,6 @@ Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The worker
   --workdir=DIR        saves each call of fit in a directory of its own, DIR/fit1, DIR/fit2, ...: the same command
                        resumes.
   --logical_devices=N  makes N devices of this worker's CPU, to try a script on several replicas.
-  --virtual_replicas=N cuts each batch into N shards, for the same bits on any number of replicas that divides N.
 
 Exit codes: those of python -m tfdist.main, or the script's own.
 """
@@ -37,7 +36,6 @@ def _whole(text: str) -> int | None:
 _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
     "workdir": ("a path", lambda text: Path(text).expanduser()),
     "logical_devices": ("a whole number and at least 1", _whole),
-    "virtual_replicas": ("a whole number and at least 1", _whole),
 }
 # For the completion of a shell.
 FLAGS = tuple(f"--{name}=" for name in _READ)
@@ -51,7 +49,6 @@ class Command:
     arguments: list[str]
     workdir: Path | None = None
     logical_devices: int = 1
-    virtual_replicas: int | None = None
 
 
 def parse(arguments: list[str]) -> Command:
@@ -98,7 +95,7 @@ def run_script(command: Command) -> int:
 
     script = command.script
     options = config_lib.ClusterOptions(logical_devices=command.logical_devices)
-    cluster = connect.connect(options, seed=None, virtual_replicas=command.virtual_replicas)
+    cluster = connect.connect(options, seed=None)
     if command.workdir is None:
         interruption.restore_handlers()  # Nothing is saved: signals end the script as usual.
     sys.argv[:] = [str(script), *command.arguments]

@@ -21,6 +21,7 @@ VALUES: dict[tuple[str, Any], str] = {
 COMMANDS: dict[str, str] = {}
 # Flag of a command that still exists -> what to use instead.
 FLAGS: dict[str, str] = {
+    "virtual_replicas": "a config has them, in train.virtual_replicas (docs/same-bits.md).",
     "recompute_mb": "make layers of the model in a keras.RematScope (docs/scripts.md).",
     "subprocesses": "commands that a script starts run on every worker; docs/scripts.md says how to run one once.",
 }

@@ -48,8 +48,6 @@ PARTS = {
     "train.precision.loss_scale": "tfdist.training.step.updates.loss_scale:LossScale.create",
     "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
     "train.virtual_replicas": "tfdist.training.step.variants.virtual_replicas:open_virtual_replicas",
-    "train.virtual_replicas.connect": "tfdist.training.step.variants.virtual_replicas:fix_arithmetic",
-    "train.virtual_replicas.script": "tfdist.keras_fit.run_parts.virtual_replicas:open_shards",
     "train.virtual_replicas.report": "tfdist.training.step.variants.virtual_replicas:RepeatReport",
     "communication.rows": "tfdist.training.step.updates.gathered_rows:gather",
     "communication.compression": "tfdist.training.step.variants.power_sgd:compose",

@@ -28,7 +28,6 @@ def test_completion_lists_commands_and_config_files(monkeypatch):
     assert completion.words(["train", "--config=nowhere/"], COMMANDS) == []
     assert completion.words(["run", "--"], COMMANDS) == [
         "--logical_devices=",
-        "--virtual_replicas=",
         "--workdir=",
     ]
     assert completion.words(["run", "tests/scripts/auto"], COMMANDS) == ["tests/scripts/autoencoder.py"]

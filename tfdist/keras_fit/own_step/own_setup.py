@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
 from tfdist.data.stream import ReplicaShard
@@ -52,8 +51,7 @@ def lock(cluster: Cluster, workdir: Path) -> None:
 def auto_jit_compile(cluster: Cluster, model: keras.Model) -> bool:
     """Returns what `jit_compile="auto"` means: on one GPU, as in Keras, XLA where it can; on several replicas False."""
     alone = cluster.num_replicas == 1 and not overrides(model)
-    options = config_lib.Train(**collective_guard.options(cluster))
-    return alone and trainer.by_xla(options, cluster.device_type, model)
+    return alone and trainer.by_xla(config_lib.Train(), cluster.device_type, model)
 
 
 def prepare(
