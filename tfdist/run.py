@@ -6,10 +6,6 @@ Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The worker
   --workdir=DIR        saves each call of fit in a directory of its own, DIR/fit1, DIR/fit2, ...: the same command
                        resumes.
   --logical_devices=N  makes N devices of this worker's CPU, to try a script on several replicas.
-  --virtual_replicas=N cuts each batch into N shards, for the same bits on any number of replicas that divides N.
-  --recompute_mb=M     keeps about M megabytes of activations on a replica, and computes the others again.
-  --subprocesses=everywhere
-                       runs commands that the script starts on each worker, not on the chief for all.
 
 Exit codes: those of python -m tfdist.main, or the script's own.
 """
@@ -26,7 +22,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import error_report, interruption, process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.cluster.several_workers import malloc
-from tfdist.config import tensorflow_log
+from tfdist.config import removed, tensorflow_log
 from tfdist.config.command_line import closed_streams
 
 _USAGE = "usage: python -m tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py [its own flags]"
@@ -36,17 +32,10 @@ def _whole(text: str) -> int | None:
     return int(text) or None if text.isdecimal() else None
 
 
-def _decimal(text: str) -> float | None:
-    return float(text) or None if text.replace(".", "", 1).isdecimal() else None
-
-
 # The flags, which are fields of `Command`: what a value must be, and what reads it, or returns None.
 _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
     "workdir": ("a path", lambda text: Path(text).expanduser()),
     "logical_devices": ("a whole number and at least 1", _whole),
-    "virtual_replicas": ("a whole number and at least 1", _whole),
-    "recompute_mb": ("a number above 0", _decimal),
-    "subprocesses": ("chief or everywhere", {"chief": "chief", "everywhere": "everywhere"}.get),
 }
 
 
@@ -58,9 +47,6 @@ class Command:
     arguments: list[str]
     workdir: Path | None = None
     logical_devices: int = 1
-    virtual_replicas: int | None = None
-    recompute_mb: float | None = None
-    subprocesses: str = "chief"
 
 
 def parse(arguments: list[str]) -> Command:
@@ -77,6 +63,8 @@ def parse(arguments: list[str]) -> Command:
             print(f"{_USAGE}\n\n{__doc__.strip()}")
             sys.exit(0)
         field = name.removeprefix("--")
+        if sentence := removed.of_flag(field):
+            sys.exit(sentence)
         if field not in _READ:
             sys.exit(f"tfdist.run has no flag {name}: flags of the script follow its name. {_USAGE}")
         if not equals and arguments:
@@ -101,12 +89,11 @@ def run_script(command: Command) -> int:
     import runpy
 
     from tfdist.keras_fit import connect
-    from tfdist.keras_fit.script import caches, context, entropy, files, model_methods, processes
+    from tfdist.keras_fit.script import caches, context, entropy, files, model_methods
 
     script = command.script
     options = config_lib.ClusterOptions(logical_devices=command.logical_devices)
-    train = {"virtual_replicas": command.virtual_replicas, "recompute_mb": command.recompute_mb}
-    cluster = connect.connect(options, seed=None, **train)
+    cluster = connect.connect(options, seed=None)
     if command.workdir is None:
         interruption.restore_handlers()  # Nothing is saved: signals end the script as usual.
     sys.argv[:] = [str(script), *command.arguments]
@@ -118,8 +105,6 @@ def run_script(command: Command) -> int:
             stack.enter_context(context.script_runs(cluster))
             stack.enter_context(caches.forget_killed_writers())
             stack.enter_context(files.write_once(cluster))
-            if command.subprocesses == "chief":
-                stack.enter_context(processes.run_once(cluster))
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
         if isinstance(end.code, str):

@@ -71,6 +71,7 @@ def train_ours(flags: argparse.Namespace, seed: int) -> Curve:
     source = {"target": "tfdist.zoo.sources:image_folder", "path": flags.folder}
     words = ["-m", "tfdist.launch", "--workers=2", "--", "--config=configs/cifar_fast.py", f"--workdir={workdir}"]
     words += [f"--config.data.source={source}", f"--config.train.epochs={flags.epochs}", f"--config.seed={seed}"]
+    words += ["--config.train.precision=bfloat16"]
     if not output.exists():
         shutil.rmtree(workdir, ignore_errors=True)
         one_view = ["--config.objective.mirror=false", "--config.objective.shift=0"]

@@ -1,9 +1,8 @@
-"""Memory and time of `config.train.recompute` and `recompute_mb`: `python -m tests.benchmark.recompute`.
+"""Memory and time of `config.train.recompute`: `python -m tests.benchmark.recompute`.
 
-Trains residual blocks, which are layers with layers in them, and ResNet50V2, a flat functional model, with a large
-batch: with their activations kept, and with them computed again. Each training is a process of its own. Prints the peak
-of the process's memory and the processor time of a step. Two runs of other lengths give the time of a step: that of the
-start cancels.
+Trains residual blocks, which are layers with layers in them, with a large batch: with their activations kept, and with
+them computed again. Each training is a process of its own. Prints the peak of the process's memory and the processor
+time of a step. Two runs of other lengths give the time of a step: that of the start cancels.
 """
 
 import os
@@ -15,29 +14,12 @@ from tfdist.tools import tables
 
 STEPS = (2, 8)
 WIDTH, DEPTH, BATCH = 512, 16, 720
-SIDE, IMAGES = 64, 96
 ROUNDS = 3
 _BLOCKS = {"target": "tests.support.lab:blocks", "num_classes": 10, "width": WIDTH, "depth": DEPTH}
-_FLAT = {
-    "target": "tfdist.zoo.models:application",
-    "name": "ResNet50V2",
-    "num_classes": 10,
-    "input_shape": (SIDE, SIDE, 3),
-}
-_MADE = {"target": "tfdist.zoo.sources:synthetic", "shape": (SIDE, SIDE, 3), "num_classes": 10, "num_examples": 1000}
 _OF_BLOCKS = (f"--config.model={_BLOCKS}", f"--config.data.batch_size={BATCH}")
-_OF_FLAT = (
-    f"--config.model={_FLAT}",
-    f"--config.data.batch_size={IMAGES}",
-    f"--config.data.source={_MADE}",
-    "--config.data.prepare.scale=none",
-)
 CASES = {
     f"{DEPTH} blocks {WIDTH} wide, {BATCH} examples": _OF_BLOCKS,
     "train.recompute=['block_*']": (*_OF_BLOCKS, "--config.train.recompute=['block_*']"),
-    f"ResNet50V2, {IMAGES} images of {SIDE}x{SIDE}": _OF_FLAT,
-    "train.recompute_mb=600": (*_OF_FLAT, "--config.train.recompute_mb=600"),
-    "train.recompute_mb=300": (*_OF_FLAT, "--config.train.recompute_mb=300"),
 }
 
 

@@ -162,12 +162,6 @@ def derivative_in_a_direction(model, x, y):
     return loss, [accumulator.jvp(loss) * one for one in ways]
 
 
-def direction_of_each_replica(model, x, y):
-    values = model.values()
-    with tf.autodiff.ForwardAccumulator(values, [tf.random.normal(one.shape, dtype=one.dtype) for one in values]):
-        return tf.reduce_mean(model.errors(x, y))
-
-
 def averaged_and_other_gradients(model, x, y):
     with tf.GradientTape(persistent=True) as tape:
         each = tf.reduce_mean(model.errors(x, y), axis=1)

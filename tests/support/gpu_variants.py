@@ -173,8 +173,6 @@ def _compiled_run(cluster: Cluster, model: keras.Model, data: list[Any], stack: 
 def make_config(name: str) -> c.Config:
     """Returns the config `name` as it runs on GPUs without XLA."""
     config = shipped(name) if name in SHIPPED else VARIANTS[name]()
-    if config.train.precision == "auto":
-        config.train.precision = "bfloat16"
     if config.report.step_times is None:
         config.report.step_times = False
     config.train.xla = False  # The audit does not look into a program of XLA.

@@ -55,10 +55,9 @@ PER_REPLICA = ("alexnet", "courses.sctrain_alexnet", *APPLICATIONS)
 
 
 def smaller(name: str) -> c.Config:
-    """Returns a shipped config in float32, with small images, and with small batches of them if it is large."""
+    """Returns a shipped config with small images, and with small batches of them if it is large."""
     config = importlib.import_module(f"configs.{name}").get_config()
     config.report.tensorboard = False
-    config.train.precision = "float32"
     shape = IMAGES[name]
     if shape is None:
         return config

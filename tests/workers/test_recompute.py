@@ -21,7 +21,7 @@ from parameters import slow_except
 from tfdist import config as c
 from tfdist.training import loop, setup
 from tfdist.training.step.random_numbers import seed_generators
-from tfdist.training.step.variants.recomputation import named_layers, segments
+from tfdist.training.step.variants.recomputation import named_layers
 
 pytestmark = pytest.mark.usefixtures("own_process", "graph_optimizers")
 
@@ -56,14 +56,14 @@ def run(workdir, made):
     return topologies.arrays(workdir, made.train.steps)
 
 
-def operations(model, shape, feed=lambda images: images):
-    """The types of the operations of a training step of `model` on what `feed` makes of images of `shape`."""
+def operations(model, shape):
+    """The types of the operations of a training step of `model` on images of `shape`."""
 
     @tf.function
     def gradients(images):
         seed_generators.begin_forward_pass(0)
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(feed(images), training=True))
+            loss = tf.reduce_sum(model(images, training=True))
         return tape.gradient(loss, model.trainable_variables)
 
     graph = gradients.get_concrete_function(tf.TensorSpec(shape)).graph
@@ -158,13 +158,13 @@ from tfdist import config as c
 from tfdist.training.step import multi_step
 
 weights = []
-for megabytes in (None, 1.5):
+for names in ([], ["small_cnn"]):
     run = probes.start(
         c.ClusterOptions(logical_devices=2),
-        model={"target": "tfdist.zoo.models:small_cnn", **eval(sys.argv[2])},
+        model={"target": "lab:nested", **eval(sys.argv[2])},
         data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=48),
         learning_rate=c.LearningRate(peak=0.02),
-        train=c.Train(steps=4, recompute_mb=megabytes),
+        train=c.Train(steps=4, recompute=names),
     )
     run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context), updates=1)
     arguments = (run.feed.open_training(0, 4), tf.constant(4), tf.constant(0.0, tf.float64))
@@ -181,7 +181,7 @@ assert len(kept) == 12 and all((found[name] == kept[name]).all() for name in kep
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [{"group_size": 16}, {"normalization": "sync_batch"}])
 def test_statistics_of_several_replicas_are_not_sent_again(tmp_path, case):
-    """Groups of 16 of the 24 examples of a replica, or the whole batch; and segments change no bit."""
+    """Groups of 16 of the 24 examples of a replica, or the whole batch; and no bit changes."""
     support = pathlib.Path(forked.__file__).parent
     command = [sys.executable, "-c", OVER_REPLICAS, str(tmp_path / "x"), str(case), str(support)]
     done = forked.run(command, capture_output=True, text=True, timeout=600)
@@ -194,10 +194,10 @@ def test_statistics_of_several_replicas_are_not_sent_again(tmp_path, case):
 
 @pytest.mark.slow
 def test_synchronised_normalisation_on_two_workers_keeps_its_bits(tmp_path):
-    model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "normalization": "sync_batch"}
+    model = {"target": "tests.support.lab:nested", "num_classes": 10, "normalization": "sync_batch"}
     words = (f"--config.model={model}", "--config.train.micro_batches=2")
-    for name, megabytes in (("kept", "none"), ("again", 0.5)):
-        more = f"--config.train.recompute_mb={megabytes}"
+    for name, layers in (("kept", "[]"), ("again", "['small_cnn']")):
+        more = f"--config.train.recompute={layers}"
         topologies.train(tmp_path / name, *words, more, config=CONFIG, workers=2)
     kept, found = (topologies.arrays(tmp_path / name, 5) for name in ("kept", "again"))
     assert all((found[key] == array).all() for key, array in kept.items())
@@ -221,45 +221,6 @@ def of_script():
 def test_what_a_script_recomputes_by_keras_has_its_numbers(step, way):
     found = of_script()
     assert found[f"{step}:{way}"] == pytest.approx(found[f"{step}:kept"], rel=1e-11)
-
-
-def run_segments(case, out, *flags, killed=()):
-    """Runs tests/scripts/segments.py on two devices; returns (exit code, output)."""
-    line = [sys.executable, "-m", "tfdist.run", "--logical_devices=2", *flags, "tests/scripts/segments.py"]
-    line += [case, str(out), *map(str, killed)]
-    done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=600)
-    return done.returncode, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("case", "megabytes"), [("fit", 0.3), ("own step", 0.3), ("float16", 0.16)])
-def test_segments_of_a_script_change_no_bit_and_a_resume_may_set_them(tmp_path, case, megabytes):
-    outs = [tmp_path / name for name in ("kept", "again", "resumed")]
-    killed, flag = [tmp_path / "killed"], f"--recompute_mb={megabytes}"
-    assert run_segments(case, outs[0])[0] == 0
-    code, output = run_segments(case, outs[1], flag)
-    again, segments = re.search(r"recompute_mb=\S+ computes again: (\d+) of (\d+) segments", output).groups()
-    assert code == 0 and 0 < int(again) <= int(segments)
-    workdir = f"--workdir={tmp_path / 'run'}"
-    assert run_segments(case, outs[2], workdir, killed=killed)[0] != 0 and killed[0].exists() and not outs[2].exists()
-    code, output = run_segments(case, outs[2], workdir, flag, killed=killed)
-    assert code == 0 and "took over" in output, output
-    kept, *others = (json.loads(out.read_text()) for out in outs)
-    assert others == [kept, kept]
-
-
-@pytest.mark.slow
-def test_a_script_that_cannot_be_cut_into_segments_says_why(tmp_path):
-    code, output = run_segments("refused", tmp_path / "out", "--recompute_mb=0.001")
-    assert code == 0, output
-    found = json.loads((tmp_path / "out").read_text())
-    words = {
-        "XLA": "recompute_mb=0.001 needs a graph that TensorFlow runs: remove jit_compile=True of compile",
-        "eager": "recompute_mb=0.001 needs a graph that TensorFlow runs: remove run_eagerly=True of compile",
-        "budget": "Raise the number, or make these fewer.",
-        "model": "recompute_mb needs a functional model with one output, a tensor. Received: Subclass",
-    }
-    assert found.keys() == words.keys() and all(words[name] in text for name, text in found.items()), found
 
 
 @pytest.mark.parametrize(
@@ -297,124 +258,6 @@ def masked():
 def test_models_with_keras_masks_are_refused():
     with pytest.raises(ValueError, match=r"train\.recompute cannot be used: the layer 'table' makes a Keras mask"):
         named_layers.install(masked(), config(recompute=["block_0"]))
-    with pytest.raises(ValueError, match=r"train\.recompute_mb cannot be used: the layer 'table' makes a Keras mask"):
-        segments.install(masked(), 0.001, 32, {})
-
-
-def flat(blocks=6, flatten=True):
-    """A functional model without nested layers: residual blocks with normalisation and dropout."""
-    inputs = keras.Input((8, 8, 1))
-    x = keras.layers.Conv2D(8, 3, padding="same", name="stem")(inputs)
-    for number in range(blocks):
-        y = keras.layers.BatchNormalization(name=f"norm_{number}")(x)
-        y = keras.layers.Conv2D(8, 3, padding="same", activation="gelu", name=f"conv_{number}")(y)
-        x = x + keras.layers.Dropout(0.3, name=f"dropout_{number}")(y)
-    x = keras.layers.Flatten()(x) if flatten else x
-    return keras.Model(inputs, keras.layers.Dense(10, name="logits")(x))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", list(CASES))
-def test_segments_of_a_flat_model_change_no_bit(tmp_path, case, capsys):
-    model = {"target": f"{__name__}:flat"}
-    found = {}
-    for name, megabytes in (("kept", None), ("again", 0.8)):
-        made = config(recompute_mb=megabytes, **CASES[case])
-        made.model = model
-        found[name] = run(tmp_path / name, made)
-    assert any("moving_variance" in name for name in found["kept"])
-    [said] = re.findall(r"^recompute .*", capsys.readouterr().out, re.M)
-    again, segments = re.fullmatch(
-        r"recompute  (\d+) of (\d+) segments of the model, for 0.8 MB a replica", said
-    ).groups()
-    assert 0 < int(again) <= int(segments)
-    for name, array in found["kept"].items():
-        assert (found["again"][name] == array).all(), name
-
-
-@pytest.mark.slow
-def test_segments_fit_the_budget_and_only_they_are_computed_twice():
-    model = flat()
-    whole = 32 * (8 * 8 * 8 * (1 + 4 * 6) + 8 * 8 * 8 + 10) * 4 / 1e6
-
-    def convolutions(megabytes):
-        keras.utils.clear_session()
-        made = flat()
-        counts = segments.install(made, megabytes, 32, {})
-        optimizer = keras.optimizers.SGD()
-        optimizer.build(made.trainable_variables)
-        seed_generators.make_stateless(made, optimizer.iterations, lambda: tf.constant(0), 0)
-
-        return counts, operations(made, [32, 8, 8, 1]).count("Conv2D")
-
-    assert convolutions(1.01 * whole) == ((0, 0), 7)
-    (again, count), twice = convolutions(0.8 * whole)
-    assert 0 < again < count and 7 < twice < 14
-    (more, _), most = convolutions(0.5 * whole)
-    assert more > again and most > twice
-    assert segments.install(model, 1.01 * whole, 32, {}) == (0, 0)
-
-
-def twice():
-    """A model in which one layer is called two times."""
-    shared, inputs = keras.layers.Dense(4, name="shared"), keras.Input((4,))
-    return keras.Model(inputs, shared(keras.layers.ReLU()(shared(inputs))))
-
-
-@pytest.mark.parametrize(
-    ("make", "megabytes", "message"),
-    [
-        (flat, 0.01, "with 32 examples in a pass 'flat' keeps at least 0."),
-        (
-            lambda: keras.Model(one := keras.Input((None,)), keras.layers.ReLU()(one * 2.0)),
-            0.01,
-            "has an unknown size",
-        ),
-        (lambda: keras.Sequential([keras.layers.Dense(2)]), 0.01, "needs a functional model with one output, a tensor"),
-        (
-            lambda: keras.Model(one := keras.Input((4,)), {"logits": keras.layers.Dense(2)(one)}),
-            0.01,
-            "needs a functional model with one output, a tensor",
-        ),
-        (twice, 0.01, "a layer of 'flat' is called more than once, or in another model too"),
-    ],
-)
-def test_models_that_cannot_be_cut_are_refused(make, megabytes, message):
-    model = make()
-    model.name = "flat"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        segments.install(model, megabytes, 32, {})
-
-
-def test_a_model_with_inputs_by_name_is_cut_too():
-    inputs = {name: keras.Input((8, 8, 1), name=name) for name in "ab"}
-    x = keras.layers.Add()([inputs["a"], inputs["b"]])
-    for _ in range(16):
-        x = keras.layers.Conv2D(8, 3, padding="same", activation="gelu")(x)
-    model = keras.Model(inputs, x)
-    assert segments.install(model, 0.9, 32, {})[0] > 0
-    found = operations(model, [32, 8, 8, 1], lambda images: {"a": images, "b": images})
-    assert found.count("Conv2D") > 16
-
-
-def test_a_sequential_model_is_cut_too():
-    layers = [keras.layers.Dense(64, activation="relu") for _ in range(8)]
-    model = keras.Sequential([keras.Input((64,)), *layers])
-    assert segments.install(model, 0.06, 32, {})[0] > 0
-    value = tf.function(lambda x: model(x, training=True))(tf.ones([32, 64]))
-    assert value.shape == (32, 64)
-
-
-@pytest.mark.slow
-def test_a_length_that_the_model_leaves_open_is_that_of_the_data(tmp_path):
-    found = {}
-    for name, megabytes in (("kept", None), ("again", 14)):
-        made = runpy.run_path(str(REPOSITORY / "configs/char_gpt.py"))["get_config"]()
-        made.train = dataclasses.replace(made.train, steps=3, recompute_mb=megabytes, xla=False)
-        made.evaluation.every, made.callbacks = c.Every(), []
-        found[name] = run(tmp_path / name, made)
-    for name, array in found["kept"].items():
-        assert (found["again"][name] == array).all(), name
 
 
 class TwoHeads(keras.Model):

@@ -139,7 +139,7 @@ def test_errors_show_the_script(tmp_path, fail, words):
             ["--logical_devices=two", SCRIPT],
             r"--logical_devices must be a whole number and at least 1\. Received: 'two'",
         ),
-        (["--recompute_mb=0", SCRIPT], r"--recompute_mb must be a number above 0\. Received: '0'"),
+        (["--subprocesses=everywhere", SCRIPT], r"--subprocesses was removed: commands that a script starts"),
         (["--epochs=3", SCRIPT], r"has no flag --epochs: flags of the script follow its name"),
     ],
 )

@@ -3,7 +3,7 @@
     connect(options) -> Cluster   strategy.py: one tf.distribute strategy per process
     Cluster                       cluster.py: scope, distribute, broadcast, all_gather, barrier
     interruption, process_exit    stop requests from signals; exit codes; error_report: what is said of an error
-    devices/                      GPUs of the host, their software, the precision that suits them; dtypes of collectives
+    devices/                      GPUs of the host, their software; dtypes of collectives
     discovery/                    Slurm, MPI, PBS and TF_CONFIG -> WorkerSpec
     liveness/                     heartbeats and watchdogs: lost and stalled workers, by name
     several_workers/              their start; rendezvous/: they connect and compare; wire/: signed messages and keys

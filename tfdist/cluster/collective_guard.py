@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -23,9 +23,6 @@ from tfdist.config import patching, user_code
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptCluster(Cluster):
     """The workers of a script, seen from one of them; `tfdist.connect` returns it."""
-
-    # Fields of `config.train` for each call of `fit`, such as virtual_replicas.
-    train: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
     def chief_first(self) -> Iterator[None]:
@@ -76,15 +73,9 @@ class ScriptCluster(Cluster):
             print(*values, **keywords)
 
 
-def for_script(cluster: Cluster, train: Mapping[str, Any]) -> ScriptCluster:
-    """Returns the same workers with the methods of scripts; `train`: fields of `config.train`."""
-    fields = {field.name: getattr(cluster, field.name) for field in dataclasses.fields(cluster)}
-    return ScriptCluster(**fields, train=train)
-
-
-def options(cluster: Cluster) -> Mapping[str, Any]:
-    """Returns the fields of `config.train` that a script was started with."""
-    return cluster.train if isinstance(cluster, ScriptCluster) else {}
+def for_script(cluster: Cluster) -> ScriptCluster:
+    """Returns the same workers with the methods of scripts."""
+    return ScriptCluster(**{field.name: getattr(cluster, field.name) for field in dataclasses.fields(cluster)})
 
 
 def _describe(error: BaseException) -> dict[str, Any]:

@@ -13,7 +13,7 @@ SECTIONS_FREE_TO_CHANGE = ("evaluation", "consistency", "checkpoint", "report", 
 FIELDS_FREE_TO_CHANGE = (
     *("data.cache", "data.cache_dir"),
     *("communication.implementation", "communication.bytes_per_pack"),
-    *("train.recompute", "train.recompute_mb"),
+    "train.recompute",
 )
 
 

@@ -28,9 +28,12 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "consistency.audit.limit": (ANY, _NO_AUDITS),
     "train.shard_optimizer": (False, _NO_SHARDED_OPTIMIZER),
     "report.noise_scale": (None, "`tfdist sweep` trains with several batch sizes, and compares the runs."),
+    "train.recompute_mb": (None, "name layers in train.recompute, or make them in a keras.RematScope."),
 }
 # (field that still exists, value that it had) -> what to use instead.
-VALUES: dict[tuple[str, Any], str] = {}
+VALUES: dict[tuple[str, Any], str] = {
+    ("train.precision", "auto"): 'set "bfloat16" or "float16" on GPUs; tfdist doctor says what the GPU can.',
+}
 # Command -> what to use instead.
 COMMANDS: dict[str, str] = {
     "cost": "`sacct --format=JobID,ElapsedRaw,ConsumedEnergy` shows the time and energy of jobs.",
@@ -42,6 +45,9 @@ COMMANDS: dict[str, str] = {
 FLAGS: dict[str, str] = {
     "noise_scale": "`tfdist sweep` trains with several batch sizes, and compares the runs.",
     "target_run": "`tfdist sweep` trains with several batch sizes, and compares the runs.",
+    "virtual_replicas": "a config has them, in train.virtual_replicas (docs/same-bits.md).",
+    "recompute_mb": "make layers of the model in a keras.RematScope (docs/scripts.md).",
+    "subprocesses": "commands that a script starts run on every worker; docs/scripts.md says how to run one once.",
 }
 # Module of tfdist that configs may have named -> what to use instead.
 MODULES: dict[str, str] = {}

@@ -15,12 +15,7 @@ SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 # What only some runs need: field -> function, imported by `specs.part`. `cluster`: several workers; `layers`: CPUs.
 PARTS = {
     "report.tensorboard": "tfdist.report.tensorboard_events:EventRecords",
-    "train.recompute_mb": "tfdist.training.step.variants.recomputation.segments:install",
-    "train.recompute_mb.script": "tfdist.keras_fit.run_parts.recompute:install",
-    "train.precision": "tfdist.cluster.devices.precision:resolve",
     "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
-    "train.virtual_replicas.connect": "tfdist.training.step.variants.virtual_replicas:fix_arithmetic",
-    "train.virtual_replicas.script": "tfdist.keras_fit.run_parts.virtual_replicas:open_shards",
     "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
 }
 
@@ -111,9 +106,9 @@ class Train:
     """Length of the run in epochs; a fraction is allowed. Set exactly one of `epochs` and `steps`."""
     steps: int | None = None
     """Length of the run in optimizer steps."""
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the computation: "float32", "bfloat16" or "float16". Variables are float32. "float16" uses dynamic
-    loss scaling. "auto": what the devices compute fastest, chosen at the start of the run (docs/guide.md)."""
+    loss scaling."""
     xla: bool | None = None
     """Compile the forward and backward pass with XLA. Not with synchronised normalisation; mostly slower on CPUs.
     None: on GPUs, if all layers of the model support it and TF_DETERMINISTIC_OPS is not set (docs/gpu.md)."""
@@ -135,9 +130,6 @@ class Train:
     recompute: list[str] = dataclasses.field(default_factory=list)
     """Names of layers whose activations are computed again in the backward pass, such as ["block_*"]: less memory, more
     time, the same bits (docs/guide.md, "The step")."""
-    recompute_mb: float | None = None
-    """Megabytes of activations that a functional model keeps for the backward pass; the others are computed again, in
-    segments of the model. None: all are kept (docs/guide.md, "The step")."""
     clip_norm: float | None = None
     """Maximum global norm of the summed gradients, above 0. None: no clipping."""
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"

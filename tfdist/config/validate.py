@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tfdist.config import diff, removed, schema, text
 
 # What belongs to steps of replicas that sum their gradients.
-_NOT_ASYNCHRONOUS = ("train.recompute", "train.recompute_mb", "communication.dtype", "communication.sparse_as_dense")
+_NOT_ASYNCHRONOUS = ("train.recompute", "communication.dtype", "communication.sparse_as_dense")
 
 
 def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lambda: ()) -> None:
@@ -83,7 +83,6 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         "train.epochs",
         "cluster.pause_epochs",
         "train.clip_norm",
-        "train.recompute_mb",
         "train.call_seconds",
         "learning_rate.reference_batch_size",
     ):
@@ -162,10 +161,6 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
             of_config, default = map(operator.attrgetter(name), (config, schema.Config(model={})))
             if of_config != default:
                 yield f"{name}={of_config!r} has no effect with train.asynchronous=True: set it to {default!r}"
-    if train.recompute_mb and train.xla:
-        yield f"train.recompute_mb needs train.xla=False: XLA merges both computations. Received: {train.recompute_mb}"
-    if train.recompute and train.recompute_mb is not None:
-        yield f"train.recompute_mb={train.recompute_mb} chooses what is computed again: remove train.recompute"
     if data.pipeline == "textbook" and data.shards != "batch":
         needs = 'needs data.pipeline="stream": in the textbook pipeline auto_shard divides the data'
         yield f'data.shards="{data.shards}" {needs}'

@@ -2,7 +2,7 @@
 
     connect.py              rendezvous of the workers; an error on one ends all
     api.py                  fit, evaluate, predict
-    make_run.py, run_parts/ a Run from a compiled model; its config, its input, virtual replicas
+    make_run.py, run_parts/ a Run from a compiled model; its config, its input
     own_step/, script/      models with a train_step of their own; `python -m tfdist.run`
     compiled_objective.py   Keras' losses and metrics of a compiled model; compiled_model.py
     whole_batch/            losses and metrics of the whole batch, from shards

@@ -92,7 +92,7 @@ def fit(
             validation = _data_adapter(model, *parts, batch_size=size, steps=validation_steps)
         except ValueError as error:
             raise ValueError(f"validation_data: {error}") from None
-    config = run_config.of_fit(cluster, model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
+    config = run_config.of_fit(model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
     return _train(cluster, model, config, data, validation, callbacks, verbose, to_path(workdir), initial_epoch)
 
 
@@ -171,14 +171,13 @@ def evaluate(
     make_run.check_arguments(cluster, model, "evaluate")
     make_run.check_model(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size=batch_size, steps=steps)
-    config = run_config.of_evaluation(cluster, model, data.batch_size)
+    config = run_config.of_evaluation(model, data.batch_size)
     with patches.patch_for_run(model) as stack, data_errors.name_shapes(model, data.element_spec):
         stop = interruption.StopRequest()
         run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
         keep = None
         if not own_setup.overrides(model):  # Each evaluation by a test_step has variables of its own.
-            shards = config.train.virtual_replicas or cluster.num_replicas
-            sizes = data.smallest_batch < shards, data.batch_size, config.train.virtual_replicas
+            sizes = data.smallest_batch < cluster.num_replicas, data.batch_size
 
             def keep(function: Callable) -> Callable:
                 return make_run.cache_on_model(cluster, model, "evaluation", function, *sizes)

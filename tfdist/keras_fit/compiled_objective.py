@@ -92,13 +92,10 @@ class CompiledObjective(ModelObjective):
                 metric.count.assign(1.0)
         return logs
 
-    def _rows(self, shard: Element, *, training: bool) -> Rows:
-        return rows_lib.rows_of(shard, self.batch_sizes[training])
-
     def _forward(self, shard: Element, *, training: bool, by_xla: bool = False) -> tuple[tf.Tensor, tf.Tensor, Any]:
         model = self.model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(shard["data"])
-        rows = self._rows(shard, training=training)
+        rows = rows_lib.rows_of(shard, self.batch_sizes[training])
         assert shard_losses.losses_are_patched(), "call this within shard_losses.patch_losses"
         # A loss that a layer calls for its add_loss, such as that of Keras' example of an endpoint layer.
         called = shard_losses.mode(alone=True, shard=None if by_xla else ShardLosses(rows=rows, means=True))
@@ -143,7 +140,7 @@ class CompiledObjective(ModelObjective):
         # Not a branch, for which the host would wait for a GPU.
         variables = self.model.metrics_variables if self.may_be_empty else []
         kept = [(one, tf.convert_to_tensor(one.value)) for one in variables if not metric_state.is_whole(one)]
-        with rows_lib.current(self._rows(shard, training=training)):
+        with rows_lib.current(rows_lib.rows_of(shard, self.batch_sizes[training])):
             metrics.update_state(y, predictions, sample_weight)
         for variable, old in kept:
             variable.assign(tf.where(shard["count"] > 0, variable.value, old))

@@ -22,7 +22,7 @@ from tfdist.cluster import collective_guard, error_report, process_exit, strateg
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.collective_guard import ScriptCluster
 from tfdist.cluster.devices import eager_context
-from tfdist.config import specs, user_code
+from tfdist.config import user_code
 from tfdist.config.command_line import closed_streams
 from tfdist.keras_fit import messages, patches
 
@@ -38,13 +38,7 @@ def current_cluster() -> Cluster | None:
     return _connected
 
 
-def connect(
-    options: config_lib.ClusterOptions | None = None,
-    *,
-    seed: int | None = 0,
-    virtual_replicas: int | None = None,
-    recompute_mb: float | None = None,
-) -> ScriptCluster:
+def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | None = 0) -> ScriptCluster:
     """Connects to all other workers of this job: the first call of a script.
 
     The script is started once per worker, by Slurm, MPI, TF_CONFIG or by hand; see `strategy.connect`. At the end of
@@ -54,10 +48,6 @@ def connect(
         options: ports, deadlines, and the number of simulated devices; None: the defaults.
         seed: passed to `keras.utils.set_random_seed` on every worker, unless TensorFlow has a global seed: shuffled
             datasets and dropout must be the same on all workers. None: the script sets a seed.
-        virtual_replicas: shards of each batch, a multiple of the number of replicas: `fit` and `evaluate` have the same
-            bits on any number of replicas that divides it (docs/same-bits.md). None: as many as replicas.
-        recompute_mb: megabytes of activations that a functional model keeps for the backward pass; the others are
-            computed again. None: all are kept.
 
     Returns:
         The cluster. Create and compile models in its `scope()`.
@@ -72,15 +62,8 @@ def connect(
             f"Keras needs the backend tensorflow. Received: {keras.config.backend()!r}. Import tfdist before keras, "
             "or set KERAS_BACKEND=tensorflow."
         )
-    if virtual_replicas is not None:
-        if type(virtual_replicas) is not int or virtual_replicas < 1:
-            raise ValueError(f"virtual_replicas must be a whole number from 1 on. Received: {virtual_replicas!r}")
-        specs.part("train.virtual_replicas.connect")()
-    if recompute_mb is not None and not (isinstance(recompute_mb, int | float) and recompute_mb > 0):
-        raise ValueError(f"recompute_mb must be a number above 0. Received: {recompute_mb!r}")
-    train = {"virtual_replicas": virtual_replicas, "recompute_mb": recompute_mb}
     patches.patch_process()
-    _connected = cluster = collective_guard.for_script(strategy.connect(options), train)
+    _connected = cluster = collective_guard.for_script(strategy.connect(options))
     # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.
     logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))
     if seed is not None and eager_context.global_seed() is None:

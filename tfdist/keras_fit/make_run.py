@@ -16,8 +16,6 @@ from tfdist.checkpoint import export
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import specs
-from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import same_data
@@ -53,26 +51,26 @@ def make_run(
         ValueError: the model was not made in the cluster's scope, or the workers have different data.
     """
     adapters = [adapter] if validation is None or validation is adapter else [adapter, validation]
-    virtual, shard, stack_shards = _divide(cluster, model, config, adapters)
-    may_be_empty = any(one.smallest_batch < shard.num_replicas for one in adapters)
-    make_objective = functools.partial(virtual.objective if virtual else CompiledObjective, may_be_empty=may_be_empty)
+    for one in adapters:
+        same_data.check_same_data(cluster, one)
+    may_be_empty = any(one.smallest_batch < cluster.num_replicas for one in adapters)
     if own_setup.overrides(model):
         kinds = {} if validation is adapter else {"train": adapter}
         kinds |= {} if validation is None else {"test": validation}
         prepared = own_setup.prepare(cluster, model, config, kinds, may_be_empty=may_be_empty, stack=stack)
         context, train_step, more = prepared.context, own_objective.train_step, prepared.variables
     else:
-        context = _prepare_compiled(cluster, model, config, adapter, validation, stack, make_objective)
+        context = _prepare_compiled(cluster, model, config, adapter, validation, stack, may_be_empty)
         train_step, more = trainer.train_step, {}
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, replica_step.replica_of_draws, config.seed)
-    parts = {"shard": shard, "stack_shards": stack_shards, "compares": workdir is not None}
-    feed = feed_lib.make_feed(cluster, config, adapter, validation, initial_epoch, callbacks, **parts)
+    compares = workdir is not None
+    feed = feed_lib.make_feed(cluster, config, adapter, validation, initial_epoch, callbacks, compares=compares)
     fit = {"epochs": round(config.train.epochs), "steps": adapter.steps, "saves_draws": not _made_by_code(adapters)}
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **fit)
     feed = feed_lib.with_comparison(cluster, feed, runner, adapter, validation)
     console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
-    run = trainer.Run(
+    return trainer.Run(
         config=config,
         workdir=workdir,
         cluster=cluster,
@@ -88,29 +86,11 @@ def make_run(
         execution_context=functools.partial(eager_steps.eager_if, model.run_eagerly),
         advice_if_diverged=functools.partial(_advice_if_diverged, workdir),
     )
-    return virtual.parts.compose(run) if virtual else run
 
 
 def _made_by_code(adapters: list[DataAdapter]) -> bool:
     """Returns whether Python code makes some of the data: it may draw random numbers, and read ahead."""
     return any(adapter.gate is not None or adapter.epoch_hooks is not None for adapter in adapters)
-
-
-def _divide(
-    cluster: Cluster, model: keras.Model, config: config_lib.Config, adapters: list[DataAdapter]
-) -> tuple[Any, ReplicaShard, Callable[[tf.data.Dataset], tf.data.Dataset]]:
-    """Divides the batches, after a check that all workers have the same data.
-
-    Returns:
-        What puts virtual replicas together, or None; this worker's part of a batch; what makes elements of it.
-    """
-    for one in adapters:
-        same_data.check_same_data(cluster, one)
-    shard = trainer.replica_shard(cluster)
-    if config.train.virtual_replicas is None:
-        return None, shard, lambda dataset: dataset
-    virtual = specs.part("train.virtual_replicas.script")(cluster, model, config, adapters)
-    return virtual, virtual.parts.part(shard), virtual.parts.stack_shards
 
 
 def _notes(adapters: list[DataAdapter], workdir: Path | None) -> tuple[str, ...]:
@@ -135,7 +115,7 @@ def _prepare_compiled(
     adapter: DataAdapter,
     validation: DataAdapter | None,
     stack: contextlib.ExitStack,
-    make_objective: Callable[..., CompiledObjective],
+    may_be_empty: bool,
 ) -> trainer.StepContext:
     trains, optimizer, built = validation is not adapter, model.optimizer, model.optimizer.built
     try:
@@ -143,8 +123,6 @@ def _prepare_compiled(
         optimizer.built = built or not trains
         with cluster.scope():
             _build(model, adapter.element_spec)
-        if config.train.recompute_mb is not None:
-            specs.part("train.recompute_mb.script")(cluster, model, config, adapter, stack)
     finally:
         optimizer.built = optimizer.built if trains else built
     loss_scale = None
@@ -154,11 +132,12 @@ def _prepare_compiled(
         optimizer = optimizer.inner_optimizer
     stack.enter_context(trainer.take_branches_once(optimizer))
     stack.enter_context(metric_state.compute_on_whole_batch(cluster, metric_state.metrics_of(model)))
-    objective = make_objective(
+    objective = CompiledObjective(
         model=model,
         batch_sizes={True: adapter.batch_size, False: (validation or adapter).batch_size},
         optimizer=optimizer,
         metric_state=metric_state.make_metric_state(cluster, lambda: model.metrics_variables),
+        may_be_empty=may_be_empty,
     )
     context = trainer.build_context(cluster, config, objective, optimizer, slots=trains, loss_scale=loss_scale)
     if trains:

@@ -16,7 +16,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.config.patching import patch, put, set_in_block, undo_puts
 from tfdist.data import autograph
-from tfdist.keras_fit.own_step import forward_mode, replica_step
+from tfdist.keras_fit.own_step import replica_step
 from tfdist.keras_fit.own_step.replica_step import ReplicaStep
 from tfdist.keras_fit.whole_batch import coupling, reductions, shard_layers, shard_losses
 from tfdist.keras_fit.whole_batch import rows as rows_lib
@@ -49,13 +49,11 @@ def patch_keras() -> Iterator[None]:
             (tf, "gradients", in_step(_gradients)),
             (tf.compat.v1, "gradients", in_step(_gradients)),
             (tf, "hessians", in_step(_hessians)),
-            (tf.autodiff.ForwardAccumulator, "__init__", in_step(forward_mode.watch)),
-            (tf.autodiff.ForwardAccumulator, "jvp", in_step(forward_mode.jvp)),
-            (trainer.ReplicaContext, "all_reduce", in_step(forward_mode.add_up)),
+            (tf.autodiff.ForwardAccumulator, "__init__", in_step(_accumulate)),
+            (tf.autodiff.ForwardAccumulator, "jvp", in_step(_jvp)),
+            (trainer.ReplicaContext, "all_reduce", in_step(ReplicaStep.add_up)),
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
-            (tf.autodiff.ForwardAccumulator, "__enter__", in_step(_enter)),
-            (tf.autodiff.ForwardAccumulator, "__exit__", in_step(_exit)),
         ):
             stack.enter_context(patch(owner, name, replacement))
         yield
@@ -142,17 +140,21 @@ def _gradients(
     return _gradient(step, gradient, None, ys, xs, grad_ys, *args, **options)
 
 
-def _hessians(step: ReplicaStep, original: Callable, ys: Any, xs: Any, *args: Any, **options: Any) -> list[Any]:
-    """Returns the mean of the replicas' Hessians, of numbers that are means or sums over their examples."""
-    xs = list(xs) if isinstance(xs, list | tuple) else [xs]
+def _hessians(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> list[Any]:
+    step.refuse_on_several("tf.hessians")
+    return original(*args, **options)
+
+
+def _accumulate(step: ReplicaStep, original: Callable, accumulator: Any, primals: Any, tangents: Any) -> None:
+    """Watches nothing while a step is traced without effect: variables have no handle outside of a replica."""
+    step.refuse_on_several("tf.autodiff.ForwardAccumulator")
+    original(accumulator, *(([], []) if step.without_effect else (primals, tangents)))
+
+
+def _jvp(step: ReplicaStep, original: Callable, accumulator: Any, primals: Any, *args: Any, **options: Any) -> Any:
     if step.without_effect:
-        return [tf.zeros(tf.concat([tf.shape(one)] * 2, 0), one.dtype) for one in xs]
-    targets = [tf.convert_to_tensor(one) for one in tf.nest.flatten(ys)]
-    terms = [term for one in targets for _, term in reductions.terms_of(one, step.rows)]
-    unclear = any(reductions.kind_of(term, step.rows) == "other" for term in terms)
-    ys = [reductions.share_value(one, step.rows) for one in targets]
-    found = _mapped_backward(step, original, ys, xs, *args, **options)
-    return step.complete_gradients(found, xs, unclear, of_graph=True)
+        return tf.nest.map_structure(replica_step.zeros, primals)
+    return original(accumulator, primals, *args, **options)
 
 
 def _gradient(
@@ -167,7 +169,7 @@ def _gradient(
 ) -> Any:
     """Returns the gradients of variables for the global batch, as on one device; others are those of the shard."""
     flat = tf.nest.flatten(sources)
-    if step.in_backward or not flat or (step.in_branch and step.accumulators):
+    if step.in_backward or not flat:
         return original(tape, target, sources, output_gradients, *args, **options)
     if step.without_effect:
         return _without_effect(functools.partial(original, tape, target), sources, output_gradients)

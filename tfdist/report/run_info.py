@@ -32,13 +32,13 @@ def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:
     return files.read_json(os.path.join(workdir, CONFIG), "restore it, or remove it to start with this config.")
 
 
-def saved_choice(workdir: str | os.PathLike[str], field: str, default: Any) -> Any:
-    """Returns `train.FIELD` of the run in `workdir`, `default` if it has none; None if there is no run."""
+def saved_xla(workdir: str | os.PathLike[str]) -> bool | None:
+    """Returns `train.xla` of the run in `workdir`; None: there is no run, or it was left open."""
     old = read_config(workdir)
     if old is None:
         return None
     train = old.get("train")
-    return train.get(field, default) if isinstance(train, dict) else default
+    return train.get("xla", False) if isinstance(train, dict) else False  # Runs of earlier releases have no `xla`.
 
 
 def _version(name: str) -> str:

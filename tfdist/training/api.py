@@ -24,7 +24,7 @@ from tfdist.training.step.layers.normalization import shard_present, synchronize
 from tfdist.training.step.layers.remat_scopes import take_over as take_over_remat_scopes
 from tfdist.training.step.objective import ShardResult
 from tfdist.training.step.optimizer import start_averages, step_count
-from tfdist.training.step.random_numbers.repeated_passes import as_replica, replica_of_pass
+from tfdist.training.step.random_numbers.repeated_passes import as_replica
 from tfdist.training.step.random_numbers.seed_generators import (
     begin_evaluation_pass,
     begin_forward_pass,

@@ -61,16 +61,12 @@ def build_run(
     for feature in features.ALL:
         inputs = feature.change_inputs(config, inputs, sizes.replicas)
     cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
-    precision_notes = ()
-    if config.train.precision == "auto":
-        saved = run_info.saved_choice(workdir, "precision", "float32")
-        config, precision_notes = specs.part("train.precision")(config, saved, cluster)
     config = _as_saved(config, workdir)
     feed = inputs.pipeline.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context, chosen = build_model(config, cluster, inputs, feed)
     check_names(config, context.names)
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
-    notes = (*feed.about.notes, *precision_notes, warmup_note, learning_rate.note(config))
+    notes = (*feed.about.notes, warmup_note, learning_rate.note(config))
     run = Run(
         config=config,
         workdir=workdir,
@@ -93,8 +89,7 @@ def build_run(
 
 def _as_saved(config: config_lib.Config, workdir: Path) -> config_lib.Config:
     """Returns the config with the `train.xla` of the run that is resumed, if the config leaves it open."""
-    # Of earlier releases.
-    saved = run_info.saved_choice(workdir, "xla", False) if config.train.xla is None else config.train.xla
+    saved = run_info.saved_xla(workdir) if config.train.xla is None else config.train.xla
     return dataclasses.replace(config, train=dataclasses.replace(config.train, xla=saved))
 
 
@@ -149,12 +144,6 @@ def build_model(
         )
     optimizer_lib.check_optimizer(optimizer)
     chosen = [line for feature in features.ALL for line in feature.change_model(config, model)]
-    if config.train.recompute_mb is not None:
-        passes = (config.train.virtual_replicas or cluster.num_replicas) * config.train.micro_batches * local_steps
-        sizes = (config.train.recompute_mb, config.data.batch_size // passes, feed.spec)
-        again, segments = specs.part("train.recompute_mb")(model, *sizes)
-        what = f"{again} of {segments} segments of the model" if segments else "nothing, as all outputs fit"
-        chosen = [f"recompute  {what}, for {config.train.recompute_mb:g} MB a replica"]
     objective = build_context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)
     if inputs.adapt:  # Before the optimizer is built, whose slots may start from the weights.
         read = functools.partial(feed.first_examples, inputs.prepare_all)

@@ -149,7 +149,8 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("cluster.gpus", "two", r"must be None .* Received: 'two'"),
         ("communication.bytes_per_pack", -1, r"must be at least 0\. Received: -1"),
         ("communication", None, r"must be a Communication\. Received: None"),
-        ("train.precision", "bfloat", r"must be one of auto, float32, .* Did you mean 'bfloat16'\? Received: 'bfloat'"),
+        ("train.precision", "bfloat", r"must be one of float32, .* Did you mean 'bfloat16'\? Received: 'bfloat'"),
+        ("train.precision", "auto", r"config\.train\.precision='auto' was removed: set .* Received: 'auto'"),
         ("communication.implementation", "mpi", r"must be one of auto, nccl, ring, tcp\..* Received: 'mpi'"),
         ("communication.dtype", "fp8", r"must be one of float32, bfloat16, float16\. .*Received: 'fp8'"),
         ("data.cache", "disk", r"must be one of none, raw, prepared\. Received: 'disk'"),
@@ -195,10 +196,6 @@ def test_contradictions_between_fields_are_refused():
         (
             {"train": {"recompute": ["block_*"]}},
             r"train\.recompute=\['block_\*'\] has no effect .*=True: set it to \[\]",
-        ),
-        (
-            {"train": {"recompute_mb": 8.0}},
-            r"train\.recompute_mb=8\.0 has no effect with train\.asyn.*: set it to None",
         ),
         ({"communication": {"dtype": "bfloat16"}}, r"communication\.dtype='bfloat16' has no effect .* to 'float32'"),
         ({"communication": {"sparse_as_dense": True}}, r"communication\.sparse_as_dense=True has no .* to False"),

@@ -105,13 +105,17 @@ def software(name="NVIDIA A100", capability="8.0", code="binary", **facts):
         (
             checks.gpus([worker(), worker()])[1],
             "ok",
-            "NVIDIA A100 (compute capability 8.0); driver 550.54.15, CUDA 12.5.1, cuDNN 9.3.0, NCCL 2.27.7; TF32 on",
+            "NVIDIA A100 (compute capability 8.0, fast in bfloat16 and float16); driver 550.54.15, CUDA 12.5.1, "
+            "cuDNN 9.3.0, NCCL 2.27.7; TF32 on",
         ),
         (
             checks.gpus([worker(), worker(gpu_software=software(driver="535.1", tf32=False))])[1],
             "look",
-            "rank 1: NVIDIA A100 (compute capability 8.0); driver 535.1, CUDA 12.5.1, cuDNN 9.3.0, NCCL 2.27.7; TF32",
+            "rank 1: NVIDIA A100 (compute capability 8.0, fast in bfloat16 and float16); driver 535.1, CUDA 12.5.1, "
+            "cuDNN 9.3.0, NCCL 2.27.7; TF32",
         ),
+        (checks.gpus([worker(gpu_software=software("Tesla V100", "7.0"))])[1], "ok", "7.0, fast in float16);"),
+        (checks.gpus([worker(gpu_software=software("Tesla P100", "6.0"))])[1], "ok", "(compute capability 6.0);"),
         (
             checks.gpus([worker(gpu_software=software("NVIDIA H200", "9.0", "PTX"))])[2],
             "look",

@@ -21,7 +21,6 @@ def model(*layers: keras.layers.Layer) -> keras.Model:
         ("CPU", {"xla": True}, True),
         ("GPU", {"xla": False}, False),
         ("GPU", {"recompute": ["dense"]}, False),
-        ("GPU", {"recompute_mb": 100}, False),
         ("GPU", {"virtual_replicas": 8}, False),
     ],
 )

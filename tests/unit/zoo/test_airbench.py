@@ -188,7 +188,7 @@ def test_muon_refuses_what_it_cannot_use():
 def test_adapted_run_is_the_same_on_two_workers_with_unlike_processors(tmp_path):
     source = {"target": "tfdist.zoo.sources:synthetic", "num_examples": 96, "num_test_examples": 32}
     flags = [f"--config.data.source={source}", "--config.data.batch_size=32", "--config.data.evaluation_batch_size=32"]
-    flags += ["--config.model.widths=(8, 8, 8)", "--config.model.group_size=16", "--config.train.precision=float32"]
+    flags += ["--config.model.widths=(8, 8, 8)", "--config.model.group_size=16"]
     flags += ["--config.train.epochs=none", "--config.train.steps=5", "--config.report.tensorboard=false"]
     for workers in (1, 2):
         line = topologies.command(tmp_path / str(workers), *flags, config="configs/cifar_fast.py")

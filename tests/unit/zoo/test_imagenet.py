@@ -184,7 +184,7 @@ def test_the_shipped_config_trains_on_such_files(folder, tmp_path):
         *("--config.data.prepare.size=32", f"--config.model={small}"),
         f"--config.data.source={{'target': 'tfdist.zoo.sources:imagenet', 'num_classes': 3, 'path': '{folder}'}}",
         *("--config.data.batch_size=4", "--config.train.epochs=2", "--config.learning_rate.warmup_epochs=0"),
-        *("--config.objective.top5=false", "--config.report.tensorboard=false", "--config.train.precision=float32"),
+        *("--config.objective.top5=false", "--config.report.tensorboard=false"),
         "--config.checkpoint.export=false",
     ]
     run_all([command(tmp_path / "run", *options, config="configs/imagenet.py")], [worker_environment()])

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.cluster import collective_guard, interruption
+from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.data import autograph
@@ -66,7 +66,7 @@ class OneStep:
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Makes one step. Collective: every worker calls it with its part of the batch; returns numbers by name."""
-        cluster = _cluster(trains=self._kind == "train")
+        cluster = _cluster()
         with context.running():
             if batch.kind not in self._traced:
                 self.make(cluster, batch)
@@ -97,7 +97,7 @@ class OneStep:
     def make(self, cluster: Cluster, batch: Batch) -> None:
         """Makes the variables of the step, and its function for batches of the kind of `batch`; reads no element."""
         with context.apart(), patches.patch_for_run(self._model) as stack:
-            config = run_config.of_evaluation(cluster, self._model, batch.data.batch_size)
+            config = run_config.of_evaluation(self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
             self._own = own_setup.prepare(cluster, self._model, config, adapters, may_be_empty=True, stack=stack)
             self._traced[batch.kind] = own_setup.trace(cluster, self._own.context, self._kind, batch.spec)
@@ -318,18 +318,12 @@ def _structure(data: base.DataAdapter) -> str:
     return str(data.element_spec)
 
 
-def _cluster(*, trains: bool = True) -> Cluster:
+def _cluster() -> Cluster:
     cluster = connect.current_cluster()
     if cluster is None:
         raise ValueError(
             "tfdist.step and tfdist.batches need the workers: call tfdist.connect() at the start of the script, and "
             "make models in its scope, or start the script by `python -m tfdist.run`."
-        )
-    given = {name: value for name, value in collective_guard.options(cluster).items() if value}
-    for name in given if trains else given.keys() & {"virtual_replicas"}:
-        raise ValueError(
-            f"{name}={given[name]} cannot be used with tfdist.step or train_on_batch: it is an option of fit. Train "
-            f"with fit, or without {name}."
         )
     return cluster
 

@@ -13,9 +13,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import specs
 from tfdist.config.patching import patch
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import compiled_model, patches
@@ -53,8 +51,7 @@ def lock(cluster: Cluster, workdir: Path) -> None:
 def auto_jit_compile(cluster: Cluster, model: keras.Model) -> bool:
     """Returns what `jit_compile="auto"` means: on one GPU, as in Keras, XLA where it can; on several replicas False."""
     alone = cluster.num_replicas == 1 and not overrides(model)
-    options = config_lib.Train(**collective_guard.options(cluster))
-    return alone and trainer.by_xla(options, cluster.device_type, model)
+    return alone and trainer.by_xla(config_lib.Train(), cluster.device_type, model)
 
 
 def prepare(
@@ -73,8 +70,6 @@ def prepare(
         may_be_empty: whether a shard may have no examples.
         stack: restores the optimizers.
     """
-    if config.train.recompute_mb is not None:
-        specs.part("train.recompute_mb.script")(cluster, model, config, adapters["train"], stack)
     # An eager step changes variables that Keras does not track.
     plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)] if model.run_eagerly else []
     given = {kind: adapter.element_spec[0] for kind, adapter in adapters.items()}

@@ -33,10 +33,8 @@ class ReplicaStep:
     average: Average | None = None
     # The variables, by id, whose gradients were averaged and not yet applied.
     averaged: set[int] = dataclasses.field(default_factory=set)
-    # The gradient tapes, and the accumulators of forward mode, that record now.
+    # The gradient tapes that record now.
     recording: list[Any] = dataclasses.field(default_factory=list)
-    # What a `tf.autodiff.ForwardAccumulator` watches besides, by its id: 0, in the direction 1.
-    units: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     # Set while a tape computes gradients, which includes those of tapes in a Jacobian or in a function's own gradient.
     in_backward: bool = False
     # Whether a Jacobian of variables was taken since the last apply.
@@ -63,10 +61,13 @@ class ReplicaStep:
         """True inside a tf.cond, a tf.while_loop, a tf.vectorized_map, a Jacobian or a tf.function of the step."""
         return self.mapping or tf.compat.v1.get_default_graph() is not self.graph
 
-    @property
-    def accumulators(self) -> list[tf.autodiff.ForwardAccumulator]:
-        """Those that record, the outer ones first: they take gradients in functions of their own."""
-        return [one for one in self.recording if id(one) in self.units]
+    def refuse_on_several(self, name: str) -> None:
+        """Raises ValueError if several replicas run a step that calls `name`."""
+        if self.rows.replicas > 1:
+            raise ValueError(
+                f"{name} does not work in a step on several replicas, in {user_code.current_line()}\nCompute the "
+                "derivative by nested tf.GradientTapes, or run on one replica."
+            )
 
     def apply_gradients(
         self, optimizer: keras.optimizers.Optimizer, original: Apply, gradients: list[Any], variables: list[Any] | None
@@ -134,7 +135,7 @@ class ReplicaStep:
         ]
         for place in set(range(len(flat))) - set(shared):
             if flat[place] is not None:
-                check_clear(unclear)
+                _check_clear(unclear)
                 flat[place] = trainer.scale_gradients([flat[place]], self.rows.weight)[0]
         recorded = of_graph or bool(self.recording)
         averaged = self._average_outside_branches(*([of[place] for place in shared] for of in (flat, given)), recorded)
@@ -293,7 +294,7 @@ def _is_table(variable: Any) -> bool:
     return found in ({"GatherV2"}, {"ResourceGather"})
 
 
-def check_clear(unclear: bool) -> None:
+def _check_clear(unclear: bool) -> None:
     """Raises ValueError if the derivative of a number is `unclear`: it is neither a mean nor a sum over examples."""
     if unclear:
         raise ValueError(

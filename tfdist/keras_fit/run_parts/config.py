@@ -7,15 +7,12 @@ from typing import Any
 import keras
 
 from tfdist import config as config_lib
-from tfdist.cluster import collective_guard
-from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.keras_fit.own_step import own_setup
 from tfdist.keras_fit.script import context
 
 
 def of_fit(
-    cluster: Cluster,
     model: keras.Model,
     x: Any,
     batch_size: int,
@@ -38,7 +35,6 @@ def of_fit(
             xla=False,  # `compile(jit_compile=...)` decides.
             epochs=epochs,
             precision="float16" if scaled else "float32",
-            **collective_guard.options(cluster),
         ),
         evaluation=config_lib.Evaluation(every=config_lib.Every(**when)),
         report=config_lib.Report(every=config_lib.Every(epochs=1)),
@@ -46,12 +42,12 @@ def of_fit(
     )
 
 
-def of_evaluation(cluster: Cluster, model: keras.Model, batch_size: int) -> config_lib.Config:
+def of_evaluation(model: keras.Model, batch_size: int) -> config_lib.Config:
     """Returns the config of an evaluation, or of steps that are made one by one."""
     return config_lib.Config(
         model={"class": type(model).__name__},
         data=config_lib.Data(batch_size=batch_size),
-        train=config_lib.Train(epochs=1, virtual_replicas=collective_guard.options(cluster).get("virtual_replicas")),
+        train=config_lib.Train(epochs=1),
     )
 
 

@@ -30,24 +30,19 @@ def make_feed(
     validation: DataAdapter | None,
     initial_epoch: int,
     callbacks: Any,
-    shard: ReplicaShard,
-    stack_shards: Callable[[tf.data.Dataset], tf.data.Dataset],
     *,
     compares: bool,
 ) -> Feed:
     """Makes the input of a run.
 
     Args:
-        shard: the part of each batch that this worker takes.
-        stack_shards: makes elements of replicas of those of shards.
         compares: whether a run that resumes compares the data with those of before.
     """
     if adapter.gate is not None and validation is not adapter and callbacks_lib.has_epoch_hooks(callbacks):
         adapter.gate.hold()
 
-    def training(start: int, stop: int) -> tf.data.Dataset:
-        return stack_shards(adapter.dataset(shard, start, stop))
-
+    shard = trainer.replica_shard(cluster)
+    training = functools.partial(adapter.dataset, shard)
     validate_again = functools.partial(_validate_again, config.evaluation.every, adapter.steps, validation)
     sizes = Sizes(
         global_batch=adapter.batch_size,
@@ -73,7 +68,7 @@ def make_feed(
         spec=adapter.element_spec,
         training=training,
         **{"open_training": open_training, **by_epoch},
-        evaluation=None if validation is None else functools.partial(_one_pass, validation, shard, stack_shards),
+        evaluation=None if validation is None else functools.partial(_one_pass, validation, shard),
         examples=functools.partial(same_data.examples, adapter) if compares else lambda count: Examples(),
         first_nonfinite=functools.partial(_without_gate, adapter.gate, _first_nonfinite, adapter, shard),
         find_label=functools.partial(
@@ -142,13 +137,11 @@ def with_comparison(
     return dataclasses.replace(feed, end_epoch=end_epoch)
 
 
-def _one_pass(
-    adapter: DataAdapter, shard: ReplicaShard, stack_shards: Callable[[tf.data.Dataset], tf.data.Dataset]
-) -> tuple[tf.data.Dataset, int]:
+def _one_pass(adapter: DataAdapter, shard: ReplicaShard) -> tuple[tf.data.Dataset, int]:
     """Returns this worker's shard of a pass over the data, and its steps."""
     if adapter.epoch_hooks is not None:
         adapter.epoch_hooks.begin_pass(reset=True)
-    return stack_shards(adapter.dataset(shard, 0, adapter.steps)), adapter.steps
+    return adapter.dataset(shard, 0, adapter.steps), adapter.steps
 
 
 def _first_nonfinite(

@@ -54,7 +54,7 @@ class MetricState:
             rows[:, whole] = saved[0, whole]
 
         def assign() -> None:
-            assign_numbers(self.variables(), tf.constant(rows)[replicas_lib.replica_id()])
+            _assign_numbers(self.variables(), tf.constant(rows)[replicas_lib.replica_id()])
 
         tf.function(lambda: self.cluster.strategy.run(assign), autograph=False)()
 
@@ -87,17 +87,17 @@ def make_metric_state(cluster: Cluster, variables: Callable[[], list[keras.Varia
     """Makes the state of `variables`, which are read when the state is."""
 
     def numbers() -> tf.Tensor:
-        return tf.concat(flatten(variables()), axis=0)
+        return tf.concat(_flatten(variables()), axis=0)
 
     return MetricState(cluster=cluster, variables=variables, gather=cluster.make_all_gather(numbers))
 
 
-def flatten(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+def _flatten(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     """Returns this replica's values of each variable, float64 [numbers], which holds those of all dtypes of metrics."""
     return [tf.reshape(tf.cast(tf.convert_to_tensor(one.value), tf.float64), [-1]) for one in variables]
 
 
-def assign_numbers(variables: Sequence[keras.Variable], numbers: tf.Tensor) -> None:
+def _assign_numbers(variables: Sequence[keras.Variable], numbers: tf.Tensor) -> None:
     """Assigns the values of all variables, float64 [numbers], one after another, on this replica."""
     sizes = [math.prod(one.shape) for one in variables]
     for variable, value in zip(variables, tf.split(numbers, sizes), strict=True):

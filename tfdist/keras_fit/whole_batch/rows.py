@@ -78,7 +78,7 @@ class Rows:
             check = tf.debugging.Assert(total <= most, [text, total, "of the first one:", most])
             with tf.control_dependencies([] if check is None else [check]):
                 padded = tf.pad(rows, [[low, most - low - count], *([[0, 0]] * row.rank)])
-            padded.set_shape([most, *row])  # tf.ensure_shape has no derivative in forward mode.
+            padded.set_shape([most, *row])
             whole = trainer.sum_differentiable(padded)[:total]
         whole = tf.cast(whole, tensor.dtype)
         if tf.executing_eagerly():
@@ -181,26 +181,6 @@ class Rows:
         return whole(tensor)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RowsOfShard(Rows):
-    """The rows of one shard of several that a replica computes one after another: nothing can be gathered for it."""
-
-    def sum(self, value: tf.Tensor) -> tf.Tensor:
-        """Raises ValueError."""
-        raise ValueError(
-            "virtual_replicas cannot be used: a loss is divided by a number of the whole batch, such as that of its "
-            "unmasked steps or the sum of its weights, and a shard knows its own only. Use a loss with "
-            'reduction="sum_over_batch_size", without a mask.'
-        )
-
-    def gather_all(self, values: Any, *, each: bool = False) -> Any:
-        """Raises ValueError."""
-        raise ValueError(
-            "virtual_replicas cannot be used: a loss is computed on the whole batch, and a shard has its own examples "
-            "only. If it is a mean over examples, tfdist.per_example(loss) says so."
-        )
-
-
 # The replicas of a process are traced in threads of their own, in turn.
 _now = threading.local()
 
@@ -236,17 +216,15 @@ def with_mask(value: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
     return value
 
 
-def rows_of(element: dict[str, Any], most: int, shard: tuple[tf.Tensor, int] | None = None) -> Rows:
+def rows_of(element: dict[str, Any], most: int) -> Rows:
     """Returns the rows of the replica that runs a step.
 
     Args:
         element: "count" and "total", int64 []: the examples of its shard and of the global batch.
         most: the examples of the largest global batch.
-        shard: the index of the shard and the number of all shards; None: those of the replica.
     """
-    index, replicas = shard or (replicas_lib.replica_id(), trainer.num_replicas())
-    low, _ = shard_bounds(tf.cast(index, tf.int64), element["total"], replicas)
+    replicas = trainer.num_replicas()
+    low, _ = shard_bounds(tf.cast(replicas_lib.replica_id(), tf.int64), element["total"], replicas)
     shapes = {one.shape[0] for one in tf.nest.flatten(element["data"]) if one is not None and one.shape.rank}
     static = shapes.pop() if len(shapes) == 1 else None
-    kind = Rows if shard is None else RowsOfShard
-    return kind(low=low, count=element["count"], total=element["total"], most=most, replicas=replicas, static=static)
+    return Rows(low=low, count=element["count"], total=element["total"], most=most, replicas=replicas, static=static)

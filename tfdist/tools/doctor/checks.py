@@ -140,9 +140,16 @@ def _gpu_software(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 def describe_gpus(found: Mapping[str, Any]) -> str:
     """Returns the GPUs of a worker and the versions of their software as one line."""
-    names = {f"{gpu['name']} (compute capability {gpu['compute_capability']})": None for gpu in found["gpus"]}
+    gpus = dict.fromkeys((gpu["name"], gpu["compute_capability"]) for gpu in found["gpus"])
+    names = [f"{name} (compute capability {one}{_fast_precisions(one)})" for name, one in gpus]
     versions = ", ".join(f"{label} {found[label.lower()]}" for label in ("driver", "CUDA", "cuDNN", "NCCL"))
     return f"{', '.join(names)}; {versions}; TF32 {'on' if found['tf32'] else 'off'}"
+
+
+def _fast_precisions(compute_capability: str | None) -> str:
+    """Returns the values of `train.precision` that a GPU computes faster than float32, in words."""
+    major = int((compute_capability or "0").partition(".")[0])
+    return ", fast in bfloat16 and float16" if major >= 8 else ", fast in float16" if major == 7 else ""
 
 
 def clocks(times: Sequence[float]) -> Finding:

@@ -58,7 +58,6 @@ def _no_gpu(reason: str) -> int:
 def measure_rows(cluster: Any, link: tuple[str, float] | None) -> list[tuple[str, str]]:
     """Returns the rows of the table; `link` is a result of `links`. Collective: all workers call it."""
     from tfdist.cluster.devices import gpu_software
-    from tfdist.cluster.devices import precision as precision_lib
 
     found, replicas = gpu_software.describe(os.environ), cluster.num_replicas
     devices = f"{replicas} x {checks.describe_gpus(found)}" if found else f"{replicas} replica(s) on the CPU"
@@ -78,9 +77,7 @@ def measure_rows(cluster: Any, link: tuple[str, float] | None) -> list[tuple[str
         rows.append((f"step {precision}", f"{1e3 * seconds[precision]:.3g} ms, {rate:,.0f} examples/s"))
     precision = recommend_precision(seconds)
     gain = seconds["float32"] / seconds[precision]
-    chosen = precision_lib.choose(precision_lib.find_device(cluster))
-    text = f"config.train.precision={precision}: {gain:.2f} times the speed of float32; auto chooses {chosen}"
-    rows.append(("precision", text))
+    rows.append(("precision", f"config.train.precision={precision}: {gain:.2f} times the speed of float32"))
     without = step_seconds(cluster, precision, xla=False)
     text = f"{1e3 * without:.3g} ms without XLA, {without / seconds[precision]:.2f} times as long"
     rows.append(("XLA", text + ("" if without >= seconds[precision] else ": config.train.xla=false")))

@@ -16,6 +16,7 @@ from tfdist.cluster.devices import machine, unused_gpus
 from tfdist.cluster.devices.machine import Machine
 from tfdist.cluster.discovery import environment, host_names
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.tools.doctor import checks
 from tfdist.tools.doctor.checks import BAD, LOOK, OK, Finding, from_error
 
 _MAKERS = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
@@ -92,5 +93,7 @@ def look(env: Mapping[str, str]) -> tuple[list[Finding], int]:
         except gpu_software.GpusNotFoundError as error:
             problem = str(error)
         findings += gpus(here, listed, problem)
+        if listed:
+            findings.append(Finding("GPU software", OK, checks.describe_gpus(gpu_software.describe(env))))
     started, spec = launcher(env)
     return [*findings, *started, disk(Path.cwd())], spec.rank if spec else 0

@@ -49,11 +49,12 @@ def change_inputs(config: Config, inputs: Inputs, num_replicas: int) -> Inputs:
 
 def apply(run: Run) -> Run:
     """Returns `run` with virtual replicas; ValueError if the model computes something of more than one shard."""
-    if run.config.train.virtual_replicas is None:
+    total = run.config.train.virtual_replicas
+    if total is None:
         return run
-    from tfdist.training.step.variants import virtual_replicas
+    from tfdist.training.step.variants.virtual_replicas import VirtualReplicas
 
-    return virtual_replicas.open_virtual_replicas(run.config, run.cluster.num_replicas).compose(run)
+    return VirtualReplicas(config=run.config, total=total, count=total // run.cluster.num_replicas).compose(run)
 
 
 def extras(run: Run, report: Reporter) -> list[Any]:

@@ -87,7 +87,7 @@ def by_xla(train: config_lib.Train, device_type: str, model: keras.Model, *, com
     """
     if train.xla is not None:
         return train.xla
-    others = train.recompute or train.recompute_mb is not None or train.virtual_replicas is not None
+    others = train.recompute or train.virtual_replicas is not None
     if device_type != "GPU" or communicates or others or gpu_software.is_deterministic(os.environ):
         return False
     return all(one.supports_jit and named_layers.remat_scope(one) is None for one in model_layers.of_all_depths(model))

@@ -16,11 +16,6 @@ def as_replica(index: tf.Tensor) -> AbstractContextManager[None]:
     return patching.set_in_block(seed_generators.this_pass, replica=index)
 
 
-def replica_of_pass() -> tf.Tensor:
-    """Returns the argument of `as_replica`, in its block."""
-    return seed_generators.this_pass.replica
-
-
 def place_in_pass() -> dict[str, Any]:
     """Returns what the next seeds of this forward pass are made of, for `repeat_from`."""
     return vars(seed_generators.this_pass) | {"calls": dict(getattr(seed_generators.this_pass, "calls", {}))}

@@ -26,7 +26,6 @@ from tfdist.training.run import Run
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import timing
 from tfdist.training.step.layers import model_layers, normalization
-from tfdist.training.step.per_example import PerExampleObjective
 from tfdist.training.step.variants import sharded_objective, shards
 from tfdist.training.step.variants.integers import Integers
 
@@ -50,8 +49,14 @@ class VirtualReplicas:
         def make_feed(
             config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
         ) -> Feed:
+            # As shards in the place of replicas.
+            local = ReplicaShard(
+                first_replica=shard.first_replica * self.count,
+                local_replicas=shard.local_replicas * self.count,
+                num_replicas=self.total,
+            )
             distributor = _ByShards(cluster=cluster, stack_shards=self.stack_shards)
-            feed = pipeline.make_feed(config, inputs, sizes, self.part(shard), distributor)
+            feed = pipeline.make_feed(config, inputs, sizes, local, distributor)
             evaluation = feed.evaluation
 
             def evaluate() -> tuple[tf.data.Dataset, int]:
@@ -62,14 +67,6 @@ class VirtualReplicas:
 
         return dataclasses.replace(pipeline, make_feed=make_feed)
 
-    def part(self, shard: ReplicaShard) -> ReplicaShard:
-        """Returns the part of every global batch that this worker takes, as shards in the place of replicas."""
-        return ReplicaShard(
-            first_replica=shard.first_replica * self.count,
-            local_replicas=shard.local_replicas * self.count,
-            num_replicas=self.total,
-        )
-
     def stack_shards(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Makes elements of a replica, [shards of a replica, ...], of those of shards; ragged, if shards may differ."""
         same = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(dataset.element_spec))
@@ -78,11 +75,9 @@ class VirtualReplicas:
 
     def compose(self, run: Run) -> Run:
         """Returns `run` with virtual replicas; ValueError if the model computes something of more than one shard."""
-        context, cluster, inner = run.context, run.cluster, run.objective
-        of_config = isinstance(inner, PerExampleObjective)
-        _check_model(self.config, self.total, context.model, divides_penalties=of_config)
-        if of_config:
-            inner = dataclasses.replace(inner, shards=self.count)
+        context, cluster = run.context, run.cluster
+        _check_model(self.config, self.total, context.model)
+        inner = dataclasses.replace(run.objective, shards=self.count)
         objective = sharded_objective.ShardedObjective(inner=inner, count=self.count)
         summed = [*context.model.trainable_variables, *context.statistics]
         integers = Integers(
@@ -153,11 +148,8 @@ def _changes(run: Run) -> Iterator[str]:
 _RANGES, _REPEATED = "virtual_replicas/ranges", "virtual_replicas/repeated"
 
 
-def open_virtual_replicas(config: config_lib.Config, num_replicas: int, *, uneven: bool = False) -> VirtualReplicas:
+def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> VirtualReplicas:
     """Checks the config, and sets the number of threads of this process, before TensorFlow uses a device.
-
-    Args:
-        uneven: whether shards may differ by one example, as those of a script.
 
     Raises:
         ValueError: the config asks for what depends on the number of replicas, or the number does not divide.
@@ -169,23 +161,17 @@ def open_virtual_replicas(config: config_lib.Config, num_replicas: int, *, uneve
             f"config.train.virtual_replicas={total} cannot be used: there are {num_replicas} replicas, and their "
             f"number must be one of {', '.join(map(str, divisors))}."
         )
-    if not uneven:
-        batches.check_divisible(config, total)
-    fix_arithmetic()
-    return VirtualReplicas(config=config, total=total, count=total // num_replicas)
-
-
-def fix_arithmetic() -> None:
-    """Sets the number of threads of this process, and the optimizers of graphs that change no bits."""
+    batches.check_divisible(config, total)
     # Too late in a process whose cluster was connected before: `compose` says so.
     if tf.config.threading.get_intra_op_parallelism_threads() != _THREADS:
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
     # They reassociate products with constants, and which ones depends on the collectives between them.
     tf.config.optimizer.set_experimental_options({"constant_folding": False, "arithmetic_optimization": False})
+    return VirtualReplicas(config=config, total=total, count=total // num_replicas)
 
 
-def _check_model(config: config_lib.Config, total: int, model: keras.Model, *, divides_penalties: bool = True) -> None:
+def _check_model(config: config_lib.Config, total: int, model: keras.Model) -> None:
     shard = config.data.batch_size // (total * config.train.micro_batches)
     found = []
     for layer in normalization.normalizations(model):
@@ -198,7 +184,7 @@ def _check_model(config: config_lib.Config, total: int, model: keras.Model, *, d
         own = [one for one in layer.non_trainable_weights if not keras.backend.is_float_dtype(one.dtype)]
         if own and layer is not model and not type(layer).__module__.startswith("keras."):
             found.append(f"the layer {layer.name!r} has the state {own[0].name!r} of type {own[0].dtype}, not float")
-    if divides_penalties and model.losses and total & (total - 1):
+    if model.losses and total & (total - 1):
         found.append("the model has penalties, which are divided exactly by powers of two only")
     if found:
         raise ValueError(f"config.train.virtual_replicas={total} cannot be used: {'; '.join(found)}.")

@@ -1,1 +1,1 @@
-"""Recomputation of activations in the backward pass: of layers that the config names, or of segments for a budget."""
+"""Recomputation of activations in the backward pass: of layers that the config or a scope names."""

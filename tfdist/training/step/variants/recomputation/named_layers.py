@@ -50,11 +50,11 @@ def install(model: keras.Model, config: config_lib.Config) -> list[str]:
             hint = specs.nearest(pattern, names) or f" The first ones: {', '.join(names[:5])}."
             raise ValueError(f"{_FIELD}: no layer has the name {pattern!r}.{hint}")
         chosen += [layer for layer in matching if layer not in chosen]
-    check_masks(model_layers.of_all_depths(model), _FIELD)
+    _check_masks(model_layers.of_all_depths(model), _FIELD)
     inner = {id(one) for layer in chosen for one in model_layers.of_all_depths(layer)[1:]}
     outermost = [layer for layer in chosen if id(layer) not in inner]
     for layer in outermost:
-        check(layer, _FIELD)
+        _check(layer, _FIELD)
         patching.put(layer, "call", _recomputing(layer, layer.call))
     return [layer.name for layer in outermost]
 
@@ -110,8 +110,8 @@ def of_scope(
     in_another = bool(_repeated.layers)
     if in_another or not seed_generators.is_in_pass() or not _includes(scope, operation, args, keywords):
         return original
-    check_masks(model_layers.of_all_depths(operation)[1:], _SCOPE)
-    check(operation, _SCOPE)
+    _check_masks(model_layers.of_all_depths(operation)[1:], _SCOPE)
+    _check(operation, _SCOPE)
     return _recomputing(operation, original, _SCOPE)
 
 
@@ -137,7 +137,7 @@ def _output_size(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, An
     return sum(math.prod(size or 1 for size in output.shape) for output in keras.tree.flatten(outputs))
 
 
-def check_masks(layers: Iterable[keras.Layer], field: str) -> None:
+def _check_masks(layers: Iterable[keras.Layer], field: str) -> None:
     """Raises ValueError if one of `layers` makes a Keras mask: the second computation would not have it."""
     for layer in layers:
         of_user = type(layer).compute_mask.__module__.partition(".")[0] != "keras"
@@ -148,7 +148,7 @@ def check_masks(layers: Iterable[keras.Layer], field: str) -> None:
             )
 
 
-def check(layer: keras.Layer, field: str) -> None:
+def _check(layer: keras.Layer, field: str) -> None:
     """Raises ValueError, which names the field and the layer, if a layer cannot be computed again."""
     parts, exact = model_layers.of_all_depths(layer), normalization.synchronized_layers(layer)
     for part in parts:
@@ -180,7 +180,7 @@ def _recomputing(layer: keras.Layer, original: Callable[..., Any], field: str = 
         trains = keywords.get("training", False) if takes_training else bool(layer.trainable_variables)
         if id(layer) in again or tf.executing_eagerly() or not trains:
             return original(*args, **keywords)
-        return call_again(layer, args, keywords, field)
+        return _call_again(layer, args, keywords, field)
 
     return call
 
@@ -208,7 +208,7 @@ def _read(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     return _without_casts(lambda: [tf.convert_to_tensor(variable.value) for variable in variables])
 
 
-def call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any], field: str) -> Any:
+def _call_again(layer: keras.Layer, args: Sequence[Any], keywords: dict[str, Any], field: str) -> Any:
     """Calls a layer in a graph with tensors of any shapes, and returns its outputs; its gradient computes it again."""
     flat, made = tf.nest.flatten((args, keywords)), {}
     places = [place for place, value in enumerate(flat) if isinstance(value, tf.Tensor)]
