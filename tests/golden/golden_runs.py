@@ -13,6 +13,7 @@ import os
 import pathlib
 import platform
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -39,7 +40,38 @@ _DIGITS = [
 ]
 _EVERYTHING = ["--config=tests/golden/configs/everything.py"]
 _SMALL = ["--config=tests/golden/configs/small.py"]
-# The flags of tfdist.main; None: script.py.
+# Set the learning rate: after each epoch, and after the second one again, for the loss never falls by 9.
+_RATES = [
+    {"target": "tests.golden.parts:rates"},
+    {"target": "keras.callbacks:ReduceLROnPlateau", "monitor": "val_loss", "min_delta": 9.0, "patience": 1},
+    {"target": "tests.golden.parts:Stop"},
+]
+_ONE = ["--config=tests/golden/configs/features.py"]
+# Runs of one feature each; their losses and the hash of their final state are compared, and no other detail.
+FEATURES: dict[str, list[str] | None] = {
+    "virtual_replicas": [*_ONE, "--config.train.virtual_replicas=4"],
+    "recompute": [*_ONE, "--config.train.recompute=['block_*']"],
+    "norm_of_replicas": [*_ONE, "--config.model.normalization=sync_batch"],
+    "norm_of_groups": [*_ONE, "--config.model.normalization=batch", "--config.model.group_size=6"],
+    # Pixels up to 128 overflow with the first loss scale; one example is NaN in the second epoch.
+    "float16": [
+        *(*_ONE, "--config.train.precision=float16", "--config.train.nonfinite=skip"),
+        *("--config.data.prepare.target=tests.golden.parts:damaged", "--config.data.prepare.scale=8.0"),
+    ],
+    "rows": [*_ONE, "--config.model.target=tests.golden.parts:rows", "--config.data.prepare.scale=1.0"],
+    "textbook": [*_ONE, "--config.data.pipeline=textbook", "--config.data.shuffle_buffer=60"],
+    "fixed_shards": [*_ONE, "--config.data.shards=fixed"],
+    "cache": [
+        *(*_ONE, "--config.data.cache=prepared", "--config.data.cache_dir={directory}/cache"),
+        "--config.data.prepare.pad=0",
+    ],
+    "learning_rates": [*_ONE, f"--config.callbacks={_RATES}"],
+    # feature_scripts.py has a function of each name.
+    "fit": None,
+    "train_step": None,
+    "loop": None,
+}
+# The flags of tfdist.main; None: a script.
 RUNS = {
     "digits": _DIGITS,
     "everything": _EVERYTHING,
@@ -53,11 +85,14 @@ RUNS = {
         "--config.train.micro_batches=2",
     ],
     "script": None,
+    **FEATURES,
 }
 CASES = [
-    *((name, topology) for name in ("digits", "everything", "script") for topology in TOPOLOGIES),
+    *((name, topology) for name in ("digits", "everything", "script", *FEATURES) for topology in TOPOLOGIES),
     *(("local", "two_workers"), ("half", "two_devices")),
 ]
+# The step of 12 after which `stop_and_resume` stops: within an epoch, and no regular checkpoint.
+STOPPED_AFTER = 8
 # The old workdirs, and the runs that they hold.
 RESUMED = {"config": "small", "script": "script"}
 # On a class of machines that was never recorded: the relative differences of losses that are allowed in the first
@@ -72,6 +107,8 @@ WEIGHTS_TOLERANCE = 1e-6
 # decides which class wins.
 _TIMES = ("time", "seconds", "steps", "worker_shares", "slowest_worker", "input_wait_share")
 _JUMPING = ("accuracy", "top5", "top2", "best")
+# What is compared of the records of `FEATURES`.
+_LOSSES = ("step=", "loss=")
 _REMOVED = ("SLURM", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG", "TFDIST_", "TF_CPP_MIN_LOG_LEVEL", "GOLDEN_")
 # What decides which kernels a processor runs.
 _FLAGS = {
@@ -158,12 +195,9 @@ def train(name: str, topology: str, directory: pathlib.Path, stop_after: int | N
     environments = _environments(workers)
     if stop_after is not None:
         environments = [env | {"GOLDEN_STOP_AFTER": str(stop_after)} for env in environments]
-    if name == "script":
-        command = [sys.executable, "tests/golden/script.py", str(result), str(workdir), str(devices)]
-    else:
-        flags = [*RUNS[name], f"--workdir={workdir}", f"--config.cluster.logical_devices={devices}"]
-        command = [sys.executable, "-m", "tfdist.main", *flags]
-    _run_all(command, environments, 0 if stop_after is None else 75)
+    _run_all(_command(name, directory, devices), environments, 0 if stop_after is None else 75)
+    if name in FEATURES:
+        return _feature(name, workdir, result)
     found = {"records": _records(workdir)}
     arrays = final_arrays(workdir)
     found["variables"] = [f"{key} {array.dtype} {list(array.shape)}" for key, array in arrays.items()]
@@ -174,6 +208,44 @@ def train(name: str, topology: str, directory: pathlib.Path, stop_after: int | N
         values = {name: values for name, values in sorted(script["values"].pop("history").items())}
         values |= script["values"].pop("evaluated") | script["values"]
         found["records"] += [" ".join(["script", *_words({name: value})]) for name, value in values.items()]
+    return found
+
+
+def stop_and_resume(name: str, topology: str, directory: pathlib.Path) -> dict[str, Any]:
+    """As `train`, with a stop within the second epoch and a second start by the same command."""
+    train(name, topology, directory, stop_after=STOPPED_AFTER)
+    return train(name, topology, directory)
+
+
+def _command(name: str, directory: pathlib.Path, devices: int) -> list[str]:
+    """The command of a run, the same on all workers and for each start."""
+    workdir, result, flags = directory / "workdir", directory / "result.json", RUNS[name]
+    if flags is not None:
+        flags = [flag.replace("{directory}", str(directory)) for flag in flags]
+        flags += [f"--workdir={workdir}", f"--config.cluster.logical_devices={devices}"]
+        return [sys.executable, "-m", "tfdist.main", *flags]
+    if name == "script":
+        return [sys.executable, "tests/golden/script.py", str(result), str(workdir), str(devices)]
+    words = ["tests/golden/feature_scripts.py", name, str(result)]
+    if name == "train_step":
+        return [sys.executable, "-m", "tfdist.run", f"--workdir={workdir}", f"--logical_devices={devices}", *words]
+    return [sys.executable, *words, str(workdir), str(devices)]
+
+
+def _feature(name: str, workdir: pathlib.Path, result: pathlib.Path) -> dict[str, Any]:
+    """The losses of a run of `FEATURES`, and the hash of all arrays of its model and optimizer."""
+    place = workdir / "fit1" if name == "train_step" else workdir
+    matches = ((re.search(r"\b(?:model|optimizer)/.*", key), array) for key, array in final_arrays(place).items())
+    arrays = {match[0]: array for match, array in matches if match}
+    assert any(key.startswith("optimizer/") for key in arrays), f"{place}: the checkpoint has no optimizer"
+    found: dict[str, Any] = {"state": _digest(arrays)}
+    if RUNS[name] is not None:
+        words = (line.split() for line in _records(place))
+        found["losses"] = [" ".join([kind, *(w for w in rest if w.startswith(_LOSSES))]) for kind, *rest in words]
+    elif result.exists():
+        script = json.loads(result.read_text())
+        found["weights"] = script["weights"]
+        found["losses"] = [" ".join(["script", *_words({key: values})]) for key, values in script["losses"].items()]
     return found
 
 

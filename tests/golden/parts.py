@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.zoo import prepare
+from tfdist.zoo.normalization import batch_normalization
 
 # Without AutoGraph, which takes longer than to trace it.
 _image = tf.autograph.experimental.do_not_convert(prepare.image)
@@ -30,6 +31,28 @@ def everything(num_classes: int = 10) -> keras.Model:
     return keras.Model(images, outputs, name="everything")
 
 
+def blocks(normalization: str | None = None, group_size: int | None = None) -> keras.Model:
+    """Returns a convolution, dropout and two dense layers; `normalization` as in `tfdist.zoo.models`, or none."""
+    outputs = images = keras.Input((8, 8, 1), name="image")
+    outputs = keras.layers.Conv2D(4, 3, activation="relu", name="block_conv")(outputs)
+    if normalization is not None:
+        synchronized = normalization == "sync_batch"
+        norm = batch_normalization(group_size=group_size, synchronized=synchronized, momentum=0.8, name="norm")
+        outputs = norm(outputs)
+    outputs = keras.layers.Dropout(0.2, seed=5, name="block_dropout")(keras.layers.Flatten(name="flatten")(outputs))
+    outputs = keras.layers.Dense(8, activation="tanh", name="block_dense")(outputs)
+    return keras.Model(images, keras.layers.Dense(10, dtype="float32", name="logits")(outputs), name="blocks")
+
+
+def rows() -> keras.Model:
+    """Returns a model that looks up a row of a table for each pixel; its images have the values 0 to 16."""
+    images = keras.Input((8, 8, 1), name="image")
+    numbers = keras.ops.cast(keras.layers.Flatten(name="flatten")(images), "int32")
+    outputs = keras.layers.Embedding(40, 3, name="table")(numbers)
+    outputs = keras.layers.Dropout(0.2, seed=5, name="dropout")(keras.layers.Flatten(name="together")(outputs))
+    return keras.Model(images, keras.layers.Dense(10, name="logits")(outputs), name="rows")
+
+
 def damaged(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool, **options: Any) -> dict[str, tf.Tensor]:
     """Prepares images as `prepare.image` does; one example becomes NaN in one epoch, so that one update is left out."""
     batch = _image(batch, seeds, training=training, **options)
@@ -41,6 +64,17 @@ def damaged(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool, **
     return batch | {"image": images}
 
 
+def rates() -> keras.callbacks.Callback:
+    """Returns a callback that multiplies the learning rate before each epoch."""
+    return keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.7 * rate)
+
+
+def stop_if_due(optimizer: keras.optimizers.Optimizer) -> None:
+    """Sends SIGTERM to its own process if the optimizer has made the number of steps that STOP_AFTER sets."""
+    if STOP_AFTER in os.environ and int(optimizer.iterations.numpy()) == int(os.environ[STOP_AFTER]):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Stop(keras.callbacks.Callback):
     """Sends SIGTERM to its own process after the number of steps that an environment variable sets, if it is set.
 
@@ -50,8 +84,7 @@ class Stop(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Asks the run to stop where it is due."""
-        if STOP_AFTER in os.environ and int(self.model.optimizer.iterations.numpy()) == int(os.environ[STOP_AFTER]):
-            os.kill(os.getpid(), signal.SIGTERM)
+        stop_if_due(self.model.optimizer)
 
     def on_test_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Does nothing."""
