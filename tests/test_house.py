@@ -51,6 +51,8 @@ COMMUNICATION = (
     "tfdist.training.step.updates.gathered_rows",
 )
 DISTRIBUTION = {"get_replica_context", "all_reduce", "merge_call", "replica_id_in_sync_group", "extended"}
+# What command lines of child processes name, and the list of `tfdist`.
+PROGRAMS, TABLE_OF_COMMANDS = {"tfdist.main", "tfdist.run", "tfdist.launch"}, "tfdist.__main__"
 LAUNCHERS = re.compile(r"(SLURM|OMPI|PMI|PMIX|PBS)_\w*|TF_CONFIG|CUDA_VISIBLE_DEVICES")
 # Private names of TensorFlow and Keras: imports, and attributes with a leading underscore. TensorFlow 2.21 and Keras 3
 # have no public replacement for them. A name that is no longer used must go from here: the list can only shrink.
@@ -284,6 +286,25 @@ def distribution_problems(module, source):
     return [f"{module}:{line} says {word}" for line, word in sorted(set(problems))]
 
 
+def named_modules(sources):
+    """Lists strings that name a module of ours, or something in one: imports must be imports.
+
+    Users' configs name functions of zoo by dotted path. PROGRAMS are started with `python -m`, and docstrings may name
+    anything.
+    """
+    problems = []
+    for module, source in sources.items():
+        if module == TABLE_OF_COMMANDS:
+            continue
+        for node in ast.walk(parsed(source)):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            named = node.value.partition(":")[0]
+            if "." in named and named in sources and named not in PROGRAMS and package_of(named) != "zoo":
+                problems.append(f"{module}:{node.lineno} names {node.value}")
+    return problems
+
+
 def private_names(source):
     """Returns imported private modules of TensorFlow and Keras, and private attributes of other objects."""
     tree = parsed(source)
@@ -365,6 +386,15 @@ def public_problems(name, source):
 def test_modules_import_only_what_their_wing_may():
     sources = modules()
     assert order_problems(sources) + cycles(sources) == []
+
+
+def test_no_string_names_a_module_of_ours():
+    assert named_modules(modules()) == []
+    sample = {
+        "tfdist.a": 'PART = "tfdist.b:f"\nFOR_USERS = {"target": "tfdist.zoo.c:g"}\n[exe, "-m", "tfdist.main"]\n',
+        **dict.fromkeys(("tfdist.b", "tfdist.zoo.c", "tfdist.main"), ""),
+    }
+    assert named_modules(sample) == ["tfdist.a:1 names tfdist.b:f"]
 
 
 def test_keras_fit_uses_training_by_its_facade_only():

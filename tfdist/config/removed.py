@@ -4,9 +4,17 @@ A command line or a config that names one of these gets its sentence, and no gue
 """
 
 import re
+import typing
 from collections.abc import Iterator
 from typing import Any
 
+from tfdist.config import schema
+
+# Errors of Python for a section with a field that it has not, and for a class that `tfdist.config` has not.
+_SETS = re.compile(
+    r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'|'(\w+)' object has no attribute '(\w+)'"
+)
+_NAMES = re.compile(r"module 'tfdist\.config[\w.]*' has no attribute '(\w+)'")
 # A removed field whose value had a meaning only beside another one: saved configs may have any.
 ANY = object()
 _NO_AUDITS = (
@@ -68,14 +76,20 @@ def of_value(name: str, value: Any) -> str:
 
 
 def of_error(error: BaseException) -> str:
-    """Returns the sentence for an error of a config file that sets or names a removed field or section; else ""."""
+    """Returns the sentence for an error of a config file that sets or names what was removed; "": another error."""
     if not isinstance(error, TypeError | AttributeError):
         return ""
-    for word in re.findall(r"'(\w+)'", str(error))[-1:]:
+    if found := _SETS.search(str(error)):
+        kind, name = filter(None, found.groups())
+        sections = {
+            getattr(hint, "__name__", ""): field for field, hint in typing.get_type_hints(schema.Config).items()
+        }
+        return of_field(f"{sections[kind]}.{name}") if kind in sections else ""
+    if found := _NAMES.search(str(error)):
         for field in FIELDS:
-            parts = field.split(".")
-            if word.lower() in parts[1:]:
-                return of_field(".".join(parts[: parts.index(word.lower()) + 1]))
+            section = field.rpartition(".")[0]
+            if section.rpartition(".")[2] == found[1].lower():
+                return of_field(section)
     return ""
 
 

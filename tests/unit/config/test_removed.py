@@ -1,0 +1,113 @@
+"""What was removed gets its sentence: fields, values, commands, flags and modules, in files, flags and saved runs."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tfdist import config
+from tfdist.config import config_dict, diff, removed, specs, validate
+from tfdist.config.command_line import flag_errors
+
+MODEL = {"target": "tfdist.zoo.models:mlp"}
+
+
+def saved(name, value):
+    """A saved config with one more field."""
+    found = diff.to_json(config.Config(model=MODEL, train=config.Train(steps=1)))
+    section, *parts, last = name.split(".")
+    holder = found.setdefault(section, {})
+    for part in parts:
+        holder = holder.setdefault(part, {})
+    holder[last] = value
+    return found
+
+
+def test_no_removed_field_exists_and_each_value_is_gone():
+    now = {name for name, _ in diff.flatten(config.Config(model=MODEL))}
+    assert removed.FIELDS and not now & removed.FIELDS.keys()
+    for name, value in removed.VALUES:
+        made = config.Config(model=MODEL, train=config.Train(steps=1))
+        section, _, last = name.partition(".")
+        setattr(getattr(made, section), last, value)
+        with pytest.raises(ValueError, match=rf"config\.{name}={value!r} was removed: "):
+            validate.validate(made)
+
+
+@pytest.mark.parametrize("name", removed.FIELDS)
+def test_a_saved_field_at_its_default_resumes_and_another_value_is_refused(name):
+    default, instead = removed.FIELDS[name]
+    resumed = config_dict.from_saved(saved(name, None if default is removed.ANY else default))
+    assert resumed == config.Config(model=MODEL, train=config.Train(steps=1))
+    if default is not removed.ANY:
+        with pytest.raises(ValueError) as error:
+            config_dict.from_saved(saved(name, 7))
+        assert f"config.{name} was removed: {instead} Received: 7" in str(error.value)
+
+
+@pytest.mark.parametrize("name", removed.FIELDS)
+def test_a_flag_of_a_removed_field_gets_its_sentence(name, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(f"from tfdist import config\ndef get_config():\n    return config.Config(model={MODEL!r})\n")
+    with pytest.raises(SystemExit) as end:
+        flag_errors.explain(["main", f"--config={path}", f"--config.{name}=1"])
+    assert end.value.code == f"--config.{name} was removed: {removed.FIELDS[name][1]}"
+
+
+@pytest.mark.parametrize("name", removed.FIELDS)
+def test_a_config_file_that_sets_a_removed_field_gets_its_sentence(name, tmp_path):
+    section, first = name.split(".")[:2]
+    kind = {type(getattr(config.Config(model=MODEL), key)).__name__: key for key in config.Config.__slots__}
+    (kind,) = [key for key, value in kind.items() if value == section]
+    for index, line in enumerate((f"config.{kind}({first}=1)", f"made.{section}.{first} = 1")):
+        path = tmp_path / f"mine{index}.py"
+        path.write_text(
+            f"from tfdist import config\ndef get_config():\n    made = config.Config(model={MODEL!r})\n    {line}\n"
+        )
+        with pytest.raises(SystemExit) as end:
+            flag_errors.explain(["main", f"--config={path}"])
+        assert f"config.{section}.{first} was removed: {removed.FIELDS[name][1]}" in end.value.code
+
+
+def test_another_error_of_a_config_file_is_no_removed_field():
+    assert removed.of_error(AttributeError("module 'my_lab' has no attribute 'shard_optimizer'")) == ""
+    assert removed.of_error(AttributeError("'Lab' object has no attribute 'shard_optimizer'")) == ""
+    assert removed.of_error(TypeError("f() got an unexpected keyword argument 'shard_optimizer'")) == ""
+    assert removed.of_error(ValueError("'Train' object has no attribute 'shard_optimizer'")) == ""
+    assert "was removed" in removed.of_error(AttributeError("module 'tfdist.config' has no attribute 'Compression'"))
+
+
+@pytest.mark.parametrize("name", removed.MODULES)
+def test_a_spec_that_names_a_removed_module_gets_its_sentence(name):
+    with pytest.raises(ValueError, match="was removed: "):
+        specs.resolve({"target": f"{name}:x"}, field="config.callbacks[0]")
+
+
+def test_commands_and_flags_get_their_sentences_from_the_terminal(tmp_path):
+    def run(*words):
+        command = [sys.executable, "-m", "tfdist", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        return done.returncode, done.stderr.strip()
+
+    for name, instead in removed.COMMANDS.items():
+        assert run(name, "x") == (1, f"tfdist {name} was removed: {instead}")
+    name, (_, instead) = next(iter(removed.FIELDS.items()))
+    assert run("train", "digits", f"--config.{name}=1") == (1, f"--config.{name} was removed: {instead}")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(saved("train.shard_optimizer", True)))
+    code, text = run("train", "run")
+    assert code == 1 and "config.train.shard_optimizer was removed: " in text and text.endswith("Received: True")
+
+
+@pytest.mark.parametrize("name", removed.FLAGS)
+def test_a_removed_flag_gets_its_sentence(name):
+    assert removed.of_flag(name) == f"--{name} was removed: {removed.FLAGS[name]}"
+
+
+def test_each_sentence_ends_and_stands_alone():
+    sentences = [instead for _, instead in removed.FIELDS.values()]
+    for table in (removed.VALUES, removed.COMMANDS, removed.FLAGS, removed.MODULES):
+        sentences += table.values()
+    for sentence in sentences:
+        assert sentence.endswith(".") and "\n" not in sentence
