@@ -28,8 +28,7 @@ def train_or_evaluate(workdir: Path) -> int:
     trains = flags.FLAGS.mode == "train"
     experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file() if trains else None)
     if trains:
-        train = loop.train if config.consistency.audit.every is None else specs.part("consistency.audit.action")
-        code = train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
+        code = loop.train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
     else:
         code = specs.part("evaluation")(experiment_run, flags.FLAGS.checkpoint)
     experiment_run.cluster.leave()

@@ -11,7 +11,6 @@ Imports no other package, and no TensorFlow.
 
 from tfdist.config.command_line import meanings
 from tfdist.config.schema import (
-    Audit,
     Checkpoint,
     ClusterOptions,
     Communication,

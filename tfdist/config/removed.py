@@ -9,6 +9,10 @@ from typing import Any
 
 # A removed field whose value had a meaning only beside another one: saved configs may have any.
 ANY = object()
+_NO_AUDITS = (
+    "the comparisons of consistency.every find states that differ, and tfdist verify trains parts of a run again and "
+    "compares hashes."
+)
 _NO_COMPRESSION = 'set communication.dtype to "float16", or to "bfloat16" without NCCL, which halves the bytes.'
 _NO_SHARDED_OPTIMIZER = (
     "use train.micro_batches, or an optimizer with fewer slots, such as SGD; for a model that does not fit one GPU, "
@@ -19,6 +23,9 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "communication.compression.exact_steps": (ANY, _NO_COMPRESSION),
     "communication.compression.rank": (None, _NO_COMPRESSION),
     "communication.compression.smallest": (ANY, _NO_COMPRESSION),
+    "consistency.audit.action": (ANY, _NO_AUDITS),
+    "consistency.audit.every": (None, _NO_AUDITS),
+    "consistency.audit.limit": (ANY, _NO_AUDITS),
     "train.shard_optimizer": (False, _NO_SHARDED_OPTIMIZER),
 }
 # (field that still exists, value that it had) -> what to use instead.

@@ -56,8 +56,6 @@ PARTS = {
     "communication.rows": "tfdist.training.step.updates.gathered_rows:gather",
     "consistency.action": "tfdist.training.consistency.mismatch:act",
     "consistency.data": "tfdist.training.consistency.mismatch:different_data",
-    "consistency.audit.every": "tfdist.training.step.variants.audited_step:compose",
-    "consistency.audit.action": "tfdist.training.consistency.audit:train",
     "consistency.explain": "tfdist.training.consistency.example_search:explain",
     "consistency.label": "tfdist.training.consistency.example_search:label_out_of_range",
     "cluster": "tfdist.cluster.several_workers.start:start",
@@ -230,20 +228,6 @@ class Evaluation:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Audit:
-    """Audits: each replica computes again the share of another one, and the bits are compared (docs/same-bits.md)."""
-
-    every: int | None = None
-    """Optimizer steps from one audited step to the next, at least 1: about 1 / every more time. Needs
-    train.virtual_replicas. None: no audits."""
-    action: Literal["end", "restore"] = "end"
-    """After a difference: "end" the run, or "restore" the newest audited checkpoint and continue from there. Later ones
-    are moved out of the way by both."""
-    limit: int = 3
-    """Maximum number of times that a start goes back, at least 1; one more difference ends the run."""
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
 class Consistency:
     """Replica consistency check: all replicas must have the same state. Also at start and end, and before each save."""
 
@@ -253,8 +237,6 @@ class Consistency:
     """If replicas differ: "end" the run, or "copy" the chief's state to all replicas and continue with a warning."""
     limit: int = 3
     """Maximum number of such copies in the whole run, at least 1; one more mismatch ends it."""
-    audit: Audit = dataclasses.field(default_factory=Audit)
-    """Audits of what the replicas compute; none by default."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -62,8 +62,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     for name in (
         *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
         *("train.steps", "train.micro_batches", "train.local_steps", "train.nonfinite_limit"),
-        *("train.virtual_replicas", "consistency.limit", "consistency.audit.every", "consistency.audit.limit"),
-        *("checkpoint.keep", "report.noise_scale"),
+        *("train.virtual_replicas", "consistency.limit", "checkpoint.keep", "report.noise_scale"),
         *("cluster.logical_devices", "cluster.port_count"),
     ):
         yield from at_least(name, 1)
@@ -174,11 +173,6 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
         )
     if config.report.noise_scale is not None and (reason := noise_scale_problem(config)):
         yield f"report.noise_scale={config.report.noise_scale} {reason}"
-    if config.consistency.audit.every is not None and train.virtual_replicas is None:
-        yield (
-            f"consistency.audit.every={config.consistency.audit.every} needs train.virtual_replicas, such as 8: only "
-            "then a share of the batch has the same bits on each replica. Received: None"
-        )
     if train.asynchronous:
         for name in _NOT_ASYNCHRONOUS:
             of_config, default = map(operator.attrgetter(name), (config, schema.Config(model={})))

@@ -17,7 +17,6 @@ from tfdist.data.feed import Feed
 from tfdist.data.stream import ReplicaShard
 from tfdist.training import triggers
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
-from tfdist.training.consistency.replica_state import ReplicaState
 from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.objective import Objective
@@ -63,8 +62,6 @@ class Run:
     execution_context: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # Variables that a checkpoint holds besides those of the model and the optimizer, by name.
     more_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Variables that each replica writes for itself, and that no checkpoint holds.
-    replica_state: ReplicaState = dataclasses.field(default_factory=ReplicaState)
 
     @property
     def steps_per_epoch(self) -> int:

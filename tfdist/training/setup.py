@@ -85,7 +85,6 @@ def build_run(
         train_step=train_step.train_step if config.train.local_steps == 1 else specs.part("train.local_steps"),
     )
     run = virtual.compose(run) if virtual else run
-    run = run if config.consistency.audit.every is None else specs.part("consistency.audit.every")(run)
     return run if config.report.noise_scale is None else specs.part("report.noise_scale")(run)
 
 

@@ -212,13 +212,6 @@ def test_parameter_servers_do_not_ignore_fields(fields, message):
         validate.validate(make(communication=communication, train=config.Train(**train, asynchronous=True)))
 
 
-def test_audits_need_virtual_replicas():
-    audits = config.Consistency(audit=config.Audit(every=10))
-    with pytest.raises(ValueError, match=r"consistency\.audit\.every=10 needs train\.virtual_replicas"):
-        validate.validate(make(consistency=audits))
-    validate.validate(make(consistency=audits, train=config.Train(epochs=1, virtual_replicas=8)))
-
-
 def test_all_wrong_fields_are_named_at_once():
     with pytest.raises(ValueError) as raised:
         validate.validate(make(data=config.Data(batch_size=0), seed=-1, train=config.Train()))

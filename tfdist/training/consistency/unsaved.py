@@ -57,7 +57,6 @@ def _known_handles(run: Run) -> Iterator[tf.Tensor]:
     context = run.context
     known = [
         *run.variables.values(),
-        *run.replica_state.variables(),
         context.totals,
         context.reduction.seconds,
         *context.model.metrics_variables,

@@ -68,12 +68,6 @@ def step_as_int32_pair(step: keras.Variable) -> tf.Tensor:
     return tf.identity(words)  # On the device of the loop, where TensorFlow has int32 numbers in host memory.
 
 
-def steps_made(step: keras.Variable) -> tf.Tensor:
-    """Returns the optimizer steps that the run has made, modulo 2**32: int32 [], without a wait."""
-    words, done, _ = _loop[-1] if _loop else (step_as_int32_pair(step), 0, None)
-    return words[0] + done
-
-
 @contextlib.contextmanager
 def count_by_loop(words: tf.Tensor, done: tf.Tensor, batch: Callable[[], tf.Tensor]) -> Iterator[None]:
     """While the body of a loop is traced, seeds use the loop's count instead of reading the step from the device.

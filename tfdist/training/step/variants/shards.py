@@ -100,16 +100,6 @@ class ShardedStep:
     ) -> tuple[ShardResults, list[bool]]:
         """Returns the results of all shards of this replica, and which variables have a gradient."""
         present: list[bool] = []
-        return self.make_share(context, ranges, present)(shards, replicas_lib.replica_id()), present
-
-    def make_share(
-        self, context: StepContext, ranges: tf.Tensor, present: list[bool]
-    ) -> Callable[[Batch, tf.Tensor], ShardResults]:
-        """Returns a function that computes the share of a replica from its shards, [count, n, ...], and its index.
-
-        Args:
-            present: gets at the first call which variables have a gradient.
-        """
         loss_scale = tf.constant(1.0) if context.loss_scale is None else tf.identity(context.loss_scale.value)
 
         def of_shard(shard: Batch, index: tf.Tensor, loss_scale: tf.Tensor, ranges: tf.Tensor) -> list[tf.Tensor]:
@@ -133,13 +123,9 @@ class ShardedStep:
         def add(old: list[tf.Tensor], new: list[tf.Tensor]) -> list[tf.Tensor]:
             return ShardResults.unpack(old).add(ShardResults.unpack(new)).pack()
 
-        compute = compile_shard(of_shard)
-
-        def share(shards: Batch, replica: tf.Tensor) -> ShardResults:
-            first = replica * self.count
-            return ShardResults.unpack(over_shards(compute, shards, self.count, first, add, loss_scale, ranges))
-
-        return share
+        first = replicas_lib.replica_id() * self.count
+        totals = over_shards(compile_shard(of_shard), shards, self.count, first, add, loss_scale, ranges)
+        return ShardResults.unpack(totals), present
 
     def _enlarge(self, context: StepContext, sizes: tf.Tensor, ranges: tf.Tensor) -> None:
         """Makes the ranges fit the largest elements of all shards; only for a step that is repeated."""
