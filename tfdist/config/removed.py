@@ -16,6 +16,7 @@ VALUES: dict[tuple[str, Any], str] = {}
 # Command -> what to use instead.
 COMMANDS: dict[str, str] = {
     "burnin": "test nodes with `dcgmi diag`, nccl-tests and stress-ng.",
+    "why": "`tfdist compare A B` names the first step at which the states differ, and what else does.",
 }
 # Flag of a command that still exists -> what to use instead.
 FLAGS: dict[str, str] = {}

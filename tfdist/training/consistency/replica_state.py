@@ -1,6 +1,5 @@
 """`ReplicaState`: the state of which each replica has its own, apart from the variables that all replicas share."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,6 @@ class ReplicaState:
         """Returns on the chief what a checkpoint holds: arrays [replicas, ...] by name. Collective."""
         return {}
 
-    def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Assigns what `gather` returned; what is missing in `arrays` is as at the start of a run."""
-
     def restore(self, saved: Saved | None) -> None:
         """Restores what `gather` returned; None: as at the start of a run. Collective."""
 
@@ -37,10 +33,6 @@ class JoinedState(ReplicaState):
 
     def gather(self) -> dict[str, np.ndarray]:
         return {name: array for state in self._states for name, array in state.gather().items()}
-
-    def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
-        for state in self._states:
-            state.assign(arrays)
 
     def restore(self, saved: Saved | None) -> None:
         for state in self._states:

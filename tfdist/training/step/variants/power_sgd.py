@@ -233,16 +233,12 @@ class ErrorState(ReplicaState):
                 first += part.stop - part.start
         return {name: numbers.reshape(-1, *self._errors[name].shape) for name, numbers in found.items()}
 
-    def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Assigns errors, float32 [replicas, ...] each by name; those that are missing in `arrays` become zeros.
+    def _assign(self, name: str, found: np.ndarray | None) -> None:
+        """Assigns errors, float32 [replicas, ...]; None: zeros.
 
         If they are those of another number of replicas, the first replica gets their sum and the others get zeros: all
         steps depend on the sum only.
         """
-        for name in self._errors:
-            self._assign(name, arrays.get(name))
-
-    def _assign(self, name: str, found: np.ndarray | None) -> None:
         first = replica_shard(self._cluster).first_replica
         for replica, variable in enumerate(self._cluster.local_values(self._errors[name].value), first):
             value = np.zeros(variable.shape, np.float32)
