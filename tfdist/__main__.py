@@ -26,10 +26,9 @@ TOOLS = {
     "runs": ("tfdist.tools.many_runs.runs", "List runs with state, progress and metrics; sort and filter them."),
     "compare": (
         "tfdist.tools.many_runs.compare",
-        "Show in what runs differ: fields, metrics, code; curves and a page.",
+        "Show in what runs differ: fields, metrics, states, code; curves and a page.",
     ),
     "verify": ("tfdist.tools.saved_runs.same_bits.verify", "Train parts of a finished run again, and compare hashes."),
-    "why": ("tfdist.tools.saved_runs.same_bits.why", "Find the first step at which two runs differ, and why."),
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
     "docs": ("tfdist.tools.start.pages", "Print the pages about tfdist."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),

@@ -9,6 +9,7 @@ intervals, over 1,000 choices of the command, beside the probability that the co
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import random
 import re
@@ -22,18 +23,74 @@ from collections.abc import Callable
 import h5py
 import numpy as np
 
-from tests.benchmark import planted_causes
-from tests.benchmark.planted_causes import field, rewrite
 from tfdist.checkpoint import format as checkpoint_format
 
 EVERY, STEPS, CHOSEN = 5, 30, 2
 INTERVALS = STEPS // EVERY
-OPTIONS = (
-    field("checkpoint.every.steps", str(EVERY)),
-    field("checkpoint.keep", "10"),
-    field("checkpoint.export", "true"),
-)
-LAST = f"{STEPS:08d}"
+REPOSITORY = pathlib.Path(__file__).parents[2]
+LAB = REPOSITORY / "tests" / "support" / "tampered_lab.py"
+CONFIG = f"""
+from tfdist import config as c
+
+def get_config():
+    return c.Config(
+        model={{"target": "my_lab:network", "num_classes": 10}},
+        data=c.Data(
+            source={{"target": "my_lab:digits", "path": "digits.npz"}},
+            prepare={{"target": "my_lab:prepare", "noise": 0.05}},
+            batch_size=96,
+        ),
+        objective={{"target": "my_lab:objective"}},
+        optimizer={{"target": "keras.optimizers:SGD", "momentum": 0.9, "weight_decay": 1e-3}},
+        learning_rate=c.LearningRate(peak=0.05),
+        train=c.Train(steps={STEPS}, clip_norm=100.0),
+        evaluation=c.Evaluation(every=c.Every(steps=10)),
+        checkpoint=c.Checkpoint(every=c.Every(steps={EVERY}), keep=10),
+        report=c.Report(every=c.Every(steps=1), tensorboard=False, state_hash="reports"),
+    )
+"""
+
+
+def field(name: str, value: str) -> str:
+    """An option of the command."""
+    return f"--config.{name}={value}"
+
+
+def rewrite(workdir: pathlib.Path, change: Callable[[dict], object], kind: str) -> None:
+    """Changes the lines of a kind in metrics.jsonl; removes those for which `change` returns False."""
+    path, kept = workdir / "metrics.jsonl", []
+    for line in map(json.loads, path.read_text().splitlines()):
+        if line["kind"] != kind or change(line) is not False:
+            kept.append(json.dumps(line) + "\n")
+    path.write_text("".join(kept))
+
+
+def environment() -> dict[str, str]:
+    """The environment of a process without a GPU."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""}
+
+
+def train(lab: pathlib.Path, workdir: pathlib.Path, *options: str) -> None:
+    """Trains in the folder of the lab."""
+    command = [sys.executable, "-m", "tfdist.main", "--config=my_config.py", f"--workdir={workdir}", *options]
+    done = subprocess.run(command, cwd=lab, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def make_lab(folder: pathlib.Path) -> None:
+    """Writes module, config and data of the runs."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(LAB, folder / "my_lab.py")
+    (folder / "my_config.py").write_text(CONFIG)
+    if not (folder / "digits.npz").is_file():
+        from tfdist.zoo import sources
+
+        arrays = {}
+        for split, end in (("train", ""), ("test", "_test")):
+            source = sources.digits(split)
+            examples = source.read(np.arange(len(source)))
+            arrays |= {f"{name}{end}": examples[name].numpy() for name in ("image", "label")}
+        np.savez(folder / "digits.npz", **arrays)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +107,7 @@ class Run:
     def train(self, *options: str) -> None:
         """Trains on."""
         (self.workdir / "finished.json").unlink(missing_ok=True)
-        planted_causes.train(self.lab, self.workdir, *OPTIONS, "--allow_config_changes", *options)
+        train(self.lab, self.workdir, "--allow_config_changes", *options)
 
     def return_to(self, step: int) -> None:
         """Removes the checkpoints after a step."""
@@ -136,9 +193,10 @@ def line(kind: str, step: int, **values: object) -> Tamper:
 
 def swapped(run: Run) -> None:
     """Exchanges the hashes of the steps 12 and 13."""
-    found = planted_causes.hashes(run.workdir)
+    lines = map(json.loads, (run.workdir / "metrics.jsonl").read_text().splitlines())
+    found = {each["step"]: each["hash"] for each in lines if each["kind"] == "state"}
     for step, other in ((12, 13), (13, 12)):
-        line("state", step, hash=found[other][0])(run)
+        line("state", step, hash=found[other])(run)
 
 
 def config(*names: str, value: object) -> Tamper:
@@ -156,13 +214,29 @@ def config(*names: str, value: object) -> Tamper:
 
 
 def data(example: int, feature: str) -> Tamper:
-    """Changes an example of the data."""
-    return lambda run: planted_causes.changed_data(example, feature, "digits.npz")(run.lab)
+    """Changes one pixel, or the label, of a training example."""
+
+    def tamper(run: Run) -> None:
+        with np.load(run.lab / "digits.npz") as file:
+            arrays = dict(file)
+        if feature == "image":
+            arrays["image"][example, 3, 4, 0] ^= 1
+        else:
+            arrays["label"][example] = (arrays["label"][example] + 1) % 10
+        np.savez(run.lab / "digits.npz", **arrays)
+
+    return tamper
 
 
 def code(old: str, new: str) -> Tamper:
-    """Changes the code."""
-    return lambda run: planted_causes.changed_line(old, new)(run.lab)
+    """Changes a part of the code."""
+
+    def tamper(run: Run) -> None:
+        text = (run.lab / "my_lab.py").read_text()
+        assert text.count(old) == 1, old
+        (run.lab / "my_lab.py").write_text(text.replace(old, new))
+
+    return tamper
 
 
 def skipped(first: int, last: int) -> Tamper:
@@ -191,7 +265,7 @@ def otherwise(first: int, last: int, *options: str, edit: Tamper | None = None) 
         if edit is not None:
             edit(run)
         run.train(field("train.steps", str(last)), *options)
-        planted_causes.make_lab(run.lab)
+        make_lab(run.lab)
         if (run.lab / "honest.npz").is_file():
             shutil.copy(run.lab / "honest.npz", run.lab / "digits.npz")
         run.train()
@@ -238,7 +312,7 @@ TAMPERINGS: dict[str, Tamper] = {
 def verify(lab: pathlib.Path, workdir: pathlib.Path, *options: str) -> tuple[int, list[str]]:
     """The exit code and the lines of the command."""
     command = [sys.executable, "-m", "tfdist", "verify", str(workdir), *options]
-    done = subprocess.run(command, cwd=lab, env=planted_causes.environment(), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=lab, env=environment(), capture_output=True, text=True)
     return done.returncode, done.stdout.splitlines() + ([] if done.returncode < 2 else done.stderr.splitlines()[-3:])
 
 
@@ -269,8 +343,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         honest = Run(folder / "lab", folder / "honest")
-        planted_causes.make_lab(honest.lab)
-        planted_causes.train(honest.lab, honest.workdir, *OPTIONS)
+        make_lab(honest.lab)
+        train(honest.lab, honest.workdir)
         refused = 0
         for seed in range(options.honest):
             code, lines = verify(honest.lab, honest.workdir, f"--seed={seed}", "--intervals=3")

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import topologies
 
+from tfdist.tools.many_runs import differences
 from tfdist.training import checkpointing
 
 OPTIONS = [
@@ -21,12 +22,14 @@ def hashes(workdir):
 
 @pytest.mark.slow
 def test_a_resumed_run_continues_the_list_of_hashes(tmp_path):
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    whole, resumed, changed = (tmp_path / name for name in ("whole", "resumed", "changed"))
     topologies.train(whole, *OPTIONS, "--config.report.state_hash=reports")
-    shutil.copytree(whole, resumed)
-    (resumed / checkpointing.FINISHED).unlink()
-    shutil.rmtree(resumed / "checkpoints" / "step-00000012")
-    topologies.train(resumed, *OPTIONS, "--config.report.state_hash=reports")
+    changes = ["--config.learning_rate.peak=0.07", "--allow_config_changes"]
+    for workdir, options in ((resumed, []), (changed, changes)):
+        shutil.copytree(whole, workdir)
+        (workdir / checkpointing.FINISHED).unlink()
+        shutil.rmtree(workdir / "checkpoints" / "step-00000012")
+        topologies.train(workdir, *OPTIONS, "--config.report.state_hash=reports", *options)
     expected = hashes(whole)
     assert [step for step, _ in sorted(expected)] == [0, 1, 2, 4, 6, 8, 10, 12]
     assert len({value for _, value in expected}) == 8
@@ -40,6 +43,12 @@ def test_a_resumed_run_continues_the_list_of_hashes(tmp_path):
     assert "'image' of the train split" in data["hashes"]
     (environment,) = topologies.records(whole, "environment")
     assert {"processor", "threads", "code", "config", "git"} <= environment.keys()
+    names = ["whole", "resumed", "changed"]
+    assert differences.states([whole, resumed], names[:2]) == (
+        "State: equal until step 12, the last of 8 after which all runs have a hash."
+    )
+    assert differences.states([whole, changed], names[::2]) == "State: equal until step 8, different at step 10."
+    assert differences.states([changed, resumed], names[:0:-1]) == "State: equal until step 8, different at step 9."
 
 
 def test_without_hashes_a_single_replica_computes_none(tmp_path):

@@ -48,6 +48,7 @@ COMMANDS: dict[str, str] = {
     "completion": "tfdist COMMAND --help lists the flags of a command, and with a config its fields.",
     "recipes": "tfdist runs lists runs with their configs and results.",
     "burnin": "test nodes with `dcgmi diag`, nccl-tests and stress-ng.",
+    "why": "`tfdist compare A B` names the first step at which the states differ, and what else does.",
 }
 # Flag of a command that still exists -> what to use instead.
 FLAGS: dict[str, str] = {

@@ -190,8 +190,7 @@ class Checkpoint:
     keep: int = 3
     """Number of newest checkpoints to keep, at least 1."""
     keep_every: Every = dataclasses.field(default_factory=Every)
-    """Interval of the checkpoints that are never removed, of those that `every` makes; none by default. From them steps
-    can be trained again (docs/same-bits.md)."""
+    """Interval of the checkpoints that are never removed, of those that `every` makes; none by default."""
     best_metric: str | None = None
     """Evaluation metric, such as "accuracy": the checkpoint with its best value is kept as well. None: no best
     checkpoint."""

@@ -15,9 +15,6 @@ from tfdist.report import files
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
-# The directory of copies of the user's code, by `kept_code`, and the largest file that is copied, in bytes.
-CODE = "code"
-_LARGEST_CODE = 2**20
 # Packages whose versions affect the results of a run.
 DISTRIBUTIONS = ("tfdist", "tensorflow", "keras", "numpy", "tensorflow-datasets", "ml-collections", "tensorboard")
 
@@ -66,23 +63,7 @@ def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) ->
         "code": code_hashes(),
     }
     files.write_json(os.path.join(workdir, ENVIRONMENT), described | extra)
-    for name, value in described["code"].items():
-        _keep_code(workdir, name, value)
     return described | extra
-
-
-def kept_code(workdir: str | os.PathLike[str], value: str) -> str:
-    """Returns the path of the copy of a file of the user's code in a workdir, by its hash; it may not exist."""
-    return os.path.join(workdir, CODE, f"{value}.py")
-
-
-def _keep_code(workdir: str | os.PathLike[str], name: str, value: str) -> None:
-    """Copies a file of the user's code, if there is no copy: `tfdist why` trains with it when the file has changed."""
-    target = kept_code(workdir, value)
-    if not os.path.isfile(name) or os.path.isfile(target) or os.path.getsize(name) > _LARGEST_CODE:
-        return
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    files.replace_file(target, files.read_file(name) or b"")
 
 
 def versions() -> dict[str, str]:
@@ -123,12 +104,12 @@ def code_hashes() -> dict[str, str]:
     modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
     for path in sorted({os.path.abspath(path) for path in modules if path and os.path.isfile(path)}):
         if path.startswith(here) and not path.startswith((libraries, os.path.join(package, ""))):
-            found[os.path.relpath(path)] = hash_of_files([path])
+            found[os.path.relpath(path)] = _hash_of_files([path])
     paths = [os.path.join(folder, name) for folder, _, names in os.walk(package) for name in names]
-    return found | {"tfdist": hash_of_files(sorted(path for path in paths if path.endswith(".py")))}
+    return found | {"tfdist": _hash_of_files(sorted(path for path in paths if path.endswith(".py")))}
 
 
-def hash_of_files(paths: list[str]) -> str:
+def _hash_of_files(paths: list[str]) -> str:
     """Returns a hash of the contents of files, one after another; those that cannot be read count as empty."""
     contents = []
     for path in paths:

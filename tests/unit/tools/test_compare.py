@@ -27,6 +27,14 @@ def describe(workdir, *, keras="3.15.1", commit="a" * 40, changed=False, host="o
     return workdir
 
 
+def hash_states(workdir, hashes, function="farmhash64"):
+    """Adds (step, hash of the state) to metrics.jsonl, as a run does."""
+    lines = [{"kind": "state", "step": step, "hash": one, "function": function} for step, one in hashes]
+    path = workdir / "metrics.jsonl"
+    path.write_text(path.read_text().rpartition("\n")[0] + "\n" + "".join(json.dumps(line) + "\n" for line in lines))
+    return workdir
+
+
 def compare(*arguments, cwd):
     """Runs `tfdist compare`; returns what it printed."""
     command = [sys.executable, "-m", "tfdist", "compare", *map(str, arguments)]
@@ -47,6 +55,89 @@ def test_only_what_differs_is_shown(tmp_path):
     found = {name: values for name, values in differences.aspects([one, two]).items() if len({*values}) > 1}
     assert found == {"keras": ["3.15.1", "3.14.0"], "topology": ["1 workers: 1 CPU each", "2 workers: 1 CPU each"]}
     assert differences.in_words({"a.b": 1, "c": None, "d": 2}, 2) == ["a.b 1", "c None", "and 1 more fields"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "sentence"),
+    [
+        (
+            [(0, "a"), (40, "b"), (45, "c")],
+            [(0, "a"), (40, "b"), (45, "d")],
+            "equal until step 40, different at step 45.",
+        ),
+        ([(0, "a"), (5, "b"), (9, "c")], [(0, "a"), (9, "d"), (12, "e")], "equal until step 0, different at step 9."),
+        (
+            [(0, "a"), (9, "b")],
+            [(0, "c"), (9, "b")],
+            "different at step 0, the first after which all runs have a hash.",
+        ),
+        (
+            [(0, "a"), (40, "b"), (45, "c")],
+            [(0, "a"), (40, "b")],
+            "equal until step 40, the last of 2 after which all runs have a hash.",
+        ),
+        # An evaluation has changed the state, and only one of them has recorded it before and after.
+        (
+            [(0, "a"), (9, "b")],
+            [(0, "a"), (9, "x"), (9, "b")],
+            "equal until step 9, the last of 2 after which all runs have a hash.",
+        ),
+        ([(4, "a")], [(5, "a")], "not compared, there is no step after which all runs have a hash."),
+        ([(4, "a")], [], "not compared, no hashes in metrics.jsonl of two."),
+        ([], [], "not compared, no hashes in metrics.jsonl of one, two."),
+    ],
+)
+def test_the_first_state_that_differs_is_named(tmp_path, first, second, sentence):
+    names = ["one", "two"]
+    runs = [hash_states(write_run(tmp_path / name), one) for name, one in zip(names, (first, second), strict=True)]
+    assert differences.states(runs, names) == f"State: {sentence}"
+
+
+def test_states_of_three_runs_and_of_other_functions(tmp_path):
+    runs = [
+        hash_states(write_run(tmp_path / name), [(0, "a"), (5, last)])
+        for name, last in (("one", "b"), ("two", "b"), ("three", "c"))
+    ]
+    assert differences.states(runs, ["one", "two", "three"]) == "State: equal until step 0, different at step 5."
+    on_gpu = hash_states(write_run(tmp_path / "gpu"), [(0, "z")], "multiply64")
+    assert differences.states([runs[0], on_gpu], ["one", "gpu"]) == (
+        "State: not compared, the hashes are of different functions: farmhash64, multiply64."
+    )
+
+
+def test_code_and_machines_that_differ_are_named(tmp_path):
+    runs = [describe(write_run(tmp_path / name)) for name in ("one", "two")]
+    facts = {
+        "git": {"commit": "a" * 40, "changed": True, "diff": "12345678"},
+        "code": {"my_lab.py": "aa", "other.py": "cc", "tfdist": "dd"},
+        "processor": "P",
+        "threads": {"cores": 2, "in an op": 0},
+        "gpu": {"driver": "580.1"},
+    }
+    changes = {
+        "git": {"commit": "a" * 40, "changed": True, "diff": "90abcdef"},
+        "code": {"my_lab.py": "bb", "other.py": "cc", "tfdist": "dd"},
+        "processor": "Q",
+        "threads": {"cores": 2, "in an op": 1},
+        "gpu": {"driver": "580.2"},
+    }
+    expected = {
+        "code": ["commit aaaaaaaaaa, changed 12345678", "commit aaaaaaaaaa, changed 90abcdef"],
+        "code of my_lab.py": ["aa", "bb"],
+        "processor": ["P", "Q"],
+        "threads: in an op": ["0", "1"],
+        "GPU: driver": ["580.1", "580.2"],
+    }
+    for other in (changes, facts):
+        for run, more in zip(runs, (facts, other), strict=True):
+            path = run / "environment.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | more))
+        found = differences.aspects(runs)
+        different = {name: values for name, values in found.items() if len({*values}) > 1}
+        assert different == (expected if other is changes else {})
+    assert found["imported code"] == ["equal", "equal"]
+    (runs[1] / "environment.json").unlink()  # No file of one of them is known.
+    assert not any("of my_lab" in name or name == "imported code" for name in differences.aspects(runs))
 
 
 @pytest.mark.slow
@@ -112,7 +203,11 @@ def test_the_command_writes_a_page_of_its_own(tmp_path):
     assert "script" not in page.tags and page.tags.count("table") == 3
     texts = (tmp_path / "lr" / "scatter.svg").read_text()
     assert "best.accuracy by learning_rate.peak" in texts and "band: smallest to largest" in texts and "half" in texts
+    for seed in (0, 1):
+        hash_states(tmp_path / "lr" / f"peak=0.1-seed={seed}", [(0, "a"), (10, f"{seed}")])
     one = compare("lr/peak=0.1-seed=0", "lr/peak=0.1-seed=1", "--out=both", cwd=tmp_path)
+    assert "\n\nState: equal until step 0, different at step 10.\n" in one
+    assert "State: equal until step 0" in (tmp_path / "both" / "compare.html").read_text()
     assert "seed" in one and "learning_rate.peak" not in one and "were not committed" in one
     assert sorted(path.name for path in (tmp_path / "both").iterdir()) == [
         *("compare.html", "curves.png", "curves.svg", "scatter.png", "scatter.svg"),

@@ -32,7 +32,7 @@ def tfdist(cwd, *words):
         slow(
             ["doctor", "--gpu", "digits"], "tfdist doctor: --gpu measures this machine: leave out the config, or --gpu."
         ),
-        slow(["why", "a", "b"], "tfdist why: {cwd}/a has no run: it has no metrics.jsonl. "),
+        (["why", "a", "b"], "tfdist why was removed: `tfdist compare A B` names "),
         (["lr_range", "--script=none.py"], "tfdist lr_range: --script=none.py: there is no file none.py."),
         slow(
             ["sweep", "digits", "--set=seed=0", "--pruner=X"],

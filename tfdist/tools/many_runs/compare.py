@@ -1,9 +1,9 @@
 """Compares runs: `python -m tfdist compare DIR DIR ...`: what differs, their metrics, pictures and a page.
 
 Each DIR is the workdir of a run, or a directory of several. Printed are only the fields of the configs that differ, the
-metrics side by side, and whether code, versions, data or topology differ. Written are curves.png, a scatter of a metric
-over a field (scatter.png; runs that differ only in their seed make a band), and compare.html, which holds all of it in
-one file.
+metrics side by side, whether code, versions, data or machines differ, and the first step at which the states do.
+Written are curves.png, a scatter of a metric over a field (scatter.png; runs that differ only in their seed make a
+band), and compare.html, which holds all of it in one file.
 
     python -m tfdist compare runs/digits runs/digits-large
     python -m tfdist compare sweeps/lr --x=learning_rate.peak --y=best.accuracy --out=sweeps/lr
@@ -58,7 +58,8 @@ def main(argv: list[str]) -> int:
     if different[0]:
         rows = [list(one.values()) for one in different]
         fields = _side_by_side("Fields that differ", list(different[0]), names, rows)
-    parts = [fields, _metrics_table(runs, names), *_aspects(runs, names)]
+    states = differences.states([run.workdir for run in runs], names)
+    parts = [fields, _metrics_table(runs, names), *_aspects(runs, names), states]
     print("\n\n".join(part if isinstance(part, str) else f"{part[0]}\n{tables.text(*part[1:])}" for part in parts))
     folder = Path(flags.FLAGS.out or os.path.commonpath([run.workdir.absolute() for run in runs])).expanduser()
     tables.make_folder(folder)
@@ -102,7 +103,7 @@ def _aspects(runs: Sequence[RunState], names: Sequence[str]) -> list[Part]:
         values = list(zip(*different.values(), strict=True))
         parts.append(_side_by_side("What else differs", list(different), names, values))
     known = [name for name, values in found.items() if name not in different and values[0] != "-"]
-    changed = "code" in known and "changed" in found["code"][0]
+    changed = "code" in known and found["code"][0].endswith("changed")  # By what is not known.
     hint = " The code had changes that were not committed, which may differ." if changed else ""
     return [*parts, *([f"Equal: {', '.join(known)}.{hint}"] if known else [])]
 

@@ -1,4 +1,4 @@
-"""In what runs differ: fields of their configs, code, versions, data, machines. Imports no TensorFlow."""
+"""In what runs differ: fields of their configs, states, code, versions, data, machines. Imports no TensorFlow."""
 
 import contextlib
 import hashlib
@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.checkpoint import directory
-from tfdist.config import diff
-from tfdist.report import files, run_info
+from tfdist.config import diff, text
+from tfdist.report import files, metrics_file, run_info
 
 # What no two runs share, in the roster of the workers.
 _OF_ONE_RUN = re.compile(r"host \S+, |pid \d+, ")
+# How metrics.jsonl begins the record of a hash of the state.
+_STATE = b'{"kind": "state"'
+# Runs that are named in a sentence.
+_MAX_NAMED = 5
 
 
 def fields(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -37,6 +41,35 @@ def in_words(values: dict[str, Any], most: int) -> list[str]:
     return [*words, *([f"and {len(values) - most} more fields"] if len(values) > most else [])]
 
 
+def states(workdirs: Sequence[Path], names: Sequence[str]) -> str:
+    """Returns a sentence about the first step after which the states of the runs differ, by their hashes."""
+    # Of each run, step -> hashes: an evaluation or a restored checkpoint may change a state.
+    hashes: list[dict[int, set[str]]] = []
+    functions: set[str] = set()
+    for workdir in workdirs:
+        hashes.append({})
+        for line in (files.read_file(workdir / metrics_file.METRICS) or b"").splitlines(keepends=True):
+            record = metrics_file.parse_line(line) if line.startswith(_STATE) else None
+            if record is not None:
+                hashes[-1].setdefault(record["step"], set()).add(record["hash"])
+                functions.add(record["function"])
+    without = [name for name, of_run in zip(names, hashes, strict=True) if not of_run]
+    if without:
+        return f"State: not compared, no hashes in metrics.jsonl of {text.list_names(without, _MAX_NAMED)}."
+    if len(functions) > 1:
+        return f"State: not compared, the hashes are of different functions: {', '.join(sorted(functions))}."
+    common = sorted(set.intersection(*map(set, hashes)))
+    if not common:
+        return "State: not compared, there is no step after which all runs have a hash."
+    different = [step for step in common if not set.intersection(*(of_run[step] for of_run in hashes))]
+    if not different:
+        return f"State: equal until step {common[-1]}, the last of {len(common)} after which all runs have a hash."
+    if different[0] == common[0]:
+        return f"State: different at step {common[0]}, the first after which all runs have a hash."
+    before = common[common.index(different[0]) - 1]
+    return f"State: equal until step {before}, different at step {different[0]}."
+
+
 def aspects(workdirs: Sequence[Path]) -> dict[str, list[str]]:
     """Returns what environment.json, data.json and the newest checkpoint say besides the configs.
 
@@ -44,17 +77,20 @@ def aspects(workdirs: Sequence[Path]) -> dict[str, list[str]]:
         "code", "keras", "data", ... -> a value for each run, "-" where its files do not say it.
     """
     environments = [_read(workdir / run_info.ENVIRONMENT) for workdir in workdirs]
-    packages = dict.fromkeys(name for each in environments for name in _dict(each, "versions"))
     onednn = [_dict(each, "onednn").get("enabled") for each in environments]
     return {
         "code": [_code(each) for each in environments],
+        **_code_files(environments),
         "Python": [str(each.get("python", "-")) for each in environments],
-        **{name: [str(_dict(each, "versions").get(name, "-")) for each in environments] for name in packages},
+        **_entries("", environments, "versions"),
         "data": [str(_read(workdir / "data.json").get("examples", "-")) for workdir in workdirs],
         "content of the data": [_hash(workdir) for workdir in workdirs],
         "topology": [topology(each) for each in environments],
         "host of the chief": [str(each.get("host", "-")) for each in environments],
         "system": [str(each.get("platform", "-")) for each in environments],
+        "processor": [str(each.get("processor") or "-") for each in environments],
+        **_entries("threads: ", environments, "threads"),
+        **_entries("GPU: ", environments, "gpu"),
         "oneDNN": ["-" if one is None else "on" if one else "off" for one in onednn],
     }
 
@@ -71,9 +107,24 @@ def _dict(values: dict[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _entries(title: str, environments: Sequence[dict[str, Any]], section: str) -> dict[str, list[str]]:
+    names = dict.fromkeys(name for each in environments for name in _dict(each, section))
+    return {f"{title}{name}": [str(_dict(each, section).get(name, "-")) for each in environments] for name in names}
+
+
 def _code(environment: dict[str, Any]) -> str:
     git = _dict(environment, "git")
-    return f"commit {git['commit'][:10]}{', changed' if git.get('changed') else ''}" if git.get("commit") else "-"
+    changed = f", changed {git.get('diff', '')[:10]}".rstrip() if git.get("changed") else ""
+    return f"commit {git['commit'][:10]}{changed}" if git.get("commit") else "-"
+
+
+def _code_files(environments: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Returns the hashes of the files of the code that differ; one entry, if none does; {}: not all are known."""
+    if not all(_dict(each, "code") for each in environments):
+        return {}
+    found = _entries("code of ", environments, "code")
+    different = {name: values for name, values in found.items() if len({*values}) > 1}
+    return different or {"imported code": ["equal" for _ in environments]}
 
 
 def _hash(workdir: Path) -> str:

@@ -4,9 +4,7 @@ import collections
 import dataclasses
 import zipfile
 from collections.abc import Iterator, Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import h5py
 import keras
@@ -15,15 +13,10 @@ import numpy as np
 from tfdist import config as config_lib
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.config import text as text_lib
-from tfdist.tools.saved_runs.same_bits import inside_step
-from tfdist.training import checkpointing, setup, state
+from tfdist.training import setup, state
 from tfdist.training.consistency import hashing, start_checks
 from tfdist.training.loop_tools import LoopTools, make_silent_tools
 from tfdist.training.run import Run
-
-# Variables that are named in a comparison.
-_MAX_VARIABLES = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,108 +93,3 @@ def open_replay(config: config_lib.Config, checkpoints: Path, scratch: Path) -> 
         checkpoints=checkpoints,
         initial=checkpoint_format.snapshot(run.variables),
     )
-
-
-class Ended(Exception):
-    """The other process has asked for the end."""
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Served:
-    """Stands in for the runner of training steps: one step in each execution, and commands before and after it."""
-
-    connection: Connection
-    tools: Any
-    state: Any
-    # The run's own runner.
-    steps: Any
-    # The values of all variables before the last step.
-    before: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    # What `inside_step.record` found in the last step, by part and name.
-    found: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-
-    def __call__(self, iterator: Any, max_steps: int, first: int = 0) -> Any:
-        """Runs one step; as `execution.StepRunner`."""
-        self.pause("before")
-        self.before = self._snapshot()
-        done = self.steps(iterator, 1, first)
-        self.pause("after", 1)
-        return done
-
-    @property
-    def length(self) -> Any:
-        """As of the run's own runner."""
-        return self.steps.length
-
-    def pop_time_fractions(self) -> list[tuple[float, float, float]]:
-        """As of the run's own runner."""
-        return self.steps.pop_time_fractions()
-
-    def pause(self, place: str, done: int = 0) -> None:
-        """Sends the hash of the state "before" or "after" a step, and answers commands until one is "go"."""
-        self.connection.send((place, self.state.step + done, hash_state(self.tools)))
-        while True:
-            try:
-                command, argument = self.connection.recv()
-            except EOFError:
-                raise Ended from None
-            if command == "go":
-                return
-            self.connection.send(getattr(self, command)(argument))
-
-    def variables(self, _: Any) -> dict[str, str]:
-        """Returns a hash of each variable now."""
-        return {name: inside_step.hash_array(value) for name, value in self._snapshot().items()}
-
-    def save(self, _: Any) -> None:
-        """Saves a checkpoint in the scratch directory."""
-        checkpointing.save(self.tools, self.state, scheduled=False)
-        checkpointing.wait_until_saved(self.tools, self.state)
-
-    def inside(self, _: Any) -> dict[str, Any]:
-        """Makes the last step again, and returns the hashes of what it computed; see `inside_step.record`."""
-        after = self._snapshot()
-        self._assign(self.before)
-        found, self.found = inside_step.record(self.tools.run, self.state.step)
-        self._assign(after)
-        return found
-
-    def row(self, place: tuple[str, str, int]) -> np.ndarray:
-        """Returns one example, (part, feature, place in the batch), that the last `inside` has found."""
-        part, name, row = place
-        return np.asarray(self.found[part][name][row])
-
-    def compare(self, path: str) -> str:
-        """Returns in words how the variables of a checkpoint differ from those now."""
-        saved = checkpoint_format.verify(Path(path))
-        return describe_arrays(self._snapshot(), dict(checkpoint_format.read(saved, list(saved.arrays))))
-
-    def _snapshot(self) -> dict[str, np.ndarray]:
-        return checkpoint_format.snapshot(self.tools.run.variables)
-
-    def _assign(self, values: dict[str, np.ndarray]) -> None:
-        for name, variable in self.tools.run.variables.items():
-            checkpoint_format.tf_variable(variable).assign(values[name])
-
-
-def describe_arrays(trained: Mapping[str, np.ndarray], saved: Mapping[str, np.ndarray]) -> str:
-    """Returns which variables of a checkpoint, `saved`, differ from those that were trained again, and how."""
-    names = [name for name in trained if name in saved and saved[name].tobytes() != trained[name].tobytes()]
-    if not names:
-        return "no variable differs"
-    described = [f"{name} ({_elements(trained[name], saved[name])})" for name in names]
-    return f"{len(names)} of {len(trained)} variables differ: {text_lib.list_names(described, _MAX_VARIABLES)}"
-
-
-def _elements(trained: np.ndarray, saved: np.ndarray) -> str:
-    if trained.shape != saved.shape or trained.dtype != saved.dtype:
-        return f"{trained.dtype}{list(trained.shape)} and {saved.dtype}{list(saved.shape)}"
-    size = trained.dtype.itemsize
-    first, second = (np.ascontiguousarray(one).reshape(-1).view(np.uint8).reshape(-1, size) for one in (trained, saved))
-    places = (first != second).any(axis=1).nonzero()[0]
-    text = f"{len(places)} of {trained.size} elements"
-    if len(places) == 1:
-        bits = int(np.unpackbits(first[places[0]] ^ second[places[0]]).sum())
-        at = [int(one) for one in np.unravel_index(places[0], trained.shape)]
-        text = f"element {at}, {bits} bit{'s' * (bits > 1)} of {8 * size}"
-    return text

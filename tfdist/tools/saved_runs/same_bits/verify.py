@@ -23,13 +23,11 @@ from absl import flags
 
 from tfdist.checkpoint import directory
 from tfdist.cluster.devices import onednn
-from tfdist.config import tensorflow_log
+from tfdist.config import diff, tensorflow_log
 from tfdist.config.command_line import tool_words
-from tfdist.report import run_info
+from tfdist.report import metrics_file, read_back, run_info
 from tfdist.tools import child_runs
 from tfdist.tools.saved_runs import saved as saved_lib
-from tfdist.tools.saved_runs.same_bits import chain as chain_lib
-from tfdist.tools.saved_runs.same_bits.chain import Chain
 from tfdist.tools.saved_runs.saved import SavedRun
 
 USAGE = "DIR [flags]"
@@ -50,22 +48,21 @@ def main(argv: list[str]) -> int:
     """Prints what was checked; returns 0 if all hashes are equal, 1 if one is not, 2 if the run cannot be checked."""
     try:
         saved = saved_lib.open_run(argv[1])
-        chain = chain_lib.read(saved.workdir)
-        check(saved, chain)
+        recorded, starts = _read_states(saved.workdir), _read_starts(saved.workdir)
+        check(saved, starts)
     except ValueError as error:
         print(f"tfdist verify: {error}", file=sys.stderr)
         return 2
     tensorflow_log.announce()
     onednn.choose(os.environ, saved.workdir)
-    for line in other_machine(chain):
+    for line in other_machine(starts[-1]):
         print(f"tfdist verify: {line}: the same steps may have other hashes here", file=sys.stderr)
     seed = random.SystemRandom().randrange(2**31) if flags.FLAGS.seed is None else flags.FLAGS.seed
-    recorded = chain.by_step()
     steps = sorted({*directory.steps(saved.checkpoints), *([0] if 0 in recorded else [])} & recorded.keys())
     intervals = list(itertools.pairwise(steps))  # Which can be trained again: from the start, and kept checkpoints.
     chosen = sorted(random.Random(seed).sample(intervals, min(flags.FLAGS.intervals, len(intervals))))
     with tempfile.TemporaryDirectory() as scratch:
-        wrong = list(differences(saved, chain, chosen, Path(scratch)))
+        wrong = list(differences(saved, recorded, starts[-1], chosen, Path(scratch)))
     for line in wrong:
         print(line)
     shown = ", ".join(f"{first} to {last}" for first, last in chosen) or "none"
@@ -79,7 +76,29 @@ def main(argv: list[str]) -> int:
     return 1 if wrong else 0
 
 
-def check(saved: SavedRun, chain: Chain) -> None:
+def _read_states(workdir: Path) -> dict[int, str]:
+    """Returns the last hash of each step; raises ValueError if there is none."""
+    states = {record["step"]: record["hash"] for record in child_runs.reports(workdir, "state")}
+    if not states:
+        raise ValueError(
+            f"{workdir / metrics_file.METRICS} has no hashes of states: give the workdir of a run that this version of "
+            'tfdist has trained, without config.report.state_hash="none".'
+        )
+    return states
+
+
+def _read_starts(workdir: Path) -> list[dict[str, Any]]:
+    """Returns what each start was made of: "processor", "versions.keras", "data.'image' of the train split", ..."""
+    starts, environment = [], {}
+    for record in read_back.read_records(workdir / metrics_file.METRICS):
+        if record.get("kind") == "environment":
+            environment = record
+        elif record.get("kind") == "data":  # Follows the environment of its start.
+            starts.append(dict(diff.flatten(environment | {"data": record["hashes"]})))
+    return starts
+
+
+def check(saved: SavedRun, starts: list[dict[str, Any]]) -> None:
     """Checks that the steps of a run can be trained again here; raises ValueError, which says why, if they cannot."""
     config = saved.config
     if config is None:
@@ -90,17 +109,16 @@ def check(saved: SavedRun, chain: Chain) -> None:
         raise ValueError(
             f'{saved.workdir} has train.nonfinite="rollback": after a rollback its steps depend on others.'
         )
-    starts = {start.facts.get("replicas.workers") for start in chain.starts}
-    if config.train.virtual_replicas is None and starts != {1}:
+    workers = {start.get("replicas.workers") for start in starts}
+    if config.train.virtual_replicas is None and workers != {1}:
         raise ValueError(
             f"{saved.workdir} was trained by several workers, and this command is one: their sums have other bits. "
             "Runs with config.train.virtual_replicas can be checked on any number of replicas."
         )
 
 
-def other_machine(chain: Chain) -> Iterator[str]:
-    """Yields what of this machine differs from that of the run, and changes bits."""
-    facts = chain.starts[-1].facts
+def other_machine(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what of this machine differs from that of the run, by the facts of its last start, and changes bits."""
     now = {"processor": onednn.read_processor().name, "onednn.enabled": onednn.current(os.environ).enabled}
     versions = run_info.versions()
     now |= {f"versions.{name}": versions.get(name) for name in ("tensorflow", "keras", "numpy")}
@@ -109,13 +127,13 @@ def other_machine(chain: Chain) -> Iterator[str]:
             yield f"{name} was {facts[name]} and is {value} here"
 
 
-def differences(saved: SavedRun, chain: Chain, chosen: list[tuple[int, int]], scratch: Path) -> Iterator[str]:
+def differences(
+    saved: SavedRun, recorded: dict[int, str], facts: Mapping[str, Any], chosen: list[tuple[int, int]], scratch: Path
+) -> Iterator[str]:
     """Yields a line for each hash of data, checkpoints and `chosen` intervals that is not the recorded one."""
     from tfdist.tools.saved_runs.same_bits import replay as replay_lib
 
-    recorded = chain.by_step()
     replay = replay_lib.open_replay(saved.config, saved.checkpoints, scratch)
-    facts = chain.starts[-1].facts
     for name, value in replay_lib.hash_data(replay.run).items():
         yield from _compare(f"data: {name}", value, facts.get(f"data.{name}"))
     steps = directory.steps(saved.checkpoints)
