@@ -21,6 +21,7 @@ import time
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfdist import config
@@ -64,6 +65,16 @@ def scalars(workdir, run="train"):
     tags = accumulator.Tags()["scalars"]
     values = {tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in tags}
     return {tag: pairs for tag, pairs in values.items() if pairs}
+
+
+def tensor_steps(workdir, run="train"):
+    """Returns the steps of each tag as TensorBoard reads them without its data server."""
+    accumulator = plugin_event_accumulator.EventAccumulator(
+        str(workdir / "tensorboard" / run), tensor_size_guidance={"scalars": 0}
+    )
+    accumulator.Reload()
+    tags = accumulator.Tags()["tensors"]
+    return {tag: [event.step for event in accumulator.Tensors(tag)] for tag in tags}
 
 
 @contextlib.contextmanager
@@ -363,6 +374,8 @@ for step in itertools.count(start + 1):
         whole = [line for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines(True) if line.endswith(b"\n")]
         steps = [json.loads(line)["step"] for line in whole if b'"train"' in line]
         assert steps[: reached + 1] == list(range(1, reached + 1)) + steps[reached : reached + 1]
+        # The events up to the kill, too, by the reader that stops at the first record that is not complete.
+        assert [step for step, _ in scalars(tmp_path)["by_step/loss"]][:reached] == list(range(1, reached + 1))
         start = reached - 3
     metrics_file.trim_metrics(str(tmp_path / "metrics.jsonl"), start)
     assert [line["step"] for line in read_lines(tmp_path) if line["kind"] == "train"] == list(range(1, start + 1))
@@ -424,16 +437,29 @@ def test_tensorboard_has_each_step_and_epoch_once_however_often_a_run_resumes(tm
     found = scalars(tmp_path)
     assert found["by_step/loss"] == list(zip((100, 200, 300, 400), expected, strict=True))
     assert found["by_epoch/loss"] == list(zip((1, 2, 3, 4), expected, strict=True))
-    assert scalars(tmp_path, "evaluation") == {"by_step/loss": [(100, 0.25)], "by_epoch/loss": [(1, 0.25)]}
+    assert {tag: [100, 200, 300, 400] for tag in found} | {"by_epoch/loss": [1, 2, 3, 4]} == tensor_steps(tmp_path)
+    # Not written again, so that of the step before the restart is the last one. Its epoch stays until another ends.
+    assert scalars(tmp_path, "evaluation")["by_step/loss"] == [(100, 0.25)]
+    more = open_quiet(tmp_path, event_format=EventRecords, resume_step=400, resume_evaluated=100)
+    more.evaluation(200, {"loss": 0.5}, seconds=1.0, num_examples=3)
+    more.close()
+    assert scalars(tmp_path, "evaluation") == {
+        "by_step/loss": [(100, 0.25), (200, 0.5)],
+        "by_epoch/loss": [(1, 0.25), (2, 0.5)],
+    }
+    assert scalars(tmp_path) == found  # Nothing is void after a run that was complete.
     (tmp_path / "tensorboard" / "train" / "events.out.tfevents.9.empty").touch()
     (tmp_path / "tensorboard" / "train" / "events.out.tfevents.9.other").write_bytes(b"no events" * 9)
-    open_quiet(tmp_path, event_format=EventRecords, resume_step=200).close()
-    assert scalars(tmp_path)["by_epoch/loss"] == list(zip((1, 2), expected[:2], strict=True))
+    again = open_quiet(tmp_path, event_format=EventRecords, resume_step=200)
+    train(again, 300, loss=9.0)
+    again.close()
+    assert scalars(tmp_path)["by_step/loss"] == [*zip((100, 200, 300), (*expected[:2], 9.0), strict=True)]
+    assert scalars(tmp_path)["by_epoch/loss"] == [*zip((1, 2, 3), (*expected[:2], 9.0), strict=True)]
     open_quiet(tmp_path, event_format=EventRecords, resume_step=0).close()  # The run starts again.
-    assert scalars(tmp_path) == {} and len(list((tmp_path / "tensorboard" / "train").iterdir())) == 1
+    assert scalars(tmp_path) == {}
 
 
-def test_a_start_reads_only_what_was_written_since_the_last_one(tmp_path):
+def test_a_start_leaves_the_event_files_of_earlier_ones_as_they_are(tmp_path):
     size = {"steps": 100, "num_examples": 6400, "wait_share": None}
 
     def start(after: int, *steps: int) -> None:
@@ -444,17 +470,13 @@ def test_a_start_reads_only_what_was_written_since_the_last_one(tmp_path):
         reporter.close()
 
     start(0, 100, 200, 300)
-    first_events = list((tmp_path / "tensorboard").rglob("*tfevents*"))
-    assert len(first_events) == 2
-    start(200, 300, 400, 500)  # Removes 300 from the first files.
-    # A start that reads these removes them.
-    for path in first_events:
-        path.write_bytes(path.read_bytes() + b"incomplete")
-    untouched = {path: path.read_bytes() for path in first_events}
+    start(200, 300, 400, 500)
+    earlier = {path: path.read_bytes() for path in (tmp_path / "tensorboard").rglob("*tfevents*")}
+    assert len(earlier) == 4
     metrics = tmp_path / "metrics.jsonl"
+    # A start that reads this line removes it: it reads only what was written since the last one.
     metrics.write_bytes(b'{"kind": "incomplete"\n' + metrics.read_bytes())
     start(400, 500, 600)
-    assert all(path.read_bytes() == content for path, content in untouched.items())
     assert metrics.read_bytes().startswith(b'{"kind": "incomplete"\n')
     lines = read_back.read_records(metrics)
     for kind in ("train", "evaluation"):
@@ -463,8 +485,10 @@ def test_a_start_reads_only_what_was_written_since_the_last_one(tmp_path):
     start(100, 200)  # The newer checkpoints were damaged: before the second start.
     lines = read_back.read_records(metrics)
     assert [line["step"] for line in lines if line["kind"] == "train"] == [100, 200]
-    assert [step for step, _ in scalars(tmp_path)["by_step/loss"]] == [100, 200]
-    assert [step for step, _ in scalars(tmp_path, "evaluation")["by_step/loss"]] == [100, 200]
+    for run in ("train", "evaluation"):
+        assert [step for step, _ in scalars(tmp_path, run)["by_step/loss"]] == [100, 200]
+        assert [epoch for epoch, _ in scalars(tmp_path, run)["by_epoch/loss"]] == [1, 2]
+    assert all(path.read_bytes() == content for path, content in earlier.items())
 
 
 def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_path, capfd):
@@ -523,6 +547,42 @@ def test_a_full_disk_is_reported_once_and_training_continues(tmp_path, capfd):
     reporter.close()
     assert [line["step"] for line in read_lines(tmp_path) if line["kind"] == "train"] == [*range(1, 21), 50]
     assert [step for step, _ in scalars(tmp_path)["by_step/loss"]] == [*range(1, 21), 30, 40, 50]
+
+
+def test_a_disk_without_space_costs_the_records_of_that_time(tmp_path, capfd):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tfdist", disk], capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    try:
+        reporter = open_quiet(disk, event_format=EventRecords, resume_step=0)
+        train(reporter, 1)
+        (events,) = (disk / "tensorboard" / "train").iterdir()
+        with (disk / "other").open("wb", buffering=0) as other, contextlib.suppress(OSError):
+            while other.write(bytes(512)):
+                pass
+        written = events.stat().st_size
+        for step in range(2, 200):  # What is left of the last page is filled first, the last of it in part.
+            train(reporter, step)
+        warnings = capfd.readouterr().err.splitlines()
+        assert len(warnings) == 2 and all("(No space left on device). Training continues" in one for one in warnings)
+        assert written < events.stat().st_size < written + 4096
+        (disk / "other").unlink()
+        train(reporter, 200)
+        reporter.close()
+        steps = [step for step, _ in scalars(disk)["by_step/loss"]]
+        kept = len(steps) - 1
+        assert 1 < kept < 199 and steps == [*range(1, kept + 1), 200]
+        with (disk / "other").open("wb", buffering=0) as other, contextlib.suppress(OSError):
+            while other.write(bytes(512)):
+                pass
+        warnings = []
+        assert EventRecords.open_files(str(disk), 100, None, evaluates=False, warn=warnings.append) == {}
+        place = disk / "tensorboard" / "train"
+        (line,) = warnings
+        assert line.startswith(f"WARNING: no records for TensorBoard: {place} cannot be written (No space left")
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
 
 
 def test_metrics_that_are_deleted_or_replaced_in_a_live_run_lose_no_record(tmp_path, capfd):

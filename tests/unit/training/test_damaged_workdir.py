@@ -147,8 +147,8 @@ QUICK = [
 def test_a_damaged_file_gives_one_message_or_is_passed_over(finished, tmp_path, capsys, name, how):
     run, path = copied(finished, tmp_path / "run", name, how)
     code, said = start(run, capsys)
-    if name.startswith("tensorboard/") and how not in CONTENTS:
-        assert code == 0 and f"{path} cannot be read" in said
+    if name.startswith("tensorboard/"):  # Not read by a start.
+        assert code == 0 and not said
     if name in ("finished.json", "config.json"):
         assert code == 1 and ((str(path) in said and "remove it" in said) or "different config" in said)
     if name == "metrics.jsonl":
