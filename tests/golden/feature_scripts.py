@@ -29,7 +29,7 @@ class OwnStep(keras.Sequential):
 
     def __init__(self, layers: list, **options) -> None:
         super().__init__(layers, **options)
-        self.noise, self.mean = keras.random.SeedGenerator(11), keras.metrics.Mean(name="loss")
+        self.noise, self.mean = keras.random.SeedGenerator(11), keras.metrics.Mean(name="total")
 
     def train_step(self, data: tuple) -> dict[str, tf.Tensor]:
         """Makes one step, with a tape."""
