@@ -18,7 +18,10 @@ COMMANDS: dict[str, str] = {}
 # Flag of a command that still exists -> what to use instead.
 FLAGS: dict[str, str] = {}
 # Module of tfdist that configs may have named -> what to use instead.
-MODULES: dict[str, str] = {}
+MODULES: dict[str, str] = {
+    "tfdist.tools.many_runs.trackers": "name the library's own callback, such as mlflow.keras:MlflowCallback "
+    "(docs/many-runs.md).",
+}
 
 
 def of_field(name: str) -> str:

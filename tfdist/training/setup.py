@@ -68,7 +68,7 @@ def build_run(
     check_names(config, context.names)
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
     notes = (*feed.about.notes, *precision_notes, warmup_note, learning_rate.note(config))
-    callbacks = specs.part("callbacks")(config, cluster, context, sizes, workdir) if config.callbacks else NoCallbacks()
+    callbacks = specs.part("callbacks")(config, cluster, context, sizes) if config.callbacks else NoCallbacks()
     run = Run(
         config=config,
         workdir=workdir,

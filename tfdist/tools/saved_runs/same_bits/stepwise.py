@@ -22,10 +22,10 @@ from tfdist.report import run_info
 
 # The file in the scratch directory with what the process printed.
 LOG = "log"
-# Of Keras, what only writes or sends; and trackers. They change no state, and their files and servers are the run's.
+# Of Keras, MLflow and W&B, what only writes or sends: it changes no state, and its files and servers are the run's.
 _ONLY_WRITE = re.compile(
     r"keras\..*(BackupAndRestore|CSVLogger|ModelCheckpoint|RemoteMonitor|TensorBoard|ProgbarLogger)$"
-    r"|tfdist\.tools\.many_runs\.trackers:"
+    r"|(mlflow|wandb)\."
 )
 
 
