@@ -16,7 +16,15 @@ VALUES: dict[tuple[str, Any], str] = {}
 # Command -> what to use instead.
 COMMANDS: dict[str, str] = {}
 # Flag of a command that still exists -> what to use instead.
-FLAGS: dict[str, str] = {}
+FLAGS: dict[str, str] = {
+    "to": "tfdist export has --format=tf_saved_model, onnx or litert.",
+    "out": "tfdist export takes the file as its last word: tfdist export RUN --format=onnx OUT.",
+    "format=savedmodel": "use --format=tf_saved_model.",
+    "format=tflite": "use --format=litert, as LiteRT is the new name of TensorFlow Lite.",
+    "format=safetensors": "arrays.npz of a checkpoint has the weights by their names.",
+    "format=jax": "load model.keras in a process with KERAS_BACKEND=jax.",
+    "format=keras": "model.keras is in the workdir of a finished run.",
+}
 # Module of tfdist that configs may have named -> what to use instead.
 MODULES: dict[str, str] = {
     "tfdist.tools.many_runs.trackers": "name the library's own callback, such as mlflow.keras:MlflowCallback "
