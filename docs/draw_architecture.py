@@ -98,7 +98,8 @@ def read_package(folder: pathlib.Path) -> Architecture:
     """
     packages, imports = set(), {}
     for path in sorted(folder.rglob("*.py")):
-        if path == folder / "configs.py":  # It names the folder configs/, and imports nothing.
+        # They name the folder configs/ and modules that are gone, and import neither.
+        if path in (folder / "configs.py", folder / "config" / "removed.py"):
             continue
         source, parts = path.read_text(), path.relative_to(folder).with_suffix("").parts
         names = [".".join(parts[:length]) for length in range(1, len(parts))] or [parts[0]]

@@ -22,7 +22,7 @@ TOOLS = {
         "tfdist.tools.saved_runs.inspection",
         "Show what a run gets wrong: pictures, confusion matrix, classes.",
     ),
-    "export": ("tfdist.tools.saved_runs.export", "Write the model of a run as a SavedModel, ONNX, TFLite and others."),
+    "export": ("tfdist.tools.saved_runs.export", "Write the model of a run as a SavedModel, ONNX or LiteRT."),
     "runs": ("tfdist.tools.many_runs.runs", "List runs with state, progress and metrics; sort and filter them."),
     "compare": (
         "tfdist.tools.many_runs.compare",

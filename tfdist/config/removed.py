@@ -5,7 +5,7 @@ A command line or a config that names one of these gets its sentence, and no gue
 
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from tfdist.config import schema
@@ -50,16 +50,29 @@ COMMANDS: dict[str, str] = {
     "burnin": "test nodes with `dcgmi diag`, nccl-tests and stress-ng.",
     "why": "`tfdist compare A B` names the first step at which the states differ, and what else does.",
 }
-# Flag of a command that still exists -> what to use instead.
-FLAGS: dict[str, str] = {
-    "noise_scale": "`tfdist sweep` trains with several batch sizes, and compares the runs.",
-    "target_run": "`tfdist sweep` trains with several batch sizes, and compares the runs.",
-    "virtual_replicas": "a config has them, in train.virtual_replicas (docs/same-bits.md).",
-    "recompute_mb": "make layers of the model in a keras.RematScope (docs/scripts.md).",
-    "subprocesses": "commands that a script starts run on every worker; docs/scripts.md says how to run one once.",
+# (flag, another flag that its command has now, or "") -> what to use instead.
+FLAGS: dict[tuple[str, str], str] = {
+    ("noise_scale", ""): "`tfdist sweep` trains with several batch sizes, and compares the runs.",
+    ("target_run", ""): "`tfdist sweep` trains with several batch sizes, and compares the runs.",
+    ("virtual_replicas", ""): "a config has them, in train.virtual_replicas (docs/same-bits.md).",
+    ("recompute_mb", ""): "make layers of the model in a keras.RematScope (docs/scripts.md).",
+    (
+        "subprocesses",
+        "",
+    ): "commands that a script starts run on every worker; docs/scripts.md says how to run one once.",
+    ("to", "format"): "tfdist export has --format=tf_saved_model, onnx or litert.",
+    ("out", "format"): "tfdist export takes the file as its last word: tfdist export RUN --format=onnx OUT.",
+    ("format=savedmodel", ""): "use --format=tf_saved_model.",
+    ("format=tflite", ""): "use --format=litert, as LiteRT is the new name of TensorFlow Lite.",
+    ("format=safetensors", ""): "arrays.npz of a checkpoint has the weights by their names.",
+    ("format=jax", ""): "load model.keras in a process with KERAS_BACKEND=jax.",
+    ("format=keras", ""): "model.keras is in the workdir of a finished run.",
 }
 # Module of tfdist that configs may have named -> what to use instead.
-MODULES: dict[str, str] = {}
+MODULES: dict[str, str] = {
+    "tfdist.tools.many_runs.trackers": "name the library's own callback, such as mlflow.keras:MlflowCallback "
+    "(docs/many-runs.md).",
+}
 
 
 def of_field(name: str) -> str:
@@ -99,9 +112,16 @@ def of_command(name: str) -> str:
     return f"tfdist {name} was removed: {COMMANDS[name]}" if name in COMMANDS else ""
 
 
-def of_flag(name: str) -> str:
-    """Returns the sentence for a flag, without its dashes; "": there was none of this name."""
-    return f"--{name} was removed: {FLAGS[name]}" if name in FLAGS else ""
+def of_flag(name: str, known: Container[str] = ()) -> str:
+    """Returns the sentence for a flag of a command, without its dashes; "": there was none of this name.
+
+    Args:
+        known: the flags that the command has.
+    """
+    for (flag, beside), instead in FLAGS.items():
+        if flag == name and (not beside or beside in known):
+            return f"--{name} was removed: {instead}"
+    return ""
 
 
 def of_module(name: str) -> str:

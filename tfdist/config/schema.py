@@ -293,8 +293,7 @@ class Config:
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
     callbacks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """Keras callbacks, one spec each: [{"target": "keras.callbacks:EarlyStopping", "monitor": "val_loss"}]. Their logs
-    contain the objective's values, and those of the evaluation as val_NAME. Those for trackers:
-    tfdist.tools.many_runs.trackers."""
+    contain the objective's values, and those of the evaluation as val_NAME. MLflow's and W&B's: docs/many-runs.md."""
     report: Report = dataclasses.field(default_factory=Report)
     cluster: ClusterOptions = dataclasses.field(default_factory=ClusterOptions)
     seed: int = 0

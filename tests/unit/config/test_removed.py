@@ -100,9 +100,10 @@ def test_commands_and_flags_get_their_sentences_from_the_terminal(tmp_path):
     assert code == 1 and "config.train.shard_optimizer was removed: " in text and text.endswith("Received: True")
 
 
-@pytest.mark.parametrize("name", removed.FLAGS)
-def test_a_removed_flag_gets_its_sentence(name):
-    assert removed.of_flag(name) == f"--{name} was removed: {removed.FLAGS[name]}"
+@pytest.mark.parametrize(("flag", "beside"), removed.FLAGS)
+def test_a_removed_flag_gets_its_sentence(flag, beside):
+    sentence = f"--{flag} was removed: {removed.FLAGS[flag, beside]}"
+    assert removed.of_flag(flag, [beside]) == sentence and removed.of_flag(flag, ()) == ("" if beside else sentence)
 
 
 def test_each_sentence_ends_and_stands_alone():

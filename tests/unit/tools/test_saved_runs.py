@@ -1,6 +1,7 @@
 """What is done with a run: `tfdist train` its workdir, `evaluate`, `predict`, `inspect` and `export`."""
 
 import csv
+import importlib.util
 import json
 import os
 import pathlib
@@ -19,7 +20,7 @@ from PIL import Image
 
 from tfdist import config as c
 from tfdist.cluster import strategy
-from tfdist.tools.saved_runs import examples, export, formats, meaning, predict, saved
+from tfdist.tools.saved_runs import examples, export, meaning, predict, saved
 from tfdist.training import state
 from tfdist.training.reporting import report_run
 
@@ -215,29 +216,28 @@ def test_files_without_an_example_are_named(name, content, says, tmp_path, monke
     assert says in str(caught.value) and "function_node" not in str(caught.value) and "[Op" not in str(caught.value)
 
 
-def test_an_export_replaces_a_file_only_if_its_outputs_are_equal(tmp_path, monkeypatch):
-    model, old = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), tmp_path / "old.tflite"
+def test_a_format_that_keras_does_not_have_is_one_sentence(tmp_path, monkeypatch):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     monkeypatch.setattr(export, "plain_model", lambda *words: model)
     monkeypatch.setattr(export.saved_lib, "open_run", lambda workdir: saved_run(c.Data()))
+    monkeypatch.setattr(export.flags, "FLAGS", types.SimpleNamespace(format="litert", checkpoint="newest"))
+    with pytest.raises(ValueError, match=r"model must end in \.tflite"):
+        export.export("runs/mine", str(tmp_path / "model"))
 
-    def run(out, to="tflite"):
-        values = types.SimpleNamespace(to=to, checkpoint="newest", out=str(out))
-        monkeypatch.setattr(export.flags, "FLAGS", values)
-        return export.export("runs/mine")
+    def of_older_keras(path, format, **options):
+        raise ValueError(f"Unrecognized format={format}. Supported formats are: ['tf_saved_model', 'onnx'].")
 
-    old.write_text("old")
-    with monkeypatch.context() as changed:
-        changed.setattr(export, "TOLERANCE", -1.0)
-        with pytest.raises(ValueError, match="do not use this file"):
-            run(old)
-    assert old.read_text() == "old" and os.listdir(tmp_path) == ["old.tflite"]
-    assert run(old) == 0 and old.stat().st_size > 100 and os.listdir(tmp_path) == ["old.tflite"]
-    with pytest.raises(ValueError, match="is not a file: choose another one"):
-        run(tmp_path)
-    with pytest.raises(ValueError, match=r"must end in \.keras"):
-        run(tmp_path / "model", "keras")
-    with pytest.raises(NotADirectoryError, match="is a file, and not a directory"):
-        run(old, "savedmodel")
+    monkeypatch.setattr(model, "export", of_older_keras)
+    with pytest.raises(ValueError, match=r"^--format=litert needs Keras 3\.13 or later\. Received: 3\."):
+        export.export("runs/mine", str(tmp_path / "model.tflite"))
+
+
+def test_a_model_in_mixed_precision_is_exported_in_float32(tmp_path, monkeypatch):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype="mixed_bfloat16")])
+    monkeypatch.setattr("tfdist.tools.saved_runs.weights.load", lambda *words: (model, True))
+    found = export.plain_model(saved_run(c.Data()), "newest")
+    assert found(np.ones((1, 2), np.float32)).dtype == tf.float32
+    np.testing.assert_array_equal(found.get_weights()[0], model.get_weights()[0])
 
 
 @pytest.fixture(scope="module")
@@ -332,48 +332,58 @@ def test_inspect_shows_the_wrong_examples(folder):
     assert {row[1] for row in read_csv(folder / "seen" / "wrong.csv")[1:]} == {"light"}
 
 
+def outputs_of_file(form, path, images):
+    """The outputs of an exported model by the library that it is for."""
+    if form == "tf_saved_model":
+        loaded = tf.saved_model.load(str(path))  # Its variables live as long as this name.
+        return loaded.serve(images).numpy()
+    if form == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return session.run(None, {session.get_inputs()[0].name: images})[0]
+    run = tf.lite.Interpreter(str(path)).get_signature_runner()
+    (outputs,) = run(**dict.fromkeys(run.get_input_details(), images)).values()
+    return outputs
+
+
 @pytest.mark.workers
 @pytest.mark.parametrize(
     ("form", "packages", "file"),
     [
-        ("savedmodel", (), "savedmodel-best/saved_model.pb"),
-        pytest.param("tflite", (), "model-best.tflite", marks=pytest.mark.slow),
-        ("onnx", ("onnx", "tf2onnx", "onnxruntime"), "model-best.onnx"),
-        ("safetensors", ("safetensors",), "model-best.safetensors"),
-        ("jax", ("jax",), "model-best.jax"),
-        ("keras", ("jax", "torch"), "model-best.keras"),
+        ("tf_saved_model", (), "savedmodel"),
+        pytest.param("litert", (), "model.tflite", marks=pytest.mark.slow),
+        ("onnx", ("onnx", "tf2onnx", "onnxruntime"), "model.onnx"),
     ],
 )
 def test_the_model_is_exported_and_gives_equal_outputs(folder, form, packages, file):
     for name in packages:
         pytest.importorskip(name)
-    printed = tfdist(folder, "export", "runs/mine", f"--to={form}", "--checkpoint=best")
-    assert (folder / "runs/mine" / file).is_file() and "float32 [n, 6, 6, 3]" in printed
-    assert printed.count("at most; the largest is") == (3 if form == "keras" else 1)
-
-
-def test_inputs_of_tflite_are_found_by_their_names(tmp_path):
-    inputs = [keras.Input((2,), name="zeta"), keras.Input((2,), name="alpha")]
-    model = keras.Model(inputs, keras.layers.Subtract()(inputs))
-    batch = formats.example_inputs(model)
-    found = formats.write_tflite(model, tmp_path / "model.tflite", batch)
-    np.testing.assert_allclose(found, formats.outputs_of(model, batch), rtol=1e-6)
+    assert "float32 [n, 6, 6, 3]" in tfdist(folder, "export", "runs/mine", f"--format={form}")
+    images = np.random.RandomState(0).uniform(0, 1, (3, 6, 6, 3)).astype(np.float32)
+    expected = keras.models.load_model(folder / "runs/mine/model.keras").predict(images, verbose=0)
+    np.testing.assert_allclose(outputs_of_file(form, folder / "runs/mine" / file, images), expected, atol=1e-5)
+    if form == "tf_saved_model":
+        tfdist(folder, "export", "runs/mine", f"--format={form}", "--checkpoint=best")
+        assert (folder / "runs/mine/savedmodel-best/saved_model.pb").is_file()
 
 
 @pytest.mark.workers
-def test_an_export_without_its_library_says_what_to_install(folder):
-    try:
-        import safetensors  # noqa: F401
-    except ImportError:
-        assert "pip install 'tfdist[export]'" in tfdist(folder, "export", "runs/mine", "--to=safetensors", code=1)
-    else:
-        pytest.skip("safetensors is installed")
+def test_an_export_that_is_not_possible_says_what_to_use(folder):
+    for words, says in (
+        (["--to=onnx"], "--to was removed: tfdist export has --format=tf_saved_model, onnx or litert."),
+        (["--format=safetensors"], "--format=safetensors was removed: arrays.npz of a checkpoint has the weights"),
+        (["--format=onx"], "give the workdir of a run, and a format: tfdist export RUN --format=tf_saved_model|onnx|"),
+    ):
+        assert says in tfdist(folder, "export", "runs/mine", *words, code=1)
+    if not importlib.util.find_spec("tf2onnx"):
+        assert "or pip install 'tfdist[export]'" in tfdist(folder, "export", "runs/mine", "--format=onnx", code=1)
 
 
 @pytest.mark.workers
 def test_a_folder_without_a_run_is_refused(folder):
     for command in ("predict", "inspect", "export"):
-        words = {"predict": ["images"], "inspect": [], "export": ["--to=keras"]}[command]
+        words = {"predict": ["images"], "inspect": [], "export": ["--format=onnx"]}[command]
         assert "images has no run: it has no config.json" in tfdist(folder, command, "images", *words, code=1)
     printed = tfdist(folder, "inspect", "runs/mine", "--out=mine.py", code=1)  # Before TensorFlow starts.
     assert "mine.py' is a file, and not a directory: choose another" in printed and "MirroredStrategy" not in printed

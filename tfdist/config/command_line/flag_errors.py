@@ -31,7 +31,7 @@ _USUAL_NAMES = {
 def check_names(argv: Sequence[str]) -> None:
     """Exits with the nearest flag if the command line names a flag that does not exist."""
     for flag in words.unknown(argv[1:]):
-        if sentence := removed.of_flag(flag.name):
+        if sentence := removed.of_flag(flag.name, flags.FLAGS):
             sys.exit(sentence)
         first, dot, rest = flag.name.partition(".")
         field = "" if dot or "config" not in flags.FLAGS else _field_meant(first)

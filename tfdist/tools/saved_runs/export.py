@@ -1,54 +1,52 @@
-"""Writes the model of a run in the format of another library: `python -m tfdist export RUN --to=FORMAT`.
+"""Writes the model of a run for another library: `python -m tfdist export RUN --format=FORMAT [OUT]`.
 
-Formats: savedmodel (TensorFlow), onnx, tflite, safetensors (weights only), jax (jax.export), keras. The file is loaded
-there, if the library is installed, and its outputs are compared with those of the run's model.
+The formats are of Keras' `Model.export`: a SavedModel of TensorFlow, ONNX, and LiteRT (TensorFlow Lite). OUT is the
+file, or the folder of a SavedModel; by default it is in the workdir.
 
-    python -m tfdist export runs/digits --to=onnx
-    python -m tfdist export runs/digits --to=savedmodel --checkpoint=best --out=serving/digits/1
+    python -m tfdist export runs/digits --format=onnx
+    python -m tfdist export runs/digits --format=tf_saved_model --checkpoint=best serving/digits/1
 """
 
 import functools
+import json
+import re
 import sys
 import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import flags, logging
 
 from tfdist.cluster import process_exit
+from tfdist.config import removed
 from tfdist.config.command_line import tool_words
-from tfdist.report import files
 from tfdist.tools import tables
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
-USAGE = "RUN --to=FORMAT [flags]"
-NAMES = ("savedmodel", "onnx", "tflite", "safetensors", "jax", "keras")
-# Largest difference of outputs relative to the largest output: float32 in another order.
-TOLERANCE = 1e-4
+# Format -> the name in the workdir.
+NAMES = {"tf_saved_model": "savedmodel", "onnx": "model.onnx", "litert": "model.tflite"}
+USAGE = f"RUN --format={'|'.join(NAMES)} [OUT] [flags]"
 
 
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
-    flags.DEFINE_enum("to", None, list(NAMES), "The format.")
+    flags.DEFINE_string("format", None, f"The format: {', '.join(NAMES)}.")
     flags.DEFINE_string("checkpoint", "newest", 'The weights: "newest", "best" or a step.')
-    flags.DEFINE_string(
-        "out", None, "The file, or folder of a SavedModel. Default: model in the workdir, with a suffix."
-    )
 
 
 def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name and the workdir."""
-    rest = tool_words.parse_words(argv)
-    if len(rest) != 2 or flags.FLAGS.to is None:
-        sys.exit(f"tfdist export: give the workdir of a run, and a format: tfdist export RUN --to={'|'.join(NAMES)}")
+    """Parses the command line; returns the program's name, the workdir and OUT, if it is given."""
+    wanted = f"tfdist export: give the workdir of a run, and a format: tfdist export {USAGE}"
+    rest = tool_words.parse_words(argv, least=1, most=2, wanted=wanted)
+    if flags.FLAGS.format not in NAMES:
+        sys.exit(removed.of_flag(f"format={flags.FLAGS.format}") or wanted)
     return rest
 
 
 def plain_model(saved: SavedRun, which: str) -> Any:
-    """Returns the model of a run outside of any strategy, on this process alone.
+    """Returns the model of a run in float32, outside of any strategy, on this process alone.
 
     Raises as `weights.load`, or ValueError if a launcher has started several processes.
     """
@@ -61,62 +59,48 @@ def plain_model(saved: SavedRun, which: str) -> Any:
     plan = strategy.plan(config_lib.ClusterOptions(gpus=0))
     if plan.num_workers > 1:
         raise ValueError("tfdist export is one process: start it without srun or mpirun.")
-    model, _ = weights.load(saved, strategy.connect(plan), which)
+    made, _ = weights.load(saved, strategy.connect(plan), which)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.keras")
-        model.save(path)
-        return keras.models.load_model(path, compile=False)
+        made.save(Path(folder, "model.keras"))
+        model = keras.models.load_model(Path(folder, "model.keras"), compile=False)
+    text = json.dumps(keras.saving.serialize_keras_object(model))
+    plain = re.sub('"mixed_b?float16"', '"float32"', text)
+    if plain == text:
+        return model
+    copy = keras.saving.deserialize_keras_object(json.loads(plain))
+    copy.set_weights(model.get_weights())
+    return copy
 
 
-def export(workdir: str) -> int:
-    """Writes, compares and prints; returns the exit code."""
-    from tfdist.tools.saved_runs import formats
+def export(workdir: str, out: str | None = None) -> int:
+    """Writes the file, prints its path and the model's inputs, and returns the exit code.
+
+    Raises:
+        ValueError: there is no such checkpoint, OUT cannot be used, or Keras cannot write the format here.
+    """
+    import keras
 
     logging.set_verbosity(logging.WARNING)  # TensorFlow and the converters report each part of a file.
     warnings.simplefilter("ignore")
-    saved, to = saved_lib.open_run(workdir), flags.FLAGS.to
-    suffix, write = formats.FORMATS[to]
-    model = plain_model(saved, flags.FLAGS.checkpoint)
-    model = model if to in ("keras", "safetensors", "jax") else formats.in_float32(model)
-    # model.keras of the workdir is never written over.
-    stem = "model" if flags.FLAGS.checkpoint == "newest" and to != "keras" else f"model-{flags.FLAGS.checkpoint}"
-    name = stem.replace("model", "savedmodel") if to == "savedmodel" else f"{stem}{suffix}"
-    path = Path(flags.FLAGS.out or saved.workdir / name).expanduser()
-    is_folder = to == "savedmodel"
-    if not is_folder and path.exists() and not path.is_file():
-        raise ValueError(f"--out={path} is not a file: choose another one.")
-    if to == "keras" and path.suffix not in (".keras", ".h5"):
-        raise ValueError(f"--out={path} must end in .keras, by which Keras knows the format.")
-    tables.make_folder(path if is_folder else path.parent)
-    inputs = formats.example_inputs(model)
-    expected = formats.outputs_of(model, inputs)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
-        written = path if is_folder else Path(folder, path.name)
-        found = write(model, written, inputs)
-        print(f"{path}: {', '.join(f'{each.name} {each.dtype} {_shape(each)}' for each in model.inputs)}")
-        report(to, expected, found)
-        if not is_folder:  # Until here, an older file is unchanged.
-            files.move_complete(written, path.resolve())
-    if to == "keras":
-        for backend in ("jax", "torch"):
-            if formats.is_installed(backend):
-                report(f"keras with the backend {backend}", expected, formats.by_other_backend(backend, model, inputs))
-            else:
-                print(f"not tried with the backend {backend}, which is not installed")
+    saved, form, which = saved_lib.open_run(workdir), flags.FLAGS.format, flags.FLAGS.checkpoint
+    name = Path(NAMES[form])
+    default = saved.workdir / (name if which == "newest" else f"{name.stem}-{which}{name.suffix}")
+    path = Path(out or default).expanduser()
+    if form == "litert" and path.suffix != name.suffix:
+        raise ValueError(f"{path} must end in {name.suffix}.")
+    tables.make_folder(path if form == "tf_saved_model" else path.parent)
+    model = plain_model(saved, which)
+    try:
+        # Without a signature, Keras does not export to ONNX what was not called.
+        model.export(path, format=form, verbose=False, input_signature=[model.input])
+    except ImportError as error:
+        raise ValueError(f"--format={form}: {error}, or pip install 'tfdist[export]'.") from None
+    except ValueError as error:
+        if str(error).startswith("Unrecognized format"):
+            raise ValueError(f"--format={form} needs Keras 3.13 or later. Received: {keras.__version__}") from None
+        raise
+    print(f"{path}: {', '.join(f'{each.name} {each.dtype} {_shape(each)}' for each in model.inputs)}")
     return 0
-
-
-def report(name: str, expected: np.ndarray, found: Any) -> None:
-    """Prints how far outputs, or their largest difference, are from the expected ones; raises ValueError if too far."""
-    if found is None:
-        print(f"not compared: the library of {name} is not installed")
-        return
-    difference = found if isinstance(found, float) else float(np.abs(found.astype(np.float64) - expected).max())
-    largest = float(np.abs(expected).max())
-    text = f"the outputs of {name} differ by {difference:.2g} at most; the largest is {largest:.3g}"
-    if not difference <= TOLERANCE * max(1.0, largest):
-        raise ValueError(f"{text}: do not use this file.")
-    print(text)
 
 
 def _shape(spec: Any) -> str:
@@ -125,4 +109,4 @@ def _shape(spec: Any) -> str:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    process_exit.run_and_exit(functools.partial(export, argv[1]), saves=False)
+    process_exit.run_and_exit(functools.partial(export, *argv[1:]), saves=False)

@@ -7,11 +7,9 @@ says which. What they do to the model is the chief's: see broadcast.py. Training
 
 import contextlib
 import dataclasses
-import inspect
 import math
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import keras
@@ -22,7 +20,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import diff, schema, specs, user_code
+from tfdist.config import schema, specs, user_code
 from tfdist.data.feed import Sizes
 from tfdist.training.callbacks import active_hooks, broadcast, callback_state, shared_logs
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
@@ -322,10 +320,8 @@ class CallbackRunner(NoCallbacks):
             )
 
 
-def make_callbacks(
-    config: config_lib.Config, cluster: Cluster, context: StepContext, sizes: Sizes, workdir: Path
-) -> CallbackRunner:
-    """Builds the callbacks in `config.callbacks`; those that take `run_workdir` or `run_config` are given these.
+def make_callbacks(config: config_lib.Config, cluster: Cluster, context: StepContext, sizes: Sizes) -> CallbackRunner:
+    """Builds the callbacks in `config.callbacks`.
 
     Raises:
         ValueError: a spec cannot be built, or the callback monitors or sets something that the run does not have.
@@ -335,7 +331,7 @@ def make_callbacks(
     callbacks = []
     for index, spec in enumerate(config.callbacks):
         field = f"config.callbacks[{index}]"
-        callback = specs.build(spec, field=field, **_of_run(spec, field, config, workdir))
+        callback = specs.build(spec, field=field)
         _check_callback(callback, field, [*names, *evaluated, "learning_rate"], optimizer)
         if getattr(callback, "restore_best_weights", False) and optimizer_lib.evaluates_averages(config, optimizer):
             raise ValueError(
@@ -348,13 +344,6 @@ def make_callbacks(
     epochs = math.ceil(sizes.total_steps / sizes.steps_per_epoch)
     params = {"verbose": 0, "epochs": epochs, "steps": sizes.steps_per_epoch}
     return CallbackRunner(cluster, model, callbacks, optimizer, None, params)
-
-
-def _of_run(spec: dict[str, Any], field: str, config: config_lib.Config, workdir: Path) -> dict[str, Any]:
-    """Returns those of `run_workdir` (str) and `run_config` (JSON values) that the function of a callback takes."""
-    known = {"run_workdir": str(workdir), "run_config": diff.to_json(config)}
-    parameters = inspect.signature(specs.resolve(spec, field=field)).parameters
-    return {name: value for name, value in known.items() if name in parameters and name not in spec}
 
 
 def _check_callback(callback: Any, field: str, names: list[str], optimizer: keras.optimizers.Optimizer) -> None:

@@ -25,5 +25,5 @@ def apply(run: Run) -> Run:
         return run
     from tfdist.training.callbacks import callback_runner
 
-    made = callback_runner.make_callbacks(run.config, run.cluster, run.context, run.feed.sizes, run.workdir)
+    made = callback_runner.make_callbacks(run.config, run.cluster, run.context, run.feed.sizes)
     return dataclasses.replace(run, callbacks=made)
