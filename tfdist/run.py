@@ -63,7 +63,7 @@ def parse(arguments: list[str]) -> Command:
             print(f"{_USAGE}\n\n{__doc__.strip()}")
             sys.exit(0)
         field = name.removeprefix("--")
-        if sentence := removed.of_flag(field):
+        if sentence := removed.of_flag(field, _READ):
             sys.exit(sentence)
         if field not in _READ:
             sys.exit(f"tfdist.run has no flag {name}: flags of the script follow its name. {_USAGE}")

@@ -54,8 +54,8 @@ COMMANDS: dict[str, str] = {
 FLAGS: dict[tuple[str, str], str] = {
     ("noise_scale", ""): "`tfdist sweep` trains with several batch sizes, and compares the runs.",
     ("target_run", ""): "`tfdist sweep` trains with several batch sizes, and compares the runs.",
-    ("virtual_replicas", ""): "a config has them, in train.virtual_replicas (docs/same-bits.md).",
-    ("recompute_mb", ""): "make layers of the model in a keras.RematScope (docs/scripts.md).",
+    ("virtual_replicas", "logical_devices"): "a config has them, in train.virtual_replicas (docs/same-bits.md).",
+    ("recompute_mb", "logical_devices"): "make layers of the model in a keras.RematScope (docs/scripts.md).",
     (
         "subprocesses",
         "",
