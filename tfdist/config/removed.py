@@ -58,8 +58,8 @@ FLAGS: dict[tuple[str, str], str] = {
     ("recompute_mb", "logical_devices"): "make layers of the model in a keras.RematScope (docs/scripts.md).",
     (
         "subprocesses",
-        "",
-    ): "commands that a script starts run on every worker; docs/scripts.md says how to run one once.",
+        "logical_devices",
+    ): "commands of scripts run on every worker; how to run one once: docs/scripts.md.",
     ("to", "format"): "tfdist export has --format=tf_saved_model, onnx or litert.",
     ("out", "format"): "tfdist export takes the file as its last word: tfdist export RUN --format=onnx OUT.",
     ("format=savedmodel", ""): "use --format=tf_saved_model.",
