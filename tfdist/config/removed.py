@@ -10,7 +10,10 @@ from typing import Any
 # A removed field whose value had a meaning only beside another one: saved configs may have any.
 ANY = object()
 # Field of a config -> (its default, what to use instead). A saved config may have the default.
-FIELDS: dict[str, tuple[Any, str]] = {}
+FIELDS: dict[str, tuple[Any, str]] = {
+    # A run that has paused goes on.
+    "cluster.pause_epochs": (ANY, "a file STOP in the workdir stops and saves a run, and the same command goes on."),
+}
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {}
 # Command -> what to use instead.
@@ -19,7 +22,13 @@ COMMANDS: dict[str, str] = {
     "recipes": "tfdist runs lists runs with their configs and results.",
 }
 # Flag of a command that still exists -> what to use instead.
-FLAGS: dict[str, str] = {}
+FLAGS: dict[str, str] = {
+    "prune": "all runs of a sweep train to their end; a file STOP in the workdir of a run stops it.",
+    **dict.fromkeys(
+        ("pruner", "sampler", "suggest"),
+        "draw the runs with --random=N, or let an objective of Optuna call tfdist train.",
+    ),
+}
 # Module of tfdist that configs may have named -> what to use instead.
 MODULES: dict[str, str] = {}
 

@@ -159,26 +159,32 @@ def test_two_runs_begin_one_experiment(at, name, monkeypatch):
 
 
 CONFIG = """
+import os, signal
+import keras
 from tfdist.configs import line
 def get_config():
     config = line.get_config()
-    config.callbacks = [{"target": "tfdist.tools.many_runs.trackers:NAME", WHERE}]
+    config.callbacks = [{"target": "tfdist.tools.many_runs.trackers:NAME", WHERE}, {"target": "tracked:Stop"}]
     return config
+class Stop(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1 and "STOPS" in os.environ:
+            os.kill(os.getpid(), signal.SIGUSR1)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_a_run_on_two_workers_that_pauses(at, name):
-    """Only the chief logs; the workers agree, and a paused run goes on in the same run of the tracker."""
+def test_a_run_on_two_workers_that_is_stopped(at, name):
+    """Only the chief logs; the workers agree, and a stopped run goes on in the same run of the tracker."""
     where = f'"{field_of_project(name)}": "{at.name}"'
     (at / "tracked.py").write_text(CONFIG.replace("NAME", name).replace("WHERE", where))
     words = ["--config=tracked.py", "--workdir=run", "--config.train.epochs=4", "--config.train.steps=none"]
     command = [sys.executable, "-m", "tfdist.launch", "--workers=2", "--", *words]
     env = worker_environment() | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path[1:]])}
     env.pop("WANDB_SERVICE", None)  # wandb's own process, of the test before in this process.
-    for more, code in (("--config.cluster.pause_epochs=2", 78), ("--config.cluster.pause_epochs=none", 0)):
-        done = subprocess.run([*command, more], cwd=at, env=env, capture_output=True, text=True, timeout=300)
+    for more, code in (({"STOPS": "1"}, 75), ({}, 0)):
+        done = subprocess.run(command, cwd=at, env=env | more, capture_output=True, text=True, timeout=300)
         assert done.returncode == code, done.stdout + done.stderr
         assert "is not saved in checkpoints" not in done.stderr
     count, steps, saved, models = values(name, at)
