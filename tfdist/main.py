@@ -1,7 +1,7 @@
 """Trains or evaluates the model of a config, for example: python -m tfdist.main --config=configs/digits.py
 
 Exit codes: 0 finished; 75 stopped by a signal or time limit and saved (run the same command to resume); 76 another
-worker was lost (restart all workers); 77 replicas or workers differ; 78 stopped by a file STOP or a pause, and saved;
+worker was lost (restart all workers); 77 replicas or workers differ; 78 stopped by a file STOP, and saved;
 1 error, with a message.
 """
 

@@ -88,30 +88,3 @@ def test_twelve_runs_as_one_array(slurm, tmp_path):
     waited(slurm, tmp_path, lambda: not slurm.run(["squeue", "--noheader"]).stdout.strip())
     assert all((folder / "finished.json").exists() for folder in folders)
     assert "12 runs are over" in sweep(slurm, tmp_path, *words)
-
-
-def test_a_pruned_array(slurm, tmp_path):
-    words = [*DIGITS, "--epochs=3", "--set", "learning_rate.peak=0.0001,0.1", "--prune=1", *SMALL]
-    printed = sweep(slurm, tmp_path, *words, "--slurm=launch/slurm.sbatch", f"--output={tmp_path}/%x-%j.log")
-    assert len(re.findall(r"job \d+: 2 of 2 runs", printed)) == 2 and "until epoch 1" in printed
-    waited(slurm, tmp_path, lambda: not slurm.run(["squeue", "--noheader"]).stdout.strip())
-    assert (tmp_path / "sweep" / "peak=0.1" / "finished.json").exists()
-    assert not (tmp_path / "sweep" / "peak=0.0001" / "finished.json").exists()
-    assert "Nothing to submit" in sweep(slurm, tmp_path, *words, "--slurm=launch/slurm.sbatch")
-
-
-def test_proposals_as_an_array(slurm, tmp_path):
-    """Four trials of one study, two at a time; one task is cancelled and its trial finished by the same command."""
-    pytest.importorskip("optuna", reason="pip install 'tfdist[sweeps]'")
-    words = [*DIGITS, "--epochs=20", "--suggest=4", "--set", "learning_rate.peak=log(0.01,0.2)", *SMALL]
-    words += ["--config.train.call_seconds=0.1", "--slurm=launch/slurm.sbatch", "--max-at-once=2"]
-    words += [f"--output={tmp_path}/%x-%j.log"]
-    job = re.match(r"job (\d+): 4 of 4 runs\n", sweep(slurm, tmp_path, *words))[1]
-    waited(slurm, tmp_path, lambda: len([*tmp_path.glob("sweep/*/checkpoints/step-*")]) > 0)
-    assert slurm.run(["scancel", f"{job}_0"]).returncode == 0
-    waited(slurm, tmp_path, lambda: not slurm.run(["squeue", "--noheader"]).stdout.strip(), 900)
-    assert len([*tmp_path.glob("sweep/*/finished.json")]) == 3
-    assert "1 of 4 runs" in sweep(slurm, tmp_path, *words)
-    waited(slurm, tmp_path, lambda: not slurm.run(["squeue", "--noheader"]).stdout.strip())
-    assert len([*tmp_path.glob("sweep/*/finished.json")]) == 4
-    assert "4 of 4 runs are over" in sweep(slurm, tmp_path, *words)

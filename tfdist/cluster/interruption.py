@@ -17,19 +17,17 @@ EXIT_STOPPED = 75
 EXIT_PEER_LOST = 76
 # Exit code if replicas differ in what must be equal: nothing restarts the run by itself.
 EXIT_MISMATCH = 77
-# Exit code after a save if STOP_FILE or a pause asked for it: nothing restarts the run by itself.
+# Exit code after a save if STOP_FILE asked for it: nothing restarts the run by itself.
 EXIT_ON_REQUEST = 78
 # Exit codes of runs that are saved.
 EXITS_SAVED = (EXIT_STOPPED, EXIT_ON_REQUEST)
 
 # `StopRequest.reason` if it was not a signal.
 TIME_LIMIT = "the time limit"
-PAUSE = "config.cluster.pause_epochs"
 # The files in a workdir that ask for a stop, or for a checkpoint.
 STOP_FILE, SAVE_FILE = "STOP", "SAVE"
 # `StopRequest.reason` after STOP_FILE was found.
 BY_FILE = f"the file {STOP_FILE}"
-ON_REQUEST = (BY_FILE, PAUSE)
 # What a worker adds to the sum over all replicas in an execution: a stop is 1, and many of these are less.
 _SAVE = 2.0**-32
 # Seconds that a run needs after its last save: TensorFlow's shutdown, and the requeue of the job.
@@ -48,7 +46,7 @@ class StopError(Exception):
 class StopRequest:
     """The stop request of this worker, if there is one."""
 
-    # The name of a signal, TIME_LIMIT or PAUSE; None: no stop request.
+    # The name of a signal, TIME_LIMIT or BY_FILE; None: no stop request.
     reason: str | None = None
     # When the handlers were installed, and the end of its time (None: no limit), as `time.time`.
     started: float = dataclasses.field(default_factory=time.time)

@@ -5,7 +5,7 @@ A command line or a config that names one of these gets its sentence, and no gue
 
 import re
 import typing
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from tfdist.config import schema
@@ -26,6 +26,7 @@ _NO_SHARDED_OPTIMIZER = (
     "use train.micro_batches, or an optimizer with fewer slots, such as SGD; for a model that does not fit one GPU, "
     "another framework (FSDP)."
 )
+_NO_PROPOSALS = "draw the runs with --random=N, or let an objective of Optuna call tfdist train."
 # Field of a config -> (its default, what to use instead). A saved config may have the default.
 FIELDS: dict[str, tuple[Any, str]] = {
     "communication.compression.exact_steps": (ANY, _NO_COMPRESSION),
@@ -37,6 +38,8 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "train.shard_optimizer": (False, _NO_SHARDED_OPTIMIZER),
     "report.noise_scale": (None, "`tfdist sweep` trains with several batch sizes, and compares the runs."),
     "train.recompute_mb": (None, "name layers in train.recompute, or make them in a keras.RematScope."),
+    # A run that has paused goes on.
+    "cluster.pause_epochs": (ANY, "a file STOP in the workdir stops and saves a run, and the same command goes on."),
 }
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {
@@ -56,10 +59,11 @@ FLAGS: dict[tuple[str, str], str] = {
     ("target_run", ""): "`tfdist sweep` trains with several batch sizes, and compares the runs.",
     ("virtual_replicas", "logical_devices"): "a config has them, in train.virtual_replicas (docs/same-bits.md).",
     ("recompute_mb", "logical_devices"): "make layers of the model in a keras.RematScope (docs/scripts.md).",
-    (
-        "subprocesses",
-        "logical_devices",
-    ): "commands of scripts run on every worker; how to run one once: docs/scripts.md.",
+    ("subprocesses", "logical_devices"): "commands of scripts run on each worker; to run one once: docs/scripts.md.",
+    ("prune", "random"): "all runs of a sweep train to their end; a file STOP in the workdir of a run stops it.",
+    ("pruner", "random"): _NO_PROPOSALS,
+    ("sampler", "random"): _NO_PROPOSALS,
+    ("suggest", "random"): _NO_PROPOSALS,
     ("to", "format"): "tfdist export has --format=tf_saved_model, onnx or litert.",
     ("out", "format"): "tfdist export takes the file as its last word: tfdist export RUN --format=onnx OUT.",
     ("format=savedmodel", ""): "use --format=tf_saved_model.",
@@ -129,27 +133,30 @@ def of_module(name: str) -> str:
     return f"{name} was removed: {MODULES[name]}" if name in MODULES else ""
 
 
-def without_removed(saved: dict[str, Any]) -> dict[str, Any]:
+def without_removed(saved: dict[str, Any], refuses: Callable[[str], bool] = lambda name: True) -> dict[str, Any]:
     """Returns a saved config without removed fields.
+
+    Args:
+        refuses: whether a field may have its default only.
 
     Raises:
         ValueError: one of them has a value other than its default, or a field has a value that was removed.
     """
-    problems = list(_problems(saved, ""))
+    problems = list(_problems(saved, "", refuses))
     if problems:
         raise ValueError("The saved config cannot be used any more:\n" + "\n".join(f"  {line}" for line in problems))
     return _kept(saved, "")
 
 
-def _problems(section: dict[str, Any], prefix: str) -> Iterator[str]:
+def _problems(section: dict[str, Any], prefix: str, refuses: Callable[[str], bool]) -> Iterator[str]:
     for key, value in section.items():
         name = f"{prefix}{key}"
         if name in FIELDS:
-            if FIELDS[name][0] is not ANY and value != FIELDS[name][0]:
+            if FIELDS[name][0] not in (ANY, value) and refuses(name):
                 yield f"{of_field(name)} Received: {value!r}"
         elif isinstance(value, dict):
-            yield from _problems(value, f"{name}.")
-        elif sentence := of_value(name, value):
+            yield from _problems(value, f"{name}.", refuses)
+        elif refuses(name) and (sentence := of_value(name, value)):
             yield sentence
 
 

@@ -252,9 +252,6 @@ class ClusterOptions:
     time_limit_seconds: float | None = None
     """Seconds after its start by which a process must have saved a checkpoint and exited. None: the job's time limit in
     Slurm if there is one, otherwise no limit."""
-    pause_epochs: float | None = None
-    """Epochs after which the run pauses: after one more step it saves and exits with code 78. The same command with a
-    later epoch, or with none, continues. None: no pause."""
     requeue: bool = False
     """Requeue the Slurm job after a time limit or the loss of a worker (docs/slurm.md)."""
     gpus: Any = None

@@ -81,7 +81,6 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         yield from at_least(name, 0)
     for name in (
         "train.epochs",
-        "cluster.pause_epochs",
         "train.clip_norm",
         "train.call_seconds",
         "learning_rate.reference_batch_size",

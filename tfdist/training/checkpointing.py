@@ -325,7 +325,12 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
     old = None if run.workdir is None else run_info.read_config(str(run.workdir))
     if old is None:
         return []
-    old = diff.with_defaults(removed.without_removed(old), config_lib.Config(model={}))
+    try:
+        old = removed.without_removed(old, lambda name: not allow_changes and diff.affects_weights(name))
+    except ValueError as error:
+        advice = "Choose another --workdir, or continue without them: --allow_config_changes."
+        raise ValueError(f"{run.workdir}: {error}\n{advice}") from None
+    old = diff.with_defaults(old, config_lib.Config(model={}))
     lines = diff.differences(diff.to_json(old), diff.to_json(run.config))
     if run.is_script:  # A script's optimizer is its own, and does not depend on its number of epochs, which may grow.
         free = ("train.epochs:", "learning_rate.", "optimizer.", "model.call: '(absent)'")

@@ -22,9 +22,8 @@ from test_many_runs import hold, write_run
 
 from tfdist.checkpoint import workdir_lock
 from tfdist.cluster.discovery import hostlist
-from tfdist.config import schema
 from tfdist.report import metrics_file
-from tfdist.tools.many_runs.sweeps import array, command, halving, local, space
+from tfdist.tools.many_runs.sweeps import array, command, local, space
 from tfdist.tools.many_runs.sweeps import plan as plans
 from tfdist.tools.many_runs.sweeps.plan import Plan
 
@@ -110,12 +109,14 @@ def test_a_second_command_in_the_workdir_adds_runs_and_keeps_the_earlier_ones(tm
     assert both.runs["model=a-b_seed=0"] == {"model": "a/b", "seed": "0"} and len(both.runs) == 2
     for again in (plan("a-b"), plan("a/b"), plan("a/b", "a-b")):
         assert plans.merge(both, again, tmp_path).runs == both.runs
-    # Only what is pruned or proposed depends on the metric.
     other = dataclasses.replace(both, metric="f1", mode="max")
     assert plans.merge(both, other, tmp_path) == other
-    pruned = [dataclasses.replace(plan, prune=(2,)) for plan in (both, other)]
-    with pytest.raises(ValueError, match="its metric was 'loss', and is now 'f1'"):
-        plans.merge(*pruned, tmp_path)
+    with pytest.raises(ValueError, match="its config was '', and is now '--config=digits'"):
+        plans.merge(both, dataclasses.replace(both, config=("--config=digits",)), tmp_path)
+    plans.write(tmp_path, both)
+    saved = tmp_path / plans.FILE
+    saved.write_text(json.dumps(json.loads(saved.read_text()) | {"prune": [2], "proposals": {}}))
+    assert plans.read(tmp_path) == both  # Of an earlier release.
 
 
 def test_a_sweep_goes_on_after_its_machine_was_restarted(tmp_path):
@@ -155,64 +156,18 @@ def test_the_machine_is_divided_among_the_runs(monkeypatch):
 
 
 @pytest.mark.unit
-def test_a_run_is_pruned_after_any_epoch_that_has_an_evaluation():
-    def check(prune, **every):
-        evaluation = schema.Evaluation(every=schema.Every(**every))
-        run = schema.Config(model={"target": "a:net"}, train=schema.Train(epochs=9), evaluation=evaluation)
-        halving.check((prune,), {"a": run})
-
-    check(4, epochs=2)
-    check(3, after=[1, 3])
-    check(3, steps=7, after=[1, 3])
-    for every in ({"epochs": 2}, {"after": [1, 2]}, {"steps": 7}, {}):
-        with pytest.raises(ValueError, match="--prune=3: the run a has no evaluation after epoch 3"):
-            check(3, **every)
-
-
-@pytest.mark.unit
-def test_halving_continues_the_better_half_and_saves_the_decision(tmp_path):
-    values = {"a": 0.5, "b": 0.9, "c": None, "d": 0.9, "e": 0.1}
-    assert halving.better_half(values, "max") == ["a", "b", "d"]
-    assert halving.better_half(values, "min") == ["a", "b", "e"]
-    plan = Plan(runs={name: {"seed": name} for name in values}, metric="accuracy", mode="max", prune=(2, 4))
-    assert halving.stage(plan, tmp_path) == halving.Stage(names=tuple(values), epochs=2)
-
-    def evaluated(name, epoch, value):
-        (tmp_path / name).mkdir(exist_ok=True)
-        record = {"kind": "evaluation", "step": 10 * epoch, "epoch": float(epoch), "accuracy": value}
-        with (tmp_path / name / metrics_file.METRICS).open("ab") as file:
-            file.write(metrics_file.json_line(record))
-
-    for name, value in values.items():
-        if value is not None:
-            evaluated(name, 2, value)
-    assert halving.stage(plan, tmp_path).done == {"a", "b", "d", "e"}  # It waits for c,
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / metrics_file.METRICS).touch()
-    (tmp_path / "c" / plans.END).write_text('{"code": 1, "text": "diverged"}')
-    assert halving.stage(plan, tmp_path, decide=False).epochs == 2
-    assert halving.stage(plan, tmp_path) == halving.Stage(names=("a", "b", "d"), epochs=4)  # which has failed.
-    evaluated("e", 2, 1.0)  # What comes later changes nothing.
-    assert halving.read_pruned(plan, tmp_path) == {"c": 2, "e": 2}
-    for name, value in (("a", 0.99), ("b", 0.95), ("d", 0.9)):
-        evaluated(name, 4, value)
-    assert halving.stage(plan, tmp_path) == halving.Stage(names=("a", "b"))
-    assert halving.read_pruned(plan, tmp_path) == {"c": 2, "d": 4, "e": 2}
-
-
-@pytest.mark.unit
-def test_halving_does_not_wait_for_a_run_without_a_finite_value(tmp_path):
-    plan = Plan(runs={name: {"seed": name} for name in "abc"}, metric="f1", mode="max", prune=(2,))
-    for name, value, epoch in (("a", 0.5, 2), ("b", math.nan, 2), ("c", 0.9, 3)):
+def test_a_metric_that_no_evaluation_has_is_told(tmp_path, capsys):
+    plan = Plan(runs={name: {"seed": name} for name in "abc"}, metric="f1", mode="max")
+    for name, value in (("a", 0.5), ("b", math.nan), ("c", 0.9)):
         (tmp_path / name).mkdir()
-        record = {"kind": "evaluation", "step": 10 * epoch, "epoch": float(epoch), "accuracy": 0.5, "f1": value}
+        record = {"kind": "evaluation", "step": 20, "epoch": 2.0, "accuracy": 0.5, "f1": value}
         (tmp_path / name / metrics_file.METRICS).write_bytes(metrics_file.json_line(record))
+    command.show(plan, tmp_path, False)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed[2:5]] == ["c", "a", "b"]
+    assert printed[5] == f"best: {tmp_path}/c with f1 0.9"
     with pytest.raises(ValueError, match=r"--metric=f2: no evaluation has this value\. They have: accuracy, f1"):
-        halving.stage(dataclasses.replace(plan, metric="f2"), tmp_path)
-    with pytest.raises(ValueError, match=r"--metric=f2: no evaluation has this value\. They have: accuracy, f1"):
-        command.show(dataclasses.replace(plan, metric="f2", prune=()), tmp_path, False)
-    assert halving.stage(plan, tmp_path) == halving.Stage(names=("a",))
-    assert halving.read_pruned(plan, tmp_path) == {"b": 2, "c": 2}
+        command.show(dataclasses.replace(plan, metric="f2"), tmp_path, False)
 
 
 @pytest.mark.unit
@@ -246,7 +201,7 @@ ERRORS = (
     ),
     (["--set", "learning_rate.peak=log(1e-5,1)"], "is an interval"),
     (["--set", "seed=1", "--config.seed=2"], "contradict each other"),
-    (["--set", "seed=1", "--prune=7"], "no evaluation after epoch 7"),
+    (["--set", "seed=1", "--prune=7"], "--prune was removed: all runs of a sweep train to their end"),
     (["--set", "seed=1", "--nodes=3"], "--nodes=3 is an option of sbatch"),
     (["--set", "seed=1", "--metric=f1"], "--mode=max or --mode=min"),
     (["--set", "seed=1", "--max-at-once=900"], "this machine has"),
@@ -324,21 +279,6 @@ def test_twelve_runs_over_two_slots_killed_twice_and_finished(tmp_path):
     )
     for name, value in weights(tmp_path / "alone").items():
         np.testing.assert_array_equal(value, weights(tmp_path / "sweep" / "peak=0.1_seed=2")[name])
-
-
-@pytest.mark.slow
-def test_a_pruned_sweep_is_exact(tmp_path):
-    """A run that has paused and gone on has the weights of one that never has."""
-    words = [*DIGITS, "--set", "learning_rate.peak=0.0001,0.1", "--set", "seed=0", "--max-at-once=2"]
-    printed = sweep(*words, "--prune=1", f"--workdir={tmp_path}/pruned")
-    assert "peak=0.0001_seed=0  pruned after epoch 1" in printed and "peak=0.1_seed=0: finished" in printed, printed
-    said = json.loads((tmp_path / "pruned" / "pruned-1.json").read_text())
-    assert said["continue"] == ["peak=0.1_seed=0"] and len(said["values"]) == 2
-    assert "started" not in sweep(*words, "--prune=1", f"--workdir={tmp_path}/pruned")
-    sweep(*words, f"--workdir={tmp_path}/whole")
-    whole = weights(tmp_path / "whole" / "peak=0.1_seed=0")
-    for name, value in weights(tmp_path / "pruned" / "peak=0.1_seed=0").items():
-        np.testing.assert_array_equal(value, whole[name])
 
 
 def page_commands():

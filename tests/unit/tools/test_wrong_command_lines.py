@@ -34,10 +34,7 @@ def tfdist(cwd, *words):
         ),
         (["why", "a", "b"], "tfdist why was removed: `tfdist compare A B` names "),
         (["lr_range", "--script=none.py"], "tfdist lr_range: --script=none.py: there is no file none.py."),
-        slow(
-            ["sweep", "digits", "--set=seed=0", "--pruner=X"],
-            "tfdist sweep: --pruner has no effect without --suggest=N",
-        ),
+        slow(["sweep", "digits", "--set=seed=0", "--pruner=X"], "--pruner was removed: draw the runs with --random"),
         (["train", "mine.py"], "--config=mine.py: the file must define get_config(), "),
         (["launch", "--workers=2", "--epochs=1", "mine.py"], "tfdist.launch: --epochs=1 is no flag of the launcher, "),
         # Values of flags, for commands with and without a config.

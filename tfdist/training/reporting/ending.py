@@ -46,7 +46,7 @@ def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
 
 def stopped_code(run: Run) -> int:
     """Returns the exit code of a run that is stopped and saved: the same on all workers."""
-    on_request = run.cluster.any_worker(run.stop.reason in interruption.ON_REQUEST)
+    on_request = run.cluster.any_worker(run.stop.reason == interruption.BY_FILE)
     return interruption.EXIT_ON_REQUEST if on_request else interruption.EXIT_STOPPED
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfdist.cluster.discovery import hostlist
 from tfdist.report import files
-from tfdist.tools.many_runs.sweeps import ends, halving, proposals
+from tfdist.tools.many_runs.sweeps import ends
 from tfdist.tools.many_runs.sweeps.plan import Plan
 
 # In the workdir of the sweep: the ids of its job arrays.
@@ -51,42 +51,25 @@ def check(batch_file: str) -> None:
 
 
 def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], max_at_once: int | None) -> int:
-    """Submits what is not finished and is in no queue: one array, or one for each stage of a pruned sweep.
+    """Submits what is not finished and is in no queue, as one array.
 
-    Each stage waits for the one before (`sbatch --dependency=afterany`), and its tasks then decide which of them go on.
     Returns the exit code; raises ValueError with sbatch's message if it refuses the job.
     """
-    count = plan.proposals.get("count", len(plan.runs))
-    busy = in_queue(workdir)
-    if busy and plan.prune:
-        print(f"The sweep is in the queue: job {', '.join(sorted({job.partition('_')[0] for job in busy}))}.")
-        return 0
-    pruned = halving.read_pruned(plan, workdir)
-    over = {name for name in plan.runs if name in pruned or ends.read(plan, workdir, name).state == "finished"}
-    done = {index for index, name in enumerate(plan.runs) if name in over}
-    if plan.proposals:
-        done = proposals.over(workdir, plan)
-    waiting = {int(job.partition("_")[2]) for job in busy}
+    count = len(plan.runs)
+    waiting = {int(job.partition("_")[2]) for job in in_queue(workdir)}
+    done = {index for index, name in enumerate(plan.runs) if ends.read(plan, workdir, name).state == "finished"}
     left = [index for index in range(count) if index not in done | waiting]
     if not left:
         print(f"Nothing to submit: {len(done)} of {count} runs are over, {len(waiting)} are in the queue.")
         return 0
-    stages = [None] if not plan.prune else [*plan.prune, None]
-    submitted = files.read_json(str(workdir / FILE)) or {"jobs": []}
+    limit = f"%{max_at_once}" if max_at_once else ""
     batch = [*with_defaults(options, workdir), str(Path(batch_file).absolute())]
-    before = None
-    for epochs in stages:
-        task = ["python", "-m", "tfdist.tools.many_runs.sweeps.task", f"--workdir={workdir}", "--index=%a"]
-        until = [] if epochs is None else [f"--until={epochs}"]
-        limit = f"%{max_at_once}" if max_at_once else ""
-        after = [] if before is None else [f"--dependency=afterany:{before}"]
-        array = f"--array={hostlist.ranges(left, ',')}{limit}"
-        command = ["sbatch", "--parsable", array, *after, *batch, *task, *until]
-        before = _sbatch(command, plan.directory)
-        submitted["jobs"].append(before)
-        files.write_json(str(workdir / FILE), submitted)
-        stage = f", until epoch {epochs}" if epochs else ""
-        print(f"job {before}: {len(left)} of {count} runs{stage}")
+    task = ["python", "-m", "tfdist.tools.many_runs.sweeps.task", f"--workdir={workdir}", "--index=%a"]
+    command = ["sbatch", "--parsable", f"--array={hostlist.ranges(left, ',')}{limit}", *batch, *task]
+    job = _sbatch(command, plan.directory)
+    submitted = files.read_json(str(workdir / FILE)) or {"jobs": []}
+    files.write_json(str(workdir / FILE), {"jobs": [*submitted["jobs"], job]})
+    print(f"job {job}: {len(left)} of {count} runs")
     shown = f"tfdist runs {shlex.quote(str(workdir))}"
     print(f"squeue --me shows them, {shown} their results. The same command again submits what is left.")
     return 0

@@ -21,7 +21,7 @@ import runpy
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from tfdist.config import flags as config_flags
 from tfdist.config import saved_run, schema, user_code
 from tfdist.config.command_line import tool_words, words
 from tfdist.tools import tables
-from tfdist.tools.many_runs.sweeps import array, ends, halving, local, proposals, space
+from tfdist.tools.many_runs.sweeps import array, ends, local, space
 from tfdist.tools.many_runs.sweeps import plan as plans
 from tfdist.tools.many_runs.sweeps.plan import Plan
 from tfdist.training import features
@@ -52,8 +52,6 @@ def define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Directory of the sweep. Default: sweeps/NAME for a config NAME.py.")
     flags.DEFINE_integer("random", None, "Draw this many runs instead of taking all combinations.", lower_bound=1)
     flags.DEFINE_integer("draw_seed", 0, "Another seed draws other runs.")
-    proposals.define_flags()
-    flags.DEFINE_list("prune", [], "After each of these epochs the worse half of the runs stops, as 5,10.")
     flags.DEFINE_string("metric", None, "The evaluation's value to compare. Default: checkpoint.best_metric, or loss.")
     flags.DEFINE_enum("mode", None, ["max", "min"], "Which values of it are better. Default: checkpoint.best_mode.")
     text = "Runs at a time. Default: one for each GPU, or for two cores; all that Slurm starts."
@@ -83,8 +81,7 @@ def main(argv: list[str]) -> int:
     workdir = _workdir()
     if flags.FLAGS.dry_run:
         plan = plans.merge(plans.read(workdir), made, workdir)
-        count = f"{made.proposals['count']} runs that Optuna proposes" if made.proposals else f"{len(plan.runs)} runs"
-        print("\n".join([*plan.runs, f"{count} in {workdir}; none is started."]))
+        print("\n".join([*plan.runs, f"{len(plan.runs)} runs in {workdir}; none is started."]))
         return 0
     on_cpu = any(config.cluster.gpus == 0 for config in configs)
     if flags.FLAGS.slurm:
@@ -119,38 +116,25 @@ def make_plan() -> tuple[Plan, list[schema.Config]]:
     fields = space.as_fields(_given_space(path), values.set)
     if not fields:
         raise ValueError("there is nothing to vary: add --set FIELD=VALUES, such as --set seed=0..4.")
-    if values.suggest and (values.random or values.prune):
-        raise ValueError("--suggest=N lets Optuna choose the runs: leave out --random, and prune by --pruner.")
-    alone = next((name for name in ("sampler", "pruner") if flags.FLAGS[name].present and not values.suggest), None)
-    if alone:
-        raise ValueError(f"--{alone} has no effect without --suggest=N, which lets Optuna propose the runs.")
     shared = tuple(words.config_arguments(sys.argv[1:]))
     fixed = {*words.overrides(shared)}
     twice = next((field.name for field in fields if field.name in fixed), None)
     if twice:
         raise ValueError(f"--config.{twice} and --set {twice} contradict each other: give one of them.")
-    if values.suggest:
-        rows = [{field.name: field.draw(fraction) for field in fields} for fraction in (0.0, 0.999999)]
-    else:
-        rows = space.draws(fields, values.random, values.draw_seed) if values.random else space.grid(fields)
+    rows = space.draws(fields, values.random, values.draw_seed) if values.random else space.grid(fields)
     plan = Plan(
         config=shared,
         script=tuple(shlex.split(values.script or "")),
         runs=dict(zip(space.names(rows), rows, strict=True)),
-        prune=_epochs(values.prune),
-        proposals=proposals.describe(fields) if values.suggest else {},
     )
     if values.script:
         if not Path(plan.script[0]).is_file():
             raise ValueError(f"--script={values.script}: there is no file {plan.script[0]}.")
-        if plan.prune:
-            raise ValueError("--prune needs --config: a script cannot be paused after an epoch.")
         configs = []
     else:
         configs = _check({name: [*shared, *plan.overriding(row)] for name, row in plan.runs.items()})
-        halving.check(plan.prune, dict(zip(plan.runs, configs, strict=True)))
     metric, mode = _metric(configs)
-    return dataclasses.replace(plan, metric=metric, mode=mode, runs={} if values.suggest else plan.runs), configs
+    return dataclasses.replace(plan, metric=metric, mode=mode), configs
 
 
 def _check(runs: Mapping[str, Sequence[str]]) -> list[schema.Config]:
@@ -199,13 +183,6 @@ def _given_space(path: str) -> dict[str, Any]:
     return found
 
 
-def _epochs(given: Sequence[str]) -> tuple[int, ...]:
-    epochs = [int(each) if each.strip().isdecimal() else 0 for each in given]
-    if epochs != sorted({*epochs} - {0}):
-        raise ValueError(f"--prune must be rising epochs from 1 on, as 5,10. Received: {','.join(given)}")
-    return tuple(epochs)
-
-
 def _metric(configs: Sequence[schema.Config]) -> tuple[str, str]:
     """Returns the name of the value to compare, and which values are better: those of the flags, or of the config."""
     values, options = flags.FLAGS, configs[0].checkpoint if configs else schema.Checkpoint()
@@ -230,44 +207,25 @@ def _workdir() -> Path:
 def run_here(plan: Plan, workdir: Path, slots: Sequence[local.Slot], stop: Sequence[int]) -> int:
     """Runs what is not finished on this machine, until there are signals in `stop`; returns the exit code."""
     print(f"{len(slots)} run(s) at a time, each with {slots[0].share}, in {workdir}", flush=True)
-    if plan.proposals:
-        proposals.run_here(plan, workdir, slots, stop, _say_end(plan))
-    tried: set[tuple[str, int | None]] = set()
-    while plan.runs and not stop:
-        stage = halving.stage(plan, workdir, decide=False)
-        left = [name for name in stage.names if name not in stage.done and (name, stage.epochs) not in tried]
-        left = [name for name in left if ends.read(plan, workdir, name).state != "finished"]
-        if left:
-            tried |= {(name, stage.epochs) for name in left}
-            said = _say_end(plan, stage.epochs)
-            local.run_jobs(jobs(plan, workdir, left, stage), slots, stop, ended=said, directory=plan.directory)
-        elif halving.stage(plan, workdir).epochs == stage.epochs:
-            break
+    left = [name for name in plan.runs if ends.read(plan, workdir, name).state != "finished"]
+
+    def say_end(job: local.Job, code: int) -> None:
+        ends.write(job.workdir, code)
+        end = ends.read(plan, workdir, job.name)
+        value = "" if end.value is None else f", best {plan.metric} {end.value:.5g}"
+        trouble = f" ({end.trouble}; log: {job.workdir / ends.LOG})" if end.trouble else ""
+        print(f"{job.name}: {end.state}{value}{trouble}", flush=True)
+
+    local.run_jobs(jobs(plan, workdir, left), slots, stop, ended=say_end, directory=plan.directory)
     return show(plan, workdir, bool(stop))
 
 
-def jobs(plan: Plan, workdir: Path, names: Sequence[str], stage: halving.Stage) -> Iterator[local.Job]:
+def jobs(plan: Plan, workdir: Path, names: Sequence[str]) -> Iterator[local.Job]:
     """Yields the jobs of runs, and says that each is started."""
     for index, name in enumerate(names, 1):
         plans.make_run(workdir / name, plan.runs[name])
-        until = f" until epoch {stage.epochs}" if stage.epochs else ""
-        print(f"{name}: started{until} ({index} of {len(names)})", flush=True)
-        yield local.Job(name, workdir / name, plan.command(workdir / name, plan.runs[name], *stage.fields))
-
-
-def _say_end(plan: Plan, epochs: int | None = None) -> Callable[[local.Job, int], None]:
-    """Returns a function that writes and says how a run has ended, which pauses after `epochs`."""
-
-    def end(job: local.Job, code: int) -> None:
-        ends.write(job.workdir, code)
-        end = ends.read(plan, job.workdir.parent, job.name)
-        value = "" if end.value is None else f", best {plan.metric} {end.value:.5g}"
-        trouble = f" ({end.trouble}; log: {job.workdir / ends.LOG})" if end.trouble else ""
-        paused = epochs is not None and halving.has_ended(job.workdir, epochs)
-        state = "paused" if paused and end.state == "stopped" else end.state
-        print(f"{job.name}: {state}{value}{trouble}", flush=True)
-
-    return end
+        print(f"{name}: started ({index} of {len(names)})", flush=True)
+        yield local.Job(name, workdir / name, plan.command(workdir / name, plan.runs[name]))
 
 
 def show(plan: Plan, workdir: Path, stopped: bool) -> int:
@@ -275,13 +233,10 @@ def show(plan: Plan, workdir: Path, stopped: bool) -> int:
 
     Raises ValueError if no evaluation has the metric.
     """
-    out = proposals.read_pruned(workdir, plan) if plan.proposals else halving.read_pruned(plan, workdir)
-    names = list(plan.runs) or proposals.names(workdir, plan)
-    found = [ends.read(plan, workdir, name) for name in names]
+    found = [ends.read(plan, workdir, name) for name in plan.runs]
     sign = -1 if plan.mode == "max" else 1
     found.sort(key=lambda end: (end.value is None, sign * (end.value or 0.0)))
-    states = [f"pruned after epoch {out[end.name]}" if end.name in out else end.state for end in found]
-    rows = [(end.name, state, end.epoch, end.value) for end, state in zip(found, states, strict=True)]
+    rows = [(end.name, end.state, end.epoch, end.value) for end in found]
     print(tables.text(("run", "state", "epoch", f"best {plan.metric}"), rows[:_MAX_ROWS]))
     if len(rows) > _MAX_ROWS:
         print(f"... and {len(rows) - _MAX_ROWS} more: tfdist runs {shlex.quote(str(workdir))}")
@@ -291,8 +246,8 @@ def show(plan: Plan, workdir: Path, stopped: bool) -> int:
     failed = [end for end in found if end.state == "failed"]
     for end in failed:
         print(f"failed: {end.name}: {end.trouble} (log: {end.workdir / ends.LOG})")
-    open_runs = [end for end in found if end.state not in ("finished", "failed") and end.name not in out]
+    open_runs = [end for end in found if end.state not in ("finished", "failed")]
     if open_runs or stopped:
         print(f"{len(open_runs)} of {len(found)} runs are not finished: run the same command again to continue.")
-    halving.check_metric(plan, workdir, names)
+    ends.check_metric(plan, workdir)
     return interruption.EXIT_STOPPED if stopped else int(bool(failed or open_runs))

@@ -1,12 +1,13 @@
-"""How the runs of a sweep stand: which are finished, paused or failed, and their values of the metric."""
+"""How the runs of a sweep stand: which are finished, stopped or failed, and their values of the metric."""
 
+import contextlib
 import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
 from tfdist.cluster import interruption
-from tfdist.report import files
+from tfdist.report import files, reporter
 from tfdist.tools import child_runs
 from tfdist.tools.many_runs import find, run_state
 from tfdist.tools.many_runs.sweeps import plan as plans
@@ -46,7 +47,8 @@ def read(plan: plans.Plan, workdir: Path, name: str) -> RunEnd:
     try:
         end = files.read_json(str(workdir / plans.END)) or {}
         found = [run_state.read(each) for each in _workdirs(workdir)]
-        values = [value for _, value in evaluations(workdir, plan.metric)]
+        given = [record.get(plan.metric) for record in evaluations(workdir)]
+        values = [value for value in given if isinstance(value, int | float) and math.isfinite(value)]
     except ValueError as error:
         return RunEnd(name=name, workdir=workdir, state="failed", trouble=str(error))
     state = found[-1].state if found else "new"
@@ -69,18 +71,23 @@ def read(plan: plans.Plan, workdir: Path, name: str) -> RunEnd:
     )
 
 
-def evaluations(workdir: Path, metric: str) -> list[tuple[float, float]]:
-    """Returns epoch and value of the metric of each evaluation of a run, in order; only finite values.
+def evaluations(workdir: Path) -> list[dict[str, Any]]:
+    """Returns the records of the evaluations of a run, in order.
 
     Raises ValueError if the run's metrics.jsonl cannot be read.
     """
-    found = [(record.get("epoch"), record.get(metric)) for record in evaluation_records(workdir)]
-    return [(epoch, value) for epoch, value in found if isinstance(value, int | float) and math.isfinite(value)]
-
-
-def evaluation_records(workdir: Path) -> list[dict[str, Any]]:
-    """Returns the records of the evaluations of a run, in order; raises as `evaluations`."""
     return [record for each in _workdirs(workdir) for record in child_runs.reports(each, "evaluation")]
+
+
+def check_metric(plan: plans.Plan, workdir: Path) -> None:
+    """Raises a ValueError if the runs have evaluations, but none has the metric."""
+    records: list[dict[str, Any]] = []
+    for name in plan.runs:
+        with contextlib.suppress(ValueError):  # A damaged one counts as failed.
+            records += evaluations(workdir / name)
+    if records and not any(plan.metric in record for record in records):
+        known = sorted({*records[-1]} - reporter.RESERVED)
+        raise ValueError(f"--metric={plan.metric}: no evaluation has this value. They have: {', '.join(known)}.")
 
 
 def _workdirs(workdir: Path) -> list[Path]:

@@ -70,7 +70,6 @@ def run_jobs(
     stop: Sequence[int],
     *,
     ended: Callable[[Job, int], None],
-    watch: Callable[[Job], bool] = lambda job: False,
     directory: str,
 ) -> None:
     """Runs the jobs, each on a slot, until there is none left, or until a signal; no process is left.
@@ -79,10 +78,9 @@ def run_jobs(
         jobs: asked for the next one when a slot is free.
         stop: the signals that this process has received, by `signals`; passed on to the runs.
         ended: called with a job and its exit code; negative: killed by this signal.
-        watch: called again and again with each job that runs; True: stop it, as by SIGTERM.
         directory: where the commands start.
     """
-    waiting, running, asked = list(free), {}, set()
+    waiting, running = list(free), {}
     left, passed_on = True, False
     try:
         while running or (left and not stop):
@@ -103,9 +101,6 @@ def run_jobs(
                     del running[process]
                     waiting.append(slot)
                     ended(job, process.returncode)
-                elif process not in asked and watch(job):
-                    asked.add(process)
-                    process.terminate()
     finally:
         _send(running, signal.SIGKILL)
         for process in running:

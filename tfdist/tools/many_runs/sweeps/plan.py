@@ -3,9 +3,7 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tfdist.report import files
 from tfdist.tools.many_runs.sweeps import space
@@ -15,6 +13,8 @@ FILE = "sweep.json"
 OVERRIDES = "overrides.json"
 # The exit code of its last process, and the last line that it printed.
 END = "end.json"
+# Attributes of plans of earlier releases, which stopped bad runs early.
+_REMOVED = ("prune", "proposals")
 _ADVICE = "choose another --workdir, or remove it: the runs stay, and the same command finds those that are finished."
 
 
@@ -25,11 +25,9 @@ class Plan:
     Attributes:
         config: the words that name the config and override its fields, equal for all runs; empty for a script.
         script: the script and its own flags; empty for a config.
-        runs: name of the run -> its overrides. Those that Optuna proposes are not here.
+        runs: name of the run -> its overrides.
         metric: the name of an evaluation's value, by which runs are compared.
         mode: "max" or "min": which values of the metric are better.
-        prune: the epochs after each of which the worse half stops.
-        proposals: Optuna's part: count, sampler, pruner, seed and space; {} without it.
         directory: where the command was started: the runs start there, too.
     """
 
@@ -38,8 +36,6 @@ class Plan:
     runs: dict[str, space.Overrides] = dataclasses.field(default_factory=dict)
     metric: str = "loss"
     mode: str = "min"
-    prune: tuple[int, ...] = ()
-    proposals: dict[str, Any] = dataclasses.field(default_factory=dict)
     directory: str = dataclasses.field(default_factory=os.getcwd)
 
     def overriding(self, overrides: space.Overrides) -> list[str]:
@@ -50,16 +46,14 @@ class Plan:
             f"--epochs={value}" if name == "epochs" else f"--config.{name}={value}" for name, value in overrides.items()
         ]
 
-    def command(self, workdir: Path, overrides: space.Overrides, *more: str) -> list[str]:
-        """Returns the command that starts or resumes a run in `workdir`; `more`: further fields, not of a script."""
+    def command(self, workdir: Path, overrides: space.Overrides) -> list[str]:
+        """Returns the command that starts or resumes a run in `workdir`."""
         if self.script:
             words = [*self.script, *self.overriding(overrides)]
             return [sys.executable, "-m", "tfdist.run", f"--workdir={workdir}", *words]
         # As a user types it: --epochs=5 and other short forms are understood there.
-        return [
-            *(sys.executable, "-m", "tfdist.main", *self.config),
-            *(*self.overriding(overrides), f"--workdir={workdir}", *more),
-        ]
+        words = [*self.config, *self.overriding(overrides)]
+        return [sys.executable, "-m", "tfdist.main", *words, f"--workdir={workdir}"]
 
 
 def write(workdir: Path, plan: Plan) -> None:
@@ -73,7 +67,8 @@ def read(workdir: Path) -> Plan | None:
     if saved is None:
         return None
     try:
-        return Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()})
+        known = {name: value for name, value in saved.items() if name not in _REMOVED}
+        return Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
     except TypeError:
         raise ValueError(f"{workdir / FILE} is damaged: {_ADVICE}") from None
 
@@ -81,22 +76,15 @@ def read(workdir: Path) -> Plan | None:
 def merge(old: Plan | None, new: Plan, workdir: Path) -> Plan:
     """Returns the plan of a command in a workdir that may hold a sweep: new values add runs to it.
 
-    Raises ValueError if that has another config or script, or is pruned or proposed otherwise.
+    Raises ValueError if that has another config or script.
     """
     if old is None:
         return new
-    compared = ("metric", "mode") if old.prune or old.proposals else ()  # Otherwise only the table depends on them.
-    for name in ("config", "script", "prune", *compared):
+    for name in ("config", "script"):
         before, now = getattr(old, name), getattr(new, name)
         if before != now:
-            raise ValueError(_different(workdir, name, before, now))
-    fixed = {name: value for name, value in old.proposals.items() if name != "count"}
-    if fixed != {name: value for name, value in new.proposals.items() if name != "count"}:
-        raise ValueError(_different(workdir, "Optuna's part", old.proposals or None, new.proposals or None))
-    if old.prune and old.runs != new.runs:
-        raise ValueError(
-            f"{workdir} holds a pruned sweep of other runs, and which go on depends on all of them: {_NEW}"
-        )
+            shown = f"its {name} was {' '.join(before)!r}, and is now {' '.join(now)!r}"
+            raise ValueError(f"{workdir} holds another sweep: {shown}. To begin anew, choose another --workdir.")
     return dataclasses.replace(new, runs=_with_new(old.runs, new.runs), directory=old.directory)
 
 
@@ -108,17 +96,6 @@ def _with_new(old: dict[str, space.Overrides], new: dict[str, space.Overrides]) 
         free = space.with_digest(name, row) if name in old else name
         runs[names.get(frozenset(row.items()), free)] = row
     return runs
-
-
-_NEW = "choose another --workdir."
-
-
-def _different(workdir: Path, name: str, before: Any, now: Any) -> str:
-    shown = [
-        " ".join(value) if isinstance(value, Sequence) and name in ("config", "script") else value
-        for value in (before, now)
-    ]
-    return f"{workdir} holds another sweep: its {name} was {shown[0]!r}, and is now {shown[1]!r}. To begin anew, {_NEW}"
 
 
 def make_run(workdir: Path, overrides: space.Overrides) -> None:
