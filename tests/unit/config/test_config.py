@@ -16,6 +16,7 @@ from tfdist import config, configs
 from tfdist.config import config_dict, diff, schema, specs, validate
 from tfdist.config.command_line import meanings as meanings_lib
 from tfdist.config.command_line import words as words_lib
+from tfdist.training import features
 
 LAB = """
 def losses(model, batch, *, training, gamma=1.0):
@@ -172,7 +173,7 @@ def test_a_wrong_value_is_refused_with_its_field(name, value, message):
         holder = getattr(holder, section)
     setattr(holder, field, value)
     with pytest.raises(ValueError, match=rf"(?s)^The config is invalid:\n  config\.{name} {message}[^\n]*$"):
-        validate.validate(whole)
+        features.check(whole)
 
 
 def test_contradictions_between_fields_are_refused():

@@ -91,8 +91,9 @@ def export(workdir: str, out: str | None = None) -> int:
     tables.make_folder(path if form == "tf_saved_model" else path.parent)
     model = plain_model(saved, which)
     try:
-        # Without a signature, Keras does not export to ONNX what was not called.
-        model.export(path, format=form, verbose=False, input_signature=[model.input])
+        # Without a signature, Keras does not export to ONNX what was not called. A Sequential model has no `input` then.
+        inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+        model.export(path, format=form, verbose=False, input_signature=[inputs])
     except ImportError as error:
         raise ValueError(f"--format={form}: {error}, or pip install 'tfdist[export]'.") from None
     except ValueError as error:
