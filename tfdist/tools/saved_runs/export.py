@@ -91,7 +91,7 @@ def export(workdir: str, out: str | None = None) -> int:
     tables.make_folder(path if form == "tf_saved_model" else path.parent)
     model = plain_model(saved, which)
     try:
-        # Without a signature, Keras does not export to ONNX what was not called. A Sequential model has no `input` then.
+        # Without a signature, Keras does not export to ONNX what was not called; a Sequential model has no `input`.
         inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
         model.export(path, format=form, verbose=False, input_signature=[inputs])
     except ImportError as error:
