@@ -65,7 +65,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
 
     for name in (
         *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
-        *("train.steps", "train.micro_batches", "train.local_steps", "train.nonfinite_limit"),
+        *("train.steps", "train.micro_batches", "train.nonfinite_limit"),
         *("consistency.limit", "checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
     ):
         yield from at_least(name, 1)
@@ -141,19 +141,11 @@ def _gpu_problems(gpus: Any) -> Iterator[str]:
 def _contradictions(config: schema.Config) -> Iterator[str]:
     data, train = config.data, config.train
     plain = train.precision != "float16" and train.nonfinite == "stop" and train.micro_batches == 1
-    received = (
-        f"Received: local_steps={train.local_steps}, micro_batches={train.micro_batches}, "
-        f"nonfinite={train.nonfinite!r}, precision={train.precision!r}"
-    )
-    if train.local_steps > 1 and not plain:
+    if train.asynchronous and not (plain and not config.callbacks):
         yield (
-            f'train.local_steps={train.local_steps} needs micro_batches=1, nonfinite="stop" and a precision other than '
-            f"float16. {received}"
-        )
-    if train.asynchronous and not (plain and train.local_steps == 1 and not config.callbacks):
-        yield (
-            'train.asynchronous needs local_steps=1, micro_batches=1, nonfinite="stop", a precision other than '
-            f"float16 and no callbacks. {received}"
+            'train.asynchronous needs micro_batches=1, nonfinite="stop", a precision other than float16 and no '
+            f"callbacks. Received: micro_batches={train.micro_batches}, nonfinite={train.nonfinite!r}, "
+            f"precision={train.precision!r}"
         )
     if train.asynchronous:
         for name in _NOT_ASYNCHRONOUS:
