@@ -118,9 +118,6 @@ class Train:
     virtual_replicas: int | None = None
     """Shards into which each global batch is cut: the bits are the same on any number of replicas that divides this one
     (docs/same-bits.md). Dropout and normalisation belong to a shard. None: not used."""
-    asynchronous: bool = False
-    """Parameter servers (docs/consistency.md): each worker computes a whole batch and updates the weights without
-    waiting for the others. Gradients may be stale, so two runs with the same config differ."""
     recompute: list[str] = dataclasses.field(default_factory=list)
     """Names of layers whose activations are computed again in the backward pass, such as ["block_*"]: less memory, more
     time, the same bits (docs/guide.md, "The step")."""

@@ -10,9 +10,6 @@ from typing import Any, Literal
 
 from tfdist.config import diff, removed, schema, text
 
-# What belongs to steps of replicas that sum their gradients.
-_NOT_ASYNCHRONOUS = ("train.recompute", "communication.dtype", "communication.sparse_as_dense")
-
 
 def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lambda: ()) -> None:
     """Checks the types and values of all fields; a ValueError lists each invalid one with what is allowed.
@@ -140,18 +137,6 @@ def _gpu_problems(gpus: Any) -> Iterator[str]:
 
 def _contradictions(config: schema.Config) -> Iterator[str]:
     data, train = config.data, config.train
-    plain = train.precision != "float16" and train.nonfinite == "stop" and train.micro_batches == 1
-    if train.asynchronous and not (plain and not config.callbacks):
-        yield (
-            'train.asynchronous needs micro_batches=1, nonfinite="stop", a precision other than float16 and no '
-            f"callbacks. Received: micro_batches={train.micro_batches}, nonfinite={train.nonfinite!r}, "
-            f"precision={train.precision!r}"
-        )
-    if train.asynchronous:
-        for name in _NOT_ASYNCHRONOUS:
-            of_config, default = map(operator.attrgetter(name), (config, schema.Config(model={})))
-            if of_config != default:
-                yield f"{name}={of_config!r} has no effect with train.asynchronous=True: set it to {default!r}"
     if data.pipeline == "textbook" and data.shards != "batch":
         needs = 'needs data.pipeline="stream": in the textbook pipeline auto_shard divides the data'
         yield f'data.shards="{data.shards}" {needs}'
