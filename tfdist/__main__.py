@@ -55,6 +55,10 @@ TOOLS = {
     "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course, with the page's answer beside yours."),
     "plot": ("tfdist.tools.saved_runs.plot", "Draw curves of one or several runs, or scaling studies."),
     "all_reduce": ("tfdist.tools.all_reduce", "Measure all-reduce times and predict the step time of more workers."),
+    "local_sgd": (
+        "tfdist.configs.laboratory.local_sgd.command",
+        "Train with several local steps between averages: local SGD.",
+    ),
     "asynchronous": ("tfdist.configs.laboratory.parameter_server.command", "Train asynchronously: parameter servers."),
 }
 # Training: name -> (the module that is run, its line in the list).

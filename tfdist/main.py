@@ -6,7 +6,6 @@ worker was lost (restart all workers); 77 replicas or workers differ; 78 stopped
 """
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -52,11 +51,6 @@ def main(argv: list[str]) -> None:
     config = flags.FLAGS["config"].value
     with config_flags.one_message("tfdist"):
         features.check(config)  # Without a wait for TensorFlow.
-    if config.train.asynchronous and flags.FLAGS.mode == "train":
-        sys.exit(
-            "tfdist: config.train.asynchronous=True trains with parameter servers, which this command does not start. "
-            "Run python -m tfdist asynchronous --config=..., or set config.train.asynchronous=false."
-        )
     tensorflow_log.announce()
     keep_freed_memory(config.cluster, os.environ)  # Before TensorFlow is imported, which allocates.
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()

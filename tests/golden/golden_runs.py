@@ -76,10 +76,7 @@ RUNS = {
     "digits": _DIGITS,
     "everything": _EVERYTHING,
     "small": _SMALL,
-    "local": [
-        *(*_SMALL, "--config.train.local_steps=2", "--config.train.precision=bfloat16"),
-        "--config.communication.dtype=bfloat16",
-    ],
+    "bfloat16": [*_SMALL, "--config.train.precision=bfloat16", "--config.communication.dtype=bfloat16"],
     "half": [
         *(*_SMALL, "--config.train.precision=float16", "--config.train.nonfinite=rollback"),
         "--config.train.micro_batches=2",
@@ -89,7 +86,7 @@ RUNS = {
 }
 CASES = [
     *((name, topology) for name in ("digits", "everything", "script", *FEATURES) for topology in TOPOLOGIES),
-    *(("local", "two_workers"), ("half", "two_devices")),
+    *(("bfloat16", "two_workers"), ("half", "two_devices")),
 ]
 # The step of 12 after which `stop_and_resume` stops: within an epoch, and no regular checkpoint.
 STOPPED_AFTER = 8
@@ -101,7 +98,7 @@ RESUMED = {"config": "small", "script": "script"}
 # of `FEATURES` without oneDNN, on two devices, and on one core: at most 2e-7.
 FIRST_STEPS = 5
 TOLERANCE = (1e-6, 1e-6)
-TOLERANCES = {"digits": (1e-6, 5e-5), "half": (1e-4, 1e-4), "local": (1e-3, 3e-2)}
+TOLERANCES = {"digits": (1e-6, 5e-5), "half": (1e-4, 1e-4), "bfloat16": (1e-3, 3e-2)}
 # Likewise of the weights of the resumed runs, absolute.
 WEIGHTS_TOLERANCE = 1e-6
 # Fields of metrics.jsonl that hold times or the length of an interval, and those that jump where a rounding

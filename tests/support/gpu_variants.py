@@ -86,7 +86,6 @@ VARIANTS: dict[str, Callable[[], c.Config]] = {
     "bfloat16": lambda: _small(train__precision="bfloat16"),
     "micro_batches": lambda: _small(train__micro_batches=2),
     "clip": lambda: _small(train__clip_norm=1.0),
-    "local_steps": lambda: _small(train__local_steps=2),
     "ema": lambda: _small(optimizer={"target": "keras.optimizers:SGD", "momentum": 0.9, "use_ema": True}),
     "skip": lambda: _small(train__nonfinite="skip"),
     "sync_batch": lambda: _small(model=_CNN | {"normalization": "sync_batch"}),

@@ -28,6 +28,7 @@ from tfdist.checkpoint import restore
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
+from tfdist.configs.laboratory.local_sgd import rounds
 from tfdist.keras_fit import api
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.training import checkpointing, execution, loop, setup
@@ -250,7 +251,6 @@ ADAM = {"target": "keras.optimizers:Adam"}
 TABLES = {
     "plain": ({"target": "keras.optimizers:SGD"}, {}, {}),
     "micro": ({"target": "keras.optimizers:SGD"}, {"micro_batches": 2}, {}),
-    "local": ({"target": "keras.optimizers:SGD"}, {"local_steps": 2}, {}),
     "adam": (ADAM, {"precision": "float16", "xla": True}, {}),
     "adam, micro": (ADAM, {"micro_batches": 2}, {}),
     "adam, clipped": (ADAM, {"clip_norm": 0.1}, {}),
@@ -439,7 +439,7 @@ def collectives(options: c.ClusterOptions) -> Arrays:
     ):
         reduction = dataclasses.replace(run.context.reduction, options=communication)
         step_context = dataclasses.replace(run.context, reduction=reduction)
-        call = multi_step.make_multi_step_fn(step_context, functools.partial(train_step.train_step, step_context), 1)
+        call = multi_step.make_multi_step_fn(step_context, functools.partial(train_step.train_step, step_context), True)
         graph = call.get_concrete_function(iterator, tf.constant(1, tf.int32), tf.zeros([], tf.float64)).graph
         definition = graph.as_graph_def()
         outside = [node.op for node in definition.node]
@@ -486,7 +486,8 @@ def local_rounds(options: c.ClusterOptions) -> Arrays:
         ("steps", alone, 8, 1, 8),
     ):
         data = c.Data(batch_size=batch, shuffle=False, **parts)
-        run = start(cluster, **line, data=data, train=c.Train(steps=steps, local_steps=local))
+        run = start(cluster, **line, data=data, train=c.Train(steps=steps))
+        run = run if name == "steps" else rounds.compose(run, local)
         means = run_steps(run, steps)
         arrays = checkpoint_format.snapshot(run.variables)
         found |= {f"{name}/{key}": value for key, value in arrays.items()} | {f"{name}/loss": np.array(means["loss"])}

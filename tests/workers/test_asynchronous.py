@@ -17,7 +17,7 @@ from topologies import arrays, records
 
 from tfdist import config as c
 from tfdist.cluster import interruption
-from tfdist.config import validate
+from tfdist.configs.laboratory.parameter_server import command as command_lib
 from tfdist.configs.laboratory.parameter_server import tasks
 from tfdist.zoo import prepare
 
@@ -124,15 +124,6 @@ def test_a_stopped_worker_ends_the_run(tmp_path):
     assert starts(tmp_path)[-1]["end"] == "lost"
 
 
-def test_main_names_the_command_for_asynchronous_training():
-    command = [sys.executable, "-m", "tfdist.main", "--config=configs/digits.py", "--config.train.asynchronous=true"]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "Run python -m tfdist asynchronous --config=..." in done.stderr and len(done.stderr.splitlines()) == 1
-
-
 @pytest.mark.slow
 def test_other_launchers_need_tf_config():
     """Otherwise each of their processes would start its own workers and servers."""
@@ -163,8 +154,19 @@ def test_a_missing_worker_is_named():
         tasks.connect(mine, 0.0)
 
 
-@pytest.mark.parametrize("field, value", [("local_steps", 2), ("precision", "float16"), ("micro_batches", 2)])
-def test_asynchronous_training_refuses_other_options(field, value):
-    config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1, asynchronous=True, **{field: value}))
-    with pytest.raises(ValueError, match=r"train.asynchronous needs local_steps=1, micro_batches=1"):
-        validate.validate(config)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"train": {"precision": "float16"}}, r'config\.train\.precision="float16" needs a loss scale'),
+        ({"train": {"micro_batches": 2}}, r"config\.train\.micro_batches=2 cannot be used .* set it to 1\."),
+        ({"train": {"recompute": ["block_*"]}}, r"config\.train\.recompute=\['block_\*'\] cannot .* set it to \[\]"),
+        ({"communication": {"dtype": "bfloat16"}}, r"communication\.dtype='bfloat16' cannot .* set it to 'float32'"),
+    ],
+)
+def test_asynchronous_training_refuses_other_options(fields, message):
+    train, communication = (
+        c.Train(steps=1, **fields.get("train", {})),
+        c.Communication(**fields.get("communication", {})),
+    )
+    with pytest.raises(ValueError, match=message):
+        command_lib.check(c.Config(model={"target": "x:y"}, train=train, communication=communication))

@@ -1,12 +1,17 @@
 """Local SGD: what the replicas of a round compute, against arithmetic by hand."""
 
+import types
+
 import numpy as np
 import probes
 import pytest
 
 from tfdist import config as c
-from tfdist.config import validate
-from tfdist.zoo import sources
+from tfdist.config import learning_rate, specs
+from tfdist.configs.laboratory.local_sgd import command
+from tfdist.configs.laboratory.local_sgd import rounds as rounds_lib
+from tfdist.training.step import train_step
+from tfdist.zoo import models, schedules, sources
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +67,34 @@ def test_on_one_replica_a_round_is_as_many_steps(measured):
         np.testing.assert_allclose(measured[f"alone/{name}"], measured[f"steps/{name}"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("field, value", [("micro_batches", 2), ("precision", "float16"), ("nonfinite", "skip")])
-def test_conflicting_options_are_refused(field, value):
-    config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1, local_steps=2, **{field: value}))
-    with pytest.raises(
-        ValueError, match=r"train.local_steps=2 needs micro_batches=1, nonfinite=.* Received: .*" + str(value)
-    ):
-        validate.validate(config)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"micro_batches": 2}, r'local SGD needs train\.micro_batches=1, clip_norm=None, nonfinite="stop"'),
+        ({"precision": "float16"}, "another precision than float16"),
+        ({"nonfinite": "skip"}, 'nonfinite="stop"'),
+        ({"clip_norm": 1.0}, "clip_norm=None"),
+        ({"batch": 42}, r"batch_size=42 must be a multiple of 1 replicas x --local_steps=4, and each part one of the"),
+        ({"batch": 40}, "each part one of the group_size of the model's normalisation"),
+    ],
+)
+def test_conflicting_options_are_refused(fields, message):
+    data = c.Data(batch_size=fields.pop("batch", 64))
+    run = types.SimpleNamespace(
+        config=c.Config(model={"target": "x:y"}, data=data, train=c.Train(steps=1, **fields)),
+        cluster=types.SimpleNamespace(num_replicas=1),
+        context=types.SimpleNamespace(model=models.small_cnn(group_size=16), optimizer=None),
+        train_step=train_step.train_step,
+    )
+    with pytest.raises(ValueError, match=message):
+        rounds_lib.compose(run, 4)
+
+
+def test_the_learning_rate_follows_optimizer_steps():
+    rate = c.LearningRate(peak=0.1, schedule={"target": "tfdist.zoo.schedules:cosine"}, scaling="linear")
+    config = c.Config(model={"target": "x:y"}, data=c.Data(batch_size=256), learning_rate=rate)
+    command.configure(config, 4)
+    assert learning_rate.peak(config) == 0.1 * 256 / 4 / 256
+    found = specs.build(rate.schedule, 0.1, field="schedule", total_steps=10, warmup_steps=2)
+    plain = schedules.cosine(0.1, total_steps=40, warmup_steps=8)
+    assert [float(found(step)) for step in range(40)] == [float(plain(step)) for step in range(40)]

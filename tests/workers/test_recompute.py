@@ -166,7 +166,7 @@ for names in ([], ["small_cnn"]):
         learning_rate=c.LearningRate(peak=0.02),
         train=c.Train(steps=4, recompute=names),
     )
-    run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context), updates=1)
+    run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context), trains=True)
     arguments = (run.feed.open_training(0, 4), tf.constant(4), tf.constant(0.0, tf.float64))
     graph = run_steps.get_concrete_function(*arguments).graph.as_graph_def()
     ops = [node.op for node in graph.node] + [node.op for one in graph.library.function for node in one.node_def]

@@ -10,10 +10,11 @@ from processes import REPOSITORY
 
 # The number of ops of an execution, and the hash of their types in order: those of commit d087032, before there were
 # virtual replicas, and for each replica a cast, a product and a constant, because the step normalises the images since;
-# and less a constant of each replica, its number, which only the gathering of rows of tables uses.
+# and less a constant of each replica, its number, which only the gathering of rows of tables uses, and the product of
+# the steps so far with the number of optimizer steps in each.
 # For the versions of TensorFlow and Keras with which they were recorded.
 VERSIONS = {"tensorflow": "2.21", "keras": "3.15"}
-RECORDED = "1878 856e8eb104fe2771"
+RECORDED = "1876 21eca703fe1d1143"
 CODE = """
 import functools, hashlib, pathlib, runpy, sys
 import tensorflow as tf
@@ -22,7 +23,7 @@ from tfdist.training.step import multi_step
 config = runpy.run_path("tests/configs/same_run.py")["get_config"]()
 config.train.nonfinite, config.cluster.logical_devices = "skip", 2
 run = setup.build_run(config, pathlib.Path(sys.argv[1]))
-run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context), updates=1)
+run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context), trains=True)
 arguments = (run.feed.open_training(0, 20), tf.constant(2), tf.constant(0.0, tf.float64))
 graph = run_steps.get_concrete_function(*arguments).graph.as_graph_def()
 ops = [node.op for node in graph.node] + [node.op for one in graph.library.function for node in one.node_def]

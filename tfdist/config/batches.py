@@ -15,8 +15,8 @@ def evaluation_batch_size(config: Config, num_replicas: int) -> int:
 
 
 def divisor(config: Config, num_replicas: int) -> int:
-    """Returns what must divide `config.data.batch_size`: replicas times their micro-batches or local steps."""
-    return num_replicas * config.train.micro_batches * config.train.local_steps
+    """Returns what must divide `config.data.batch_size`: replicas times their micro-batches."""
+    return num_replicas * config.train.micro_batches
 
 
 def are_divisible(config: Config, num_replicas: int) -> bool:

@@ -59,7 +59,7 @@ def default(optimizer: Mapping[str, Any]) -> float | None:
 def peak(config: schema.Config) -> float:
     """Returns the highest learning rate of a resolved config, scaled to its batch (arXiv 1706.02677, section 2.1)."""
     rate = config.learning_rate
-    factor = config.data.batch_size / config.train.local_steps / rate.reference_batch_size
+    factor = config.data.batch_size / rate.reference_batch_size
     return rate.peak * {"none": 1.0, "linear": factor, "sqrt": factor**0.5}[rate.scaling]
 
 

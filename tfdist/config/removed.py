@@ -37,6 +37,8 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "consistency.audit.limit": (ANY, _NO_AUDITS),
     "train.shard_optimizer": (False, _NO_SHARDED_OPTIMIZER),
     "report.noise_scale": (None, "`tfdist sweep` trains with several batch sizes, and compares the runs."),
+    "train.asynchronous": (False, "tfdist asynchronous trains with parameter servers (docs/consistency.md)."),
+    "train.local_steps": (1, "train by tfdist local_sgd --local_steps=4, a lesson (docs/consistency.md)."),
     "train.recompute_mb": (None, "name layers in train.recompute, or make them in a keras.RematScope."),
     # A run that has paused goes on.
     "cluster.pause_epochs": (ANY, "a file STOP in the workdir stops and saves a run, and the same command goes on."),

@@ -15,7 +15,6 @@ SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 # What only some runs need: field -> function, imported by `specs.part`. `cluster`: several workers; `layers`: CPUs.
 PARTS = {
     "report.tensorboard": "tfdist.report.tensorboard_events:EventRecords",
-    "train.local_steps": "tfdist.training.step.variants.local_sgd:train_round",
     "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
 }
 
@@ -55,7 +54,7 @@ class Data:
     evaluation_split: str | None = "test"
     """The evaluation split, in the same notation. None: no evaluation."""
     batch_size: int = 128
-    """Global batch: examples per step over all replicas, a multiple of replicas x micro_batches x local_steps."""
+    """Global batch: examples per step over all replicas, a multiple of replicas x micro_batches."""
     evaluation_batch_size: int | None = None
     """Examples per evaluation step over all replicas, rounded up to a multiple of them. None: batch_size."""
     shuffle: bool = True
@@ -91,7 +90,7 @@ class LearningRate:
     """schedule(peak, *, total_steps, warmup_steps, **kw) -> keras LearningRateSchedule, or a float for callbacks."""
     scaling: Literal["none", "linear", "sqrt"] = "none"
     """"none": peak as given. "linear": peak x batch_size / reference_batch_size (arXiv 1706.02677). "sqrt": peak x the
-    square root of that factor. With train.local_steps > 1, batch_size / local_steps is used instead of batch_size."""
+    square root of that factor."""
     reference_batch_size: int = 256
     """Examples, above 0; used if `scaling` is not "none"."""
     warmup_epochs: float = 0.0
@@ -116,17 +115,9 @@ class Train:
     """Gradient accumulation: each replica processes its per-replica batch in this many micro-batches, one after
     another, with one all-reduce and one update at the end. Needs less memory; the update is the same, except that Adam
     squares the sum of an embedding's rows and not each of them (docs/scripts.md, "Embeddings")."""
-    local_steps: int = 1
-    """Local SGD (arXiv 1805.09767), for slow networks: each replica takes this many optimizer steps locally, each on a
-    part of its per-replica batch; then all replicas average their weights. One step of the run is the whole round, and
-    batch_size is its number of examples. Above 1, the result depends on the number of replicas; runs on the same
-    topology still repeat and resume bit for bit."""
     virtual_replicas: int | None = None
     """Shards into which each global batch is cut: the bits are the same on any number of replicas that divides this one
     (docs/same-bits.md). Dropout and normalisation belong to a shard. None: not used."""
-    asynchronous: bool = False
-    """Parameter servers (docs/consistency.md): each worker computes a whole batch and updates the weights without
-    waiting for the others. Gradients may be stale, so two runs with the same config differ."""
     recompute: list[str] = dataclasses.field(default_factory=list)
     """Names of layers whose activations are computed again in the backward pass, such as ["block_*"]: less memory, more
     time, the same bits (docs/guide.md, "The step")."""

@@ -10,9 +10,6 @@ from typing import Any, Literal
 
 from tfdist.config import diff, removed, schema, text
 
-# What belongs to steps of replicas that sum their gradients.
-_NOT_ASYNCHRONOUS = ("train.recompute", "communication.dtype", "communication.sparse_as_dense")
-
 
 def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lambda: ()) -> None:
     """Checks the types and values of all fields; a ValueError lists each invalid one with what is allowed.
@@ -65,7 +62,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
 
     for name in (
         *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
-        *("train.steps", "train.micro_batches", "train.local_steps", "train.nonfinite_limit"),
+        *("train.steps", "train.micro_batches", "train.nonfinite_limit"),
         *("consistency.limit", "checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
     ):
         yield from at_least(name, 1)
@@ -140,26 +137,6 @@ def _gpu_problems(gpus: Any) -> Iterator[str]:
 
 def _contradictions(config: schema.Config) -> Iterator[str]:
     data, train = config.data, config.train
-    plain = train.precision != "float16" and train.nonfinite == "stop" and train.micro_batches == 1
-    received = (
-        f"Received: local_steps={train.local_steps}, micro_batches={train.micro_batches}, "
-        f"nonfinite={train.nonfinite!r}, precision={train.precision!r}"
-    )
-    if train.local_steps > 1 and not plain:
-        yield (
-            f'train.local_steps={train.local_steps} needs micro_batches=1, nonfinite="stop" and a precision other than '
-            f"float16. {received}"
-        )
-    if train.asynchronous and not (plain and train.local_steps == 1 and not config.callbacks):
-        yield (
-            'train.asynchronous needs local_steps=1, micro_batches=1, nonfinite="stop", a precision other than '
-            f"float16 and no callbacks. {received}"
-        )
-    if train.asynchronous:
-        for name in _NOT_ASYNCHRONOUS:
-            of_config, default = map(operator.attrgetter(name), (config, schema.Config(model={})))
-            if of_config != default:
-                yield f"{name}={of_config!r} has no effect with train.asynchronous=True: set it to {default!r}"
     if data.pipeline == "textbook" and data.shards != "batch":
         needs = 'needs data.pipeline="stream": in the textbook pipeline auto_shard divides the data'
         yield f'data.shards="{data.shards}" {needs}'

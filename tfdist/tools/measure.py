@@ -74,14 +74,14 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
 
     from tfdist.training.step import multi_step
 
-    context, options = run.context, run.config.train
+    context = run.context
     if not communication:
         # The step of one replica has no all-reduce.
         alone = dataclasses.replace(context.reduction, num_replicas=1)
         cluster = dataclasses.replace(run.cluster, num_replicas=1)
         context = dataclasses.replace(context, cluster=cluster, reduction=alone)
     step = functools.partial(run.train_step, context)
-    call = multi_step.make_multi_step_fn(run.context, step, updates=options.local_steps)
+    call = multi_step.make_multi_step_fn(run.context, step, trains=True)
     iterator = run.feed.open_training(0, steps + 1)
     nothing = tf.zeros([], tf.float64)
     call(iterator, tf.constant(1, tf.int32), nothing)[0].numpy()

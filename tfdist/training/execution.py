@@ -95,14 +95,14 @@ def training_steps(run: Run) -> StepRunner:
     """Puts together the function of a training execution, from the step of a replica outwards."""
     step = run.feed.with_known_shapes(run.train_step)
     step = functools.partial(stateful_random.check_draws(step, run.cluster, "training step"), run.context)
-    run_steps = multi_step.make_multi_step_fn(run.context, step, updates=run.config.train.local_steps)
+    run_steps = multi_step.make_multi_step_fn(run.context, step, trains=True)
     return _make_runner(run, unsaved.refuse_unsaved(run, run_steps))
 
 
 def evaluation_steps(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
     """Puts together the function of an execution of evaluation steps; `keep` may return one that was made before."""
     step = stateful_random.check_draws(train_step.evaluation_step, run.cluster, "evaluation")
-    run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), updates=0)
+    run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), trains=False)
     return _make_runner(run, run_steps if keep is None else keep(run_steps))
 
 

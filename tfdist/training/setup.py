@@ -25,7 +25,6 @@ from tfdist.training.callbacks.no_callbacks import NoCallbacks
 from tfdist.training.run import Run
 from tfdist.training.step import build_context as build_context_lib
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step import train_step
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.random_numbers import seed_generators
 
@@ -80,7 +79,6 @@ def build_run(
         export=exporter(context.model, feed.first_examples, inputs.prepare_all)
         if exporter
         else functools.partial(export.export, context.model, about=feed.about.usage),
-        train_step=train_step.train_step if config.train.local_steps == 1 else specs.part("train.local_steps"),
     )
     for feature in features.ALL:
         run = feature.apply(run)
@@ -138,10 +136,7 @@ def build_model(
         model = specs.build(config.model, field="config.model")
         if not isinstance(model, keras.Model):
             raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
-        local_steps = config.train.local_steps  # The optimizer counts these, and so does its schedule.
-        optimizer = optimizer_lib.build_optimizer(
-            config, local_steps * feed.sizes.steps_per_epoch, local_steps * feed.sizes.total_steps
-        )
+        optimizer = optimizer_lib.build_optimizer(config, feed.sizes.steps_per_epoch, feed.sizes.total_steps)
     optimizer_lib.check_optimizer(optimizer)
     chosen = [line for feature in features.ALL for line in feature.change_model(config, model)]
     objective = build_context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)

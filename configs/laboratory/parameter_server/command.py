@@ -10,6 +10,7 @@ two runs differ. If a task is lost, the run exits with code 76; the same command
 
 import contextlib
 import json
+import operator
 import os
 import signal
 import subprocess
@@ -24,8 +25,15 @@ from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.several_workers import malloc
 from tfdist.config import flags as config_flags
+from tfdist.config import schema
 from tfdist.config.command_line import words
 from tfdist.launch import local_workers, processes
+
+# Fields that have their defaults here.
+_OF_SUMS = (
+    *("train.micro_batches", "train.nonfinite", "train.recompute", "train.virtual_replicas"),
+    *("communication.dtype", "communication.sparse_as_dense", "callbacks"),
+)
 
 
 def define_flags() -> None:
@@ -39,6 +47,16 @@ def define_flags() -> None:
     )
 
 
+def check(config: schema.Config) -> None:
+    """Raises ValueError if the config sets what only belongs to steps of replicas that sum their gradients."""
+    for name in _OF_SUMS:
+        value, default = map(operator.attrgetter(name), (config, schema.Config(model={})))
+        if value != default:
+            raise ValueError(f"config.{name}={value!r} cannot be used with parameter servers: set it to {default!r}.")
+    if config.train.precision == "float16":
+        raise ValueError('config.train.precision="float16" needs a loss scale, which parameter servers do not have.')
+
+
 def run_or_start_tasks() -> int:
     """Runs the task of TF_CONFIG, or starts all tasks on this machine and is their chief; returns the exit code.
 
@@ -49,7 +67,6 @@ def run_or_start_tasks() -> int:
     from tfdist.configs.laboratory.parameter_server import coordinator, tasks
 
     config = flags.FLAGS["config"].value
-    config.train.asynchronous = True
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
 
     def train(check: Callable[[], None] = lambda: None) -> int:
@@ -78,7 +95,9 @@ def run_or_start_tasks() -> int:
 
 def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
-    malloc.keep_freed_memory(flags.FLAGS["config"].value.cluster, os.environ)  # Before TensorFlow allocates.
+    config = flags.FLAGS["config"].value
+    check(config)
+    malloc.keep_freed_memory(config.cluster, os.environ)  # Before TensorFlow allocates.
     process_exit.run_and_exit(run_or_start_tasks)
 
 

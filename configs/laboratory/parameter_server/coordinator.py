@@ -56,7 +56,7 @@ def train(
     """Trains as the chief: reads the data, schedules the updates, evaluates, saves and reports.
 
     Args:
-        config: of the run; `train.asynchronous` is True.
+        config: of the run.
         workdir: of the run.
         mine: the chief's task.
         strategy: the ParameterServerStrategy of `tasks.connect`.

@@ -191,25 +191,6 @@ def test_contradictions_between_fields_are_refused():
         validate.validate(make(**contradiction))
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"train": {"recompute": ["block_*"]}},
-            r"train\.recompute=\['block_\*'\] has no effect .*=True: set it to \[\]",
-        ),
-        ({"communication": {"dtype": "bfloat16"}}, r"communication\.dtype='bfloat16' has no effect .* to 'float32'"),
-        ({"communication": {"sparse_as_dense": True}}, r"communication\.sparse_as_dense=True has no .* to False"),
-    ],
-)
-def test_parameter_servers_do_not_ignore_fields(fields, message):
-    communication = config.Communication(**fields.get("communication", {}))
-    train = {"epochs": 1, **fields.get("train", {})}
-    validate.validate(make(communication=communication, train=config.Train(**train)))
-    with pytest.raises(ValueError, match=rf"\n  config\.{message}$"):
-        validate.validate(make(communication=communication, train=config.Train(**train, asynchronous=True)))
-
-
 def test_all_wrong_fields_are_named_at_once():
     with pytest.raises(ValueError) as raised:
         validate.validate(make(data=config.Data(batch_size=0), seed=-1, train=config.Train()))

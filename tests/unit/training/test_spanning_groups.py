@@ -72,7 +72,6 @@ def config(**changes):
             2,
             r"does not divide the 12 examples .*=48 / 2 replicas / 2 .*one of 1, 2, 3, 4, 6, 12\.",
         ),
-        ({"train": c.Train(steps=1, local_steps=6)}, 1, r"does not divide the 8 examples .*=48 / 1 replicas / 6"),
     ],
 )
 def test_groups_that_do_not_fit_are_refused_by_name(changes, replicas, message):

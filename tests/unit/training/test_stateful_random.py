@@ -43,7 +43,7 @@ def start(workdir: pathlib.Path, **changes) -> run_lib.Run:
 def steps(run: run_lib.Run, first: int, last: int, step=train_step.train_step) -> dict[str, np.ndarray]:
     """Runs the steps [first, last); returns all variables."""
     iterator = run.cluster.distribute(run.feed.training(first, max(last, 1)))
-    call = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), updates=1)
+    call = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), trains=True)
     call(iterator, tf.constant(last - first, tf.int32), tf.zeros([], tf.float64))
     return checkpoint_format.snapshot(run.variables)
 
@@ -71,7 +71,7 @@ def test_an_evaluation_draws_the_same_whatever_was_traced_before(tmp_path):
     def evaluate(run: run_lib.Run) -> float:
         data, count = run.feed.evaluation()
         step = functools.partial(train_step.evaluation_step, run.context)
-        call = multi_step.make_multi_step_fn(run.context, step, updates=0)
+        call = multi_step.make_multi_step_fn(run.context, step, trains=False)
         vector, _ = call(run.cluster.distribute(data), tf.constant(count, tf.int32), tf.zeros([], tf.float64))
         return float(vector[0])
 

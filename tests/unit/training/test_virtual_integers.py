@@ -23,7 +23,6 @@ def make(**fields):
     ("fields", "replicas", "message"),
     [
         ({}, 3, r"virtual_replicas=8 cannot be used: there are 3 replicas, .* must be one of 1, 2, 4, 8\."),
-        ({"train__local_steps": 2}, 2, r"config.train.local_steps is set, and each replica makes updates of its own"),
         ({"data__pipeline": "textbook"}, 2, r"config.data.pipeline is set, and TensorFlow divides batches"),
         ({"data__shards": "fixed"}, 2, r"config.data.shards is set, and the examples of a batch depend"),
         ({"communication__dtype": "bfloat16"}, 2, r"config.communication.dtype is set, and integers are sent"),

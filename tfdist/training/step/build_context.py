@@ -114,8 +114,7 @@ def build_context(
     """
     model = objective.model
     normalization.check_penalties(model, cluster.num_replicas)
-    # With local SGD each replica has other gradients.
-    prepare_optimizer(optimizer, cluster, equal=config.train.local_steps == 1)
+    prepare_optimizer(optimizer, cluster)
     normalization.make_exact(model)
     speed_up_layers(model, cluster.device_type)
     found = model_layers.statistics(model) if moving is None else moving
@@ -152,15 +151,10 @@ def speed_up_layers(model: keras.Model, device_type: str) -> None:
         fused.fuse(model)
 
 
-def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Replicas, *, equal: bool = True) -> None:
-    """Makes an optimizer take summed gradients, use fused kernels, and share work between replicas.
-
-    Args:
-        equal: whether all replicas apply the same gradients.
-    """
+def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Replicas) -> None:
+    """Makes an optimizer take summed gradients, use fused kernels, and share work between replicas."""
     optimizer_lib.take_over_reduction(optimizer, begin_apply=fused_updates.fuse(optimizer))
-    if equal:
-        work_sharing.share(optimizer, cluster)
+    work_sharing.share(optimizer, cluster)
 
 
 def restore_methods(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:

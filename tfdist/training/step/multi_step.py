@@ -11,13 +11,13 @@ from tfdist.training.step.random_numbers import seed_generators, stateful_random
 
 
 def make_multi_step_fn(
-    context: StepContext, step: Callable[..., tf.Tensor], updates: int
+    context: StepContext, step: Callable[..., tf.Tensor], trains: bool
 ) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Compiles the function that runs `step` many times.
 
     Args:
         step: `train_step` or `evaluation_step` with its context; called with the elements of the iterator.
-        updates: optimizer steps in one call of `step`; 0 for an evaluation.
+        trains: whether `step` makes an optimizer step; False: it evaluates.
 
     Returns:
         run_steps(iterator, count, stop, first=0): `count`, int32 [], is the number of steps; `stop`, float64 [], is 1
@@ -49,7 +49,7 @@ def make_multi_step_fn(
             elements = next(iterator)
             ready = clock(tf.nest.flatten(elements, expand_composites=True))
             # TensorFlow replaces a product with 0 by a constant that waits for `number`.
-            steps = number * updates if updates else tf.zeros([], tf.int32)
+            steps = number if trains else tf.zeros([], tf.int32)
             counted = seed_generators.count_by_loop(words, steps, lambda: first + number)
             with counted, stateful_random.draw_statelessly():
                 sums = strategy.run(step, args=elements if isinstance(elements, tuple) else (elements,))

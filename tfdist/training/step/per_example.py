@@ -100,23 +100,17 @@ class PerExampleObjective(objective.Objective):
         gradients = [one if used else None for one, used in zip(gradients, present, strict=True)]
         return objective.ShardResult(sums, gradients, weight)
 
-    def micro_batch(
-        self, batch: Batch, index: tf.Tensor, loss_scale: tf.Tensor | float, local_step: int = 0
-    ) -> tuple[tf.Tensor, Gradients]:
-        """Runs micro-batch `index` (int32 []) forward and backward; returns its sums and gradients.
-
-        Args:
-            local_step: optimizer steps since the start of this step of the run, for local SGD.
-        """
-        run = functools.partial(self._micro_batch, local_step)
+    def micro_batch(self, batch: Batch, index: tf.Tensor, loss_scale: tf.Tensor | float) -> tuple[tf.Tensor, Gradients]:
+        """Runs micro-batch `index` (int32 []) forward and backward; returns its sums and gradients."""
+        run = self._micro_batch
         if self.xla:  # Only this part of the step: XLA cannot compile communication between workers.
             run = tf.function(run, autograph=False, jit_compile=True)
         return run(batch, index, loss_scale)
 
     def _micro_batch(
-        self, local_step: int, batch: Batch, index: tf.Tensor, loss_scale: tf.Tensor | float
+        self, batch: Batch, index: tf.Tensor, loss_scale: tf.Tensor | float
     ) -> tuple[tf.Tensor, Gradients]:
-        seed_generators.begin_forward_pass(index, local_step)
+        seed_generators.begin_forward_pass(index)
         num_examples = next(iter(batch.values())).shape[0]
         with tf.GradientTape() as tape:
             values = self.function(self.model, batch, training=True)

@@ -137,9 +137,9 @@ def install_groups(model: keras.Model, config: Config, num_replicas: int) -> boo
         Whether there are any: the forward pass then communicates.
 
     Raises:
-        ValueError: groups do not divide the global batch, or span replicas with micro-batches or local steps.
+        ValueError: groups do not divide the global batch, or span replicas with micro-batches.
     """
-    batch, parts = config.data.batch_size, config.train.micro_batches * config.train.local_steps
+    batch, parts = config.data.batch_size, config.train.micro_batches
     shard = batch // (num_replicas * parts)
     spanning = [layer for layer in _grouped_layers(model) if shard % layer.group_size]
     for layer in spanning:
@@ -154,8 +154,8 @@ def install_groups(model: keras.Model, config: Config, num_replicas: int) -> boo
             divisors = [n for n in range(1, shard + 1) if shard % n == 0]
             raise ValueError(
                 f"group_size={size} of layer {layer.name!r} does not divide the {shard} examples that a replica "
-                f"processes at once: batch_size={batch} / {num_replicas} replicas / {parts} (train.micro_batches x "
-                "train.local_steps). Groups span replicas only if both are 1. Reduce them, or set group_size in "
+                f"processes at once: batch_size={batch} / {num_replicas} replicas / {parts} "
+                "(train.micro_batches). Groups span replicas only if it is 1. Reduce it, or set group_size in "
                 f"config.model to one of {', '.join(map(str, divisors))}."
             )
     for layer in spanning:

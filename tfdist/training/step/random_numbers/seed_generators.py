@@ -43,17 +43,15 @@ class _Unseeded:
 _unseeded: list[_Unseeded] = []
 
 
-def begin_forward_pass(micro_batch: tf.Tensor | int | object, local_step: int = 0) -> None:
+def begin_forward_pass(micro_batch: tf.Tensor | int | object) -> None:
     """Resets the calls of all generators at the start of one replica's forward pass.
 
     Args:
         micro_batch: index of the micro-batch, int32 [].
-        local_step: optimizer steps since the start of this step of the run, for local SGD.
     """
     this_pass.graph = tf.compat.v1.get_default_graph()
     this_pass.calls = {}
     this_pass.micro_batch = micro_batch
-    this_pass.local_step = local_step
 
 
 def begin_evaluation_pass() -> None:
@@ -148,7 +146,7 @@ def _make_stateless(
         call = this_pass.calls.get(id(generator), 0)
         this_pass.calls[id(generator)] = call + 1
         words, done, batch = _loop[-1] if _loop else (step_as_int32_pair(step), 0, lambda: 0)
-        done = tf.convert_to_tensor(done) + this_pass.local_step
+        done = tf.convert_to_tensor(done)
         # Computed here only: a graph without random numbers would pass it on in each step.
         micro_batch = -1 - batch() if this_pass.micro_batch is _EVALUATION else this_pass.micro_batch
         micro_batch = tf.convert_to_tensor(micro_batch)

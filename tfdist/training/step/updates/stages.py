@@ -44,7 +44,7 @@ def make_apply(
     config: config_lib.Train, cluster: Replicas, model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Apply:
     """Returns the end of the chain: it clips summed gradients, if `config.clip_norm` is set, and applies them."""
-    clip_gradients = make_clip(config.clip_norm, cluster, equal=config.local_steps == 1)
+    clip_gradients = make_clip(config.clip_norm, cluster)
 
     def apply(gradients: Gradients) -> None:
         with tables.convert_in_fixed_order():
@@ -148,16 +148,14 @@ def all_finite(gradients: Gradients) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(tf.stack(sums or [tf.zeros([])])))
 
 
-def make_clip(norm: float | None, cluster: Replicas, *, equal: bool) -> Callable[[Gradients], Gradients]:
+def make_clip(norm: float | None, cluster: Replicas) -> Callable[[Gradients], Gradients]:
     """Returns the function that clips gradients to the global L2 norm `norm`; None: it returns them unchanged.
 
-    Args:
-        equal: whether all replicas clip the same gradients. With several workers, which may have different numbers of
-            threads, they then share the computation of the norm.
+    Several workers, which may have different numbers of threads, share the computation of the norm.
     """
     if norm is None:
         return lambda gradients: gradients
-    if not equal or cluster.num_workers == 1:
+    if cluster.num_workers == 1:
         return functools.partial(clip, norm=norm)
     return functools.partial(_clip_together, work_sharing.WorkSharing(num_replicas=cluster.num_replicas), norm)
 
