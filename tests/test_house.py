@@ -27,10 +27,10 @@ PACKAGES = {
 }
 # All that keras_fit may use of training; nothing else imports it.
 FACADE = "tfdist.training.api"
-# The core neither imports nor names the shell. The defaults of a config name what they refer to.
+# The core neither imports nor names the shell. The defaults of a config name what they refer to; removed, what is gone.
 CORE = ("config", "report", "cluster", "data", "checkpoint", "training")
 SHELL = re.compile(r"\b(zoo|keras_fit)\b|\btfdist[./](launch|tools)\b")
-MAY_NAME_THE_SHELL = {"tfdist.config.schema"}
+MAY_NAME_THE_SHELL = {"tfdist.config.schema", "tfdist.config.removed"}
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [
     *("config", "config.validate", "config.flags", "report.files", "report.run_info", "report.console"),

@@ -19,6 +19,8 @@ VALUES: dict[tuple[str, Any], str] = {}
 # Command -> what to use instead.
 COMMANDS: dict[str, str] = {
     "completion": "tfdist COMMAND --help lists the flags of a command, and with a config its fields.",
+    "lr_range": "train with --config.learning_rate.schedule.target=tfdist.zoo.schedules:range_test, and draw the loss "
+    "with tfdist plot RUN --x=learning_rate (docs/sweeps.md).",
     "recipes": "tfdist runs lists runs with their configs and results.",
 }
 # Flag of a command that still exists -> what to use instead.
@@ -29,8 +31,10 @@ FLAGS: dict[str, str] = {
         "draw the runs with --random=N, or let an objective of Optuna call tfdist train.",
     ),
 }
-# Module of tfdist that configs may have named -> what to use instead.
-MODULES: dict[str, str] = {}
+# Module of tfdist, or function as in a target, that configs may have named -> what to use instead.
+MODULES: dict[str, str] = {
+    "tfdist.zoo.schedules:exponential": "it is tfdist.zoo.schedules:range_test now, with the same arguments.",
+}
 
 
 def of_field(name: str) -> str:
@@ -70,7 +74,7 @@ def of_flag(name: str) -> str:
 
 
 def of_module(name: str) -> str:
-    """Returns the sentence for a module of tfdist; "": there was none of this name."""
+    """Returns the sentence for a module of tfdist, or a function as in a target; "": there was none of this name."""
     return f"{name} was removed: {MODULES[name]}" if name in MODULES else ""
 
 

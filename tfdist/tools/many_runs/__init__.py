@@ -2,6 +2,6 @@
 
 run_state.py reads one workdir; find.py finds the workdirs below directories, and asks Slurm which wait.
 selection.py names, filters and sorts fields; differences.py is what differs; bills.py adds up the time of starts.
-lr_range.py, range_script.py and sweeps/ train many times; trackers.py are callbacks for MLflow, W&B and trackio.
+sweeps/ trains many times; trackers.py are callbacks for MLflow, W&B and trackio.
 time_to_target.py predicts.
 """
