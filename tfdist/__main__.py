@@ -42,7 +42,6 @@ TOOLS = {
         "tfdist.tools.many_runs.sweeps.command",
         "Train with many values of fields or flags, here or as a job array.",
     ),
-    "lr_range": ("tfdist.tools.many_runs.lr_range", "Find a learning rate: the loss against a rising rate."),
     "scaling": ("tfdist.tools.scaling", "Measure the training time for several numbers of replicas."),
     "trajectories": (
         "tfdist.configs.laboratory.trajectories",

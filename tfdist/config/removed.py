@@ -51,6 +51,8 @@ VALUES: dict[tuple[str, Any], str] = {
 COMMANDS: dict[str, str] = {
     "cost": "`sacct --format=JobID,ElapsedRaw,ConsumedEnergy` shows the time and energy of jobs.",
     "completion": "tfdist COMMAND --help lists the flags of a command, and with a config its fields.",
+    "lr_range": "train with --config.learning_rate.schedule.target=tfdist.zoo.schedules:range_test, and draw the loss "
+    "with tfdist plot RUN --x=learning_rate (docs/sweeps.md).",
     "recipes": "tfdist runs lists runs with their configs and results.",
     "burnin": "test nodes with `dcgmi diag`, nccl-tests and stress-ng.",
     "why": "`tfdist compare A B` names the first step at which the states differ, and what else does.",
@@ -74,10 +76,11 @@ FLAGS: dict[tuple[str, str], str] = {
     ("format=jax", ""): "load model.keras in a process with KERAS_BACKEND=jax.",
     ("format=keras", ""): "model.keras is in the workdir of a finished run.",
 }
-# Module of tfdist that configs may have named -> what to use instead.
+# Module of tfdist, or function as in a target, that configs may have named -> what to use instead.
 MODULES: dict[str, str] = {
     "tfdist.tools.many_runs.trackers": "name the library's own callback, such as mlflow.keras:MlflowCallback "
     "(docs/many-runs.md).",
+    "tfdist.zoo.schedules:exponential": "it is tfdist.zoo.schedules:range_test now, with the same arguments.",
 }
 
 
@@ -131,7 +134,7 @@ def of_flag(name: str, known: Container[str] = ()) -> str:
 
 
 def of_module(name: str) -> str:
-    """Returns the sentence for a module of tfdist; "": there was none of this name."""
+    """Returns the sentence for a module of tfdist, or a function as in a target; "": there was none of this name."""
     return f"{name} was removed: {MODULES[name]}" if name in MODULES else ""
 
 

@@ -71,6 +71,8 @@ def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
     function = module
     for part in name.split("."):
         if not hasattr(function, part):
+            if sentence := removed.of_module(target):
+                raise ValueError(f"{field}.target: {sentence}")
             hint = nearest(part, [n for n in dir(function) if not n.startswith("_")])
             raise ValueError(f"{field}.target={target!r}: {module_name} has no {part!r}.{hint}")
         function = getattr(function, part)

@@ -1,4 +1,4 @@
-"""Learning rates as functions of the optimizer step: constant, step, cosine, one-cycle and exponential, with warm-up.
+"""Learning rates as functions of the optimizer step: constant, step, cosine, one-cycle and range test, with warm-up.
 
 All five have the same warm-up: during the first `warmup_steps` the learning rate increases linearly, in equal steps, to
 the first rate of the main schedule (Goyal et al., arXiv 1706.02677), which covers the rest of the run. It is above zero
@@ -76,8 +76,11 @@ def one_cycle(
     return Schedule("one_cycle", peak, total_steps, warmup_steps, peak_at=peak_at, initial=initial, final=final)
 
 
-def exponential(peak: float, *, total_steps: int, warmup_steps: int = 0, initial: float = 1e-7) -> "Schedule":
-    """Returns a rate that rises from `initial` x `peak` to `peak` by the same factor in each step: `tfdist lr_range`.
+def range_test(peak: float, *, total_steps: int, warmup_steps: int = 0, initial: float = 1e-7) -> "Schedule":
+    """Returns a rate that rises from `initial` x `peak` to `peak` by the same factor in each step.
+
+    The loss by the rate shows which rates are too low and which too high (Smith, arXiv 1506.01186, section 3.3):
+    docs/sweeps.md.
 
     Raises ValueError as `constant`, or if `initial` is not within (0, 1].
     """

@@ -1,6 +1,7 @@
 """The pictures of the tools: each is drawn from made-up numbers, and its SVG file has the texts that it should have."""
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -83,6 +84,30 @@ def test_curves_of_one_run_and_of_two(tmp_path):
     found = texts(tmp_path / "differ", lambda: curves.draw(curves.read([one, two])))
     assert any("two: data.batch_size None, learning_rate.peak 0.1" in text for text in found)
     assert curves.labels([tmp_path / "a/x", tmp_path / "b/x"]) == ["a/x", "b/x"]
+
+
+def test_values_by_learning_rate_end_where_the_loss_diverges(tmp_path):
+    workdir = write_run(tmp_path / "range", loss=1.0)
+    rates = np.geomspace(1e-6, 1.0, 61)
+    losses = [2.0 + 0.1 * (step % 2) if step < 30 else 2.1 - step / 30 for step in range(50)]
+    losses += [0.5, 1.0, 5.0, 0.5, *[None] * 7]  # From 5.0 on nothing is drawn.
+    lines = [
+        {"kind": "train", "step": step, "epoch": step / 10, "loss": loss, "accuracy": 0.5, "learning_rate": rate}
+        for step, (rate, loss) in enumerate(zip(rates, losses, strict=True), 1)
+    ]
+    lines.append({"kind": "evaluation", "step": 61, "epoch": 6.1, "loss": 1.0, "accuracy": 0.5})
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    loss, accuracy = curves.draw(curves.read([workdir]), x="learning_rate").axes
+    assert loss.get_xscale() == "log" and [axes.get_title() for axes in (loss, accuracy)] == ["loss", "accuracy"]
+    for axes, line in itertools.product((loss, accuracy), (0, 1)):
+        np.testing.assert_array_equal(axes.lines[line].get_xdata(), rates[:52])
+    each, smooth = (line.get_ydata() for line in loss.lines)
+    np.testing.assert_array_equal(each, losses[:52])
+    assert smooth[0] == each[0] and smooth[51] == each[51] and smooth[40] == pytest.approx(np.mean(each[35:46]))
+    command = [sys.executable, "-m", "tfdist", "plot", str(workdir), "--x=learning_rate"]
+    subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), check=True, timeout=300)
+    found = {element.text for element in ElementTree.parse(workdir / "curves.svg").iter() if element.text}
+    assert {"learning rate", "loss", "accuracy"} <= found and not {"epoch", "evaluation"} & found
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def tfdist(cwd, *words):
             ["doctor", "--gpu", "digits"], "tfdist doctor: --gpu measures this machine: leave out the config, or --gpu."
         ),
         (["why", "a", "b"], "tfdist why was removed: `tfdist compare A B` names "),
-        (["lr_range", "--script=none.py"], "tfdist lr_range: --script=none.py: there is no file none.py."),
+        (["sweep", "--script=none.py", "--set=a=1", "--workdir=x"], "tfdist sweep: --script=none.py: there is no file"),
         slow(["sweep", "digits", "--set=seed=0", "--pruner=X"], "--pruner was removed: draw the runs with --random"),
         (["train", "mine.py"], "--config=mine.py: the file must define get_config(), "),
         (["launch", "--workers=2", "--epochs=1", "mine.py"], "tfdist.launch: --epochs=1 is no flag of the launcher, "),
@@ -41,7 +41,7 @@ def tfdist(cwd, *words):
         (["predict", "run", "x.png", "--batch_size=0"], "--batch_size=0: must be at least 1\n"),
         slow(["predict", "run", "x.png", "--gpus=-1"], "--gpus=-1: must be at least 0\n"),
         slow(["predict", "run", "x.png", "--gpus=x"], "--gpus=x: must be a whole number\n"),
-        (["lr_range", "digits", "--steps=0"], "--steps=0: must be at least 20\n"),
+        (["sweep", "digits", "--random=0"], "--random=0: must be at least 1\n"),
         (["prepare", "digits", "--quality=101"], "--quality=101: must be from 1 to 100\n"),
         (["doctor", "digits", "--job_minutes=nan"], "--job_minutes=nan: must be a finite number\n"),
         slow(
@@ -79,7 +79,7 @@ def test_a_folder_of_results_that_is_a_file_is_named(tmp_path):
 
 @pytest.mark.unit
 def test_a_second_command_in_a_folder_changes_nothing_there(tmp_path):
-    """Two tests of learning rates at once had one run, and suggested rates that were apart by a factor of twelve."""
+    """Two searches for a batch size at once would have one trial, and its result would be that of either."""
     log, folder = tmp_path / "run.log", tmp_path / "run"
     folder.mkdir()
     with log.open("wb", buffering=0) as first:

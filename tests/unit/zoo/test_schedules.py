@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from tfdist.zoo import schedules
 
-ALL = [schedules.constant, schedules.step, schedules.cosine, schedules.one_cycle]
+ALL = [schedules.constant, schedules.step, schedules.cosine, schedules.one_cycle, schedules.range_test]
+# The first rate after the warm-up as a fraction of the peak; 1 of the others.
+FIRST = {"one_cycle": 0.1, "range_test": 1e-7}
 
 
 def rates(schedule, steps):
@@ -42,7 +44,7 @@ def test_every_step_of_the_run_has_a_rate_above_zero_and_at_most_the_peak(make, 
 @pytest.mark.parametrize("make", ALL)
 def test_warm_up_rises_in_equal_steps_to_the_first_rate_of_the_schedule(make):
     schedule = make(0.4, total_steps=100, warmup_steps=10)
-    start = 0.04 if make is schedules.one_cycle else 0.4
+    start = 0.4 * FIRST.get(make.__name__, 1.0)
     np.testing.assert_allclose(rates(schedule, range(10)), start * np.arange(1, 11) / 10, rtol=1e-6)
     assert schedule(10) == schedule(9) == np.float32(start)
 
@@ -90,12 +92,21 @@ def test_one_cycle_peaks_where_asked(peak_at):
     assert (np.diff(values[: values.argmax() + 1]) >= 0).all() and (np.diff(values[values.argmax() :]) < 0).all()
 
 
+def test_range_test_rises_by_the_same_factor_in_each_step():
+    schedule = schedules.range_test(10.0, total_steps=200)
+    np.testing.assert_allclose(rates(schedule, range(200)), np.geomspace(1e-6, 10.0, 200), rtol=1e-6)
+    schedule = schedules.range_test(1.0, total_steps=110, warmup_steps=10, initial=1e-3)
+    np.testing.assert_allclose(rates(schedule, range(10, 110)), np.geomspace(1e-3, 1.0, 100), rtol=1e-6)
+    with pytest.raises(ValueError, match="initial must be above 0"):
+        schedules.range_test(1.0, total_steps=10, initial=0.0)
+
+
 @pytest.mark.parametrize("make", ALL)
 def test_counts_steps_exactly_up_to_two_to_the_31(make):
     total = 2**31 - 1
     schedule = make(1.0, total_steps=total, warmup_steps=2**29)
     for step in (0, 2**24, 2**24 + 1, 2**29 - 1):
-        start = 0.1 if make is schedules.one_cycle else 1.0
+        start = FIRST.get(make.__name__, 1.0)
         assert schedule(tf.constant(step, tf.int64)) == np.float32(start * ((step + 1) / 2**29))
     short = schedules.step(1.0, total_steps=total, at=[0.75])
     border = round(0.75 * total)

@@ -1,4 +1,4 @@
-"""Command lines of tools that take words beside their flags, or either a config or a script."""
+"""Command lines of tools that take words beside their flags."""
 
 import functools
 import math
@@ -35,20 +35,3 @@ def check_numbers() -> None:
 def need_words(least: int, wanted: str, most: float = math.inf) -> Callable[[list[str]], list[str]]:
     """Returns `parse_words` for a command that needs from `least` to `most` words."""
     return functools.partial(parse_words, least=least, most=most, wanted=wanted)
-
-
-def define_config_or_script() -> None:
-    """Defines --config and --script; not at import, because other tools use the same names."""
-    config_flags.define_config()
-    flags.DEFINE_string("script", None, "In place of --config: a Keras script with its own flags, in quotes.")
-
-
-def parse_config_or_script(argv: list[str], command: str) -> list[str]:
-    """Parses the command line with a config or a script; exits with a message of `command` if it is invalid."""
-    if not any(flag.name == "script" for flag in words.read_flags(argv[1:])):
-        return config_flags.parse(argv)
-    if words.config_path(argv[1:]):
-        sys.exit(f"{command}: give either --config or --script.")
-    rest = parse_words(argv)
-    config_flags.flags_only(rest[1:])
-    return rest

@@ -2,5 +2,5 @@
 
 run_state.py reads one workdir; find.py finds the workdirs below directories, and asks Slurm which wait.
 selection.py names, filters and sorts fields; differences.py is what differs.
-lr_range.py, range_script.py and sweeps/ train many times.
+sweeps/ trains many times.
 """

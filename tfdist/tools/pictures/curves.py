@@ -1,8 +1,13 @@
-"""Curves of one or several runs from their metrics.jsonl: the objective's values and examples per second by epoch."""
+"""Curves of one or several runs from their metrics.jsonl: the objective's values and examples per second by epoch.
+
+Or the objective's values by learning rate, of runs with `tfdist.zoo.schedules:range_test`.
+"""
 
 import dataclasses
+import itertools
 import math
 import os
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +18,12 @@ from tfdist.tools.many_runs import differences, run_state
 from tfdist.tools.pictures import style
 
 SPEED = "examples_per_second"
+# What may be on the horizontal axis.
+EPOCH, RATE = "epoch", "learning_rate"
 # Evaluations have markers up to this number of reports, training up to the second one.
 _MARKED, _FEW = 40, 10
+# By learning rate, a value is the mean over so many reports before and after.
+_WINDOW = 5
 # Fields in the caption of a run.
 _MAX_FIELDS = 4
 
@@ -96,16 +105,20 @@ def labels(paths: Sequence[Path]) -> list[str]:
     return found
 
 
-def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False) -> Any:
+def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False, x: str = EPOCH) -> Any:
     """Returns a figure with a panel for each value: training as lines, evaluations as dashed lines, a colour per run.
 
-    Raises ValueError if no run has a value of one of `names`.
+    By learning rate, there are no evaluations, and lines are smoothed and end where the loss has diverged.
+
+    Raises if no run has a value of one of `names`.
     """
     known = [*dict.fromkeys(name for run in runs for name in run.names() if name != SPEED), SPEED]
     for name in names:
         if name not in known:
             raise ValueError(f"--values: the runs have no value {name!r}; they have {', '.join(known)}.")
-    chosen = list(names) or known
+    if x == RATE:
+        runs = [dataclasses.replace(run, train=_until_diverged(run.train), evaluation=[]) for run in runs]
+    chosen = list(names) or known[: -1 if x == RATE else None]
     columns = min(3, len(chosen))
     rows = math.ceil(len(chosen) / columns)
     title = f"Run {runs[0].label}" if len(runs) == 1 else "Runs"
@@ -113,8 +126,9 @@ def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False) -
     figure, panels = style.figure(title, _caption(runs), columns=columns, rows=rows, size=size, share="x")
     for axes, name in zip(panels, chosen, strict=False):
         for index, run in enumerate(runs):
-            _draw_run(axes, run, name, index)
-        axes.set(title=name.replace("_", " "), xlabel="epoch", xlim=(0, None))
+            (_draw_by_rate if x == RATE else _draw_run)(axes, run, name, index)
+        axes.set(title=name.replace("_", " "), xlabel=x.replace("_", " "))
+        axes.set(xscale="log") if x == RATE else axes.set_xlim(0, None)
         if log and name == "loss":
             axes.set_yscale("log")
         elif name == SPEED:
@@ -154,6 +168,27 @@ def _draw_run(axes: Any, run: Run, name: str, index: int) -> None:
             markerfacecolor="white" if evaluated else None,
             markersize=7,
         )
+
+
+def _draw_by_rate(axes: Any, run: Run, name: str, index: int) -> None:
+    points = [(record[RATE], record[name]) for record in run.train if RATE in record and record.get(name) is not None]
+    rates, values = [rate for rate, _ in points], [value for _, value in points]
+    means = []
+    for place in range(len(values)):
+        wide = min(_WINDOW, place, len(values) - 1 - place)
+        means.append(statistics.mean(values[place - wide : place + wide + 1]))
+    color = style.series(index)["color"]
+    axes.plot(rates, values, color=color, linewidth=1.0, alpha=0.3)
+    axes.plot(rates, means, color=color, linewidth=2.2)
+
+
+def _until_diverged(train: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the reports of a rising rate before the loss is far above all of the first half."""
+    half = len(train) // 2
+    losses = [math.inf if record.get("loss") is None else record["loss"] for record in train]
+    early = [loss for loss in losses[:half] if loss < math.inf]
+    limit = 2 * max(early) - min(early) if early else math.inf
+    return train[: half + sum(1 for _ in itertools.takewhile(lambda loss: loss <= limit, losses[half:]))]
 
 
 def _legend(runs: Sequence[Run]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Pictures of measurements: the cost of all-reduces, the batch sizes that fit, and a learning-rate range test."""
+"""Pictures of measurements: the cost of all-reduces, and the batch sizes that fit."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,24 +80,6 @@ def draw_batches(rows: Sequence[tuple], best: int | None, *, fits: str, caption:
     right.set_title("Throughput")
     right.set_xlim(left.get_xlim())
     left.legend(loc="lower left", frameon=True, edgecolor="none")
-    return figure
-
-
-def draw_rate_range(found: Any, *, caption: str) -> Any:
-    """Returns a figure of a `lr_range.Range`: the loss by learning rate, and the rates that are suggested."""
-    figure, (axes,) = style.figure("Learning-rate range test", caption, size=(9.0, 5.0))
-    axes.plot(found.rates, found.losses, color=style.GREY, linewidth=1.0, alpha=0.5, label="loss of a step")
-    axes.plot(found.rates, found.smoothed, color=style.COLORS[0], label="smoothed")
-    for rate, color, word, line in (
-        (found.suggestion, style.COLORS[2], "suggested", "--"),
-        (found.peak, style.COLORS[4], "with warm-up and decay", "-."),
-        (found.lowest_at, style.COLORS[1], "smallest loss", ":"),
-    ):
-        axes.axvline(rate, color=color, linestyle=line, label=f"{word}: {rate:.2g}")
-    low, high = min(found.smoothed), max(found.smoothed[: len(found.smoothed) // 2])
-    axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
-    axes.set_ylim(low - 0.15 * (high - low), high + 0.5 * (high - low))
-    axes.legend(loc="lower left")
     return figure
 
 

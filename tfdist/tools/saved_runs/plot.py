@@ -6,6 +6,7 @@ scaling`: all studies are drawn in one picture, and what their time was spent on
 
     python -m tfdist plot runs/digits
     python -m tfdist plot runs/digits runs/digits-large --values=loss,accuracy --out=comparison
+    python -m tfdist plot runs/range --x=learning_rate
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ USAGE = "DIR... [flags]"
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
     flags.DEFINE_list("values", [], "The values to draw, as loss,accuracy. Default: all.")
+    flags.DEFINE_enum("x", curves.EPOCH, [curves.EPOCH, curves.RATE], "What is on the horizontal axis.")
     flags.DEFINE_bool("log", False, "A logarithmic scale for the loss.")
     flags.DEFINE_string(
         "out", None, "The picture, without .png and .svg. Default: curves in DIR, or in the directory that holds all."
@@ -63,7 +65,7 @@ def main(argv: list[str]) -> None:
     runs = [*curves.read(workdirs), *(run for name in values.published for run in curves.read_published(name))]
     if len(runs) > 1:
         print(tables.text(*curves.compare(runs)))
-    said = style.save(path, lambda: curves.draw(runs, values.values, log=values.log))
+    said = style.save(path, lambda: curves.draw(runs, values.values, log=values.log, x=values.x))
     if said == style.MISSING:
         raise ValueError(said)
     print(said)

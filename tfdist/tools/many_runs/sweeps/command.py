@@ -47,7 +47,8 @@ _HEARTBEAT_SECONDS = 10.0
 
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
-    tool_words.define_config_or_script()
+    config_flags.define_config()
+    flags.DEFINE_string("script", None, "In place of --config: a Keras script with its own flags, in quotes.")
     flags.DEFINE_multi_string("set", [], "A field of the config, or a flag of the script, and its values: NAME=VALUES.")
     flags.DEFINE_string("workdir", None, "Directory of the sweep. Default: sweeps/NAME for a config NAME.py.")
     flags.DEFINE_integer("random", None, "Draw this many runs instead of taking all combinations.", lower_bound=1)
@@ -64,7 +65,12 @@ def parse(argv: list[str]) -> list[str]:
     """Parses the command line: also with hyphens in names, and with options of sbatch, which it returns."""
     given, options = array.divide([re.sub(r"^--[\w-]+", lambda name: _underscores(name[0]), word) for word in argv[1:]])
     sys.argv[1:] = given
-    tool_words.parse_config_or_script([argv[0], *given], "tfdist sweep")
+    if not any(flag.name == "script" for flag in words.read_flags(given)):
+        config_flags.parse([argv[0], *given])
+    elif words.config_path(given):
+        sys.exit("tfdist sweep: give either --config or --script.")
+    else:
+        config_flags.flags_only(tool_words.parse_words([argv[0], *given])[1:])
     if options and not flags.FLAGS.slurm:
         sys.exit(f"tfdist sweep: {options[0]} is an option of sbatch: add --slurm=launch/slurm.sbatch.")
     return [argv[0], *options]
