@@ -9,8 +9,17 @@ from typing import Any
 
 # A removed field whose value had a meaning only beside another one: saved configs may have any.
 ANY = object()
+_KERAS_TENSORBOARD = (
+    "add {'target': 'keras.callbacks:TensorBoard', 'log_dir': 'WORKDIR/tensorboard/keras', 'histogram_freq': 1} to "
+    "config.callbacks."
+)
 # Field of a config -> (its default, what to use instead). A saved config may have the default.
-FIELDS: dict[str, tuple[Any, str]] = {}
+FIELDS: dict[str, tuple[Any, str]] = {
+    "report.graph": (False, _KERAS_TENSORBOARD),
+    "report.histograms.steps": (None, _KERAS_TENSORBOARD),
+    "report.histograms.epochs": (None, _KERAS_TENSORBOARD),
+    "report.histograms.after": (None, _KERAS_TENSORBOARD),
+}
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {}
 # Command -> what to use instead.

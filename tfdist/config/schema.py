@@ -32,7 +32,7 @@ PARTS = {
     "data.first_nonfinite": "tfdist.data.inspection:first_nonfinite",
     "data.rows_of_steps": "tfdist.data.inspection:rows_of_steps",
     "data.shards": "tfdist.data.fixed_shards:divide",
-    "report": "tfdist.training.reporting.tensorboard_extras:TensorBoardExtras",
+    "report.profile": "tfdist.training.reporting.profile:Profile",
     "report.tensorboard": "tfdist.report.tensorboard_events:EventRecords",
     "report.noise_scale": "tfdist.training.step.variants.noise_scale:measure",
     "report.noise_scale.report": "tfdist.training.step.variants.noise_scale:add_to_report",
@@ -321,10 +321,6 @@ class Report:
     worker. None: that of the environment variable TFDIST_NOTIFY, if it is set (docs/many-runs.md)."""
     tensorboard: bool = True
     """Write scalars to workdir/tensorboard."""
-    graph: bool = False
-    """Write the model's graph for TensorBoard at the start."""
-    histograms: Every = dataclasses.field(default_factory=Every)
-    """Interval of the histograms of the weights for TensorBoard; never by default."""
     profile: list[int] | None = None
     """Profile the steps [first, last], counted from 1, on the chief, for TensorBoard. None: no profile."""
 

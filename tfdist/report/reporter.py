@@ -199,8 +199,8 @@ class Reporter:
 
     def text(self, step: int, tag: str, text: str) -> None:
         """Writes `text`, in Markdown, for TensorBoard."""
-        if self.tensorboard:
-            self._append_events("train", self.event_format.text(step, tag, text))
+        if "train" in self.tensorboard:
+            self._append(self.tensorboard["train"], self.event_format.text(step, tag, text))
 
     def hyperparameters(self, values: Mapping[str, Any]) -> None:
         """Writes fields of the config, by dotted name, for TensorBoard's HParams."""
@@ -210,10 +210,6 @@ class Reporter:
                 self.event_format.write_hparams(directory, values)
             except OSError as error:
                 self.warning(f"WARNING: no HParams for TensorBoard: {files.describe_error(error)}.")
-
-    def training_events(self, records: bytes) -> None:
-        """Writes records of `tensorboard_events.event_record` beside the scalars of training, for TensorBoard."""
-        self._append_events("train", records)
 
     def event(self, text: str, step: int | None = None, *, more: Sequence[str] = (), always: bool = False) -> None:
         """Reports an event, such as resumed, saved or stopped, in one line, and the step after which it happened.
@@ -257,10 +253,7 @@ class Reporter:
         epoch = step // self.steps_per_epoch
         ended = epoch > (step - steps) // self.steps_per_epoch
         if run in self.tensorboard:
-            self._append_events(run, self.event_format.scalars(step, epoch if ended else None, *values))
-
-    def _append_events(self, run: str, record: bytes) -> None:
-        if run in self.tensorboard:
+            record = self.event_format.scalars(step, epoch if ended else None, *values)
             self._append(self.tensorboard[run], record)
 
     def _append(self, file: files.AppendOnlyFile, record: bytes) -> None:

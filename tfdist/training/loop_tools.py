@@ -37,7 +37,7 @@ class LoopTools:
     # Returns which variable is not finite, as a sentence; "": none. The same on every worker.
     not_finite: Callable[[], str]
     consistency: ReplicaConsistencyCheck
-    # What else runs between executions; see `tensorboard_extras` and `pause`.
+    # What else runs between executions; see `profile` and `pause`.
     extras: list[Any]
     # On what the time of this start is spent.
     ledger: Ledger
@@ -108,10 +108,9 @@ def _recorder(run: run_lib.Run, report: Reporter) -> Callable[[int, int], None]:
 
 def _extras(config: config_lib.Config) -> list[str]:
     """Returns the fields of `schema.PARTS` whose parts run between executions."""
-    options = config.report
     wanted = {
-        "report": options.graph or triggers.is_ever_due(options.histograms) or options.profile is not None,
-        "report.noise_scale.report": options.noise_scale is not None,
+        "report.profile": config.report.profile is not None,
+        "report.noise_scale.report": config.report.noise_scale is not None,
         "cluster.pause_epochs": config.cluster.pause_epochs is not None,
         "train.virtual_replicas.report": config.train.virtual_replicas is not None,
     }
