@@ -15,6 +15,11 @@ _KERAS_TENSORBOARD = (
 )
 # Field of a config -> (its default, what to use instead). A saved config may have the default.
 FIELDS: dict[str, tuple[Any, str]] = {
+    "checkpoint.export_preprocessing": (
+        False,
+        "make keras.layers.Rescaling the first layer of the model, and set config.data.prepare to "
+        "{'target': 'tfdist.zoo.prepare:image_bytes'}, which leaves bytes.",
+    ),
     "report.graph": (False, _KERAS_TENSORBOARD),
     "report.histograms.steps": (None, _KERAS_TENSORBOARD),
     "report.histograms.epochs": (None, _KERAS_TENSORBOARD),

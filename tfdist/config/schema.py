@@ -75,7 +75,6 @@ PARTS = {
     "cluster.keep_freed_memory": "tfdist.cluster.several_workers.malloc:keep_freed_between_workers",
     "cluster.requeue": "tfdist.cluster.slurm_requeue:enable_requeue",
     "cluster.pause_epochs": "tfdist.training.callbacks.pause:Pause",
-    "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
 }
 
 
@@ -295,8 +294,6 @@ class Checkpoint:
     """"max" if larger values of best_metric are better, "min" if smaller ones are."""
     export: bool = True
     """Write the final model to workdir/model.keras, which Keras loads without tfdist. It expects prepared examples."""
-    export_preprocessing: bool = False
-    """Put the preprocessing into it, for images as the source has them, if Keras can express it (docs/guide.md)."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -61,7 +61,7 @@ def plain_model(saved: SavedRun, which: str) -> Any:
     plan = strategy.plan(config_lib.ClusterOptions(gpus=0))
     if plan.num_workers > 1:
         raise ValueError("tfdist export is one process: start it without srun or mpirun.")
-    model, _ = weights.load(saved, strategy.connect(plan), which)
+    model = weights.load(saved, strategy.connect(plan), which)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.keras")
         model.save(path)
