@@ -47,7 +47,7 @@ def test_the_page_names_what_its_files_define():
     missing = [
         f"{path} does not define {name}"
         for name, path in named
-        if not re.search(rf"(def|class) {name}\b|^{name} = ", (ROOT / "tfdist" / path).read_text(), re.MULTILINE)
+        if not re.search(rf"(def|class) {name}\b|^{name}(: .+)? = ", (ROOT / "tfdist" / path).read_text(), re.MULTILINE)
     ]
     assert len(named) > 15 and missing == []
 

@@ -47,14 +47,18 @@ class Browser:
         """Opens a page, waits until its text has a line for each of `expected`, as often, and returns the text."""
         self._call("/url", {"url": "about:blank"})  # A change of the fragment alone loads nothing.
         self._call("/url", {"url": address})
+        return self.wait_for(*expected)
+
+    def wait_for(self, *expected: str) -> str:
+        """Waits until the text of the page has these lines, as `show`."""
         end = time.monotonic() + _SECONDS
         while True:
-            text = self._call("/execute/sync", {"script": _TEXT, "args": []})
+            text = self.run(_TEXT)
             lines = text.splitlines()
             absent = {one for one in expected if lines.count(one) < expected.count(one)}
             if not absent:
                 return text
-            assert time.monotonic() < end, f"{address} does not show {absent}. It shows:\n{text}"
+            assert time.monotonic() < end, f"The page does not show {absent}. It shows:\n{text}"
             time.sleep(0.5)
 
     def screenshot(self, path: pathlib.Path) -> None:

@@ -1,6 +1,5 @@
 """What a user would write, for tests: models, objectives and prepare functions, named in configs by dotted path."""
 
-import functools
 import json
 import os
 import shutil
@@ -153,6 +152,13 @@ def only_dropout(rate: float = 0.5, features: int = 64) -> keras.Model:
     return keras.Model(inputs, [keras.layers.Dense(1, name="logits")(both), both], name="only_dropout")
 
 
+def of_bytes() -> keras.Model:
+    """Returns one dense layer after one that scales the images of the digits."""
+    images = keras.Input((8, 8, 1), dtype="uint8", name="image")
+    scaled = keras.layers.Rescaling(1 / 16)(images)
+    return keras.Model(images, keras.layers.Dense(10, name="logits")(keras.layers.Flatten()(scaled)))
+
+
 def darkened(batch, seeds, *, training):
     """Scales images with a Python `if`, which AutoGraph converts."""
     TRACED.append(training)
@@ -160,14 +166,6 @@ def darkened(batch, seeds, *, training):
     if tf.reduce_max(images) > 0.5:
         images = images / 2
     return batch | {"image": images}
-
-
-def darkened_wrongly(batch, seeds, *, training):
-    """As `darkened`; its `in_keras` does not darken."""
-    return darkened(batch, seeds, training=training)
-
-
-darkened_wrongly.in_keras = functools.partial(prepare.image.in_keras, scale=1 / 16)
 
 
 def bounded(model, batch, *, training):

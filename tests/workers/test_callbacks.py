@@ -20,8 +20,9 @@ import numpy as np
 import processes
 import pytest
 import tensorflow as tf
-from launching import REPOSITORY, run_all, worker_environment
+from launching import REPOSITORY, run_all, train_command, worker_environment
 from parameters import slow_except
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from topologies import environments
 
 import tfdist
@@ -508,6 +509,27 @@ def test_a_config_names_callbacks_whose_end_is_the_runs(tmp_path, capsys):
     capsys.readouterr()
     assert loop.train(setup.build_run(watched, tmp_path / "run")) == 0
     assert "This run is finished" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_keras_callback_for_tensorboard_shows_histograms_and_graph_of_a_config(tmp_path, num_workers):
+    workdir = tmp_path / "run"
+    board = spec("TensorBoard", log_dir=f"{workdir}/tensorboard/keras", histogram_freq=1, update_freq="batch")
+    options = ("--config.train.steps=none", "--config.train.epochs=2", "--config.evaluation.every.epochs=1")
+    command = train_command(workdir, *options, f"--config.callbacks=[{board}]")
+    if num_workers > 1:
+        command = [sys.executable, "-m", "tfdist.launch", f"--workers={num_workers}", "--", *command[3:]]
+    run_all([command], [worker_environment()])
+    files = [*(workdir / "tensorboard" / "keras").rglob("*tfevents*")]
+    assert sorted(path.parent.name for path in files) == ["train", "validation"]  # Of the chief alone.
+    shown = EventAccumulator(str(workdir / "tensorboard" / "keras" / "train"), size_guidance={"tensors": 0}).Reload()
+    tags = {tag: [event.step for event in shown.Tensors(tag)] for tag in shown.Tags()["tensors"]}
+    assert tags["logits/kernel/histogram"] == tags["logits/bias/histogram"] == tags["epoch_loss"] == [0, 1]
+    assert tags["batch_loss"] == [*range(1, 45)]
+    (graph,) = shown.Tensors("keras")
+    layers = json.loads(graph.tensor_proto.string_val[0])["config"]["layers"]
+    assert "logits" in [layer["config"]["name"] for layer in layers]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@
     async_writer.py   AsyncCheckpointer: writes in a thread while training continues
     restore.py        restores variables: the chief reads a checkpoint and broadcasts it
     workdir_lock.py   one run per workdir; no TensorFlow
-    export.py         the final model in Keras' format; preprocessing.py: of images as the source has them
+    export.py         the final model in Keras' format
 
 Imports config and report.
 """

@@ -27,8 +27,21 @@ _NO_SHARDED_OPTIMIZER = (
     "another framework (FSDP)."
 )
 _NO_PROPOSALS = "draw the runs with --random=N, or let an objective of Optuna call tfdist train."
+_KERAS_TENSORBOARD = (
+    "add {'target': 'keras.callbacks:TensorBoard', 'log_dir': 'WORKDIR/tensorboard/keras', 'histogram_freq': 1} to "
+    "config.callbacks."
+)
 # Field of a config -> (its default, what to use instead). A saved config may have the default.
 FIELDS: dict[str, tuple[Any, str]] = {
+    "checkpoint.export_preprocessing": (
+        False,
+        "make keras.layers.Rescaling the first layer of the model, and set config.data.prepare to "
+        "{'target': 'tfdist.zoo.prepare:image_bytes'}, which leaves bytes.",
+    ),
+    "report.graph": (False, _KERAS_TENSORBOARD),
+    "report.histograms.steps": (None, _KERAS_TENSORBOARD),
+    "report.histograms.epochs": (None, _KERAS_TENSORBOARD),
+    "report.histograms.after": (None, _KERAS_TENSORBOARD),
     "communication.compression.exact_steps": (ANY, _NO_COMPRESSION),
     "communication.compression.rank": (None, _NO_COMPRESSION),
     "communication.compression.smallest": (ANY, _NO_COMPRESSION),

@@ -12,11 +12,6 @@ from typing import Any, Literal
 
 # The learning rate is a number that callbacks can set, and no schedule: for `learning_rate.schedule`.
 SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
-# What only some runs need: field -> function, imported by `specs.part`. `cluster`: several workers; `layers`: CPUs.
-PARTS = {
-    "report.tensorboard": "tfdist.report.tensorboard_events:EventRecords",
-    "checkpoint.export_preprocessing": "tfdist.checkpoint.preprocessing:open_export",
-}
 
 
 def default_optimizer() -> dict[str, Any]:
@@ -189,8 +184,6 @@ class Checkpoint:
     """"max" if larger values of best_metric are better, "min" if smaller ones are."""
     export: bool = True
     """Write the final model to workdir/model.keras, which Keras loads without tfdist. It expects prepared examples."""
-    export_preprocessing: bool = False
-    """Put the preprocessing into it, for images as the source has them, if Keras can express it (docs/guide.md)."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -213,10 +206,6 @@ class Report:
     worker. None: that of the environment variable TFDIST_NOTIFY, if it is set (docs/many-runs.md)."""
     tensorboard: bool = True
     """Write scalars to workdir/tensorboard."""
-    graph: bool = False
-    """Write the model's graph for TensorBoard at the start."""
-    histograms: Every = dataclasses.field(default_factory=Every)
-    """Interval of the histograms of the weights for TensorBoard; never by default."""
     profile: list[int] | None = None
     """Profile the steps [first, last], counted from 1, on the chief, for TensorBoard. None: no profile."""
 

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-from tfdist.config import removed, schema, text, user_code
+from tfdist.config import removed, text, user_code
 
 
 def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
@@ -44,11 +44,6 @@ def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected
     function = resolve(spec, field=field)
     _bind(function, spec, (None,) * positional, expected, field)
     return functools.partial(function, **{key: value for key, value in spec.items() if key != "target"})
-
-
-def part(field: str) -> Callable[..., Any]:
-    """Returns the function of `schema.PARTS` for `field`, one that few runs need: the others do not import it."""
-    return resolve({"target": schema.PARTS[field]}, field=f"config.{field}")
 
 
 def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:

@@ -67,7 +67,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
     ):
         yield from at_least(name, 1)
     sections = ("evaluation", "consistency", "checkpoint", "report")
-    for every in (*(f"{section}.every" for section in sections), "report.histograms", "checkpoint.keep_every"):
+    for every in (*(f"{section}.every" for section in sections), "checkpoint.keep_every"):
         yield from at_least(f"{every}.steps", 1)
         yield from at_least(f"{every}.epochs", 1e-6)
         after = operator.attrgetter(f"{every}.after")(config)

@@ -92,8 +92,6 @@ class Feed:
     find_label: Callable[[int], str]
     # Reads all examples, and raises a ValueError that names the first one that cannot be read.
     verify: Callable[[], None] = lambda: None
-    # (prepare, count) -> the first examples of the training split, prepared without augmentation.
-    first_examples: Callable[..., dict[str, tf.Tensor]] | None = None
     # step(context, batch) -> the same step, whose batches have the shapes of `spec`.
     with_known_shapes: Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]] = lambda step: step
     about: About = About()

@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.checkpoint import export
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
@@ -80,7 +79,6 @@ def make_run(
         callbacks=runner,
         is_script=True,
         log=trainer.Log(console=console, notes=_notes(adapters, workdir)),
-        export=functools.partial(export.export, model),
         train_step=train_step,
         more_variables=more,
         execution_context=functools.partial(eager_steps.eager_if, model.run_eagerly),

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from tfdist.report import files, lines, metrics_file
+from tfdist.report import files, lines, metrics_file, tensorboard_events
 from tfdist.report.console import Console
 from tfdist.report.lines import LineFormat, Row
 
@@ -40,8 +40,6 @@ class Reporter:
     verbose: bool = False
     # None without a workdir.
     metrics: files.AppendOnlyFile | None = None
-    # How event files are written, `tensorboard_events.EventRecords`; None without TensorBoard.
-    event_format: Any = None
     # Event files by run, "train" and "evaluation"; empty without a workdir or without TensorBoard.
     tensorboard: dict[str, files.AppendOnlyFile] = dataclasses.field(default_factory=dict)
     # The loss of a guess among all classes, until it is compared with that of the first epoch; None: not known.
@@ -195,21 +193,17 @@ class Reporter:
 
     def text(self, step: int, tag: str, text: str) -> None:
         """Writes `text`, in Markdown, for TensorBoard."""
-        if self.tensorboard:
-            self._append_events("train", self.event_format.text(step, tag, text))
+        if "train" in self.tensorboard:
+            self._append(self.tensorboard["train"], tensorboard_events.text_record(step, tag, text))
 
     def hyperparameters(self, values: Mapping[str, Any]) -> None:
         """Writes fields of the config, by dotted name, for TensorBoard's HParams."""
         if self.tensorboard:
             directory = os.path.dirname(os.path.dirname(next(iter(self.tensorboard.values())).path))
             try:
-                self.event_format.write_hparams(directory, values)
+                tensorboard_events.write_hparams(directory, values)
             except OSError as error:
                 self.warning(f"WARNING: no HParams for TensorBoard: {files.describe_error(error)}.")
-
-    def training_events(self, records: bytes) -> None:
-        """Writes records of `tensorboard_events.event_record` beside the scalars of training, for TensorBoard."""
-        self._append_events("train", records)
 
     def event(self, text: str, step: int | None = None, *, more: Sequence[str] = (), always: bool = False) -> None:
         """Reports an event, such as resumed, saved or stopped, in one line, and the step after which it happened.
@@ -253,10 +247,7 @@ class Reporter:
         epoch = step // self.steps_per_epoch
         ended = epoch > (step - steps) // self.steps_per_epoch
         if run in self.tensorboard:
-            self._append_events(run, self.event_format.scalars(step, epoch if ended else None, *values))
-
-    def _append_events(self, run: str, record: bytes) -> None:
-        if run in self.tensorboard:
+            record = tensorboard_events.scalars_records(step, epoch if ended else None, *values)
             self._append(self.tensorboard[run], record)
 
     def _append(self, file: files.AppendOnlyFile, record: bytes) -> None:
@@ -281,7 +272,7 @@ def open_report(
     num_replicas: int,
     total_steps: int,
     steps_per_epoch: int,
-    event_format: Any = None,
+    tensorboard: bool = False,
     console: str = "all",
     verbose: bool = False,
     evaluates: bool = True,
@@ -296,7 +287,7 @@ def open_report(
         workdir: of metrics.jsonl and tensorboard/; None: console only.
         console: "all", "events" (no interval and evaluation lines) or "nothing".
         evaluates: whether evaluations are expected.
-        event_format: `tensorboard_events.EventRecords`, for TensorBoard; None: no event files.
+        tensorboard: whether event files are written.
         examples: what an example is called in lines: "images", for example.
         resume_step: the step of the restored checkpoint; None: nothing is removed.
         resume_evaluated: its last evaluated step; None: `resume_step`.
@@ -322,9 +313,8 @@ def open_report(
     reporter.metrics = files.open_append_only(path)
     if resume_step is not None:
         reporter.start(resume_step)
-    if event_format is not None:
-        reporter.event_format = event_format
-        reporter.tensorboard = event_format.open_files(
+    if tensorboard:
+        reporter.tensorboard = tensorboard_events.open_event_files(
             os.fspath(workdir), resume_step, resume_evaluated, evaluates=evaluates, warn=reporter.warning
         )
     if removed:

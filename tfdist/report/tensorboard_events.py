@@ -58,13 +58,13 @@ def _open_event_file(directory: str, last_step: int | None) -> AppendOnlyFile:
     second = max([int(time.time()), *(one + 1 for one in others)])
     name = f"events.out.tfevents.{second}.{socket.gethostname()}.{os.getpid()}"
     file = files.open_append_only(os.path.join(directory, name))
-    file.append(event_record(file_version="brain.Event:2"))
+    file.append(_record(file_version="brain.Event:2"))
     if last_step is not None:
-        file.append(event_record(step=last_step + 1, session_log={"status": "START"}))
+        file.append(_record(step=last_step + 1, session_log={"status": "START"}))
     if last_step is not None and others:
         # The START voids steps, and not epochs. In this version readers compare the steps of each tag: a record of an
         # epoch voids those of the same and of later epochs.
-        file.append(event_record(file_version="brain.Event:1"))
+        file.append(_record(file_version="brain.Event:1"))
     return file
 
 
@@ -89,16 +89,14 @@ def scalars_records(
 
 def _scalars_record(step: int, scalars: dict[str, float]) -> bytes:
     # Not a tensor as tf.summary writes it: some readers drop only simple_value after a restart.
-    return event_record(
-        step=step, summary={"value": [{"tag": tag, "simple_value": one} for tag, one in scalars.items()]}
-    )
+    return _record(step=step, summary={"value": [{"tag": tag, "simple_value": one} for tag, one in scalars.items()]})
 
 
 def text_record(step: int, tag: str, text: str) -> bytes:
     """Returns the record of `text`, in Markdown, at `step`."""
     from tensorboard.plugins.text import summary_v2
 
-    return event_record(step=step, summary=summary_v2.text_pb(tag, text))
+    return _record(step=step, summary=summary_v2.text_pb(tag, text))
 
 
 def write_hparams(directory: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
@@ -111,11 +109,11 @@ def write_hparams(directory: str | os.PathLike[str], values: Mapping[str, Any]) 
 
     known = {name: value for name, value in values.items() if value is not None}
     plain = {name: value if isinstance(value, int | float | str) else str(value) for name, value in known.items()}
-    content = event_record(file_version="brain.Event:2") + event_record(summary=summary_v2.hparams_pb(plain))
+    content = _record(file_version="brain.Event:2") + _record(summary=summary_v2.hparams_pb(plain))
     files.replace_file(os.path.join(directory, "events.out.tfevents.0.hparams"), content)
 
 
-def event_record(**fields: Any) -> bytes:
+def _record(**fields: Any) -> bytes:
     """Returns the record of an event of now; messages within it may be dicts."""
     from tensorboard.compat.proto import event_pb2
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -123,12 +121,3 @@ def event_record(**fields: Any) -> bytes:
     framed = io.BytesIO()
     RecordWriter(framed).write(event_pb2.Event(wall_time=time.time(), **fields).SerializeToString())
     return framed.getvalue()
-
-
-class EventRecords:
-    """What `reporter.open_report` takes to write event files."""
-
-    open_files = staticmethod(open_event_files)
-    scalars = staticmethod(scalars_records)
-    text = staticmethod(text_record)
-    write_hparams = staticmethod(write_hparams)

@@ -132,11 +132,11 @@ def rows(study: Study) -> list[tuple[float, ...]]:
 def more_rows(study: Study) -> tuple[tuple[str, ...], list[tuple[float | None, ...]]]:
     """Returns header and rows of the rest: fastest and slowest epoch, seconds of each part, the values at the end."""
     names = list(dict.fromkeys(name for point in study.points for name in point.values))
-    header = ("epoch_seconds_min", "epoch_seconds_max", *(f"{part}_seconds" for part in scaling_results.PARTS), *names)
+    header = ("epoch_seconds_min", "epoch_seconds_max", *(f"{part}_seconds" for part in scaling_results.CAUSES), *names)
     found = []
     for point in study.points:
         times = [*(choose(point.later_epoch_seconds) for choose in (min, max))]
-        times += [point.part_seconds().get(part) for part in scaling_results.PARTS]
+        times += [point.part_seconds().get(part) for part in scaling_results.CAUSES]
         every = times + [point.values.get(name) for name in names]
         found.append(tuple(None if value is None else round(value, 5) for value in every))
     return header, found
@@ -188,7 +188,13 @@ def show(workdir: Path, found: Study, others: Sequence[Study]) -> None:
     """Prints and writes tables and pictures; `others` are published studies, which are drawn as well."""
     table, (header, more) = rows(found), more_rows(found)
     print(tables.text(_SHOWN, table))
-    short = ("replicas", "fastest epoch", "slowest", *scaling_results.PARTS, *header[2 + len(scaling_results.PARTS) :])
+    short = (
+        "replicas",
+        "fastest epoch",
+        "slowest",
+        *scaling_results.CAUSES,
+        *header[2 + len(scaling_results.CAUSES) :],
+    )
     print(tables.text(short, [(row[0], *rest) for row, rest in zip(table, more, strict=True)]))
     reason = scaling_results.reason(found)
     if reason:

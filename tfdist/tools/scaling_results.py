@@ -15,7 +15,7 @@ from tfdist.report import files
 # Results that courses or their centres print: drawn behind one's own, with their hardware.
 _PUBLISHED = configs.FOLDER / "courses" / "published.json"
 FILE = "scaling.json"
-PARTS = ("input", "compute", "communication")
+CAUSES = ("input", "compute", "communication")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Point:
     examples: int
     # The objective's values in the last epoch, such as loss and accuracy.
     values: dict[str, float] = dataclasses.field(default_factory=dict)
-    # Fractions of the later epochs in the order of `PARTS`, 0 to 1, means over the workers; None: not measured.
+    # Fractions of the later epochs in the order of `CAUSES`, 0 to 1, means over the workers; None: not measured.
     shares: list[float] | None = None
 
     @property
@@ -45,8 +45,8 @@ class Point:
         return self.examples / self.epoch_seconds
 
     def part_seconds(self) -> dict[str, float]:
-        """Seconds of each of `PARTS` in a later epoch; {} if they were not measured."""
-        return {name: share * self.epoch_seconds for name, share in zip(PARTS, self.shares or (), strict=False)}
+        """Seconds of each of `CAUSES` in a later epoch; {} if they were not measured."""
+        return {name: share * self.epoch_seconds for name, share in zip(CAUSES, self.shares or (), strict=False)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def reason(study: Study) -> str:
     ideal_seconds = last.examples / ideal
     scale = ideal_seconds / first.epoch_seconds
     before, after = first.part_seconds(), last.part_seconds()
-    more = {name: after[name] - scale * before[name] for name in PARTS}
+    more = {name: after[name] - scale * before[name] for name in CAUSES}
     total = last.epoch_seconds - ideal_seconds
     speedup, linear = study.speedups()[-1], last.replicas
     if speedup >= 0.97 * linear:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist.checkpoint import directory, restore, workdir_lock
+from tfdist.checkpoint import directory, export, restore, workdir_lock
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
@@ -283,7 +283,7 @@ def mark_finished(tools: LoopTools, state: TrainingState) -> None:
     try:
         if run.config.checkpoint.export:
             with run.evaluated_weights():
-                event = run.export(model)
+                event = export.export(run.context.model, model, run.feed.about.usage)
             tools.report.event(event, state.step)
         # A shorter run may end without a new checkpoint.
         run_info.write_config(str(run.workdir), diff.to_json(run.config))

@@ -34,7 +34,7 @@ class LoopTools:
     # Returns which variable is not finite, as a sentence; "": none. The same on every worker.
     not_finite: Callable[[], str]
     consistency: ReplicaConsistencyCheck
-    # What else runs between executions; see `tensorboard_extras`.
+    # What else runs between executions; see `features.Feature.extras`.
     extras: list[Any]
     # On what the time of this start is spent.
     ledger: Ledger

@@ -56,8 +56,6 @@ class Run:
     evaluated_weights: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # (whether the data are the reason) -> what to do if a loss or weight is not finite; None: in a run of a config.
     advice_if_diverged: Callable[[bool], str] | None = None
-    # Exports the final model to a path (.keras), and returns what it did, for the log.
-    export: Callable[[Path], str]
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
     execution_context: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # Variables that a checkpoint holds besides those of the model and the optimizer, by name.

@@ -1,7 +1,6 @@
 """Makes a run of a config: checks it against data and devices, connects the workers, builds the model."""
 
 import dataclasses
-import functools
 import json
 import os
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import keras
 
 from tfdist import config as config_lib
-from tfdist.checkpoint import directory, export
+from tfdist.checkpoint import directory
 from tfdist.cluster import interruption, slurm_requeue, strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
@@ -51,7 +50,6 @@ def build_run(
     features.check(config)
     inputs = inputs_lib.open_inputs(config)
     config = learning_rate.resolve(config)
-    exporter = config.checkpoint.export_preprocessing and specs.part("checkpoint.export_preprocessing")(config)
     plan = strategy.plan(config.cluster, communication=config.communication)
     if inputs.pipeline.connects_first:
         cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
@@ -76,9 +74,6 @@ def build_run(
         callbacks=NoCallbacks(),
         log=run_lib.Log(config_file=config_file or "", notes=tuple(filter(None, notes)), chosen=tuple(chosen)),
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
-        export=exporter(context.model, feed.first_examples, inputs.prepare_all)
-        if exporter
-        else functools.partial(export.export, context.model, about=feed.about.usage),
     )
     for feature in features.ALL:
         run = feature.apply(run)
@@ -141,9 +136,8 @@ def build_model(
     chosen = [line for feature in features.ALL for line in feature.change_model(config, model)]
     objective = build_context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)
     if inputs.adapt:  # Before the optimizer is built, whose slots may start from the weights.
-        read = functools.partial(feed.first_examples, inputs.prepare_all)
         with cluster.scope():
-            inputs.adapt(model, read)
+            inputs.adapt(model, feed.about.first_batch)
         cluster.broadcast_variables(model.variables)  # Other processors may round differently.
     context = build_context_lib.build_context(cluster, config, objective, optimizer)
     optimizer_lib.start_averages(model, optimizer)

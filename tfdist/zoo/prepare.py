@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -119,49 +118,6 @@ def normalised(
     return {**batch, "image": normalise(batch["image"], scale=scale, mean=mean, std=std)}
 
 
-def _bytes_in_keras(
-    images: keras.KerasTensor,
-    *,
-    resize: Sequence[int] | None = None,
-    crop: Sequence[int] | None = None,
-    **augmentation: Any,
-) -> keras.KerasTensor:
-    """Returns images prepared as by `image_bytes` in an evaluation, with Keras' own operations."""
-    stored = images.dtype
-    if resize is not None and tuple(images.shape[1:3]) != tuple(resize):
-        images = keras.ops.cast(images, "float32")
-        images = keras.ops.image.resize(images, tuple(resize), interpolation="bilinear", antialias=True)
-        if tf.as_dtype(stored).is_integer:
-            images = keras.ops.cast(keras.ops.round(images), stored)
-    if crop is not None:
-        before = [(size - cropped) // 2 for size, cropped in zip(images.shape[1:3], crop, strict=True)]
-        sides = [(size - cropped) for size, cropped in zip(images.shape[1:3], crop, strict=True)]
-        margins = tuple((first, both - first) for first, both in zip(before, sides, strict=True))
-        images = keras.layers.Cropping2D(margins, dtype=stored, name="central_crop")(images)
-    return images
-
-
-def _normalised_in_keras(
-    images: keras.KerasTensor,
-    *,
-    scale: float | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-) -> keras.KerasTensor:
-    """Returns images prepared as by `normalised`, with Keras' own operations."""
-    if scale is None:
-        scale = 1 / 255 if tf.as_dtype(images.dtype).is_integer else 1.0
-    factor, offset = _factor_and_offset(images.shape[-1], scale, mean, std)
-    images = keras.ops.cast(images, "float32")
-    return keras.layers.Rescaling(factor.tolist(), offset.tolist(), dtype="float32", name="normalised")(images)
-
-
-def _image_in_keras(images: keras.KerasTensor, **options: Any) -> keras.KerasTensor:
-    """Returns images prepared as by `image` in an evaluation, with Keras' own operations."""
-    of_values = {name: options.pop(name) for name in ("scale", "mean", "std") if name in options}
-    return _normalised_in_keras(_bytes_in_keras(images, **options), **of_values)
-
-
 def _halves(
     *,
     scale: float | None = None,
@@ -193,18 +149,11 @@ def _halves(
 
 # What is run in place of it if `config.data.finish` is not set: halves(**arguments) -> prepare, finish or None.
 image.halves = _halves
-# What `config.checkpoint.export_preprocessing` puts into the exported model.
-image.in_keras = _image_in_keras
-image_bytes.in_keras = _bytes_in_keras
-normalised.in_keras = _normalised_in_keras
 
 
 def identity(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
     """Returns the batch unchanged, for data that needs no preprocessing."""
     return batch
-
-
-identity.in_keras = lambda images: images
 
 
 def resize_images(images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
@@ -243,17 +192,10 @@ def normalise(
         raise ValueError(f"prepare: std must be above 0. Received: {std!r}")
     if mean is None and std is None:
         return tf.cast(images, tf.float32) * scale
-    factor, offset = _factor_and_offset(channels, scale, mean, std)
+    factor = np.full(channels, scale) / (1.0 if std is None else np.asarray(std, np.float64))
+    offset = np.zeros(channels) if mean is None else -np.asarray(mean, np.float64) / scale * factor
     # Constants of the length of an image row: broadcasting along the channel axis takes seven times as long.
     _, width, _ = static_size(images)
     rows = tf.cast(tf.reshape(images, [-1, width * channels]), tf.float32)
     rows = rows * np.tile(factor, width).astype(np.float32) + np.tile(offset, width).astype(np.float32)
     return tf.reshape(rows, [-1, *images.shape[1:]])
-
-
-def _factor_and_offset(
-    channels: int, scale: float, mean: Sequence[float] | None, std: Sequence[float] | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what a stored value is multiplied by, and what is added: float64 [channels] each."""
-    factor = np.full(channels, scale) / (1.0 if std is None else np.asarray(std, np.float64))
-    return factor, np.zeros(channels) if mean is None else -np.asarray(mean, np.float64) / scale * factor

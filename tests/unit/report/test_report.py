@@ -26,10 +26,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tfdist import config
 from tfdist.config import diff, user_code
-from tfdist.report import console, files, metrics_file, read_back, run_info
+from tfdist.report import console, files, metrics_file, read_back, run_info, tensorboard_events
 from tfdist.report import lines as lines_lib
 from tfdist.report import reporter as reporter_lib
-from tfdist.report.tensorboard_events import EventRecords
 from tfdist.training.reporting import notice
 
 RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100)
@@ -42,7 +41,7 @@ def no_given_width(monkeypatch):
 
 
 def open_quiet(workdir, **changes):
-    return reporter_lib.open_report(workdir, **(RUN | {"stream": io.StringIO(), "event_format": None} | changes))
+    return reporter_lib.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
 
 
 def train(reporter, step, **values):
@@ -354,9 +353,8 @@ def test_kill_at_random_moments_loses_no_whole_line(tmp_path):
 import io, itertools, sys
 sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(reporter_lib.__file__))))!r})
 from tfdist.report import reporter as reporter_lib
-from tfdist.report.tensorboard_events import EventRecords
 start = int(sys.argv[1])
-options = dict(stream=io.StringIO(), event_format=EventRecords, **{RUN!r})
+options = dict(stream=io.StringIO(), tensorboard=True, **{RUN!r})
 reporter = reporter_lib.open_report({str(tmp_path)!r}, resume_step=start, **options)
 for step in itertools.count(start + 1):
     reporter.train(step, {{"loss": 1.0}}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0)
@@ -379,12 +377,12 @@ for step in itertools.count(start + 1):
         start = reached - 3
     metrics_file.trim_metrics(str(tmp_path / "metrics.jsonl"), start)
     assert [line["step"] for line in read_lines(tmp_path) if line["kind"] == "train"] == list(range(1, start + 1))
-    open_quiet(tmp_path, event_format=EventRecords, resume_step=start).close()
+    open_quiet(tmp_path, tensorboard=True, resume_step=start).close()
     assert [step for step, _ in scalars(tmp_path)["by_step/loss"]] == list(range(1, start + 1))
 
 
 def test_tensorboard_shows_training_and_evaluation_as_two_runs_with_one_tag(tmp_path):
-    reporter = open_quiet(tmp_path, event_format=EventRecords, resume_step=0)
+    reporter = open_quiet(tmp_path, tensorboard=True, resume_step=0)
     for step in (50, 100, 210):
         values = {"loss": 1.0 / step, "accuracy": 0.5}
         steps = step - step // 2
@@ -417,7 +415,7 @@ def test_tensorboard_shows_training_and_evaluation_as_two_runs_with_one_tag(tmp_
 
 
 def test_tensorboard_has_each_step_and_epoch_once_however_often_a_run_resumes(tmp_path):
-    first = open_quiet(tmp_path, event_format=EventRecords, resume_step=0)
+    first = open_quiet(tmp_path, tensorboard=True, resume_step=0)
     for step in (100, 200, 300):
         first.train(
             step, {"loss": 1.0 / step}, learning_rate=0.1, seconds=0.5, steps=100, num_examples=6400, wait_share=None
@@ -427,7 +425,7 @@ def test_tensorboard_has_each_step_and_epoch_once_however_often_a_run_resumes(tm
     (events,) = (tmp_path / "tensorboard" / "train").iterdir()
     events.write_bytes(events.read_bytes()[:-5])  # As kill -9 in the middle of a write leaves it.
     for _ in range(3):  # Starts within one second are still read in their order.
-        again = open_quiet(tmp_path, event_format=EventRecords, resume_step=200, resume_evaluated=100)
+        again = open_quiet(tmp_path, tensorboard=True, resume_step=200, resume_evaluated=100)
         for step in (300, 400):
             again.train(
                 step, {"loss": 7.0}, learning_rate=0.1, seconds=0.5, steps=100, num_examples=6400, wait_share=None
@@ -440,7 +438,7 @@ def test_tensorboard_has_each_step_and_epoch_once_however_often_a_run_resumes(tm
     assert {tag: [100, 200, 300, 400] for tag in found} | {"by_epoch/loss": [1, 2, 3, 4]} == tensor_steps(tmp_path)
     # Not written again, so that of the step before the restart is the last one. Its epoch stays until another ends.
     assert scalars(tmp_path, "evaluation")["by_step/loss"] == [(100, 0.25)]
-    more = open_quiet(tmp_path, event_format=EventRecords, resume_step=400, resume_evaluated=100)
+    more = open_quiet(tmp_path, tensorboard=True, resume_step=400, resume_evaluated=100)
     more.evaluation(200, {"loss": 0.5}, seconds=1.0, num_examples=3)
     more.close()
     assert scalars(tmp_path, "evaluation") == {
@@ -450,12 +448,12 @@ def test_tensorboard_has_each_step_and_epoch_once_however_often_a_run_resumes(tm
     assert scalars(tmp_path) == found  # Nothing is void after a run that was complete.
     (tmp_path / "tensorboard" / "train" / "events.out.tfevents.9.empty").touch()
     (tmp_path / "tensorboard" / "train" / "events.out.tfevents.9.other").write_bytes(b"no events" * 9)
-    again = open_quiet(tmp_path, event_format=EventRecords, resume_step=200)
+    again = open_quiet(tmp_path, tensorboard=True, resume_step=200)
     train(again, 300, loss=9.0)
     again.close()
     assert scalars(tmp_path)["by_step/loss"] == [*zip((100, 200, 300), (*expected[:2], 9.0), strict=True)]
     assert scalars(tmp_path)["by_epoch/loss"] == [*zip((1, 2, 3), (*expected[:2], 9.0), strict=True)]
-    open_quiet(tmp_path, event_format=EventRecords, resume_step=0).close()  # The run starts again.
+    open_quiet(tmp_path, tensorboard=True, resume_step=0).close()  # The run starts again.
     assert scalars(tmp_path) == {}
 
 
@@ -463,7 +461,7 @@ def test_a_start_leaves_the_event_files_of_earlier_ones_as_they_are(tmp_path):
     size = {"steps": 100, "num_examples": 6400, "wait_share": None}
 
     def start(after: int, *steps: int) -> None:
-        reporter = open_quiet(tmp_path, event_format=EventRecords, resume_step=after, resume_evaluated=after)
+        reporter = open_quiet(tmp_path, tensorboard=True, resume_step=after, resume_evaluated=after)
         for step in steps:
             reporter.train(step, {"loss": 1.0 / step}, learning_rate=0.1, seconds=0.5, **size)
             reporter.evaluation(step, {"loss": 0.25}, seconds=1.0, num_examples=3)
@@ -492,7 +490,7 @@ def test_a_start_leaves_the_event_files_of_earlier_ones_as_they_are(tmp_path):
 
 
 def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_path, capfd):
-    reporter = open_quiet(tmp_path / "run", chief=False, rank=3, stream=None, event_format=EventRecords)
+    reporter = open_quiet(tmp_path / "run", chief=False, rank=3, stream=None, tensorboard=True)
     reporter.workers(["worker 3"])
     train(reporter, 10)
     reporter.progress(11)
@@ -530,7 +528,7 @@ def test_a_workdir_of_somebody_else_is_named(tmp_path):
 
 
 def test_a_full_disk_is_reported_once_and_training_continues(tmp_path, capfd):
-    reporter = open_quiet(tmp_path, event_format=EventRecords)
+    reporter = open_quiet(tmp_path, tensorboard=True)
     for step in range(1, 21):
         train(reporter, step)
     metrics, (events,) = tmp_path / "metrics.jsonl", (tmp_path / "tensorboard" / "train").iterdir()
@@ -555,7 +553,7 @@ def test_a_disk_without_space_costs_the_records_of_that_time(tmp_path, capfd):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tfdist", disk], capture_output=True).returncode:
         pytest.skip("only root may mount a small disk")
     try:
-        reporter = open_quiet(disk, event_format=EventRecords, resume_step=0)
+        reporter = open_quiet(disk, tensorboard=True, resume_step=0)
         train(reporter, 1)
         (events,) = (disk / "tensorboard" / "train").iterdir()
         with (disk / "other").open("wb", buffering=0) as other, contextlib.suppress(OSError):
@@ -577,7 +575,7 @@ def test_a_disk_without_space_costs_the_records_of_that_time(tmp_path, capfd):
             while other.write(bytes(512)):
                 pass
         warnings = []
-        assert EventRecords.open_files(str(disk), 100, None, evaluates=False, warn=warnings.append) == {}
+        assert tensorboard_events.open_event_files(str(disk), 100, None, evaluates=False, warn=warnings.append) == {}
         place = disk / "tensorboard" / "train"
         (line,) = warnings
         assert line.startswith(f"WARNING: no records for TensorBoard: {place} cannot be written (No space left")
@@ -850,8 +848,7 @@ def test_the_environment_tells_the_version_of_a_package_of_another_distribution(
 def test_reporting_needs_no_tensorflow(tmp_path):
     code = (
         "import io, sys; from tfdist.report import reporter, run_info\n"
-        "from tfdist.report.tensorboard_events import EventRecords\n"
-        f"r = reporter.open_report({str(tmp_path)!r}, stream=io.StringIO(), event_format=EventRecords, **{RUN!r})\n"
+        f"r = reporter.open_report({str(tmp_path)!r}, stream=io.StringIO(), tensorboard=True, **{RUN!r})\n"
         "r.train(1, {'loss': 1.0}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0)\n"
         "r.close()\n"
         "run_info.write_environment('.', {})\n"

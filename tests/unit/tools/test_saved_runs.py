@@ -84,7 +84,7 @@ def test_images_are_read_as_the_evaluation_reads_them(prepare, dtype, shape, tmp
     Image.fromarray(np.zeros((9, 7, 3), np.uint8)).save(tmp_path / name)
     run = saved_run(c.Data(prepare=prepare), {"prepared": {"image": {"shape": [4, 4, 3]}}})
     model = keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten()])
-    source = examples.open_examples(run, model, [str(tmp_path / name)], prepares=False)
+    source = examples.open_examples(run, model, [str(tmp_path / name)])
     found = source.read(tf.constant([0], tf.int64))["image"]
     assert found.dtype == dtype and found.shape == shape and source.find_damage() == ""
 
@@ -205,7 +205,7 @@ def test_a_table_without_rows_and_a_text_among_numbers_are_named(tmp_path):
 def test_files_without_an_example_are_named(name, content, says, tmp_path, monkeypatch):
     run, path = saved_run(c.Data(), {"classes": ["a", "b"]}), tmp_path / name
     model = keras.Sequential([keras.Input((4, 4, 3) if name == "x.png" else (4,)), keras.layers.Flatten()])
-    monkeypatch.setattr("tfdist.tools.saved_runs.weights.load", lambda *words: (model, True))
+    monkeypatch.setattr("tfdist.tools.saved_runs.weights.load", lambda *words: model)
     monkeypatch.setattr(predict.flags, "FLAGS", types.SimpleNamespace(checkpoint="newest", batch_size=4))
     if isinstance(content, bytes):
         path.write_bytes(content)

@@ -11,7 +11,6 @@ import topologies
 
 from tfdist import config as c
 from tfdist.data import description
-from tfdist.data import inputs as inputs_lib
 from tfdist.training import loop, setup
 from tfdist.zoo import sources
 
@@ -60,7 +59,7 @@ def test_a_run_with_an_objective_of_its_own_says_who_calls_the_model(tmp_path):
         objective={"target": "lab:bounded"},
         train=c.Train(steps=1),
     )
-    text = setup.build_run(config, tmp_path).export.keywords["about"]
+    text = setup.build_run(config, tmp_path).feed.about.usage
     assert "from lab import darkened as prepare\n" in text and "# lab:bounded calls the model with it." in text
     assert "image float32 [n, 8, 8, 1], label int64 [n]" in text
 
@@ -79,60 +78,20 @@ def test_model_text_calls_the_model_with_the_inputs_of_the_objective(objective, 
     assert call in text.replace("'", '"')
 
 
-ON_BYTES = {"target": "tfdist.zoo.prepare:image_bytes", "resize": (9, 9), "pad": 1, "crop": (8, 7), "flip": True}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parts", "shape"),
-    [({"prepare": PREPARE}, (8, 8, 1)), ({"prepare": ON_BYTES, "finish": FINISH}, (8, 7, 1))],
-    ids=["prepare", "both"],
-)
-def test_an_exported_model_with_preprocessing_has_the_accuracy_of_the_run(tmp_path, parts, shape):
+def test_a_model_that_scales_its_images_takes_them_as_stored(tmp_path):
     config = c.Config(
-        model={"target": "lab:linear", "num_classes": 10, "input_shape": shape},
-        data=c.Data(batch_size=48, **parts),
+        model={"target": "lab:of_bytes"},
+        data=c.Data(batch_size=48, prepare={"target": "tfdist.zoo.prepare:image_bytes", "flip": True}),
         learning_rate=c.LearningRate(peak=0.05),
         train=c.Train(steps=20),
-        checkpoint=c.Checkpoint(export_preprocessing=True),
         report=c.Report(tensorboard=False),
     )
-    run = setup.build_run(config, tmp_path)
-    assert loop.train(run) == 0
-    exported = keras.models.load_model(tmp_path / "model.keras")
-    assert (exported.inputs[0].dtype, exported.inputs[0].shape) == ("uint8", (None, 8, 8, 1))
-    assert "image uint8 [n, 8, 8, 1]" in (tmp_path / "model.txt").read_text()
-    evaluation = topologies.records(tmp_path, "evaluation")[-1]
+    assert loop.train(setup.build_run(config, tmp_path)) == 0
     test = sources.digits("test")
     stored = test.read(tf.range(len(test), dtype=tf.int64))
-    outputs = exported(stored["image"]).numpy()
+    assert stored["image"].dtype == tf.uint8
+    outputs = keras.models.load_model(tmp_path / "model.keras")(stored["image"])
     accuracy = np.mean(np.argmax(outputs, -1) == stored["label"].numpy())
-    assert accuracy == pytest.approx(evaluation["accuracy"], abs=1e-6) and accuracy > 0.15
-    inputs = inputs_lib.open_inputs(config)
-    prepared = inputs.prepare_all(stored, tf.zeros([len(test), 2], tf.int64), training=False)
-    np.testing.assert_allclose(outputs, run.context.model(prepared["image"]), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("data", "objective", "message"),
-    [
-        (
-            {"prepare": {"target": "lab:darkened"}},
-            {},
-            r"export_preprocessing=True: config\.data\.prepare='lab:darkened' is not known in Keras' operations",
-        ),
-        ({"prepare": {"target": "lab:darkened_wrongly"}}, {}, r"in_keras of config\.data\.prepare=.* differently"),
-        ({}, {"inputs": "token"}, r"config\.objective\.inputs is 'token': set export_preprocessing to False"),
-        ({}, None, r"config\.checkpoint\.export is False: set export to True, or export_preprocessing to False"),
-    ],
-)
-def test_preprocessing_that_cannot_be_exported_is_refused_at_the_start(tmp_path, data, objective, message):
-    config = c.Config(
-        model={"target": "lab:linear", "num_classes": 10},
-        data=c.Data(batch_size=48, **data),
-        objective={"target": "tfdist.zoo.objectives:classification"} | (objective or {}),
-        train=c.Train(steps=1),
-        checkpoint=c.Checkpoint(export_preprocessing=True, export=objective is not None),
-    )
-    with pytest.raises(ValueError, match=message):
-        setup.build_run(config, tmp_path)
+    assert accuracy == pytest.approx(topologies.records(tmp_path, "evaluation")[-1]["accuracy"], abs=1e-6)
+    assert accuracy > 0.15

@@ -9,6 +9,14 @@ import launching
 import pytest
 
 pytestmark = pytest.mark.slow
+# Chooses the type of the graph, when its page is there.
+_CHOOSE_CONCEPTUAL = """
+(function find(node) {
+    if (node.tagName === "PAPER-RADIO-BUTTON" && node.textContent.trim() === "Conceptual graph") node.click();
+    if (node.shadowRoot) find(node.shadowRoot);
+    node.childNodes.forEach(find);
+})(document.body);
+"""
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +26,11 @@ def board(tmp_path_factory):
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("board")
     options = ("--config.train.steps=none", "--config.train.epochs=2", "--config.evaluation.every.epochs=1")
-    shown = ("--config.report.tensorboard=true", "--config.report.graph=true")
-    command = launching.train_command(folder / "runs" / "digits", *options, *shown)
+    workdir = folder / "runs" / "digits"
+    folder_of_keras = f"{workdir}/tensorboard/keras"
+    keras_own = {"target": "keras.callbacks:TensorBoard", "log_dir": folder_of_keras, "histogram_freq": 1}
+    shown = ("--config.report.tensorboard=true", f"--config.callbacks=[{keras_own}]")
+    command = launching.train_command(workdir, *options, *shown)
     launching.run_all([command], [launching.worker_environment()])
     (port,) = launching.free_ports(1)
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", "runs", f"--port={port}"]
@@ -48,12 +59,15 @@ def test_training_and_evaluation_share_a_chart_over_epochs_and_one_over_steps(bo
     assert {*runs} <= {*legend}
 
 
-def test_the_graph_has_the_inputs_the_model_and_the_objective(board, tmp_path):
+def test_keras_callback_shows_histograms_and_the_graph_of_the_layers(board, tmp_path):
     address, window = board
-    run = urllib.parse.quote("digits/tensorboard/train", safe="")
-    text = window.show(f"{address}/#graphs&run={run}", "Main Graph", "image", "label", "objective")
+    run = urllib.parse.quote("digits/tensorboard/keras/train", safe="")
+    window.show(f"{address}/#graphs&run={run}", "Conceptual graph", "keras")
+    window.run(_CHOOSE_CONCEPTUAL)
+    window.wait_for("Main Graph", "small_cnn")
     window.screenshot(tmp_path / "graph.png")
-    assert any(line.startswith("small_cnn") for line in text.splitlines())
+    window.show(f"{address}/#histograms", "block1_conv/kernel/histogram", "digits/tensorboard/keras/train")
+    window.screenshot(tmp_path / "histograms.png")
 
 
 def test_hparams_shows_fields_and_metrics(board, tmp_path):

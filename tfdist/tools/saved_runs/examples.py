@@ -255,10 +255,10 @@ def read_table(path: Path, width: int | None) -> tuple[np.ndarray, list[str]]:
     return values, header
 
 
-def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str], *, prepares: bool) -> Rows | ImageFiles:
+def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str]) -> Rows | ImageFiles:
     """Opens the files or folders that `words` name as a source, with `names`, `labels` and `find_damage()`.
 
-    `prepares`: whether the model prepares its input itself. Raises ValueError if they do not fit the model.
+    Raises ValueError if they do not fit the model.
     """
     kind, files = find(words)
     if weights.several(model):
@@ -283,7 +283,7 @@ def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str], *, 
     data = saved.config and saved.config.data
     # Such a run prepares images of any size, which are encoded.
     encoded = data and str(data.prepare["target"]).endswith("inception:image") and not data.source.get("size")
-    if encoded and not prepares:
+    if encoded:
         return EncodedFiles(files, saved.classes)
     size = image_shape(saved, shape, files[0])
     dtype = tf.uint8 if saved.config is not None else tf.float32

@@ -59,7 +59,7 @@ def plain_model(saved: SavedRun, which: str) -> Any:
     plan = strategy.plan(config_lib.ClusterOptions(gpus=0))
     if plan.num_workers > 1:
         raise ValueError("tfdist export is one process: start it without srun or mpirun.")
-    made, _ = weights.load(saved, strategy.connect(plan), which)
+    made = weights.load(saved, strategy.connect(plan), which)
     with tempfile.TemporaryDirectory() as folder:
         made.save(Path(folder, "model.keras"))
         model = keras.models.load_model(Path(folder, "model.keras"), compile=False)

@@ -59,8 +59,8 @@ def outputs_of_split(saved: SavedRun, cluster: Any) -> tuple[np.ndarray, np.ndar
     source = inputs.open_source(saved.config, split)
     if not hasattr(source, "read"):
         raise ValueError("The source of the run is a tf.data.Dataset without access to an example: give a folder.")
-    model, prepares = weights.load(saved, cluster, flags.FLAGS.checkpoint)
-    prepare = weights.preparation(saved, prepares)
+    model = weights.load(saved, cluster, flags.FLAGS.checkpoint)
+    prepare = weights.preparation(saved)
     call, size = outputs.caller(saved, model), predict.batch_size(saved)
     found, columns = outputs.compute(cluster, call, source, prepare, batch=size, keep=(saved.labels,))
     labels = columns.get(saved.labels)

@@ -80,14 +80,14 @@ def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str]) -> tup
 
     from tfdist.tools.saved_runs import examples, outputs, weights
 
-    model, prepares = weights.load(saved, cluster, flags.FLAGS.checkpoint)
+    model = weights.load(saved, cluster, flags.FLAGS.checkpoint)
     try:
-        source = examples.open_examples(saved, model, words, prepares=prepares)
+        source = examples.open_examples(saved, model, words)
     except UnicodeDecodeError as error:
         raise ValueError(f"{words[0]} is no text in UTF-8: {error}") from None
     if not len(source):
         raise ValueError(f"{words[0]} has no examples.")
-    prepare = weights.preparation(saved, prepares)
+    prepare = weights.preparation(saved)
     name = "images" if isinstance(source, examples.ImageFiles) else "examples"
     size = min(batch_size(saved), len(source))
     try:

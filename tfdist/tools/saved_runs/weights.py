@@ -17,15 +17,15 @@ from tfdist.tools.saved_runs.saved import SavedRun
 from tfdist.training import setup
 
 
-def load(saved: SavedRun, cluster: Cluster, which: str) -> tuple[keras.Model, bool]:
-    """Returns the model of a run, made in the cluster's scope, and whether it prepares its input itself.
+def load(saved: SavedRun, cluster: Cluster, which: str) -> keras.Model:
+    """Returns the model of a run, made in the cluster's scope.
 
     A finished run needs no data for it: it is model.keras. Another checkpoint, "best" or a step, needs the data of the
     run, because its model is built again. Raises ValueError if there is no such checkpoint, or the model cannot be
     loaded.
     """
     if which == "newest" and _is_exported(saved):
-        return _load_exported(saved, cluster), bool(saved.config and saved.config.checkpoint.export_preprocessing)
+        return _load_exported(saved, cluster)
     if saved.config is None:
         raise ValueError(
             f"{saved.workdir} is the run of a script, and only the script can build its model for a checkpoint. This "
@@ -38,15 +38,12 @@ def load(saved: SavedRun, cluster: Cluster, which: str) -> tuple[keras.Model, bo
     contextlib.ExitStack().enter_context(run.evaluated_weights())  # Until the process ends.
     with cluster.scope():
         run.objective.finalise_weights()
-    return run.context.model, False
+    return run.context.model
 
 
-def preparation(saved: SavedRun, prepares: bool) -> Prepare:
-    """Returns prepare(batch, seeds, *, training) of a run with `config.data.finish`.
-
-    It does nothing for a script, and for a model that `prepares` its input itself.
-    """
-    if saved.config is None or prepares:
+def preparation(saved: SavedRun) -> Prepare:
+    """Returns prepare(batch, seeds, *, training) of a run with `config.data.finish`; it does nothing for a script."""
+    if saved.config is None:
         return lambda batch, seeds, *, training: batch
     data = saved.config.data
     prepare = specs.partial(data.prepare, field="config.data.prepare", positional=2, training=True)

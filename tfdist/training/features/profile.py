@@ -5,10 +5,12 @@ Profiling two workers at the same time corrupts memory.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfdist.config.schema import Config
+from tfdist.report import tensorboard_events
 
 if TYPE_CHECKING:
     from tfdist.report.reporter import Reporter
@@ -24,10 +26,47 @@ def refuse(config: Config) -> Iterator[str]:
         yield f"report.profile must be [first, last], two steps counted from 1. Received: {steps}"
 
 
-def extras(run: Run, report: Reporter) -> list[Any]:
+def extras(run: Run, report: Reporter) -> list[Profile]:
     """Returns the object that takes the profile between executions, if one is wanted."""
-    if run.config.report.profile is None:
-        return []
-    from tfdist.training.reporting.tensorboard_extras import TensorBoardExtras
+    return [] if run.config.report.profile is None else [Profile(run=run, report=report)]
 
-    return [TensorBoardExtras(run=run, report=report)]
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Profile:
+    """Profiles the steps on the chief only: profiling two workers at the same time corrupts memory."""
+
+    run: Run
+    report: Reporter
+    active: bool = False
+
+    def boundaries(self, step: int) -> list[int]:
+        """Returns the next steps after `step` at which an execution must end; the same on every worker."""
+        first, last = self.run.config.report.profile
+        return [one for one in (first - 1, last) if one > step]
+
+    def write_due(self, step: int) -> None:
+        """Starts or ends the profile after `step`; called by every worker, at the start and after each execution."""
+        first, last = self.run.config.report.profile
+        due = first - 1 <= step < last and self.run.cluster.is_chief and self.run.workdir is not None
+        if self.active and not due:
+            self.close()
+        elif due and not self.active:
+            import tensorflow as tf
+
+            try:
+                folder = self.run.workdir / tensorboard_events.TENSORBOARD / tensorboard_events.TRAIN
+                tf.profiler.experimental.start(str(folder))
+                self.active = True
+            except tf.errors.OpError as error:
+                self.report.warning(f"The steps from {first} to {last} cannot be profiled: {error.message}")
+
+    def close(self) -> None:
+        """Ends and writes a profile that is being taken."""
+        if self.active:
+            self.active = False
+            import tensorflow as tf
+
+            try:
+                tf.profiler.experimental.stop()
+            except tf.errors.OpError as error:
+                self.report.warning(f"The profile cannot be written: {error.message}")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint import directory
 from tfdist.cluster.devices import gpu_software, machine, onednn
-from tfdist.config import diff, learning_rate, saved_run, specs
+from tfdist.config import diff, learning_rate, saved_run
 from tfdist.report import files, lines, reporter, run_info
 from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
@@ -31,7 +31,7 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
         num_replicas=run.cluster.num_replicas,
         total_steps=run.total_steps,
         steps_per_epoch=run.steps_per_epoch,
-        event_format=specs.part("report.tensorboard") if run.config.report.tensorboard else None,
+        tensorboard=run.config.report.tensorboard,
         console=run.log.console,
         verbose=run.config.report.verbose,
         evaluates=run.feed.evaluation is not None,

@@ -10,6 +10,7 @@ from pathlib import Path
 from tfdist.cluster.discovery import hostlist
 from tfdist.report import files
 from tfdist.tools.many_runs.sweeps import ends
+from tfdist.tools.many_runs.sweeps import task as task_lib
 from tfdist.tools.many_runs.sweeps.plan import Plan
 
 # In the workdir of the sweep: the ids of its job arrays.
@@ -64,7 +65,7 @@ def submit(plan: Plan, workdir: Path, batch_file: str, options: Sequence[str], m
         return 0
     limit = f"%{max_at_once}" if max_at_once else ""
     batch = [*with_defaults(options, workdir), str(Path(batch_file).absolute())]
-    task = ["python", "-m", "tfdist.tools.many_runs.sweeps.task", f"--workdir={workdir}", "--index=%a"]
+    task = ["python", "-m", task_lib.__name__, f"--workdir={workdir}", "--index=%a"]
     command = ["sbatch", "--parsable", f"--array={hostlist.ranges(left, ',')}{limit}", *batch, *task]
     job = _sbatch(command, plan.directory)
     submitted = files.read_json(str(workdir / FILE)) or {"jobs": []}

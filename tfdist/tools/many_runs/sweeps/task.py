@@ -20,7 +20,7 @@ _WAIT_SECONDS = 60
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the task; returns the exit code of the job."""
-    parser = argparse.ArgumentParser(prog="tfdist.tools.many_runs.sweeps.task")
+    parser = argparse.ArgumentParser(prog=f"python -m {__spec__.name}")
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--index", type=int, required=True)
     given = parser.parse_args(arguments)
