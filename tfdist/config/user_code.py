@@ -39,7 +39,6 @@ def _libraries() -> tuple[str, ...]:
     return tuple(os.path.join(path, "") for path in found)
 
 
-_PYTHON = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -153,7 +152,8 @@ def is_users(file: str) -> bool:
 
 def is_of_python(file: str) -> bool:
     """Returns whether a file is one of Python's own modules."""
-    return file.startswith(_PYTHON) and f"{os.sep}site-packages{os.sep}" not in file
+    folders = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+    return file.startswith(folders) and f"{os.sep}site-packages{os.sep}" not in file
 
 
 def refuse_exit(end: SystemExit) -> ValueError:

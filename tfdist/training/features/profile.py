@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tfdist.config.schema import Config
-from tfdist.report import tensorboard_events
 
 if TYPE_CHECKING:
     from tfdist.report.reporter import Reporter
@@ -52,6 +51,8 @@ class Profile:
             self.close()
         elif due and not self.active:
             import tensorflow as tf
+
+            from tfdist.report import tensorboard_events
 
             try:
                 folder = self.run.workdir / tensorboard_events.TENSORBOARD / tensorboard_events.TRAIN
