@@ -7,6 +7,7 @@ import keras
 import pytest
 
 from tfdist import config as c
+from tfdist.training import features
 from tfdist.training.step.variants import virtual_replicas
 
 
@@ -26,14 +27,17 @@ def make(**fields):
         ({"data__pipeline": "textbook"}, 2, r"config.data.pipeline is set, and TensorFlow divides batches"),
         ({"data__shards": "fixed"}, 2, r"config.data.shards is set, and the examples of a batch depend"),
         ({"communication__dtype": "bfloat16"}, 2, r"config.communication.dtype is set, and integers are sent"),
-        ({"train__virtual_replicas": 2048, "data__batch_size": 2048}, 2, r"it must be at most 1024"),
+        ({"train__virtual_replicas": 2048, "data__batch_size": 2048}, 2, r"virtual_replicas must be from 1 to 1024"),
         ({"data__batch_size": 36}, 2, r"batch_size=36 cannot be divided among 8 replicas: set it to 32 or 40"),
         ({"train__micro_batches": 3}, 2, r"batch_size=64 cannot be divided among 8 replicas in 3 parts each"),
     ],
 )
 def test_configs_that_depend_on_the_number_of_replicas_are_refused(fields, replicas, message):
+    config = make(**fields)
+    config.train.steps = 1
     with pytest.raises(ValueError, match=message):
-        virtual_replicas.open_virtual_replicas(make(**fields), replicas)
+        features.check(config)
+        virtual_replicas.open_virtual_replicas(config, replicas)
 
 
 def test_a_start_on_another_machine_is_noted(tmp_path):
