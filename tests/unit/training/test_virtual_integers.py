@@ -34,7 +34,6 @@ def make(**fields):
 )
 def test_configs_that_depend_on_the_number_of_replicas_are_refused(fields, replicas, message):
     config = make(**fields)
-    config.train.steps = 1
     with pytest.raises(ValueError, match=message):
         features.check(config)
         virtual_replicas.open_virtual_replicas(config, replicas)
