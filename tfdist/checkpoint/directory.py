@@ -1,6 +1,7 @@
 """The directory of a run's checkpoints: their paths, steps, and which is best. Imports no TensorFlow."""
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,10 +42,12 @@ def read_best(directory: Path) -> dict[str, Any] | None:
 
 
 def steps(directory: Path) -> list[int]:
-    """Returns the steps with a checkpoint directory, valid or not, newest first."""
-    if not directory.is_dir():
+    """Returns the steps with a checkpoint directory, valid or not, newest first; OSError: it cannot be read."""
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    matches = (_STEP_DIRECTORY.match(path.name) for path in directory.iterdir())
+    matches = map(_STEP_DIRECTORY.match, names)
     return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 

@@ -67,7 +67,9 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
 
 def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tuple[LoopTools, TrainingState]:
     damaged: list[str] = []
-    saved = restore.find(run.cluster, lambda: checkpoint_format.newest_valid(run.checkpoints, damaged.append))
+    saved = restore.find(
+        run.cluster, lambda: checkpoint_format.newest_valid(run.checkpoints, damaged.append, is_ours=True)
+    )
     state = _new_state(run, rate) if saved is None else TrainingState.from_json(saved.state)
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
