@@ -330,7 +330,9 @@ def callback_names(saved: Saved) -> list[str]:
 
 def _with_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
     """Returns an array as read from a file with its dtype, which may not be one of NumPy's, such as bfloat16."""
-    return array if array.dtype.name == dtype else array.view(getattr(ml_dtypes, dtype))
+    if array.dtype.name != dtype:
+        return array.view(getattr(ml_dtypes, dtype))
+    return array.astype(array.dtype.newbyteorder("="), copy=False)  # Names of dtypes have no byte order.
 
 
 def _sha256(path: Path) -> str:
