@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -231,6 +232,7 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     arrays = _collect(tools, state, wait=True)
     if arrays is None:
         return
+    shutil.rmtree(directory.step_path(run.workdir / MISMATCH, state.step), ignore_errors=True)  # Of an earlier start.
     try:
         path = checkpoint_format.write(run.workdir / MISMATCH, state.step, arrays(), state.to_json())
     except OSError as error:

@@ -32,6 +32,7 @@ from tfdist import config
 from tfdist.checkpoint import async_writer, restore
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.report import files
 from tfdist.training import loop_tools, triggers
 
 ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
@@ -271,6 +272,28 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path):
     assert_holds(tmp_path / "step-00000003", 3)
     (tmp_path / "best.json").write_text('{"step": 3')  # Torn: as if there were none.
     assert directory_lib.read_best(tmp_path) is None
+
+
+def test_no_checkpoint_is_removed_while_the_file_system_does_not_say_which_stay(tmp_path, monkeypatch):
+    stays = functools.partial(triggers.stays, config.Every(epochs=1.0), tmp_path, 4)
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=1), print, stays=stays)
+    for step in (3, 5):  # The end of an epoch of three steps, and the best.
+        checkpoint_format.write(tmp_path, step, arrays_of(step), {"steps_per_epoch": 3})
+    files.write_json(str(tmp_path / "best.json"), {"step": 5, "metric": "accuracy", "value": 0.5})
+    read, refused = open, ["best.json"]
+
+    def refuse(path, *arguments, **options):
+        if os.path.basename(path) in refused:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    saver._remove_old(6, {})
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoint_format.find(tmp_path, "best", print)
+    refused[:] = ["manifest.json"]
+    saver._remove_old(7, {})
+    assert directory_lib.steps(tmp_path) == [5, 3]
 
 
 def test_checkpoints_at_an_interval_are_never_removed(tmp_path):
