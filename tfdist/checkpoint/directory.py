@@ -26,6 +26,14 @@ def newest_step(directory: Path) -> int | None:
     return next(iter(steps(directory)), None)
 
 
+def written(directory: Path) -> set[tuple[int, int]]:
+    """Returns the steps with a checkpoint, and when it was written: one that replaces a damaged one is another."""
+    found = set()
+    with contextlib.suppress(OSError):
+        found.update((step, step_path(directory, step).stat().st_mtime_ns) for step in steps(directory))
+    return found
+
+
 def safe_state(directory: Path) -> str:
     """Returns what a stop before the first step of this start leaves of a run, for the end of a message."""
     step = newest_step(directory)

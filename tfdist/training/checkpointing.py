@@ -90,10 +90,9 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
     if rate_note is not None:
         report.event(rate_note, state.step)
     if run.config.cluster.requeue:
-        # Not by the newest step: a damaged checkpoint may be newer than the restored one.
-        before = set(directory.steps(run.checkpoints))
+        before = directory.written(run.checkpoints)
         slurm_requeue.enable_requeue(
-            run.cluster.rank, run.stop, lambda: not before.issuperset(directory.steps(run.checkpoints))
+            run.cluster.rank, run.stop, lambda: not before.issuperset(directory.written(run.checkpoints))
         )
     report_run.write_start(run, report, None if saved is None else saved.step)
     ledger = _open_ledger(run, state)
