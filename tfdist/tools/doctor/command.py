@@ -101,6 +101,7 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
 
     from tfdist.cluster.devices import gpu_software
     from tfdist.cluster.discovery import gpus as gpus_lib
+    from tfdist.cluster.discovery import host_names
     from tfdist.cluster.rendezvous import alone, rendezvous
 
     alone.unset_proxies(os.environ)
@@ -113,7 +114,7 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
         "gpus_visible": len(tf.config.list_physical_devices("GPU")),
         "gpus_on_node": place.gpus_on_node,
         "local_size": place.local_size,
-        "unresolved": checks.unresolved(place.addresses),
+        "unresolved": checks.unresolved(host_names.needed(place)),
         "devices": f"{plan.local_replicas} {plan.device_type}",
     }
     check = "workdir"
