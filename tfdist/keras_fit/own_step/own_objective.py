@@ -72,7 +72,8 @@ class OwnStepObjective(ModelObjective):
             trainer.begin_forward_pass(0)
         else:
             trainer.begin_evaluation_pass()
-        assert shard_losses.losses_are_patched(), "call this within shard_losses.patch_losses"
+        if not shard_losses.losses_are_patched():
+            raise RuntimeError("this is called outside of shard_losses.patch_losses")
         present = trainer.shard_present(rows.present)
         losses = shard_losses.mode(alone=True, shard=ShardLosses(rows=rows, means=True))
         with losses, present, trainer.loss_weight_context(rows.weight), replica_step.tracing(step):
