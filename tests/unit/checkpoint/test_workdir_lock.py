@@ -119,12 +119,14 @@ def test_a_lock_of_another_host_is_taken_only_when_its_heartbeats_stop(tmp_path,
 def test_a_live_run_holds_its_lock_where_times_of_files_cannot_be_set(tmp_path):
     """The lock of a run on gcsfuse looked dead after three heartbeats."""
     with holder(tmp_path, "17", before="import os\nos.utime = lambda *arguments, **options: None\n") as process:
-        assert process.stdout.readline() == "acquired\n"
-        move_away(tmp_path)
-        time.sleep(4 * HEARTBEAT_SECONDS)
-        with pytest.raises(workdir_lock.WorkdirInUseError, match="host n7"):
-            acquire(tmp_path, wait=20.0)
-        process.kill()
+        try:
+            assert process.stdout.readline() == "acquired\n"
+            move_away(tmp_path)
+            time.sleep(4 * HEARTBEAT_SECONDS)
+            with pytest.raises(workdir_lock.WorkdirInUseError, match="host n7"):
+                acquire(tmp_path, wait=20.0)
+        finally:
+            process.kill()
 
 
 def test_a_stopped_owner_that_was_taken_over_ends_when_it_continues(tmp_path, held):
