@@ -57,7 +57,7 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
     # Nothing else asks for a checkpoint: neither steps nor an evaluation that is the best so far.
     asked = ("--config.train.steps=960", "--config.checkpoint.every.steps=900", "--config.checkpoint.best_metric=none")
     with server() as (address, posted):
-        options = [*asked, OFTEN, f"--config.report.notify={address}"]
+        options = [*asked, OFTEN, f"--config.report.notify={address}", "--config.report.tensorboard=true"]
         command = topologies.command(tmp_path, *options, config=CONFIG)
         with started([command], topologies.environments(1)) as (process,):
             born = time.time() - interpreter.process_age(process.pid)
@@ -73,6 +73,9 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
     assert process.returncode == interruption.EXIT_ON_REQUEST, output
     assert "stopped by the file STOP and saved" in output and not (tmp_path / "STOP").exists()
     assert len(saved(tmp_path)) == 2 and run_state.read(tmp_path).state == "stopped"
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("tfevents" in path.name for path in files)
+    assert [path.name for path in files if b"secret=1" in path.read_bytes()] == ["config.json"]
     (message,) = posted
     assert message["state"] == "stopped" and message["workdir"] == str(tmp_path)
     assert message["text"].startswith(f"{tmp_path.name} stopped at step {message['step']} of 960")

@@ -114,12 +114,12 @@ def ready(process, workers=2):
     return until(found)
 
 
-def saved(process, workdir, before=-1):
-    """Waits for a checkpoint of a step after `before`."""
+def saved(process, workdir, before=frozenset()):
+    """Waits for a checkpoint that is not in `before`."""
 
     def found():
         assert process.poll() is None, process.communicate()[0]
-        return launch.newest_step([workdir]) > before
+        return not before.issuperset(launch.checkpoints([workdir]))
 
     return until(found, 240)
 
@@ -136,14 +136,14 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize("stops", [0, 1])
 def test_launcher_saves_at_sigterm_and_restarts_killed_workers_to_equal_results(undisturbed, tmp_path, stops):
     command = launching(tmp_path, "--config.objective.seconds=0.05")
-    stopped = -1
+    stopped = frozenset()
     for _ in range(stops):
         with launched(command) as process:
             saved(process, tmp_path, stopped)
             process.terminate()
             code, output = finish(process)
         assert code == 75 and "and saved" in output, output
-        stopped = launch.newest_step([tmp_path])
+        stopped = launch.checkpoints([tmp_path])
     with launched(command) as process:
         rank = random.randrange(2)
         victim = ready(process)[rank]
@@ -248,6 +248,18 @@ EXITS = {
         1,
         r"Restart 1 of 3, .* step 0\.\n.*Restart 2 of 3, .* step 1\.\n"
         r".*ended with exit code 1\. Not restarted: the error would recur",
+    ),
+    # An older one is new, too: the newest is damaged, and then written again.
+    "damaged newest": (
+        "if rank == 0: time.sleep(60)\n"
+        "steps = pathlib.Path(os.environ['MARKS'], 'checkpoints')\nsteps.mkdir(exist_ok=True)\n"
+        "n = len(list(pathlib.Path(os.environ['MARKS']).glob('*.mark')))\n"
+        "pathlib.Path(os.environ['MARKS'], f'{n}.mark').touch()\n"
+        "if n == 2: (steps / 'step-00000200').rename(steps / 'step-00000200.damaged')\n"
+        "if n < 3: (steps / f'step-{(200, 150, 200)[n]:08d}').mkdir()\nsys.exit(1)",
+        (),
+        1,
+        r"Restart 1 of 3.*\n.*Restart 2 of 3.*\n.*Restart 3 of 3.*\n.*Not restarted: the error would recur",
     ),
     # One that is stopped cannot answer: the grace is not awaited.
     "stopped process": (

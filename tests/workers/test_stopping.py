@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -156,29 +157,23 @@ def test_one_worker_that_hangs_ends_with_its_stacks(tmp_path):
     assert re.search(line, said) and ", in wait\n" in re.sub(r'File ".*", line \d+ ', ", ", said), said
 
 
-@pytest.mark.parametrize(
-    ("env", "limit", "end"),
-    [
-        ({}, None, None),
-        ({}, 60.0, 1060.0),
-        ({"SLURM_JOB_END_TIME": "1030"}, None, 1030.0),
-        ({"SLURM_JOB_END_TIME": "1030"}, 60.0, 1030.0),
-        ({"SLURM_JOB_END_TIME": "1030"}, 10.0, 1010.0),
-        ({"SLURM_JOB_END_TIME": "Unknown"}, None, None),
-    ],
-)
-def test_the_time_limit_is_the_earliest_of_all_sources(env, limit, end):
-    assert slurm_job.end_time(env, 1000.0, limit) == end
+def test_the_end_of_the_job_is_slurms():
+    assert slurm_job.end_time({"SLURM_JOB_END_TIME": "1030"}) == 1030.0
+    assert slurm_job.end_time({"SLURM_JOB_END_TIME": "Unknown"}) == slurm_job.end_time({}) == math.inf
 
 
-def test_a_run_stops_before_its_time_limit():
-    stop = interruption.StopRequest(execution_seconds=2.0, save_seconds=lambda: 4.0)
-    assert not stop.requested()  # Nothing sets an end to its time.
-    stop.end = time.time() + 60
-    assert not stop.requested() and stop.reason is None
+def test_a_run_stops_before_its_time_limit(monkeypatch):
     # Five seconds to leave, two calls, and a save that takes twice as long as the slowest so far.
-    stop.end = time.time() + 5 + 2 * 2 + 2 * 4 - 0.1
-    assert stop.requested() and stop.reason == "the time limit"
+    needed, wall, seconds = 5 + 2 * 2 + 2 * 4, time.time(), time.monotonic()
+    monkeypatch.setattr(interruption.time, "time", lambda: wall)
+    monkeypatch.setattr(interruption.time, "monotonic", lambda: seconds)
+    for end, now in (("end", seconds), ("job_end", wall)):
+        stop = interruption.StopRequest(execution_seconds=2.0, save_seconds=lambda: 4.0)
+        assert not stop.requested()  # Nothing sets an end to its time.
+        setattr(stop, end, now + needed + 0.1)
+        assert not stop.requested() and stop.reason is None
+        setattr(stop, end, now + needed - 0.1)
+        assert stop.requested() and stop.reason == "the time limit"
 
 
 EXITS = """

@@ -256,9 +256,9 @@ class AsyncCheckpointer:
         """Removes the checkpoints before `newest`, whose state is given, that are no longer kept."""
         try:
             steps = directory_lib.steps(self._directory)
+            best = directory_lib.read_best(self._directory)
         except OSError:  # Tried again after the next save.
             return
-        best = directory_lib.read_best(self._directory)
         # Keep the target of a rollback, however many checkpoints were saved since, and the best also if best.json is
         # damaged or not written yet.
         kept = {step for step in steps if step > newest}

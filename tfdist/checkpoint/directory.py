@@ -1,6 +1,7 @@
 """The directory of a run's checkpoints: their paths, steps, and which is best. Imports no TensorFlow."""
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,14 @@ def newest_step(directory: Path) -> int | None:
     return next(iter(steps(directory)), None)
 
 
+def written(directory: Path) -> set[tuple[int, int]]:
+    """Returns the steps with a checkpoint, and when it was written: one that replaces a damaged one is another."""
+    found = set()
+    with contextlib.suppress(OSError):
+        found.update((step, step_path(directory, step).stat().st_mtime_ns) for step in steps(directory))
+    return found
+
+
 def safe_state(directory: Path) -> str:
     """Returns what a stop before the first step of this start leaves of a run, for the end of a message."""
     step = newest_step(directory)
@@ -32,19 +41,23 @@ def safe_state(directory: Path) -> str:
 
 
 def read_best(directory: Path) -> dict[str, Any] | None:
-    """Returns {"step", "metric", "value"} of the best checkpoint, or None if none is recorded."""
+    """Returns {"step", "metric", "value"} of the best checkpoint, or None if none is recorded; OSError: not known."""
     try:
         best = files.read_json(directory / BEST)
         return best if isinstance(best["step"], int) and step_path(directory, best["step"]).is_dir() else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError:
+        raise
+    except (ValueError, KeyError, TypeError):
         return None
 
 
 def steps(directory: Path) -> list[int]:
-    """Returns the steps with a checkpoint directory, valid or not, newest first."""
-    if not directory.is_dir():
+    """Returns the steps with a checkpoint directory, valid or not, newest first; OSError: it cannot be read."""
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    matches = (_STEP_DIRECTORY.match(path.name) for path in directory.iterdir())
+    matches = map(_STEP_DIRECTORY.match, names)
     return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 

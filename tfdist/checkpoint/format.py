@@ -9,6 +9,7 @@ TensorFlow's format omits layers in Python lists, never calls fsync, and treats 
 Plain arrays avoid all three, and NumPy can read them.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -99,7 +100,7 @@ def write(
 ) -> Path:
     """Writes one checkpoint and returns its directory: complete and durable on return, absent if killed before.
 
-    `before` is called when all files are written, before the checkpoint gets its name.
+    `before` is called when the arrays are written, before the checkpoint is complete.
 
     Raises:
         OSError: the disk is full, read-only or unavailable. Other checkpoints are not touched.
@@ -127,9 +128,9 @@ def write(
             "state": dict(state),
         }
         manifest["own_sha256"] = _own_sha256(manifest)
+        before()
         files.replace_file(str(temporary / "manifest.json"), json.dumps(manifest, indent=1).encode())
         files.sync_directory(temporary)
-        before()
         _replace(temporary, target)
         files.sync_directory(directory)
     except BaseException:
@@ -139,23 +140,37 @@ def write(
 
 
 def _replace(temporary: Path, target: Path) -> None:
-    """Renames `temporary` to `target`; a damaged checkpoint there is kept as `.damaged`, a valid one replaced."""
-    old = None
+    """Renames `temporary` to `target`; a valid checkpoint there is kept, a damaged one renamed to `.damaged`."""
     if os.path.lexists(target):
         try:
             verify(target)
-            old = target.with_name(target.name + ".removing")
         except DamagedCheckpointError:
-            old = target.with_name(target.name + ".damaged")
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(target, old)
+            damaged = target.with_name(target.name + ".damaged")
+            shutil.rmtree(damaged, ignore_errors=True)
+            os.replace(target, damaged)
+        else:
+            shutil.rmtree(temporary, ignore_errors=True)
+            return
     os.replace(temporary, target)
-    if old is not None and old.suffix == ".removing":
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def _rename_complete(directory: Path) -> None:
+    """Gives checkpoints their names that a run did not name, or had not yet removed, when it was killed."""
+    for suffix in (".writing", ".removing"):
+        for path in directory.glob(f"step-*{suffix}"):
+            with contextlib.suppress(DamagedCheckpointError):  # Incomplete.
+                verify(path)
+                _replace(path, path.with_suffix(""))
+                files.sync_directory(directory)
 
 
 def verify(path: Path) -> Saved:
-    """Checks sizes and hashes of the checkpoint at `path`; a DamagedCheckpointError names the file and the reason."""
+    """Checks sizes and hashes of the checkpoint at `path`.
+
+    Raises:
+        DamagedCheckpointError: names the file and the reason.
+        OSError: the file system does not say, so that it may be whole.
+    """
     try:
         manifest = files.read_json(path / "manifest.json")
         if manifest is None:
@@ -171,40 +186,61 @@ def verify(path: Path) -> Saved:
             raise DamagedCheckpointError(f"{path}/arrays.npz does not match its SHA-256")
         if manifest.pop("own_sha256", None) != _own_sha256(manifest):
             raise DamagedCheckpointError(f"{path}/manifest.json does not match its own SHA-256")
-        if path.name != directory_lib.step_path(path.parent, manifest["step"]).name:
+        if path.stem != directory_lib.step_path(path.parent, manifest["step"]).name:
             raise DamagedCheckpointError(f"{path} holds the checkpoint of step {manifest['step']}")
         arrays = {name: (list(shape), str(dtype)) for name, (shape, dtype) in manifest["variables"].items()}
         return Saved(step=manifest["step"], path=path, state=dict(manifest["state"]), arrays=arrays)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, DamagedCheckpointError):
+        if _is_final(error):
             raise
         raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}") from None
 
 
-def newest_valid(directory: Path, report: Callable[[str], None], at_most: int | None = None) -> Saved | None:
+def _is_final(error: Exception) -> bool:
+    """Returns whether an error is not one of the content of a checkpoint."""
+    return isinstance(error, DamagedCheckpointError | OSError) and not isinstance(error, files.NO_FILE)
+
+
+def newest_valid(
+    directory: Path, report: Callable[[str], None], at_most: int | None = None, *, is_ours: bool = False
+) -> Saved | None:
     """Returns the newest valid checkpoint, or None if there is none; reports every damaged one that is skipped.
 
     Args:
         at_most: the newest step to consider; None: all steps.
+        is_ours: whether no other run may write here; see `_rename_complete`.
 
     Raises:
         DamagedCheckpointError: checkpoints exist, but none is valid. Starting from scratch would overwrite the run.
+        OSError: one cannot be read for a minute. It is not skipped: training again from an older one would replace it.
     """
     if os.path.lexists(directory) and not directory.is_dir():
         raise DamagedCheckpointError(f"{directory} is not a directory: restore it, or choose another --workdir.")
     damages: dict[int, str] = {}
     give_up = time.monotonic() + _STALE_SECONDS
-    while steps := [
-        s for s in directory_lib.steps(directory) if s not in damages and (at_most is None or s <= at_most)
-    ]:
-        path = directory_lib.step_path(directory, steps[0])
+    while True:
         try:
+            if is_ours:
+                _rename_complete(directory)
+            there = directory_lib.steps(directory)
+            steps = [step for step in there if step not in damages and (at_most is None or step <= at_most)]
+            if not steps:
+                break
+            path = directory_lib.step_path(directory, steps[0])
             saved = verify(path)
         except DamagedCheckpointError as error:
             if os.path.lexists(path) or time.monotonic() > give_up:
                 damages[steps[0]] = str(error)
             else:  # Removed by a run in progress, which has a newer one.
                 time.sleep(_LOOK_SECONDS)
+            continue
+        except OSError as error:
+            if time.monotonic() > give_up:
+                raise OSError(
+                    f"{directory} has a checkpoint that cannot be read, and may be whole: {error}. Mend the file "
+                    "system, and run the same command again; or move that checkpoint away to resume from an older one."
+                ) from None
+            time.sleep(_LOOK_SECONDS)
             continue
         for damage in damages.values():
             report(f"WARNING: skipped a damaged checkpoint: {damage}")
@@ -274,7 +310,7 @@ def _without_spelling(name: str) -> str:
 
 
 def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the saved arrays `names` with their names; DamagedCheckpointError if they changed after `verify`."""
+    """Yields the saved arrays `names` with their names; DamagedCheckpointError, OSError: as `verify`."""
     try:
         with np.load(saved.path / "arrays.npz", allow_pickle=False) as arrays:
             for name in names:
@@ -282,6 +318,8 @@ def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]
     except MemoryError:
         raise
     except Exception as error:  # Of NumPy and zipfile, for damaged files: some seven types.
+        if _is_final(error):
+            raise
         raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {type(error).__name__}: {error}") from None
 
 
@@ -292,7 +330,9 @@ def callback_names(saved: Saved) -> list[str]:
 
 def _with_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
     """Returns an array as read from a file with its dtype, which may not be one of NumPy's, such as bfloat16."""
-    return array if array.dtype.name == dtype else array.view(getattr(ml_dtypes, dtype))
+    if array.dtype.name != dtype:
+        return array.view(getattr(ml_dtypes, dtype))
+    return array.astype(array.dtype.newbyteorder("="), copy=False)  # Names of dtypes have no byte order.
 
 
 def _sha256(path: Path) -> str:

@@ -218,10 +218,12 @@ def _look(path: Path, touch: str | None = None) -> _Found | None:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise WorkdirInUseError(f"{path} is not a file of tfdist, so no run can hold its workdir. Remove it.")
         # Opened each time: network file systems then read the current content and time from the server.
-        with open(path, "rb") as file:
-            owner = _parse(file.read())
+        with open(path, "rb" if touch is None else "r+b") as file:
+            content = file.read()
+            owner = _parse(content)
             if owner.nonce == touch:
                 os.utime(file.fileno())
+                os.pwrite(file.fileno(), content, 0)  # Some file systems, such as gcsfuse, renew the time only by this.
             return _Found(owner, os.fstat(file.fileno()).st_mtime)
     except FileNotFoundError:
         return None

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import signal
 import socket
@@ -48,9 +49,11 @@ class StopRequest:
 
     # The name of a signal, TIME_LIMIT or BY_FILE; None: no stop request.
     reason: str | None = None
-    # When the handlers were installed, and the end of its time (None: no limit), as `time.time`.
-    started: float = dataclasses.field(default_factory=time.time)
-    end: float | None = None
+    # When the handlers were installed, and the end of its time, as `time.monotonic`.
+    started: float = dataclasses.field(default_factory=time.monotonic)
+    end: float = math.inf
+    # The end of the batch job, as `time.time`: the only one that depends on the clock of the host.
+    job_end: float = math.inf
     # Seconds of the longest execution so far, and of a save: needed to stop in time.
     execution_seconds: float = 0.0
     save_seconds: Callable[[], float] = lambda: 0.0
@@ -62,10 +65,10 @@ class StopRequest:
 
     def requested(self) -> bool:
         """Returns True after a stop signal, and if the time left may be too short for another execution."""
-        if self.reason is None and self.end is not None:
+        if self.reason is None:
             # Two executions: this one, and the one that shares the request. A save may be slower than the ones before.
             needed = _LEAVE_SECONDS + 2 * self.execution_seconds + 2 * self.save_seconds()
-            if time.time() + needed > self.end:
+            if min(self.end - time.monotonic(), self.job_end - time.time()) < needed:
                 self.reason = TIME_LIMIT
         return self.reason is not None
 

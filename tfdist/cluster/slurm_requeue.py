@@ -50,8 +50,7 @@ def restart_helps() -> bool | None:
 
 def _too_short(env: Mapping[str, str]) -> str:
     """Returns what to do if the end of the job was the reason; "" if it is far, or not known."""
-    end = env.get("SLURM_JOB_END_TIME", "")
-    left = int(end) - time.time() if end.isdecimal() else _NEAR_SECONDS
+    left = slurm_job.end_time(env) - time.time()
     return (
         f": the job ends in {left:.0f} s. Submit it with more --time, or a later --signal"
         if left < _NEAR_SECONDS

@@ -50,7 +50,8 @@ def connect(
         started = start.start(planned, must_match or {}, workdir, stop)
     else:
         started = _start_alone(planned, stop)
-    assert started.strategy.num_replicas_in_sync == planned.num_replicas
+    if started.strategy.num_replicas_in_sync != planned.num_replicas:
+        raise RuntimeError(f"{started.strategy.num_replicas_in_sync} replicas instead of {planned.num_replicas}")
     if planned.implementation == "tcp" and not replicas.rings:
         planned = dataclasses.replace(planned, implementation="ring")
     _add_number_conversions()

@@ -61,8 +61,7 @@ class CompiledObjective(ModelObjective):
         if self.model.jit_compile and not parts:
             # Without the sum over replicas, which XLA cannot compile on CPUs.
             forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
-        weight = tf.cast(shard["count"] / shard["total"], tf.float32)
-        return trainer.ShardResult(*forward_backward(shard), weight)
+        return trainer.ShardResult(*forward_backward(shard), shard["count"] / shard["total"])
 
     @tf.autograph.experimental.do_not_convert
     def evaluate(self, shard: Element) -> tf.Tensor:
@@ -96,7 +95,8 @@ class CompiledObjective(ModelObjective):
         model = self.model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(shard["data"])
         rows = rows_lib.rows_of(shard, self.batch_sizes[training])
-        assert shard_losses.losses_are_patched(), "call this within shard_losses.patch_losses"
+        if not shard_losses.losses_are_patched():
+            raise RuntimeError("this is called outside of shard_losses.patch_losses")
         # A loss that a layer calls for its add_loss, such as that of Keras' example of an endpoint layer.
         called = shard_losses.mode(alone=True, shard=None if by_xla else ShardLosses(rows=rows, means=True))
         with called, trainer.shard_present(rows.present):

@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -107,19 +107,19 @@ def supervise(
     causes: list[str] = []
     failures_without_progress = 0
     while True:
-        before = newest_step(workdirs())
+        before = checkpoints(workdirs())
         result = attempt(group, command, local_workers.environments(environment, ports, gpus_by_rank))
         if group.forwarded:
-            return stopped_exit_code(group, result, newest_step(workdirs()))
+            return stopped_exit_code(group, result, checkpoints(workdirs()))
         if result.code in _SUCCESS:
             if result.cause:
                 group.log(f"{result.cause}; everything was saved before.")
             return result.code
         causes.append(result.cause)
-        step = newest_step(workdirs())
-        failures_without_progress = 0 if step > before else failures_without_progress + 1
+        progressed = not before.issuperset(checkpoints(workdirs()))
+        failures_without_progress = 0 if progressed else failures_without_progress + 1
         lost = result.code < 0 or result.code == interruption.EXIT_PEER_LOST
-        if not lost and (result.code in _FINAL or step <= before):
+        if not lost and (result.code in _FINAL or not progressed):
             group.log(f"{result.cause}. Not restarted: the error would recur.")
             return result.code
         if len(causes) > flags.FLAGS.max_restarts:
@@ -196,7 +196,7 @@ def summarize(codes: dict[int, int], killed: Sequence[int]) -> AttemptResult:
     return AttemptResult(code=code, cause=cause, failed_rank=failed_rank)
 
 
-def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, step: int) -> int:
+def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, saved: Collection[tuple]) -> int:
     """Returns the exit code after a stop signal to the supervisor, and logs the reason if the run was not saved."""
     if result.code in _SUCCESS:
         return result.code
@@ -204,11 +204,11 @@ def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, step
         group.log("interrupted before the run was saved. Run the same command to resume from the newest checkpoint.")
         return 130
     if result.code == 130 or -result.code in group.forwarded or result.code == -signal.SIGTERM:
-        saved = f"the checkpoint of step {step} is unchanged" if step >= 0 else "nothing to save"
         if "config" not in flags.FLAGS:  # A script, which may be doing anything.
-            group.log(f"stopped; {'it resumes from its newest checkpoint' if step >= 0 else 'there is no checkpoint'}.")
+            group.log(f"stopped; {'it resumes from its newest checkpoint' if saved else 'there is no checkpoint'}.")
             return interruption.EXIT_STOPPED
-        group.log(f"stopped before training started: {saved}. Run the same command to start.")
+        left = f"the checkpoint of step {max(saved)[1]} is unchanged" if saved else "nothing to save"
+        group.log(f"stopped before training started: {left}. Run the same command to start.")
         return interruption.EXIT_STOPPED
     group.log(f"{result.cause}. Run the same command to resume from the newest checkpoint.")
     return interruption.EXIT_PEER_LOST if result.code < 0 else result.code
@@ -233,10 +233,9 @@ def drop_worker(gpus_by_rank: Sequence[tuple[str, ...]], failed_rank: int, worke
     return [gpus for rank, gpus in enumerate(gpus_by_rank) if rank != failed_rank][:workers]
 
 
-def newest_step(workdirs: Sequence[Path]) -> int:
-    """Returns a number that grows with each new checkpoint: of one workdir, its newest step; -1: there is none."""
-    found = [directory.newest_step(workdir / "checkpoints") for workdir in workdirs]
-    return sum(step + 1 for step in found if step is not None) - 1
+def checkpoints(workdirs: Sequence[Path]) -> set[tuple[str, int, int]]:
+    """Returns workdir, step and time of each checkpoint. A new one counts, not the newest, which may be damaged."""
+    return {(str(each), *found) for each in workdirs for found in directory.written(each / "checkpoints")}
 
 
 def from_where(workdirs: Sequence[Path]) -> str:

@@ -11,8 +11,14 @@ import stat
 import tempfile
 from typing import Any
 
+# What a file system answers that works and does not hold such a file: not an error of the file system.
+NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 # Levels of lists and dicts in a JSON file: Python's own limit is 1,000 calls.
 _MAX_LEVELS = 500
+
+
+class UnreadableError(OSError, ValueError):
+    """An error of the file system: the file may be whole, and another attempt may succeed."""
 
 
 def make_workdir(workdir: str | os.PathLike[str], kind: str = "workdir") -> None:
@@ -36,8 +42,10 @@ def make_workdir(workdir: str | os.PathLike[str], kind: str = "workdir") -> None
 def read_file(path: str | os.PathLike[str], advice: str = "", last: int | None = None) -> bytes | None:
     """Returns the content of a file, or only its `last` bytes; None if there is no such file.
 
-    Raises ValueError with an `advice` if it cannot be read, or is a directory, a pipe, a device or a link to nothing.
+    Raises ValueError with an `advice` if it is a directory, a pipe, a device or a link to nothing, and UnreadableError,
+    which is one, if it cannot be read.
     """
+    kind: type[ValueError] = ValueError
     try:
         # Without O_NONBLOCK, open waits for the other end of a pipe.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -50,7 +58,8 @@ def read_file(path: str | os.PathLike[str], advice: str = "", last: int | None =
         if isinstance(error, FileNotFoundError | NotADirectoryError) and not os.path.islink(path):
             return None
         reason = error.strerror
-    raise ValueError(f"{path} cannot be read ({reason}){advice and ': '}{advice}")
+        kind = ValueError if isinstance(error, NO_FILE) else UnreadableError
+    raise kind(f"{path} cannot be read ({reason}){advice and ': '}{advice}")
 
 
 def read_json(path: str | os.PathLike[str], advice: str = "") -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -67,7 +68,9 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
 
 def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tuple[LoopTools, TrainingState]:
     damaged: list[str] = []
-    saved = restore.find(run.cluster, lambda: checkpoint_format.newest_valid(run.checkpoints, damaged.append))
+    saved = restore.find(
+        run.cluster, lambda: checkpoint_format.newest_valid(run.checkpoints, damaged.append, is_ours=True)
+    )
     state = _new_state(run, rate) if saved is None else TrainingState.from_json(saved.state)
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
@@ -87,10 +90,9 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
     if rate_note is not None:
         report.event(rate_note, state.step)
     if run.config.cluster.requeue:
-        # Not by the newest step: a damaged checkpoint may be newer than the restored one.
-        before = set(directory.steps(run.checkpoints))
+        before = directory.written(run.checkpoints)
         slurm_requeue.enable_requeue(
-            run.cluster.rank, run.stop, lambda: not before.issuperset(directory.steps(run.checkpoints))
+            run.cluster.rank, run.stop, lambda: not before.issuperset(directory.written(run.checkpoints))
         )
     report_run.write_start(run, report, None if saved is None else saved.step)
     ledger = _open_ledger(run, state)
@@ -229,6 +231,7 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     arrays = _collect(tools, state, wait=True)
     if arrays is None:
         return
+    shutil.rmtree(directory.step_path(run.workdir / MISMATCH, state.step), ignore_errors=True)  # Of an earlier start.
     try:
         path = checkpoint_format.write(run.workdir / MISMATCH, state.step, arrays(), state.to_json())
     except OSError as error:

@@ -104,7 +104,9 @@ def connect(
     except interruption.StopError as error:
         raise interruption.StopError(f"{error}: {directory.safe_state(workdir / 'checkpoints')}") from None
     if cluster.is_chief:  # The time limit is checked by one clock.
-        stop.end = slurm_job.end_time(os.environ, stop.started, config.cluster.time_limit_seconds)
+        stop.job_end = slurm_job.end_time(os.environ)
+        if config.cluster.time_limit_seconds is not None:
+            stop.end = stop.started + config.cluster.time_limit_seconds
     return cluster
 
 

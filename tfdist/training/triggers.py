@@ -1,6 +1,5 @@
 """When periodic actions are due, and how many steps the next execution may take. Imports no TensorFlow."""
 
-import contextlib
 import dataclasses
 import math
 from pathlib import Path
@@ -36,10 +35,13 @@ def stays(every: config_lib.Every, checkpoints: Path, steps_per_epoch: int, step
         return True
     if every.epochs is None and not every.after:
         return False
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+    try:
         saved = files.read_json(directory.step_path(checkpoints, step) / "manifest.json")["state"]["steps_per_epoch"]
         return saved > 0 and is_due(every, step, saved)
-    return False
+    except OSError:  # Not known at the moment.
+        return True
+    except (ValueError, LookupError, TypeError):
+        return False
 
 
 def _next_multiple(period: float, step: int) -> int:

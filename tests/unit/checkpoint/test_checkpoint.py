@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -31,6 +32,7 @@ from tfdist import config
 from tfdist.checkpoint import async_writer, restore
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.report import files
 from tfdist.training import loop_tools, triggers
 
 ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
@@ -126,6 +128,36 @@ def test_a_removed_checkpoint_that_is_still_listed_is_skipped_for_a_newer_one(tm
     monkeypatch.setattr(checkpoint_format, "_STALE_SECONDS", 0.1)
     step, said = newest(tmp_path)
     assert step == 9 and len(said) == 1 and "step-00000010 has no manifest.json" in said[0]
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "arrays.npz"])
+def test_a_checkpoint_that_the_file_system_does_not_give_is_not_damaged(tmp_path, monkeypatch, file):
+    """NFS answered EIO or ESTALE once, and the run went on from the checkpoint before."""
+    _, second = saved(tmp_path, 100, 200)
+    refusals, read = iter([errno.EIO, errno.ESTALE]), open
+
+    def refuse(path, *arguments, **options):
+        code = next(refusals, 0) if os.fspath(path) == str(second / file) else 0
+        if code:
+            raise OSError(code, os.strerror(code))
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr(checkpoint_format, "_LOOK_SECONDS", 0.01)
+    assert newest(tmp_path) == (200, [])
+    refusals = itertools.repeat(errno.EIO)
+    monkeypatch.setattr(checkpoint_format, "_STALE_SECONDS", 0.1)
+    for find in (lambda: newest(tmp_path), lambda: saved(tmp_path, 200)):
+        with pytest.raises(OSError, match="Input/output error") as raised:
+            find()
+        assert not isinstance(raised.value, checkpoint_format.DamagedCheckpointError)
+    refusals = iter(())
+    found = checkpoint_format.verify(second)
+    refusals = itertools.repeat(errno.EIO)
+    if file == "arrays.npz":
+        with pytest.raises(OSError, match="Input/output error"):
+            dict(checkpoint_format.read(found, found.arrays))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000100", "step-00000200"]
 
 
 def test_steps_are_compared_as_numbers(tmp_path):
@@ -240,6 +272,28 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path):
     assert_holds(tmp_path / "step-00000003", 3)
     (tmp_path / "best.json").write_text('{"step": 3')  # Torn: as if there were none.
     assert directory_lib.read_best(tmp_path) is None
+
+
+def test_no_checkpoint_is_removed_while_the_file_system_does_not_say_which_stay(tmp_path, monkeypatch):
+    stays = functools.partial(triggers.stays, config.Every(epochs=1.0), tmp_path, 4)
+    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=1), print, stays=stays)
+    for step in (3, 5):  # The end of an epoch of three steps, and the best.
+        checkpoint_format.write(tmp_path, step, arrays_of(step), {"steps_per_epoch": 3})
+    files.write_json(str(tmp_path / "best.json"), {"step": 5, "metric": "accuracy", "value": 0.5})
+    read, refused = open, ["best.json"]
+
+    def refuse(path, *arguments, **options):
+        if os.path.basename(path) in refused:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr("builtins.open", refuse)
+    saver._remove_old(6, {})
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoint_format.find(tmp_path, "best", print)
+    refused[:] = ["manifest.json"]
+    saver._remove_old(7, {})
+    assert directory_lib.steps(tmp_path) == [5, 3]
 
 
 def test_checkpoints_at_an_interval_are_never_removed(tmp_path):
@@ -618,7 +672,7 @@ def arrays(step):
 
 def write_for_ever(first, done):
     saver = async_writer.AsyncCheckpointer(directory, config.Checkpoint(keep=2), print)
-    found = checkpoint_format.newest_valid(directory, print)
+    found = checkpoint_format.newest_valid(directory, print, is_ours=True)
     assert found is None or found.step >= first - 1, (found, first)
     saver.remove_partial(found)
     for step in range(first, first + 100_000):
@@ -659,6 +713,72 @@ def test_a_writer_killed_at_any_time_leaves_its_last_reported_checkpoint(tmp_pat
     done = forked.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.split()[-1]) > 5, done.stdout
+
+
+RENAMES = """
+import itertools, os, pathlib, shutil, signal, sys
+import numpy as np
+from tfdist import config
+from tfdist.checkpoint import async_writer
+from tfdist.checkpoint import format as checkpoint_format
+
+folder, replace = pathlib.Path(sys.argv[1]), os.replace
+
+def find(directory, at_most=None):
+    return checkpoint_format.newest_valid(directory, lambda text: None, at_most, is_ours=True)
+
+def save(directory, found, kill_at, after):
+    calls = itertools.count(1)
+
+    def rename(*paths):
+        call = next(calls)
+        if call == kill_at and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(*paths)
+        if call == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.replace = rename
+    saver = async_writer.AsyncCheckpointer(directory, config.Checkpoint(keep=1), print)
+    saver.remove_partial(found)
+    for step in (2, 3):
+        saver.save(step, lambda: {"x": np.full(9, step)}, {"step": step})
+        assert saver.wait()
+
+for case, kill_at, after in itertools.product(("new", "damaged", "valid"), range(1, 10), (False, True)):
+    directory = folder / f"{case}{kill_at}{after}"
+    directory.mkdir()
+    for step in (1, 2)[: 1 + (case != "new")]:
+        path = checkpoint_format.write(directory, step, {"x": np.full(9, step)}, {"step": step})
+    if case == "damaged":
+        (path / "manifest.json").write_text("{")
+    found = find(directory, at_most=1)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            save(directory, found, kill_at, after)
+        finally:
+            os._exit(0)
+    if os.waitpid(pid, 0)[1] == 0:  # There are fewer renames.
+        continue
+    complete = []
+    for path in directory.glob("step-*"):
+        try:
+            complete.append(checkpoint_format.verify(path).step)
+        except checkpoint_format.DamagedCheckpointError:
+            pass
+    found = find(directory)
+    assert found.step == max(complete), (directory.name, found, complete)
+    print(directory.name, *complete)
+"""
+
+
+def test_a_writer_killed_at_any_rename_loses_nothing_that_is_complete(tmp_path):
+    environment = worker_environment(TF_CPP_MIN_LOG_LEVEL="3")
+    command = [sys.executable, "-c", RENAMES, str(tmp_path)]
+    done = forked.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) > 24, done.stdout
 
 
 @pytest.mark.workers

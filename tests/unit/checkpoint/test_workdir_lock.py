@@ -41,8 +41,8 @@ print("released", flush=True)
 """
 
 
-def holder(workdir: pathlib.Path, job: str = "", seconds: float | str = 600.0) -> subprocess.Popen:
-    command = [sys.executable, "-c", HOLDER, str(workdir), job, str(seconds), str(HEARTBEAT_SECONDS)]
+def holder(workdir: pathlib.Path, job: str = "", seconds: float | str = 600.0, before: str = "") -> subprocess.Popen:
+    command = [sys.executable, "-c", before + HOLDER, str(workdir), job, str(seconds), str(HEARTBEAT_SECONDS)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return forked.Popen(command, cwd=REPOSITORY, text=True, **pipes)
 
@@ -114,6 +114,19 @@ def test_a_lock_of_another_host_is_taken_only_when_its_heartbeats_stop(tmp_path,
     lock = acquire(tmp_path, wait=20.0)
     assert HEARTBEAT_SECONDS <= time.monotonic() - started < 10
     lock.release()
+
+
+def test_a_live_run_holds_its_lock_where_times_of_files_cannot_be_set(tmp_path):
+    """The lock of a run on gcsfuse looked dead after three heartbeats."""
+    with holder(tmp_path, "17", before="import os\nos.utime = lambda *arguments, **options: None\n") as process:
+        try:
+            assert process.stdout.readline() == "acquired\n"
+            move_away(tmp_path)
+            time.sleep(4 * HEARTBEAT_SECONDS)
+            with pytest.raises(workdir_lock.WorkdirInUseError, match="host n7"):
+                acquire(tmp_path, wait=20.0)
+        finally:
+            process.kill()
 
 
 def test_a_stopped_owner_that_was_taken_over_ends_when_it_continues(tmp_path, held):
@@ -251,7 +264,7 @@ def test_a_whole_checkpoint_is_never_kept_as_damaged(tmp_path):
     for value in (1, 2):
         path = checkpoint_format.write(tmp_path, 4, arrays, {"value": value})
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000004"]
-    assert checkpoint_format.verify(path).state == {"value": 2}
+    assert checkpoint_format.verify(path).state == {"value": 1}  # Kept: at no moment is there none.
     (path / "arrays.npz").write_bytes(b"")
     checkpoint_format.write(tmp_path, 4, arrays, {})
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-00000004", "step-00000004.damaged"]

@@ -1,5 +1,6 @@
 """Names of hosts that do not resolve are reported at once, before the workers wait for one another."""
 
+import dataclasses
 import socket
 import time
 
@@ -37,6 +38,22 @@ def test_unknown_names_are_reported_in_slurms_notation(check):
     with pytest.raises(ValueError, match=r"cannot resolve names of workers' hosts: n\[10-11\], from SLURM_STEP_NODE"):
         check(SLURM, {}, looking_up("n9"))
     check(SLURM, {}, looking_up("n9", "n10", "n11"))
+
+
+def test_a_thousand_workers_look_up_a_few_thousand_names(check):
+    nodes, asked = [f"n{rank}" for rank in range(1000)], []
+    addresses = tuple(f"{node}:10000" for node in nodes)
+
+    def look_up(host, port):
+        asked.append(host)
+        return looking_up(*nodes)(host, port)
+
+    for rank in range(1000):
+        check(dataclasses.replace(SLURM, rank=rank, num_workers=1000, addresses=addresses), {}, look_up, seconds=30.0)
+    assert set(asked[:1000]) == set(nodes) and len(asked) < 1000 + 8 * 999
+    with pytest.raises(ValueError, match="n101, from SLURM_STEP_NODE"):  # A neighbour of rank 100.
+        spec = dataclasses.replace(SLURM, rank=100, num_workers=1000, addresses=addresses)
+        check(spec, {}, looking_up(*nodes[:101], *nodes[102:]))
 
 
 def test_one_host_where_rank_0_may_be_is_enough(check):

@@ -130,6 +130,27 @@ def test_sums_that_are_in_use_are_not_overwritten():
                 np.testing.assert_array_equal(total, np.full(1000, 2.0 * step, np.float32))
 
 
+def test_a_buffer_is_used_again_when_nothing_holds_it():
+    """As many references as a buffer has that nothing holds: the number is that of this release of Python."""
+    with rings(2) as (made, _):
+        first = made[0]._free_buffer(1000)
+        at = first.ctypes.data
+        second = made[0]._free_buffer(1000)
+        assert second.ctypes.data != at
+        part = first[10:].view(np.int16)
+        del first
+        assert made[0]._free_buffer(1000).ctypes.data not in (at, second.ctypes.data)
+        del part
+        assert made[0]._free_buffer(1000).ctypes.data == at
+
+
+def test_connections_that_are_silent_for_long_are_kept_alive():
+    with rings(2) as (made, _):
+        for one in (made[0]._to_next, made[0]._from_previous):
+            assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+
+
 def test_a_lost_worker_ends_the_sums_of_the_others():
     with rings(3) as (made, _):
         made[1].close()

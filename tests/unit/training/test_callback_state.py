@@ -253,3 +253,52 @@ def test_what_a_callback_shares_with_the_script_is_restored_for_both(tmp_path):
     losses, by_epoch, sums, names = second
     assert (losses, by_epoch, sums.tolist(), names) == ([0.5], {0: 0.5}, [1.0, 1.0], ["first"])
     assert again.losses is losses and again.by_epoch is by_epoch and again.sums is sums
+
+
+class Fields(keras.callbacks.Callback):
+    """Holds arrays in the byte order of FITS, netCDF and IDX files, and arrays that are more than their numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.big, self.short, self.text = np.zeros(3, ">i4"), np.zeros((2, 1), ">f8"), np.zeros(2, ">U3")
+        self.shared = self.big
+        self.masked = np.ma.array([1.0, 2.0, 3.0], mask=[0, 0, 0])
+        self.fields = np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
+        self.matrix, self.still = np.matrix([[1.0]]), np.ma.array([1.0])
+
+    def note(self):
+        self.big[:], self.short[:], self.text[:] = [1, 2, 3], [[0.5], [-2.0]], ["ab", "xyz"]
+        self.masked[1] = np.ma.masked
+        self.fields.a[0] = 7
+        self.matrix[0, 0] = 2.0
+
+
+def read_by(workers, saved):
+    """What each of some workers reads: the first from the files, the others what it has sent."""
+    sent, names = [], checkpoint_format.callback_names(saved)
+    hear = [lambda content: sent.append(content) or content, lambda content: sent.pop(0)]
+    members = [
+        types.SimpleNamespace(num_workers=workers, is_chief=rank == 0, broadcast_bytes=hear[rank])
+        for rank in range(workers)
+    ]
+    return [dict(restore.read(member, saved, names)) for member in members]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_arrays_of_any_byte_order_are_restored_by_every_worker_and_others_are_named(tmp_path, workers):
+    callback, lost = Fields(), []
+    before = callback_state.initial_state([callback])
+    callback.note()
+    state, arrays = callback_state.snapshot([callback], before, lambda *of: lost.append(of[1]))
+    assert lost == ["masked", "fields", "matrix"]
+    assert all(array.dtype.isnative for array in arrays.values())
+    saved = checkpoint_format.verify(checkpoint_format.write(tmp_path / "now", 1, arrays, {}))
+    for found in read_by(workers, saved):
+        again = Fields()
+        callback_state.restore([again], state, found)
+        assert again.big.tolist() == [1, 2, 3] and again.shared is again.big
+        assert again.short.tolist() == [[0.5], [-2.0]] and again.text.tolist() == ["ab", "xyz"]
+    # As releases before saved them.
+    path = checkpoint_format.write(tmp_path / "before", 1, {"callbacks/x": np.array([1, 2], ">i4")}, {})
+    for found in read_by(workers, checkpoint_format.verify(path)):
+        assert found["callbacks/x"].tolist() == [1, 2]

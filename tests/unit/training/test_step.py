@@ -2,13 +2,16 @@
 
 import json
 import pathlib
+import sys
 
+import forked
 import keras
 import numpy as np
 import probes
 import pytest
 import tensorflow as tf
 import topologies
+from launching import REPOSITORY, worker_environment
 
 from tfdist import config as c
 from tfdist.training import loop, setup
@@ -103,6 +106,33 @@ def test_synchronised_statistics_of_pieces_or_with_a_mask_are_not_of_the_whole(t
     whole = slow["synchronised/whole/model/norm/moving_mean"]
     for measured, name in ((slow, "pieces"), (two, "masked")):
         assert np.abs(measured[f"synchronised/{name}/model/norm/moving_mean"] - whole).max() > 1e-4
+
+
+# A script on three replicas.
+COUNTED = """
+import numpy as np
+import keras, tfdist
+from tests.support import lab
+from tfdist import config as c
+cluster = tfdist.connect(c.ClusterOptions(logical_devices=3, connect_seconds=240.0))
+with cluster.scope():
+    model = lab.counted(2, (3,))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+tfdist.fit(cluster, model, np.ones((36, 3), "float32"), np.zeros(36, "int32"), batch_size=3, epochs=1, verbose=0)
+print("counted", float(model.get_layer("steps").count.numpy()))
+"""
+
+
+@pytest.mark.workers
+def test_a_statistic_in_float64_is_averaged_in_float64(tmp_path):
+    """A third went through float32, in configs and in scripts: 12.000000357627869."""
+    options = ("--config.train.steps=12", "--config.checkpoint.every.steps=12")
+    options += ("--config.learning_rate.warmup_epochs=0", "--config.model={'target': 'tests.support.lab:counted'}")
+    topologies.train(tmp_path, *options, devices=3, config="tests/configs/interrupted.py")
+    assert topologies.arrays(tmp_path, 12)["model/steps/count"] == 12.0
+    command = [sys.executable, "-c", COUNTED]
+    done = forked.run(command, env=worker_environment(), cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert "counted 12.0\n" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow

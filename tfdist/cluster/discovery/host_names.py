@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
+from tfdist.cluster.liveness import reachability
 
 # Seconds in which names must resolve, and pause between two attempts: a name server may be busy.
 SECONDS, _PAUSE = 5.0, 1.0
@@ -15,8 +16,20 @@ _AT_ONCE = 16
 _FINAL = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
+def needed(spec: WorkerSpec) -> list[str]:
+    """Returns the hosts whose names a worker looks up: rank 0 all, another that of rank 0 and those it connects to.
+
+    If each of N workers looked up all, a name server would get N^2 questions at once.
+    """
+    ranks = (
+        {0, spec.rank, *reachability.partners(spec.rank, spec.num_workers)} if spec.rank else range(spec.num_workers)
+    )
+    addresses = [spec.addresses[rank] for rank in sorted(ranks)] if spec.addresses else spec.chiefs
+    return list(dict.fromkeys(hostlist.split_address(address)[0] for address in addresses))
+
+
 def check(spec: WorkerSpec, env: Mapping[str, str]) -> None:
-    """Checks that this host can resolve the names of all workers' hosts; a name without an answer is not reported.
+    """Checks that this host can resolve the names that are `needed`; a name without an answer is not reported.
 
     Raises:
         ValueError: names the hosts that do not resolve, and what to do.
@@ -24,8 +37,8 @@ def check(spec: WorkerSpec, env: Mapping[str, str]) -> None:
     # Names of pods, and of SageMaker's containers, appear as these start.
     if spec.num_workers == 1 or spec.launcher == "sagemaker" or "KUBERNETES_SERVICE_HOST" in env:
         return
-    hosts = dict.fromkeys(hostlist.split_address(address)[0] for address in (*spec.addresses, *spec.chiefs))
-    unknown, end = list(hosts), time.monotonic() + SECONDS
+    hosts = needed(spec)
+    unknown, end = hosts, time.monotonic() + SECONDS
     while unknown:
         unknown = _unresolved_names(unknown, end - time.monotonic())
         if not unknown or time.monotonic() + _PAUSE > end:

@@ -1,5 +1,6 @@
 """The Slurm job of this process: its id, its end, its restarts. Imports no TensorFlow."""
 
+import math
 import os
 from collections.abc import Mapping
 
@@ -17,19 +18,10 @@ def job_id(env: Mapping[str, str]) -> str | None:
     return env.get("SLURM_JOB_ID")
 
 
-def end_time(env: Mapping[str, str], started: float, limit_seconds: float | None) -> float | None:
-    """Returns the time at which this process must have exited, as `time.time`; None: no limit.
-
-    Args:
-        env: Slurm (since 23.02) sets SLURM_JOB_END_TIME to the end of the job's time.
-        started: start of this process.
-        limit_seconds: limit of its duration; None: only Slurm's.
-    """
+def end_time(env: Mapping[str, str]) -> float:
+    """Returns the end of the job as `time.time`, infinite if it is not known: Slurm sets it since release 23.02."""
     text = env.get("SLURM_JOB_END_TIME", "")
-    ends = [float(text)] if text.isdecimal() else []
-    if limit_seconds is not None:
-        ends.append(started + limit_seconds)
-    return min(ends, default=None)
+    return float(text) if text.isdecimal() else math.inf
 
 
 def few_restarts() -> bool:

@@ -191,7 +191,8 @@ def count_connected(strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor,
     try:
         with monitor.in_collective(PURPOSE):
             found = [value.numpy() for value in total()]
-        assert all(replicas == strategy.num_replicas_in_sync for replicas, _ in found), found
+        if any(replicas != strategy.num_replicas_in_sync for replicas, _ in found):
+            raise RuntimeError(f"{strategy.num_replicas_in_sync} replicas added up to {found}")
         return round(found[0][1]) // len(found)
     except tf.errors.DeadlineExceededError:
         if monitor.rank == 0:

@@ -36,6 +36,8 @@ _PIECE_BYTES = 1 << 19
 # TensorFlow uses an array without a copy if it begins at such an address.
 _ALIGNMENT = 64
 _HEADER_BYTES = 16
+# Seconds without data until TCP asks whether the other side is there.
+_KEEPALIVE_SECONDS = 60
 # Connections that may wait without a proof; one more closes the oldest.
 _MAX_UNPROVEN = 256
 _LONGEST_PROOF = 300
@@ -162,12 +164,11 @@ class TcpRing:
         if len(self._buffers) > _MAX_SIZES:
             self._buffers.clear()
         kept = self._buffers.setdefault(size, [])
-        for memory in kept:
-            if sys.getrefcount(memory) == 3:  # Of the list, of this loop and of the call.
-                break
-        else:
-            memory = np.empty(size + _ALIGNMENT, np.uint8)
-            kept.append(memory)
+        free = (index for index in range(len(kept)) if _references(kept, index) == _FREE)
+        if (index := next(free, None)) is None:
+            index = len(kept)
+            kept.append(np.empty(size + _ALIGNMENT, np.uint8))
+        memory = kept[index]
         start = -memory.ctypes.data % _ALIGNMENT
         return memory[start : start + size]
 
@@ -194,7 +195,8 @@ class TcpRing:
         """Receives and passes on all chunks of a pack; returns the next pack if it has begun meanwhile."""
         found = bytearray(_HEADER_BYTES)
         self._receive(memoryview(found))
-        assert found == pack.header(), f"the worker before sums another pack: {found.hex()}, {pack.header().hex()}"
+        if found != pack.header():
+            raise ValueError(f"the worker before sums another pack: {found.hex()}, {pack.header().hex()}")
         following, last = None, 2 * self._num_workers - 3
         for hop in range(last + 1):
             if hop == last:
@@ -257,6 +259,14 @@ class TcpRing:
                 self._why = self._why or (peer_loss.BROKEN_RING.format(other, error) if is_broken else str(error))
                 self._changed.notify_all()
             self.close()
+
+
+def _references(kept: list[np.ndarray], index: int) -> int:
+    return sys.getrefcount(kept[index])
+
+
+# Of a buffer that nothing but the list holds; the number depends on the release of Python.
+_FREE = _references([np.empty(0)], 0)
 
 
 def _bytes(numbers: np.ndarray) -> memoryview:
@@ -330,6 +340,9 @@ def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener,
     for one in (to_next, from_previous):
         one.settimeout(None)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # During a long evaluation of the chief, firewalls of clouds drop what was silent for 350 s, without a reset.
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
     return TcpRing(rank, size, to_next, from_previous)
 
 

@@ -219,5 +219,6 @@ def collect(chunks: Iterable[Mapping[str, np.ndarray]], num_examples: int) -> di
                 joined[key] = np.empty((num_examples, *values.shape[1:]), values.dtype)
             joined[key][position : position + len(values)] = values
         position += len(values)
-    assert position == num_examples, f"{position} examples instead of {num_examples}"
+    if position != num_examples:
+        raise ValueError(f"the source gave {position} examples instead of {num_examples}")
     return joined

@@ -46,7 +46,7 @@ class Place:
     def open(cls, cluster: Cluster, workdir: Path, steps: list[Any]) -> "Place":
         """Returns the place of a workdir, with what is saved there. Collective."""
         directory = workdir / "checkpoints"
-        saved = restore.find(cluster, lambda: checkpoint_format.newest_valid(directory, messages.say))
+        saved = restore.find(cluster, lambda: checkpoint_format.newest_valid(directory, messages.say, is_ours=True))
         if saved is None:
             return cls(directory, steps, None, [])
         # Releases before had no list: their newest checkpoint stands for all passes.

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.cluster.discovery import hostlist
 from tfdist.config import text as text_lib
 from tfdist.report import lines
 
@@ -55,7 +54,7 @@ def versions(workers: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 
 def host_names(workers: Sequence[Mapping[str, Any]]) -> Finding:
-    """Checks that every worker resolves all host names. The metadata of a worker has {"unresolved": [host]}."""
+    """Checks that each worker resolves the names that it needs: the metadata of a worker has {"unresolved": [host]}."""
     bad = {rank: worker["unresolved"] for rank, worker in enumerate(workers) if worker["unresolved"]}
     if not bad:
         return Finding("host names", OK, f"{len(workers)} worker(s) can resolve all names")
@@ -64,10 +63,10 @@ def host_names(workers: Sequence[Mapping[str, Any]]) -> Finding:
     return Finding("host names", BAD, text, "Ask the site's administrators for the nodes' names on their network.")
 
 
-def unresolved(addresses: Sequence[str]) -> list[str]:
-    """The hosts of "host:port" addresses that this machine cannot resolve."""
+def unresolved(hosts: Sequence[str]) -> list[str]:
+    """The `hosts` whose names this machine cannot resolve."""
     found = []
-    for host in dict.fromkeys(hostlist.split_address(address)[0] for address in addresses):
+    for host in hosts:
         try:
             socket.getaddrinfo(host, None)
         except OSError:

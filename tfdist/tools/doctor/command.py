@@ -6,6 +6,7 @@ at this machine only: processor, GPUs, versions, launcher. `doctor --gpu` measur
 """
 
 import dataclasses
+import math
 import os
 import platform
 import sys
@@ -100,6 +101,7 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
 
     from tfdist.cluster.devices import gpu_software
     from tfdist.cluster.discovery import gpus as gpus_lib
+    from tfdist.cluster.discovery import host_names
     from tfdist.cluster.rendezvous import alone, rendezvous
 
     alone.unset_proxies(os.environ)
@@ -112,7 +114,7 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
         "gpus_visible": len(tf.config.list_physical_devices("GPU")),
         "gpus_on_node": place.gpus_on_node,
         "local_size": place.local_size,
-        "unresolved": checks.unresolved(place.addresses),
+        "unresolved": checks.unresolved(host_names.needed(place)),
         "devices": f"{plan.local_replicas} {plan.device_type}",
     }
     check = "workdir"
@@ -189,14 +191,13 @@ def duration(started: Any, step_seconds: float, start_seconds: float) -> Finding
     """Estimates the time of the run and the number of its jobs, from the seconds of a step and of a start."""
     config, minutes = started.config, flags.FLAGS.job_minutes
     limit = config.cluster.time_limit_seconds if minutes is None else 60 * minutes
-    now = time.time()
-    end = slurm_job.end_time(os.environ, now, limit)
+    left = min(slurm_job.end_time(os.environ) - time.time(), math.inf if limit is None else limit)
     every = config.evaluation.every
     periods = [every.steps, every.epochs and every.epochs * started.steps_per_epoch]
     times = sum(started.total_steps / period for period in periods if period)
     times = max(1, times + sum(epoch * started.steps_per_epoch <= started.total_steps for epoch in every.after or ()))
     evaluated = times * (started.feed.sizes.evaluation_examples or 0) / config.data.batch_size
-    limit = None if end is None else end - now
+    limit = left if math.isfinite(left) else None
     return checks.duration(step_seconds, started.total_steps, evaluated, start_seconds, limit)
 
 

@@ -187,7 +187,11 @@ def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any, in_p
         present.update(value)
     elif in_place and type(present) is type(value) is list:
         present[:] = value
-    elif in_place and isinstance(present, np.ndarray) and (present.shape, present.dtype) == (value.shape, value.dtype):
+    elif (
+        in_place
+        and isinstance(present, np.ndarray)
+        and (present.shape, present.dtype.name) == (value.shape, value.dtype.name)
+    ):
         present[...] = value
     else:
         setattr(callback, attribute, value)
@@ -260,6 +264,8 @@ def _fingerprint(value: Any) -> str:
             texts.append(json.dumps(_encode(part, "", arrays, copied=False)))
         except _NotSerializable:
             texts.append(f"object {id(part)}")
+            if isinstance(part, np.ndarray):
+                texts.append(_fingerprint_of_array(part.view(np.ndarray)))
             if id(part) not in seen:
                 seen.add(id(part))
                 waiting += _parts(part)
@@ -273,7 +279,8 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, list | tuple | set | frozenset | collections.deque):
         return list(value)
     if not isinstance(value, dict):
-        value = vars(value) if user_code.defines(type(value)) and hasattr(value, "__dict__") else {}
+        opened = user_code.defines(type(value)) or isinstance(value, np.ndarray)  # Such as a mask.
+        value = vars(value) if opened and hasattr(value, "__dict__") else {}
     return [*value, *value.values()]
 
 
@@ -293,7 +300,8 @@ def _encode(value: Any, name: str, arrays: dict[str, Any], copied: bool = True) 
     if isinstance(value, np.generic) and value.dtype.kind in "biuf":
         return {"scalar": [value.dtype.name, value.item()]}
     if _is_numeric_array(value):
-        arrays[name] = np.array(value) if copied else value
+        # In the byte order of this machine: names of dtypes have none.
+        arrays[name] = np.array(value, np.asarray(value).dtype.newbyteorder("=")) if copied else value
         return {"array": name}
     if isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
         return {"random": _encode(_random_state(value), name, arrays, copied)}
@@ -351,8 +359,10 @@ def _restore_generator(kind: str, *state: Any) -> Any:
 
 def _is_numeric_array(value: Any) -> bool:
     if isinstance(value, np.ndarray):
-        # Not those with named fields, which a checkpoint's format does not know.
-        return not value.dtype.hasobject and (value.dtype.kind != "V" or hasattr(ml_dtypes, value.dtype.name))
+        # Not subclasses, such as masked arrays, and not named fields: a checkpoint's format has only numbers.
+        if type(value) is not np.ndarray or value.dtype.hasobject:
+            return False
+        return value.dtype.kind != "V" or hasattr(ml_dtypes, value.dtype.name)
     if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy"):  # Symbolic tensors have no value.
         return False
     return value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool

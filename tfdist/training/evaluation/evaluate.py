@@ -60,7 +60,11 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
         values = run.objective.of_epoch(run.objective.results(totals))
         callbacks.call("on_test_end", logs=values)
         num_examples = round(totals["examples"])
-        assert done < steps or run.feed.sizes.evaluation_examples in (None, num_examples)
+        expected = run.feed.sizes.evaluation_examples
+        if done == steps and expected not in (None, num_examples):
+            raise RuntimeError(
+                f"{num_examples} of {expected} examples were evaluated: a defect of tfdist, or of the source"
+            )
         values.pop("regularization", None)
         improved = compare and is_best(run.config.checkpoint, values, best)
         seconds = time.perf_counter() - started

@@ -68,6 +68,6 @@ def _call(command: str, body: bytes, message: Mapping[str, Any]) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = f"it took more than {_SECONDS:g} s" if isinstance(error, subprocess.TimeoutExpired) else f"{error}"
-        return f"report.notify={command!r}: {reason}"
+        return f"the command of report.notify failed: {reason}"
     said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return f"report.notify={command!r} exited with {done.returncode}: {said}" if done.returncode else ""
+    return f"the command of report.notify exited with {done.returncode}: {said}" if done.returncode else ""

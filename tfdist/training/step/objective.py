@@ -21,7 +21,7 @@ class ShardResult(NamedTuple):
     # The gradients of this shard's part of the global loss, times the loss scale. Their sum over replicas is the
     # gradient of the global loss.
     gradients: Gradients
-    # float32 []: this shard's fraction of the examples; 1 in total over all replicas.
+    # A number or float64 []: this shard's fraction of the examples; 1 in total over all replicas.
     weight: tf.Tensor | float
 
 

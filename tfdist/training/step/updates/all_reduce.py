@@ -46,7 +46,7 @@ class AllReduce:
             statistics: variables that this replica has updated, and their values before. Each is set to the mean over
                 replicas, in every step: the time of a save must not change bits. The changes are averaged, so that a
                 variable that did not change keeps its bits.
-            weight: this replica's weight in that mean; 1 in total over all replicas.
+            weight: this replica's weight in that mean, a number or float64 []; 1 in total over all replicas.
         """
         options = self.options
         if options.sparse_as_dense:
@@ -56,6 +56,7 @@ class AllReduce:
         # The last ones are sent first: the gradients of the last layers, and not what is computed at the end.
         tensors = [*flags, *gradients]
         ready = self.clock(tensors)
+        weight = tf.convert_to_tensor(weight, tf.float64)  # tf.cast of a number of Python goes through float32.
         exact = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
         if options.dtype == "float32":
             reduced = sum_over_replicas([*exact, *tensors], options)

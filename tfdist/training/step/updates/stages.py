@@ -27,7 +27,7 @@ class Update:
     gradients: Gradients
     # float64 []: the sum of the losses of this replica's shard.
     loss: tf.Tensor
-    # float32 []: this shard's fraction of the examples; 1 in total over all replicas.
+    # A number or float64 []: this shard's fraction of the examples; 1 in total over all replicas.
     weight: tf.Tensor | float
     # The moving statistics, with their values before the step: a skipped step restores these.
     statistics: Sequence[tuple[keras.Variable, tf.Tensor]]

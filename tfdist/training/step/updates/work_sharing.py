@@ -41,7 +41,8 @@ class WorkSharing:
         if not tasks:
             return []
         replica = tf.get_static_value(replicas_lib.replica_id())
-        assert replica is not None, "the replica is known when its step is traced"
+        if replica is None:
+            raise RuntimeError("the replica is not known while its step is traced")
         owners = assign(costs, self.num_replicas)
         parts = [
             tf.cast(task(), dtype) if owner == replica else tf.zeros([size], dtype)
