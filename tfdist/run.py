@@ -93,10 +93,10 @@ def run_script(command: Command) -> int:
 
     script = command.script
     options = config_lib.ClusterOptions(logical_devices=command.logical_devices)
+    sys.argv[:] = [str(script), *command.arguments]  # The workers compare the script.
     cluster = connect.connect(options, seed=None)
     if command.workdir is None:
         interruption.restore_handlers()  # Nothing is saved: signals end the script as usual.
-    sys.argv[:] = [str(script), *command.arguments]
     sys.path[0] = str(script.resolve().parent)
     try:
         with contextlib.ExitStack() as stack:
