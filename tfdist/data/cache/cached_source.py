@@ -97,7 +97,7 @@ class CachedSource:
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
         facts = [getattr(source, name, str)() for name in ("fingerprint", *(("modified",) if directory else ()))]
-        text = json.dumps([identity, len(source), *facts], sort_keys=True, default=repr)
+        text = json.dumps([identity, len(source), *facts], sort_keys=True)
         # Each user has files of his own: those of others could hold any examples.
         self.name = f"tfdist-{os.geteuid()}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
         self._lock = threading.Lock()
