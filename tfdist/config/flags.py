@@ -34,7 +34,7 @@ _PLAIN = {
     r"value should be one of <(.*)>": r"must be one of \1",
 }
 # Names of the flags that `define_run_flags` defines.
-RUN_FLAGS = ("config", "workdir", "mode", "checkpoint", "allow_config_changes")
+RUN_FLAGS = ("config", "workdir", "mode", "checkpoint", "allow_config_changes", "allow_data_changes")
 
 flags.disclaim_key_flags()  # --help shows the flags of the module that calls define_config.
 
@@ -116,6 +116,7 @@ def define_run_flags() -> None:
     flags.DEFINE_bool(
         "allow_config_changes", False, "Resume the run in the workdir even if the config differs from the saved one."
     )
+    flags.DEFINE_bool("allow_data_changes", False, "Resume the run in the workdir even if the data has changed.")
 
 
 def run_main(

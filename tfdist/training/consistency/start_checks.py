@@ -42,7 +42,7 @@ def compare_with_saved(state: TrainingState, data: dict[str, dict[str, Any]], *,
     if differing["common"] and not allow_changes:
         raise ValueError(
             f"The data has changed since the run was saved: {', '.join(differing['common'])}. Restore it, choose "
-            "another --workdir, or continue with the new data: --allow_config_changes."
+            "another --workdir, or continue with the new data: --allow_data_changes."
         )
     names = [*differing["common"], *differing["own"]]
     return [f"WARNING: the data has changed since the run was saved: {', '.join(names)}."] if names else []
