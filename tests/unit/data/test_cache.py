@@ -225,6 +225,18 @@ def check_users(shared):
     finally:
         os.seteuid(0)
     assert len(source.reads) == 20 and len(list(shared.glob("*.lock"))) == 2
+    # Another user has made a link to a file of mine, or a file, where my lock will be: it had 0 bytes afterwards.
+    theirs, valuable = shared / f"{keep(Source(5), shared)[0].name}.lock", shared / "valuable"
+    valuable.write_text("mine")
+    shared.chmod(0o777)  # In a sticky directory the kernel may refuse both.
+    theirs.symlink_to(valuable)
+    for words in ("symbolic link", "another user"):
+        os.chown(theirs, 65534, 65534, follow_symlinks=False)
+        with pytest.raises(OSError, match=words):
+            keep(Source(5), shared)[0].fill()
+        theirs.unlink()
+        theirs.touch()
+    assert valuable.read_text() == "mine"
     # Another user has made what has the name of mine.
     os.chown(mine, 65534, 65534)
     again, _ = keep(source := Source(20), shared)
