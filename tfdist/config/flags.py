@@ -19,7 +19,7 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from tfdist.config import config_dict, saved_run, schema
+from tfdist.config import config_dict, paths, saved_run, schema
 from tfdist.config.command_line import closed_streams, flag_errors, spec_arguments, words
 
 NONE_WORDS = ("none", "None")
@@ -169,6 +169,9 @@ def parse(argv: list[str]) -> list[str]:
             sys.exit(plain(error))
         raise
     flags_only(rest[1:])
+    for name in {"workdir", "out", "output"}.intersection(flags.FLAGS):
+        if paths.is_address(flags.FLAGS[name].value or ""):
+            sys.exit(f"--{name}={flags.FLAGS[name].value} {paths.ADVICE}.")
     if not has_config:
         return rest
     config, path = flags.FLAGS["config"].value, words.config_path(argv[1:])

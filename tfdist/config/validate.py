@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 import math
 import operator
+import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from tfdist.config import diff, removed, schema, text
+from tfdist.config import diff, paths, removed, schema, text
 
 # What belongs to steps of replicas that sum their gradients.
 _NOT_ASYNCHRONOUS = ("train.recompute", "communication.dtype", "communication.sparse_as_dense")
@@ -170,6 +171,8 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
     for name, default in (("auto_shard", "auto"), ("shuffle_buffer", None)):
         if data.pipeline == "stream" and getattr(data, name) != default:
             yield f'data.{name}={getattr(data, name)!r} has no effect with data.pipeline="stream": set it to "textbook"'
+    if data.cache_dir is not None and paths.is_address(os.path.expandvars(data.cache_dir)):
+        yield f"data.cache_dir={data.cache_dir!r} {paths.ADVICE}"
     if data.cache == "none" and data.cache_dir is not None:
         yield f'data.cache_dir={data.cache_dir!r} has no effect with data.cache="none": set data.cache to "raw"'
     if (train.epochs is None) == (train.steps is None):

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import config
-from tfdist.config import diff
+from tfdist.config import diff, paths
 from tfdist.data import autograph, read_ahead, stream
 from tfdist.data.cache import example_files
 from tfdist.data.feed import Batch, Prepare
@@ -134,7 +134,7 @@ class CachedSource:
             OSError: the directory cannot be written, or is full; names it.
         """
         self._check()
-        folder = Path(os.path.expandvars(self._directory)).expanduser()
+        folder = paths.local(self._directory, "config.data.cache_dir")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with example_files.hold_lock(folder / f"{self.name}.lock"):
