@@ -28,7 +28,8 @@ def train_or_evaluate(workdir: Path) -> int:
     trains = flags.FLAGS.mode == "train"
     experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file() if trains else None)
     if trains:
-        code = loop.train(experiment_run, allow_config_changes=flags.FLAGS.allow_config_changes)
+        allowed = {name: flags.FLAGS[name].value for name in ("allow_config_changes", "allow_data_changes")}
+        code = loop.train(experiment_run, **allowed)
     else:
         from tfdist.training.evaluation import saved_checkpoint
 

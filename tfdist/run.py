@@ -22,7 +22,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import error_report, interruption, process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.cluster.several_workers import malloc
-from tfdist.config import removed, tensorflow_log
+from tfdist.config import paths, removed, tensorflow_log
 from tfdist.config.command_line import closed_streams
 
 _USAGE = "usage: python -m tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py [its own flags]"
@@ -34,7 +34,10 @@ def _whole(text: str) -> int | None:
 
 # The flags, which are fields of `Command`: what a value must be, and what reads it, or returns None.
 _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "workdir": ("a path", lambda text: Path(text).expanduser()),
+    "workdir": (
+        "a path, and no address: mount it",
+        lambda text: None if paths.is_address(text) else Path(text).expanduser(),
+    ),
     "logical_devices": ("a whole number and at least 1", _whole),
 }
 
@@ -93,10 +96,10 @@ def run_script(command: Command) -> int:
 
     script = command.script
     options = config_lib.ClusterOptions(logical_devices=command.logical_devices)
+    sys.argv[:] = [str(script), *command.arguments]  # The workers compare the script.
     cluster = connect.connect(options, seed=None)
     if command.workdir is None:
         interruption.restore_handlers()  # Nothing is saved: signals end the script as usual.
-    sys.argv[:] = [str(script), *command.arguments]
     sys.path[0] = str(script.resolve().parent)
     try:
         with contextlib.ExitStack() as stack:

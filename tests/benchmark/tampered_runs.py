@@ -107,7 +107,7 @@ class Run:
     def train(self, *options: str) -> None:
         """Trains on."""
         (self.workdir / "finished.json").unlink(missing_ok=True)
-        train(self.lab, self.workdir, "--allow_config_changes", *options)
+        train(self.lab, self.workdir, "--allow_config_changes", "--allow_data_changes", *options)
 
     def return_to(self, step: int) -> None:
         """Removes the checkpoints after a step."""

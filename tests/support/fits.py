@@ -486,6 +486,7 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "epochs_as_text": lambda: tfdist.fit(cluster, good, X, LABELS, epochs="3"),
         "half_a_batch": lambda: tfdist.fit(cluster, good, X, LABELS, batch_size=16.5),
         "number_for_workdir": lambda: tfdist.fit(cluster, good, X, LABELS, workdir=3),
+        "address_for_workdir": lambda: tfdist.fit(cluster, good, X, LABELS, workdir=pathlib.Path("gs://bucket/run")),
         "exchanged": lambda: tfdist.fit(cluster, unused, LABELS, X),
         "exchanged_shapeless": lambda: tfdist.fit(cluster, shapeless, LABELS, X),
         "exchanged_flat": lambda: tfdist.fit(cluster, flat, LABELS, X[..., None]),

@@ -75,6 +75,8 @@ def fails(capsys):
         ("--config.data.batchsize=3", "no such field. Did you mean 'data.batch_size'?"),
         ("--config.model.num_clases=3", "no such field. Did you mean 'model.num_classes'?"),
         ("--config.data.batch_size=many", "--config.data.batch_size=many: must be a whole number"),
+        ("--workdir=gs://bucket/run", "--workdir=gs://bucket/run is an address, and must be a path"),
+        ("--config.data.cache_dir=gs://bucket", "data.cache_dir='gs://bucket' is an address, and must be a path"),
         ("--config.data.batch_size=0", "config.data.batch_size must be at least 1. Received: 0"),
     ],
 )

@@ -152,6 +152,7 @@ def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_the_square(foun
         ("batch_size", r"batch_size must be a whole number and at least 1\. Received: 0"),
         ("half_a_batch", r"batch_size must be a whole number and at least 1\. Received: 16\.5"),
         ("number_for_workdir", r'^workdir must be a path, such as workdir="runs/mine"\. Received: 3$'),
+        ("address_for_workdir", r"^workdir='gs:/bucket/run' is an address, and must be a path"),
         (
             "exchanged",
             r"^The model '\w+' takes examples of shape \(6,\)\. Received: x \(\), y \(6,\)\. Are x and y exchanged\?$",

@@ -133,6 +133,7 @@ def test_errors_show_the_script(tmp_path, fail, words):
             r"tfdist\.run needs a script\. usage: python -m tfdist\.run \[--workdir=DIR\] \[--logical_devices=N\] SCR",
         ),
         (["missing.py"], r"there is no file missing\.py"),
+        (["--workdir=gs://bucket/run", SCRIPT], r"--workdir must be a path, .* Received: 'gs://bucket/run'"),
         (["--workdir=", SCRIPT], r"tfdist\.run: --workdir has no value\. usage: "),
         ([SCRIPT.removesuffix(".py")], r"there is no file .*\. Did you mean \S+\.py\? usage: "),
         (

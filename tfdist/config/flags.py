@@ -19,7 +19,7 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-from tfdist.config import config_dict, saved_run, schema
+from tfdist.config import config_dict, paths, saved_run, schema
 from tfdist.config.command_line import closed_streams, spec_arguments, words
 
 NONE_WORDS = ("none", "None")
@@ -34,7 +34,7 @@ _PLAIN = {
     r"value should be one of <(.*)>": r"must be one of \1",
 }
 # Names of the flags that `define_run_flags` defines.
-RUN_FLAGS = ("config", "workdir", "mode", "checkpoint", "allow_config_changes")
+RUN_FLAGS = ("config", "workdir", "mode", "checkpoint", "allow_config_changes", "allow_data_changes")
 
 flags.disclaim_key_flags()  # --help shows the flags of the module that calls define_config.
 
@@ -116,6 +116,7 @@ def define_run_flags() -> None:
     flags.DEFINE_bool(
         "allow_config_changes", False, "Resume the run in the workdir even if the config differs from the saved one."
     )
+    flags.DEFINE_bool("allow_data_changes", False, "Resume the run in the workdir even if the data has changed.")
 
 
 def run_main(
@@ -174,6 +175,9 @@ def parse(argv: list[str]) -> list[str]:
             sys.exit(plain(error))
         raise
     flags_only(rest[1:])
+    for name in {"workdir", "out", "output"}.intersection(flags.FLAGS):
+        if paths.is_address(flags.FLAGS[name].value or ""):
+            sys.exit(f"--{name}={flags.FLAGS[name].value} {paths.ADVICE}.")
     if not has_config:
         return rest
     config, path = flags.FLAGS["config"].value, words.config_path(argv[1:])

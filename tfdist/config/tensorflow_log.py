@@ -70,9 +70,14 @@ def _show_at_death(kept: int, stderr: int) -> Iterator[None]:
             os._exit(0)
         if child is not None:
             os.close(receiver)
-            stack.callback(os.waitpid, child, 0)
+            stack.callback(_wait, child)
             stack.callback(os.write, sender, b".")
         yield
+
+
+def _wait(child: int) -> None:
+    with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored, as a parent process may leave it.
+        os.waitpid(child, 0)
 
 
 def _copy(kept: int, stderr: int) -> None:

@@ -39,6 +39,8 @@ def _libraries() -> tuple[str, ...]:
     return tuple(os.path.join(path, "") for path in found)
 
 
+# Imported files of the user's that are hashed.
+_MAX_FILES = 500
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -148,6 +150,28 @@ def defines(kind: Any) -> bool:
 def is_users(file: str) -> bool:
     """Returns whether a file is the user's, and not one of a library."""
     return not os.path.abspath(file).startswith(_libraries())
+
+
+def hashes() -> dict[str, str]:
+    """Returns the hash of each Python file of the user's code that is imported, and one of all files of tfdist.
+
+    A file is called as its module is imported ("lab/data.py"), wherever it lies; the script and others, by their name.
+    """
+    found = {"tfdist": _hash(*sorted(map(str, Path(PACKAGE).rglob("*.py"))))}
+    modules = [(name, getattr(module, "__file__", None)) for name, module in [*sys.modules.items()]]
+    for name, file in [*modules, ("", sys.argv[0])]:
+        if file and file.endswith(".py") and is_users(file) and os.path.isfile(file) and len(found) <= _MAX_FILES:
+            path = Path(file)
+            parts = (*name.split("."), path.name) if path.stem == "__init__" else (*name.split(".")[:-1], path.name)
+            found["/".join(parts) if path.parts[-len(parts) :] == parts else path.name] = _hash(os.path.abspath(file))
+    return found
+
+
+@functools.cache  # What a process has imported stays, if a file is edited meanwhile.
+def _hash(*files: str) -> str:
+    import hashlib  # Of a command line that is wrong nothing is hashed.
+
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
 
 
 def is_of_python(file: str) -> bool:

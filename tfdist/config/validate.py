@@ -1,14 +1,16 @@
 """Checks of a config that need neither data nor devices: types, ranges, contradictions. Imports no TensorFlow."""
 
+import contextlib
 import dataclasses
 import math
 import operator
+import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from tfdist.config import diff, removed, schema, text
+from tfdist.config import diff, paths, removed, schema, text
 
 
 def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lambda: ()) -> None:
@@ -89,9 +91,12 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
 
 def _json_problems(config: schema.Config) -> Iterator[str]:
     for name, value in diff.flatten(config):
+        if isinstance(value, str) and value.startswith(diff.ARRAY):
+            yield f"{name} is an array, of which a workdir has only the hash: start with the config file. {value[:60]}"
         for found in _not_json(value):
-            if name.startswith("data.source.") and type(found).__module__ == "numpy":
-                continue  # Workers and runs compare what the source reads.
+            with contextlib.suppress(TypeError):
+                if name.startswith("data.source.") and not [*_not_json(diff.to_json(found))]:
+                    continue  # An array of NumPy: a saved config has its hash.
             yield (
                 f"{name} must be a finite number, a text, True, False, None, or a list or dict of these: a run resumes "
                 "only with an equal config, and other objects cannot be compared. Make the object in the function that "
@@ -143,6 +148,8 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
     for name, default in (("auto_shard", "auto"), ("shuffle_buffer", None)):
         if data.pipeline == "stream" and getattr(data, name) != default:
             yield f'data.{name}={getattr(data, name)!r} has no effect with data.pipeline="stream": set it to "textbook"'
+    if data.cache_dir is not None and paths.is_address(os.path.expandvars(data.cache_dir)):
+        yield f"data.cache_dir={data.cache_dir!r} {paths.ADVICE}"
     if data.cache == "none" and data.cache_dir is not None:
         yield f'data.cache_dir={data.cache_dir!r} has no effect with data.cache="none": set data.cache to "raw"'
     if (train.epochs is None) == (train.steps is None):

@@ -15,6 +15,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import paths
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import same_data
@@ -211,7 +212,7 @@ def to_path(workdir: os.PathLike | str | None) -> Path | None:
         return None
     if not isinstance(workdir, str | os.PathLike):
         raise ValueError(f'workdir must be a path, such as workdir="runs/mine". Received: {workdir!r}')
-    return Path(workdir).expanduser()
+    return paths.local(workdir, "workdir", variables=False)
 
 
 def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:

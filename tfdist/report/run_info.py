@@ -55,7 +55,7 @@ def _version(name: str) -> str:
 def write_environment(
     workdir: str | os.PathLike[str], extra: dict[str, Any], secret: str | None = None
 ) -> dict[str, Any]:
-    """Writes workdir/environment.json: versions, host, command line, code, time, and `extra`; returns its content.
+    """Writes workdir/environment.json: versions, host, command line, time, and `extra`; returns its content.
 
     Args:
         secret: the value of a flag that is left out.
@@ -72,7 +72,6 @@ def write_environment(
         "python": platform.python_version(),
         "versions": versions(),
         "git": git_state("."),
-        "code": code_hashes(),
     }
     files.write_json(os.path.join(workdir, ENVIRONMENT), described | extra)
     return described | extra
@@ -101,34 +100,7 @@ def git_state(directory: str) -> dict[str, Any] | None:
         commit = git("rev-parse", "HEAD").decode()
         if not git("status", "--porcelain", "--untracked-files=no"):
             return {"commit": commit, "changed": False}
-        return {"commit": commit, "changed": True, "diff": _short_hash(git("diff", "--no-ext-diff", "HEAD"))}
+        difference = git("diff", "--no-ext-diff", "HEAD")
+        return {"commit": commit, "changed": True, "diff": hashlib.sha256(difference).hexdigest()[:16]}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def code_hashes() -> dict[str, str]:
-    """Returns the hash of each file of the user's code that is imported, by path, and one of all files of tfdist.
-
-    The user's code are the modules in the working directory and below it, and the script that runs.
-    """
-    here, package = os.path.join(os.getcwd(), ""), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    found, libraries = {}, os.path.join(sys.prefix, "")
-    modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
-    for path in sorted({os.path.abspath(path) for path in modules if path and os.path.isfile(path)}):
-        if path.startswith(here) and not path.startswith((libraries, os.path.join(package, ""))):
-            found[os.path.relpath(path)] = _hash_of_files([path])
-    paths = [os.path.join(folder, name) for folder, _, names in os.walk(package) for name in names]
-    return found | {"tfdist": _hash_of_files(sorted(path for path in paths if path.endswith(".py")))}
-
-
-def _hash_of_files(paths: list[str]) -> str:
-    """Returns a hash of the contents of files, one after another; those that cannot be read count as empty."""
-    contents = []
-    for path in paths:
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            contents.append(file.read())
-    return _short_hash(b"".join(contents))
-
-
-def _short_hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]

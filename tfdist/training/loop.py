@@ -14,7 +14,7 @@ from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
 
 
-def train(run: Run, *, allow_config_changes: bool = False) -> int:
+def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: bool = False) -> int:
     """Trains from the newest checkpoint, or from scratch, to the end.
 
     Returns:
@@ -45,7 +45,7 @@ def train(run: Run, *, allow_config_changes: bool = False) -> int:
         data = start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES))
         start_checks.check_start(run.cluster, data["common"], state.to_json())
         tools.report.data({name: hashing.as_text(value) for name, value in data["common"].items()})
-        for text in start_checks.compare_with_saved(state, data, allow_changes=allow_config_changes or run.is_script):
+        for text in start_checks.compare_with_saved(state, data, allow_changes=allow_data_changes or run.is_script):
             tools.report.warning(text)
         tools.consistency.check(state)
         return _train_or_stop(tools, state)

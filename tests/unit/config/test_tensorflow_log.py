@@ -49,6 +49,12 @@ def test_the_lines_are_shown_if_they_are_asked_for_or_the_import_fails(tmp_path,
     assert ("libcudart.so.12" in done.stderr) == (done.returncode != 0) == ("FAILS" in variables)
 
 
+def test_a_process_whose_parent_ignores_its_children_can_import(tmp_path):
+    """`waitpid` of a child that the kernel has removed failed."""
+    done = imported(tmp_path, "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); import tfdist, tensorflow")
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
 def test_the_lines_are_shown_if_the_import_kills_the_process(tmp_path, number):
     """It died without a word."""

@@ -77,18 +77,33 @@ try:
 except KeyError as error:
     print(user_code.place(error))
 print(user_code.is_users(lab_of_user_code.__file__), user_code.is_users(__file__))
+found = user_code.hashes()
+print(*sorted(found))
+open(__file__, "a").write("# Edited while the script runs.")
+print(found == user_code.hashes())
 """
 
 
 @pytest.mark.parametrize(
     ("packages", "expected"),
     [
-        ("site", ["use.py, line 6, `lab_of_user_code.objective({})`", "False True"]),
-        ("scripts", ['lab_of_user_code.py, line 5, `return batch["images"]`', "True True"]),
+        ("site", ["scripts/use.py, line 6, `lab_of_user_code.objective({})`", "False True", "tfdist use.py", "True"]),
+        (
+            "scripts",
+            [
+                'scripts/lab_of_user_code.py, line 5, `return batch["images"]`',
+                "True True",
+                "lab_of_user_code.py tfdist use.py",
+                "True",
+            ],
+        ),
     ],
 )
 def test_packages_in_a_folder_of_pythonpath_are_no_code_of_the_user(tmp_path, packages, expected):
-    """As `pip install --target=site` leaves them; beside a script a module may be the user's, and counts as it."""
+    """As `pip install --target=site` leaves them; beside a script a module may be the user's, and counts as it.
+
+    They are not hashed either, though they lie below the working directory.
+    """
     for folder in {"scripts", packages}:
         (tmp_path / folder).mkdir()
     (tmp_path / "scripts" / "use.py").write_text(SCRIPT)
@@ -98,7 +113,7 @@ def test_packages_in_a_folder_of_pythonpath_are_no_code_of_the_user(tmp_path, pa
     done = subprocess.run(
         [sys.executable, tmp_path / "scripts" / "use.py"],
         env=os.environ | {"PYTHONPATH": path},
-        cwd=tmp_path / "scripts",
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=120,

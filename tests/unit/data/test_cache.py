@@ -225,6 +225,18 @@ def check_users(shared):
     finally:
         os.seteuid(0)
     assert len(source.reads) == 20 and len(list(shared.glob("*.lock"))) == 2
+    # Another user has made a link to a file of mine, or a file, where my lock will be: it had 0 bytes afterwards.
+    theirs, valuable = shared / f"{keep(Source(5), shared)[0].name}.lock", shared / "valuable"
+    valuable.write_text("mine")
+    shared.chmod(0o777)  # In a sticky directory the kernel may refuse both.
+    theirs.symlink_to(valuable)
+    for words in ("symbolic link", "another user"):
+        os.chown(theirs, 65534, 65534, follow_symlinks=False)
+        with pytest.raises(OSError, match=words):
+            keep(Source(5), shared)[0].fill()
+        theirs.unlink()
+        theirs.touch()
+    assert valuable.read_text() == "mine"
     # Another user has made what has the name of mine.
     os.chown(mine, 65534, 65534)
     again, _ = keep(source := Source(20), shared)
@@ -284,6 +296,18 @@ def test_the_modification_hash_of_a_source_decides_what_is_reused(tmp_path):
             setattr(source, name, lambda said=said: said)
             keep(source, tmp_path / name)[0].fill()
         assert len(list((tmp_path / name).glob("*/manifest.json"))) == 2
+
+
+def test_an_array_in_the_config_is_known_by_all_of_its_values(tmp_path):
+    """Its repr has "..." for most rows: with row 1000 corrected, the old rows were read."""
+    rows = np.zeros([3000, 4])
+    corrected = rows.copy()
+    corrected[1000] = 1.0
+    names = []
+    for array in (rows, rows.copy(), corrected, rows.astype(">f8"), rows.reshape(4, 3000), rows.astype(object)):
+        options = c.Data(source={"target": "my:source", "x": [array]}, cache="raw", cache_dir=str(tmp_path))
+        names.append(cache.add_cache(options, Source(10), prepare.identity, training=True)[0].name)
+    assert names[0] == names[1] and len(set(names)) == 5
 
 
 @pytest.mark.parametrize("kind", slow_except(["raw", "prepared"], ["raw"]))

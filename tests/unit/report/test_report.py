@@ -828,14 +828,6 @@ def test_the_environment_tells_versions_commit_and_the_callers_facts(tmp_path, m
     assert changed == {"commit": commit, "changed": True, "diff": changed["diff"]} and len(changed["diff"]) == 16
     (repository / "file").write_text("3")
     assert run_info.git_state(".")["diff"] != changed["diff"]
-    (repository / "mine_for_hashes.py").write_text("x = 1")
-    monkeypatch.syspath_prepend(repository)
-    importlib.import_module("mine_for_hashes")
-    before = run_info.code_hashes()
-    assert set(before) == {"mine_for_hashes.py", "tfdist"}
-    (repository / "mine_for_hashes.py").write_text("x = 2")
-    after = run_info.code_hashes()
-    assert [name for name in before if before[name] != after[name]] == ["mine_for_hashes.py"]
 
 
 def test_the_environment_tells_the_version_of_a_package_of_another_distribution(tmp_path, monkeypatch):

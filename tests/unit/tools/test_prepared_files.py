@@ -233,7 +233,9 @@ def test_a_run_on_the_files_is_the_same_on_two_workers_and_after_a_resume(photos
     assert_weights_agree(one, train(["tfdist.launch", "--workers=2", "--"], "two"), atol=ATOL)
     train(["tfdist.main"], "resumed", "--config.train.steps=6")
     (tmp_path / "resumed" / "finished.json").unlink()
-    assert_weights_agree(one, train(["tfdist.main"], "resumed", "--allow_config_changes"), atol=0)
+    assert_weights_agree(
+        one, train(["tfdist.main"], "resumed", "--allow_config_changes", "--allow_data_changes"), atol=0
+    )
 
 
 @pytest.mark.workers

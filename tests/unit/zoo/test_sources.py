@@ -1,5 +1,6 @@
 """Sources of arrays, files and folders: what they read, in any batch, and what they say to bad input."""
 
+import functools
 import hashlib
 import os
 import pathlib
@@ -27,6 +28,20 @@ def read_all(source, batch=7):
     dataset = tf.data.Dataset.range(len(source)).batch(batch).map(source.read)
     batches = list(dataset.as_numpy_iterator())
     return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/data", "$BUCKET/data"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(sources.cifar, sources.idx, sources.image_folder, sources.imagenet, sources.npz, sources.prepared),
+        *(functools.partial(sources.table, label="y"), sources.text, functools.partial(sources.tfrecord, features={})),
+    ],
+)
+def test_an_address_is_refused_where_a_path_is_taken(monkeypatch, source, path):
+    monkeypatch.setenv("BUCKET", "gs://bucket")
+    with pytest.raises(ValueError, match="path='gs://bucket/data' is an address, and must be a path"):
+        source("train", path=path)
 
 
 def images_of(labels, size=(6, 5), channels=3):

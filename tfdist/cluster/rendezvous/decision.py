@@ -24,6 +24,8 @@ _TYPES = (
     *(PortInUseError, OSError),
 )
 ERRORS = {error.__name__: error for error in _TYPES}
+# Before the names of `must_match` that only those workers compare that have them: a file that a worker has imported.
+FILE = "file "
 # Maximum number of lines in a message.
 _MAX_NAMED = 20
 
@@ -170,6 +172,8 @@ def _mismatches(workers: Mapping[int, dict]) -> list[str]:
     lines = []
     for name in dict.fromkeys(name for worker in workers.values() for name in worker["must_match"]):
         values = {rank: worker["must_match"].get(name, "(absent)") for rank, worker in sorted(workers.items())}
+        if name.startswith(FILE):
+            values = {rank: value for rank, value in values.items() if value != "(absent)"}
         lines += _differing(name, values, workers)
     return lines
 

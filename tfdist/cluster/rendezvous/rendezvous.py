@@ -85,7 +85,6 @@ def rendezvous(
     me = {"host": socket.gethostname(), "pid": os.getpid(), "metadata": metadata}
     me |= {"must_match": dict(must_match), "exclusive": list(exclusive)}
     json.dumps(me)  # Raises if a value is not JSON.
-    # Remote paths such as "gs://bucket" are always shared.
     shared = local_path(workdir)
     listener_lib.raise_descriptor_limit()
     try:
@@ -96,8 +95,8 @@ def rendezvous(
 
 
 def local_path(workdir: os.PathLike | str | None) -> pathlib.Path | None:
-    """Returns the absolute path of `workdir`, since workers may start in different directories; None: it is remote."""
-    return pathlib.Path(os.path.abspath(workdir)) if workdir and "://" not in str(workdir) else None
+    """Returns the absolute path of `workdir`, since workers may start in different directories; None: there is none."""
+    return pathlib.Path(os.path.abspath(workdir)) if workdir else None
 
 
 async def _rendezvous(

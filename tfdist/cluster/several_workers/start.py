@@ -2,28 +2,26 @@
 
 import contextlib
 import os
-import platform
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy as collective
 
-from tfdist.cluster import interruption, planning
+from tfdist.cluster import interruption, numerics, planning
 from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn, replicas
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import gpus, host_names, hostlist, roster
 from tfdist.cluster.liveness import connections, peer_loss, startup_watchdog
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.cluster.planning import ClusterPlan, Started
-from tfdist.cluster.rendezvous import rendezvous
+from tfdist.cluster.rendezvous import decision, rendezvous
 from tfdist.cluster.several_workers import malloc, tcp_ring
 from tfdist.cluster.wire import keys as keys_lib
 from tfdist.cluster.wire.keys import Keys
-from tfdist.config import patching
+from tfdist.config import patching, user_code
 
 # Where a worker calls the chief before it listens, TensorFlow tries again after a second.
 _CHIEF_SECONDS = 1.0
@@ -95,9 +93,8 @@ def _meet(
     host_names.check(planned.worker_spec, os.environ)
     ports = {name: one.getsockname()[1] for name, one in listeners.items() if one is not None}
     common = {
-        "python": platform.python_version(),
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
+        **numerics.settings(os.environ),
+        **{f"{decision.FILE}{name}": value for name, value in user_code.hashes().items()},
         "devices per worker": planned.devices,
         f"oneDNN, of {onednn.VARIABLE}": "on" if onednn.current(os.environ).enabled else "off",
     }

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import config
-from tfdist.config import diff
+from tfdist.config import diff, paths
 from tfdist.data import autograph, read_ahead, stream
 from tfdist.data.cache import example_files
 from tfdist.data.feed import Batch, Prepare
@@ -97,7 +97,7 @@ class CachedSource:
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
         facts = [getattr(source, name, str)() for name in ("fingerprint", *(("modified",) if directory else ()))]
-        text = json.dumps([identity, len(source), *facts], sort_keys=True, default=repr)
+        text = json.dumps([identity, len(source), *facts], sort_keys=True)
         # Each user has files of his own: those of others could hold any examples.
         self.name = f"tfdist-{os.geteuid()}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
         self._lock = threading.Lock()
@@ -134,7 +134,7 @@ class CachedSource:
             OSError: the directory cannot be written, or is full; names it.
         """
         self._check()
-        folder = Path(os.path.expandvars(self._directory)).expanduser()
+        folder = paths.local(self._directory, "config.data.cache_dir")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with example_files.hold_lock(folder / f"{self.name}.lock"):

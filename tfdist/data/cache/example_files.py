@@ -235,9 +235,16 @@ def hold_lock(path: Path, *, required: bool = True) -> Iterator[None]:
     """Holds a file lock between the processes of a host. The file remains: removing it would be a race.
 
     Args:
-        required: False: go on without a lock, with a line, where the file system has none, as some parallel ones.
+        required: it must be this user's own. False: go on without a lock, with a line, where the file system has none,
+            as some parallel ones.
+
+    Raises:
+        OSError: the file is a link, or another user's.
     """
-    with open(path, "wb") as file:
+    # Neither followed nor cut off: others may write to the directory.
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644), "rb") as file:
+        if required and os.fstat(file.fileno()).st_uid != os.geteuid():
+            raise PermissionError(f"{path} is another user's: remove it")
         announced = False
         # Not one call that waits: it would not return for a signal, such as a second Ctrl-C.
         while not _try_lock(file, required):

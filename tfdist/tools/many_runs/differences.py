@@ -81,6 +81,7 @@ def aspects(workdirs: Sequence[Path]) -> dict[str, list[str]]:
     return {
         "code": [_code(each) for each in environments],
         **_code_files(environments),
+        **_entries("", environments, "settings"),
         "Python": [str(each.get("python", "-")) for each in environments],
         **_entries("", environments, "versions"),
         "data": [str(_read(workdir / "data.json").get("examples", "-")) for workdir in workdirs],

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.cluster import numerics
 from tfdist.cluster.cluster import Cluster
 from tfdist.data.feed import Examples
 from tfdist.training.consistency import hashing
@@ -41,7 +42,7 @@ def compare_with_saved(state: TrainingState, data: dict[str, dict[str, Any]], *,
     if differing["common"] and not allow_changes:
         raise ValueError(
             f"The data has changed since the run was saved: {', '.join(differing['common'])}. Restore it, choose "
-            "another --workdir, or continue with the new data: --allow_config_changes."
+            "another --workdir, or continue with the new data: --allow_data_changes."
         )
     names = [*differing["common"], *differing["own"]]
     return [f"WARNING: the data has changed since the run was saved: {', '.join(names)}."] if names else []
@@ -56,9 +57,11 @@ def check_start(cluster: Cluster, data: Mapping[str, int], state: Mapping[str, A
 
     Raises:
         ReplicaMismatchError: names the features, the workers, each one's hash, and what to do.
+        ValueError: this worker has other code than the chief; names the files.
     """
     if cluster.num_workers == 1:
         return
+    numerics.check_code(cluster)
     hashes = {"the training state": _as_int64(json.dumps(state, sort_keys=True)), **data}
     # The names first: the vectors must have the same length.
     names = sorted(hashes)

@@ -9,8 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.checkpoint import directory
+from tfdist.cluster import numerics
 from tfdist.cluster.devices import gpu_software, machine, onednn
-from tfdist.config import diff, learning_rate, saved_run
+from tfdist.config import diff, learning_rate, saved_run, user_code
 from tfdist.report import files, lines, reporter, run_info
 from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
@@ -63,7 +64,13 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
         run_info.write_config(workdir, config)
     if run.feed.about.saved:
         files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
-    described = {"workers": run.cluster.roster.lines(), "gpu": gpu_software.describe(os.environ)}
+    described = {"code": user_code.hashes(), "settings": numerics.settings(os.environ)}
+    if resumed_step is not None:
+        before = files.read_json(os.path.join(workdir, run_info.ENVIRONMENT)) or {}
+        changed = [name for part, new in described.items() for name in numerics.differing(before.get(part, {}), new)]
+        if changed:
+            report.warning(f"WARNING: changed since this run's last start: {', '.join(changed)}.")
+    described |= {"workers": run.cluster.roster.lines(), "gpu": gpu_software.describe(os.environ)}
     described[onednn.ENTRY] = dataclasses.asdict(onednn.current(os.environ))
     described["processor"] = onednn.read_processor().name
     described["threads"] = {

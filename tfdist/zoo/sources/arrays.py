@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.config import paths
 from tfdist.data.cache import InMemoryArrays
 from tfdist.zoo import splits as splits_lib
 from tfdist.zoo.splits import Slice
@@ -128,7 +129,7 @@ def npz(
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, its arrays have other names, or it contains pickled objects; or as `arrays`.
     """
-    path = os.path.expanduser(os.path.expandvars(path))
+    path = str(paths.local(path, "path"))
     name = f"npz {path!r}"
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{name}: there is no file {os.path.abspath(path)!r}.")

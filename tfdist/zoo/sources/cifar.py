@@ -1,12 +1,12 @@
 """CIFAR-10 and CIFAR-100 in the folders that their authors distribute, as Python pickles or as binary files."""
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tfdist.config import paths
 from tfdist.zoo import splits as splits_lib
 from tfdist.zoo.sources.arrays import Arrays, arrays
 
@@ -46,7 +46,7 @@ def cifar(split: str, *, path: str) -> Arrays:
     Returns a source of {"image": uint8 [n, 32, 32, 3], "label": int64 [n]}, in the order of the files. Raises
     FileNotFoundError if one is missing, and ValueError if one is damaged or contains other objects.
     """
-    folder = Path(os.path.expandvars(path)).expanduser()
+    folder = paths.local(path, "path")
     layouts = _PICKLES | _BINARIES
     found = [(f, name) for name in layouts for f in (folder, folder / name) if (f / layouts[name][1][0]).is_file()]
     if not found:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfdist.config import paths
 from tfdist.data import cache, read_ahead, stream
 from tfdist.zoo import splits
 from tfdist.zoo.sources.files import decoding, from_disk
@@ -72,7 +73,7 @@ class image_folder:
             raise ValueError(f"image_folder: test_fraction must be between 0 and 1. Received: {test_fraction!r}")
         if encoded and size is not None:
             raise ValueError("image_folder: encoded images are not scaled when read: leave out size, or encoded.")
-        path = os.path.expanduser(os.path.expandvars(path))
+        path = str(paths.local(path, "path"))
         self._root = os.path.abspath(path)
         name = f"image_folder {path!r}"
         if not os.path.isdir(path):

@@ -2,12 +2,12 @@
 
 import gzip
 import math
-import os
 import zlib
 from pathlib import Path
 
 import numpy as np
 
+from tfdist.config import paths
 from tfdist.zoo import splits as splits_lib
 from tfdist.zoo.sources.arrays import Arrays, arrays
 
@@ -28,7 +28,7 @@ def idx(split: str, *, path: str, num_classes: int | None = None) -> Arrays:
     Returns a source of {"image": uint8 [n, height, width, 1], "label": int64 [n]}, in the order of the files. Raises
     FileNotFoundError if one is missing, and ValueError if one is damaged.
     """
-    folder = Path(os.path.expandvars(path)).expanduser()
+    folder = paths.local(path, "path")
     name = f"idx {str(folder)!r}"
     part = splits_lib.split_name(split, _PREFIXES, source=name)
     images = _read(folder, f"{_PREFIXES[part]}-images-idx3-ubyte")

@@ -7,6 +7,7 @@ import re
 
 import tensorflow as tf
 
+from tfdist.config import paths
 from tfdist.zoo import splits
 from tfdist.zoo.sources.files import record_files
 
@@ -39,7 +40,7 @@ class imagenet(record_files.IndexedRecords):
     """
 
     def __init__(self, split: str, *, path: str, num_classes: int = 1000, first_label: int = 1):
-        path = os.path.expanduser(os.path.expandvars(path))
+        path = str(paths.local(path, "path"))
         self.num_classes, self._first_label = num_classes, first_label
         title = f"imagenet {path!r}"
         shards = _find_shards(path, title)

@@ -1,12 +1,11 @@
 """Images that `tfdist prepare --to=raw` or `--to=jpeg` has written."""
 
 import hashlib
-import os
-from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.config import paths
 from tfdist.data.cache import example_files
 from tfdist.zoo import splits
 from tfdist.zoo.sources.files import decoding, from_disk
@@ -30,7 +29,7 @@ class prepared:
     """
 
     def __init__(self, split: str, *, path: str, decode: int = 0):
-        root = Path(os.path.expandvars(path)).expanduser()
+        root = paths.local(path, "path")
         title = f"prepared {path!r}"
         folders = sorted(folder for folder in root.glob("*") if ".writing-" not in folder.name and folder.is_dir())
         found = {folder.name: example_files.read_manifest(folder) for folder in folders}

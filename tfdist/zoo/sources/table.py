@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.config import paths
 from tfdist.zoo import splits
 from tfdist.zoo.sources.arrays import Arrays
 
@@ -47,7 +48,7 @@ def table(
         FileNotFoundError: there is no such file.
         ValueError: pandas is not installed, a column is missing, has too many texts, or a label is missing.
     """
-    path = os.path.expanduser(os.path.expandvars(path))
+    path = str(paths.local(path, "path"))
     name = f"table {path!r}"
     frame = read(path)
     columns = describe(frame, label, ignore=ignore, kind=kind, name=name)

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 
+from tfdist.config import paths
 from tfdist.zoo import splits
 from tfdist.zoo.sources.arrays import Arrays
 
@@ -24,7 +25,7 @@ def text(split: str, *, path: str, length: int = 64, test_fraction: float = 0.1)
 
     Raises FileNotFoundError if there is no such file, and ValueError if it is no UTF-8, or too short.
     """
-    path = os.path.expanduser(os.path.expandvars(path))
+    path = str(paths.local(path, "path"))
     name = f"text {path!r}"
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{name}: there is no file {os.path.abspath(path)!r}.")

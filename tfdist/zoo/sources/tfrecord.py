@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.config import paths
 from tfdist.zoo import splits
 from tfdist.zoo.sources.files import decoding, record_files
 
@@ -56,7 +57,7 @@ class tfrecord(record_files.IndexedRecords):
         num_classes: int | None = None,
         classes: Sequence[str] | None = None,
     ):
-        path = os.path.expanduser(os.path.expandvars(path))
+        path = str(paths.local(path, "path"))
         name = f"tfrecord {path!r}"
         described = {feature: _check_feature(feature, spec, name) for feature, spec in features.items()}
         plain = split.partition("[")[0]

@@ -133,12 +133,6 @@ def _changes(run: Run) -> Iterator[str]:
         "the processor": (before.get("processor"), onednn.read_processor().name),
         "oneDNN": ((before.get(onednn.ENTRY) or {}).get("enabled"), onednn.current(os.environ).enabled),
     }
-    versions = before.get("versions") or {}
-    now |= {
-        f"the version of {name}": (versions.get(name), found)
-        for name, found in run_info.versions().items()
-        if name in ("tensorflow", "keras", "numpy")
-    }
     for name, (old, new) in now.items():
         if old is not None and old != new:
             yield f"{name} was {old} in the last start and is {new} now: the same steps may have other bits"
