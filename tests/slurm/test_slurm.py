@@ -336,7 +336,11 @@ sleep 600
             "yes no SIGUSR1 0",
             "scontrol not found. In a container, mount Slurm's programs",
         ),
-        ("srun -n1", "no no SIGUSR1 0", "this attempt saved no new checkpoint, so a restart would not either"),
+        (
+            "srun -n1",
+            "no no SIGUSR1 0",
+            "this attempt saved no new checkpoint after its first step, so a restart would not either",
+        ),
         ("srun -n1", "yes yes SIGUSR1 0", "Slurm is ending it already (C"),  # COMPLETING, or CANCELLED by then
         ("", "yes no SIGUSR1 0", "SLURM_JOB_ID is not set: not a Slurm job"),
         # Ended by the user; or another worker does it.

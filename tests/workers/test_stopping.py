@@ -13,6 +13,7 @@ import processes
 import pytest
 import topologies
 
+from tfdist.checkpoint import workdir_lock
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import slurm_job
 
@@ -210,3 +211,27 @@ def test_a_callback_that_exits_is_named_by_all_workers(tmp_path, monkeypatch, wo
     assert codes == [1] * workers, outputs
     for output in outputs:
         assert re.search(r"sys\.exit\(\) was called at .*exits\.py, line \d+, `sys\.exit\(\)`: it ends", output), output
+
+
+def test_a_signal_ends_the_wait_for_the_last_attempt_of_the_job(tmp_path):
+    lock = workdir_lock.acquire(tmp_path, job="7", heartbeat_seconds=1.0, wait_seconds=1.0, lost=print, log=print)
+    command = topologies.command(tmp_path, config="tests/configs/interrupted.py")
+    with processes.started([command], topologies.environments(1, SLURM_JOB_ID="7")) as (process,):
+        said = [process.stdout.readline().decode()]
+        while said[-1] and "waiting for the run that holds" not in said[-1]:
+            said.append(process.stdout.readline().decode())
+        process.send_signal(signal.SIGTERM)
+        output = process.communicate(timeout=60)[0].decode()
+    lock.release()
+    assert process.returncode == STOPPED and "stopped by SIGTERM" in output, (said, output)
+
+
+def test_a_time_limit_that_leaves_no_time_for_a_step_saves_none(tmp_path):
+    """Each start made one step, and a job that requeues itself did so for ever."""
+    command = topologies.command(
+        tmp_path, "--config.cluster.time_limit_seconds=5", config="tests/configs/interrupted.py"
+    )
+    ((code,), (output,)) = processes.run([command], topologies.environments(1))
+    assert code == STOPPED and "stopped by the time limit" in output and not list(tmp_path.glob("checkpoints/*")), (
+        output
+    )

@@ -119,7 +119,7 @@ class AsyncCheckpointer:
         Raises:
             FileNotFoundError: the workdir does not exist, and the previous checkpoints could not be written.
         """
-        self._wait_until_idle(_MAX_WAIT_SECONDS)
+        self.wait_until_idle(_MAX_WAIT_SECONDS)
         if self._missing >= _MAX_MISSING:
             raise FileNotFoundError(
                 f"The workdir {self._directory.parent} no longer exists: {self._missing} checkpoints in a row could "
@@ -143,14 +143,18 @@ class AsyncCheckpointer:
         with self._changed:
             self._next = copied
             if self._writing_step is None:
-                self._writing_step = step
-                threading.Thread(target=self._write_all, name="checkpoint").start()
+                try:
+                    threading.Thread(target=self._write_all, name="checkpoint").start()
+                    self._writing_step = step
+                except RuntimeError as error:  # The limits of the job allow no more threads.
+                    self._next = None
+                    self._say_unwritten(step, str(error))
 
     def wait(self) -> bool:
         """Waits until all checkpoints are written. Returns False if the newest one failed; the cause was reported."""
-        if not self._wait_until_idle(_MAX_WAIT_SECONDS):
+        if not self.wait_until_idle(_MAX_WAIT_SECONDS):
             self._warn(f"WARNING: {self._directory} is slow: waiting for the checkpoint of step {self._newest_step}.")
-            self._wait_until_idle(None)
+            self.wait_until_idle(None)
         self._write_best()
         saved = self._newest_step is None or self._newest_step in self._valid_steps
         tried = self._best is not None and (self._best_snapshot is not None or self._best["step"] in self._valid_steps)
@@ -178,7 +182,8 @@ class AsyncCheckpointer:
     def _is_best(self, step: int | None) -> bool:
         return self._best is not None and self._best["step"] == step
 
-    def _wait_until_idle(self, seconds: float | None) -> bool:
+    def wait_until_idle(self, seconds: float | None) -> bool:
+        """Waits so long for what is being written; returns whether nothing is any more. None: no limit."""
         with self._changed:
             idle = self._changed.wait_for(lambda: self._writing_step is None, seconds)
         self._report()
@@ -198,7 +203,17 @@ class AsyncCheckpointer:
             self._warn(text)
 
     def _write_all(self) -> None:
-        """Writes snapshots until none is left; the body of the thread."""
+        """The body of the thread. However it ends, nothing waits for it any more."""
+        try:
+            self._write_each()
+        except BaseException as error:  # Such as MemoryError: what is written is complete.
+            with self._changed:
+                self._say(f"after a save to {self._directory}: {type(error).__name__}: {error}. Training continues.")
+                self._writing_step = self._next = None
+                self._changed.notify_all()
+
+    def _write_each(self) -> None:
+        """Writes snapshots until none is left."""
         while True:
             with self._changed:
                 snapshot, self._next = self._next, None
@@ -218,11 +233,12 @@ class AsyncCheckpointer:
                 self._failed, again = snapshot, self._is_best(snapshot.step)
                 self._best_snapshot = snapshot if again else self._best_snapshot
             self._missing = self._missing + 1 if _is_gone(self._directory.parent) else 0
-            self._say(
-                f"the checkpoint of step {snapshot.step} could not be written to {self._directory}: "
-                f"{files.describe_error(error)}. Training continues; the previous checkpoint is untouched."
-                + (" This best checkpoint is tried again after the next one." if again else "")
-            )
+            more = " This best checkpoint is tried again after the next one." if again else ""
+            self._say_unwritten(snapshot.step, files.describe_error(error), more)
+
+    def _say_unwritten(self, step: int, why: str, more: str = "") -> None:
+        text = f"the checkpoint of step {step} could not be written to {self._directory}: {why}. Training continues; "
+        self._say(f"{text}the previous checkpoint is untouched.{more}")
 
     def _write(self, snapshot: _Snapshot) -> Exception | None:
         """Writes a checkpoint, and returns the error if it fails."""

@@ -1,6 +1,7 @@
-"""What a process says of an error that ends it, and its exit code. Imported after an error only."""
+"""What a process says of an error that ends it, and its exit code."""
 
 import os
+import re
 import sys
 import traceback
 
@@ -16,10 +17,34 @@ _NAME_SECONDS = 3.0
 _SAME_FAILURE_SECONDS = 3.0
 
 
-def report_exception(error: Exception) -> int:
-    """Writes the error to standard error, with a traceback if it is no user error of tfdist; returns its exit code."""
+def report_exception(error: BaseException) -> int:
+    """Writes the error to standard error, and announces it to the other workers; returns the exit code.
+
+    It is written once, with a traceback if it is no user error of tfdist. The calling thread must then end the process.
+    """
+    if not hasattr(error, "reported_code"):
+        error.reported_code = _report(error)
+    return error.reported_code
+
+
+def _report(error: BaseException) -> int:
+    if isinstance(error, interruption.StopError):
+        peer_loss.announce_failure(str(error))
+        _print(str(error))
+        return interruption.EXIT_STOPPED
+    if isinstance(error, KeyboardInterrupt):
+        peer_loss.claim_exit()
+        peer_loss.announce_failure("interrupted")
+        _print(str(error) or "interrupted before the run was saved")
+        return 130
+    if different := re.search(f"{peer_loss.DIFFERENT_GRAPHS}.*", str(error)):
+        peer_loss.claim_exit()
+        peer_loss.announce_failure(different[0])
+        _print(different[0])
+        return 1
     lost, named = find_lost_worker(error)
     if lost:
+        peer_loss.claim_exit()
         # The line that names the other worker is not the first one.
         names = ", ".join(peer_loss.named_workers(str(error)))
         about = f" about {names}" if names else ""
@@ -58,8 +83,7 @@ def report_exception(error: Exception) -> int:
 def find_lost_worker(error: BaseException) -> tuple[bool, str]:
     """Returns whether the error means that another worker was lost, and the line that names this worker.
 
-    The line is "" if no worker is known to be lost within 3 s. After such an error the calling thread must end the
-    process.
+    The line is "" if no worker is known to be lost within 3 s.
     """
     import tensorflow as tf
 
@@ -74,7 +98,7 @@ def find_lost_worker(error: BaseException) -> tuple[bool, str]:
     possibly_lost = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's after the loss of a worker.
     named = ""
     if isinstance(error, (*lost, *possibly_lost)):
-        named = peer_loss.claim_exit_and_name_loss(_NAME_SECONDS) or peer_loss.declare_broken_ring(str(error))
+        named = peer_loss.name_loss(_NAME_SECONDS) or peer_loss.declare_broken_ring(str(error))
     return bool(named) or isinstance(error, lost), named
 
 
@@ -82,7 +106,7 @@ def _verbose() -> bool:
     return flags.FLAGS.is_parsed() and flags.FLAGS.verbosity >= 1
 
 
-def _print_stack(error: Exception) -> None:
+def _print_stack(error: BaseException) -> None:
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text if sys.stderr.isatty() else user_code.without_colours(text))
 

@@ -11,6 +11,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Collection, Iterator
+from typing import TypeVar
 
 # Exit code after a stop request and a save: EX_TEMPFAIL of sysexits.h, "try again later".
 EXIT_STOPPED = 75
@@ -36,11 +37,12 @@ _LEAVE_SECONDS = 5.0
 # A SIGTERM so soon after the first signal is the same request: Slurm and shells may send it twice.
 _SAME_REQUEST_SECONDS = 5.0
 
+T = TypeVar("T")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopError(Exception):
-    """A stop request before the end of the rendezvous."""
+    """A stop request before the end of the rendezvous, or in a wait of one worker."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -62,6 +64,18 @@ class StopRequest:
     # Number of SIGINTs. True once the save is under way: a second SIGINT is then ignored.
     interrupts: int = 0
     saving: bool = False
+    # Whether a signal ends the block of the main thread; see `unless_stopped`.
+    ends_wait: bool = False
+
+    def unless_stopped(self, wait: Callable[[], T]) -> T | None:
+        """Returns `wait()`, in which this worker waits alone; None if a stop signal has ended it."""
+        self.ends_wait = True
+        try:
+            return wait()
+        except StopError:
+            return None
+        finally:
+            self.ends_wait = False
 
     def requested(self) -> bool:
         """Returns True after a stop signal, and if the time left may be too short for another execution."""
@@ -115,6 +129,8 @@ def _record(request: StopRequest, number: int, frame: types.FrameType | None) ->
     if number == signal.SIGINT and request.interrupts > 1 and not request.saving:
         raise KeyboardInterrupt
     request.reason = request.reason or signal.Signals(number).name
+    if request.ends_wait:
+        raise StopError(f"stopped by {request.reason}")
 
 
 def _restore_in_child() -> None:

@@ -1,8 +1,10 @@
 """Ends a process of tfdist: exit code and message; those of errors: error_report.py."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection, Iterator
 
 from tfdist.cluster import interruption
 from tfdist.cluster.devices import machine
@@ -21,29 +23,49 @@ def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
     missing = ()
     try:
         code = body()
-    except interruption.StopError as stop:
-        print_error(str(stop))
-        code = interruption.EXIT_STOPPED
-    except KeyboardInterrupt:
-        peer_loss.claim_exit()
-        peer_loss.announce_failure(interrupted)
-        print_error(interrupted)
-        code = 130
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         from tfdist.cluster import error_report
 
+        if isinstance(error, KeyboardInterrupt) and not error.args:
+            error.args = (interrupted,)
         code, missing = error_report.report_exception(error), getattr(error, "missing", ())
     interruption.ignore_signals()
-    if code == interruption.EXIT_STOPPED:
-        interruption.requeue()
-    elif code == interruption.EXIT_PEER_LOST:
-        peer_loss.requeue(missing)
+    _requeue(code, missing)
     sys.stdout.flush()
     sys.stderr.flush()
     if code not in (0, *interruption.EXITS_SAVED):
         # TensorFlow's shutdown waits up to 18 s for lost peers.
         os._exit(code)
     sys.exit(code)
+
+
+def _requeue(code: int, missing: Collection[int] = ()) -> None:
+    if code == interruption.EXIT_STOPPED:
+        interruption.requeue()
+    elif code == interruption.EXIT_PEER_LOST:
+        peer_loss.requeue(missing)
+
+
+@contextlib.contextmanager
+def end_within(seconds: float, error: BaseException | None, what: str) -> Iterator[None]:
+    """Ends the process with the code of `error` if the block takes longer; `what` it waits for. None: no limit."""
+    done = threading.Event()
+
+    def watch() -> None:
+        if not done.wait(seconds):
+            from tfdist.cluster import error_report
+
+            code = error_report.report_exception(error)
+            print_error(f"{what} for {seconds:.0f} s: this process ends without closing it")
+            _requeue(code)
+            os._exit(code)
+
+    if error is not None:
+        threading.Thread(target=watch, name="tfdist-end", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _end_unsaved(text: str, number: int) -> None:

@@ -78,7 +78,7 @@ def requeue(lost: Collection[int] = (), *, substitutes: bool = False) -> None:
     if job is None:
         problem = "SLURM_JOB_ID is not set: not a Slurm job"
     elif not policy.progressed():
-        problem = "this attempt saved no new checkpoint, so a restart would not either"
+        problem = "this attempt saved no new checkpoint after its first step, so a restart would not either"
         problem += _too_short(env) if policy.stop.reason else ""
     else:
         problem = _requeue(job)

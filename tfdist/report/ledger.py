@@ -1,7 +1,8 @@
 """starts.jsonl: a line for each start of a run, on what its time was spent and how it ended. Imports no TensorFlow.
 
 Each moment of the chief's process, from the start of its interpreter on, belongs to one cause, so that the seconds add
-up to its time. A thread rewrites the line every second, in place: after a kill it is about as old. See `CAUSES`.
+up to its time. A thread rewrites the line every second, in place: after a kill it is about as old. See `CAUSES`. Only
+this thread touches the file, without a lock: a file system that hangs stops neither the training nor the exit.
 """
 
 import atexit
@@ -26,6 +27,8 @@ _LINE_BYTES = 1536
 # Characters of the text of an end: as many as fit.
 _TEXT_LENGTHS = (500, 250, 125, 60, 0)
 _EVERY_SECONDS = 1.0
+# How long the end of a start is waited for until it is on disk.
+_END_SECONDS = 5.0
 # Smaller parts of the whole are not named.
 _SMALL = 0.01
 # The last ledger of this process: a script may have several.
@@ -52,9 +55,13 @@ class Ledger:
     # How the start ended, and the last line of trouble; "": it has not ended.
     end: str = ""
     text: str = ""
-    # The file, and where the line begins in it; None: no file.
-    place: tuple[int, int] | None = None
-    lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
+    # Writes the line; None: nothing does.
+    writer: threading.Thread | None = None
+    # How many writes were asked for, and how many of them are done; whether the last one was asked for.
+    asked: int = 0
+    done: int = 0
+    closed: bool = False
+    lock: threading.Condition = dataclasses.field(default_factory=threading.Condition)
 
     def enter(self, cause: str) -> str:
         """Counts the time from now on to `cause`; returns the cause before."""
@@ -95,24 +102,24 @@ class Ledger:
                 self.seconds[self.cause] -= self.unbroken
                 self.seconds["fault"] += self.unbroken
             self.end, self.text = end, text
-            self.write()
+            self._write()
             return True
-
-    def write(self) -> None:
-        """Writes the line."""
-        with self.lock, contextlib.suppress(OSError):
-            self._count()
-            if self.place is not None:
-                os.pwrite(self.place[0], self._line(), self.place[1])
 
     def close(self) -> None:
         """Counts the rest of the process, its shutdown, to "other"; at its exit, or before the next fit of a script."""
         with self.lock:
-            if self.place is not None:
+            if self.writer is not None:
                 self.enter("other")
-                self.write()
-                os.close(self.place[0])
-                self.place = None
+                self.closed = True
+                self._write()
+
+    def _write(self) -> None:
+        """Has the line written, and waits for it, but once only for a file system that hangs."""
+        hangs = self.done < self.asked
+        self.asked += 1
+        number = self.asked
+        self.lock.notify_all()
+        self.lock.wait_for(lambda: self.writer is None or self.done >= number, 0.0 if hangs else _END_SECONDS)
 
     def describe(self) -> str:
         """Returns how long the start has lasted, and its parts: "0:01:40 in this start: 92% steps, 5% start"."""
@@ -127,7 +134,9 @@ class Ledger:
         self.seconds[self.cause] += self.since - before
         self.unbroken += self.since - before
 
-    def _line(self) -> bytes:
+    def line(self) -> bytes:
+        """Returns the line as it is now; the caller holds the lock."""
+        self._count()
         values = {"start": self.started, "now": time.time(), "step": self.step, "end": self.end, **self.about}
         values["seconds"] = {name: round(value, 3) for name, value in self.seconds.items()}
         for most in _TEXT_LENGTHS:  # A character may take 6 bytes, or 12.
@@ -151,19 +160,30 @@ def open_ledger(workdir: str | os.PathLike[str] | None, step: int, about: Mappin
     _last = ledger
     if workdir is None:
         return ledger
+    path = os.path.join(workdir, STARTS)
+    ledger.writer = threading.Thread(target=_write_always, args=(ledger, path), name="tfdist-ledger", daemon=True)
     try:
-        descriptor = os.open(os.path.join(workdir, STARTS), os.O_RDWR | os.O_CREAT, 0o666)
-        size = os.fstat(descriptor).st_size
-        ledger.place = (descriptor, size - size % _LINE_BYTES)  # An incomplete line of a full disk is replaced.
-    except OSError:  # Training does not need it.
-        return ledger
-    ledger.write()
+        ledger.writer.start()
+    except RuntimeError:  # No more threads. Training does not need it.
+        ledger.writer = None
     atexit.register(ledger.close)
-    threading.Thread(target=_write_always, args=(ledger,), name="tfdist-ledger", daemon=True).start()
     return ledger
 
 
-def _write_always(ledger: Ledger) -> None:
-    while ledger.place is not None:
-        ledger.write()
-        time.sleep(_EVERY_SECONDS)
+def _write_always(ledger: Ledger, path: str) -> None:
+    with contextlib.suppress(OSError), open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        place = size - size % _LINE_BYTES  # An incomplete line of a full disk is replaced.
+        closed = False
+        while not closed:
+            with ledger.lock:
+                number, closed, line = ledger.asked, ledger.closed, ledger.line()
+            with contextlib.suppress(OSError):
+                os.pwrite(file.fileno(), line, place)
+            with ledger.lock:
+                ledger.done = number
+                ledger.lock.notify_all()
+                ledger.lock.wait_for(lambda: ledger.asked > ledger.done, 0.0 if closed else _EVERY_SECONDS)
+    with ledger.lock:
+        ledger.writer = None
+        ledger.lock.notify_all()

@@ -232,6 +232,10 @@ class Reporter:
         for file in opened:
             file.close()
         self.metrics, self.tensorboard = None, {}
+        self.end_bar()
+
+    def end_bar(self) -> None:
+        """Writes the last report to the console, and ends the bar."""
         if self.console is not None:
             self.console.close()
 

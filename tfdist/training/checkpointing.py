@@ -40,10 +40,10 @@ MISMATCH = "mismatch"
 _SLOW_BYTES_PER_SECOND = 20e6
 
 
-def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
+def open_run(run: Run) -> tuple[LoopTools, TrainingState] | None:
     """Restores the newest checkpoint on every worker, and opens the report and the checkpointer on the chief.
 
-    The workdir is this run's until `close`.
+    The workdir is this run's until `close`. Returns None if a stop signal has ended the wait for it.
 
     Raises:
         WorkdirInUseError: another run writes to the workdir.
@@ -57,7 +57,10 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState]:
     lock = None
     if run.cluster.is_chief:
         stop = {"requests": (interruption.STOP_FILE, interruption.SAVE_FILE), "requested": run.stop.note_file}
-        lock = lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers, **stop)
+        wait = functools.partial(lock_workdir, run.workdir, run.config.cluster, run.cluster.num_workers, **stop)
+        lock = run.stop.unless_stopped(wait)
+    if not run.cluster.broadcast(lock is not None):
+        return None
     try:
         return _open_workdir(run, lock, rate)
     except BaseException:
@@ -91,8 +94,12 @@ def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tup
         report.event(rate_note, state.step)
     if run.config.cluster.requeue:
         before = directory.written(run.checkpoints)
+        # The first execution is one step, which each start of a job that is too short makes: that is no progress.
+        no_progress = (state.step, state.step + 1)
         slurm_requeue.enable_requeue(
-            run.cluster.rank, run.stop, lambda: not before.issuperset(directory.written(run.checkpoints))
+            run.cluster.rank,
+            run.stop,
+            lambda: any(one[0] not in no_progress for one in directory.written(run.checkpoints) - before),
         )
     report_run.write_start(run, report, None if saved is None else saved.step)
     ledger = _open_ledger(run, state)
@@ -195,9 +202,10 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
         raise nonfinite.make_diverged_error(tools, f"{bad} after step {state.step}", steps)
     if scheduled:
         state.last_scheduled_step = state.step
-    arrays = _collect(tools, state)
-    if arrays is not None:
-        tools.checkpointer.save(state.step, arrays, state.to_json())
+    with run.cluster.pause_timers():  # Callbacks, and the checkpoint that is being written, may take long.
+        arrays = _collect(tools, state)
+        if arrays is not None:
+            tools.checkpointer.save(state.step, arrays, state.to_json())
 
 
 def _collect(tools: LoopTools, state: TrainingState, *, wait: bool = False) -> Callable[[], dict[str, Any]] | None:

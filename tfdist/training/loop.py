@@ -34,21 +34,31 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
             more = f"For more epochs: tfdist train {run.workdir} --epochs=N. To train again, choose another --workdir."
             print(f"This run is finished; nothing to do. {text}\n{more}")
         return 0
-    if run.cluster.any_worker(run.stop.reason is not None):
-        if run.cluster.is_chief:
-            print(f"stopped by {run.stop.reason or 'another worker'} {report_run.describe_early_stop(run)}")
-        return ending.stopped_code(run)
-    tools, state = checkpointing.open_run(run)
+    opened = None if run.cluster.any_worker(run.stop.reason is not None) else checkpointing.open_run(run)
+    if opened is None:
+        return _stop_early(run)
+    tools, state = opened
     with ending.record_end(tools, state), explain_errors(run):
         for line in changes:
             tools.report.event(f"changed: config.{line}", state.step)
-        data = start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES))
+        # It may read whole splits, to store them.
+        data = run.stop.unless_stopped(lambda: start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES)))
+        too_late = state.step < run.total_steps and run.stop.requested()
+        if run.cluster.any_worker(data is None or too_late):
+            run.stop.saving = True
+            return _stop_early(run)
         start_checks.check_start(run.cluster, data["common"], state.to_json())
         tools.report.data({name: hashing.as_text(value) for name, value in data["common"].items()})
         for text in start_checks.compare_with_saved(state, data, allow_changes=allow_data_changes or run.is_script):
             tools.report.warning(text)
         tools.consistency.check(state)
         return _train_or_stop(tools, state)
+
+
+def _stop_early(run: Run) -> int:
+    if run.cluster.is_chief:
+        print(f"stopped by {run.stop.reason or 'another worker'} {report_run.describe_early_stop(run)}")
+    return ending.stopped_code(run)
 
 
 def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:

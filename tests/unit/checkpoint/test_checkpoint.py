@@ -527,6 +527,28 @@ def test_a_workdir_that_disappears_is_reported_and_used_again_when_it_is_back(tm
     assert saver.wait() and newest(workdir / "checkpoints") == (3, []) and len(said) == 1
 
 
+def test_a_thread_that_cannot_start_or_dies_is_not_waited_for(tmp_path):
+    """The run waited at its end for ever."""
+
+    def fails(step: int) -> bool:
+        raise MemoryError("none left")
+
+    said = []
+    for size, stays, is_saved in ((0, fails, True), (1 << 46, lambda step: False, False)):
+        saver = async_writer.AsyncCheckpointer(tmp_path / f"{size}", config.Checkpoint(), said.append, stays=stays)
+        threading.stack_size(size)  # More than there is: "can't start new thread".
+        try:
+            saver.save(1, lambda: arrays_of(1), STATE)
+        finally:
+            threading.stack_size(0)
+        ended = []
+        waits = threading.Thread(target=lambda saver=saver, ended=ended: ended.append(saver.wait()), daemon=True)
+        waits.start()
+        waits.join(60)
+        assert ended == [is_saved]
+    assert "none left" in said[0] and "can't start new thread" in said[-1]
+
+
 def test_a_slow_file_system_skips_checkpoints_but_not_the_last_one(tmp_path, monkeypatch):
     said, fast, sync = [], threading.Event(), os.fsync
     monkeypatch.setattr(async_writer, "_MAX_WAIT_SECONDS", 0.1)

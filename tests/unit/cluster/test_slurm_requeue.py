@@ -28,5 +28,8 @@ def test_a_job_that_was_too_short_for_a_checkpoint_says_so(monkeypatch, capsys, 
     slurm_requeue.enable_requeue(0, StopRequest(reason=reason), lambda: False)
     slurm_requeue.requeue()
     text = capsys.readouterr().err
-    assert "job not requeued: this attempt saved no new checkpoint, so a restart would not either" in text
+    assert (
+        "job not requeued: this attempt saved no new checkpoint after its first step, so a restart would not either"
+        in text
+    )
     assert ("the job ends in " in text and "Submit it with more --time" in text) == said

@@ -1,15 +1,20 @@
 """starts.jsonl: on what the time of a start is spent, and how old process and interpreter are."""
 
+import os
 import shlex
 import subprocess
 import sys
 import threading
 import time
 
+import hung
+import processes
 import pytest
 
 from tfdist.report import interpreter, ledger, read_back
 from tfdist.tools.many_runs import run_state
+
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
 
 def test_each_moment_has_one_cause(tmp_path):
@@ -36,11 +41,41 @@ def test_each_moment_has_one_cause(tmp_path):
     assert again.started == pytest.approx(start["now"], abs=0.01)  # The next fit of this process.
     again.close()
     assert [each["end"] for each in read_back.read_starts(tmp_path)] == ["lost", ""]
-    assert ledger.open_ledger(tmp_path / "missing", 0, {}).place is None
+    ledger.open_ledger(tmp_path / "missing", 0, {}).close()
     until = time.monotonic() + 30
     while any(thread.name == "tfdist-ledger" for thread in threading.enumerate()):
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+HANGS = """
+import pathlib, sys
+from tfdist.report import ledger
+first, second = ledger.open_ledger(sys.argv[1], 0, {}), None
+for line in sys.stdin:
+    first.enter("steps")
+    first.note_execution(1, 0.0)
+    print(first.note_end("failed", "x"), flush=True)
+    second = ledger.open_ledger(sys.argv[1], 1, {})
+    second.enter("steps")
+"""
+
+
+@pytest.mark.parametrize("call", ["open", "write"])
+def test_a_workdir_that_hangs_stops_neither_the_run_nor_its_end(tmp_path, call):
+    """The lock was held while the line was written, and both the training and the last exit need it."""
+    disk = hung.Disk(tmp_path, tmp_path / "run")
+    if call == "open":
+        disk.hang(call)
+    (tmp_path / "run").mkdir()
+    command = [sys.executable, "-c", HANGS, str(tmp_path / "run")]
+    with subprocess.Popen(command, env=disk.environment(os.environ), **PIPES, cwd=processes.REPOSITORY) as process:
+        try:
+            disk.hang(call)
+            disk.until_it_hangs()
+            assert process.communicate(b"\n", timeout=60) == (b"True\n", None) and process.returncode == 0
+        finally:
+            process.kill()
 
 
 def test_a_clock_that_is_set_does_not_change_the_durations(tmp_path, monkeypatch):

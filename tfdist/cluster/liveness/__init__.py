@@ -6,5 +6,5 @@ startup_watchdog.py starts a process (startup_watchdog_process.py) that limits t
 replies for a worker that is busy.
 
     connections.start(...) or, with one worker, heartbeat.start(...) -> HeartbeatMonitor
-    peer_loss.claim_exit_and_name_loss, claim_exit, announce_failure when exiting
+    peer_loss.name_loss, claim_exit, announce_failure when exiting
 """

@@ -1,7 +1,7 @@
 """The state of the heartbeat monitor, and the end of this process after another worker is lost. Imports no TensorFlow.
 
 After a loss the main thread has a few seconds to exit by itself: TensorFlow usually fails, and error_report.py reads
-the cause from `claim_exit_and_name_loss`. If it hangs in a collective instead, a thread ends the process.
+the cause from `name_loss`. If it hangs in a collective instead, a thread ends the process.
 """
 
 import asyncio
@@ -28,6 +28,8 @@ _WRITING_SECONDS = 60.0
 _READERS_PER_SECOND, _READING_SECONDS = 10, 120.0
 # How an error of several_workers/tcp_ring.py names a connection that is broken: the rank of the other, and a reason.
 BROKEN_RING = "no connection with worker {}: {}"
+# How it begins to say that two workers sum different numbers.
+DIFFERENT_GRAPHS = "the workers compute different graphs"
 
 
 class MissingWorkersError(TimeoutError):
@@ -162,15 +164,11 @@ def is_registered(monitor: HeartbeatMonitor) -> bool:
     return monitor is _monitor
 
 
-def claim_exit_and_name_loss(seconds: float) -> str:
-    """Returns the lost worker, in words, as soon as it is known, at most after `seconds`; "" if no worker is lost.
-
-    The calling thread must then end this process.
-    """
+def name_loss(seconds: float) -> str:
+    """Returns the lost worker, in words, as soon as it is known, at most after `seconds`; "" if no worker is lost."""
     if _monitor is None or len(_monitor.members) == 1:
         return ""
     _monitor.loss_known.wait(seconds)
-    claim_exit()
     return cause(_monitor)
 
 
@@ -210,7 +208,7 @@ def lost_ranks() -> set[int]:
 def claim_exit() -> None:
     """Makes the calling thread the one that ends this process, for a reason of its own."""
     if _monitor is not None and not _claim(_monitor, "main"):
-        time.sleep(max(_WRITING_SECONDS, _monitor.writing_seconds()))  # Too late: another thread is ending the process.
+        time.sleep(writing_seconds())  # Too late: another thread is ending the process.
 
 
 def reported_by_another(reason: str, seconds: float) -> bool:
@@ -303,9 +301,16 @@ def _claim(monitor: HeartbeatMonitor, thread: str) -> bool:
         return monitor.exit_claimed_by == thread
 
 
+def writing_seconds() -> float:
+    """Returns how long a process that ends waits for a checkpoint that is being written."""
+    if _monitor is None:
+        return _WRITING_SECONDS
+    return max(min(_WRITING_SECONDS, _monitor.options.stall_seconds or _WRITING_SECONDS), _monitor.writing_seconds())
+
+
 def await_writers() -> None:
     """Waits for the threads that may be writing a checkpoint, each for a limited time."""
-    deadline = time.monotonic() + max(_WRITING_SECONDS, _monitor.writing_seconds() if _monitor else 0.0)
+    deadline = time.monotonic() + writing_seconds()
     time.sleep(_GRACE_SECONDS)
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.main_thread():

@@ -16,6 +16,7 @@ import dataclasses
 import queue
 import secrets
 import socket
+import struct
 import sys
 import threading
 import time
@@ -35,9 +36,9 @@ from tfdist.cluster.wire.keys import Keys
 _PIECE_BYTES = 1 << 19
 # TensorFlow uses an array without a copy if it begins at such an address.
 _ALIGNMENT = 64
-_HEADER_BYTES = 16
 # Seconds without data until TCP asks whether the other side is there.
 _KEEPALIVE_SECONDS = 60
+_HEADER = struct.Struct("<QQ")  # The number of a pack, and its bytes.
 # Connections that may wait without a proof; one more closes the oldest.
 _MAX_UNPROVEN = 256
 _LONGEST_PROOF = 300
@@ -62,7 +63,7 @@ class _Pack:
 
     def header(self) -> bytes:
         """Returns the start of the pack on the wire, by which workers notice that they sum different packs."""
-        return self.number.to_bytes(8, "little") + self.sums.nbytes.to_bytes(8, "little")
+        return _HEADER.pack(self.number, self.sums.nbytes)
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields this worker's numbers and the places of their sums, from `first` to `last`, in pieces."""
@@ -193,10 +194,14 @@ class TcpRing:
 
     def _reduce(self, pack: _Pack, received: np.ndarray) -> _Pack | None:
         """Receives and passes on all chunks of a pack; returns the next pack if it has begun meanwhile."""
-        found = bytearray(_HEADER_BYTES)
+        found = bytearray(_HEADER.size)
         self._receive(memoryview(found))
         if found != pack.header():
-            raise ValueError(f"the worker before sums another pack: {found.hex()}, {pack.header().hex()}")
+            (number, theirs), (_, ours) = _HEADER.unpack(found), _HEADER.unpack(pack.header())
+            raise ValueError(
+                f"{peer_loss.DIFFERENT_GRAPHS}: in pack {number} worker {(self._rank - 1) % self._num_workers} sums "
+                f"{theirs} bytes, worker {self._rank} {ours}. Models, losses and steps must be the same on all workers"
+            )
         following, last = None, 2 * self._num_workers - 3
         for hop in range(last + 1):
             if hop == last:
@@ -257,6 +262,9 @@ class TcpRing:
             with self._changed:
                 self._error = self._error or error
                 self._why = self._why or (peer_loss.BROKEN_RING.format(other, error) if is_broken else str(error))
+            if not is_broken:  # Before the others see a closed connection.
+                peer_loss.announce_failure(str(error))
+            with self._changed:
                 self._changed.notify_all()
             self.close()
 

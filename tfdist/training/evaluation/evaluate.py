@@ -34,7 +34,11 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
     run, callbacks = tools.run, tools.run.callbacks
     with run.evaluated_weights():
         started = time.perf_counter()
-        dataset, steps = run.feed.evaluation()
+        with run.cluster.pause_timers():  # It may read the whole split, to store it.
+            found = run.stop.unless_stopped(run.feed.evaluation)
+        if run.cluster.any_worker(found is None):
+            raise StopRequested
+        dataset, steps = found
         batches = run.cluster.distribute(dataset)
         run.objective.reset()
         callbacks.call("on_test_begin")

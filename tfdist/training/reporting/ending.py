@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from tfdist.cluster import interruption
+from tfdist.cluster import error_report, interruption, process_exit
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import user_code
 from tfdist.training import checkpointing
@@ -23,25 +23,33 @@ NOTIFY_VARIABLE = "TFDIST_NOTIFY"
 def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
     """Closes the files of the run after the block, records how the start has ended, and gives notice of it.
 
-    Saves the chief's state after a replica mismatch. A SystemExit of a config's code is an error.
+    Saves the chief's state after a replica mismatch. A SystemExit of a config's code is an error. An error is told
+    before anything is closed, and closing has a limit then: the workdir may hang. Scripts tell theirs, or catch it; at
+    the limit it is told here.
     """
     peer_loss.call_before_exit(lambda text: record(tools, state, "lost", text))
-    end, text = "failed", ""
+    run, end, text, failed = tools.run, "", "", None
     try:
         yield
-        end = "stopped" if tools.run.stop.saving else "finished"
+        end = "stopped" if run.stop.saving else "finished"
     except BaseException as error:
-        end, text = _describe(error, tools)
-        if isinstance(error, ReplicaMismatchError):
+        failed = error
+        if isinstance(error, SystemExit) and not run.is_script:  # A script may end itself in a callback on all workers.
+            failed = user_code.refuse_exit(error)
+            failed.__cause__ = error
+        end, text = _describe(failed, tools)
+        if not run.is_script:
+            tools.report.end_bar()
+            error_report.report_exception(failed)
+    with process_exit.end_within(peer_loss.writing_seconds(), failed, f"The workdir {run.workdir} has not answered"):
+        if isinstance(failed, ReplicaMismatchError):
             checkpointing.save_mismatch(tools, state)
-        if isinstance(error, SystemExit) and not tools.run.is_script:
-            raise user_code.refuse_exit(error) from error
-        raise  # A script may end itself in a callback that all workers run.
-    finally:
         with tools.ledger.during("checkpoints"):
             checkpointing.close(tools)
         peer_loss.call_before_exit(None)
         record(tools, state, end, text)
+    if failed is not None:
+        raise failed
 
 
 def stopped_code(run: Run) -> int:
@@ -56,8 +64,6 @@ def _describe(error: BaseException, tools: LoopTools) -> tuple[str, str]:
         return "diverged", text
     if tools.run.cluster.num_workers == 1:
         return "failed", text
-    from tfdist.cluster import error_report
-
     lost, named = error_report.find_lost_worker(error)
     return ("lost", named or text) if lost else ("failed", text)
 
