@@ -61,7 +61,7 @@ class CompiledObjective(ModelObjective):
         if self.model.jit_compile and not parts:
             # Without the sum over replicas, which XLA cannot compile on CPUs.
             forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
-        weight = tf.cast(shard["count"] / shard["total"], tf.float32)
+        weight = shard["count"] / shard["total"]
         return trainer.ShardResult(*forward_backward(shard), weight)
 
     @tf.autograph.experimental.do_not_convert

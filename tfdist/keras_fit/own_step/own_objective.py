@@ -126,7 +126,6 @@ def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
     objective = context.objective
     statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
     fraction = shard["count"] / shard["total"]
-    weight = tf.cast(fraction, tf.float32)
     owners = {id(one): optimizer for optimizer, variables in objective.train.optimizers for one in variables}
 
     def average(gradients: list[Any], variables: list[Any]) -> list[Any]:
@@ -135,7 +134,7 @@ def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
         gradients = trainer.select_rows(gradients, variables, shard["data"], owner)
         if context.cluster.num_replicas > 1:
             gradients = trainer.scale_gradients(gradients, fraction)
-        return context.reduction(gradients, [], [], weight)[0]
+        return context.reduction(gradients, [], [], fraction)[0]
 
     def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:
         owner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -151,7 +150,7 @@ def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
             return original(gradients, variables)
 
     sums = objective.run_step("train", shard, apply, average, context.statistics)
-    context.reduction([], [], statistics, weight)
+    context.reduction([], [], statistics, fraction)
     context.step_count.assign_add(1)
     trainer.add_to_totals(context, sums, None)
     return trainer.after_update(context, sums)
