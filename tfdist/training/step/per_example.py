@@ -120,10 +120,10 @@ class PerExampleObjective(objective.Objective):
             losses = tf.cast(values["loss"], dtype)
             loss = _average(losses, self.global_batch)
             if self.model.losses:
-                regularization = tf.cast(tf.add_n(self.model.losses), dtype)
+                regularization = tf.add_n([tf.cast(one, dtype) for one in self.model.losses])
                 loss += tf.nn.scale_regularization_loss(regularization) / (self.micro_batches * self.shards)
                 values = values | {"regularization": tf.fill([num_examples], regularization)}
-            loss *= loss_scale
+            loss *= tf.cast(loss_scale, dtype)
         variables = self.model.trainable_variables
         gradients = tape.gradient(loss, variables)
         gradients = tables.select(gradients, variables, batch, self.optimizer)

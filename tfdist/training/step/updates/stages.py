@@ -47,6 +47,12 @@ def make_apply(
     clip_gradients = make_clip(config.clip_norm, cluster)
 
     def apply(gradients: Gradients) -> None:
+        if gradients and all(gradient is None for gradient in gradients):
+            raise ValueError(
+                f"The loss of config.objective has no gradient for any of the {len(gradients)} trainable variables of "
+                "the model: it does not depend on them, or tf.stop_gradient, tf.numpy_function or tf.py_function, or a "
+                "value that is an integer or bool stands between them and the loss."
+            )
         with tables.convert_in_fixed_order():
             optimizer.apply(clip_gradients(gradients), model.trainable_variables)
 
@@ -134,7 +140,7 @@ def scale(gradients: Gradients, factor: tf.Tensor | float) -> Gradients:
     def multiply(gradient: tables.Gradient | None) -> tables.Gradient | None:
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(multiply(gradient.values), gradient.indices, gradient.dense_shape)
-        return None if gradient is None else gradient * tf.cast(factor, gradient.dtype)
+        return None if gradient is None else gradient * tables.as_dtype(factor, gradient.dtype)
 
     return [multiply(gradient) for gradient in gradients]
 
@@ -166,13 +172,25 @@ def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -
     As Keras' `global_clipnorm`: the norm is over the rows of all lookups, and all gradients become dense.
 
     Args:
-        own_norm: their norm, of their dtype: []; None: it is computed.
+        own_norm: their norm, of `_common_dtype`: []; None: it is computed.
     """
+    numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
     if own_norm is None:
-        numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
-        own_norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack([tf.nn.l2_loss(values) for values in numbers])))
-    clipped, _ = tf.clip_by_global_norm(gradients, norm, own_norm)
-    return [None if gradient is None else tables.sum_rows(gradient) for gradient in clipped]
+        halves = [tf.cast(tf.nn.l2_loss(values), _common_dtype(numbers)) for values in numbers]
+        own_norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack(halves)))
+    clipped = list(gradients)
+    for dtype in dict.fromkeys(values.dtype for values in numbers):
+        chosen = [index for index, one in enumerate(gradients) if one is not None and one.dtype == dtype]
+        scaled, _ = tf.clip_by_global_norm([gradients[index] for index in chosen], norm, tf.cast(own_norm, dtype))
+        for index, one in zip(chosen, scaled, strict=True):
+            clipped[index] = tables.sum_rows(one)
+    return clipped
+
+
+def _common_dtype(tensors: Sequence[tf.Tensor]) -> tf.DType:
+    """Returns the dtype of tensors in which they can be summed; of several dtypes, float64 if it is one, or float32."""
+    dtypes = {one.dtype for one in tensors}
+    return dtypes.pop() if len(dtypes) == 1 else tf.float64 if tf.float64 in dtypes else tf.float32
 
 
 def _clip_together(sharing: work_sharing.WorkSharing, norm: float, gradients: Gradients) -> Gradients:
@@ -180,5 +198,5 @@ def _clip_together(sharing: work_sharing.WorkSharing, norm: float, gradients: Gr
     numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
     tasks = [lambda values=values: tf.reshape(tf.nn.l2_loss(values), [1]) for values in numbers]
     costs = [values.shape.num_elements() or 1 for values in numbers]
-    halves = sharing.run_tasks(tasks, [1] * len(tasks), costs, numbers[0].dtype)
+    halves = sharing.run_tasks(tasks, [1] * len(tasks), costs, _common_dtype(numbers))
     return clip(gradients, norm, tf.sqrt(2.0 * tf.reduce_sum(tf.concat(halves, axis=0))))

@@ -79,6 +79,12 @@ def values(gradient: Gradient) -> tf.Tensor:
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
+def as_dtype(factor: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
+    """Returns a factor in a gradient's dtype; `tf.cast` alone rounds a number of Python to float32."""
+    exact = dtype == tf.float64 and not tf.is_tensor(factor)
+    return tf.constant(factor, dtype) if exact else tf.cast(factor, dtype)
+
+
 def sum_rows(gradient: Gradient) -> tf.Tensor:
     """Returns a gradient as a tensor, each row the sum over its lookups.
 
