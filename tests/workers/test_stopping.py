@@ -74,7 +74,7 @@ MOMENTS = {
     # While the first step is compiled.
     "compiling": (
         1,
-        f"tfdist.training.step.train_step:train_step:before:{TERM:d}",
+        f"tfdist.training.step.train_step:add_to_totals:before:{TERM:d}",
         "stopped by another worker and saved",
     ),
     "evaluating": (

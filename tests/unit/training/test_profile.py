@@ -7,8 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tfdist import config as c
-from tfdist.config import validate
-from tfdist.training import loop, setup
+from tfdist.training import features, loop, setup
 
 pytestmark = [pytest.mark.workers, pytest.mark.usefixtures("own_signals")]
 
@@ -62,4 +61,4 @@ def test_a_profile_is_two_steps(profile):
     with pytest.raises(
         ValueError, match=r"report.profile must be \[first, last\], two steps counted from 1. Received: "
     ):
-        validate.validate(config)
+        features.check(config)

@@ -56,8 +56,7 @@ class AllReduce:
         # The last ones are sent first: the gradients of the last layers, and not what is computed at the end.
         tensors = [*flags, *gradients]
         ready = self.clock(tensors)
-        weight = tf.convert_to_tensor(weight, tf.float64)  # tf.cast of a number of Python goes through float32.
-        exact = [(variable.value - old) * tf.cast(weight, old.dtype) for variable, old in statistics]
+        exact = [(variable.value - old) * tables.as_dtype(weight, old.dtype) for variable, old in statistics]
         if options.dtype == "float32":
             reduced = sum_over_replicas([*exact, *tensors], options)
             exact, tensors = reduced[: len(exact)], reduced[len(exact) :]
