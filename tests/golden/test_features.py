@@ -8,7 +8,16 @@ from test_golden import forked_processes, recorded_names, topology_can_be_had  #
 
 # Fixed shards are all examples where there is one worker.
 WORKERS = ("fixed_shards",)
-CASES = [(name, "two_workers" if name in WORKERS else "two_devices") for name in golden.FEATURES]
+# Each takes some 15 s of processor time: these run by default, the others with the slow tests.
+DEFAULT = ("virtual_replicas", "norm_of_replicas", "float16", "rows", "fixed_shards", "fit", "loop")
+CASES = [
+    pytest.param(
+        name,
+        "two_workers" if name in WORKERS else "two_devices",
+        marks=[] if name in DEFAULT else pytest.mark.slow,
+    )
+    for name in golden.FEATURES
+]
 
 
 @recorded_names
