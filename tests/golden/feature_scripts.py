@@ -1,9 +1,9 @@
-"""Scripts of which each uses one feature: `tfdist.fit`, a `train_step` of its own under `tfdist.run`, and an own loop.
+"""Scripts that each use one feature: `tfdist.fit`, a `train_step` of its own under `tfdist.run`, and an own loop.
 
 usage: python tests/golden/feature_scripts.py fit|loop RESULT.json WORKDIR LOGICAL_DEVICES
        python -m tfdist.run --workdir=WORKDIR tests/golden/feature_scripts.py train_step RESULT.json
 
-Each trains for 12 steps: three passes over 53 examples in batches of 16, of which the last has 5.
+Each trains for 12 steps: three passes over 53 examples in batches of 16; the last batch has 5.
 """
 
 import hashlib

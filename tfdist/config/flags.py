@@ -20,7 +20,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from tfdist.config import config_dict, paths, saved_run, schema
-from tfdist.config.command_line import closed_streams, spec_arguments, words
+from tfdist.config.command_line import closed_streams, flag_errors, spec_arguments, words
 
 NONE_WORDS = ("none", "None")
 # Messages of Python and absl for the values of flags, and what is said instead.
@@ -156,20 +156,14 @@ def parse(argv: list[str]) -> list[str]:
     """
     has_config = "config" in flags.FLAGS
     if any(words.unknown(argv[1:])):
-        from tfdist.config.command_line import flag_errors
-
         flag_errors.check_names(argv)
     once = sum(flag.name == "config" for flag in words.read_flags(argv[1:])) == 1
     if has_config and not (once and words.may_hold_config(words.config_path(argv[1:]))):
-        from tfdist.config.command_line import flag_errors
-
         flag_errors.check_file(argv)
     try:
         rest = flags.FLAGS(argv)
     except Exception as error:
         if has_config:
-            from tfdist.config.command_line import flag_errors
-
             flag_errors.explain(argv)
         if isinstance(error, flags.Error):
             sys.exit(plain(error))

@@ -167,17 +167,21 @@ def hashes() -> dict[str, str]:
     return found
 
 
-@functools.cache  # What a process has imported stays, if a file is edited meanwhile.
+@functools.cache  # The hash of the imported code stays if the file is edited later.
 def _hash(*files: str) -> str:
     import hashlib  # Of a command line that is wrong nothing is hashed.
 
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
 
 
+@functools.cache
+def _python_folders() -> tuple[str, ...]:
+    return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+
+
 def is_of_python(file: str) -> bool:
     """Returns whether a file is one of Python's own modules."""
-    folders = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
-    return file.startswith(folders) and f"{os.sep}site-packages{os.sep}" not in file
+    return file.startswith(_python_folders()) and f"{os.sep}site-packages{os.sep}" not in file
 
 
 def refuse_exit(end: SystemExit) -> ValueError:

@@ -92,7 +92,7 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
 def _json_problems(config: schema.Config) -> Iterator[str]:
     for name, value in diff.flatten(config):
         if isinstance(value, str) and value.startswith(diff.ARRAY):
-            yield f"{name} is an array, of which a workdir has only the hash: start with the config file. {value[:60]}"
+            yield f"{name} is an array, and the workdir has only its hash: start with the config file. {value[:60]}"
         for found in _not_json(value):
             with contextlib.suppress(TypeError):
                 if name.startswith("data.source.") and not [*_not_json(diff.to_json(found))]:

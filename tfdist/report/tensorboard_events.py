@@ -5,7 +5,7 @@ share a chart. The tag `by_step/loss` is over optimizer steps, and `by_epoch/los
 
 tensorboard's RecordWriter frames a record, which is appended to its file, or not, when it is reported: no buffer, and
 no thread that raises the error of a full disk later. What a killed run left of a record hides no other one: each start
-opens a new file. This one says from which step on the data of earlier files is void, and readers drop it.
+opens a new file. It says from which step on earlier files are void, and readers drop these steps.
 """
 
 import io

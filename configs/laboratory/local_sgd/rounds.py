@@ -81,6 +81,6 @@ def compose(run: Run, local_steps: int) -> Run:
 
 
 def schedule(peak: float, *, total_steps: int, warmup_steps: int, of: dict[str, Any], local_steps: int) -> Any:
-    """Returns the schedule of the spec `of` in optimizer steps, of which a step of the run has `local_steps`."""
+    """Returns the schedule of the spec `of`, counted in optimizer steps: a step of the run has `local_steps`."""
     steps = {"total_steps": local_steps * total_steps, "warmup_steps": local_steps * warmup_steps}
     return specs.build(of, peak, field="config.learning_rate.schedule.of", **steps)

@@ -101,7 +101,7 @@ def test_the_age_of_a_process_is_precise():
         age = interpreter.process_age(process.pid)
         now = time.time()
         process.kill()
-    assert now - after - 0.02 <= age <= now - before + 0.02  # Linux tells the start in hundredths of a second.
+    assert now - after - 0.02 <= age <= now - before + 0.02  # Linux gives it in hundredths of a second.
 
 
 @pytest.mark.slow

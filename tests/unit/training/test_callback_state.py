@@ -274,7 +274,7 @@ class Fields(keras.callbacks.Callback):
 
 
 def read_by(workers, saved):
-    """What each of some workers reads: the first from the files, the others what it has sent."""
+    """Returns what each worker reads: the chief reads the files, and the others get what it sends."""
     sent, names = [], checkpoint_format.callback_names(saved)
     hear = [lambda content: sent.append(content) or content, lambda content: sent.pop(0)]
     members = [

@@ -22,7 +22,7 @@ SPEED = "examples_per_second"
 EPOCH, RATE = "epoch", "learning_rate"
 # Evaluations have markers up to this number of reports, training up to the second one.
 _MARKED, _FEW = 40, 10
-# By learning rate, a value is the mean over so many reports before and after.
+# Over learning rates, a value is the mean over this many reports before and after it.
 _WINDOW = 5
 # Fields in the caption of a run.
 _MAX_FIELDS = 4
