@@ -224,8 +224,8 @@ class ClusterOptions:
     heartbeat_seconds: float = 10.0
     """Seconds without a heartbeat after which a worker is lost."""
     stall_seconds: float | None = 600.0
-    """Seconds in which a worker must complete an execution, except its first; otherwise the run exits. None: no
-    limit."""
+    """Seconds in which a worker must complete an execution, except its first, or write a file of its workdir; otherwise
+    the run exits. None: no limit."""
     first_stall_seconds: float | None = 3600.0
     """The same until the first execution has ended, which compiles: seconds since the first call that waits for all
     workers. None: no limit."""

@@ -54,6 +54,7 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState] | None:
     if run.workdir is None:
         run.callbacks.train_begin()
         return loop_tools.make_tools(run, report_run.open_report(run, None), None), _new_state(run, rate)
+    run.cluster.watch_files(files.waits, lambda: 3 * run.stop.save_seconds())
     lock = None
     if run.cluster.is_chief:
         stop = {"requests": (interruption.STOP_FILE, interruption.SAVE_FILE), "requested": run.stop.note_file}
@@ -170,7 +171,6 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
     checkpointer.remove_partial(saved)
     assumed_seconds = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
     run.stop.save_seconds = lambda: checkpointer.longest_write_seconds or assumed_seconds
-    run.cluster.allow_time_to_write(lambda: 3 * run.stop.save_seconds())
     if saved is not None:
         ended = run.is_script and (state.step >= run.total_steps or run.callbacks.stop())
         advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""
@@ -293,7 +293,7 @@ def mark_finished(tools: LoopTools, state: TrainingState) -> None:
     early = {"stopped_by_callback": True} if state.step < run.total_steps else {}
     try:
         if run.config.checkpoint.export:
-            with run.evaluated_weights():
+            with run.evaluated_weights(), files.waiting(model):
                 event = export.export(run.context.model, model, run.feed.about.usage)
             tools.report.event(event, state.step)
         # A shorter run may end without a new checkpoint.

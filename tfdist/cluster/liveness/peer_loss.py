@@ -24,6 +24,8 @@ from tfdist.cluster import interruption
 _GRACE_SECONDS = 2.0
 # Seconds that other non-daemon threads may take to finish, such as the writer of a checkpoint.
 _WRITING_SECONDS = 60.0
+# Seconds in which the end is recorded, and notice of it given.
+_LAST_SECONDS = 30.0
 # Workers of one machine that read the chief's last message in a second, at least; and seconds for all, at most.
 _READERS_PER_SECOND, _READING_SECONDS = 10, 120.0
 # How an error of several_workers/tcp_ring.py names a connection that is broken: the rank of the other, and a reason.
@@ -75,6 +77,8 @@ class Progress:
     # Blocks of `pause_timers` that this worker is in; the last moment at which it or a connected worker was in one.
     pauses: int = 0
     last_pause: float = 0.0
+    # When the process was last found to have been suspended.
+    resumed: float = 0.0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -92,6 +96,8 @@ class HeartbeatMonitor:
     announce: Callable[[dict[str, Any]], None] = lambda message: None
     # Seconds that a checkpoint may take to be written after a loss, if more than `_WRITING_SECONDS`.
     writing_seconds: Callable[[], float] = lambda: 0.0
+    # What the main thread waits for, a path, and since when, as `time.monotonic`; None: for no file.
+    waits_for_file: Callable[[], tuple[str, float] | None] = lambda: None
     # Workers that have finished the run. After `all_finished`, missing heartbeats are ignored.
     finished: set[int] = dataclasses.field(default_factory=set)
     all_finished: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -109,6 +115,10 @@ class HeartbeatMonitor:
     def note_progress(self, step: int) -> None:
         """Notes that an execution has ended after `step` completed steps."""
         self.progress.step, self.progress.last_execution, self.progress.started = step, time.monotonic(), True
+
+    def is_paused(self) -> bool:
+        """Returns whether this worker is in a block of `pause_timers`, or waits for a file, which has its own limit."""
+        return self.progress.pauses > 0 or self.waits_for_file() is not None
 
     def stop_timer(self) -> None:
         """Stops the stall timer until the next heartbeat."""
@@ -329,6 +339,6 @@ def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
         worker = f"worker {monitor.rank}: " if len(monitor.members) > 1 else ""
         print(f"tfdist: {worker}{cause(monitor)}", file=sys.stderr, flush=True)
         if _before_exit is not None:
-            _before_exit(cause(monitor))
+            interruption.within(_LAST_SECONDS, functools.partial(_before_exit, cause(monitor)))
         requeue()
         os._exit(interruption.EXIT_PEER_LOST)
