@@ -532,3 +532,26 @@ def test_a_training_ends_on_both_sides_of_a_pulled_cable(tmp_path):
         set_cable(hosts[1], "down")
         codes, said = workers.ends([0, 1, 2])
         assert_lost_on_both_sides(codes, said, workers, 10.0)
+
+
+@pytest.mark.slow
+def test_storing_the_evaluation_split_is_no_stall(tmp_path):
+    """The evaluation came before the checkpoint, so a restart did not help either."""
+    source = json.dumps({"target": "tests.support.lab:Slow", "seconds": 20.0})
+    options = ["--config.cluster.stall_seconds=10", "--config.data.shards=fixed", "--config.data.cache=raw"]
+    options += [f"--config.data.source={source}", "--config.evaluation.every.steps=4", "--config.train.steps=4"]
+    line = topologies.command(tmp_path, *options, config="tests/configs/interrupted.py")
+    codes, outputs = processes.run([line] * 2, topologies.environments(2))
+    assert codes == [0, 0], outputs
+
+
+@pytest.mark.parametrize("implementation", slow_except(["tcp", "ring"], ["ring"]))
+def test_workers_that_compute_different_graphs_are_told_so(tmp_path, implementation):
+    """Over TCP a closed connection was named first, and over gRPC there was a stack; a restart does not help."""
+    objective = json.dumps({"target": "tests.support.lab:differing"})
+    options = [f"--config.objective={objective}", f"--config.communication.implementation={implementation}"]
+    line = topologies.command(tmp_path, *options, config="tests/configs/interrupted.py")
+    codes, outputs = processes.run([line] * 2, topologies.environments(2))
+    assert 1 in codes, outputs
+    for output in outputs:
+        assert "compute different graphs" in output and "Traceback" not in output, output
