@@ -62,6 +62,9 @@ if what == "callback":  # Or a last save.
         time.sleep(8)
 if what == "behind":  # In the next execution, which begins when the callback has ended.
     time.sleep(4.5)
+if what == "no threads":
+    threading.stack_size(1 << 46)  # More than there is: none can be started.
+    time.sleep(600)
 if what == "busy":
     ctypes.PyDLL(None).sleep(5)  # As json.loads of a large file does: without letting any thread of Python run.
 if what == "write":
@@ -160,6 +163,7 @@ SCENES = {
     "unreachable": Scene(("run", "wait", "wait"), (0, 1, 2)),
     "finished early": Scene(("collect", "leave"), (0, 1)),
     "stalled": Scene(("stall", "run"), (0, 1)),
+    "no threads": Scene(("no threads", "run"), (0,), victim=1),
     (STOP, 0): killed_or_stopped(STOP, 0),
     (KILL, 2): killed_or_stopped(KILL, 2),
     "failed": Scene(("run", "fail", "run"), (0, 1, 2)),
@@ -214,6 +218,13 @@ def test_a_worker_that_is_killed_or_stopped_is_named_by_all_others(request, numb
     assert seen.codes == [LOST, LOST], seen.said
     silent = (0.0 if number == KILL else 2.0, SEEN_WITHIN)
     assert_named(dict(zip(scene.ends, seen.said, strict=True)), victim, seen.processes[victim], silent=silent)
+
+
+def test_a_worker_that_can_start_no_threads_ends_after_a_loss(ended):
+    """Its monitor ended instead, and it trained or waited for ever."""
+    seen = ended["no threads"]
+    assert seen.codes == [LOST], seen.said
+    assert_named({0: seen.said[0]}, 1, seen.processes[1], silent=(0.0, SEEN_WITHIN))
 
 
 def test_a_worker_that_is_busy_without_letting_threads_run_is_not_lost(ended):

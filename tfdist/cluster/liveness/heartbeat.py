@@ -41,6 +41,8 @@ def start(
     monitor = HeartbeatMonitor(rank=rank, members=members, options=options, peers=peers, loop=loop)
     peer_loss.register(monitor)
     work = (watch or watch_run)(monitor)
+    # Started now: when a worker is lost, there may be too many.
+    threading.Thread(target=peer_loss.exit_after_loss, args=(monitor,), name="tfdist-exit", daemon=True).start()
     threading.Thread(target=monitor.loop.run_until_complete, args=(work,), name="heartbeat", daemon=True).start()
     atexit.register(peer_loss.announce_exit, monitor)
     return monitor

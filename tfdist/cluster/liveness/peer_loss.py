@@ -291,7 +291,6 @@ def declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, 
         monitor.loss = {"lost": text, "stacks": stacks, "restart_helps": restart_helps}
         monitor.announce({})
         monitor.loss_known.set()
-        threading.Thread(target=_exit, args=(monitor, stacks), daemon=True).start()
 
 
 def worker_name(monitor: HeartbeatMonitor, rank: int) -> str:
@@ -327,8 +326,10 @@ def await_writers() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
-    if stacks:
+def exit_after_loss(monitor: HeartbeatMonitor) -> None:
+    """Waits until a loss is known, and ends this process if it does not exit by itself soon. Runs in a thread."""
+    monitor.loss_known.wait()
+    if monitor.loss["stacks"]:
         faulthandler.dump_traceback(all_threads=True)
     await_writers()
     # A worker that has not read the message would lose it with the connection, and name the chief.
