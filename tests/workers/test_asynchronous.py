@@ -103,7 +103,7 @@ def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
         assert bool(lost) == (code != 0), done.stderr
     assert (tmp_path / "ends").read_text().split() == ["lost", "finished"]
     assert [start["end"] for start in starts(tmp_path)] == ["lost", "finished"]
-    assert all(start["seconds"][cause] > 0 for start in starts(tmp_path) for cause in ("start", "compilation", "steps"))
+    assert all(start["seconds"] > 0 and start["step"] > 0 for start in starts(tmp_path))
     assert "evaluate   tfdist evaluate " in done.stdout
     assert "resumed from" in done.stdout
     reports = records(tmp_path, "train")

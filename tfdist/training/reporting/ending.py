@@ -44,8 +44,7 @@ def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
     with process_exit.end_within(peer_loss.writing_seconds(), failed, f"The workdir {run.workdir} has not answered"):
         if isinstance(failed, ReplicaMismatchError):
             checkpointing.save_mismatch(tools, state)
-        with tools.ledger.during("checkpoints"):
-            checkpointing.close(tools)
+        checkpointing.close(tools)
         peer_loss.call_before_exit(None)
         record(tools, state, end, text)
     if failed is not None:

@@ -119,7 +119,7 @@ def write_end(run: Run, report: Reporter, state: TrainingState, ledger: Ledger) 
     if run.log.console != "all":
         return
     config, best = run.config, state.best
-    written = [f"time       {ledger.describe()}"]
+    written = [f"time       {lines.duration(ledger.seconds())} in this start"]
     if best.value is not None:
         written.append(f"best       {config.checkpoint.best_metric} {lines.number(best.value)} at step {best.step}")
     exported = "model.keras, " if config.checkpoint.export else ""
