@@ -42,6 +42,11 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "report.histograms.steps": (None, _KERAS_TENSORBOARD),
     "report.histograms.epochs": (None, _KERAS_TENSORBOARD),
     "report.histograms.after": (None, _KERAS_TENSORBOARD),
+    "report.notify": (
+        None,
+        "`tfdist runs` says how runs have ended, and so does the exit code of a run, after which a shell can call "
+        "anything; Slurm sends mail with --mail-type=END,FAIL.",
+    ),
     "communication.compression.exact_steps": (ANY, _NO_COMPRESSION),
     "communication.compression.rank": (None, _NO_COMPRESSION),
     "communication.compression.smallest": (ANY, _NO_COMPRESSION),

@@ -201,9 +201,6 @@ class Report:
     step_times: bool | None = None
     """Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
     only, because a GPU then has to finish each step before the next one is launched."""
-    notify: str | None = None
-    """A command, or a URL (http, https) that gets JSON, called when the run finishes, stops, diverges, fails or loses a
-    worker. None: that of the environment variable TFDIST_NOTIFY, if it is set (docs/many-runs.md)."""
     tensorboard: bool = True
     """Write scalars to workdir/tensorboard."""
     profile: list[int] | None = None

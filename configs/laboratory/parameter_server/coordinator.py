@@ -77,7 +77,7 @@ def train(
         print("This run is already finished; nothing to do.")
         return 0
     tools, state = checkpointing.open_run(run)
-    record_loss = functools.partial(ending.record, tools, state, "lost")
+    record_loss = functools.partial(tools.ledger.note_end, "lost")
     with ending.record_end(tools, state):
         try:
             with tasks.exit_when_lost(mine, config.cluster, record_loss) as progress:

@@ -24,8 +24,8 @@ from tfdist.cluster import interruption
 _GRACE_SECONDS = 2.0
 # Seconds that other non-daemon threads may take to finish, such as the writer of a checkpoint.
 _WRITING_SECONDS = 60.0
-# Seconds in which the end is recorded, and notice of it given.
-_LAST_SECONDS = 30.0
+# Seconds in which the end is recorded.
+_LAST_SECONDS = 10.0
 # Workers of one machine that read the chief's last message in a second, at least; and seconds for all, at most.
 _READERS_PER_SECOND, _READING_SECONDS = 10, 120.0
 # How an error of several_workers/tcp_ring.py names a connection that is broken: the rank of the other, and a reason.
@@ -160,7 +160,7 @@ class HeartbeatMonitor:
 # The monitor of this process; a process has at most one cluster.
 _monitor: HeartbeatMonitor | None = None
 # Called with the lost worker, in words, before a thread ends this process; None: nothing is.
-_before_exit: Callable[[str], None] | None = None
+_before_exit: Callable[[str], Any] | None = None
 
 
 def register(monitor: HeartbeatMonitor) -> None:
@@ -204,15 +204,10 @@ def named_workers(error: str) -> list[str]:
     return [worker_name(_monitor, rank) for rank in sorted(ranks - {_monitor.rank}) if rank < len(_monitor.members)]
 
 
-def call_before_exit(function: Callable[[str], None] | None) -> None:
+def call_before_exit(function: Callable[[str], Any] | None) -> None:
     """Sets what is called with the lost worker, in words, before a thread ends this process; None: nothing."""
     global _before_exit
     _before_exit = function
-
-
-def lost_ranks() -> set[int]:
-    """Returns the ranks of workers whose loss this worker detected itself."""
-    return set() if _monitor is None else set(_monitor.found_lost)
 
 
 def claim_exit() -> None:
