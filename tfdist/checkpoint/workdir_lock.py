@@ -95,8 +95,8 @@ class WorkdirLock:
     def release(self) -> None:
         """Removes the file, if it is still this run's."""
         self._released.set()
-        self._thread.join(self._owner.heartbeat_seconds)  # Not longer: the file system may hang.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), files.waiting(self._path):
+            self._thread.join(self._owner.heartbeat_seconds)  # Not longer: the file system may hang.
             found = _look(self._path)
             if found is not None and found.owner.nonce == self._owner.nonce:
                 self._path.unlink()

@@ -55,7 +55,6 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState] | None:
     if run.workdir is None:
         run.callbacks.train_begin()
         return loop_tools.make_tools(run, report_run.open_report(run, None), None), _new_state(run, rate)
-    run.cluster.watch_files(files.waits, lambda: 3 * run.stop.save_seconds())
     with contextlib.ExitStack() as stack:
         damaged: list[str] = []
 

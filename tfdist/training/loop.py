@@ -3,6 +3,7 @@
 import math
 import time
 
+from tfdist.report import files
 from tfdist.training import checkpointing, triggers
 from tfdist.training.consistency import hashing, nonfinite, start_checks
 from tfdist.training.evaluation import evaluate
@@ -26,6 +27,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a callback of a script raised it.
     """
+    run.cluster.watch_files(files.waits, lambda: 3 * run.stop.save_seconds())
     changes = checkpointing.check_same_config(run, allow_config_changes)
     finished = None if run.is_script else checkpointing.read_finished(run)
     if not run.is_script and run.cluster.broadcast(finished is not None):
