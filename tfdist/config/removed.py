@@ -82,6 +82,7 @@ FLAGS: dict[tuple[str, str], str] = {
     ("virtual_replicas", "logical_devices"): "a config has them, in train.virtual_replicas (docs/same-bits.md).",
     ("recompute_mb", "logical_devices"): "make layers of the model in a keras.RematScope (docs/scripts.md).",
     ("subprocesses", "logical_devices"): "commands of scripts run on each worker; to run one once: docs/scripts.md.",
+    ("min_workers", "grace_seconds"): "start again by hand with fewer --workers: the run resumes.",
     ("prune", "random"): "all runs of a sweep train to their end; a file STOP in the workdir of a run stops it.",
     ("pruner", "random"): _NO_PROPOSALS,
     ("sampler", "random"): _NO_PROPOSALS,
