@@ -67,7 +67,8 @@ def test_a_run_whose_workdir_hangs_ends(tmp_path, phase, call, workers):
             assert "worker 1 (host" in output and "is lost" in output, output
         else:
             assert f" has waited for {workdir}" in output and "stall_seconds" in output, output
-    assert before <= saved(workdir)
+    # Training may go on, and its newest two are kept.
+    assert max(before, default="") <= max(saved(workdir), default="")
     for name in saved(workdir):
         checkpoint_format.verify(workdir / "checkpoints" / name)
 
