@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags; before, chooses oneDNN, as a config file may import TensorFlow."""
-    onednn.choose(os.environ, config_flags.workdir_of(argv[1:]), measure=True)
+    onednn.choose(os.environ, config_flags.workdir_of(argv[1:]))
     return config_flags.parse(argv)
 
 

@@ -131,7 +131,7 @@ def main() -> None:
     tensorflow_log.announce()
     # Before TensorFlow is imported, which allocates, and reads its settings.
     malloc.keep_freed_memory(config_lib.ClusterOptions(), os.environ)
-    onednn.choose(os.environ, command.workdir and command.workdir / "fit1", measure=True)
+    onednn.choose(os.environ, command.workdir and command.workdir / "fit1")
     process_exit.run_and_exit(lambda: run_script(command))
 
 

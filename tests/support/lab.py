@@ -381,6 +381,31 @@ def noisy(model, batch, *, training, looped: bool = False) -> Mapping[str, tf.Te
     return _classification(model, batch | {"image": images}, training=training)
 
 
+class Slow:
+    """The digits. One of a batch of the evaluation split takes `seconds`."""
+
+    def __init__(self, split: str, seconds: float):
+        self._digits, self._seconds = sources.digits(split), seconds if split == "test" else 0.0
+
+    def __len__(self) -> int:
+        return 96
+
+    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`."""
+
+        def wait(ids):
+            time.sleep(self._seconds)
+            return ids
+
+        return self._digits.read(tf.ensure_shape(tf.numpy_function(wait, [ids], tf.int64, stateful=False), [None]))
+
+
+def differing(model, batch, *, training) -> Mapping[str, tf.Tensor]:
+    """`classification`, with a value more on all workers but the first."""
+    values = _classification(model, batch, training=training)
+    return values if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0 else values | {"more": values["loss"]}
+
+
 class Drifting:
     """The digits, brighter by the rank of the worker; with `own_fingerprint`, the rendezvous detects it."""
 

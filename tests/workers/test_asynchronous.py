@@ -92,18 +92,16 @@ def starts(workdir):
 
 @pytest.mark.slow
 def test_a_lost_worker_is_named_and_the_same_command_resumes(tmp_path):
-    notify = f"--config.report.notify=echo $TFDIST_STATE >> {tmp_path}/ends"
     for code in (interruption.EXIT_PEER_LOST, 0):
         prepare_flag = "--config.data.prepare={'target': 'test_asynchronous:signals_a_worker'}"
-        done = asynchronous(tmp_path, prepare_flag, notify, code=code)
+        done = asynchronous(tmp_path, prepare_flag, code=code)
         assert len(re.findall(r"^(?:worker|ps) \d: pid \d+$", done.stdout, re.MULTILINE)) == 3
         # Of TensorFlow's log only the error of the lost worker.
         assert not re.search(r"^[IW]\d{4} |session config|InitializeLog", done.stderr, re.MULTILINE), done.stderr
         lost = re.search(r"^tfdist: worker 1 \(localhost:\d+\) is lost\. Restart all tasks", done.stderr, re.MULTILINE)
         assert bool(lost) == (code != 0), done.stderr
-    assert (tmp_path / "ends").read_text().split() == ["lost", "finished"]
     assert [start["end"] for start in starts(tmp_path)] == ["lost", "finished"]
-    assert all(start["seconds"][cause] > 0 for start in starts(tmp_path) for cause in ("start", "compilation", "steps"))
+    assert all(start["seconds"] > 0 and start["step"] > 0 for start in starts(tmp_path))
     assert "evaluate   tfdist evaluate " in done.stdout
     assert "resumed from" in done.stdout
     reports = records(tmp_path, "train")

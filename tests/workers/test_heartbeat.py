@@ -62,6 +62,9 @@ if what == "callback":  # Or a last save.
         time.sleep(8)
 if what == "behind":  # In the next execution, which begins when the callback has ended.
     time.sleep(4.5)
+if what == "no threads":
+    threading.stack_size(1 << 46)  # More than there is: none can be started.
+    time.sleep(600)
 if what == "busy":
     ctypes.PyDLL(None).sleep(5)  # As json.loads of a large file does: without letting any thread of Python run.
 if what == "write":
@@ -160,6 +163,7 @@ SCENES = {
     "unreachable": Scene(("run", "wait", "wait"), (0, 1, 2)),
     "finished early": Scene(("collect", "leave"), (0, 1)),
     "stalled": Scene(("stall", "run"), (0, 1)),
+    "no threads": Scene(("no threads", "run"), (0,), victim=1),
     (STOP, 0): killed_or_stopped(STOP, 0),
     (KILL, 2): killed_or_stopped(KILL, 2),
     "failed": Scene(("run", "fail", "run"), (0, 1, 2)),
@@ -214,6 +218,13 @@ def test_a_worker_that_is_killed_or_stopped_is_named_by_all_others(request, numb
     assert seen.codes == [LOST, LOST], seen.said
     silent = (0.0 if number == KILL else 2.0, SEEN_WITHIN)
     assert_named(dict(zip(scene.ends, seen.said, strict=True)), victim, seen.processes[victim], silent=silent)
+
+
+def test_a_worker_that_can_start_no_threads_ends_after_a_loss(ended):
+    """Its monitor ended instead, and it trained or waited for ever."""
+    seen = ended["no threads"]
+    assert seen.codes == [LOST], seen.said
+    assert_named({0: seen.said[0]}, 1, seen.processes[1], silent=(0.0, SEEN_WITHIN))
 
 
 def test_a_worker_that_is_busy_without_letting_threads_run_is_not_lost(ended):
@@ -532,3 +543,26 @@ def test_a_training_ends_on_both_sides_of_a_pulled_cable(tmp_path):
         set_cable(hosts[1], "down")
         codes, said = workers.ends([0, 1, 2])
         assert_lost_on_both_sides(codes, said, workers, 10.0)
+
+
+@pytest.mark.slow
+def test_storing_the_evaluation_split_is_no_stall(tmp_path):
+    """The evaluation came before the checkpoint, so a restart did not help either."""
+    source = json.dumps({"target": "tests.support.lab:Slow", "seconds": 20.0})
+    options = ["--config.cluster.stall_seconds=10", "--config.data.shards=fixed", "--config.data.cache=raw"]
+    options += [f"--config.data.source={source}", "--config.evaluation.every.steps=4", "--config.train.steps=4"]
+    line = topologies.command(tmp_path, *options, config="tests/configs/interrupted.py")
+    codes, outputs = processes.run([line] * 2, topologies.environments(2))
+    assert codes == [0, 0], outputs
+
+
+@pytest.mark.parametrize("implementation", slow_except(["tcp", "ring"], ["ring"]))
+def test_workers_that_compute_different_graphs_are_told_so(tmp_path, implementation):
+    """Over TCP a closed connection was named first, and over gRPC there was a stack; a restart does not help."""
+    objective = json.dumps({"target": "tests.support.lab:differing"})
+    options = [f"--config.objective={objective}", f"--config.communication.implementation={implementation}"]
+    line = topologies.command(tmp_path, *options, config="tests/configs/interrupted.py")
+    codes, outputs = processes.run([line] * 2, topologies.environments(2))
+    assert 1 in codes, outputs
+    for output in outputs:
+        assert "compute different graphs" in output and "Traceback" not in output, output

@@ -1,4 +1,4 @@
-"""A workdir that hangs in each phase of a run: what else goes wrong is named, and the process ends."""
+"""A workdir that hangs in each phase of a run: it, and what else goes wrong, is named, and the process ends."""
 
 import signal
 import subprocess
@@ -9,49 +9,69 @@ import topologies
 from parameters import slow_except
 from processes import started
 
+from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 
 CONFIG = "tests/configs/interrupted.py"
-# The limits of a save after an error, and of an execution.
+# The limits of a save after an error, of an execution, and of a wait for a file.
 LIMITS = ("--config.cluster.stall_seconds=6.0", "--config.cluster.first_stall_seconds=60.0")
+CALLS = ("open", "write", "rename")
 # What hangs in each phase: the paths begin so.
 PHASES = {
-    "start": "metrics.jsonl",
-    "training": "metrics.jsonl",
-    "save": "checkpoints/step-00000016",
-    "evaluation": "checkpoints/best.json",
-    "end": "finished.json",
+    ("start", "open"): "metrics.jsonl",
+    ("start", "write"): "metrics.jsonl",
+    ("start", "rename"): "environment.json",
+    # The file that says that the run is alive. Nothing gets another name between two steps.
+    ("training", "open"): ".tfdist-run",
+    ("training", "write"): "metrics.jsonl",
+    **{("save", call): "checkpoints/step-00000016" for call in CALLS},
+    **{("evaluation", call): "checkpoints/best.json" for call in CALLS},
+    **{("end", call): "finished.json" for call in CALLS},
 }
-CALLS = ("open", "write", "rename")
-# No file is opened or renamed between two steps; at the start the report is, and nothing gets another name there.
-NONE = {("training", "open"), ("training", "rename"), ("start", "rename")}
-ROWS = [(phase, call) for phase in PHASES for call in CALLS if (phase, call) not in NONE]
+# On one worker, on two, and on two of which one is killed meanwhile.
+WORKERS = ("1", "2", "2, one killed")
+# At the end, where that file is read once more, the other worker has finished: it is not lost.
+AT_END = {("training", "open"), *(("end", call) for call in CALLS)}
+ROWS = [(*row, workers) for workers in WORKERS for row in PHASES if row not in AT_END or workers != WORKERS[-1]]
+QUICK = [("start", "open", "1"), ("save", "write", "2, one killed"), ("end", "rename", "2")]
 
 
 def saved(workdir):
     return {path.name for path in workdir.glob("checkpoints/step-????????")}
 
 
-@pytest.mark.parametrize(("phase", "call"), slow_except(ROWS, [("start", "open"), ("save", "write")]))
-def test_a_lost_worker_is_named_while_the_workdir_hangs(tmp_path, phase, call):
-    """The chief waited for its workdir without a limit, and named nobody."""
+@pytest.mark.parametrize(("phase", "call", "workers"), slow_except(ROWS, QUICK))
+def test_a_run_whose_workdir_hangs_ends(tmp_path, phase, call, workers):
+    """It waited without a limit, and named neither the workdir nor a worker that was lost."""
     workdir = tmp_path / "run"
-    disk = hung.Disk(tmp_path, workdir / PHASES[phase])
-    command = topologies.command(workdir, *LIMITS, "--config.train.steps=26", config=CONFIG)
-    environments = [disk.environment(one) for one in topologies.environments(2)]
+    disk = hung.Disk(tmp_path, workdir / PHASES[phase, call])
+    # A save waits half a minute for the one before. A worker that has no more steps has finished, and is not lost.
+    steps = f"--config.train.steps={96 if phase == 'training' else 26 if 'killed' in workers else 16}"
+    command = topologies.command(workdir, *LIMITS, steps, "--config.evaluation.every.steps=16", config=CONFIG)
+    environments = [disk.environment(one) for one in topologies.environments(int(workers[0]))]
     if phase != "training":
         disk.hang(call)
-    with started([command] * 2, environments, popen=subprocess.Popen) as processes:
+    commands = [command] * len(environments)
+    with started(commands, environments, popen=subprocess.Popen) as processes:
         if phase == "training":
             hung.until(lambda: saved(workdir))
             disk.hang(call)
         disk.until_it_hangs()
         before = saved(workdir)
-        processes[1].send_signal(signal.SIGKILL)
-        output = processes[0].communicate(timeout=120)[0].decode()
-    assert processes[0].returncode == interruption.EXIT_PEER_LOST, output
-    assert "worker 1 (host" in output and "is lost" in output, output
-    assert before <= saved(workdir)
+        if "killed" in workers:
+            processes.pop().send_signal(signal.SIGKILL)
+        outputs = [process.communicate(timeout=120)[0].decode() for process in processes]
+    codes = [process.returncode for process in processes]
+    assert codes == [interruption.EXIT_PEER_LOST] * len(codes), outputs
+    for output in outputs:
+        if "killed" in workers:
+            assert "worker 1 (host" in output and "is lost" in output, output
+        else:
+            assert f" has waited for {workdir}" in output and "stall_seconds" in output, output
+    # Training may go on, and its newest two are kept.
+    assert max(before, default="") <= max(saved(workdir), default="")
+    for name in saved(workdir):
+        checkpoint_format.verify(workdir / "checkpoints" / name)
 
 
 @pytest.mark.parametrize("call", slow_except(CALLS, ["write"]))

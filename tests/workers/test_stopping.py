@@ -84,6 +84,12 @@ MOMENTS = {
     ),
     # While a checkpoint is written, and again while the one is written to which that led.
     "saving": (0, f"tfdist.checkpoint.format:write:before:{INT:d}", "stopped by SIGINT and saved"),
+    # While the chief reads the checkpoint, which may take minutes.
+    "restoring": (
+        0,
+        f"tfdist.checkpoint.format:verify:before:{TERM:d}",
+        "stopped by SIGTERM before the first step: the checkpoint of step",
+    ),
 }
 QUICK = ("meeting", "compiling")
 
@@ -94,6 +100,7 @@ def test_a_signal_to_one_worker_ends_all_with_the_code_for_stopped(workdir, mome
     codes, outputs = run_hit(workdir, {rank: hit})
     assert codes == [STOPPED, STOPPED], "\n".join(outputs)
     assert words in outputs[0], outputs[0]
+    assert moment != "restoring" or "resumed from" not in outputs[0], outputs[0]
     assert "Traceback" not in "".join(outputs)
     assert not (workdir / "finished.json").exists()
 

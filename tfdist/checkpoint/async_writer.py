@@ -152,9 +152,11 @@ class AsyncCheckpointer:
 
     def wait(self) -> bool:
         """Waits until all checkpoints are written. Returns False if the newest one failed; the cause was reported."""
-        if not self.wait_until_idle(_MAX_WAIT_SECONDS):
-            self._warn(f"WARNING: {self._directory} is slow: waiting for the checkpoint of step {self._newest_step}.")
-            self.wait_until_idle(None)
+        with files.waiting(self._directory):
+            if not self.wait_until_idle(_MAX_WAIT_SECONDS):
+                text = f"{self._directory} is slow: waiting for the checkpoint of step {self._newest_step}."
+                self._warn(f"WARNING: {text}")
+                self.wait_until_idle(None)
         self._write_best()
         saved = self._newest_step is None or self._newest_step in self._valid_steps
         tried = self._best is not None and (self._best_snapshot is not None or self._best["step"] in self._valid_steps)

@@ -95,8 +95,8 @@ class WorkdirLock:
     def release(self) -> None:
         """Removes the file, if it is still this run's."""
         self._released.set()
-        self._thread.join(self._owner.heartbeat_seconds)  # Not longer: the file system may hang.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), files.waiting(self._path):
+            self._thread.join(self._owner.heartbeat_seconds)  # Not longer: the file system may hang.
             found = _look(self._path)
             if found is not None and found.owner.nonce == self._owner.nonce:
                 self._path.unlink()
@@ -218,7 +218,7 @@ def _look(path: Path, touch: str | None = None) -> _Found | None:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise WorkdirInUseError(f"{path} is not a file of tfdist, so no run can hold its workdir. Remove it.")
         # Opened each time: network file systems then read the current content and time from the server.
-        with open(path, "rb" if touch is None else "r+b") as file:
+        with files.waiting(path), open(path, "rb" if touch is None else "r+b") as file:
             content = file.read()
             owner = _parse(content)
             if owner.nonce == touch:
@@ -243,11 +243,12 @@ def _parse(content: bytes) -> Owner:
 def _create(path: Path, owner: Owner) -> bool:
     """Creates the file; returns False if there is one. Of several processes, only one creates it."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with files.waiting(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         return False
     try:
-        with open(descriptor, "wb") as file:
+        with files.waiting(path), open(descriptor, "wb") as file:
             file.write(_content(owner))
             file.flush()
             os.fsync(file.fileno())

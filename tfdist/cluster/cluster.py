@@ -238,9 +238,12 @@ class Cluster:
         """Notes that this worker waits for all others in a block; `purpose` is for messages, such as "a broadcast"."""
         return self.monitor.in_collective(purpose)
 
-    def allow_time_to_write(self, seconds: Callable[[], float]) -> None:
-        """Lets a checkpoint be written for so long after the loss of a worker; one minute is always allowed."""
-        self.monitor.writing_seconds = seconds
+    def watch_files(self, waits: Callable[[], tuple[str, float] | None], seconds: Callable[[], float]) -> None:
+        """Ends the process if it waits for a file, of which `waits` tells, longer than `stall_seconds` and `seconds`.
+
+        For so long a checkpoint may also be written after the loss of a worker; one minute is always allowed.
+        """
+        self.monitor.waits_for_file, self.monitor.writing_seconds = waits, seconds
 
     def leave(self) -> None:
         """Waits for all workers to finish: if one exits early, TensorFlow makes the others fail after about 8 s.

@@ -15,6 +15,8 @@ from tfdist.config import user_code
 _NAME_SECONDS = 3.0
 # Seconds to wait for the chief to announce the error that this worker has, too.
 _SAME_FAILURE_SECONDS = 3.0
+# Errors of sums of different graphs: of the ring over TCP, and of TensorFlow's own collectives.
+_DIFFERENT = re.compile(f"{peer_loss.DIFFERENT_GRAPHS}.*|((?:Shape|Data type) mismatch in the collective instance).*")
 
 
 def report_exception(error: BaseException) -> int:
@@ -37,10 +39,13 @@ def _report(error: BaseException) -> int:
         peer_loss.announce_failure("interrupted")
         _print(str(error) or "interrupted before the run was saved")
         return 130
-    if different := re.search(f"{peer_loss.DIFFERENT_GRAPHS}.*", str(error)):
+    if different := _DIFFERENT.search(str(error)):
+        text = different[0]
+        if different[1]:
+            text = f"{peer_loss.DIFFERENT_GRAPHS}: {text} Models, losses and steps must be the same on all workers"
         peer_loss.claim_exit()
-        peer_loss.announce_failure(different[0])
-        _print(different[0])
+        peer_loss.announce_failure(text)
+        _print(text)
         return 1
     lost, named = find_lost_worker(error)
     if lost:

@@ -98,6 +98,16 @@ class StopRequest:
             self.save_wanted = True
 
 
+def within(seconds: float, function: Callable[[], T]) -> T | None:
+    """Returns `function()`; None if it takes longer, as where a file system hangs, or if no thread can start."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(function()), daemon=True)
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+        thread.join(seconds)
+    return found[0] if found else None
+
+
 # Requeues the Slurm job as `slurm_requeue.requeue`, which `slurm_requeue.enable_requeue` sets; None: nothing does.
 _requeue: Callable[..., None] | None = None
 # Signals received before `install_handlers`.

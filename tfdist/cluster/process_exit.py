@@ -61,7 +61,8 @@ def end_within(seconds: float, error: BaseException | None, what: str) -> Iterat
             os._exit(code)
 
     if error is not None:
-        threading.Thread(target=watch, name="tfdist-end", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # No more threads: then there is no limit.
+            threading.Thread(target=watch, name="tfdist-end", daemon=True).start()
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """Requeues the Slurm job of this process when it ends. Imports no TensorFlow."""
 
 import dataclasses
+import functools
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import slurm_job
 
-# Time limit of scontrol, in seconds.
+# Time limit of scontrol, and of the look into the workdir, in seconds.
 _ANSWER_SECONDS = 60.0
 # A job that was told to stop so long before its end was told because of it; launch/slurm.sbatch: 120 s.
 _NEAR_SECONDS = 600.0
@@ -39,7 +40,9 @@ _policy: RequeuePolicy | None = None
 def enable_requeue(rank: int, stop: interruption.StopRequest, progressed: Callable[[], bool]) -> None:
     """Allows this process to requeue its job when it exits; see `requeue`."""
     global _policy
-    _policy = RequeuePolicy(rank=rank, stop=stop, progressed=progressed)
+    # The workdir may hang.
+    known = functools.partial(interruption.within, _ANSWER_SECONDS, progressed)
+    _policy = RequeuePolicy(rank=rank, stop=stop, progressed=lambda: bool(known()))
     interruption.call_to_requeue(requeue)
 
 

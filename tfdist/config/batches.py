@@ -19,11 +19,6 @@ def divisor(config: Config, num_replicas: int) -> int:
     return num_replicas * config.train.micro_batches
 
 
-def are_divisible(config: Config, num_replicas: int) -> bool:
-    """Returns whether the batches of the training can be divided among `num_replicas`."""
-    return config.data.batch_size % divisor(config, num_replicas) == 0
-
-
 def check_divisible(config: Config, num_replicas: int) -> None:
     """Checks that the batches of the training can be divided among `num_replicas`.
 

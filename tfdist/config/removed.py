@@ -42,6 +42,11 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "report.histograms.steps": (None, _KERAS_TENSORBOARD),
     "report.histograms.epochs": (None, _KERAS_TENSORBOARD),
     "report.histograms.after": (None, _KERAS_TENSORBOARD),
+    "report.notify": (
+        None,
+        "`tfdist runs` says how runs have ended, and so does the exit code of a run, after which a shell can call "
+        "anything; Slurm sends mail with --mail-type=END,FAIL.",
+    ),
     "communication.compression.exact_steps": (ANY, _NO_COMPRESSION),
     "communication.compression.rank": (None, _NO_COMPRESSION),
     "communication.compression.smallest": (ANY, _NO_COMPRESSION),
@@ -77,6 +82,7 @@ FLAGS: dict[tuple[str, str], str] = {
     ("virtual_replicas", "logical_devices"): "a config has them, in train.virtual_replicas (docs/same-bits.md).",
     ("recompute_mb", "logical_devices"): "make layers of the model in a keras.RematScope (docs/scripts.md).",
     ("subprocesses", "logical_devices"): "commands of scripts run on each worker; to run one once: docs/scripts.md.",
+    ("min_workers", "grace_seconds"): "start again by hand with fewer --workers: the run resumes.",
     ("prune", "random"): "all runs of a sweep train to their end; a file STOP in the workdir of a run stops it.",
     ("pruner", "random"): _NO_PROPOSALS,
     ("sampler", "random"): _NO_PROPOSALS,

@@ -201,9 +201,6 @@ class Report:
     step_times: bool | None = None
     """Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
     only, because a GPU then has to finish each step before the next one is launched."""
-    notify: str | None = None
-    """A command, or a URL (http, https) that gets JSON, called when the run finishes, stops, diverges, fails or loses a
-    worker. None: that of the environment variable TFDIST_NOTIFY, if it is set (docs/many-runs.md)."""
     tensorboard: bool = True
     """Write scalars to workdir/tensorboard."""
     profile: list[int] | None = None
@@ -224,8 +221,8 @@ class ClusterOptions:
     heartbeat_seconds: float = 10.0
     """Seconds without a heartbeat after which a worker is lost."""
     stall_seconds: float | None = 600.0
-    """Seconds in which a worker must complete an execution, except its first; otherwise the run exits. None: no
-    limit."""
+    """Seconds in which a worker must complete an execution, except its first, or write a file of its workdir; otherwise
+    the run exits. None: no limit."""
     first_stall_seconds: float | None = 3600.0
     """The same until the first execution has ended, which compiles: seconds since the first call that waits for all
     workers. None: no limit."""

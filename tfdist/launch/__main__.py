@@ -22,21 +22,18 @@ from pathlib import Path
 
 from absl import flags
 
-from tfdist import config
 from tfdist.checkpoint import directory
 from tfdist.cluster import interruption
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.wire import keys
-from tfdist.config import batches, tensorflow_log
 from tfdist.config import flags as config_flags
+from tfdist.config import tensorflow_log
 from tfdist.config.command_line import closed_streams
 from tfdist.launch import command_line, local_workers, processes
 
 _SUCCESS = (0, *interruption.EXITS_SAVED)
 # Exit codes after which workers are not restarted, whatever was saved: a second Ctrl-C, and replicas that differ.
 _FINAL = (130, interruption.EXIT_MISMATCH)
-# After this many consecutive failures without a new checkpoint, fewer workers are started.
-_FAILURES_BEFORE_SHRINKING = 2
 # After exit code 76: seconds until the other workers are stopped, so that the failure that caused it is seen.
 _SYMPTOM_SECONDS = 3.0
 # After the first worker has finished, or ended as asked: seconds until the others are stopped.
@@ -51,8 +48,6 @@ class AttemptResult:
     code: int
     # The first failure, in words; "" if no worker failed.
     cause: str = ""
-    # The rank of the worker that failed first.
-    failed_rank: int = 0
 
 
 def run_config(arguments: list[str], _: list[str]) -> int:
@@ -105,7 +100,6 @@ def supervise(
     ports = [sock.getsockname()[1] for sock in reserved]
     environment = {keys.VARIABLE: secrets.token_hex(32)} | os.environ
     causes: list[str] = []
-    failures_without_progress = 0
     while True:
         before = checkpoints(workdirs())
         result = attempt(group, command, local_workers.environments(environment, ports, gpus_by_rank))
@@ -117,7 +111,6 @@ def supervise(
             return result.code
         causes.append(result.cause)
         progressed = not before.issuperset(checkpoints(workdirs()))
-        failures_without_progress = 0 if progressed else failures_without_progress + 1
         lost = result.code < 0 or result.code == interruption.EXIT_PEER_LOST
         if not lost and (result.code in _FINAL or not progressed):
             group.log(f"{result.cause}. Not restarted: the error would recur.")
@@ -126,17 +119,8 @@ def supervise(
             last = f" Last cause: {causes[-1]}." if causes[-1] != causes[0] else ""
             group.log(f"gave up after {len(causes) - 1} restart(s). First cause: {causes[0]}.{last}")
             return interruption.EXIT_PEER_LOST if lost else result.code
-        min_workers = flags.FLAGS.min_workers
-        if failures_without_progress >= _FAILURES_BEFORE_SHRINKING and min_workers is not None:
-            options = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
-            fewer = next_smaller(options, gpus_by_rank, min_workers)
-            if fewer < len(gpus_by_rank):
-                gpus_by_rank = drop_worker(gpus_by_rank, result.failed_rank, fewer)
-                failures_without_progress = 0
-        group.log(
-            f"{result.cause}. Restart {len(causes)} of {flags.FLAGS.max_restarts}, with {len(gpus_by_rank)} worker(s), "
-            + f"{from_where(workdirs())}."
-        )
+        restart = f"Restart {len(causes)} of {flags.FLAGS.max_restarts}"
+        group.log(f"{result.cause}. {restart}, {from_where(workdirs())}.")
 
 
 def attempt(group: processes.ProcessGroup, command: list[str], environments: Sequence[dict[str, str]]) -> AttemptResult:
@@ -191,9 +175,8 @@ def summarize(codes: dict[int, int], killed: Sequence[int]) -> AttemptResult:
         how = f"lost another worker (exit code {code})"
     else:
         how = f"ended with exit code {code}"
-    failed_rank = killed[0] if killed and code == interruption.EXIT_PEER_LOST else rank
     cause = f"worker {rank} {how}" + (f"; {hanging}" if hanging else "")
-    return AttemptResult(code=code, cause=cause, failed_rank=failed_rank)
+    return AttemptResult(code=code, cause=cause)
 
 
 def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, saved: Collection[tuple]) -> int:
@@ -212,25 +195,6 @@ def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, save
         return interruption.EXIT_STOPPED
     group.log(f"{result.cause}. Run the same command to resume from the newest checkpoint.")
     return interruption.EXIT_PEER_LOST if result.code < 0 else result.code
-
-
-def next_smaller(options: config.Config | None, gpus_by_rank: Sequence[tuple[str, ...]], at_least: int) -> int:
-    """Returns the next smaller number of workers, at least `at_least`, whose replicas divide the batches of the config.
-
-    If there is none, returns the present number. Without a config, of a script, any number will do.
-    """
-    if options is None:
-        return max(at_least, len(gpus_by_rank) - 1)
-    for workers in range(len(gpus_by_rank) - 1, at_least - 1, -1):
-        replicas = workers * (len(gpus_by_rank[0]) or options.cluster.logical_devices)
-        if batches.are_divisible(options, replicas) and (options.train.virtual_replicas or replicas) % replicas == 0:
-            return workers
-    return len(gpus_by_rank)
-
-
-def drop_worker(gpus_by_rank: Sequence[tuple[str, ...]], failed_rank: int, workers: int) -> list[tuple[str, ...]]:
-    """Returns the GPUs of the first `workers` workers without the failed one."""
-    return [gpus for rank, gpus in enumerate(gpus_by_rank) if rank != failed_rank][:workers]
 
 
 def checkpoints(workdirs: Sequence[Path]) -> set[tuple[str, int, int]]:

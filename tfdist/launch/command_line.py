@@ -15,15 +15,13 @@ from tfdist.config import flags as config_flags
 from tfdist.config.command_line import tool_words
 from tfdist.config.command_line import words as words_lib
 
-OWN_FLAGS = ("workers", "max_restarts", "min_workers", "grace_seconds")
+OWN_FLAGS = ("workers", "max_restarts", "grace_seconds")
 
 
 def define_flags() -> None:
     """Defines the flags of the launcher; not at import, because other commands define some of them too."""
     flags.DEFINE_integer("workers", None, "Number of workers to start on this machine.", lower_bound=1)
     flags.DEFINE_integer("max_restarts", 3, "Number of restarts before giving up.", lower_bound=0)
-    text = "After repeated failures, restart with fewer workers, but at least this many."
-    flags.DEFINE_integer("min_workers", None, text, lower_bound=1)
     text = "Seconds between SIGTERM and SIGKILL when workers are stopped."
     flags.DEFINE_float("grace_seconds", 10.0, text, lower_bound=0.0)
 
@@ -130,11 +128,8 @@ def parse(argv: list[str]) -> list[str]:
     """Parses the launcher's flags, and those of tfdist.main if they are defined; exits with one message if wrong."""
     words = config_flags.parse(argv)
     tool_words.check_numbers()
-    workers, min_workers = flags.FLAGS.workers, flags.FLAGS.min_workers
-    if workers is None:
+    if flags.FLAGS.workers is None:
         sys.exit("Set the number of workers to start, such as --workers=2")
-    if (min_workers or 1) > workers:
-        sys.exit(f"--min_workers={min_workers} is more than --workers={workers}.")
     return words
 
 

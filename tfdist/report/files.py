@@ -9,25 +9,54 @@ import os
 import secrets
 import stat
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 # What a file system answers that works and does not hold such a file: not an error of the file system.
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 # Levels of lists and dicts in a JSON file: Python's own limit is 1,000 calls.
 _MAX_LEVELS = 500
+# What the main thread waits for, and since when, as `time.monotonic`; None: for no file. See `waiting`.
+_waits: tuple[str, float] | None = None
 
 
 class UnreadableError(OSError, ValueError):
     """An error of the file system: the file may be whole, and another attempt may succeed."""
 
 
+@contextlib.contextmanager
+def waiting(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Notes that the main thread waits for the file system of `path` in a block; of other threads, it notes nothing.
+
+    Each function of this module that opens, writes or renames a file is such a block. A thread can then name a file
+    system that hangs, and end the process.
+    """
+    global _waits
+    if _waits is not None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _waits = (os.fspath(path), time.monotonic())
+    try:
+        yield
+    finally:
+        _waits = None
+
+
+def waits() -> tuple[str, float] | None:
+    """Returns the path that the main thread waits for, and since when, as `time.monotonic`; None: for none."""
+    return _waits
+
+
 def make_workdir(workdir: str | os.PathLike[str], kind: str = "workdir") -> None:
     """Creates `workdir`, of this `kind`, if needed, and checks that files can be written to it; else raises OSError."""
     try:
-        os.makedirs(workdir, exist_ok=True)
-        with tempfile.TemporaryFile(dir=workdir) as probe:
-            probe.write(b"x")
-            probe.flush()
+        with waiting(workdir):
+            os.makedirs(workdir, exist_ok=True)
+            with tempfile.TemporaryFile(dir=workdir) as probe:
+                probe.write(b"x")
+                probe.flush()
     except OSError as error:
         if os.path.exists(workdir) and not os.path.isdir(workdir):
             raise NotADirectoryError(
@@ -48,7 +77,8 @@ def read_file(path: str | os.PathLike[str], advice: str = "", last: int | None =
     kind: type[ValueError] = ValueError
     try:
         # Without O_NONBLOCK, open waits for the other end of a pipe.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
+        with waiting(path), open(path, "rb", opener=opener) as file:
             status = os.fstat(file.fileno())
             if stat.S_ISREG(status.st_mode):
                 file.seek(0 if last is None else max(0, status.st_size - last))
@@ -107,9 +137,10 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
     """
     temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.tmp"  # Processes of two hosts may have the same id.
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-        move_complete(temporary, path)
+        with waiting(path):
+            with open(temporary, "wb") as file:
+                file.write(data)
+            move_complete(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -157,17 +188,18 @@ class AppendOnlyFile:
 
     def append(self, record: bytes) -> bool:
         """Appends all of `record` or none of it; see `follow` for the result. Raises OSError, as of a full disk."""
-        changed = self.follow()
-        rest = memoryview(record)
-        try:
-            while rest:
-                rest = rest[os.write(self.descriptor, rest) :]
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self.descriptor, self.size)
-            raise
-        self.size += len(record)
-        return changed
+        with waiting(self.path):
+            changed = self.follow()
+            rest = memoryview(record)
+            try:
+                while rest:
+                    rest = rest[os.write(self.descriptor, rest) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self.descriptor, self.size)
+                raise
+            self.size += len(record)
+            return changed
 
     def follow(self) -> bool:
         """Opens `path` again if it was deleted or replaced; a deleted file is written again, with all its records.
@@ -194,7 +226,8 @@ class AppendOnlyFile:
 def open_append_only(path: str) -> AppendOnlyFile:
     """Opens `path` for appending; creates it if needed."""
     # With O_NONBLOCK, a pipe in its place gives an error when it is full.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
+    with waiting(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
     return AppendOnlyFile(path, descriptor, os.fstat(descriptor).st_size)
 
 

@@ -15,14 +15,13 @@ def read_starts(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for line in (files.read_file(os.path.join(workdir, ledger.STARTS)) or b"").splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             values = json.loads(line)
-            if isinstance(values, dict) and isinstance(values.get("seconds"), dict) and _is_whole(values):
+            if isinstance(values, dict) and _is_whole(values):
                 found.append(values)
     return found
 
 
 def _is_whole(values: Mapping[str, Any]) -> bool:
-    numbers = [values.get(name) for name in ("start", "now", "step")]
-    numbers += [*values["seconds"].values(), values.get("replicas", 1)]
+    numbers = [values.get("replicas", 1), *(values.get(name) for name in ("start", "now", "step", "seconds"))]
     return all(isinstance(number, int | float) for number in numbers)
 
 

@@ -5,7 +5,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import re
 import socket
 import subprocess
 import sys
@@ -16,8 +15,6 @@ from tfdist.report import files
 
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
-# In all other files in the place of `report.notify`, which may hold a secret.
-HIDDEN = "(in config.json)"
 # Packages whose versions affect the results of a run.
 DISTRIBUTIONS = ("tfdist", "tensorflow", "keras", "numpy", "tensorflow-datasets", "ml-collections", "tensorboard")
 
@@ -52,20 +49,11 @@ def _version(name: str) -> str:
         return importlib.metadata.version(holders[0])
 
 
-def write_environment(
-    workdir: str | os.PathLike[str], extra: dict[str, Any], secret: str | None = None
-) -> dict[str, Any]:
-    """Writes workdir/environment.json: versions, host, command line, time, and `extra`; returns its content.
-
-    Args:
-        secret: the value of a flag that is left out.
-    """
-    words = sys.orig_argv[1:]
-    if secret:
-        words = [re.sub(f"(^|=){re.escape(secret)}$", rf"\1{HIDDEN}", word) for word in words]
+def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) -> dict[str, Any]:
+    """Writes workdir/environment.json: versions, host, command line, time, and `extra`; returns its content."""
     described = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": [sys.executable, *words],
+        "command": [sys.executable, *sys.orig_argv[1:]],
         "directory": os.getcwd(),
         "host": socket.gethostname(),
         "platform": platform.platform(),

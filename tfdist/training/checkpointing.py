@@ -1,5 +1,6 @@
 """Checkpoints of the loop: restores the newest one, saves the run, and marks it as finished."""
 
+import contextlib
 import functools
 import os
 import shutil
@@ -54,26 +55,28 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState] | None:
     if run.workdir is None:
         run.callbacks.train_begin()
         return loop_tools.make_tools(run, report_run.open_report(run, None), None), _new_state(run, rate)
-    lock = None
-    if run.cluster.is_chief:
-        stop = {"requests": (interruption.STOP_FILE, interruption.SAVE_FILE), "requested": run.stop.note_file}
-        wait = functools.partial(lock_workdir, run.workdir, run.config.cluster, run.cluster.num_workers, **stop)
-        lock = run.stop.unless_stopped(wait)
-    if not run.cluster.broadcast(lock is not None):
-        return None
-    try:
-        return _open_workdir(run, lock, rate)
-    except BaseException:
-        if lock is not None:
-            lock.release()
-        raise
+    with contextlib.ExitStack() as stack:
+        damaged: list[str] = []
+
+        def look() -> tuple[WorkdirLock, Saved | None]:
+            stop = {"requests": (interruption.STOP_FILE, interruption.SAVE_FILE), "requested": run.stop.note_file}
+            lock = lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers, **stop)
+            stack.callback(lock.release)  # Unless the run is opened.
+            return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append, is_ours=True)
+
+        found = run.stop.unless_stopped(look) if run.cluster.is_chief else None
+        if not run.cluster.broadcast(found is not None):
+            return None
+        lock, saved = found or (None, None)
+        saved = restore.broadcast_saved(run.cluster, saved)
+        opened = _open_workdir(run, lock, saved, damaged, rate)
+        stack.pop_all()
+        return opened
 
 
-def _open_workdir(run: Run, lock: WorkdirLock | None, rate: float | None) -> tuple[LoopTools, TrainingState]:
-    damaged: list[str] = []
-    saved = restore.find(
-        run.cluster, lambda: checkpoint_format.newest_valid(run.checkpoints, damaged.append, is_ours=True)
-    )
+def _open_workdir(
+    run: Run, lock: WorkdirLock | None, saved: Saved | None, damaged: list[str], rate: float | None
+) -> tuple[LoopTools, TrainingState]:
     state = _new_state(run, rate) if saved is None else TrainingState.from_json(saved.state)
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
@@ -170,7 +173,6 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
     checkpointer.remove_partial(saved)
     assumed_seconds = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
     run.stop.save_seconds = lambda: checkpointer.longest_write_seconds or assumed_seconds
-    run.cluster.allow_time_to_write(lambda: 3 * run.stop.save_seconds())
     if saved is not None:
         ended = run.is_script and (state.step >= run.total_steps or run.callbacks.stop())
         advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""
@@ -293,7 +295,7 @@ def mark_finished(tools: LoopTools, state: TrainingState) -> None:
     early = {"stopped_by_callback": True} if state.step < run.total_steps else {}
     try:
         if run.config.checkpoint.export:
-            with run.evaluated_weights():
+            with run.evaluated_weights(), files.waiting(model):
                 event = export.export(run.context.model, model, run.feed.about.usage)
             tools.report.event(event, state.step)
         # A shorter run may end without a new checkpoint.

@@ -3,6 +3,7 @@
 import math
 import time
 
+from tfdist.report import files
 from tfdist.training import checkpointing, triggers
 from tfdist.training.consistency import hashing, nonfinite, start_checks
 from tfdist.training.evaluation import evaluate
@@ -26,6 +27,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a callback of a script raised it.
     """
+    run.cluster.watch_files(files.waits, lambda: 3 * run.stop.save_seconds())
     changes = checkpointing.check_same_config(run, allow_config_changes)
     finished = None if run.is_script else checkpointing.read_finished(run)
     if not run.is_script and run.cluster.broadcast(finished is not None):
@@ -69,7 +71,6 @@ def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
             end_run(tools, state)
         return 0
     except StopRequested:
-        tools.ledger.enter("checkpoints")
         with tools.run.cluster.pause_timers():
             checkpointing.save_stopped(tools, state)
             return ending.stopped_code(tools.run)
@@ -80,18 +81,16 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
     run = tools.run
     batches = run.feed.open_training(state.step, run.total_steps)
     tools.report.progress(state.step, "compiling")
-    tools.ledger.enter("other")
     run_due_actions(tools, state)  # What was due when the run was interrupted.
     while state.step < run.total_steps and not run.ends_at(state.step):
         begin_execution(run, state)
         batches = run.feed.iterator_at(batches, state.step)
         started = time.perf_counter()
-        with tools.ledger.execution():
-            execution = tools.train_steps(batches, next_due_step(tools, state.step) - state.step)
+        execution = tools.train_steps(batches, next_due_step(tools, state.step) - state.step)
         seconds = time.perf_counter() - started
         state.step += execution.steps
         run.cluster.note_progress(state.step)
-        tools.ledger.note_execution(state.step, seconds * (wait_share(run, execution.totals) or 0.0))
+        tools.ledger.step = state.step
         rolled_back = handle_nonfinite(tools, state, execution)
         if rolled_back:
             batches = run.feed.open_training(state.step, run.total_steps)
@@ -140,15 +139,13 @@ def run_due_actions(tools: LoopTools, state: TrainingState, *, save: bool = Fals
         tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best.value)
     due = improved or run.save_is_due(step)
     if (due or save) and not run.callbacks.stopped_on_nan:
-        with tools.ledger.during("checkpoints"):
-            checkpointing.save(tools, state, scheduled=due)
+        checkpointing.save(tools, state, scheduled=due)
 
 
 def _evaluate(tools: LoopTools, state: TrainingState) -> bool:
     """Evaluates, and returns whether the values are the best so far."""
     options = tools.run.config.checkpoint
-    with tools.ledger.during("evaluation"):
-        values = evaluate.evaluate(tools, state.step, best=state.best.value)
+    values = evaluate.evaluate(tools, state.step, best=state.best.value)
     state.logs |= {f"val_{name}": value for name, value in values.items()}
     improved = evaluate.is_best(options, values, state.best.value)
     if improved:
@@ -223,7 +220,6 @@ def wait_share(run: Run, totals: dict[str, float]) -> float | None:
 def end_run(tools: LoopTools, state: TrainingState) -> None:
     """Waits for the last checkpoint, finalises the weights, exports the model and marks the run as finished."""
     run = tools.run
-    tools.ledger.enter("checkpoints")
     checkpointing.wait_until_saved(tools, state)
     with run.cluster.scope():
         run.objective.finalise_weights()

@@ -17,7 +17,7 @@ from tfdist.config import diff, learning_rate, specs
 from tfdist.data import inputs as inputs_lib
 from tfdist.data.feed import Feed
 from tfdist.data.pipelines import Inputs
-from tfdist.report import reporter, run_info
+from tfdist.report import files, reporter, run_info
 from tfdist.training import features
 from tfdist.training import run as run_lib
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
@@ -103,6 +103,7 @@ def connect(
         cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=shared, stop=stop)
     except interruption.StopError as error:
         raise interruption.StopError(f"{error}: {directory.safe_state(workdir / 'checkpoints')}") from None
+    cluster.watch_files(files.waits, lambda: 0.0)
     if cluster.is_chief:  # The time limit is checked by one clock.
         stop.job_end = slurm_job.end_time(os.environ)
         if config.cluster.time_limit_seconds is not None:

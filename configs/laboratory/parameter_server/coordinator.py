@@ -77,16 +77,14 @@ def train(
         print("This run is already finished; nothing to do.")
         return 0
     tools, state = checkpointing.open_run(run)
-    record_loss = functools.partial(ending.record, tools, state, "lost")
+    record_loss = functools.partial(tools.ledger.note_end, "lost")
     with ending.record_end(tools, state):
         try:
             with tasks.exit_when_lost(mine, config.cluster, record_loss) as progress:
                 _train(tools, state, _make_remote_model(run, strategy, coordinator, mine, progress))
         except StopRequested:
-            tools.ledger.enter("checkpoints")
             checkpointing.save_stopped(tools, state)
             return ending.stopped_code(run)
-        tools.ledger.enter("checkpoints")
         checkpointing.wait_until_saved(tools, state)
         checkpointing.mark_finished(tools, state)
         return 0
@@ -127,16 +125,15 @@ def _train(tools: LoopTools, state: TrainingState, remote: RemoteModel) -> None:
     """
     run = tools.run
     _copy(run.variables, _variables(remote))
-    tools.ledger.enter("other")
     loop.run_due_actions(tools, state)
     batches = iter(run.feed.training(state.step, run.total_steps))
     while state.step < run.total_steps:
         if run.stop.reason is not None:
             raise StopRequested
         started, first = time.perf_counter(), state.step
-        with tools.ledger.execution(), remote.progress.watch():
+        with remote.progress.watch():
             sums = _updates(tools, state, remote, batches)
-        tools.ledger.note_execution(state.step, 0.0)
+        tools.ledger.step = state.step
         if not all(math.isfinite(value) for value in sums):
             text = f"The loss is {sums[0]} in updates {first + 1} to {state.step}"
             raise nonfinite.make_diverged_error(tools, text, (first + 1, state.step))

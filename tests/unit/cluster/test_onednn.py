@@ -1,4 +1,4 @@
-"""The choice of oneDNN: by processor, measured where none is known, kept by a run, equal on all workers."""
+"""The choice of oneDNN: by a table of processors, kept by a run, equal on all workers."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from launching import REPOSITORY, run_all, train_command, worker_environment
 from processes import run
 from topologies import environments
 
-from tfdist.cluster.devices import onednn, onednn_step
+from tfdist.cluster.devices import onednn
 
 CPUINFO = (
     "processor\t: 0\nvendor_id\t: {}\ncpu family\t: {}\nmodel name\t: A name\nflags\t\t: fpu {}\n\nprocessor\t: 1\n"
@@ -22,13 +22,12 @@ OLD = CPUINFO.format("GenuineIntel", 6, "avx")
 # Chooses in a process without TensorFlow, and prints what TensorFlow would find.
 CHOOSE = """
 import json, os, pathlib, sys
-from tfdist.cluster.devices import onednn, onednn_step
+from tfdist.cluster.devices import onednn
 read = onednn.read_processor
 onednn.read_processor = lambda: read(sys.argv[1])
 onednn.platform.machine = lambda: "x86_64"
-onednn_step.measure_both = lambda variable: json.loads(sys.argv[3])
 workdir = pathlib.Path(sys.argv[2]) if sys.argv[2] else None
-choice = onednn.choose(os.environ, workdir, measure=sys.argv[3] != "null")
+choice = onednn.choose(os.environ, workdir)
 assert onednn.choose(os.environ) == onednn.current(os.environ) == choice
 with onednn.apply_choice(os.environ):
     read_by_tensorflow = os.environ.get(onednn.VARIABLE)
@@ -37,40 +36,26 @@ print(json.dumps([choice.enabled, read_by_tensorflow, choice.reason]))
 """
 
 
-def choose(tmp_path, cpuinfo, workdir="", times=None, **variables):
+def choose(cpuinfo, workdir="", **variables):
     env = {name: value for name, value in worker_environment().items() if name != onednn.VARIABLE}
-    env |= {"XDG_CACHE_HOME": str(tmp_path / "cache")} | variables
+    env |= variables
     env |= {"BEFORE": env[onednn.VARIABLE]} if onednn.VARIABLE in env else {}
-    command = [sys.executable, "-c", CHOOSE, cpuinfo, str(workdir), json.dumps(times)]
+    command = [sys.executable, "-c", CHOOSE, cpuinfo, str(workdir)]
     return json.loads(subprocess.run(command, env=env, capture_output=True, check=True, text=True).stdout)
 
 
-def test_the_default_depends_on_the_processor(tmp_path):
-    assert choose(tmp_path, ZEN3)[:2] == [True, "1"]
-    assert choose(tmp_path, ZEN4)[:2] == [True, None]
-    assert choose(tmp_path, OLD)[:2] == choose(tmp_path, "")[:2] == [False, None]
-    assert choose(tmp_path, HASWELL) == [False, None, "TensorFlow's default: this processor was not measured"]
+def test_the_default_depends_on_the_processor():
+    assert choose(ZEN3)[:2] == [True, "1"]
+    assert choose(ZEN4)[:2] == [True, None]
+    assert choose(OLD)[:2] == choose("")[:2] == [False, None]
+    assert choose(HASWELL) == [False, None, "TensorFlow's default on this processor, which was not measured"]
 
 
-def test_an_unknown_processor_is_measured_once(tmp_path):
-    assert choose(tmp_path, HASWELL, times=[40.0, 25.0]) == [
-        True,
-        "1",
-        "a step took 40.0 ms without it, 25.0 ms with it",
-    ]
-    # From the cache: neither the other times nor that nothing may be measured matters.
-    assert choose(tmp_path, HASWELL, times=[1.0, 2.0])[:2] == choose(tmp_path, HASWELL)[:2] == [True, "1"]
-    assert choose(tmp_path / "other", HASWELL, times=[40.0, 39.0])[:2] == [False, None]
-    (damaged,) = (tmp_path / "cache" / "tfdist").glob("onednn-*.json")
-    damaged.write_text("[1.0]")
-    assert choose(tmp_path, HASWELL)[2] == "TensorFlow's default: this processor was not measured"
-
-
-def test_a_value_that_tensorflow_ignores_leaves_its_default(tmp_path):
+def test_a_value_that_tensorflow_ignores_leaves_its_default():
     said = "TensorFlow's default, as it ignores TF_ENABLE_ONEDNN_OPTS='yes'"
-    assert choose(tmp_path, ZEN4, TF_ENABLE_ONEDNN_OPTS="yes") == [True, "yes", said]
-    assert choose(tmp_path, ZEN3, TF_ENABLE_ONEDNN_OPTS="")[:2] == [False, ""]
-    assert choose(tmp_path, ZEN3, TF_ENABLE_ONEDNN_OPTS="True")[0]
+    assert choose(ZEN4, TF_ENABLE_ONEDNN_OPTS="yes") == [True, "yes", said]
+    assert choose(ZEN3, TF_ENABLE_ONEDNN_OPTS="")[:2] == [False, ""]
+    assert choose(ZEN3, TF_ENABLE_ONEDNN_OPTS="True")[0]
 
 
 def test_an_arm_processor_with_onednn_by_default_is_known():
@@ -79,9 +64,9 @@ def test_an_arm_processor_with_onednn_by_default_is_known():
     assert not onednn.read_processor(text.format("0xd4f")).on_by_default
 
 
-def test_the_environment_variable_of_the_user_comes_first(tmp_path):
-    assert choose(tmp_path, ZEN3, TF_ENABLE_ONEDNN_OPTS="0") == [False, "0", "TF_ENABLE_ONEDNN_OPTS=0"]
-    assert choose(tmp_path, HASWELL, times=[1.0, 2.0], TF_ENABLE_ONEDNN_OPTS="1")[:2] == [True, "1"]
+def test_the_environment_variable_of_the_user_comes_first():
+    assert choose(ZEN3, TF_ENABLE_ONEDNN_OPTS="0") == [False, "0", "TF_ENABLE_ONEDNN_OPTS=0"]
+    assert choose(HASWELL, TF_ENABLE_ONEDNN_OPTS="1")[:2] == [True, "1"]
 
 
 @pytest.mark.parametrize("cpuinfo", [ZEN3, ZEN4])
@@ -89,11 +74,11 @@ def test_a_run_keeps_its_choice(tmp_path, cpuinfo):
     path = tmp_path / onednn.ENVIRONMENT
     path.write_text(json.dumps({onednn.ENTRY: {"enabled": False, "reason": "TF_ENABLE_ONEDNN_OPTS=0"}}))
     expected = "0" if cpuinfo == ZEN4 else None
-    assert choose(tmp_path, cpuinfo, tmp_path) == [False, expected, "as at the last start of the run"]
-    reason = choose(tmp_path, cpuinfo, tmp_path, TF_ENABLE_ONEDNN_OPTS="1")[2]
+    assert choose(cpuinfo, tmp_path) == [False, expected, "as at the last start of the run"]
+    reason = choose(cpuinfo, tmp_path, TF_ENABLE_ONEDNN_OPTS="1")[2]
     assert reason == "TF_ENABLE_ONEDNN_OPTS=1, unlike before: results differ in last bits"
     path.write_text("{}")  # A run from before there was a choice: as TensorFlow decided.
-    assert choose(tmp_path, cpuinfo, tmp_path)[:2] == [cpuinfo == ZEN4, None]
+    assert choose(cpuinfo, tmp_path)[:2] == [cpuinfo == ZEN4, None]
 
 
 @pytest.mark.slow
@@ -134,9 +119,3 @@ def test_a_line_says_that_tensorflow_was_imported_before(monkeypatch):
     monkeypatch.setenv(onednn.VARIABLE, "0")
     assert onednn.advice(onednn.current(os.environ)) == ""
     assert onednn.describe(onednn.current(os.environ)).startswith("oneDNN off: TF_ENABLE_ONEDNN_OPTS=0;")
-
-
-@pytest.mark.slow
-def test_a_step_is_measured_in_other_processes():
-    times = onednn_step.measure_both("TF_ENABLE_ONEDNN_OPTS")
-    assert times is not None and all(0.1 < each < 10000 for each in times)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.keras_fit.whole_batch import rows
+from tfdist.zoo import sources
 
 
 def shards(dataset, replicas):
@@ -37,6 +38,17 @@ def test_a_sparse_tensor_itself_is_refused():
         ValueError, match=r"Rows of a SparseTensor .*: pass a tf\.data\.Dataset.* Received: shape \(1, 2\)"
     ):
         make_adapter.make_data_adapter(tf.sparse.from_dense([[0, 1]]), None, None, base.DataOptions())
+
+
+def test_masked_values_are_refused():
+    """They counted as any others."""
+    masked, whole = np.ma.masked_greater([[1.0], [2.0]], 1.5), np.ma.array([[1.0], [2.0]])
+    for arrays in ((masked, whole), (whole, masked)):
+        with pytest.raises(ValueError, match=r"masked values.* Received: shape \(2, 1\)"):
+            make_adapter.make_data_adapter(*arrays, None, base.DataOptions())
+    assert make_adapter.make_data_adapter(whole, whole, None, base.DataOptions()).num_examples == 2
+    with pytest.raises(ValueError, match="'inputs' has masked values"):
+        sources.arrays("train", splits={"train": {"inputs": masked}})
 
 
 VECTORS = tf.data.Dataset.from_tensor_slices((np.zeros((128, 4), np.float32), np.zeros((128, 1), np.float32)))

@@ -12,7 +12,6 @@ import pty
 import re
 import resource
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from tfdist.config import diff, user_code
 from tfdist.report import console, files, metrics_file, read_back, run_info, tensorboard_events
 from tfdist.report import lines as lines_lib
 from tfdist.report import reporter as reporter_lib
-from tfdist.training.reporting import notice
 
 RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100)
 
@@ -861,24 +859,6 @@ def test_processes_with_the_same_id_replace_a_file_at_the_same_time(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(replace, [b"1", b"2", b"3", b"4"]))
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_a_wrong_address_of_the_notice_does_not_end_the_run(tmp_path):
-    with socket.create_server(("localhost", 0)) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
-
-        def answer_as_ssh():
-            connection = server.accept()[0]
-            connection.recv(65536)
-            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-            connection.close()
-
-        pool.submit(answer_as_ssh)
-        place = f"localhost:{server.getsockname()[1]}"
-        for address, reason in ((place, "BadStatusLine"), ("h:80a", "InvalidURL"), ("[::1", "ValueError")):
-            problem = notice.send(
-                f"http://{address}/x", "finished", workdir=tmp_path, step=1, total_steps=1, values={}, text=""
-            )
-            assert problem == f"the server of report.notify failed: {reason}"
 
 
 def test_a_file_that_cannot_be_written_is_named_as_on_a_full_disk(tmp_path):

@@ -79,10 +79,7 @@ def test_progress_and_metrics(tmp_path):
     assert run.best == {"step": 30, "epoch": 3.0, "loss": 2 / 3, "accuracy": pytest.approx(0.8)}
     assert run.last["loss"] == 0.4 and run.train["loss"] == 0.2 and run.hours == pytest.approx(0.5, abs=0.001)
     assert run.config["learning_rate.peak"] == 0.2
-    starts = [
-        {"start": 1000, "now": 1100, "step": 40, "seconds": {"start": 10, "steps": 90}, "end": end}
-        for end in ("", "finished")
-    ]
+    starts = [{"start": 1000, "now": 1100, "step": 40, "seconds": 100.0, "end": end} for end in ("", "finished")]
     (tmp_path / "a" / "starts.jsonl").write_text("".join(json.dumps(start) + "\n" for start in starts))
     assert run_state.read(tmp_path / "a").hours == 200 / 3600 and run_state.read(tmp_path / "a").state == "finished"
     by_loss = run_state.read(

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import restore
-from tfdist.training.callbacks import callback_state
+from tfdist.training.callbacks import broadcast, callback_state
 
 ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
 LARGE = np.zeros(2**18)
@@ -128,6 +128,39 @@ def test_settings_and_data_that_are_only_held_are_not_kept(resumed):
 
 def test_changed_attributes_that_cannot_be_saved_are_named(resumed):
     assert resumed[3] == [("Notes#2", "counter"), ("Notes#2", "file")]
+
+
+class Data(list):
+    """A list that is not looked at number by number."""
+
+    def __iter__(self):
+        for index, value in enumerate(super().__iter__()):
+            assert index <= 100
+            yield value
+
+
+NUMBERS = Data([0.5] * 200)
+
+
+def test_data_that_callbacks_hold_are_not_looked_at_number_by_number():
+    """It took seconds at the start, and in the main thread at each checkpoint."""
+
+    class Holds(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.last = len(NUMBERS)
+
+    callback, weight = Holds(), tf.Variable(1.0)
+    callback.rows = [[float(i), 1] for i in range(100_000)]
+    callback.records = {i: {"name": "x", "value": i} for i in range(100_000)}
+    callback.held = {"rate": 0.1, "weights": ["w", weight]}
+    found = broadcast.find_referenced_variables([callback], keras.Model())
+    assert any(one is weight for one in found)
+    before, lost = callback_state.initial_state([callback]), []
+    callback.on_epoch_end(0)
+    callback.held["rate"] = 0.2
+    callback.held.pop("weights")
+    state, _ = callback_state.snapshot([callback], before, lambda *of: lost.append(of[1]))
+    assert lost == ["rows", "records"] and set(state["Holds"]["attributes"]) == {"last", "held"}
 
 
 def model():

@@ -26,9 +26,8 @@ _ARM_ON_BY_DEFAULT = ("0x41", "0xd40")
 _VALUES = {"0": False, "false": False, "1": True, "true": True}
 # (vendor, family) of processors with AVX2 on which it was measured to be faster (docs/speed.md).
 _FASTER = {("AuthenticAMD", "23"), ("AuthenticAMD", "25")}
+_DEFAULT = "TensorFlow's default on this processor"
 _LATE = "TensorFlow's default, as it was imported before tfdist"
-# oneDNN is chosen if its time of a step is below this fraction of the time without it.
-_CLEARLY_FASTER = 0.95
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,14 +78,12 @@ def read_processor(text: str | None = None) -> Processor:
     )
 
 
-def choose(env: Mapping[str, str], workdir: Path | None = None, *, measure: bool = False) -> Choice:
+def choose(env: Mapping[str, str], workdir: Path | None = None) -> Choice:
     """Decides for this process, unless TensorFlow has been imported already.
 
     Args:
         env: the environment of this process: what the user has set there is taken.
         workdir: the run that is started here or resumed; a saved choice is kept. None: there is none.
-        measure: measures a processor that is not known, in other processes, and keeps the result in the user's cache.
-            False: it is left to TensorFlow.
 
     Returns:
         The choice, which `current` returns from then on.
@@ -95,15 +92,15 @@ def choose(env: Mapping[str, str], workdir: Path | None = None, *, measure: bool
     if "tensorflow.python" in sys.modules:
         return current(env)
     if _chosen is None or workdir is not None:
-        _chosen = _decide(env, workdir, measure)
+        _chosen = _decide(env, workdir)
     return _chosen
 
 
-def _decide(env: Mapping[str, str], workdir: Path | None, measure: bool) -> Choice:
+def _decide(env: Mapping[str, str], workdir: Path | None) -> Choice:
     processor = read_processor()
     saved = _read_choice(workdir, processor)
     if VARIABLE not in env:
-        return saved or _of(processor, measure)
+        return saved or _of(processor)
     choice = _of_variable(env[VARIABLE], processor)
     if saved is not None and saved.enabled != choice.enabled:
         return dataclasses.replace(choice, reason=f"{choice.reason}, unlike before: results differ in last bits")
@@ -140,7 +137,7 @@ def describe(choice: Choice) -> str:
 
 def advice(choice: Choice) -> str:
     """Returns what the user should be told at the start; "" if there is nothing."""
-    if choice.enabled or choice.reason != _LATE or not _of(read_processor(), measure=False).enabled:
+    if choice.enabled or choice.reason != _LATE or not _of(read_processor()).enabled:
         return ""
     return (
         "TensorFlow was imported before tfdist, so without oneDNN, which is faster on this processor: import tfdist "
@@ -169,18 +166,11 @@ def _read_choice(workdir: Path | None, processor: Processor) -> Choice | None:
     return Choice(bool(entry.get("enabled")), "as at the last start of the run")
 
 
-def _of(processor: Processor, measure: bool) -> Choice:
+def _of(processor: Processor) -> Choice:
     """Returns the choice for a new run."""
-    if processor.on_by_default:
-        return Choice(True, "TensorFlow's default on this processor")
-    if platform.machine() != "x86_64" or "avx2" not in processor.flags:
-        return Choice(False, "TensorFlow's default on this processor")
+    has_avx2 = platform.machine() == "x86_64" and "avx2" in processor.flags
+    if processor.on_by_default or not has_avx2:
+        return Choice(processor.on_by_default, _DEFAULT)
     if (processor.vendor, processor.family) in _FASTER:
         return Choice(True, "measured to be faster on processors of this family")
-    from tfdist.cluster.devices import onednn_step
-
-    times = onednn_step.read_or_measure([processor.vendor, processor.family, processor.name], VARIABLE, measure)
-    if times is None:
-        return Choice(False, "TensorFlow's default: this processor was not measured")
-    without, used = times
-    return Choice(used < _CLEARLY_FASTER * without, f"a step took {without:.1f} ms without it, {used:.1f} ms with it")
+    return Choice(False, f"{_DEFAULT}, which was not measured")

@@ -35,7 +35,7 @@ def check(spec: WorkerSpec, env: Mapping[str, str]) -> None:
         ValueError: names the hosts that do not resolve, and what to do.
     """
     # Names of pods, and of SageMaker's containers, appear as these start.
-    if spec.num_workers == 1 or spec.launcher == "sagemaker" or "KUBERNETES_SERVICE_HOST" in env:
+    if spec.num_workers == 1 or "SM_HOSTS" in env or "KUBERNETES_SERVICE_HOST" in env:
         return
     hosts = needed(spec)
     unknown, end = hosts, time.monotonic() + SECONDS
@@ -62,7 +62,6 @@ _ORIGIN = {
     "pbs": "PBS_NODEFILE",
     "mpi": "TFDIST_CHIEF or the job's list of hosts",
     "torchrun": "MASTER_ADDR",
-    "flux": "TFDIST_CHIEF",
 }
 
 

@@ -260,7 +260,7 @@ def status(monitor: HeartbeatMonitor) -> dict[str, Any]:
     collective = monitor.progress.collective
     waits = None if collective is None else [collective[0], time.monotonic() - collective[1]]
     # The other workers are connected to the chief alone, which forwards the pauses.
-    paused = monitor.progress.pauses > 0 or any(peer.paused for peer in monitor.peers.values() if monitor.rank == 0)
+    paused = monitor.is_paused() or any(peer.paused for peer in monitor.peers.values() if monitor.rank == 0)
     # In every message from then on: a worker that connects late learns of the loss, too.
     found = {"rank": monitor.rank, "pid": os.getpid(), "step": monitor.progress.step, "waits": waits, "paused": paused}
     return found | monitor.loss

@@ -41,6 +41,8 @@ def start(
     monitor = HeartbeatMonitor(rank=rank, members=members, options=options, peers=peers, loop=loop)
     peer_loss.register(monitor)
     work = (watch or watch_run)(monitor)
+    # Started now: when a worker is lost, there may be too many.
+    threading.Thread(target=peer_loss.exit_after_loss, args=(monitor,), name="tfdist-exit", daemon=True).start()
     threading.Thread(target=monitor.loop.run_until_complete, args=(work,), name="heartbeat", daemon=True).start()
     atexit.register(peer_loss.announce_exit, monitor)
     return monitor
@@ -68,21 +70,21 @@ async def watch_run(
             # This process was suspended, perhaps with all others by Slurm: their heartbeats are not read yet.
             for peer in monitor.peers.values():
                 peer.last_heartbeat += now - last
-            monitor.progress.last_pause = now
+            monitor.progress.last_pause = monitor.progress.resumed = now
         last = now
         if now - announced > pause - INTERVAL_SECONDS / 2:
             announced = now
             monitor.announce({})
         if monitor.all_finished.is_set():
             continue
-        if monitor.progress.pauses or any(peer.paused for peer in monitor.peers.values()):
+        if monitor.is_paused() or any(peer.paused for peer in monitor.peers.values()):
             monitor.progress.last_pause = now
         if not find_lost(monitor, now) and (text := describe_stall(monitor, now)):
             peer_loss.declare_lost(monitor, text, stacks=True)
 
 
 def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
-    """Returns a message if this worker has not completed an execution in time; "" otherwise.
+    """Returns a message if this worker has not completed an execution, or a wait for a file, in time; "" otherwise.
 
     The timer starts with the end of the previous execution; before the first one, with the first call that waits for
     all workers. Time in which any worker is in a block of `pause_timers` does not count. If there is only one worker,
@@ -90,6 +92,12 @@ def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
     debugger.
     """
     options, name = monitor.options, peer_loss.worker_name(monitor, monitor.rank)
+    if (waits := monitor.waits_for_file()) is not None:
+        seconds, limit = now - max(waits[1], monitor.progress.resumed), options.stall_seconds
+        if not limit or seconds <= max(limit, monitor.writing_seconds()):
+            return ""
+        more = "or raise config.cluster.stall_seconds if it is only slow"
+        return f"{name} has waited for {waits[0]} for {seconds:.1f} s: mend its file system, {more}"
     collective, last = monitor.progress.collective, monitor.progress.last_execution
     if last is not None and len(monitor.members) == 1:
         last = None if collective is None else max(last, collective[1])

@@ -24,6 +24,8 @@ from tfdist.cluster import interruption
 _GRACE_SECONDS = 2.0
 # Seconds that other non-daemon threads may take to finish, such as the writer of a checkpoint.
 _WRITING_SECONDS = 60.0
+# Seconds in which the end is recorded.
+_LAST_SECONDS = 10.0
 # Workers of one machine that read the chief's last message in a second, at least; and seconds for all, at most.
 _READERS_PER_SECOND, _READING_SECONDS = 10, 120.0
 # How an error of several_workers/tcp_ring.py names a connection that is broken: the rank of the other, and a reason.
@@ -75,6 +77,8 @@ class Progress:
     # Blocks of `pause_timers` that this worker is in; the last moment at which it or a connected worker was in one.
     pauses: int = 0
     last_pause: float = 0.0
+    # When the process was last found to have been suspended.
+    resumed: float = 0.0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -92,6 +96,8 @@ class HeartbeatMonitor:
     announce: Callable[[dict[str, Any]], None] = lambda message: None
     # Seconds that a checkpoint may take to be written after a loss, if more than `_WRITING_SECONDS`.
     writing_seconds: Callable[[], float] = lambda: 0.0
+    # What the main thread waits for, a path, and since when, as `time.monotonic`; None: for no file.
+    waits_for_file: Callable[[], tuple[str, float] | None] = lambda: None
     # Workers that have finished the run. After `all_finished`, missing heartbeats are ignored.
     finished: set[int] = dataclasses.field(default_factory=set)
     all_finished: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -109,6 +115,10 @@ class HeartbeatMonitor:
     def note_progress(self, step: int) -> None:
         """Notes that an execution has ended after `step` completed steps."""
         self.progress.step, self.progress.last_execution, self.progress.started = step, time.monotonic(), True
+
+    def is_paused(self) -> bool:
+        """Returns whether this worker is in a block of `pause_timers`, or waits for a file, which has its own limit."""
+        return self.progress.pauses > 0 or self.waits_for_file() is not None
 
     def stop_timer(self) -> None:
         """Stops the stall timer until the next heartbeat."""
@@ -150,7 +160,7 @@ class HeartbeatMonitor:
 # The monitor of this process; a process has at most one cluster.
 _monitor: HeartbeatMonitor | None = None
 # Called with the lost worker, in words, before a thread ends this process; None: nothing is.
-_before_exit: Callable[[str], None] | None = None
+_before_exit: Callable[[str], Any] | None = None
 
 
 def register(monitor: HeartbeatMonitor) -> None:
@@ -194,15 +204,10 @@ def named_workers(error: str) -> list[str]:
     return [worker_name(_monitor, rank) for rank in sorted(ranks - {_monitor.rank}) if rank < len(_monitor.members)]
 
 
-def call_before_exit(function: Callable[[str], None] | None) -> None:
+def call_before_exit(function: Callable[[str], Any] | None) -> None:
     """Sets what is called with the lost worker, in words, before a thread ends this process; None: nothing."""
     global _before_exit
     _before_exit = function
-
-
-def lost_ranks() -> set[int]:
-    """Returns the ranks of workers whose loss this worker detected itself."""
-    return set() if _monitor is None else set(_monitor.found_lost)
 
 
 def claim_exit() -> None:
@@ -281,7 +286,6 @@ def declare_lost(monitor: HeartbeatMonitor, text: str, *, stacks: bool = False, 
         monitor.loss = {"lost": text, "stacks": stacks, "restart_helps": restart_helps}
         monitor.announce({})
         monitor.loss_known.set()
-        threading.Thread(target=_exit, args=(monitor, stacks), daemon=True).start()
 
 
 def worker_name(monitor: HeartbeatMonitor, rank: int) -> str:
@@ -317,8 +321,10 @@ def await_writers() -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
-    if stacks:
+def exit_after_loss(monitor: HeartbeatMonitor) -> None:
+    """Waits until a loss is known, and ends this process if it does not exit by itself soon. Runs in a thread."""
+    monitor.loss_known.wait()
+    if monitor.loss["stacks"]:
         faulthandler.dump_traceback(all_threads=True)
     await_writers()
     # A worker that has not read the message would lose it with the connection, and name the chief.
@@ -329,6 +335,6 @@ def _exit(monitor: HeartbeatMonitor, stacks: bool) -> None:
         worker = f"worker {monitor.rank}: " if len(monitor.members) > 1 else ""
         print(f"tfdist: {worker}{cause(monitor)}", file=sys.stderr, flush=True)
         if _before_exit is not None:
-            _before_exit(cause(monitor))
+            interruption.within(_LAST_SECONDS, functools.partial(_before_exit, cause(monitor)))
         requeue()
         os._exit(interruption.EXIT_PEER_LOST)

@@ -144,6 +144,9 @@ def _tensor(array: Any) -> Any:
             "Rows of a SparseTensor cannot be read one by one: pass a tf.data.Dataset, such as "
             f"tf.data.Dataset.from_tensor_slices((x, y)).batch(32). Received: shape {tuple(array.shape)}"
         )
+    if np.ma.is_masked(array):
+        advice = "fill them (numpy.ma.filled), and give them no weight by sample_weight"
+        raise ValueError(f"An array has masked values, which would count: {advice}. Received: shape {array.shape}")
     if hasattr(array, "iloc") and getattr(array, "ndim", 0) == 1:  # A pandas.Series is a column, as in Keras.
         array = np.expand_dims(array.to_numpy(), -1)
     if hasattr(array, "iloc") and all(kind.kind in "biuf" for kind in array.dtypes):

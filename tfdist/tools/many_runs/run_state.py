@@ -82,7 +82,7 @@ def read(workdir: Path) -> RunState:
         last=_values(evaluations[-1] if evaluations else {}),
         train=_values(train[0] if train else {}),
         examples_per_second=train[0].get("examples_per_second") if train else None,
-        hours=sum(sum(each["seconds"].values()) for each in starts) / 3600 if starts else _hours(records),
+        hours=sum(each["seconds"] for each in starts) / 3600 if starts else _hours(records),
         replicas=start.get("replicas", replicas(train[0]) if train else None),
         config=config,
         overrides=dict(found.groups() for word in environment.get("command", []) if (found := _OVERRIDE.match(word))),

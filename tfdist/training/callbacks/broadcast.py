@@ -8,6 +8,7 @@ attributes of callbacks that run on the chief only are broadcast, because script
 import contextlib
 import dataclasses
 import inspect
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,9 @@ _EVERYWHERE = (
 )
 # Larger arrays are not broadcast when training ends: mostly copies of the weights.
 _LARGEST_BROADCAST_BYTES = 2**20
+# How many first elements of a container say whether it holds data, and of which types these are.
+_LOOKED_AT = 100
+_DATA = (int, float, complex, str, bytes, np.generic)
 
 
 def runs_on_all_workers(callback: keras.callbacks.Callback) -> bool:
@@ -68,10 +72,13 @@ def find_referenced_variables(callbacks: list[keras.callbacks.Callback], model: 
             # A sum over replicas, such as a metric's, can only be read by all workers together.
             if checkpoint_format.tf_variable(value).synchronization != tf.VariableSynchronization.ON_READ:
                 found.append(value)
-        elif isinstance(value, list | tuple):
-            waiting.extend(value)
-        elif isinstance(value, dict | keras.Layer | keras.Loss | keras.Metric):
-            waiting.extend((value if isinstance(value, dict) else vars(value)).values())
+        elif isinstance(value, list | tuple | dict):
+            held = value.values() if isinstance(value, dict) else value
+            # Data, which may have millions of elements, begin with numbers or texts.
+            if not all(isinstance(one, _DATA) for one in itertools.islice(held, _LOOKED_AT)):
+                waiting.extend(held)
+        elif isinstance(value, keras.Layer | keras.Loss | keras.Metric):
+            waiting.extend(vars(value).values())
         elif isinstance(value, keras.optimizers.Optimizer) and value is not getattr(model, "optimizer", None):
             waiting.append(value.learning_rate)  # Which callbacks set; not its slots.
     return found

@@ -316,7 +316,7 @@ class CallbackRunner(NoCallbacks):
             self._reported_unsaved.add(attribute)
             self._warn(
                 f"{attribute} ({type(value).__name__}) is not saved in checkpoints, which hold numbers, texts, arrays, "
-                "lists and dicts of callbacks: on resume it has the value that on_train_begin sets"
+                "and lists and dicts of at most 100,000 elements: on resume it has the value that on_train_begin sets"
             )
 
 

@@ -32,6 +32,8 @@ from tfdist.report import files
 BEGUN = "begun.json"
 # Larger arrays are compared by identity: unchanged if it is the same object.
 _LARGEST_COMPARED_BYTES = 2**20
+# Attributes with more elements are not saved: to compare them would take seconds in each save.
+_MOST_PARTS = 100_000
 # Lists of numbers of at least this length are saved as arrays: the History of 20,000 epochs is 1.6 MB of JSON.
 _LONG_LIST = 100
 # End of the names of these arrays.
@@ -44,7 +46,7 @@ _BIT_GENERATORS = {kind.__name__: kind for kind in (np.random.PCG64, np.random.P
 _BIT_GENERATORS |= {kind.__name__: kind for kind in (np.random.Philox, np.random.SFC64)}
 
 # Callback -> attribute -> (fingerprint, the object itself: a reference keeps its id unique).
-InitialState = dict[str, dict[str, tuple[str, Any]]]
+InitialState = dict[str, dict[str, tuple[str | None, Any]]]
 
 
 class _NotSerializable(TypeError):
@@ -99,7 +101,8 @@ def snapshot(
     Args:
         callbacks: of one worker; the same classes in the same order at each start.
         before: what `initial_state` returned.
-        unsaved: called with a callback's name, an attribute and its value if it has changed and cannot be saved.
+        unsaved: called with a callback's name, an attribute and its value if it has changed and cannot be saved, or if
+            it has too many elements.
         largest_bytes: attributes whose arrays, without those of lists, have more bytes in total are skipped.
 
     Returns:
@@ -111,7 +114,9 @@ def snapshot(
         saved, in_place = {}, []
         for attribute, value in _attributes(callback):
             fingerprint, initial = before[name].get(attribute, ("", None))
-            if fingerprint == _fingerprint(value):
+            if (now := _fingerprint(value)) is None:
+                unsaved(name, attribute, value)
+            if now in (None, fingerprint):
                 continue
             in_place += [attribute] if initial is value else []
             found: dict[str, np.ndarray] = {}
@@ -255,23 +260,23 @@ def _attributes(callback: keras.callbacks.Callback) -> Iterator[tuple[str, Any]]
     return ((name, value) for name, value in vars(callback).items() if name not in _NOT_STATE)
 
 
-def _fingerprint(value: Any) -> str:
-    """Returns equal texts for equal values."""
+def _fingerprint(value: Any) -> str | None:
+    """Returns equal texts for equal values; None if there are too many elements."""
     texts, waiting, seen = [], [value], set()
-    while waiting:
+    while waiting and len(waiting) + len(texts) <= _MOST_PARTS:
         part, arrays = waiting.pop(), {}
+        parts = [] if type(part) is list and _as_array(part) is not None else _parts(part)
         try:
-            texts.append(json.dumps(_encode(part, "", arrays, copied=False)))
+            whole = not (parts and isinstance(part, list | tuple | dict))
+            texts.append(json.dumps(_encode(part, "", arrays, copied=False) if whole else len(parts)))
         except _NotSerializable:
             texts.append(f"object {id(part)}")
-            if isinstance(part, np.ndarray):
-                texts.append(_fingerprint_of_array(part.view(np.ndarray)))
-            if id(part) not in seen:
-                seen.add(id(part))
-                waiting += _parts(part)
-        else:
-            texts += [_fingerprint_of_array(array) for array in arrays.values()]
-    return " ".join(texts)
+            arrays = {"": part.view(np.ndarray)} if isinstance(part, np.ndarray) else {}
+        texts += [_fingerprint_of_array(array) for array in arrays.values()]
+        if id(part) not in seen:
+            seen.add(id(part))
+            waiting += parts
+    return None if waiting else " ".join(texts)
 
 
 def _parts(value: Any) -> list[Any]:

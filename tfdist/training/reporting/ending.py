@@ -1,8 +1,7 @@
-"""How a start of a run ends: the line in starts.jsonl, and the notice of `config.report.notify`."""
+"""How a start of a run ends: its files are closed, and the line in starts.jsonl says how."""
 
 import contextlib
-import os
-import sys
+import functools
 from collections.abc import Iterator
 
 from tfdist.cluster import error_report, interruption, process_exit
@@ -15,19 +14,16 @@ from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 
-# A command or URL for all runs, also of scripts, which `config.report.notify` overrides.
-NOTIFY_VARIABLE = "TFDIST_NOTIFY"
-
 
 @contextlib.contextmanager
 def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
-    """Closes the files of the run after the block, records how the start has ended, and gives notice of it.
+    """Closes the files of the run after the block, and records how the start has ended.
 
     Saves the chief's state after a replica mismatch. A SystemExit of a config's code is an error. An error is told
     before anything is closed, and closing has a limit then: the workdir may hang. Scripts tell theirs, or catch it; at
     the limit it is told here.
     """
-    peer_loss.call_before_exit(lambda text: record(tools, state, "lost", text))
+    peer_loss.call_before_exit(functools.partial(tools.ledger.note_end, "lost"))
     run, end, text, failed = tools.run, "", "", None
     try:
         yield
@@ -44,10 +40,9 @@ def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
     with process_exit.end_within(peer_loss.writing_seconds(), failed, f"The workdir {run.workdir} has not answered"):
         if isinstance(failed, ReplicaMismatchError):
             checkpointing.save_mismatch(tools, state)
-        with tools.ledger.during("checkpoints"):
-            checkpointing.close(tools)
+        checkpointing.close(tools)
         peer_loss.call_before_exit(None)
-        record(tools, state, end, text)
+        tools.ledger.note_end(end, text)
     if failed is not None:
         raise failed
 
@@ -66,27 +61,3 @@ def _describe(error: BaseException, tools: LoopTools) -> tuple[str, str]:
         return "failed", text
     lost, named = error_report.find_lost_worker(error)
     return ("lost", named or text) if lost else ("failed", text)
-
-
-def record(tools: LoopTools, state: TrainingState, end: str, text: str) -> None:
-    """Writes the end of the start once, and calls what `config.report.notify` names, on one worker."""
-    run = tools.run
-    if not tools.ledger.note_end(end, text) or run.workdir is None:
-        return
-    target = run.config.report.notify or os.environ.get(NOTIFY_VARIABLE)
-    # The chief, or the first worker that is left of those before it.
-    if target and set(range(run.cluster.rank)) <= peer_loss.lost_ranks():
-        best = {} if state.best.value is None else {f"best {run.config.checkpoint.best_metric}": state.best.value}
-        from tfdist.training.reporting import notice
-
-        problem = notice.send(
-            target,
-            end,
-            workdir=run.workdir,
-            step=state.step,
-            total_steps=run.total_steps,
-            values=state.logs | best,
-            text=text,
-        )
-        if problem:
-            print(f"tfdist: WARNING: no notice of the end of the run: {problem}", file=sys.stderr, flush=True)

@@ -53,10 +53,9 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     if not run.cluster.is_chief:
         return
     workdir, config = str(run.workdir), diff.to_json(run.config)
-    old, secret = run_info.read_config(workdir), run.config.report.notify
-    shown = config | {"report": config["report"] | {"notify": run_info.HIDDEN}} if secret else config
+    old = run_info.read_config(workdir)
     if resumed_step is None or old != config:
-        rows = [f"| `{name}` | `{json.dumps(value)}` |" for name, value in diff.flatten(shown)]
+        rows = [f"| `{name}` | `{json.dumps(value)}` |" for name, value in diff.flatten(config)]
         table = "\n".join(["| field | value |", "| --- | --- |", *(row.replace("\n", " ") for row in rows)])
         report.text(resumed_step or run.feed.sizes.first_step, "config", table)
     report.hyperparameters({name: value for name, value in diff.flatten(config) if diff.affects_weights(name)})
@@ -81,8 +80,8 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
         "between ops": tf.config.threading.get_inter_op_parallelism_threads(),
     }
     described["replicas"] = {"all": run.cluster.num_replicas, "workers": run.cluster.num_workers}
-    described["config"], described["config_file"] = shown, saved_run.first_config(run.log.config_file)
-    report.environment(run_info.write_environment(workdir, described, secret))
+    described["config"], described["config_file"] = config, saved_run.first_config(run.log.config_file)
+    report.environment(run_info.write_environment(workdir, described))
     if run.log.console == "all":
         report.lines(start_lines(run, resumed_step))
         if run.config.report.summary:
@@ -119,7 +118,7 @@ def write_end(run: Run, report: Reporter, state: TrainingState, ledger: Ledger) 
     if run.log.console != "all":
         return
     config, best = run.config, state.best
-    written = [f"time       {ledger.describe()}"]
+    written = [f"time       {lines.duration(ledger.seconds())} in this start"]
     if best.value is not None:
         written.append(f"best       {config.checkpoint.best_metric} {lines.number(best.value)} at step {best.step}")
     exported = "model.keras, " if config.checkpoint.export else ""

@@ -272,6 +272,9 @@ def _slice(
 
 
 def _check_features(features: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
+    for key, values in features.items():
+        if np.ma.is_masked(values):
+            raise ValueError(f"{where}: {key!r} has masked values, which no source keeps: fill them (numpy.ma.filled).")
     features = {key: np.asarray(values) for key, values in features.items()}
     if not features:
         raise ValueError(f"{where} has no arrays.")

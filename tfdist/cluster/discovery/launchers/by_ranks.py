@@ -4,7 +4,6 @@ Each function raises a ValueError if variables are missing or inconsistent, and 
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from tfdist.cluster.discovery import hostlist, variables, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
@@ -103,99 +102,3 @@ def torchrun(env: Mapping[str, str], **ports: int) -> WorkerSpec:
         received=(*needed, *local),
         **ports,
     )
-
-
-def kubeflow(env: Mapping[str, str], **ports: int) -> WorkerSpec:
-    """A pod of a TrainJob of Kubeflow Trainer v2, one worker for each pod.
-
-    https://www.kubeflow.org/docs/components/trainer and pkg/constants/constants.go of kubeflow/trainer: the variables
-    are those of torchrun's own options (`--nnodes` is PET_NNODES). If the command of the pod is torchrun, its workers
-    have RANK, too, and `torchrun` reads them.
-    """
-    names = ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR")
-    variables.need(env, names, "Kubeflow Trainer started this pod")
-    return of_ranks(
-        "kubeflow",
-        env,
-        rank=variables.integer(env, "PET_NODE_RANK"),
-        num_workers=variables.integer(env, "PET_NNODES"),
-        local_rank=0,
-        local_size=1,
-        chiefs=(env["PET_MASTER_ADDR"],),
-        job="/".join(env.get(name, "") for name in ("PET_MASTER_ADDR", "PET_MASTER_PORT")),
-        received=names,
-        **ports,
-    )
-
-
-def flux(env: Mapping[str, str], **ports: int) -> WorkerSpec:
-    """A task of `flux run`: flux-environment(7) of flux-framework/flux-core. Every node has the same number of tasks.
-
-    No variable has the hosts: on several nodes TFDIST_CHIEF is the one of rank 0.
-    """
-    names = ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES", "FLUX_JOB_ID")
-    variables.need(env, names, "flux run started this process")
-    rank, local_rank, size, nodes = (variables.integer(env, name) for name in names[:4])
-    if nodes == 0 or size % nodes:
-        raise ValueError(
-            f"Flux started {size} tasks on {nodes} nodes: start the same number on each, such as "
-            f"--tasks-per-node=1. {variables.say_received(env, names)}"
-        )
-    if nodes > 1 and not env.get("TFDIST_CHIEF"):
-        raise ValueError(
-            "flux run started workers on several nodes, and the host of rank 0 is unknown. Set it before flux run: "
-            "export TFDIST_CHIEF=$(flux hostlist --nth=0 local)"
-        )
-    return of_ranks(
-        "flux",
-        env,
-        rank=rank,
-        num_workers=size,
-        local_rank=local_rank,
-        local_size=size // nodes,
-        chiefs=(),
-        job=env["FLUX_JOB_ID"],
-        received=names,
-        **ports,
-    )
-
-
-def jsrun(env: Mapping[str, str], **ports: int) -> WorkerSpec:
-    """A task of jsrun, of IBM's Job Step Manager in LSF.
-
-    The names are those that Lightning's LSFEnvironment and the OpenMP runtime of GCC read. The launch node is among the
-    hosts, on which there may be no task, so rank 0 is looked for on all.
-    """
-    names = tuple(f"JSM_NAMESPACE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    variables.need(env, names, "jsrun started this process")
-    rank, size, local_rank, local_size = (variables.integer(env, name) for name in names)
-    return of_ranks(
-        "jsrun",
-        env,
-        rank=rank,
-        num_workers=size,
-        local_rank=local_rank,
-        local_size=local_size,
-        chiefs=hosts_of_lsf(env),
-        job="/".join(env.get(name, "") for name in ("LSB_JOBID", "LSB_JOBINDEX", "JSM_JSRUN_ID", "PMIX_NAMESPACE")),
-        received=(*names, "LSB_MCPU_HOSTS", "LSB_DJOB_RANKFILE"),
-        **ports,
-    )
-
-
-def hosts_of_lsf(env: Mapping[str, str]) -> list[str]:
-    """Returns the hosts of an LSF job in LSF's order, each once; [] if no variable has them.
-
-    IBM's "Environment variables set for job execution": LSB_MCPU_HOSTS is "host slots host slots ...".
-    """
-    return read_lines(env.get("LSB_DJOB_RANKFILE", "")) or list(
-        dict.fromkeys(env.get("LSB_MCPU_HOSTS", "").split()[::2])
-    )
-
-
-def read_lines(path: str) -> list[str]:
-    """Returns the lines of a file, each once, without empty ones; [] if there is no such file."""
-    try:
-        return list(dict.fromkeys(filter(None, map(str.strip, Path(path).read_text().splitlines()))))
-    except OSError:
-        return []
