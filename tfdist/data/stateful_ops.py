@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfdist.config import text
-
 # Types of ops that draw random numbers from a state.
 RANDOM = {
     *("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal"),
@@ -18,15 +16,8 @@ RANDOM = {
 }
 # Types of ops that call Python functions. Those that are declared stateless have another type.
 PYTHON = {"PyFunc", "EagerPyFunc"}
-# Ops that call a function -> the first of their inputs that they pass on.
-_CALLING = {
-    **dict.fromkeys(("While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"), 0),
-    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 1),
-}
-# Ops that write to the variable in their first input begin so.
-_WRITING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceStridedSliceAssign")
-_PASSING = ("Identity", "Enter", "Switch")
-_MAX_NAMED = 5
+# In the names of such ops of tfdist's own.
+_OWN = "tfdist_time"
 
 
 def called_ops(graph: tf.Graph) -> Iterator[str]:
@@ -40,60 +31,23 @@ def nodes(definition: tf.compat.v1.GraphDef) -> Iterator[tf.compat.v1.NodeDef]:
         yield from found
 
 
-def find_ops(graph: tf.Graph, types: set[str]) -> list[str]:
-    """Returns the names of the ops of `graph`, and of its functions, that are of `types`, each with its type."""
-    operations = graph.get_operations()
-    found = [f"{op.name} ({op.type})" for op in operations if op.type in types]
-    if any(op.type in _CALLING for op in operations):
-        functions = graph.as_graph_def().library.function
-        found += [f"{node.name} ({node.op})" for f in functions for node in f.node_def if node.op in types]
-    return list(dict.fromkeys(found))
-
-
-def list_ops(found: list[str]) -> str:
-    """Returns the first of the ops `found`, for a message."""
-    return text.list_names(found, _MAX_NAMED)
-
-
-def written_inputs(graph: tf.Graph) -> set[str]:
-    """Returns the names of the placeholders of `graph` whose variables it or a function that it calls writes."""
+def find(graph: tf.Graph, *types: set[str]) -> list[list[tf.Operation]]:
+    """Returns the operations of `graph` of each of `types`, and those that call a function with such ops."""
     definition = graph.as_graph_def()
-    functions = {function.signature.name: function for function in definition.library.function}
-    memory: dict[str, set[int]] = {}
-
-    def of_function(name: str) -> set[int]:
-        if name not in memory:
-            memory[name] = set()  # A function that calls itself.
-            function = functions[name]
-            places = {one.name: index for index, one in enumerate(function.signature.input_arg)}
-            memory[name] = {places[one] for one in written_by(function.node_def) if one in places}
-        return memory[name]
-
-    def written_by(nodes: list[tf.compat.v1.NodeDef]) -> set[str]:
-        sources = {node.name: _name(node.input[0]) for node in nodes if node.op in _PASSING and node.input}
-        found = set()
-        for node in nodes:
-            indices = {0} if node.op.startswith(_WRITING) else set()
-            for called in _called(node) if node.op in _CALLING else ():
-                indices |= {_CALLING[node.op] + index for index in of_function(called)}
-            found |= {_origin(_name(node.input[index]), sources) for index in indices}
-        return found
-
-    return written_by(definition.node)
+    return [[graph.get_operation_by_name(name) for name in _find(definition, one)] for one in types]
 
 
-def _called(node: tf.compat.v1.NodeDef) -> Iterator[str]:
-    for value in node.attr.values():
-        for function in (value.func, *value.list.func):
-            if function.name:
-                yield function.name
+def _find(definition: tf.compat.v1.GraphDef, types: set[str]) -> list[str]:
+    found: set[str] = set()  # Functions.
 
+    def is_one(node: tf.compat.v1.NodeDef) -> bool:
+        return node.op in types and _OWN not in node.name
 
-def _name(tensor: str) -> str:
-    return tensor.removeprefix("^").partition(":")[0]
+    def reaches(node: tf.compat.v1.NodeDef) -> bool:
+        called = (one.name for value in node.attr.values() for one in (value.func, *value.list.func))
+        return is_one(node) or any(name in found for name in called)
 
-
-def _origin(name: str, sources: dict[str, str]) -> str:
-    while name in sources:
-        name = sources[name]
-    return name
+    functions = definition.library.function if any(map(is_one, nodes(definition))) else ()
+    for _ in functions:  # As deep as calls may be nested.
+        found = {one.signature.name for one in functions if any(map(reaches, one.node_def))}
+    return [node.name for node in definition.node if reaches(node)]
