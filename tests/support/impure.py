@@ -4,6 +4,9 @@ A kind is the name of a function from images to images, such as `planted_numpy`:
 The comments mark the lines that the messages must name.
 """
 
+import collections
+import dataclasses
+import itertools
 import random
 import statistics
 from typing import Any
@@ -219,22 +222,33 @@ def adapt(model, read):
     kernel.assign(0.01 * np.random.normal(size=kernel.shape))
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """An object without a `__dict__`."""
+
+    count: int = 0
+
+
 class Hook(keras.callbacks.Callback):
-    """Changes something after the first epoch."""
+    """Does something in each epoch, or changes something after the first."""
+
+    epochs = 0
 
     def __init__(self, what: str):
         super().__init__()
-        self.what, self.seen = what, []
+        self.what, self.seen, self.later = what, [], collections.deque()
+        if what == "opaque":
+            self.numbers, self.bytes, self.slotted = itertools.count(), bytearray(2), Slotted()
 
     def on_epoch_begin(self, epoch, logs=None):  # here: hook
         self.seen.append(epoch)
-        if epoch == 1:
+        if epoch == 1 or self.what in ("of_class", "opaque"):
             getattr(self, self.what)()
 
     def trainable(self):
         self.model.get_layer("logits").trainable = False
 
-    def nothing(self):
+    def same_trainable(self):
         self.model.get_layer("logits").trainable = True
 
     def rate(self):
@@ -256,7 +270,17 @@ class Hook(keras.callbacks.Callback):
         self.model.optimizer.learning_rate = 0.005
 
     def strength(self):
-        STATE["strength"].assign(0.5)
+        impure_helpers.assign(kept, "strength", 0.5)
+
+    read_by_objective = strength
 
     def own(self):
         self.model.best_epoch = 1
+
+    def of_class(self):
+        type(self).epochs += 1
+        self.model.optimizer.learning_rate = 0.01 / self.epochs
+
+    def opaque(self):
+        self.slotted.count += next(self.numbers)
+        self.bytes[0] += 1
