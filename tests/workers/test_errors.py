@@ -419,7 +419,7 @@ STATE = "The training step writes variables that belong neither to the model nor
         ),
         (
             {"data": data(prepare={"target": "lab:flipped"})},
-            r"^config\.data\.prepare writes variables .*: \S*state \(\S*lab\.py:\d+: .* Put random layers",
+            r"^config\.data\.prepare writes variables .*: \S*state \(\S*lab\.py:\d+: .* or use TensorFlow's",
         ),
         (
             {"objective": {"target": "lab:drawing", "of_keras": False}},

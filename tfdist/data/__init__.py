@@ -7,7 +7,7 @@
     cache/               cached examples, in memory or on a local disk
     inspection.py        finds NaN and labels after an error; description.py: describes the output of prepare
     autograph.py         AutoGraph for users' functions only
-    guard.py             what users' Python does and no graph shows; stateful_ops.py: such ops of a graph
+    guard.py             what users' Python does and no graph shows
 
 Independent of the cluster. Imports config and report.
 """

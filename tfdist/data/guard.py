@@ -25,8 +25,21 @@ from keras.src.random import seed_generator
 from tensorflow.python.framework import auto_control_deps_utils
 
 from tfdist.config import text, user_code
-from tfdist.data import stateful_ops
 
+# Types of ops that draw random numbers from a state.
+RANDOM = {
+    *("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal"),
+    *("Multinomial", "RandomShuffle", "RandomCrop", "RandomGamma", "RandomPoisson", "RandomPoissonV2"),
+    *("StatefulStandardNormal", "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulUniform"),
+    *("StatefulUniformInt", "StatefulUniformFullInt", "StatefulRandomBinomial", "NonDeterministicInts"),
+    *("RngSkip", "RngReadAndSkip", "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2"),
+    *("UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler"),
+    *("ThreadUnsafeUnigramCandidateSampler", "FixedUnigramCandidateSampler", "AllCandidateSampler"),
+}
+# Types of ops that call Python functions. Those that are declared stateless have another type.
+_PYTHON = {"PyFunc", "EagerPyFunc"}
+# In the names of such ops of tfdist's own.
+_OWN = "tfdist_time"
 _MAX_NAMED = 5
 _IN_INPUT = "TensorFlow's stateless functions, such as tf.image.stateless_random_brightness, with the seeds that "
 _IN_INPUT += "config.data.prepare gets for each example"
@@ -86,7 +99,7 @@ def around(
         in_input: whether a `tf.data.Dataset` calls it, with its batches read ahead.
         draws: whether what it draws in Python is looked for.
     """
-    checked = weakref.WeakSet()
+    advice, checked = _IN_INPUT if in_input else _IN_STEP, weakref.WeakSet()
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
@@ -97,13 +110,13 @@ def around(
         graph = tf.compat.v1.get_default_graph()
         if known is not None and graph not in checked:  # Once for all replicas.
             checked.add(graph)
-            _check_graph(graph, name, known(), functools.partial(_places, function, args), in_input)
+            _check_graph(graph, name, known(), _places(function, args), advice)
         drawn = [kind for kind, state in _random_states().items() if state != before[kind]]
         if drawn and draws:
             _tell(
                 f"{name} draws from the global random numbers of {' and '.join(drawn)} at "
                 f"{_places(function, args) or 'a library'}, or in what is called there: it draws once, when it is "
-                f"traced, and not for each batch. Use {_IN_INPUT if in_input else _IN_STEP}."
+                f"traced, and not for each batch. Use {advice}."
             )
         return result
 
@@ -167,25 +180,23 @@ def _code(function: Any) -> Any:
     return getattr(function, "__code__", None)
 
 
-def _check_graph(graph: Any, name: str, known: Mapping[int, bool], places: Callable[[], str], in_input: bool) -> None:
-    advice = _IN_INPUT if in_input else _IN_STEP
-
+def _check_graph(graph: Any, name: str, known: Mapping[int, bool], places: str, advice: str) -> None:
     def line(op: tf.Operation) -> str:
         """Of an operation, or where the functions are that may have made it, in a loop of tfdist."""
         found = user_code.current_line(op.traceback)
-        return found if found != "a library" else places() or found
+        return found if found != "a library" else places or found
 
     def lines(found: Iterable[tf.Operation]) -> str:
         return text.list_names([f"{op.name} ({op.type}) at {line(op)}" for op in found], _MAX_NAMED)
 
-    drawn, python = stateful_ops.find(graph, stateful_ops.RANDOM, stateful_ops.PYTHON)
-    if drawn:
+    definition = graph.as_graph_def()
+    if drawn := _find(graph, definition, RANDOM):
         _tell(
             f"{name} draws random numbers from a state that is not saved: {lines(drawn)}. Replicas may draw the same "
             f"numbers, and a resumed run draws others. Use {advice}.",
             refuse=_run.several_workers,
         )
-    if python:
+    if python := _find(graph, definition, _PYTHON):
         _tell(
             f"{name} calls Python functions: {lines(python)}. Unless they return the same for the same arguments, "
             "workers and resumed runs differ. If they do, say so: tf.numpy_function(..., stateful=False).",
@@ -205,14 +216,39 @@ def _check_graph(graph: Any, name: str, known: Mapping[int, bool], places: Calla
             with tf.init_scope():
                 _run.watched[reader] = variable, variable.numpy().tobytes()
     if unsaved:
-        instead = "Make each in a layer: add_weight(..., trainable=False), or a keras.Variable or SeedGenerator in one"
-        instead = f"Put random layers into the model, or use {advice}" if in_input else instead
         _tell(
             f"{name} writes variables that belong neither to the model nor to its optimizer: "
             f"{text.list_names(sorted(unsaved), _MAX_NAMED)}. No checkpoint holds them and replicas do not share "
-            f"them: a resumed run would be another run. {instead}.",
+            f"them: a resumed run would be another run. Make each in a layer of the model: a keras.Variable, a "
+            f"SeedGenerator or add_weight(..., trainable=False); or use {advice}.",
             refuse=True,
         )
+
+
+def called_ops(graph: tf.Graph) -> Iterator[str]:
+    """Yields the types of the ops in a function, and in the functions that it calls."""
+    yield from (node.op for node in nodes(graph.as_graph_def()))
+
+
+def nodes(definition: tf.compat.v1.GraphDef) -> Iterator[tf.compat.v1.NodeDef]:
+    """Yields the nodes of a graph, and of the functions in its library."""
+    for found in (definition.node, *(function.node_def for function in definition.library.function)):
+        yield from found
+
+
+def _find(graph: tf.Graph, definition: tf.compat.v1.GraphDef, types: set[str]) -> list[tf.Operation]:
+    """Returns the operations of `graph` that are of `types`, and those that call a function with such ops."""
+    found: set[str] = set()  # Functions.
+
+    def reaches(node: tf.compat.v1.NodeDef) -> bool:
+        called = (one.name for value in node.attr.values() for one in (value.func, *value.list.func))
+        return (node.op in types and _OWN not in node.name) or any(name in found for name in called)
+
+    if types.isdisjoint(node.op for node in nodes(definition)):
+        return []
+    for _ in definition.library.function:  # As deep as calls may be nested.
+        found = {one.signature.name for one in definition.library.function if any(map(reaches, one.node_def))}
+    return [graph.get_operation_by_name(node.name) for node in definition.node if reaches(node)]
 
 
 def _writing(tensor: tf.Tensor) -> Iterator[tf.Operation]:
