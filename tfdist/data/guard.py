@@ -52,7 +52,7 @@ _PLAIN = (bool, int, float, str, type(None), list, tuple)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class _Guarded:
+class Guarded:
     """The run whose functions are traced."""
 
     several_workers: bool = False
@@ -64,13 +64,14 @@ class _Guarded:
     watched: dict[str, tuple[tf.Variable, bytes]] = dataclasses.field(default_factory=dict)
 
 
-_run = _Guarded()
+_run = Guarded()
 
 
-def begin(**options: bool) -> None:
-    """Begins a run: the functions that are traced from now on are its; `options` as in `_Guarded`."""
+def begin(run: Guarded) -> Guarded:
+    """Begins or continues a run: the functions that are traced from now on are its. Returns the one before."""
     global _run
-    _run = _Guarded(**options)
+    before, _run = _run, run
+    return before
 
 
 def _tell(message: str, *, refuse: bool = False, doubtful: bool = False) -> None:
@@ -136,7 +137,7 @@ def around_hook(callback: Any, hook: str, objects: Mapping[str, Any], alone: boo
     before = _plain_attributes(objects)
     yield
     now = _plain_attributes(objects)
-    changed = [one for one, value in before.items() if repr(now.get(one, value)) != repr(value)]
+    changed = [one for one, value in before.items() if repr(now.get(one, "none")) != repr(value)]
     if changed:
         _tell(
             f"{name} changed {text.list_names(changed, _MAX_NAMED)}: the compiled step does not see it, but a resumed "
@@ -274,7 +275,7 @@ def _plain_attributes(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _names_in_code(kind: type) -> frozenset[str]:
-    """Returns the names that the functions of users' classes use."""
-    functions = [vars(one).values() for one in kind.__mro__ if user_code.defines(one)]
-    codes = [one.__code__ for one in itertools.chain(*functions) if inspect.isfunction(one)]
+    """Returns the names that the functions of users' classes use after an object is made."""
+    functions = itertools.chain(*(vars(one).values() for one in kind.__mro__ if user_code.defines(one)))
+    codes = [one.__code__ for one in functions if inspect.isfunction(one) and one.__name__ != "__init__"]
     return frozenset(name for code in codes for name in code.co_names)

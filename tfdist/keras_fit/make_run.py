@@ -52,7 +52,8 @@ def make_run(
         ValueError: the model was not made in the cluster's scope, or the workers have different data.
     """
     saved = workdir is not None and validation is not adapter
-    guard.begin(several_workers=cluster.num_workers > 1, saved=saved, is_script=True)
+    guarded = guard.Guarded(several_workers=cluster.num_workers > 1, saved=saved, is_script=True)
+    stack.callback(guard.begin, guard.begin(guarded))
     adapters = [adapter] if validation is None or validation is adapter else [adapter, validation]
     for one in adapters:
         same_data.check_same_data(cluster, one)

@@ -59,7 +59,7 @@ def build_run(
     for feature in features.ALL:
         inputs = feature.change_inputs(config, inputs, sizes.replicas)
     cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
-    guard.begin(several_workers=cluster.num_workers > 1, saved=True)
+    guard.begin(guard.Guarded(several_workers=cluster.num_workers > 1))
     config = _as_saved(config, workdir)
     feed = inputs.pipeline.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context, chosen = build_model(config, cluster, inputs, feed)

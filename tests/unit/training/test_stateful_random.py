@@ -110,7 +110,7 @@ def test_a_draw_in_a_loop_is_found_with_its_line(tmp_path, capsys):
     words = r"^(tfdist: WARNING: )?The training step draws .* is not saved: \S+ \(While\) at \S*/lab\.py:\d+: "
 
     def train(**options) -> None:
-        guard.begin(**options)
+        guard.begin(guard.Guarded(**options))
         execution.training_steps(run)(run.cluster.distribute(run.feed.training(0, 2)), 2)
 
     train(saved=False)
@@ -118,3 +118,4 @@ def test_a_draw_in_a_loop_is_found_with_its_line(tmp_path, capsys):
     for options in ({"saved": True}, {"saved": False, "several_workers": True, "is_script": True}):
         with pytest.raises(ValueError, match=words):
             train(**options)
+    guard.begin(guard.Guarded())
