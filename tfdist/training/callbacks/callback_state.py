@@ -183,8 +183,8 @@ def restore(
 def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any, in_place: bool) -> None:
     """Sets an attribute; changes a list, dict or array `in_place` that the script may have as well."""
     kind, _, name = attribute.rpartition(":")
-    owner = _holders(callback).get(kind, callback)
-    present = getattr(owner, name, None)
+    holder = _holders(callback).get(kind, callback)
+    present = getattr(holder, name, None)
     if isinstance(present, dict) and (in_place or type(present) is not dict):  # Also a defaultdict or an OrderedDict.
         present.clear()
         present.update(value)
@@ -197,7 +197,7 @@ def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any, in_p
     ):
         present[...] = value
     else:
-        setattr(owner, name, value)
+        setattr(holder, name, value)
 
 
 def add_draws(arrays: dict[str, np.ndarray]) -> Any:
