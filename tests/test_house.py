@@ -81,6 +81,12 @@ PRIVATE_NAMES = {
     "tfdist.keras_fit.adapters.base": {
         "keras.src.trainers.data_adapters.tf_dataset_adapter": "class weights of a dataset as Model.fit applies them",
     },
+    "tfdist.data.guard": {
+        "keras.src.random.seed_generator": "the state of keras.random without a seed, to see whether a trace draws",
+        "tensorflow.python.framework.auto_control_deps_utils": "which ops write a variable, as TensorFlow finds",
+        "_flatten_layers": "layers of all depths, whose functions may draw",
+        "_watched_variables": "the variables that a function has used while it is traced",
+    },
     "tfdist.data.dataset_traits": dict.fromkeys(
         ("_deterministic", "_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
     ),

@@ -53,11 +53,11 @@ def largest_difference(first: dict[str, np.ndarray], second: dict[str, np.ndarra
     return max(float(np.max(np.abs(first[name].astype(float) - second[name]))) for name in first)
 
 
-def cut_back(workdir: pathlib.Path, copy: pathlib.Path) -> pathlib.Path:
-    """Copies a finished run as it would be, had it been killed before the checkpoint of step 20."""
+def cut_back(workdir: pathlib.Path, copy: pathlib.Path, step: int = 20) -> pathlib.Path:
+    """Copies a finished run as it would be, had it been killed before the checkpoint of `step`, the last one."""
     shutil.copytree(workdir, copy)
     (copy / checkpointing.FINISHED).unlink()
-    shutil.rmtree(copy / "checkpoints" / "step-00000020")
+    shutil.rmtree(copy / "checkpoints" / f"step-{step:08d}")
     return copy
 
 

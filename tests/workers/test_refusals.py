@@ -16,7 +16,7 @@ REFUSED = {
     "applies_in_loop": IN_A_GRAPH,
     "applies_in_evaluation": r"^test_step applies the optimizer '(?i:sgd)\w*': an evaluation must not train\.",
     "variable_outside": r"^The variable Own\.steps was made outside of cluster\.scope\(\): build the model within",
-    "variable_unowned": r"^The training step writes variables that belong neither .*optimizer: calls\. No checkpoint",
+    "variable_unowned": r"^The training step writes variables that belong neither .*optimizer: calls \(\S+\.py:\d+: ",
     "gathers_outside": r"^tfdist\.all_gather works in a train_step or test_step .* Call tfdist\.fit\(cluster, model",
     "no_loss": r"^There is no loss to minimise: pass a loss to compile, or call add_loss in the model\.",
     "eager_ragged": r"^compile\(run_eagerly=True\) needs dense tensors\. Received: RaggedTensorSpec",

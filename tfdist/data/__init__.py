@@ -6,7 +6,8 @@
     pipelines.py         the default pipeline, fixed_shards.py; textbook.py: experimental_distribute_dataset
     cache/               cached examples, in memory or on a local disk
     inspection.py        finds NaN and labels after an error; description.py: describes the output of prepare
-    autograph.py         AutoGraph for users' functions only; stateful_ops.py: what a resumed run may not repeat
+    autograph.py         AutoGraph for users' functions only
+    guard.py             what users' Python does and no graph shows
 
 Independent of the cluster. Imports config and report.
 """

@@ -13,7 +13,7 @@ from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.autograph.impl import api
 
 from tfdist.config import user_code
-from tfdist.data import description, stateful_ops
+from tfdist.data import description, guard
 
 _OWN = __name__.partition(".")[0]
 
@@ -62,34 +62,17 @@ def _check_batches(function: Callable[..., Any], name: str) -> Callable[..., Any
     converted = convert(function, name)
     if converted is function:
         return function
+    converted = guard.around(converted, name, dict, in_input=True)
 
     @functools.wraps(converted)
     def call(*args: Any, **keywords: Any) -> Any:
         batch = converted(*args, **keywords)
         rows = args[-1].shape[0]
         description.check_batch(batch, name, rows)
-        _check_state(name)
         return {key: _with_rows(value, rows) for key, value in batch.items()}
 
     call.__module__ = __name__  # Not converted twice.
     return call
-
-
-def _check_state(name: str) -> None:
-    graph = tf.compat.v1.get_default_graph()
-    drawn = stateful_ops.find_ops(graph, stateful_ops.RANDOM)
-    if drawn:
-        raise ValueError(
-            f"{name} draws random numbers from a state that is not saved: {stateful_ops.list_ops(drawn)}. Workers and "
-            "resumed runs would draw others. Use TensorFlow's stateless functions, such as "
-            "tf.image.stateless_random_brightness, with the seeds that config.data.prepare gets for each example."
-        )
-    if stateful_ops.written_inputs(graph):
-        raise ValueError(
-            f"{name} writes variables, such as the state of a keras.random.SeedGenerator in a layer of Keras. No "
-            "checkpoint holds them: workers and resumed runs would have others. Put random layers into the model, or "
-            "use TensorFlow's stateless functions with the seeds that config.data.prepare gets for each example."
-        )
 
 
 def _with_rows(value: Any, rows: int | None) -> Any:

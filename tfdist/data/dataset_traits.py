@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfdist.data import stateful_ops
+from tfdist.data import guard
 
 _UNORDERED = (
     "An operation of the tf.data.Dataset has deterministic=False, so that its order differs between runs and workers. "
@@ -47,7 +47,7 @@ def find(dataset: tf.data.Dataset) -> DatasetTraits:
     shuffles = any("Shuffle" in name for name in kinds | ops)
     python = any("PyFunc" in op or op == "GeneratorDataset" for op in ops)
     # Stateless random ops are excluded: they depend only on seeds in the data.
-    random = bool(ops & stateful_ops.RANDOM)
+    random = bool(ops & guard.RANDOM)
     resume_caveat = None
     if unseeded:
         resume_caveat = (
@@ -89,7 +89,7 @@ def shuffle_seeds(dataset: tf.data.Dataset) -> list[tf.Tensor]:
 
 def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
     """Returns the types of the ops in the functions of one transformation."""
-    return {op for function in dataset._functions() for op in stateful_ops.called_ops(function.function.graph)}
+    return {op for function in dataset._functions() for op in guard.called_ops(function.function.graph)}
 
 
 def _is_unordered(dataset: tf.data.Dataset) -> bool:
@@ -101,4 +101,4 @@ def _is_unordered(dataset: tf.data.Dataset) -> bool:
         graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1)
         graphs.append(tf.compat.v1.GraphDef.FromString(graph.numpy()))
     own = hasattr(dataset, "_deterministic") and dataset._deterministic == "false"
-    return own or any(node.attr["deterministic"].s == b"false" for one in graphs for node in stateful_ops.nodes(one))
+    return own or any(node.attr["deterministic"].s == b"false" for one in graphs for node in guard.nodes(one))

@@ -31,7 +31,7 @@ def check_batch(batch: Any, name: str, rows: int | None) -> None:
             raise ValueError(
                 f"{name} returns {key!r} as {type(value).__name__}, which is the same in every batch: the function "
                 "runs once, in graph mode. Return a tensor, from TensorFlow's functions such as tf.gather; Python "
-                "code needs tf.numpy_function."
+                "code needs tf.numpy_function(..., stateful=False)."
             )
         if None not in (rows, value.shape.rank) and value.shape[:1] not in ([rows], [None]):
             raise ValueError(

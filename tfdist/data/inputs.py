@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import batches, specs, validate
-from tfdist.data import autograph, order, pipelines, stream
+from tfdist.data import autograph, guard, order, pipelines, stream
 from tfdist.data.feed import Batch, Prepare, Sizes
 from tfdist.data.pipelines import Inputs
 
@@ -31,7 +31,8 @@ def open_inputs(config: config_lib.Config) -> Inputs:
     if halves:
         prepare, finish = halves(**prepare.keywords)
     prepare = autograph.convert_prepare(prepare)
-    finish = finish and autograph.convert(finish, "config.data.finish")
+    finish = finish and guard.around(autograph.convert(finish, "config.data.finish"), "config.data.finish")
+    objective = guard.around(autograph.convert(objective, "config.objective"), "config.objective")
     adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
     for index, spec in enumerate(config.callbacks):
         specs.partial(spec, field=f"config.callbacks[{index}]")
@@ -39,7 +40,7 @@ def open_inputs(config: config_lib.Config) -> Inputs:
         pipeline=choose_pipeline(config.data),
         prepare=prepare,
         prepare_all=finish_on_host(prepare, finish),
-        objective=_finish_on_device(finish, autograph.convert(objective, "config.objective")),
+        objective=_finish_on_device(finish, objective),
         adapt=adapt,
         described=_spec_of_finished(finish) if halves and finish else lambda spec: spec,
     )
@@ -60,6 +61,7 @@ def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..
     if finish is None:
         return function
 
+    @functools.wraps(function)
     def finish_first(model: Any, batch: Batch, *, training: bool) -> Any:
         return function(model, finish(batch, training=training), training=training)
 

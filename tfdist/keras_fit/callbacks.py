@@ -23,8 +23,7 @@ def has_epoch_hooks(given: Any) -> bool:
     """Returns whether one of what Keras accepts as `callbacks` may change something between two epochs."""
     hooks = ("on_epoch_begin", "on_epoch_end")
     callbacks = [one for one in _as_list(given) if isinstance(one, keras.callbacks.Callback)]
-    of_functions = keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler
-    own = [one for one in callbacks if not type(one).__module__.startswith("keras.") or isinstance(one, of_functions)]
+    own = filter(trainer.is_users_callback, callbacks)
     return any(trainer.is_active(one, hook) for one in own for hook in hooks)
 
 

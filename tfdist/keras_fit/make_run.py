@@ -16,6 +16,7 @@ from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import paths
+from tfdist.data import guard
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import same_data
@@ -50,6 +51,9 @@ def make_run(
     Raises:
         ValueError: the model was not made in the cluster's scope, or the workers have different data.
     """
+    saved = workdir is not None and validation is not adapter
+    guarded = guard.Guarded(several_workers=cluster.num_workers > 1, saved=saved, is_script=True)
+    stack.callback(guard.begin, guard.begin(guarded))
     adapters = [adapter] if validation is None or validation is adapter else [adapter, validation]
     for one in adapters:
         same_data.check_same_data(cluster, one)
@@ -79,6 +83,7 @@ def make_run(
         feed=feed,
         callbacks=runner,
         is_script=True,
+        checks_draws=not _made_by_code(adapters),
         log=trainer.Log(console=console, notes=_notes(adapters, workdir)),
         train_step=train_step,
         more_variables=more,

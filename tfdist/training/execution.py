@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster.devices import replicas
 from tfdist.cluster.liveness import peer_loss
+from tfdist.data import guard
 from tfdist.training import triggers
-from tfdist.training.consistency import unsaved
 from tfdist.training.run import Run
 from tfdist.training.step import multi_step, timing, train_step
-from tfdist.training.step.random_numbers import stateful_random
 
 # See `multi_step.make_multi_step_fn`.
 RunSteps = Callable[..., tuple[tf.Tensor, tf.Tensor]]
@@ -94,16 +95,35 @@ class StepRunner:
 def training_steps(run: Run) -> StepRunner:
     """Puts together the function of a training execution, from the step of a replica outwards."""
     step = run.feed.with_known_shapes(run.train_step)
-    step = functools.partial(stateful_random.check_draws(step, run.cluster, "training step"), run.context)
-    run_steps = multi_step.make_multi_step_fn(run.context, step, trains=True)
-    return _make_runner(run, unsaved.refuse_unsaved(run, run_steps))
+    step = functools.partial(_guard(run, step, "The training step"), run.context)
+    return _make_runner(run, multi_step.make_multi_step_fn(run.context, step, trains=True))
 
 
 def evaluation_steps(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
     """Puts together the function of an execution of evaluation steps; `keep` may return one that was made before."""
-    step = stateful_random.check_draws(train_step.evaluation_step, run.cluster, "evaluation")
+    step = _guard(run, train_step.evaluation_step, "The evaluation")
     run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), trains=False)
     return _make_runner(run, run_steps if keep is None else keep(run_steps))
+
+
+def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[..., tf.Tensor]:
+    """Returns `step` within `guard.around`: it may write what checkpoints hold, and what a step resets."""
+
+    def known() -> dict[int, bool]:
+        context, state = run.context, getattr(run.objective, "metric_state", None)
+        written = [
+            *(*run.variables.values(), context.totals, context.reduction.seconds, *context.model.metrics_variables),
+            *(ring.count for ring in replicas.rings),
+            *(() if state is None else state.variables()),
+        ]
+        return {
+            id(local.handle): may_write
+            for variables, may_write in ((run.callbacks.held, False), (written, True))
+            for variable in map(checkpoint_format.tf_variable, variables)
+            for local in run.cluster.local_values(variable)
+        }
+
+    return guard.around(step, name, known, draws=run.checks_draws)
 
 
 def _make_runner(run: Run, run_steps: RunSteps) -> StepRunner:

@@ -52,6 +52,8 @@ class Run:
     # Executions end with epochs, intervals are reported by epochs, and a finished run may be extended.
     is_script: bool = False
     log: Log = Log()
+    # Whether draws in the trace of a step are looked for: not where threads that make data may draw meanwhile.
+    checks_draws: bool = True
     # Returns a context manager: within it, the model has the weights to evaluate and export.
     evaluated_weights: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # (whether the data are the reason) -> what to do if a loss or weight is not finite; None: in a run of a config.

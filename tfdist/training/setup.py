@@ -14,6 +14,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.cluster.discovery import slurm_job
 from tfdist.config import diff, learning_rate, specs
+from tfdist.data import guard
 from tfdist.data import inputs as inputs_lib
 from tfdist.data.feed import Feed
 from tfdist.data.pipelines import Inputs
@@ -58,6 +59,7 @@ def build_run(
     for feature in features.ALL:
         inputs = feature.change_inputs(config, inputs, sizes.replicas)
     cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
+    guard.begin(guard.Guarded(several_workers=cluster.num_workers > 1))
     config = _as_saved(config, workdir)
     feed = inputs.pipeline.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context, chosen = build_model(config, cluster, inputs, feed)

@@ -1,6 +1,5 @@
 """Random numbers without a seed: repeated by a resumed run, or else found in the traced step."""
 
-import dataclasses
 import functools
 import pathlib
 import re
@@ -13,11 +12,11 @@ from parameters import slow_except
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.data import stateful_ops
+from tfdist.data import guard
 from tfdist.training import execution, setup
 from tfdist.training import run as run_lib
 from tfdist.training.step import multi_step, train_step
-from tfdist.training.step.random_numbers import seed_generators, stateful_random
+from tfdist.training.step.random_numbers import seed_generators
 
 NOISY = {"objective": {"target": "lab:noisy"}}
 NOISE = {"model": {"target": "lab:noise"}}
@@ -103,22 +102,20 @@ def test_generators_are_restored(tmp_path):
     draws = [keras.random.normal((3,)).numpy() for _ in range(2)]
     assert np.abs(draws[0] - draws[1]).max() > 0
     graph = tf.function(lambda: tf.random.normal([3])).get_concrete_function().graph
-    assert len(stateful_ops.find_ops(graph, stateful_ops.RANDOM)) == 1
+    assert guard.RANDOM & {*guard.called_ops(graph)} == {"RandomStandardNormal"}
 
 
-def test_a_draw_in_a_loop_is_found_with_its_name(tmp_path, capsys):
+def test_a_draw_in_a_loop_is_found_with_its_line(tmp_path, capsys):
     run = start(tmp_path, objective={"target": "lab:noisy", "looped": True})
-    words = r"from a state that is not saved: \S*of_one/RandomStandardNormal \(RandomStandardNormal\)\."
-    steps(run, 0, 2, stateful_random.check_draws(train_step.train_step, run.cluster, "training step"))
-    printed = capsys.readouterr().err
-    assert len(re.findall(words, printed)) == 1, printed
-    several = dataclasses.replace(run.cluster, num_workers=2)
-    with pytest.raises(ValueError, match=words):
-        steps(run, 2, 4, stateful_random.check_draws(train_step.train_step, several, "training step"))
+    words = r"^(tfdist: WARNING: )?The training step draws .* is not saved: \S+ \(While\) at \S*/lab\.py:\d+: "
 
+    def train(**options) -> None:
+        guard.begin(guard.Guarded(**options))
+        execution.training_steps(run)(run.cluster.distribute(run.feed.training(0, 2)), 2)
 
-def test_a_generator_of_tensorflow_is_found():
-    generator = tf.random.Generator.from_seed(1)
-    graph = tf.function(lambda: generator.normal([3])).get_concrete_function().graph
-    (found,) = stateful_ops.find_ops(graph, stateful_ops.RANDOM)
-    assert "RngReadAndSkip" in found
+    train(saved=False)
+    assert len(re.findall(words, capsys.readouterr().err, re.MULTILINE)) == 1
+    for options in ({"saved": True}, {"saved": False, "several_workers": True, "is_script": True}):
+        with pytest.raises(ValueError, match=words):
+            train(**options)
+    guard.begin(guard.Guarded())

@@ -21,7 +21,7 @@ from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
-from tfdist.data import dataset_traits, stateful_ops
+from tfdist.data import dataset_traits, guard
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.adapters import base
@@ -168,7 +168,7 @@ def shard_elements(
 def _is_pure(graph: tf.Graph) -> bool:
     """Returns True if a function depends only on its arguments and has no side effects."""
     called = {function.signature.name for function in graph.as_graph_def().library.function}
-    return not any(_is_stateful(op) for op in stateful_ops.called_ops(graph) if op not in _PURE_OPS | called)
+    return not any(_is_stateful(op) for op in guard.called_ops(graph) if op not in _PURE_OPS | called)
 
 
 def _is_stateful(op: str) -> bool:

@@ -59,3 +59,9 @@ def is_defined(callback: keras.callbacks.Callback, hook: str) -> bool:
 def is_active(callback: keras.callbacks.Callback, hook: str) -> bool:
     """Returns True if `hook` of a callback may change what must be the same on all workers."""
     return not only_writes(callback) and is_defined(callback, hook)
+
+
+def is_users(callback: keras.callbacks.Callback) -> bool:
+    """Returns True for callbacks that run code that is not Keras'."""
+    of_functions = (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler)
+    return not type(callback).__module__.startswith("keras.") or isinstance(callback, of_functions)

@@ -14,18 +14,19 @@ from typing import Any, Protocol
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import schema, specs, user_code
+from tfdist.data import guard
 from tfdist.data.feed import Sizes
 from tfdist.training.callbacks import active_hooks, broadcast, callback_state, shared_logs
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.context import StepContext
+from tfdist.training.step.layers import model_layers
 
 # What `stopped_by` says if TerminateOnNaN was given a loss that is not finite.
 _ON_NAN = "TerminateOnNaN, because of a loss that is not finite,"
@@ -84,8 +85,6 @@ class CallbackRunner(NoCallbacks):
         super().__init__()
         self._cluster, self._model, self._bar = cluster, model, bar
         self._placement = placement or broadcast.Placement()
-        # Variables that the training step reads and that no checkpoint holds.
-        self._watched = callback_state.WatchedVariables()
         self._training = False
         histories = [one for one in callbacks if isinstance(one, keras.callbacks.History)]
         # The return value of `fit`.
@@ -159,8 +158,6 @@ class CallbackRunner(NoCallbacks):
             self._variables.begin()
         with self._cluster.pause_timers(), _quiet_unless(self._cluster.is_chief):
             failed = self._call_each(hook, arguments)
-        if hook == "on_epoch_end":
-            self._check_watched()
         if synchronised:
             self._variables.end()
             self._synchronise(failed)
@@ -189,9 +186,21 @@ class CallbackRunner(NoCallbacks):
 
     def _call_one(self, callback: keras.callbacks.Callback, hook: str, arguments: list[Any]) -> None:
         before = self.stop()
-        getattr(callback, hook)(*arguments)
+        with self._guard(callback, hook):
+            getattr(callback, hook)(*arguments)
         if self.stop() and not before:
             self.stopped_by = type(callback).__name__
+
+    def _guard(self, callback: keras.callbacks.Callback, hook: str) -> contextlib.AbstractContextManager:
+        """Guards a hook in training: on_train_begin, on all workers, may change what the trace reads later."""
+        alone = self._cluster.num_workers > 1 and not self._placement.everywhere(callback)
+        traced = alone if hook == "on_train_begin" else hook != "on_train_end"
+        acts = active_hooks.is_defined(callback, hook) or hook == "on_epoch_end"
+        if not (traced and self._training and active_hooks.is_users(callback) and acts):
+            return contextlib.nullcontext()
+        objects = {layer.name: layer for layer in model_layers.of_all_depths(self._model)}
+        objects |= {"optimizer": self._model.optimizer}
+        return guard.around_hook(callback, hook, objects, alone, compares=hook.startswith("on_epoch"))
 
     def on_all_workers(self) -> list[keras.callbacks.Callback]:
         return [one for one in self._saved if self._placement.everywhere(one)]
@@ -200,33 +209,14 @@ class CallbackRunner(NoCallbacks):
     def held(self) -> list[Any]:
         return list(self._held.variables.values())
 
-    def watch(self, variables: list[tf.Variable]) -> None:
-        if self._cluster.is_chief:
-            self._watched = callback_state.WatchedVariables(callback_state.named_variables(variables))
-            self._watched.note()
-
-    def _check_watched(self) -> None:
-        changed = [self._watched.variables[name].name for name in self._watched.changed_values()]
-        if not changed:
-            return
-        names = sorted({name.partition("/replica_")[0].partition(":")[0] for name in changed})
-        self._watched = callback_state.WatchedVariables()
-        text = (
-            f"callbacks change variables that the training step reads, and that no checkpoint holds: "
-            f"{', '.join(names)}. A resumed run does not get their values, nor other workers those of callbacks that "
-            "run on the chief only. Make each an attribute of the callback or of the model"
-        )
-        alone = [one for one in self._saved if not (self._placement.everywhere(one) or active_hooks.only_writes(one))]
-        if self._cluster.num_workers > 1 and alone:
-            raise ValueError(f"C{text[1:]}.")
-        self._warn(text)
-
     def train_begin(self, saved: Any = None, epoch: int | None = None, *, ended=False, workdir=None) -> None:
         self._model.stop_training, self._training = False, True
         if self._cluster.is_chief and workdir is not None:
             callback_state.begin_files(self._saved, saved, ended, workdir)
         self.call("on_train_begin")
         self._set_initial()
+        for opaque in callback_state.find_opaque(self._saved) if self._cluster.is_chief and workdir is not None else ():
+            self._warn_unsaved(*opaque)
         if epoch is not None:  # Repeat on_epoch_begin on resume: callbacks may open files there.
             self.call("on_epoch_begin", epoch)
 

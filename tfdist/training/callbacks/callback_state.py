@@ -10,6 +10,7 @@ changed. Open files, functions, models and locks are not saved. With a script, t
 import collections
 import dataclasses
 import hashlib
+import io
 import json
 import math
 import os
@@ -186,7 +187,9 @@ def restore(
 
 def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any, in_place: bool) -> None:
     """Sets an attribute; changes a list, dict or array `in_place` that the script may have as well."""
-    present = getattr(callback, attribute, None)
+    kind, _, name = attribute.rpartition(":")
+    holder = _holders(callback).get(kind, callback)
+    present = getattr(holder, name, None)
     if isinstance(present, dict) and (in_place or type(present) is not dict):  # Also a defaultdict or an OrderedDict.
         present.clear()
         present.update(value)
@@ -199,7 +202,7 @@ def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any, in_p
     ):
         present[...] = value
     else:
-        setattr(callback, attribute, value)
+        setattr(holder, name, value)
 
 
 def add_draws(arrays: dict[str, np.ndarray]) -> Any:
@@ -257,7 +260,26 @@ def _value(variable: Any) -> np.ndarray:
 
 
 def _attributes(callback: keras.callbacks.Callback) -> Iterator[tuple[str, Any]]:
-    return ((name, value) for name, value in vars(callback).items() if name not in _NOT_STATE)
+    """Yields the attributes of a callback, and those of users' classes under names such as "Mine:count"."""
+    for kind, holder in _holders(callback).items():
+        for name, value in vars(holder).items():
+            of_class = name.startswith("__") or callable(value) or hasattr(value, "__get__")
+            if not (of_class if kind else name in _NOT_STATE):
+                yield f"{kind}:{name}" if kind else name, value
+
+
+def _holders(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    return {"": callback} | {kind.__name__: kind for kind in filter(user_code.defines, type(callback).__mro__)}
+
+
+def find_opaque(callbacks: list[keras.callbacks.Callback]) -> Iterator[tuple[str, str, Any]]:
+    """Yields name, attribute and value of what may change without a trace, such as an iterator or a `bytearray`."""
+    looked_into = list | dict | collections.deque | np.ndarray | tf.Tensor | io.IOBase
+    for name, callback in by_name(callbacks).items():
+        for attribute, value in _attributes(callback):
+            changes = hasattr(type(value), "__next__") or hasattr(type(value), "__setitem__")
+            if changes and not isinstance(value, looked_into) and not user_code.defines(type(value)):
+                yield name, attribute, value
 
 
 def _fingerprint(value: Any) -> str | None:
@@ -285,7 +307,10 @@ def _parts(value: Any) -> list[Any]:
         return list(value)
     if not isinstance(value, dict):
         opened = user_code.defines(type(value)) or isinstance(value, np.ndarray)  # Such as a mask.
-        value = vars(value) if opened and hasattr(value, "__dict__") else {}
+        slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__] if opened else []
+        names = [name for one in slots for name in ([one] if isinstance(one, str) else one)]
+        found = {name: getattr(value, name, None) for name in names}
+        value = found | (getattr(value, "__dict__", {}) if opened else {})
     return [*value, *value.values()]
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 
 class NoCallbacks:
@@ -70,9 +69,6 @@ class NoCallbacks:
             index: the epoch or the step, for hooks that have one.
             logs: metric values by name; outputs for "on_predict_batch_end".
         """
-
-    def watch(self, variables: list[tf.Variable]) -> None:
-        """Notes variables that the training step reads and no checkpoint holds: callbacks must not change them."""
 
     def train_begin(self, saved: Any = None, epoch: int | None = None, *, ended=False, workdir=None) -> None:
         """Calls on_train_begin: before the first step, and before variables are restored from a checkpoint.

@@ -40,7 +40,7 @@ def now() -> tf.Tensor:
     """Returns the time: float64 [], in seconds."""
     if not rejects_timestamps():
         return tf.timestamp()
-    return tf.ensure_shape(tf.numpy_function(time.time, [], tf.float64), [])
+    return tf.ensure_shape(tf.numpy_function(time.time, [], tf.float64, name="tfdist_time"), [])
 
 
 def rejects_timestamps() -> bool:

@@ -3,13 +3,12 @@
 They draw from a state that no checkpoint holds: a resumed run is another run. While a replica's forward pass is traced,
 they become stateless: functions of (seed, call, step, micro-batch, replica), like the ops of Keras' layers. In a loop,
 a branch or a `tf.function` of the user's, every iteration or call would then draw the same numbers. There the ops stay,
-and `check_draws` finds them, as it finds `tf.random.Generator` and rare distributions: an error on several workers, a
-warning on one. `keras.random` without a seed draws statelessly everywhere in a step.
+and `data.guard` finds them, as it finds `tf.random.Generator` and rare distributions. `keras.random` without
+a seed draws statelessly everywhere in a step.
 """
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,9 +16,7 @@ import tensorflow as tf
 from keras.src.random import seed_generator
 from tensorflow.python.ops import gen_random_ops
 
-from tfdist.cluster.devices.replicas import Replicas
 from tfdist.config.patching import patch
-from tfdist.data import stateful_ops
 from tfdist.training.step.random_numbers import seed_generators
 
 # The function of Keras that returns the generator of `keras.random` without a seed.
@@ -61,46 +58,3 @@ def _draw(original: Callable[..., tf.Tensor], *args: Any, stateless: Callable[..
 def _unseeded_of_keras(original: Callable[[], Any]) -> Any:
     """Keras has a generator per thread, made in the first call: a step must not create its variable."""
     return seed_generators.unseeded_generator(in_loops=True) or original()
-
-
-def check_draws(step: Callable[..., tf.Tensor], cluster: Replicas, what: str) -> Callable[..., tf.Tensor]:
-    """Returns `step`, which checks its graph when it is traced; `what`: its name for messages, "training step".
-
-    On one worker, stateful random ops cause a warning; Python functions do on any number of workers.
-
-    Raises:
-        ValueError: when it is traced on several workers: names the stateful random ops.
-    """
-    warned: list[str] = []
-
-    @functools.wraps(step)
-    def trace(*args: Any) -> tf.Tensor:
-        result = step(*args)
-        if warned:
-            return result
-        graph = tf.compat.v1.get_default_graph()
-        drawn, python = (stateful_ops.find_ops(graph, types) for types in (stateful_ops.RANDOM, stateful_ops.PYTHON))
-        if drawn:
-            warned.append(describe(drawn, what))
-            if cluster.num_workers > 1:
-                raise ValueError(warned[0])
-        if python:
-            warned.append(
-                f"The {what} calls Python functions: {stateful_ops.list_ops(python)}. Unless they return the same for "
-                "the same arguments, a resumed run is another run. If they do, say so: tf.numpy_function(..., "
-                "stateful=False)."
-            )
-        for text in warned:
-            print(f"tfdist: WARNING: {text}", file=sys.stderr, flush=True)
-        return result
-
-    return trace
-
-
-def describe(found: list[str], what: str) -> str:
-    """Returns what is wrong with the ops `found` of a step, and what to do."""
-    return (
-        f"The {what} draws random numbers from a state that is not saved: {stateful_ops.list_ops(found)}. "
-        "Replicas may draw the same numbers, and a resumed run draws others. Draw with keras.random and a "
-        "keras.random.SeedGenerator of the layer, or call tf.random outside of loops, branches and tf.functions."
-    )
