@@ -33,6 +33,18 @@ model.fit(batches(1.0), steps_per_epoch=2, epochs=3, verbose=0, callbacks=[Own()
 model.fit(batches(mine), steps_per_epoch=2, epochs=1, verbose=0)
 """
 
+LOST = """
+import os, signal
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors([3.0]).repeat().batch(4))
+for step, batch in enumerate(data):
+    parts = strategy.run(tf.reduce_sum, args=(batch,))
+    print("sum", float(strategy.reduce("SUM", parts, axis=None)))
+    if step == 2 and '"index": 1' in os.environ["TF_CONFIG"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 
 def name(script):
     return f"{script.parent.name}/{script.stem}"
@@ -53,6 +65,16 @@ def test_all_ways_give_what_keras_gives(script):
     assert not wrong
 
 
+@pytest.mark.parametrize(
+    "script", trial.scripts(["strategies/custom_training", "strategies/multi_worker_keras"]), ids=name
+)
+def test_a_strategy_that_a_script_makes_is_that_of_the_workers(script):
+    plain, ours = processes.at_once(*(functools.partial(trial.run, script, way) for way in ("keras", "two workers")))
+    verdict, why = trial.verdict(script, plain, ours, "two workers")
+    assert verdict == "equal" and plain.codes == [0], why or plain.outputs
+    assert "task_id" in ours.outputs[0] or "task_id" not in script.read_text()
+
+
 def test_workers_that_run_different_lines_are_named(tmp_path):
     script = tmp_path / "script.py"
     lines = ["import os", "other = '\"index\": 1' in os.environ['TF_CONFIG']", "if other:", "    os.mkdir('a')"]
@@ -60,6 +82,14 @@ def test_workers_that_run_different_lines_are_named(tmp_path):
     found = trial.run(script, "two workers")
     assert found.codes[0] == 1 and "does not run the same lines of the script as worker 0" in found.outputs[0]
     assert "script.py:6" in found.outputs[0]
+
+
+def test_a_worker_that_is_lost_in_a_loop_with_a_strategy_is_named(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LOST)
+    found = trial.run(script, "two workers")
+    assert found.codes == [76, -9] and "worker 1 (host" in found.outputs[0] and "is lost" in found.outputs[0]
+    assert "sum 12.0" in found.outputs[0] and "sum" not in found.outputs[1]
 
 
 @pytest.mark.slow

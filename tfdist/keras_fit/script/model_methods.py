@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster import cluster as cluster_lib
-from tfdist.cluster import collective_guard
+from tfdist.cluster import collective_guard, script_strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
 from tfdist.keras_fit import api, compiled_model, connect, make_run, messages
@@ -93,7 +93,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         for module, name, variable in _IGNORED_SETTINGS:
             ignore = functools.partial(_ignore_setting, cluster, variable)
             stack.enter_context(patch(module, name, ignore))
-        stack.enter_context(collective_guard.refuse_others())
+        stack.enter_context(script_strategy.replace_strategies(cluster, functools.partial(_say_on_chief, cluster)))
         stack.enter_context(patch(connect, "connect", _refuse_connect))
         # The scope is one of the default graph, which keras.utils.clear_session replaces.
         replicated = functools.partial(_reset_graph, cluster, stack)
@@ -106,6 +106,11 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
                 "calls that it has made before, later ones take their checkpoints: let it make all calls. Finished "
                 "ones do not train again."
             )
+
+
+def _say_on_chief(cluster: Cluster, text: str) -> None:
+    if cluster.is_chief:
+        messages.say_once(text)
 
 
 def _refuse_connect(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
@@ -174,7 +179,9 @@ def _arguments(original: Callable[..., Any], model: keras.Model, args: tuple, ke
     """Returns the arguments of a call by name, without the model."""
     given = dict(inspect.signature(original).bind(model, *args, **keywords).arguments)
     del given["self"]
-    return given | given.pop("kwargs", {})
+    given |= given.pop("kwargs", {})
+    distributed = {"x", "validation_data"} & given.keys()
+    return given | {name: script_strategy.global_batches(given[name]) for name in distributed}
 
 
 def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
@@ -186,7 +193,8 @@ def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keyw
 
 
 def _tell_loop(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    if cluster.num_replicas > 1 and cluster.is_chief and not context.is_running() and context.in_script():
+    alone = cluster.num_replicas == 1 or collective_guard.in_any_scope()
+    if not alone and cluster.is_chief and not context.is_running() and context.in_script():
         messages.say_once(
             "the script applies gradients in a loop of its own, which every worker runs as a whole on one device: "
             "tfdist.step and tfdist.batches distribute it (docs/scripts.md, Own loops)."
