@@ -111,6 +111,7 @@ PRIVATE_NAMES = {
         "_backend_apply_gradients": "replaced, for the same reason",
         "_overwrite_model_variables_with_average_value": "replaced, for the same reason",
     },
+    "tfdist.keras_fit.script.ending": {"_shutdown": "Python's: how threads end before what atexit calls"},
     "tfdist.keras_fit.whole_batch.metric_state": {
         "_aggregation": "a metric of the whole batch has one value, and no sum over replicas",
     },

@@ -45,6 +45,15 @@ for step, batch in enumerate(data):
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
+ENDS = """
+import atexit
+import keras
+keras.utils.set_random_seed(0)
+atexit.register(lambda: print("saved", open("log.txt").read()))
+atexit.register(lambda: open("log.txt", "a").write("once"))
+{}[0]
+"""
+
 
 def name(script):
     return f"{script.parent.name}/{script.stem}"
@@ -65,14 +74,31 @@ def test_all_ways_give_what_keras_gives(script):
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    "script", trial.scripts(["strategies/custom_training", "strategies/multi_worker_keras"]), ids=name
-)
+STRATEGIES = ["strategies/custom_training", "strategies/multi_worker_keras"]
+
+
+@pytest.mark.parametrize("script", trial.scripts(STRATEGIES), ids=name)
 def test_a_strategy_that_a_script_makes_is_that_of_the_workers(script):
     plain, ours = processes.at_once(*(functools.partial(trial.run, script, way) for way in ("keras", "two workers")))
     verdict, why = trial.verdict(script, plain, ours, "two workers")
     assert verdict == "equal" and plain.codes == [0], why or plain.outputs
     assert "task_id" in ours.outputs[0] or "task_id" not in script.read_text()
+
+
+@pytest.mark.parametrize("way", ["one worker", "two workers"])
+def test_what_a_script_registers_for_its_end_runs_once_after_an_error(tmp_path, way):
+    script = tmp_path / "script.py"
+    script.write_text(ENDS)
+    found = trial.run(script, way)
+    assert set(found.codes) == {1} and "KeyError" in found.outputs[0]
+    assert [output.count("saved once\n") for output in found.outputs] == [1, 0][: len(found.codes)]
+
+
+def test_the_end_of_a_script_with_a_code_is_that_of_python():
+    (script,) = trial.scripts(["kinds/ends_with_code"])
+    plain, ours = processes.at_once(*(functools.partial(trial.run, script, way) for way in ("keras", "two workers")))
+    assert trial.verdict(script, plain, ours, "two workers")[0] == "equal"
+    assert plain.found[0][0]["order"] == ["thread", "second", "first"]
 
 
 def test_workers_that_run_different_lines_are_named(tmp_path):

@@ -36,8 +36,8 @@ def replace_strategies(cluster: Cluster, say_once: Callable[[str], None]) -> Ite
 
     def refuse(original: Any, self: tf.distribute.Strategy, *args: Any, **keywords: Any) -> None:
         raise ValueError(
-            f"The script makes a tf.distribute {type(self).__name__}, but tfdist.run trains on all replicas alike: make "
-            "a tf.distribute.MirroredStrategy, which is the strategy of all workers, or start the script without "
+            f"The script makes a tf.distribute {type(self).__name__}, but tfdist.run trains on all replicas alike: "
+            "make a tf.distribute.MirroredStrategy, which is the strategy of all workers, or start the script without "
             "tfdist.run."
         )
 
@@ -72,8 +72,8 @@ def _strategy(cluster: Cluster, resolver: type, name: str, say_once: Callable[[s
             """Makes nothing: the workers have connected. Classes of the script may call it."""
             if name == "MirroredStrategy" and (args or "devices" in keywords):
                 say_once(
-                    f"the devices of the script's MirroredStrategy are ignored: its {cluster.num_replicas} replicas are "
-                    "those that the launcher gives."
+                    f"the devices of the script's MirroredStrategy are ignored: its {cluster.num_replicas} replicas "
+                    "are those that the launcher gives."
                 )
 
         @property
