@@ -86,6 +86,13 @@ PRIVATE_NAMES = {
     ),
     "tfdist.keras_fit.adapters.make_adapter": {
         "keras.src.trainers.data_adapters.array_slicing": "validation_split as in Model.fit",
+        **dict.fromkeys(
+            (
+                "keras.src.trainers.data_adapters",
+                *(f"keras.src.trainers.data_adapters.{name}" for name in ("array_data_adapter", "data_adapter_utils")),
+            ),
+            "grain, torch and scipy.sparse: Keras makes their batches",
+        ),
     },
     "tfdist.keras_fit.adapters.py_dataset": {
         "keras.src.trainers.data_adapters.data_adapter_utils": "the element spec of batches of varying shapes",
