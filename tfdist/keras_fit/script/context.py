@@ -150,6 +150,17 @@ def calling_line(path: Any = None, *, directly: bool = False) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
+def calling_library() -> str:
+    """Returns the library whose code is between a line of the script and what it calls, other than Keras' own; ""."""
+    frame = inspect.currentframe()
+    while frame is not None and (owner := _owner(frame.f_code.co_filename)) != "user":
+        name = frame.f_globals.get("__name__", "").partition(".")[0]
+        if owner == "library" and name not in ("tfdist", "keras", "keras_hub"):
+            return name
+        frame = frame.f_back
+    return ""
+
+
 @functools.cache
 def _owner(file: str) -> str:
     """Returns whose code `file` is: "user", "library", "python", or "here"."""
