@@ -27,6 +27,9 @@ from tfdist.config import patching, user_code
 # The modules of this directory, and what calls them for what they replace.
 _HERE = (f"{pathlib.Path(__file__).parent}/", patching.__file__)
 
+# Libraries that train many models, and skip those that they have trained before.
+_SEARCHES = ("keras_tuner", "autokeras", "optuna")
+
 
 @dataclasses.dataclass
 class _Script:
@@ -150,12 +153,12 @@ def calling_line(path: Any = None, *, directly: bool = False) -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def calling_library() -> str:
-    """Returns the library whose code is between a line of the script and what it calls, other than Keras' own; ""."""
+def calling_search() -> str:
+    """Returns the library of `_SEARCHES` that has called the code that runs now; ""."""
     frame = inspect.currentframe()
-    while frame is not None and (owner := _owner(frame.f_code.co_filename)) != "user":
+    while frame is not None:
         name = frame.f_globals.get("__name__", "").partition(".")[0]
-        if owner == "library" and name not in ("tfdist", "keras", "keras_hub"):
+        if name in _SEARCHES:
             return name
         frame = frame.f_back
     return ""

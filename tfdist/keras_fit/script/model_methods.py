@@ -125,12 +125,12 @@ def _methods(
 ) -> dict[str, Callable[..., Any]]:
     def fit(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         given = _arguments(original, model, args, keywords)
-        place, library = None, context.calling_library()
-        if workdir is not None and not library:
+        place, search = None, context.calling_search()
+        if workdir is not None and not search:
             place = workdir / f"fit{next(calls)}"
         elif workdir is not None:
             _say_on_chief(
-                cluster, f"what {library} trains is not saved in {workdir}: it may skip trainings that it has finished."
+                cluster, f"what {search} trains is not saved in {workdir}: it may skip trainings that it has finished."
             )
         with context.apart():
             return api.fit(cluster, model, **given, workdir=place, seed=seeds.take())
