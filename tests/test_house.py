@@ -92,6 +92,13 @@ PRIVATE_NAMES = {
     ),
     "tfdist.keras_fit.adapters.make_adapter": {
         "keras.src.trainers.data_adapters.array_slicing": "validation_split as in Model.fit",
+        **dict.fromkeys(
+            (
+                "keras.src.trainers.data_adapters",
+                *(f"keras.src.trainers.data_adapters.{name}" for name in ("array_data_adapter", "data_adapter_utils")),
+            ),
+            "grain, torch and scipy.sparse: Keras makes their batches",
+        ),
     },
     "tfdist.keras_fit.adapters.py_dataset": {
         "keras.src.trainers.data_adapters.data_adapter_utils": "the element spec of batches of varying shapes",
@@ -117,6 +124,7 @@ PRIVATE_NAMES = {
         "_backend_apply_gradients": "replaced, for the same reason",
         "_overwrite_model_variables_with_average_value": "replaced, for the same reason",
     },
+    "tfdist.keras_fit.script.ending": {"_shutdown": "Python's: how threads end before what atexit calls"},
     "tfdist.keras_fit.whole_batch.metric_state": {
         "_aggregation": "a metric of the whole batch has one value, and no sum over replicas",
     },

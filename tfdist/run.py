@@ -27,6 +27,9 @@ from tfdist.config.command_line import closed_streams
 
 _USAGE = "usage: python -m tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py [its own flags]"
 
+# What the threads and the atexit functions of a script may take after an error.
+_ENDING_SECONDS = 60.0
+
 
 def _whole(text: str) -> int | None:
     return int(text) or None if text.isdecimal() else None
@@ -89,10 +92,8 @@ def parse(arguments: list[str]) -> Command:
 
 def run_script(command: Command) -> int:
     """Connects the workers and runs the script as `__main__`; returns the exit code."""
-    import runpy
-
     from tfdist.keras_fit import connect
-    from tfdist.keras_fit.script import caches, context, entropy, files, model_methods
+    from tfdist.keras_fit.script import caches, context, ending, entropy, files, model_methods
 
     script = command.script
     options = config_lib.ClusterOptions(logical_devices=command.logical_devices)
@@ -101,6 +102,7 @@ def run_script(command: Command) -> int:
     if command.workdir is None:
         interruption.restore_handlers()  # Nothing is saved: signals end the script as usual.
     sys.path[0] = str(script.resolve().parent)
+    end: Callable[[], None] = lambda: None  # noqa: E731
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(model_methods.distribute_methods(cluster, command.workdir))
@@ -108,17 +110,34 @@ def run_script(command: Command) -> int:
             stack.enter_context(context.script_runs(cluster))
             stack.enter_context(caches.forget_killed_writers())
             stack.enter_context(files.write_once(cluster))
-            runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except Exception as error:
+            end = stack.enter_context(ending.collect_endings())
+            code = _run(script)
+            end()
+            return code
+    except (Exception, KeyboardInterrupt) as error:
         # The traceback starts with the script's first frame.
         traceback = error.__traceback__
         while traceback is not None and traceback.tb_frame.f_code.co_filename != str(script):
             traceback = traceback.tb_next
-        return error_report.report_exception(error.with_traceback(traceback or error.__traceback__))
+        code = error_report.report_exception(error.with_traceback(traceback or error.__traceback__))
+        if cluster.is_chief:
+            with process_exit.end_within(
+                _ENDING_SECONDS, error, "waited for the script's threads and atexit functions"
+            ):
+                end()
+        return code
+
+
+def _run(script: Path) -> int:
+    """Runs the script; returns its exit code."""
+    import runpy
+
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
 
 

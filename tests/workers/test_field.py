@@ -33,6 +33,27 @@ model.fit(batches(1.0), steps_per_epoch=2, epochs=3, verbose=0, callbacks=[Own()
 model.fit(batches(mine), steps_per_epoch=2, epochs=1, verbose=0)
 """
 
+LOST = """
+import os, signal
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors([3.0]).repeat().batch(4))
+for step, batch in enumerate(data):
+    parts = strategy.run(tf.reduce_sum, args=(batch,))
+    print("sum", float(strategy.reduce("SUM", parts, axis=None)))
+    if step == 2 and '"index": 1' in os.environ["TF_CONFIG"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+ENDS = """
+import atexit
+import keras
+keras.utils.set_random_seed(0)
+atexit.register(lambda: print("saved", open("log.txt").read()))
+atexit.register(lambda: open("log.txt", "a").write("once"))
+{}[0]
+"""
+
 
 def name(script):
     return f"{script.parent.name}/{script.stem}"
@@ -53,6 +74,33 @@ def test_all_ways_give_what_keras_gives(script):
     assert not wrong
 
 
+STRATEGIES = ["strategies/custom_training", "strategies/multi_worker_keras"]
+
+
+@pytest.mark.parametrize("script", trial.scripts(STRATEGIES), ids=name)
+def test_a_strategy_that_a_script_makes_is_that_of_the_workers(script):
+    plain, ours = processes.at_once(*(functools.partial(trial.run, script, way) for way in ("keras", "two workers")))
+    verdict, why = trial.verdict(script, plain, ours, "two workers")
+    assert verdict == "equal" and plain.codes == [0], why or plain.outputs
+    assert "task_id" in ours.outputs[0] or "task_id" not in script.read_text()
+
+
+@pytest.mark.parametrize("way", ["one worker", "two workers"])
+def test_what_a_script_registers_for_its_end_runs_once_after_an_error(tmp_path, way):
+    script = tmp_path / "script.py"
+    script.write_text(ENDS)
+    found = trial.run(script, way)
+    assert set(found.codes) == {1} and "KeyError" in found.outputs[0]
+    assert [output.count("saved once\n") for output in found.outputs] == [1, 0][: len(found.codes)]
+
+
+def test_the_end_of_a_script_with_a_code_is_that_of_python():
+    (script,) = trial.scripts(["kinds/ends_with_code"])
+    plain, ours = processes.at_once(*(functools.partial(trial.run, script, way) for way in ("keras", "two workers")))
+    assert trial.verdict(script, plain, ours, "two workers")[0] == "equal"
+    assert plain.found[0][0]["order"] == ["thread", "second", "first"]
+
+
 def test_workers_that_run_different_lines_are_named(tmp_path):
     script = tmp_path / "script.py"
     lines = ["import os", "other = '\"index\": 1' in os.environ['TF_CONFIG']", "if other:", "    os.mkdir('a')"]
@@ -60,6 +108,14 @@ def test_workers_that_run_different_lines_are_named(tmp_path):
     found = trial.run(script, "two workers")
     assert found.codes[0] == 1 and "does not run the same lines of the script as worker 0" in found.outputs[0]
     assert "script.py:6" in found.outputs[0]
+
+
+def test_a_worker_that_is_lost_in_a_loop_with_a_strategy_is_named(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LOST)
+    found = trial.run(script, "two workers")
+    assert found.codes == [76, -9] and "worker 1 (host" in found.outputs[0] and "is lost" in found.outputs[0]
+    assert "sum 12.0" in found.outputs[0] and "sum" not in found.outputs[1]
 
 
 @pytest.mark.slow

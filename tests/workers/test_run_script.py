@@ -207,3 +207,56 @@ def test_a_shape_error_names_the_line_of_the_layer_on_one_worker(tmp_path, flags
     assert place in chief and "Traceback" in chief, chief
     assert place not in other and "Traceback" not in other and other.count("\n") == 1, other
     assert ("keras/src/utils/traceback_utils.py" in chief and "return fn(*args, **kwargs)" in chief) == bool(flags)
+
+
+# A library that skips the trials that it has finished, and a script that is killed in its third.
+SEARCH = """
+import json, os, pathlib
+
+def search(build, trials, fit):
+    scores = []
+    for number in range(trials):
+        file = pathlib.Path(f"trial{number}.json")
+        if not file.exists():
+            file.write_text(json.dumps(fit(build(number), number)))
+        scores.append(json.loads(file.read_text()))
+    return scores
+"""
+SEARCHES = """
+import os, keras, keras_tuner, numpy as np
+x = np.random.default_rng(0).random((24, 3)).astype("float32")
+
+class Kill(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1 and "KILLED" in os.environ:
+            os.kill(os.getpid(), 9)
+
+def build(number):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01 * 2**number), "mse")
+    return model
+
+def fit(model, number):
+    kill = [Kill()] if number == 2 else []
+    history = model.fit(x, x[:, :1], epochs=3, batch_size=8, shuffle=False, verbose=0, callbacks=kill)
+    return history.history["loss"][-1]
+
+print("scores", keras_tuner.search(build, 4, fit))
+"""
+
+
+def test_a_search_that_skips_finished_trials_takes_no_other_trials_checkpoint(tmp_path):
+    scores = []
+    for way, starts in (("plain", [{}]), ("ours", [{"KILLED": "1"}, {}])):
+        place = tmp_path / way
+        place.mkdir()
+        (place / "keras_tuner.py").write_text(SEARCH)
+        (place / "script.py").write_text(SEARCHES)
+        tool = [] if way == "plain" else ["-m", "tfdist.run", "--workdir=w"]
+        for number, more in enumerate(starts):
+            env = worker_environment(**more, PYTHONPATH=str(REPOSITORY))
+            codes, (output,) = processes.run([[sys.executable, *tool, "script.py"]], [env], timeout=300.0, cwd=place)
+            assert codes == [0 if number == len(starts) - 1 else -signal.SIGKILL], output
+        scores.append([float(one) for one in re.search(r"scores \[(.*)\]", output)[1].split(", ")])
+    np.testing.assert_allclose(*scores, rtol=1e-5)

@@ -125,28 +125,6 @@ def reject_keras_predict(strategy: tf.distribute.Strategy) -> None:
     patching.put(keras.Model, "predict", predict)
 
 
-@contextlib.contextmanager
-def refuse_others() -> Iterator[None]:
-    """Makes new strategies of tf.distribute raise an error: tfdist has made one already.
-
-    The scope of the default one, which scripts get where they find no TPU, has no effect, as under Keras.
-    """
-
-    def refuse(original: Any, self: tf.distribute.Strategy, *args: Any, **keywords: Any) -> None:
-        raise ValueError(
-            f"The script makes a tf.distribute.{type(self).__name__}, but tfdist.run already distributes it over all "
-            "workers: remove the strategy and its scope."
-        )
-
-    names = [name for name in dir(tf.distribute) if name.endswith("Strategy") and name != "Strategy"]
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(patching.patch(getattr(tf.distribute, name), "__init__", refuse))
-        default = type(tf.distribute.get_strategy())
-        stack.enter_context(patching.patch(default, "scope", lambda _, strategy: contextlib.nullcontext(strategy)))
-        yield
-
-
 def in_any_scope() -> bool:
     """Returns True in the scope of a strategy, and in functions that it runs."""
     return tf.distribute.has_strategy()

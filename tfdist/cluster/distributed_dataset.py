@@ -24,7 +24,7 @@ def distribute(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> It
     devices = [tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices]
     if [(device.device_type, device.device_index) for device in devices] == [("CPU", 0)]:
         return iter(without_autotuning(dataset))
-    with _device_datasets_without_autotuning():
+    with device_datasets_without_autotuning():
         return iter(strategy.distribute_datasets_from_function(lambda context: without_autotuning(dataset)))
 
 
@@ -42,7 +42,7 @@ def distribute_global(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
     dataset = without_autotuning(dataset.with_options(options))
     try:
-        with _device_datasets_without_autotuning():
+        with device_datasets_without_autotuning():
             iterator = iter(strategy.experimental_distribute_dataset(dataset))
     except tf.errors.NotFoundError as error:
         raise ValueError(
@@ -61,7 +61,7 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def _device_datasets_without_autotuning() -> AbstractContextManager[None]:
+def device_datasets_without_autotuning() -> AbstractContextManager[None]:
     """Also applies to the datasets that TensorFlow adds for each device, which have no options to set."""
     return patch(
         multi_device_iterator_ops,

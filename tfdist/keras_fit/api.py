@@ -13,6 +13,9 @@ Importing this module changes nothing in Keras. `fit` and `evaluate` replace met
 generators while they run.
 """
 
+import contextlib
+import functools
+import operator
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -34,6 +37,24 @@ from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.training import api as trainer
 
 
+def _with_integers(function: Callable) -> Callable:
+    """Calls `function` with the integers of NumPy and TensorFlow among its options as those of Python."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        return function(*args, **{name: _as_integer(value) for name, value in options.items()})
+
+    return call
+
+
+def _as_integer(value: Any) -> Any:
+    if getattr(value, "shape", None) == ():
+        with contextlib.suppress(TypeError):  # It is no integer.
+            return operator.index(value)
+    return value
+
+
+@_with_integers
 def fit(
     cluster: Cluster,
     model: keras.Model,
@@ -77,6 +98,7 @@ def fit(
     make_run.check_arguments(cluster, model, "fit")
     make_run.check_model(cluster, model, "fit")
     make_run.check_epochs(epochs, initial_epoch, validation_freq)
+    epochs = _at_most("max_epochs", epochs)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
@@ -137,6 +159,7 @@ def _steps_made(run: trainer.Run) -> int:
     return int(keras.ops.convert_to_numpy(run.context.step_count))
 
 
+@_with_integers
 def evaluate(
     cluster: Cluster,
     model: keras.Model,
@@ -189,6 +212,7 @@ def evaluate(
     return dict(sorted(logs.items())) if return_dict else compiled_model.in_order(model, logs)
 
 
+@_with_integers
 def predict(
     cluster: Cluster,
     model: keras.Model,
@@ -241,6 +265,15 @@ def predict(
     return found
 
 
+def _at_most(name: str, given: int | None) -> int | None:
+    """Returns a number of `fit`, or the limit `name` of `keras.config`.
+
+    Keras reads its variable when it is imported, which is before a script of tfdist.run sets it.
+    """
+    limit = getattr(keras.config, name)() or int(os.environ.get(f"KERAS_{name.upper()}", 0))
+    return min(limit, given or limit) if limit else given
+
+
 def _data_adapter(
     model: keras.Model,
     x: Any,
@@ -248,6 +281,7 @@ def _data_adapter(
     sample_weight: Any = None,
     *,
     as_given: bool | None = None,
+    steps: int | None = None,
     **options: Any,
 ) -> DataAdapter:
     """Returns the adapter of data for `model`; `options`: those of `base.DataOptions` that do not follow from it."""
@@ -255,6 +289,7 @@ def _data_adapter(
     inputs = None if preprocessing else getattr(model, "inputs", None)
     given = base.DataOptions(
         **options,
+        steps=_at_most("max_steps_per_epoch", steps),
         input_ranks=tuple(len(one.shape) for one in inputs) if inputs else None,
         as_given=bool(own_setup.overrides(model)) if as_given is None else as_given,
         preprocess=preprocessing,

@@ -27,7 +27,7 @@ TOLERANCE = 2e-4
 # The same for values that depend on random numbers of each replica.
 ROUGHLY = 0.5
 SECONDS = 300.0
-EXPECTED = re.compile(r"^# (draws|per replica|refused|refused on several replicas): (.*)$", re.MULTILINE)
+EXPECTED = re.compile(r"^# (draws|per replica|refused|refused on several replicas|told): (.*)$", re.MULTILINE)
 
 
 @dataclasses.dataclass
@@ -109,6 +109,8 @@ def verdict(script: pathlib.Path, keras: Outcome, ours: Outcome, way: str) -> tu
     if "refused" in expected:
         followed = expected["refused"] in said and all(code not in (0, None) for code in ours.codes)
         return ("refused", "") if followed else ("wrong", f"not refused: {ours.codes}")
+    if way == "two workers" and expected.get("told", "") not in said:
+        return "wrong", "not told"
     if ours.codes != keras.codes * len(ours.codes):
         return "wrong", f"exit codes {ours.codes} for {keras.codes[0]}: {last_line(said)}"
     differences = [difference(keras.found[0], found) for found in ours.found]

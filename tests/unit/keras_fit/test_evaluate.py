@@ -82,3 +82,19 @@ def test_predictions_of_many_models_are_not_warned_about(made, caplog, monkeypat
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
         tfdist.predict(cluster, model, X, verbose=0)
     assert [record.message for record in caplog.records if "retracing" in record.message] == []
+
+
+@pytest.mark.workers
+def test_integers_of_numpy_and_the_limits_of_keras_are_those_of_model_fit(made, monkeypatch):
+    cluster, model = made
+    compile_model(cluster, model)
+    values = tfdist.evaluate(cluster, model, X, Y, batch_size=np.int64(8), steps=np.array(2), verbose=0)
+    assert values == tfdist.evaluate(cluster, model, X, Y, batch_size=8, steps=2, verbose=0)
+    monkeypatch.setenv("KERAS_MAX_EPOCHS", "2")
+    keras.config.set_max_steps_per_epoch(1)
+    try:
+        assert values != tfdist.evaluate(cluster, model, X, Y, batch_size=8, verbose=0)
+        history = tfdist.fit(cluster, model, X, Y, batch_size=np.int32(21), epochs=np.int64(5), verbose=0)
+    finally:
+        keras.config.set_max_steps_per_epoch(None)
+    assert history.epoch == [0, 1] and int(model.optimizer.iterations) == 2

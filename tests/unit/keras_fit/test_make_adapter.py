@@ -72,12 +72,30 @@ def test_operations_without_a_fixed_order_are_reported(make, unordered):
     assert ("deterministic=False" in (found.order_unknown or "")) == unordered
 
 
-def test_each_pass_of_a_generator_continues_where_the_last_one_ended():
+def test_each_pass_of_a_generator_begins_with_its_first_two_batches_and_goes_on_as_in_keras():
     def batches():
         for number in itertools.count():
             yield np.full((4, 2), number, np.float32)
 
     adapter = make_adapter.make_data_adapter(batches(), None, None, base.DataOptions(steps=3))
-    for expected in ([0, 1, 2], [3, 4, 5]):
+    for expected in ([0, 1, 2], [0, 1, 3]):
         elements = adapter.dataset(ReplicaShard(), 0, 3).take(3)
         assert [int(element["data"][0][0, 0]) for element in elements] == expected
+
+
+def test_texts_are_split_for_validation():
+    (x, _, _), (validation, _, _) = make_adapter.split(np.array(["a b", "c", "d", "e"]), np.arange(4), None, 0.25)
+    assert list(np.asarray(x)) == [b"a b", b"c", b"d"] and list(np.asarray(validation)) == [b"e"]
+
+
+def test_batches_of_sparse_matrices_are_those_of_keras():
+    sparse = pytest.importorskip("scipy.sparse")
+    x = sparse.random(7, 5, density=0.5, format="csr", dtype=np.float32)
+    found = adapter(x, np.arange(7.0, dtype="float32"), batch_size=3)
+    first = next(iter(found.dataset(ReplicaShard(), 0, 3)))["data"]
+    assert found.steps == 3 and np.array_equal(tf.sparse.to_dense(first[0]), x[:3].toarray())
+
+
+def test_data_that_keras_does_not_know_is_named_by_its_type():
+    with pytest.raises(ValueError, match="class 'object'"):
+        adapter(object())

@@ -57,7 +57,8 @@ def test_auto_means_xla_on_one_gpu_where_it_can_compile(monkeypatch, device_type
 
 def test_variables_are_replicated_after_clear_session():
     made = []
-    cluster = types.SimpleNamespace(scope=functools.partial(tf.variable_creator_scope, _noted(made)))
+    scope = functools.partial(tf.variable_creator_scope, _noted(made))
+    cluster = types.SimpleNamespace(scope=scope, strategy=tf.distribute.get_strategy())
     with model_methods.distribute_methods(cluster, None):
         tf.Variable(1.0)
         keras.utils.clear_session()

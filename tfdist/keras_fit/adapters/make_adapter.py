@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import array_data_adapter, array_slicing, data_adapter_utils
 
 from tfdist.data import dataset_traits
 from tfdist.data.stream import ReplicaShard
@@ -48,6 +49,8 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
         return py_dataset.of_generator(x, options)
     if _is_source(x):
         return _source(x, options)
+    if _is_of_other_library(x) or _has_sparse_matrices((x, y, sample_weight)):
+        return _by_keras(x, y, sample_weight, options)
     return _arrays(x, y, sample_weight, options)
 
 
@@ -64,16 +67,42 @@ def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple
         raise ValueError(f"validation_split must be between 0 and 1. Received: {part!r}")
     if not is_arrays(x):
         raise ValueError(f"validation_split={part} needs arrays: pass validation_data. Received: {type(x).__name__}")
-    return array_slicing.train_validation_split((x, y, sample_weight), validation_split=part)
+    return array_slicing.train_validation_split(
+        keras.tree.map_structure(_sliceable, (x, y, sample_weight)), validation_split=part
+    )
+
+
+def _sliceable(array: Any) -> Any:
+    """Keras slices no arrays of texts, but arrays of objects."""
+    return array.astype(object) if isinstance(array, np.ndarray) and array.dtype.kind in "US" else array
 
 
 def is_arrays(x: Any) -> bool:
     """Returns whether `x` is arrays, and not an object that contains targets as well."""
-    return not (isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator) or _is_source(x))
+    contains_targets = isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator) or _is_source(x)
+    return not contains_targets and not _is_of_other_library(x)
 
 
 def _is_source(x: Any) -> bool:
     return hasattr(x, "read") and hasattr(x, "__len__")
+
+
+def _is_of_other_library(x: Any) -> bool:
+    """Returns whether `x` is an object that Keras may know, such as a dataset of grain or a DataLoader of torch."""
+    return not keras.tree.is_nested(x) and not array_data_adapter.can_convert_arrays(x)
+
+
+def _has_sparse_matrices(data: Any) -> bool:
+    return any(data_adapter_utils.is_scipy_sparse(part) for part in keras.tree.flatten(data))
+
+
+def _by_keras(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> BatchAdapter:
+    """Returns the adapter of the batches that Keras makes of data, or raises its ValueError, which names the type."""
+    made = {"batch_size": options.batch_size, "steps_per_epoch": options.steps, "class_weight": options.class_weight}
+    shuffle = options.shuffle and is_arrays(x)
+    found = data_adapters.get_data_adapter(x, y, sample_weight, shuffle=shuffle, **made)
+    given = dataclasses.replace(options, batch_size=None, input_ranks=None, class_weight=None)
+    return _dataset(found.get_tf_dataset(), given)
 
 
 def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomAccessAdapter:

@@ -21,6 +21,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from tfdist.data import inspection, order
 from tfdist.data.inspection import Rows
 from tfdist.data.stream import ReplicaShard
+from tfdist.keras_fit import messages
 from tfdist.keras_fit.adapters import base, epoch_gate
 from tfdist.keras_fit.adapters.base import BatchAdapter, DataOptions
 from tfdist.keras_fit.adapters.epoch_gate import EpochGate
@@ -43,6 +44,12 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> BatchAda
     spec = data_adapter_utils.get_tensor_spec(samples)
     steps = options.steps if length is None else base.steps_of_epoch(options, length)
     batches = _Reader(data, EpochGate(steps))
+    if data.use_multiprocessing and batches.num_parallel_calls > 1:
+        name = type(data).__name__
+        messages.say_once(
+            f"{name}(use_multiprocessing=True): its {data.workers} workers are threads, which share the object. If "
+            f"{name}.__getitem__ sets attributes, give it workers=1."
+        )
 
     def place(step: tf.Tensor) -> tf.Tensor:
         if length is None:
@@ -190,7 +197,8 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
         raise ValueError("The generator has no batches.")
     spec = data_adapter_utils.get_tensor_spec(samples)
     watch, gate = _NonfiniteBatches(), EpochGate(steps)
-    drawn, source = itertools.count(), itertools.chain(samples, map(_numpy_batch, generator))
+    drawn, rest, passes = itertools.count(), map(_numpy_batch, generator), itertools.count()
+    source = itertools.chain(samples, rest)
 
     def read_and_watch() -> Iterator[Any]:
         for step in drawn:
@@ -207,8 +215,13 @@ def of_generator(generator: Iterator, options: DataOptions) -> BatchAdapter:
 
     def stream(start: int, stop: int) -> tf.data.Dataset:
         # Nothing is read after the last step: the next pass, or the script, goes on there.
-        wanted = itertools.islice(batches, stop)
-        dataset = tf.data.Dataset.from_generator(lambda: wanted, output_signature=spec)
+        def wanted() -> Iterator[Any]:
+            nonlocal source
+            if next(passes) and not start:  # As in Keras, which keeps the batches that it has looked at.
+                source = itertools.chain(samples, rest)
+            return itertools.islice(batches, stop)
+
+        dataset = tf.data.Dataset.from_generator(wanted, output_signature=spec)
         return dataset.map(lambda *parts: base.unpack(parts, options)).with_options(waiting).skip(start)
 
     def draw_to(steps: int, ended_early: bool) -> None:

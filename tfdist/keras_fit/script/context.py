@@ -27,6 +27,9 @@ from tfdist.config import patching, user_code
 # The modules of this directory, and what calls them for what they replace.
 _HERE = (f"{pathlib.Path(__file__).parent}/", patching.__file__)
 
+# Libraries that train many models, and skip those that they have trained before.
+_SEARCHES = ("keras_tuner", "autokeras", "optuna")
+
 
 @dataclasses.dataclass
 class _Script:
@@ -148,6 +151,17 @@ def calling_line(path: Any = None, *, directly: bool = False) -> str:
     if "library" in libraries and (path is None or _is_of_library(path)):
         return ""
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def calling_search() -> str:
+    """Returns the library of `_SEARCHES` that has called the code that runs now; ""."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "").partition(".")[0]
+        if name in _SEARCHES:
+            return name
+        frame = frame.f_back
+    return ""
 
 
 @functools.cache

@@ -35,6 +35,7 @@ import tensorflow as tf
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import patching
 from tfdist.config.patching import patch
+from tfdist.keras_fit import messages
 from tfdist.keras_fit.script import context, handles
 
 # Owner, functions, and the name of the parameter that is the path; where it is given, it must be a path, not a file.
@@ -67,6 +68,8 @@ _WRITING_IF_IMPORTED = (
     ("pandas", "DataFrame", ("to_hdf",), "path_or_buf"),
     ("cv2", None, ("imwrite",), "filename"),
     ("soundfile", None, ("write",), "file"),
+    ("sqlite3", None, ("connect",), "database"),
+    ("sqlite3.dbapi2", None, ("connect",), "database"),
 )
 # Keras' own, also called by its callbacks: the chief saves, and the others wait.
 _KERAS_SAVING = (
@@ -134,6 +137,16 @@ def _once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: 
     return context.once(place, functools.partial(original, *args, **keywords), path)
 
 
+def _tell_of_database(parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    path = args[0] if args else keywords.get(parameter)
+    if path != ":memory:" and context.calling_line(path) and context.owns(path):
+        messages.say_once(
+            f"the database {os.fsdecode(path)} is open on every worker, and each adds its rows: write a file, or "
+            "a database of each worker."
+        )
+    return original(*args, **keywords)
+
+
 def _save_once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     if not context.on_all_workers():
         return original(*args, **keywords)
@@ -178,8 +191,9 @@ def _on_import(stack: contextlib.ExitStack) -> Iterator[None]:
         for name, kind, functions, parameter in _WRITING_IF_IMPORTED:
             owner = module if kind is None else getattr(module, kind, None)
             if name == module.__name__ and owner is not None:
+                replacement = _tell_of_database if name.startswith("sqlite3") else _once
                 for function in functions:
-                    stack.enter_context(patch(owner, function, functools.partial(_once, parameter)))
+                    stack.enter_context(patch(owner, function, functools.partial(replacement, parameter)))
 
     def around(execute: Callable[[Any], None], module: Any) -> None:
         execute(module)

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster import cluster as cluster_lib
-from tfdist.cluster import collective_guard
+from tfdist.cluster import collective_guard, script_strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
 from tfdist.keras_fit import api, compiled_model, connect, make_run, messages
@@ -93,7 +93,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         for module, name, variable in _IGNORED_SETTINGS:
             ignore = functools.partial(_ignore_setting, cluster, variable)
             stack.enter_context(patch(module, name, ignore))
-        stack.enter_context(collective_guard.refuse_others())
+        stack.enter_context(script_strategy.replace_strategies(cluster, functools.partial(_say_on_chief, cluster)))
         stack.enter_context(patch(connect, "connect", _refuse_connect))
         # The scope is one of the default graph, which keras.utils.clear_session replaces.
         replicated = functools.partial(_reset_graph, cluster, stack)
@@ -108,6 +108,11 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
             )
 
 
+def _say_on_chief(cluster: Cluster, text: str) -> None:
+    if cluster.is_chief:
+        messages.say_once(text)
+
+
 def _refuse_connect(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     raise ValueError(
         "The script calls tfdist.connect, as tfdist.run has done already: start it without tfdist.run, as "
@@ -120,7 +125,13 @@ def _methods(
 ) -> dict[str, Callable[..., Any]]:
     def fit(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         given = _arguments(original, model, args, keywords)
-        place = None if workdir is None else workdir / f"fit{next(calls)}"
+        place, search = None, context.calling_search()
+        if workdir is not None and not search:
+            place = workdir / f"fit{next(calls)}"
+        elif workdir is not None:
+            _say_on_chief(
+                cluster, f"what {search} trains is not saved in {workdir}: it may skip trainings that it has finished."
+            )
         with context.apart():
             return api.fit(cluster, model, **given, workdir=place, seed=seeds.take())
 
@@ -174,7 +185,9 @@ def _arguments(original: Callable[..., Any], model: keras.Model, args: tuple, ke
     """Returns the arguments of a call by name, without the model."""
     given = dict(inspect.signature(original).bind(model, *args, **keywords).arguments)
     del given["self"]
-    return given | given.pop("kwargs", {})
+    given |= given.pop("kwargs", {})
+    distributed = {"x", "validation_data"} & given.keys()
+    return given | {name: script_strategy.global_batches(given[name]) for name in distributed}
 
 
 def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
@@ -186,7 +199,8 @@ def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keyw
 
 
 def _tell_loop(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    if cluster.num_replicas > 1 and cluster.is_chief and not context.is_running() and context.in_script():
+    alone = cluster.num_replicas == 1 or collective_guard.in_any_scope()
+    if not alone and cluster.is_chief and not context.is_running() and context.in_script():
         messages.say_once(
             "the script applies gradients in a loop of its own, which every worker runs as a whole on one device: "
             "tfdist.step and tfdist.batches distribute it (docs/scripts.md, Own loops)."

@@ -1,0 +1,153 @@
+"""The strategies and cluster resolvers of tf.distribute that a script of `tfdist.run` makes: those of the workers.
+
+All workers run the script as its chief: what it decides by the task of a resolver is decided alike on all of them.
+"""
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster import distributed_dataset
+from tfdist.cluster.cluster import Cluster
+from tfdist.config import patching
+
+# The global batches of what `experimental_distribute_dataset` returned.
+_global: weakref.WeakKeyDictionary[Any, tf.data.Dataset] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def replace_strategies(cluster: Cluster, say_once: Callable[[str], None]) -> Iterator[None]:
+    """In the block the classes of tf.distribute return the strategy of the workers; others raise an error.
+
+    The scope of the default strategy, which scripts get where they find no TPU, has no effect, as under Keras.
+    """
+    resolver = _resolver(cluster, say_once)
+    mirrored = _strategy(cluster, resolver, "MirroredStrategy", say_once)
+    multi_worker = _strategy(cluster, resolver, "MultiWorkerMirroredStrategy", say_once)
+    experimental = tf.distribute.experimental
+    refused = [
+        *((tf.distribute, name) for name in ("OneDeviceStrategy", "ParameterServerStrategy", "TPUStrategy")),
+        *((experimental, name) for name in ("CentralStorageStrategy", "ParameterServerStrategy", "TPUStrategy")),
+    ]
+
+    def refuse(original: Any, self: tf.distribute.Strategy, *args: Any, **keywords: Any) -> None:
+        raise ValueError(
+            f"The script makes a tf.distribute {type(self).__name__}, but tfdist.run trains on all replicas alike: "
+            "make a tf.distribute.MirroredStrategy, which is the strategy of all workers, or start the script without "
+            "tfdist.run."
+        )
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(distributed_dataset.device_datasets_without_autotuning())
+        for owner, name in refused:
+            stack.enter_context(patching.patch(getattr(owner, name), "__init__", refuse))
+        default = type(tf.distribute.get_strategy())
+        stack.enter_context(patching.patch(default, "scope", lambda _, strategy: contextlib.nullcontext(strategy)))
+        resolvers = tf.distribute.cluster_resolver
+        for owner, name, kind in (
+            (tf.distribute, "MirroredStrategy", mirrored),
+            (tf.distribute, "MultiWorkerMirroredStrategy", multi_worker),
+            (experimental, "MultiWorkerMirroredStrategy", multi_worker),
+            (resolvers, "SlurmClusterResolver", resolver),
+            (resolvers, "TFConfigClusterResolver", resolver),
+        ):
+            stack.enter_context(patching.restore_after([owner], [name]))
+            patching.put(owner, name, kind)
+        yield
+
+
+def _strategy(cluster: Cluster, resolver: type, name: str, say_once: Callable[[str], None]) -> type:
+    """Returns the class `name` of tf.distribute, of which the strategy of the workers becomes an instance."""
+
+    class Strategy(type(cluster.strategy)):
+        def __new__(cls, *args: Any, **keywords: Any) -> Any:
+            cluster.strategy.__class__ = cls
+            return cluster.strategy
+
+        def __init__(self, *args: Any, **keywords: Any):
+            """Makes nothing: the workers have connected. Classes of the script may call it."""
+            if name == "MirroredStrategy" and (args or "devices" in keywords):
+                say_once(
+                    f"the devices of the script's MirroredStrategy are ignored: its {cluster.num_replicas} replicas "
+                    "are those that the launcher gives."
+                )
+
+        @property
+        def cluster_resolver(self) -> Any:
+            return resolver()
+
+        def experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any = None) -> Any:
+            tuned = distributed_dataset.without_autotuning(dataset)
+            found = super().experimental_distribute_dataset(tuned, options)
+            _global[found] = dataset
+            return found
+
+        def distribute_datasets_from_function(
+            self, dataset_fn: Callable[..., tf.data.Dataset], options: Any = None
+        ) -> Any:
+            def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+                return distributed_dataset.without_autotuning(dataset_fn(context))
+
+            return super().distribute_datasets_from_function(make, options)
+
+    return functools.update_wrapper(Strategy, getattr(tf.distribute, name), updated=())
+
+
+def _resolver(cluster: Cluster, say_once: Callable[[str], None]) -> type:
+    """Returns the class of the resolvers that the script makes or gets from its strategy."""
+
+    class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
+        rpc_layer = "grpc"
+
+        def __init__(self, *args: Any, **keywords: Any):
+            """Resolves nothing: the workers have connected."""
+
+        @property
+        def task_type(self) -> str:
+            return "worker"
+
+        @property
+        def task_id(self) -> int:
+            if cluster.num_workers > 1:
+                say_once(
+                    "task_id of the script's cluster resolver is 0 on all workers: each runs the lines of the chief, "
+                    "and one of them prints and writes. So do not divide data by it, but by the argument of the "
+                    "function of strategy.distribute_datasets_from_function, or leave it to "
+                    "experimental_distribute_dataset."
+                )
+            return 0
+
+        def get_task_info(self) -> tuple[str, int]:
+            return self.task_type, self.task_id
+
+        def cluster_spec(self) -> tf.train.ClusterSpec:
+            return tf.train.ClusterSpec({"worker": [worker.host for worker in cluster.roster.workers]})
+
+        def master(self, task_type: Any = None, task_id: Any = None, rpc_layer: Any = None) -> str:
+            return ""
+
+        def num_accelerators(self, task_type: Any = None, task_id: Any = None, config_proto: Any = None) -> dict:
+            replicas = cluster.num_replicas // cluster.num_workers
+            return {cluster.device_type: replicas} if cluster.device_type == "GPU" else {}
+
+    return ClusterResolver
+
+
+def global_batches(data: Any) -> Any:
+    """Returns the dataset that `strategy.experimental_distribute_dataset` has distributed; other data as it is.
+
+    Raises:
+        ValueError: it has no global batches, as that of `distribute_datasets_from_function`.
+    """
+    if isinstance(data, tf.distribute.DistributedDataset):
+        if data not in _global:
+            raise ValueError(
+                "fit, evaluate and predict need the global batches, which a dataset of "
+                "distribute_datasets_from_function does not have: pass a tf.data.Dataset of global batches."
+            )
+        return _global[data]
+    return data

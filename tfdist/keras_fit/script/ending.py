@@ -1,0 +1,45 @@
+"""The end of a script: its threads, and what it has registered with `atexit`, as Python ends a program."""
+
+import atexit
+import contextlib
+import functools
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfdist.config.patching import patch
+from tfdist.keras_fit.script import context
+
+
+@contextlib.contextmanager
+def collect_endings() -> Iterator[Callable[[], None]]:
+    """Yields a function that waits for threads and then calls what was registered in the block, the last one first.
+
+    On several workers it is collective, if anything was registered.
+    """
+    registered: list[functools.partial] = []
+
+    def register(original: Callable, function: Callable, *args: Any, **keywords: Any) -> Callable:
+        if context.is_running():
+            return original(function, *args, **keywords)
+        registered.append(functools.partial(function, *args, **keywords))
+        return function
+
+    def unregister(original: Callable, function: Callable) -> None:
+        registered[:] = [one for one in registered if one.func != function]
+        original(function)
+
+    def end() -> None:
+        threading._shutdown()  # As Python does before `atexit`: idle threads of executors end only by it.
+        meets = registered and context.on_all_workers()
+        while registered:
+            try:
+                registered.pop()()
+            except Exception:
+                traceback.print_exc()
+        if meets:
+            context.meet("the end of the script")
+
+    with patch(atexit, "register", register), patch(atexit, "unregister", unregister):
+        yield end
