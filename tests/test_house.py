@@ -116,8 +116,8 @@ PRIVATE_NAMES = {
         ("_compile_loss", "_compile_metrics", "_user_loss", "_user_loss_weights"),
         "the losses and metrics that compile() made and was given (tensorflow#38269)",
     ),
-    "tfdist.keras_fit.own_step.own_objective": {
-        "_trainable_variables": "the variables of an optimizer that is applied without naming them",
+    "tfdist.keras_fit.own_step.own_setup": {
+        "_aggregation": "each replica holds a metric's value for the whole batch, and not its part of a sum",
     },
     "tfdist.training.step.updates.branches": {
         "keras.src.ops": "gradients that an optimizer accumulates are applied in a replica's branch (keras#20582)",
@@ -125,17 +125,14 @@ PRIVATE_NAMES = {
         "_overwrite_model_variables_with_average_value": "replaced, for the same reason",
     },
     "tfdist.keras_fit.script.ending": {"_shutdown": "Python's: how threads end before what atexit calls"},
-    "tfdist.keras_fit.whole_batch.metric_state": {
-        "_aggregation": "a metric of the whole batch has one value, and no sum over replicas",
+    "tfdist.keras_fit.whole_batch.own_rows": {
+        "keras.src.losses.loss": "Keras divides a loss by the examples of one replica (keras#19891)",
     },
     "tfdist.keras_fit.whole_batch.rows": {
         "keras.src.backend.common.masking": "Keras' masks on predictions are gathered with them",
     },
     "tfdist.keras_fit.whole_batch.shard_layers": {
         "_losses": "the replicas of a process trace a layer in turn, and each has losses of add_loss of its own",
-    },
-    "tfdist.keras_fit.whole_batch.shard_losses": {
-        "keras.src.losses.loss": "Keras divides a loss by the examples of one replica (keras#19891)",
     },
     "tfdist.training.callbacks.active_hooks": {"_should_trace": "whether a TensorBoard callback acts on batches"},
     "tfdist.training.step.layers.model_layers": {

@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
     elif name in ("batches", "step"):
         from tfdist.keras_fit.own_step import own_loop as module
     elif name == "all_gather":
-        from tfdist.keras_fit.own_step import replica_step as module
+        from tfdist.keras_fit.whole_batch import global_view as module
     elif name == "per_example":
         from tfdist.keras_fit.whole_batch import per_example as module
     else:

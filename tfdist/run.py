@@ -6,6 +6,7 @@ Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The worker
   --workdir=DIR        saves each call of fit in a directory of its own, DIR/fit1, DIR/fit2, ...: the same command
                        resumes.
   --logical_devices=N  makes N devices of this worker's CPU, to try a script on several replicas.
+  --whole_calls=true   each replica calls layers that compare the examples of a batch with the whole batch.
 
 Exit codes: those of python -m tfdist.main, or the script's own.
 """
@@ -25,7 +26,9 @@ from tfdist.cluster.several_workers import malloc
 from tfdist.config import paths, removed, tensorflow_log
 from tfdist.config.command_line import closed_streams
 
-_USAGE = "usage: python -m tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py [its own flags]"
+_USAGE = (
+    "usage: python -m tfdist.run [--workdir=DIR] [--logical_devices=N] [--whole_calls=true] SCRIPT.py [its own flags]"
+)
 
 # What the threads and the atexit functions of a script may take after an error.
 _ENDING_SECONDS = 60.0
@@ -42,6 +45,7 @@ _READ: dict[str, tuple[str, Callable[[str], Any]]] = {
         lambda text: None if paths.is_address(text) else Path(text).expanduser(),
     ),
     "logical_devices": ("a whole number and at least 1", _whole),
+    "whole_calls": ("true", lambda text: text.lower() == "true" or None),
 }
 
 
@@ -53,6 +57,7 @@ class Command:
     arguments: list[str]
     workdir: Path | None = None
     logical_devices: int = 1
+    whole_calls: bool = False
 
 
 def parse(arguments: list[str]) -> Command:
@@ -94,11 +99,14 @@ def run_script(command: Command) -> int:
     """Connects the workers and runs the script as `__main__`; returns the exit code."""
     from tfdist.keras_fit import connect
     from tfdist.keras_fit.script import caches, context, ending, entropy, files, model_methods
+    from tfdist.keras_fit.whole_batch import global_view
 
     script = command.script
     options = config_lib.ClusterOptions(logical_devices=command.logical_devices)
     sys.argv[:] = [str(script), *command.arguments]  # The workers compare the script.
     cluster = connect.connect(options, seed=None)
+    if command.whole_calls:
+        global_view.call_mixing_layers_whole()
     if command.workdir is None:
         interruption.restore_handlers()  # Nothing is saved: signals end the script as usual.
     sys.path[0] = str(script.resolve().parent)

@@ -72,8 +72,6 @@ class Kill(keras.callbacks.Callback):
 
 def main():
     keras.utils.set_random_seed(1)
-    if FLAGS.fail == "strategy":
-        tf.distribute.MirroredStrategy()
     if FLAGS.fail == "connect":
         __import__("tfdist").connect()
     if FLAGS.fail == "devices":

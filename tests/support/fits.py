@@ -24,8 +24,6 @@ from topologies import environments
 import tfdist
 from tfdist import config as c
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.keras_fit.whole_batch import metric_state
 from tfdist.training.step import build_context
 
 RANDOM = np.random.default_rng(0)
@@ -698,38 +696,6 @@ def unbuilt(cluster: Cluster) -> float:
     return float(np.abs(found - (x @ kernel + bias)).max())
 
 
-def metric_parts(cluster: Cluster) -> dict[str, float]:
-    """Sums that continue from a saved state against sums that were not interrupted: the largest differences.
-
-    "parts": the state holds each replica's part; "sums": it holds the sums, as in earlier releases.
-    """
-    with cluster.scope():
-        metrics = [keras.metrics.Mean(name=f"mean{i}") for i in range(50)]
-    state = metric_state.make_metric_state(cluster, lambda: [v for metric in metrics for v in metric.variables])
-
-    @tf.function
-    def update(values: tf.Tensor) -> None:
-        def add() -> None:
-            row = values[replicas_lib.replica_id()]
-            for i, metric in enumerate(metrics):
-                metric.update_state(row[i])
-
-        cluster.strategy.run(add)
-
-    values = RANDOM.normal(size=(2, cluster.num_replicas, len(metrics))).astype(np.float32) ** 3
-    update(tf.constant(values[0]))
-    parts = state.read()
-    sums = [keras.ops.convert_to_numpy(v).tolist() for metric in metrics for v in metric.variables]
-    results = []
-    for saved in (None, parts, sums):
-        if saved is not None:
-            state.assign(saved)
-        update(tf.constant(values[1]))
-        results.append(np.array([float(metric.result()) for metric in metrics]))
-    whole, *resumed = results
-    return dict(zip(("parts", "sums"), (float(np.abs(one - whole).max()) for one in resumed), strict=True))
-
-
 def chief_first(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
     """Weights that the chief saves and all workers load, a failure of the chief, and what a block may not do."""
     initial, found, ran = directory / "initial.weights.h5", {}, []
@@ -867,7 +833,6 @@ def main() -> None:
         "eager": lambda: eager(cluster, with_dropout),
         "eager_step": lambda: eager(cluster, noisy),
         "unbuilt": lambda: unbuilt(cluster),
-        "metric_parts": lambda: metric_parts(cluster),
         "application": lambda: application(cluster),
         "of_many_types": lambda: of_many_types(cluster),
         "chief_first": lambda: chief_first(cluster, path.parent),

@@ -123,7 +123,6 @@ def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
         "gathers_outside": lambda: cluster.strategy.run(lambda: tfdist.all_gather(tf.zeros([2, 1]))),
         "no_loss": lambda: fit(plain(loss=None), X, Y),
         "eager_ragged": lambda: fit(reads_words(run_eagerly=True), ragged),
-        "masks_by_xla": lambda: fit(reads_words(jit_compile=True), WORDS, np.ones((8, 3, 2))),
         "weights_alone": lambda: fit(plain(), X, sample_weight=np.ones(8)),
         "class_weight_alone": lambda: fit(
             plain(), tf.data.Dataset.from_tensor_slices(X).batch(4), class_weight={0: 1.0, 1: 2.0}

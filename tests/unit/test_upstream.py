@@ -8,6 +8,7 @@ import importlib
 import inspect
 import json
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,20 @@ def dataset(kind: str) -> tf.data.Dataset:
     }[kind]()
 
 
+def watched_variables() -> list[str]:
+    """The names of the variables that a function has used, asked for while it is traced."""
+    variable, found = tf.Variable(1.0, name="watched"), []
+
+    @tf.function
+    def double() -> tf.Tensor:
+        result = 2.0 * variable
+        found.extend(one.name for one in tf.compat.v1.get_default_graph()._watched_variables)
+        return result
+
+    double()
+    return found
+
+
 # What tfdist calls of a private module, with the parameters that it passes, in order.
 FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     f"{DATA}.ops.multi_device_iterator_ops": {"_create_device_dataset": ()},
@@ -102,10 +117,14 @@ FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "apply_mask": ("sample_weight", "mask", "dtype", "reduction"),
         "squeeze_or_expand_to_same_rank": ("x1", "x2", "expand_rank_1"),
     },
+    ADAPTERS: {"get_data_adapter": ("x", "y", "sample_weight", "shuffle")},
+    f"{ADAPTERS}.array_data_adapter": {"can_convert_arrays": ("arrays",)},
+    "tensorflow.python.framework.auto_control_deps_utils": {"get_read_write_resource_inputs": ("op",)},
     f"{ADAPTERS}.array_slicing": {"train_validation_split": ("arrays", "validation_split")},
     f"{ADAPTERS}.data_adapter_utils": {
         "class_weight_to_sample_weights": ("y", "class_weight"),
         "get_tensor_spec": ("batches",),
+        "is_scipy_sparse": ("x",),
     },
     f"{ADAPTERS}.tf_dataset_adapter": {"make_class_weight_map_fn": ("class_weight",)},
     "keras.src.backend.common.masking": {"get_keras_mask": ("x",), "set_keras_mask": ("x", "mask")},
@@ -190,11 +209,12 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     ),
     "_losses": (lambda m: m.layers[0]._losses, lambda found: found == []),
     "_should_trace": (lambda m: keras.callbacks.TensorBoard()._should_trace, lambda found: found is False),
-    "_trainable_variables": (lambda m: len(m.optimizer._trainable_variables), lambda found: found == 6),
+    "_shutdown": (lambda m: threading._shutdown, ()),
     "_use_weight_decay": (lambda m: m.optimizer._use_weight_decay, ("variable",)),
     "_user_loss": (lambda m: m._compile_loss._user_loss, lambda found: isinstance(found, keras.Loss)),
     "_user_loss_weights": (lambda m: m._compile_loss._user_loss_weights, lambda found: found is None),
     "_velocities": (lambda m: len(m.optimizer._velocities), lambda found: found == 6),
+    "_watched_variables": (lambda m: watched_variables(), lambda found: found == ["watched:0"]),
 }
 # Public methods that tfdist replaces on objects, with their parameters.
 REPLACED = {

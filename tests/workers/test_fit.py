@@ -49,8 +49,7 @@ TOPOLOGIES = {
 # What else is measured, besides cases of `fits.CASES`.
 TRIALS = {
     "two devices": ["refused_steps", "unbuilt"],
-    "two devices, slow": ["metric_parts", "resumed_step", "eager", "eager_step", "of_many_types"],
-    "four devices, slow": ["metric_parts"],
+    "two devices, slow": ["resumed_step", "eager", "eager_step", "of_many_types"],
     "two workers": ["chief_first", "not_finite", "unknown_order"],
     "two workers, slow": ["resumed", "application", "eager", "eager_step", "of_many_types", "not_finite_slow"],
 }
@@ -183,18 +182,12 @@ def test_impossible_requests_are_refused_with_a_reason(found, name, words):
         (
             "assigns",
             r"Improper\.train_step cannot be distributed\. After its first step the replicas have different .*:\n"
-            r"  model/\S+kernel\n    assigned in \S+own_steps\.py:\d+: "
-            r"variable\.assign_sub\(0\.1 \* ops\.sqrt\(loss\) \* gradient\)\n"
-            r"(.*\n)*"
-            r"Gradients of variables, which a tape returns, are equal on all replicas, and losses are not: assign",
+            r"  model/\S+kernel\nThe step computes on tensors of the global batch",
         ),
         ("branches", r"applied inside a tf\.cond, .* in \S+own_steps\.py:\d+: model\.optimizer\.apply\(gradients"),
         ("returns_vector", r"Improper\.train_step must return scalars: 'losses' has shape \(2,\)\. Return its mean"),
         ("returns_tensor", r"Improper\.train_step must return a dict of scalars by name\. Received: \w*Tensor"),
-        ("gathers_other_rows", r"all_gather takes one row per example: gather the parts .* Rows:.*3.*examples:.*8"),
-        ("gathers_scalar", r"all_gather takes one row per example\. Received: shape \(\)"),
         ("applies_foreign", r"The optimizer '(?i:sgd)\w*' of Improper was made outside of cluster\.scope\(\)"),
-        ("by_xla", r"jit_compile=True\) is not supported with the train_step of Improper, .* remove it"),
         (
             "normalised_by_xla",
             r"jit_compile=True\) compiles no communication .* the layer 'batch_normalization\w*' normalises over all "
@@ -311,12 +304,6 @@ def test_a_network_of_keras_applications_trains(found):
 
 def test_a_model_is_built_by_its_prediction(found):
     assert found("two devices")[0]["unbuilt"] < 1e-6
-
-
-@pytest.mark.parametrize(("topology", "name"), on_topologies(["metric_parts"], TRIALS))
-def test_metrics_continue_to_the_bit_from_the_part_of_each_replica(found, topology, name):
-    differences = found(topology)[0][name]
-    assert differences["parts"] == 0.0 < differences["sums"]
 
 
 @pytest.mark.slow

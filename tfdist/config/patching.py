@@ -81,6 +81,19 @@ def restore_after(owners: Sequence[Any], names: Sequence[str]) -> Iterator[None]
 
 
 @contextlib.contextmanager
+def restore_class_after(owner: type, name: str) -> Iterator[None]:
+    """Restores at its end an attribute of a class, which may be inherited, and which the block may set."""
+    before = vars(owner).get(name, _ABSENT)
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+@contextlib.contextmanager
 def set_in_block(holder: Any, **values: Any) -> Iterator[None]:
     """Sets attributes of an object of tfdist's own, such as settings of a thread; at the end they are as before."""
     with restore_after([holder], [*values]):

@@ -3,9 +3,9 @@
     connect.py              rendezvous of the workers; an error on one ends all
     api.py                  fit, evaluate, predict
     make_run.py, run_parts/ a Run from a compiled model; its config, its input
-    own_step/, script/      models with a train_step of their own; `python -m tfdist.run`
-    compiled_objective.py   Keras' losses and metrics of a compiled model; compiled_model.py
-    whole_batch/            losses and metrics of the whole batch, from shards
+    whole_batch/            the rule: a step sees the global batch, and layers run on a replica's rows
+    own_step/, script/      the run of Keras' or a user's step, loops with tfdist.step; `python -m tfdist.run`
+    compiled_model.py       what `compile()` made of a model
     patches.py              what a run replaces in Keras, and restores
     callbacks.py            a CallbackRunner from Keras' `callbacks` and `verbose`, with Keras' bar
     adapters/               arrays, tf.data, PyDataset and generators as shards of global batches

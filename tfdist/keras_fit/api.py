@@ -200,7 +200,7 @@ def evaluate(
         run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
         keep = None
         if not own_setup.overrides(model):  # Each evaluation by a test_step has variables of its own.
-            sizes = data.smallest_batch < cluster.num_replicas, data.batch_size
+            sizes = str(data.element_spec), data.batch_size, data.rows
 
             def keep(function: Callable) -> Callable:
                 return make_run.cache_on_model(cluster, model, "evaluation", function, *sizes)

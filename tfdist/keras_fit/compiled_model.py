@@ -1,14 +1,9 @@
 """What `compile()` made of a Keras model, and how Keras calls the model: the private names that this needs."""
 
-import inspect
 from typing import Any
 
 import keras
 import tensorflow as tf
-
-from tfdist.keras_fit.whole_batch import coupling, reductions
-from tfdist.keras_fit.whole_batch import rows as rows_lib
-from tfdist.keras_fit.whole_batch.rows import Rows
 
 
 def overrides(model: keras.Model, name: str) -> bool:
@@ -17,57 +12,9 @@ def overrides(model: keras.Model, name: str) -> bool:
     return getattr(method, "__func__", method) is not getattr(keras.Model, name)
 
 
-def call(model: keras.Model, x: Any, *, training: bool) -> Any:
-    """Returns the predictions for `x` (nested tensors [batch, ...]); passes `training` to a model that takes it."""
-    takes_training = "training" in inspect.signature(model.call).parameters
-    return model(x, training=training) if takes_training else model(x)
-
-
-def call_with_losses(model: keras.Model, x: Any, rows: Rows, *, training: bool) -> tuple[Any, list[tf.Tensor]]:
-    """Returns the predictions, and the losses of `add_loss` and of regularizers.
-
-    The mean of a number of `add_loss` over the replicas, weighted by examples, is that of one device.
-    """
-    with rows_lib.current(rows):
-        predictions = call(model, x, training=training)
-    losses = model.losses
-    coupling.warn_of_layers((predictions, losses), rows)
-    coupling.warn_of_added_losses(losses, rows)
-    return predictions, [loss if loss.shape.rank else reductions.share_value(loss, rows) for loss in losses]
-
-
-def call_by_xla(model: keras.Model, x: Any, rows: Rows, *, training: bool) -> tuple[Any, list[tf.Tensor]]:
-    """Returns what `call_with_losses` returns, compiled by XLA; so are the gradients of it."""
-    masked: list[bool] = []
-
-    @tf.function(jit_compile=True, autograph=False)
-    def compiled(x: Any) -> tuple[Any, list[tf.Tensor], list[tf.Tensor]]:
-        predictions, added = call_with_losses(model, x, rows, training=training)
-        masks = [rows_lib.mask_of(one) for one in tf.nest.flatten(predictions)]
-        masked[:] = [mask is not None for mask in masks]
-        return predictions, added, [mask for mask in masks if mask is not None]
-
-    predictions, added, masks = compiled(x)
-    flat = tf.nest.flatten(predictions)
-    for one, mask in zip([one for one, has in zip(flat, masked, strict=True) if has], masks, strict=True):
-        rows_lib.with_mask(one, mask)
-    return tf.nest.pack_sequence_as(predictions, flat), added
-
-
-def compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any, *, training: bool) -> Any:
-    """Returns the result of the model's `compute_loss`; passes `training` to one that takes it."""
-    takes_training = "training" in inspect.signature(model.compute_loss).parameters
-    return model.compute_loss(x, y, predictions, sample_weight, **({"training": training} if takes_training else {}))
-
-
 def losses(model: keras.Model) -> Any:
     """Returns the callable (y, predictions, sample_weight) -> loss, float []; None without a loss."""
     return model._compile_loss
-
-
-def trackers(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Returns the metrics of the losses of single outputs; [] for one output."""
-    return [] if losses(model) is None else losses(model).metrics
 
 
 def metrics(model: keras.Model) -> Any:
@@ -78,6 +25,11 @@ def metrics(model: keras.Model) -> Any:
 def compile_losses(model: keras.Model) -> list[Any]:
     """Returns the losses that `compile()` was given."""
     return [] if losses(model) is None else keras.tree.flatten(losses(model)._user_loss)
+
+
+def loss_objects(model: keras.Model) -> list[keras.Loss]:
+    """Returns the losses that `compile()` was given as objects; those of names and functions too."""
+    return [keras.losses.get(one) for one in compile_losses(model) if one is not None]
 
 
 def compile_loss_weights(model: keras.Model) -> Any:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
@@ -21,10 +20,9 @@ from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.compiled_objective import CompiledObjective
-from tfdist.keras_fit.own_step import eager_steps, own_objective, own_setup, replica_step
+from tfdist.keras_fit.own_step import eager_steps, own_objective, own_setup
 from tfdist.keras_fit.run_parts import feed as feed_lib
-from tfdist.keras_fit.whole_batch import metric_state, shard_layers
+from tfdist.keras_fit.whole_batch import global_view, shard_layers
 from tfdist.training import api as trainer
 
 
@@ -57,17 +55,22 @@ def make_run(
     adapters = [adapter] if validation is None or validation is adapter else [adapter, validation]
     for one in adapters:
         same_data.check_same_data(cluster, one)
-    may_be_empty = any(one.smallest_batch < cluster.num_replicas for one in adapters)
-    if own_setup.overrides(model):
-        kinds = {} if validation is adapter else {"train": adapter}
-        kinds |= {} if validation is None else {"test": validation}
-        prepared = own_setup.prepare(cluster, model, config, kinds, may_be_empty=may_be_empty, stack=stack)
-        context, train_step, more = prepared.context, own_objective.train_step, prepared.variables
+    kinds = {} if validation is adapter else {"train": adapter}
+    kinds |= {} if validation is None else {"test": validation}
+    _check_targets(model, kinds)
+    as_given = bool(own_setup.overrides(model))
+
+    def prepare() -> own_setup.OwnStep:
+        return own_setup.prepare(cluster, model, config, kinds, as_given=as_given, stack=stack)
+
+    if "train" in kinds or as_given:  # Each evaluation by a test_step has variables of its own.
+        prepared = prepare()
     else:
-        context = _prepare_compiled(cluster, model, config, adapter, validation, stack, may_be_empty)
-        train_step, more = trainer.train_step, {}
+        data = str(adapter.element_spec), adapter.batch_size, adapter.rows
+        prepared = made_on_model(cluster, model, "evaluation_step", prepare, model.run_eagerly, *data)
+    context, train_step, more = prepared.context, own_objective.train_step, prepared.variables
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
-    trainer.make_stateless(model, context.step_count, replica_step.replica_of_draws, config.seed)
+    trainer.make_stateless(model, context.step_count, global_view.replica_of_draws, config.seed)
     compares = workdir is not None
     feed = feed_lib.make_feed(cluster, config, adapter, validation, initial_epoch, callbacks, compares=compares)
     fit = {"epochs": round(config.train.epochs), "steps": adapter.steps, "saves_draws": not _made_by_code(adapters)}
@@ -112,55 +115,6 @@ def _advice_if_diverged(workdir: Path | None, in_data: bool) -> str:
     return f"Lower the learning rate, or clip the gradients with the optimizer's global_clipnorm{again}."
 
 
-def _prepare_compiled(
-    cluster: Cluster,
-    model: keras.Model,
-    config: config_lib.Config,
-    adapter: DataAdapter,
-    validation: DataAdapter | None,
-    stack: contextlib.ExitStack,
-    may_be_empty: bool,
-) -> trainer.StepContext:
-    trains, optimizer, built = validation is not adapter, model.optimizer, model.optimizer.built
-    try:
-        # Keras also builds an optimizer that is not built: an evaluation needs no slots.
-        optimizer.built = built or not trains
-        with cluster.scope():
-            _build(model, adapter.element_spec)
-    finally:
-        optimizer.built = optimizer.built if trains else built
-    loss_scale = None
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        if trains:  # tfdist scales the loss: Keras checks replica 0's gradients only.
-            loss_scale = _loss_scale(cluster, model, optimizer, stack)
-        optimizer = optimizer.inner_optimizer
-    stack.enter_context(trainer.take_branches_once(optimizer))
-    stack.enter_context(metric_state.compute_on_whole_batch(cluster, metric_state.metrics_of(model)))
-    objective = CompiledObjective(
-        model=model,
-        batch_sizes={True: adapter.batch_size, False: (validation or adapter).batch_size},
-        optimizer=optimizer,
-        metric_state=metric_state.make_metric_state(cluster, lambda: model.metrics_variables),
-        may_be_empty=may_be_empty,
-    )
-    context = trainer.build_context(cluster, config, objective, optimizer, slots=trains, loss_scale=loss_scale)
-    if trains:
-        trainer.start_averages(model, optimizer)
-    return context
-
-
-def _loss_scale(
-    cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.LossScaleOptimizer, stack: contextlib.ExitStack
-) -> trainer.LossScale:
-    """Returns the scale of Keras' optimizer; at the end of the run, this has its count of steps too."""
-    with cluster.scope():
-        if not optimizer.built:
-            optimizer.build(model.trainable_variables)
-        scale = trainer.LossScale.of_optimizer(optimizer)
-    stack.callback(lambda: optimizer.step_counter.assign(tf.cast(scale.good_steps, optimizer.step_counter.dtype)))
-    return scale
-
-
 def cache_on_model(cluster: Cluster, model: keras.Model, purpose: str, function: Callable, *depends: Any) -> Callable:
     """Returns `function`; on later calls that of the first one, which is traced. As in Keras, until the next `compile`.
 
@@ -168,36 +122,31 @@ def cache_on_model(cluster: Cluster, model: keras.Model, purpose: str, function:
         purpose: such as "evaluation".
         depends: other values that it was made for.
     """
+    return made_on_model(cluster, model, purpose, lambda: function, *depends)
+
+
+def made_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Callable[[], Any], *depends: Any) -> Any:
+    """Returns what `make` returns; on later calls what it returned first, until the next `compile`."""
     compiled = (compiled_model.losses(model), compiled_model.metrics(model))
     made_for = (cluster, getattr(model, "optimizer", None), *compiled, *depends)
     name = f"_tfdist_{purpose}"
     before, kept = vars(model).get(name, ((), None))
     if kept is None or any(old is not new and old != new for old, new in zip(before, made_for, strict=True)):
-        kept = function
+        kept = make()
         vars(model)[name] = (made_for, kept)  # Keras does not track what is set in this way.
     return kept
 
 
-def _build(model: keras.Model, element_spec: Any) -> None:
-    """Builds the model, its losses and its metrics for data of `element_spec`."""
-    targets = keras.utils.unpack_x_y_sample_weight(element_spec)[1]
-    of_keras = not compiled_model.overrides(model, "compute_loss")
-    if targets is None and model.loss is not None and of_keras:
-        raise ValueError(
-            "The loss of compile(loss=...) needs targets, and the data has none: pass y, or data of (x, y)."
-        )
-    parts = (*trainer.layers_of_all_depths(model), compiled_model.losses(model), compiled_model.metrics(model))
-    if all(part is None or part.built for part in parts) and not model.run_eagerly:
-        return
-
-    def forward(data: Any) -> None:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        predictions = compiled_model.call(model, x, training=False)
-        if compiled_model.losses(model) is not None or not of_keras:
-            model.compute_loss(x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
-        model.compute_metrics(x, y, predictions, sample_weight)
-
-    eager_steps.call_without_effect(model, forward, element_spec)
+def _check_targets(model: keras.Model, adapters: dict[str, DataAdapter]) -> None:
+    """Raises ValueError if a loss of `compile` needs targets that the data has not."""
+    for adapter in adapters.values():
+        own = own_setup.overrides(model) or compiled_model.overrides(model, "compute_loss")
+        if own or model.loss is None:
+            continue
+        if keras.utils.unpack_x_y_sample_weight(adapter.element_spec)[1] is None:
+            raise ValueError(
+                "The loss of compile(loss=...) needs targets, and the data has none: pass y, or data of (x, y)."
+            )
 
 
 def check_epochs(epochs: int, initial_epoch: int, validation_freq: int | Collection[int]) -> None:
@@ -251,12 +200,6 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
         raise ValueError(
             f"The {name} or its optimizer was made outside of cluster.scope(): build and compile the model "
             "within `with cluster.scope():`."
-        )
-    if own_setup.overrides(model) and model.jit_compile:
-        raise ValueError(
-            f"compile(jit_compile=True) is not supported with the {own_setup.overrides(model)[0]} of {name}, in which "
-            "replicas communicate: remove it, and decorate functions without an optimizer with "
-            "tf.function(jit_compile=True)."
         )
     synchronized = trainer.synchronized_layers(model) if model.jit_compile and cluster.num_replicas > 1 else ()
     if synchronized:

@@ -14,48 +14,48 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
-from tfdist.config.patching import patch, put, set_in_block, undo_puts
+from tfdist.config.patching import patch, set_in_block, undo_puts
 from tfdist.data import autograph
-from tfdist.keras_fit.own_step import replica_step
-from tfdist.keras_fit.own_step.replica_step import ReplicaStep
-from tfdist.keras_fit.whole_batch import coupling, reductions, shard_layers, shard_losses
-from tfdist.keras_fit.whole_batch import rows as rows_lib
+from tfdist.keras_fit.whole_batch import global_view, own_rows, shard_layers
+from tfdist.keras_fit.whole_batch.global_view import GlobalView
 from tfdist.training import api as trainer
 
 
 def patch_process() -> None:
     """Replaces, for all that this process does, what models need while they are made."""
     trainer.take_over_remat_scopes()
-    put(tf, "custom_gradient", functools.partial(_custom_gradient, tf.custom_gradient))
 
 
 @contextlib.contextmanager
 def patch_keras() -> Iterator[None]:
-    """Patches optimizers, metrics, variables and gradient tapes."""
-    in_step = functools.partial(functools.partial, replica_step.call_in_step)
+    """Patches layers, optimizers and gradient tapes: they follow the global view while a step is traced."""
+    in_step = functools.partial(functools.partial, global_view.call_in_step)
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in (
-            (keras.optimizers.Optimizer, "apply", in_step(_apply)),
-            (keras.optimizers.LossScaleOptimizer, "apply", in_step(_apply)),
-            (keras.metrics.Mean, "update_state", _update_by_number),
-            (keras.metrics.Sum, "update_state", _update_by_number),
-            (keras.Variable, "assign", in_step(ReplicaStep.assign)),
+            (keras.layers.Layer, "__call__", in_step(_call)),
+            (keras.layers.Layer, "add_loss", _add_loss),
+            (keras.optimizers.Optimizer, "apply", global_view.apply),
+            (keras.optimizers.LossScaleOptimizer, "apply", global_view.apply),
+            (keras.Loss, "__call__", in_step(own_rows.call_loss)),
+            (keras.Model, "compute_loss", in_step(own_rows.compute_loss)),
+            (keras.optimizers.Optimizer, "_all_reduce_sum_gradients", in_step(_keep)),
             (type(tf.function(keras.Model)), "__call__", in_step(_call_function)),
             (tf.GradientTape, "watch", in_step(_watch)),
             (tf.GradientTape, "gradient", in_step(_gradient)),
-            (tf.GradientTape, "jacobian", in_step(_jacobian)),
-            (tf.GradientTape, "batch_jacobian", in_step(_mapped_backward)),
-            (tf, "vectorized_map", in_step(_mapped)),
+            (tf.GradientTape, "jacobian", in_step(_refuse("tf.GradientTape.jacobian"))),
+            (tf.GradientTape, "batch_jacobian", in_step(_refuse("tf.GradientTape.batch_jacobian"))),
+            (tf, "vectorized_map", _map),
             (tf, "gradients", in_step(_gradients)),
             (tf.compat.v1, "gradients", in_step(_gradients)),
-            (tf, "hessians", in_step(_hessians)),
-            (tf.autodiff.ForwardAccumulator, "__init__", in_step(_accumulate)),
-            (tf.autodiff.ForwardAccumulator, "jvp", in_step(_jvp)),
-            (trainer.ReplicaContext, "all_reduce", in_step(ReplicaStep.add_up)),
+            (tf, "hessians", in_step(_refuse("tf.hessians"))),
+            (tf.autodiff.ForwardAccumulator, "__init__", in_step(_refuse("tf.autodiff.ForwardAccumulator"))),
+            (tf.nn, "compute_average_loss", in_step(_average_loss)),
+            (tf.nn, "scale_regularization_loss", in_step(_keep)),
             (tf.GradientTape, "__enter__", in_step(_enter)),
             (tf.GradientTape, "__exit__", in_step(_exit)),
         ):
             stack.enter_context(patch(owner, name, replacement))
+        stack.enter_context(trainer.show_one_replica(_asks_in_step))
         yield
 
 
@@ -78,7 +78,7 @@ def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
         trainer.restore_methods(getattr(model.optimizer, "inner_optimizer", model.optimizer)),
         undo_puts(),
         contextlib.ExitStack() as undo,
-        shard_losses.patch_losses(model),
+        own_rows.patch_losses(),
         shard_layers.losses_of_each_replica(trainer.layers_of_all_depths(model)),
         patch_keras(),
         contextlib.ExitStack() as stack,
@@ -87,179 +87,111 @@ def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
         yield stack
 
 
-def _apply(step: ReplicaStep, original: Callable, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    return step.apply_gradients(optimizer, functools.partial(original, optimizer), list(grads), trainable_variables)
+def _asks_in_step(file: str) -> bool:
+    """Returns whether a user's file asks for the number of replicas in a step: its numbers are of the whole batch."""
+    return global_view.of_step() is not None and user_code.is_users(file)
 
 
-def _update_by_number(original: Callable, metric: Any, values: Any, sample_weight: Any = None) -> Any:
-    """Gives a scalar the weight of the shard: the scalars of all replicas count like one of the global batch."""
-    rows = rows_lib.rows_now()
-    if rows is None:
-        return original(metric, values, sample_weight)
-    # A keras.Variable is a tensor for Keras, and has no operation.
-    values = tf.convert_to_tensor(keras.ops.convert_to_tensor(values))
-    weight = None if sample_weight is None else tf.convert_to_tensor(keras.ops.convert_to_tensor(sample_weight))
-    if len(values.shape) > 0 or (weight is not None and len(weight.shape) > 0):
-        return original(metric, values, sample_weight)
-    fraction = rows.weight
-    if tf.executing_eagerly():  # Whether a number is a sum is not known: nearly all are means.
-        return original(metric, values, fraction if weight is None else weight)
-    if weight is None:
-        coupling.warn_of_metric(metric.name, values, rows)
-    if _counts_examples(values, rows):
-        values = tf.math.divide_no_nan(tf.cast(values, fraction.dtype), fraction)
-    else:
-        values = reductions.share_value(values, rows)
-    if weight is None:
-        weight = fraction
-    elif not _counts_examples(weight, rows) and reductions.kind_of(weight, rows) != "sum":
-        weight = tf.cast(weight, fraction.dtype) * fraction
-    return original(metric, values, weight)
+def _call(view: GlobalView, original: Callable, layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
+    return view.call(original, layer, *args, **keywords)
 
 
-def _counts_examples(value: tf.Tensor, rows: rows_lib.Rows) -> bool:
-    """Returns whether a number is that of the replica's examples, or of their values."""
-    if reductions.depends_on_data(value.op, rows):
-        return False
-    is_static = rows.static not in (None, 1) and tf.get_static_value(value) == rows.static
-    return is_static or reductions.is_of_a_shape(value) or reductions.depends_on_data(value.op, rows, by_shape=True)
+def _keep(view: GlobalView, original: Callable, *args: Any) -> Any:
+    """Returns what it gets, the last argument: gradients and losses are those of the global batch already."""
+    return args[-1]
 
 
-def _watch(step: ReplicaStep, original: Callable, tape: Any, tensor: Any) -> None:
+def _add_loss(original: Callable, layer: keras.Layer, loss: Any) -> None:
+    view = global_view.of_step()
+    return original(layer, loss) if view is None else view.add_loss(original, layer, loss)
+
+
+def _average_loss(
+    view: GlobalView,
+    original: Callable,
+    per_example_loss: Any,
+    sample_weight: Any = None,
+    global_batch_size: Any = None,
+) -> tf.Tensor:
+    """Computes the mean as on one device."""
+    losses = tf.convert_to_tensor(per_example_loss)
+    if sample_weight is not None:
+        losses *= tf.cast(sample_weight, losses.dtype)
+    size = tf.shape(losses)[0] if global_batch_size is None else global_batch_size
+    return tf.reduce_sum(losses) / tf.cast(size, losses.dtype)
+
+
+def _watch(view: GlobalView, original: Callable, tape: Any, tensor: Any) -> None:
     """Watches no variables while a step is traced without effect: they have no handle outside of a replica."""
-    watched = [one for one in tf.nest.flatten(tensor) if not (step.without_effect and isinstance(one, tf.Variable))]
-    original(tape, watched)
+    view.mark(tensor, sources=True)
+    original(tape, [one for one in tf.nest.flatten(tensor) if not (view.discovers and isinstance(one, tf.Variable))])
 
 
-def _gradients(
-    step: ReplicaStep, original: Callable, ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **options: Any
-) -> list[Any]:
-    """As the gradient of a tape, for `tf.gradients`."""
+def _gradients(view: GlobalView, original: Callable, ys: Any, xs: Any, *args: Any, **options: Any) -> list[Any]:
+    """As the gradient of a tape, for `tf.gradients`, whose result may be a part of a loss."""
     xs = list(xs) if isinstance(xs, list | tuple) else [xs]
-    gradient = lambda _, *given, **named: original(*given, **named)  # noqa: E731
-    return _gradient(step, gradient, None, ys, xs, grad_ys, *args, **options)
-
-
-def _hessians(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> list[Any]:
-    step.refuse_on_several("tf.hessians")
-    return original(*args, **options)
-
-
-def _accumulate(step: ReplicaStep, original: Callable, accumulator: Any, primals: Any, tangents: Any) -> None:
-    """Watches nothing while a step is traced without effect: variables have no handle outside of a replica."""
-    step.refuse_on_several("tf.autodiff.ForwardAccumulator")
-    original(accumulator, *(([], []) if step.without_effect else (primals, tangents)))
-
-
-def _jvp(step: ReplicaStep, original: Callable, accumulator: Any, primals: Any, *args: Any, **options: Any) -> Any:
-    if step.without_effect:
-        return tf.nest.map_structure(replica_step.zeros, primals)
-    return original(accumulator, primals, *args, **options)
+    with set_in_block(view, recording=[*view.recording, None]):
+        return _gradient(view, lambda _, *given, **named: original(*given, **named), None, ys, xs, *args, **options)
 
 
 def _gradient(
-    step: ReplicaStep,
-    original: Callable,
-    tape: Any,
-    target: Any,
-    sources: Any,
-    output_gradients: Any = None,
-    *args: Any,
-    **options: Any,
+    view: GlobalView, original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **options: Any
 ) -> Any:
-    """Returns the gradients of variables for the global batch, as on one device; others are those of the shard."""
-    flat = tf.nest.flatten(sources)
-    if step.in_backward or not flat:
-        return original(tape, target, sources, output_gradients, *args, **options)
-    if step.without_effect:
-        return _without_effect(functools.partial(original, tape, target), sources, output_gradients)
-    unclear = False
-    if step.rows.replicas > 1:
-        targets = [tf.convert_to_tensor(one) for one in tf.nest.flatten(target)]
-        given = [None] * len(targets) if output_gradients is None else tf.nest.flatten(output_gradients)
-        if any(isinstance(one, keras.Variable | tf.Variable) for one in flat):
-            coupling.warn_of_step(targets, step.rows)
-        pairs = zip(targets, given, strict=True)
-        parts = [(sign, term, of) for one, of in pairs for sign, term in reductions.terms_of(one, step.rows)]
-        target = [term for _, term, _ in parts]
-        unclear = any(reductions.kind_of(term, step.rows) == "other" for term in target)
-        output_gradients = [
-            sign * step.upstream(term) * (1 if of is None else tf.cast(of, term.dtype)) for sign, term, of in parts
-        ]
-    found = _in_backward(step, original, tape, target, sources, output_gradients, *args, **options)
-    return step.complete_gradients(found, sources, unclear, of_graph=tape is None)
+    """Returns the gradients for the global batch, as on one device."""
+    if not tf.nest.flatten(sources):
+        return original(tape, target, sources, *args, **options)
+    view.mark([one for one in tf.nest.flatten(target) if not view.is_sum(one)])
+    view.mark(sources, sources=True)
+    # What is computed again in the backward pass, as by keras.remat, is not the code of the step.
+    with set_in_block(view, in_layer=True):
+        if view.discovers:
+            return _without_effect(functools.partial(original, tape, target), sources, *args)
+        found = original(tape, target, sources, *args, **options)
+    return view.complete_gradients(found, sources)
 
 
-def _without_effect(gradient: Callable, sources: Any, output_gradients: Any) -> Any:
+def _without_effect(gradient: Callable, sources: Any, output_gradients: Any = None, *unused: Any) -> Any:
     """Returns zeros as the gradients of variables, and of what a number is not connected to, which is made of zeros.
 
-    Computes those of inputs, which may be part of a loss. Those of tables, in which examples look up rows, have rows.
+    Computes those of inputs, which may be part of a loss.
     """
     flat = tf.nest.flatten(sources)
     inputs = [one for one in flat if not isinstance(one, keras.Variable | tf.Variable)]
     found = {id(one): of for one, of in zip(inputs, gradient(inputs, output_gradients) if inputs else [], strict=True)}
-    found = [replica_step.zeros(one) if found.get(id(one)) is None else found[id(one)] for one in flat]
+    found = [global_view.zeros(one) if found.get(id(one)) is None else found[id(one)] for one in flat]
     return tf.nest.pack_sequence_as(sources, found)
 
 
-def _jacobian(
-    step: ReplicaStep, original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **options: Any
-) -> Any:
-    """Returns the Jacobian of a number as its gradient, and that of values per example of those of the replica."""
-    target = tf.convert_to_tensor(target)
-    if target.shape.rank == 0:
-        return tape.gradient(target, sources)
-    is_variable = [isinstance(one, keras.Variable | tf.Variable) for one in tf.nest.flatten(sources)]
-    if step.without_effect and all(is_variable):
-        shape = tf.shape(target)
-        return tf.nest.map_structure(lambda one: tf.zeros(tf.concat([shape, one.shape], 0), one.dtype), sources)
-    step.by_jacobian = step.by_jacobian or any(is_variable)
-    return _mapped_backward(step, original, tape, target, sources, *args, **options)
+def _refuse(name: str) -> Callable[..., Any]:
+    def call(view: GlobalView, original: Callable, *args: Any, **options: Any) -> Any:
+        view.refuse(name)
+        return original(*args, **options)
+
+    return call
 
 
-def _custom_gradient(original: Callable, f: Callable | None = None) -> Any:
-    """What a function computes for its own gradient are gradients of the replica: the outer tape's are completed."""
-    if f is None:
-        return functools.partial(_custom_gradient, original)
-
-    @functools.wraps(f)
-    def call(*args: Any, **keywords: Any) -> Any:
-        return replica_step.call_in_step(_in_backward, f, *args, **keywords)
-
-    return original(call)
-
-
-def _call_function(step: ReplicaStep, original: Callable, function: Any, *args: Any, **keywords: Any) -> Any:
+def _call_function(view: GlobalView, original: Callable, function: Any, *args: Any, **keywords: Any) -> Any:
     """Calls a user's function of `tf.function` as a part of the step: in a graph of its own, replicas cannot meet.
 
     Not one that XLA compiles.
     """
     plain = inspect.unwrap(function.python_function)
-    if step.in_branch or function.function_spec.jit_compile or not user_code.defines(plain):
+    if view.in_inner_graph or function.function_spec.jit_compile or not user_code.defines(plain):
         return original(function, *args, **keywords)
     return autograph.convert(function.python_function, plain.__qualname__)(*args, **keywords)
 
 
-def _marking(**fields: bool) -> Callable[..., Any]:
-    """Returns a replacement that calls the original while these fields of the step are set."""
-
-    def call(step: ReplicaStep, original: Callable, *args: Any, **options: Any) -> Any:
-        with set_in_block(step, **fields):
-            return original(*args, **options)
-
-    return call
+def _map(original: Callable, *args: Any, **options: Any) -> Any:
+    view = global_view.of_step()
+    with contextlib.nullcontext() if view is None else set_in_block(view, in_map=True):
+        return original(*args, **options)
 
 
-_in_backward = _marking(in_backward=True)
-# As in a loop: replicas cannot meet for each example. A Jacobian is a vectorized map of gradients.
-_mapped, _mapped_backward = _marking(mapping=True), _marking(mapping=True, in_backward=True)
-
-
-def _enter(step: ReplicaStep, original: Callable, tape: Any) -> Any:
-    step.recording.append(tape)
+def _enter(view: GlobalView, original: Callable, tape: Any) -> Any:
+    view.recording.append(tape)
     return original(tape)
 
 
-def _exit(step: ReplicaStep, original: Callable, tape: Any, *error: Any) -> Any:
-    step.recording[:] = [one for one in step.recording if one is not tape]
+def _exit(view: GlobalView, original: Callable, tape: Any, *error: Any) -> Any:
+    view.recording[:] = [one for one in view.recording if one is not tape]
     return original(tape, *error)

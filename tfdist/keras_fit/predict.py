@@ -2,7 +2,8 @@
 
 Each replica runs the model on its shard of a batch. Outputs with one row per example, of one shape on all replicas, are
 the rows of the batch, in turn. Others, such as a number, ragged rows, or the rows that a `predict_step` selects, are
-computed on the whole batch: so they are those of one device.
+computed on the whole batch: so they are those of one device. So are those of a model whose first batch comes out
+otherwise: its layers compare the examples of a batch.
 """
 
 import functools
@@ -16,8 +17,9 @@ import tensorflow as tf
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gather as gather_lib
 from tfdist.keras_fit import compiled_model
-from tfdist.keras_fit.compiled_objective import Element
 from tfdist.keras_fit.own_step import eager_steps
+from tfdist.keras_fit.whole_batch import probe
+from tfdist.keras_fit.whole_batch.rows import Element
 from tfdist.training import api as trainer
 
 
@@ -60,6 +62,7 @@ class Predictor:
         many models if it traced at a call.
         """
         run, divided = self._of_shards, True
+        compares = self._cluster.num_replicas > 1 and probe.may_mix(self._model)
         if not self._eager:
             spec = tf.type_spec_from_value(iterator)
             if spec not in self._traced:
@@ -67,7 +70,7 @@ class Predictor:
             run = self._traced[spec]
 
         def predict() -> Any:
-            nonlocal divided
+            nonlocal divided, compares
             if not divided:
                 return self._of_batch(next(iterator))
             element, outputs, sizes = run(iterator)
@@ -75,6 +78,10 @@ class Predictor:
                 sizes = self._gather(sizes)
                 outputs = self._gather(outputs) if tf.reduce_all(sizes == sizes[0]) else None
             divided = self._cluster.num_replicas == 1 or self._has_a_row_per_example(outputs, element)
+            if divided and compares:
+                compares, whole = False, self._of_batch(element)
+                divided = all(map(_are_close, tf.nest.flatten(outputs), tf.nest.flatten(whole)))
+                return whole
             return outputs if divided else self._of_batch(element)
 
         return predict
@@ -125,6 +132,11 @@ class Predictor:
 
 def _has_rows(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and value.shape.rank not in (None, 0)
+
+
+def _are_close(one: tf.Tensor, other: tf.Tensor) -> bool:
+    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    return one.shape == other.shape and np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def gather(

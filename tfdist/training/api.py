@@ -17,13 +17,18 @@ from tfdist.training.loop_tools import make_silent_tools
 from tfdist.training.run import Log, Run, replica_shard
 from tfdist.training.state import TrainingState
 from tfdist.training.step.build_context import build_context, by_xla, prepare_optimizer, restore_methods
-from tfdist.training.step.collectives import ReplicaContext, loss_weight_context, num_replicas, sum_differentiable
+from tfdist.training.step.collectives import (
+    num_replicas,
+    reduce_context,
+    show_one_replica,
+    sum_differentiable,
+)
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.layers.model_layers import of_all_depths as layers_of_all_depths
 from tfdist.training.step.layers.model_layers import statistics as find_statistics
 from tfdist.training.step.layers.normalization import shard_present, synchronized_layers
 from tfdist.training.step.layers.remat_scopes import take_over as take_over_remat_scopes
-from tfdist.training.step.objective import ShardResult
+from tfdist.training.step.objective import Objective, ShardResult
 from tfdist.training.step.optimizer import start_averages, step_count
 from tfdist.training.step.random_numbers.repeated_passes import as_replica
 from tfdist.training.step.random_numbers.seed_generators import (
@@ -33,7 +38,7 @@ from tfdist.training.step.random_numbers.seed_generators import (
 )
 from tfdist.training.step.random_numbers.seed_generators import restore as restore_seed_generators
 from tfdist.training.step.random_numbers.stateful_random import draw_statelessly as stateless_draws
-from tfdist.training.step.train_step import add_to_totals, after_update, train_step
+from tfdist.training.step.train_step import add_to_totals, after_update, check_trainable
 from tfdist.training.step.updates.branches import take_branches_once
 from tfdist.training.step.updates.gathered_rows import gather as gather_rows
 from tfdist.training.step.updates.loss_scale import LossScale

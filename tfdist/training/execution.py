@@ -110,11 +110,11 @@ def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[...,
     """Returns `step` within `guard.around`: it may write what checkpoints hold, and what a step resets."""
 
     def known() -> dict[int, bool]:
-        context, state = run.context, getattr(run.objective, "metric_state", None)
+        context = run.context
         written = [
             *(*run.variables.values(), context.totals, context.reduction.seconds, *context.model.metrics_variables),
             *(ring.count for ring in replicas.rings),
-            *(() if state is None else state.variables()),
+            *run.objective.variables(),
         ]
         return {
             id(local.handle): may_write

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import random as backend
 
 from tfdist.config.patching import patch
-from tfdist.keras_fit.own_step import replica_step
+from tfdist.keras_fit.whole_batch import global_view
 
 # More rows than a script draws in one call.
 ROWS = 128
@@ -99,9 +99,9 @@ def rows_of_global_batch(count):
 
     A step may draw for several tensors of the batch at once: their rows follow each other.
     """
-    drawn, step = tf.range(count), replica_step.current()
-    if step is None:
+    drawn, view = tf.range(count), global_view.of_step()
+    if view is None or not view.on_rows:
         return drawn
-    rows = step.rows
+    rows = view.rows
     own, low, total = (tf.cast(value, tf.int32) for value in (tf.maximum(rows.count, 1), rows.low, rows.total))
     return drawn // own * total + low + drawn % own

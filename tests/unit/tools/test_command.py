@@ -59,7 +59,7 @@ def test_a_tool_shows_its_own_flags(word):
     ("name", "usage"),
     [
         slow("train", "tfdist.main --config"),
-        ("run", "tfdist.run [--workdir=DIR] [--logical_devices=N] SCRIPT.py"),
+        ("run", "tfdist.run [--workdir=DIR] [--logical_devices=N] [--whole_calls=true] SCRIPT.py"),
         slow("launch", "tfdist.launch --workers=N"),
     ],
 )

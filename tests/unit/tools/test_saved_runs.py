@@ -273,7 +273,10 @@ def read_csv(path):
 def test_commands_that_a_run_prints_quote_its_workdir():
     run = types.SimpleNamespace(config=saved_run(c.Data()).config, workdir=pathlib.Path("a run"))
     run.log, printed = types.SimpleNamespace(console="all"), []
-    state_of_run, ledger = types.SimpleNamespace(best=state.BestValue()), types.SimpleNamespace(describe=str)
+    state_of_run, ledger = (
+        types.SimpleNamespace(best=state.BestValue()),
+        types.SimpleNamespace(describe=str, seconds=float),
+    )
     report_run.write_end(run, types.SimpleNamespace(lines=printed.extend), state_of_run, ledger)
     assert printed[-2:] == [
         "evaluate   tfdist evaluate 'a run'",

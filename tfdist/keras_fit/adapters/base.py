@@ -94,6 +94,8 @@ class DataAdapter:
     epoch_hooks: EpochHooks | None = None
     # Where Python code that makes batches waits for its epoch; None: none does.
     gate: EpochGate | None = None
+    # The rows of each tensor of a batch, which may differ; (): those of all are `batch_size`.
+    rows: tuple[int, ...] = ()
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         """Returns this worker's elements of the steps [start, stop), and more after them."""

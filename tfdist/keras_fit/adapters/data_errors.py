@@ -47,7 +47,8 @@ def _reason(error: Exception) -> str:
     marked = _REASON.search(text)
     if marked:
         return " ".join(marked[1].split())
-    of_keras = traceback.extract_tb(error.__traceback__)[-1].filename.startswith(_KERAS)
+    # Keras removes its own frames: the last one may be that of a method that tfdist replaces.
+    of_keras = traceback.extract_tb(error.__traceback__)[-1].filename.startswith((_KERAS, user_code.PACKAGE))
     return " ".join(text.split()) if of_keras and re.search(r"\b(shape|rank|ndim)\b", text) else ""
 
 

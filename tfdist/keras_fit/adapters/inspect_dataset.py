@@ -75,10 +75,10 @@ def count(dataset: tf.data.Dataset) -> int:
     return batches
 
 
-def first_batch_size(dataset: tf.data.Dataset) -> int:
-    """Returns the number of examples in the first batch."""
-    sizes = dataset.take(1).map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
-    return int(next(iter(sizes)))
+def first_batch_sizes(dataset: tf.data.Dataset) -> list[int]:
+    """Returns the numbers of rows of the tensors of the first batch."""
+    sizes = dataset.take(1).map(lambda *parts: [tf.shape(part)[0] for part in tf.nest.flatten(parts)])
+    return [int(size) for size in next(iter(sizes))]
 
 
 def sample(dataset: tf.data.Dataset) -> dict[str, np.ndarray]:

@@ -272,6 +272,9 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
     first = tf.nest.flatten(dataset.element_spec)[0].shape
     static = first[0] if first.rank else None
     known = static or batch_size or (parts.batch_size if parts else rebuild_pipeline.last_batch_size(raw))
+    sizes = []
+    if not known:
+        sizes = inspect_dataset.first_batch_sizes(rebuild_pipeline.without_shuffles(dataset, counted=False))
     preprocesses = options.preprocess is not None
     steps = options.steps if length is None else base.steps_of_epoch(options, length)
     gate = epoch_gate.EpochGate(steps) if traits.reads_state else None
@@ -302,7 +305,8 @@ def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
         stream=passes,
         steps=steps,
         gate=gate,
-        batch_size=known or inspect_dataset.first_batch_size(rebuild_pipeline.without_shuffles(dataset, counted=False)),
+        batch_size=known or sizes[0],
+        rows=tuple(sizes),
         element_spec=dataset.element_spec,
         smallest_batch=static or 1,
         sample=lambda: inspect_dataset.sample(dataset),

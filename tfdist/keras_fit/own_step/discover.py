@@ -11,12 +11,13 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import text
 from tfdist.config.patching import patch
 from tfdist.data import autograph
-from tfdist.keras_fit import compiled_model
-from tfdist.keras_fit.own_step import eager_steps, replica_step
-from tfdist.keras_fit.own_step.replica_step import ReplicaStep
-from tfdist.keras_fit.whole_batch.rows import Rows
+from tfdist.keras_fit import compiled_model, messages
+from tfdist.keras_fit.own_step import eager_steps
+from tfdist.keras_fit.whole_batch import global_view, own_rows, probe
+from tfdist.keras_fit.whole_batch.global_view import GlobalView, Plan
 
 # train_step(data) -> the values that it reports.
 StepFunction = Callable[[Any], Any]
@@ -33,8 +34,8 @@ class Discovered:
     numbers: tuple[str, ...]
     # All reported names, in the order of Keras' logs.
     names: tuple[str, ...]
-    # The metrics with whose results the step computes, such as a ratio of two.
-    used: tuple[keras.Metric, ...]
+    # What the step does with the tensors of the batch.
+    plan: Plan
     # The optimizers that the step applies, in order, each with the variables of its first apply.
     optimizers: tuple[tuple[keras.optimizers.Optimizer, list[Any]], ...]
 
@@ -48,12 +49,16 @@ def function_of(model: keras.Model, name: str) -> StepFunction:
     return autograph.convert(types.MethodType(plain, model), f"{type(model).__name__}.{name}")
 
 
-def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any) -> Discovered:
+def discover(
+    cluster: Cluster, model: keras.Model, name: str, element_spec: Any, batch_size: int, rows: Sequence[int] = ()
+) -> Discovered:
     """Traces `model.NAME` without effect; builds layers and optimizers that are not built yet.
 
     Args:
         name: "train_step" or "test_step".
         element_spec: nested tf.TensorSpec of the data that the step gets.
+        batch_size: examples of the largest global batch.
+        rows: those of each tensor of the batch, if they differ.
 
     Raises:
         ValueError: the step returns something else than a dict of scalars and results of metrics, or an optimizer
@@ -62,28 +67,51 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
     function = function_of(model, name)
     applied: dict[int, tuple[keras.optimizers.Optimizer, list[Any]]] = {}
     found: list[Any] = []
-    used: list[keras.Metric] = []
 
-    def apply(optimizer: Any, original: Any, gradients: Sequence[Any], variables: Sequence[Any] | None) -> None:
+    def apply(_: Any, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
+        if name == "test_step":
+            raise ValueError(f"test_step applies the optimizer {optimizer.name!r}: an evaluation must not train.")
+        view = global_view.of_step()
+        if view is not None and view.in_inner_graph:
+            global_view.refuse_apply(optimizer)
         applied.setdefault(id(optimizer), (optimizer, list(variables or ())))
 
-    def trace(data: Any) -> None:
-        zero = tf.zeros([], tf.int64)
-        rows = Rows(low=zero, count=zero + 1, total=zero + 1, most=1, replicas=cluster.num_replicas)
-        step = ReplicaStep(rows=rows, apply=apply, without_effect=True)
-        with replica_step.tracing(step), _note_results(model) as (noted, results):
-            values = _flat(function(data), f"{type(model).__name__}.{name}")
-        found.extend((values, noted))
-        # Where operations are not known, the step may use any result.
-        used.extend(
-            metric
-            for metric, tensors in results
-            if any(tf.executing_eagerly() or (isinstance(one, tf.Tensor) and one.consumers()) for one in tensors)
-        )
+    def run(view: GlobalView, data: Any) -> tuple[Any, dict]:
+        with contextlib.ExitStack() as stack, global_view.tracing_if(True, view):
+            for kind in _subclasses(keras.optimizers.Optimizer):
+                if "apply" in vars(kind):
+                    stack.enter_context(patch(kind, "apply", apply))
+            stack.enter_context(patch(keras.Variable, "assign", functools.partial(_assign, view)))
+            with _note_results(model, view.plan) as noted:
+                values = _flat(function(view.whole_batch(data)), f"{type(model).__name__}.{name}")
+            view.mark(list(values.values()))
+            view.finish()
+        return values, noted
 
+    def trace(data: Any) -> None:
+        view = GlobalView.of_batch(batch, cluster.num_replicas, data, whole_layers)
+        view.plan.is_static = is_static
+        found[:] = [view.plan, *run(view, data)]
+
+    flat = tf.nest.flatten(element_spec)
+    is_static = all(one.shape.rank and one.shape[0] for one in flat if isinstance(one, tf.TensorSpec))
+    if len(set(rows)) > 1 and len(rows) == len(flat):
+        pairs = zip(flat, rows, strict=True)
+        element_spec = tf.nest.pack_sequence_as(element_spec, [_with_rows(spec, size) for spec, size in pairs])
+    whole_layers: list[keras.Layer] = []
+    batch = 1 if model.run_eagerly else batch_size
     with cluster.scope():
-        eager_steps.call_without_effect(model, trace, element_spec)
-    values, noted = found
+        metrics = len(all_metrics(model))
+        eager_steps.call_without_effect(model, trace, _with_rows(element_spec, batch))
+        # Keras has built those of `compile`: they were called without a note.
+        again = len(all_metrics(model)) > metrics
+        if cluster.num_replicas > 1 and not model.run_eagerly and probe.may_mix(model):
+            whole_layers, names = probe.mixing_layers(run, element_spec, batch_size)
+            _warn_of(names)
+            whole_layers = whole_layers if global_view.whole_calls() else []
+        if again or whole_layers:
+            eager_steps.call_without_effect(model, trace, _with_rows(element_spec, batch))
+    plan, values, noted = found
     for key, value in values.items():
         shape = tf.convert_to_tensor(value).shape
         if shape.rank != 0 and id(value) not in noted:
@@ -99,9 +127,46 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any)
         metrics={key: noted[id(value)] for key, value in values.items() if id(value) in noted},
         numbers=tuple(key for key, value in values.items() if id(value) not in noted),
         names=tuple(values),
-        used=tuple({id(metric): metric for metric in used}.values()),
+        plan=plan,
         optimizers=tuple(applied.values()),
     )
+
+
+def _assign(view: GlobalView, original: Callable, variable: keras.Variable, value: Any) -> Any:
+    """Assigns nothing in a branch or loop: Keras would read a tensor of its graph after it."""
+    return value if view.in_inner_graph else original(variable, value)
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    """Yields a class and all that inherit from it."""
+    yield kind
+    for one in kind.__subclasses__():
+        yield from _subclasses(one)
+
+
+def _warn_of(names: list[str]) -> None:
+    if names:
+        by_flag = "each replica calls the layer with the whole batch, as --whole_calls says"
+        else_what = (
+            "each replica calls the layer with its own rows. With --whole_calls each calls it with the whole batch, as "
+            "on one device"
+        )
+        messages.say_once(
+            f"{text.list_names(names, 3)}: this depends on more than single examples of the batch; "
+            f"{by_flag if global_view.whole_calls() else else_what}.",
+            key=f"mixes {names}",
+        )
+
+
+def _with_rows(element_spec: Any, size: int) -> Any:
+    """Returns a nested tf.TensorSpec with `size` rows; those of ragged tensors stay unknown."""
+
+    def with_rows(spec: Any) -> Any:
+        if isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec) and spec.shape.rank:
+            return type(spec)([spec.shape[0] or size, *spec.shape[1:]], spec.dtype)
+        return spec
+
+    return tf.nest.map_structure(with_rows, element_spec)
 
 
 def scalars(values: Any, names: Sequence[str]) -> list[tf.Tensor]:
@@ -126,15 +191,13 @@ def _sort_names(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _note_results(model: keras.Model) -> Iterator[tuple[dict, list]]:
-    """Notes which tensors are results of metrics.
+def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[keras.Metric, str | None]]]:
+    """Notes which tensors are results of metrics: id(tensor) -> the metric, and the key if its result is a dict.
 
-    Returns:
-        id(tensor) -> the metric, and the key if its result is a dict; and each metric with its results.
+    Fills in the metrics of `plan`, on which the step's own results depend; called with no other patches of metrics.
     """
     noted: dict[int, tuple[keras.Metric, str | None]] = {}
-    # The tensors must live as long as their ids are used.
-    kept: list[tuple[keras.Metric, list[Any]]] = []
+    kept: list[tuple[keras.Metric, list[Any]]] = []  # The tensors must live as long as their ids are used.
 
     def note(metric: keras.Metric, original: Callable[[], Any]) -> Any:
         result = original()
@@ -144,9 +207,27 @@ def _note_results(model: keras.Model) -> Iterator[tuple[dict, list]]:
             noted[id(value)] = (metric, key)
         return result
 
-    attributes = [value for value in vars(model).values() if isinstance(value, keras.Metric)]
-    metrics = list({id(metric): metric for metric in (*model.metrics, *attributes)}.values())
+    def reset(metric: keras.Metric, original: Callable[[], None]) -> None:
+        plan.read_metrics.add(id(metric))
+        original()
+
     with contextlib.ExitStack() as stack:
-        for metric in metrics:
+        for metric in all_metrics(model):
             stack.enter_context(patch(metric, "result", functools.partial(note, metric)))
-        yield noted, kept
+            stack.enter_context(patch(metric, "reset_state", functools.partial(reset, metric)))
+            stack.enter_context(patch(metric, "update_state", functools.partial(own_rows.update_metric, metric)))
+        yield noted
+        # Where operations are not known, the step may use any result.
+        plan.read_metrics |= {
+            id(metric)
+            for metric, tensors in kept
+            if any(tf.executing_eagerly() or (isinstance(one, tf.Tensor) and one.consumers()) for one in tensors)
+        }
+
+
+def all_metrics(model: keras.Model) -> list[keras.Metric]:
+    """Returns the metrics of a model, those in its attributes, and those in lists of metrics."""
+    attributes = [value for value in vars(model).values() if isinstance(value, keras.Metric)]
+    found = [*model.metrics, *attributes]
+    found += [metric for one in found for metric in getattr(one, "metrics", None) or ()]
+    return list({id(metric): metric for metric in found}.values())

@@ -99,7 +99,7 @@ class OneStep:
         with context.apart(), patches.patch_for_run(self._model) as stack:
             config = run_config.of_evaluation(self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
-            self._own = own_setup.prepare(cluster, self._model, config, adapters, may_be_empty=True, stack=stack)
+            self._own = own_setup.prepare(cluster, self._model, config, adapters, as_given=True, stack=stack)
             self._traced[batch.kind] = own_setup.trace(cluster, self._own.context, self._kind, batch.spec)
 
 

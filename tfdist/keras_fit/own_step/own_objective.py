@@ -1,10 +1,7 @@
-"""The objective of a model with a `train_step` or `test_step` of its own: the user's step on each replica's shard.
-
-Read `train_step` first. Keras computes a step's losses as means over the shard. A gradient tape returns the mean of the
-gradients of variables over all replicas, weighted by their examples: the gradients of the mean over the global batch.
-"""
+"""The objective of a model with a step of its own: the user's step, under the global view of `global_view.py`."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,31 +9,35 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import compiled_model, messages
-from tfdist.keras_fit.compiled_objective import Element
-from tfdist.keras_fit.own_step import discover, replica_step
+from tfdist.keras_fit.own_step import discover
 from tfdist.keras_fit.own_step.discover import Discovered
-from tfdist.keras_fit.own_step.replica_step import ReplicaStep
-from tfdist.keras_fit.whole_batch import metric_state, reductions, shard_losses
+from tfdist.keras_fit.whole_batch import global_view, own_rows
 from tfdist.keras_fit.whole_batch import rows as rows_lib
-from tfdist.keras_fit.whole_batch.metric_state import ModelObjective
-from tfdist.keras_fit.whole_batch.shard_losses import ShardLosses
+from tfdist.keras_fit.whole_batch.global_view import GlobalView
+from tfdist.keras_fit.whole_batch.rows import Element
 from tfdist.training import api as trainer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OwnStepObjective(ModelObjective):
+class OwnStepObjective(trainer.Objective):
     """The values that a user's steps report; see `training.step.objective.Objective`."""
 
+    model: keras.Model
+    cluster: Cluster
+    # Whether the step gets the batches as they are in the data, and not as (x, y, sample_weight).
+    as_given: bool
     # None: the run does not train, or does not evaluate.
     train: Discovered | None
     test: Discovered | None
-    # The last step's numbers, as each replica's part of their means: float64 [numbers], per replica.
+    # The last step's numbers, float64 [numbers]: each replica has those of the global batch.
     last_numbers: dict[str, keras.Variable]
+    metric_variables: tuple[keras.Variable, ...]
+    # What the steps have added to metrics, which these do not have yet.
+    pending: own_rows.Pending
     # Examples of the largest global batch, for "train" and "test".
     batch_sizes: dict[str, int]
-    # Lines that assign a variable other than by an optimizer, by the variable's path.
-    assigned: dict[str, set[str]] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -45,54 +46,86 @@ class OwnStepObjective(ModelObjective):
 
     def evaluate(self, shard: Element) -> tf.Tensor:
         """Runs the user's `test_step` on a replica's shard; returns sums as in `ShardResult`."""
-        return self.run_step("test", shard, apply=_no_apply)
+        trainer.begin_evaluation_pass()
+        return self.run_step("test", shard)
 
     @tf.autograph.experimental.do_not_convert
-    def run_step(
-        self, kind: str, shard: Element, apply: Any, average: Any = None, statistics: Sequence[Any] = ()
-    ) -> tf.Tensor:
+    def run_step(self, kind: str, shard: Element, average: global_view.Average | None = None) -> tf.Tensor:
         """Runs a user's step on a replica's shard; called in `strategy.run`.
 
         Args:
             kind: "train" or "test".
-            apply: see `ReplicaStep`; so `average`.
-            statistics: variables that are averaged over the replicas after the step.
+            average: see `GlobalView`.
 
         Returns:
             Sums as in `ShardResult`.
         """
         rows = rows_lib.rows_of(shard, self.batch_sizes[kind])
-        step = ReplicaStep(rows=rows, apply=apply, average=average, assigned=self.assigned)
-        step.statistics.update(id(one) for one in statistics)
         discovered = self.train if kind == "train" else self.test
-        metrics = metric_variables(self.model, self.train, self.test) if self.may_be_empty else []
-        kept = [(one, tf.convert_to_tensor(one.value)) for one in metrics if not metric_state.is_whole(one)]
-        step.before.update((id(one), value) for one, value in kept)
-        if kind == "train":
-            trainer.begin_forward_pass(0)
-        else:
-            trainer.begin_evaluation_pass()
-        if not shard_losses.losses_are_patched():
-            raise RuntimeError("this is called outside of shard_losses.patch_losses")
-        present = trainer.shard_present(rows.present)
-        losses = shard_losses.mode(alone=True, shard=ShardLosses(rows=rows, means=True))
-        with losses, present, trainer.loss_weight_context(rows.weight), replica_step.tracing(step):
-            values = discovered.function(shard["data"][0])
-            numbers = [reductions.share_value(one, rows) for one in discover.scalars(values, discovered.numbers)]
-            numbers = [tf.cast(one, tf.float64) for one in numbers]
-        for variable, old in kept:
-            variable.assign(tf.where(rows.count > 0, variable.value, old))
+        xla = bool(self.model.jit_compile) and not tf.executing_eagerly()
+        view = GlobalView(rows=rows, plan=discovered.plan, average=average, xla=xla)
+        with (
+            trainer.shard_present(rows.present),
+            trainer.convert_in_fixed_order(),
+            global_view.tracing_if(self._views_batch, view),
+        ):
+            data = shard["data"][0] if self.as_given else shard["data"]
+            values = discovered.function(view.whole_batch(data) if self._views_batch else data)
+            numbers = [tf.cast(one, tf.float64) for one in discover.scalars(values, discovered.numbers)]
+            names = [name for name in (*discovered.numbers, *discovered.metrics) if "loss" in name]
+            losses = [*view.parts_of_losses(), *discover.scalars(values, names)]
+            losses = [tf.cast(one, tf.float64) for one in losses]
+            view.finish()
+        self.pending.add(view.added)
         if discovered.numbers:
-            present = tf.where(rows.count > 0, tf.stack(numbers), tf.zeros([len(numbers)], tf.float64))
-            self.last_numbers[kind].assign(present * tf.cast(rows.weight, tf.float64))
-        losses = [name for name in (*discovered.numbers, *discovered.metrics) if "loss" in name]
-        losses = [tf.cast(one, tf.float64) for one in discover.scalars(values, losses)]
-        loss = tf.add_n([tf.zeros([], tf.float64), *losses])
-        count = tf.cast(rows.count, tf.float64)
+            self.last_numbers[kind].assign(tf.stack(numbers))
+        loss, count = tf.add_n([tf.zeros([], tf.float64), *losses]), tf.cast(rows.count, tf.float64)
         return tf.stack([loss * count, count if kind == "train" else tf.zeros_like(count), count])
+
+    @property
+    def _views_batch(self) -> bool:
+        """Whether a step is traced under the global view: for several replicas, and to compile layers by XLA."""
+        return self.cluster.num_replicas > 1 or self.model.jit_compile
+
+    def flush(self) -> None:
+        """Adds what the steps have added since the last call to the metrics. Collective."""
+        if self._views_batch:
+            self.pending.flush()
+
+    def reset(self) -> None:
+        self.flush()
+        self.model.reset_metrics()
+
+    def variables(self) -> list[keras.Variable]:
+        return [*self._state_variables, self.pending.numbers]
+
+    def state(self) -> list[Any]:
+        """Returns the metrics' variables, and the last numbers, as JSON values. Collective."""
+        self.flush()
+        return [keras.ops.convert_to_numpy(one).tolist() for one in self._state_variables]
+
+    def restore_state(self, values: list[Any]) -> None:
+        if values and isinstance(values[0], dict):  # Of an earlier release: the part of each replica, in one row.
+            rows, values = np.array(values[0]["replicas"]), []
+            for variable in self._state_variables:
+                size = math.prod(variable.shape)
+                parts, rows = rows[:, :size], rows[:, size:]
+                is_sum = any(one is variable for one in (*self.pending.variables, *self.last_numbers.values()))
+                values.append((parts.sum(0) if is_sum else parts[0]).reshape(variable.shape))
+        for variable, value in zip(self._state_variables, values, strict=True):
+            variable.assign(value)
+
+    @property
+    def _state_variables(self) -> list[keras.Variable]:
+        return [*self.metric_variables, *(one for one in self.last_numbers.values() if one.shape[0])]
+
+    def finalise_weights(self) -> None:
+        """Assigns the averages of an optimizer with `use_ema` to the weights; called in `strategy.scope`."""
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
 
     def results(self, totals: dict[str, float]) -> dict[str, Any]:
         """Returns Keras' logs after the last step. A collective: every worker must call it."""
+        self.flush()
         kind = "train" if totals["trained"] > 0 else "test"
         discovered = self.train if kind == "train" else self.test
         numbers = keras.ops.convert_to_numpy(self.last_numbers[kind]).tolist()
@@ -133,41 +166,16 @@ def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
         optimizer = next((owners[id(one)] for one in variables if id(one) in owners), context.optimizer)
         owner = getattr(optimizer, "inner_optimizer", optimizer)
         gradients = trainer.select_rows(gradients, variables, shard["data"], owner)
-        if context.cluster.num_replicas > 1:
-            gradients = trainer.scale_gradients(gradients, fraction)
+        gradients = trainer.scale_gradients(gradients, 1 / context.cluster.num_replicas)
         return context.reduction(gradients, [], [], fraction)[0]
 
-    def apply(optimizer: Any, original: replica_step.Apply, gradients: list[Any], variables: list[Any] | None) -> Any:
-        owner = getattr(optimizer, "inner_optimizer", optimizer)
-        known = owner._trainable_variables if variables is None else list(variables)
-        step = replica_step.current()
-        done = step.pop_averaged(gradients, known)
-        others = [place for place, of in enumerate(done) if not of]
-        parts = [step.share_of_mean(gradients[place]) for place in others]
-        averaged = average(parts, [known[place] for place in others])
-        for place, gradient in zip(others, averaged, strict=True):
-            gradients[place] = gradient
-        with trainer.convert_in_fixed_order():
-            return original(gradients, variables)
-
-    sums = objective.run_step("train", shard, apply, average, context.statistics)
+    trainer.begin_forward_pass(0)
+    sums = objective.run_step("train", shard, average)
     context.reduction([], [], statistics, fraction)
-    context.step_count.assign_add(1)
+    if context.step_count is not trainer.step_count(context.optimizer):
+        context.step_count.assign_add(1)
     trainer.add_to_totals(context, sums, None)
     return trainer.after_update(context, sums)
-
-
-def _no_apply(optimizer: Any, *given: Any) -> None:
-    raise ValueError(f"test_step applies the optimizer {optimizer.name!r}: an evaluation must not train.")
-
-
-def metric_variables(model: keras.Model, *steps: Discovered | None) -> list[keras.Variable]:
-    """Returns the variables of the metrics of `model`, and of those that its steps report."""
-    found = {id(variable): variable for variable in model.metrics_variables}
-    for discovered in filter(None, steps):
-        for metric, _ in discovered.metrics.values():
-            found |= {id(variable): variable for variable in metric.variables}
-    return list(found.values())
 
 
 def _tell_if_never_updated(values: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
-from tfdist.config.patching import patch
+from tfdist.config.patching import patch, put
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import discover, own_objective, replica_step
+from tfdist.keras_fit.own_step import discover, own_objective
 from tfdist.keras_fit.own_step.own_objective import OwnStepObjective
-from tfdist.keras_fit.whole_batch import metric_state
+from tfdist.keras_fit.whole_batch import global_view, own_rows
+from tfdist.keras_fit.whole_batch.per_example import is_per_example
 from tfdist.training import api as trainer
 
 # Variables that a message names.
@@ -60,46 +61,56 @@ def prepare(
     config: config_lib.Config,
     adapters: dict[str, DataAdapter],
     *,
-    may_be_empty: bool,
+    as_given: bool,
     stack: contextlib.ExitStack,
 ) -> OwnStep:
     """Finds out what the steps do, and makes their optimizers' and their own variables.
 
     Args:
         adapters: "train", "test" or both -> its data.
-        may_be_empty: whether a shard may have no examples.
+        as_given: whether the step gets the batches as they are in the data, and not as (x, y, sample_weight).
         stack: restores the optimizers.
     """
-    # An eager step changes variables that Keras does not track.
-    plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)] if model.run_eagerly else []
-    given = {kind: adapter.element_spec[0] for kind, adapter in adapters.items()}
-    found = {kind: discover.discover(cluster, model, f"{kind}_step", spec) for kind, spec in given.items()}
+    # A step that is run to find out what it does may change variables that Keras does not track.
+    plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)]
+    given = {
+        kind: (adapter.element_spec[0] if as_given else adapter.element_spec, adapter.batch_size, adapter.rows)
+        for kind, adapter in adapters.items()
+    }
+    found = {kind: discover.discover(cluster, model, f"{kind}_step", *data) for kind, data in given.items()}
+    if "train" in adapters and not compiled_model.overrides(model, "train_step"):
+        trainer.check_trainable(model)
     for variable, value in plain:
         variable.assign(value)
     optimizers = _optimizers_in_scope(cluster, model, found.values())
     stack.enter_context(patches.expect_sums(optimizers, cluster))
     reported = [metric for of in found.values() for metric, _ in of.metrics.values()]
-    stack.enter_context(metric_state.compute_on_whole_batch(cluster, [*metric_state.metrics_of(model), *reported]))
-    for metric in {id(one): one for of in found.values() for one in of.used}.values():
-        result = functools.partial(replica_step.ReplicaStep.result_of, metric=metric)
-        stack.enter_context(patch(metric, "result", functools.partial(replica_step.call_in_step, result)))
+    metrics = list({id(one): one for one in (*discover.all_metrics(model), *reported)}.values())
+    variables = {id(one): one for metric in metrics for one in metric.variables}
+    for variable in variables.values():
+        # Each replica holds the value for the global batch, and not its part of a sum.
+        if hasattr(variable.value, "aggregation"):
+            put(variable.value, "_aggregation", tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    for metric in metrics:
+        stack.enter_context(patch(metric, "update_state", functools.partial(own_rows.update_metric, metric)))
     with cluster.scope():
         last_numbers = {kind: _per_replica(len(of.numbers)) for kind, of in found.items()}
-        steps = keras.Variable(0, dtype="int64", trainable=False, name="steps")
+        # Keras' own step applies the optimizer once, which counts.
+        counts = type(model.optimizer) is not keras.optimizers.LossScaleOptimizer and model.trainable_variables
+        by_optimizer = counts and not compiled_model.overrides(model, "train_step")
+        steps = None if by_optimizer else keras.Variable(0, dtype="int64", trainable=False, name="steps")
+        sums = {id(one) for metric in metrics if is_per_example(metric) for one in metric.variables}
+        pending = own_rows.Pending(cluster, [one for one in variables.values() if id(one) in sums])
     step_objective = OwnStepObjective(
         model=model,
+        as_given=as_given,
         train=found.get("train"),
         test=found.get("test"),
         last_numbers=last_numbers,
-        metric_state=metric_state.make_metric_state(
-            cluster,
-            lambda: [
-                *own_objective.metric_variables(model, *found.values()),
-                *(variable for variable in last_numbers.values() if variable.shape[0]),
-            ],
-        ),
+        cluster=cluster,
+        metric_variables=tuple(variables.values()),
+        pending=pending,
         batch_sizes={kind: adapter.batch_size for kind, adapter in adapters.items()},
-        may_be_empty=may_be_empty,
     )
     main = model.optimizer if not optimizers or any(one is model.optimizer for one in optimizers) else optimizers[0]
     main = getattr(main, "inner_optimizer", main)
@@ -108,13 +119,15 @@ def prepare(
     context = trainer.build_context(
         cluster, config, step_objective, main, slots="train" in adapters, moving=statistics, step_count=steps
     )
+    if "train" in adapters:
+        trainer.start_averages(model, main)
     return OwnStep(context=context, variables=_more_variables(cluster, model, optimizers, context, steps))
 
 
 def trace(cluster: Cluster, context: trainer.StepContext, kind: str, element_spec: Any) -> Callable[[Any], None]:
     """Traces one step of `kind`, "train" or "test", without a loop; called within `patches.patch_for_run`."""
     step = functools.partial(own_objective.train_step, context) if kind == "train" else context.objective.evaluate
-    trainer.make_stateless(context.model, context.step_count, replica_step.replica_of_draws, context.config.seed)
+    trainer.make_stateless(context.model, context.step_count, global_view.replica_of_draws, context.config.seed)
 
     @tf.function(autograph=False)
     def run(element: Any) -> None:
@@ -143,20 +156,28 @@ def replica_shard(cluster: Cluster) -> ReplicaShard:
 
 def _per_replica(size: int) -> keras.Variable:
     return keras.Variable(
-        tf.zeros([size], tf.float64), dtype="float64", trainable=False, synchronization="on_read", aggregation="sum"
+        tf.zeros([size], tf.float64),
+        dtype="float64",
+        trainable=False,
+        synchronization="on_read",
+        aggregation="only_first_replica",
     )
 
 
 def _more_variables(
-    cluster: Cluster, model: keras.Model, optimizers: list[Any], context: trainer.StepContext, steps: keras.Variable
+    cluster: Cluster,
+    model: keras.Model,
+    optimizers: list[Any],
+    context: trainer.StepContext,
+    steps: keras.Variable | None,
 ) -> dict[str, Any]:
     """Returns what a checkpoint must hold besides: other optimizers, the count of steps, variables in attributes."""
     saved = {id(variable) for variable in (*model.variables, *context.optimizer.variables)}
-    more: dict[str, Any] = {"own_step/steps": steps}
+    more: dict[str, Any] = {} if steps is None else {"own_step/steps": steps}
     for index, optimizer in enumerate(optimizers):
         named = checkpoint_format.unique_names(f"own_step/optimizer{index}", optimizer.variables)
         more |= {name: variable for name, variable in named.items() if id(variable) not in saved}
-    for name, variable in _plain_variables(model):
+    for name, variable in _plain_variables(model) if overrides(model) else ():
         if not cluster.created_here(variable):
             raise ValueError(
                 f"The variable {type(model).__name__}.{name} was made outside of cluster.scope(): build the model "
@@ -199,7 +220,7 @@ def explain_mismatch(name: str, found: Any) -> Iterator[None]:
         first = mismatch is not None and mismatch.last_equal is not None and mismatch.step == mismatch.last_equal + 1
         if not first or not isinstance(found, OwnStepObjective):
             raise
-        text = _undistributable(name, mismatch.variables, found.assigned)
+        text = _undistributable(name, mismatch.variables)
         raise ValueError(text) from None
 
 
@@ -213,23 +234,15 @@ def compare_replicas(cluster: Cluster, name: str, context: trainer.StepContext, 
         check.check(trainer.TrainingState(step=1))
 
 
-def _undistributable(step_name: str, differing: Sequence[str], assigned: Mapping[str, set[str]]) -> str:
-    """Returns the error for a step after which the replicas differ.
-
-    Args:
-        step_name: such as "GAN.train_step".
-        differing: the names of the variables that differ between replicas.
-        assigned: the lines that assign a variable other than by an optimizer, by the variable's path.
-    """
-    lines = []
-    for name in differing[:_MAX_NAMED]:
-        places = sorted(assigned.get(name.partition("/")[2].partition("#")[0], ()))
-        lines.append("\n  ".join([name, *(f"  assigned in {place}" for place in places)]))
-    if len(differing) > _MAX_NAMED:
-        lines.append(f"and {len(differing) - _MAX_NAMED} more")
+def _undistributable(step_name: str, differing: Sequence[str]) -> str:
+    """Returns the error for a step, such as "GAN.train_step", after which replicas have `differing` variables."""
+    more = f"\n  and {len(differing) - _MAX_NAMED} more" if len(differing) > _MAX_NAMED else ""
     return "\n  ".join(
-        [f"{step_name} cannot be distributed. After its first step the replicas have different values of:", *lines]
+        [
+            f"{step_name} cannot be distributed. After its first step the replicas have different values of:",
+            *differing[:_MAX_NAMED],
+        ]
     ) + (
-        "\nGradients of variables, which a tape returns, are equal on all replicas, and losses are not: assign "
-        "variables only from equal values, such as those gradients, weights or tfdist.all_gather(tensor)."
+        f"{more}\nThe step computes on tensors of the global batch, which are equal on all replicas: assign variables "
+        "only from them, from gradients of a tape and from random numbers of TensorFlow or Keras."
     )

@@ -8,7 +8,6 @@ import keras
 
 from tfdist import config as config_lib
 from tfdist.config import user_code
-from tfdist.keras_fit.own_step import own_setup
 from tfdist.keras_fit.script import context
 
 
@@ -22,8 +21,6 @@ def of_fit(
     seed: int,
 ) -> config_lib.Config:
     """Returns the config of a training; arguments as for `fit`."""
-    # In the model's own step, its LossScaleOptimizer scales the loss.
-    scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) and not own_setup.overrides(model)
     when = (
         {"after": sorted(validation_freq)} if isinstance(validation_freq, Collection) else {"epochs": validation_freq}
     )
@@ -34,7 +31,6 @@ def of_fit(
         train=config_lib.Train(
             xla=False,  # `compile(jit_compile=...)` decides.
             epochs=epochs,
-            precision="float16" if scaled else "float32",
         ),
         evaluation=config_lib.Evaluation(every=config_lib.Every(**when)),
         report=config_lib.Report(every=config_lib.Every(epochs=1)),

@@ -103,11 +103,19 @@ class _LossesOfReplica:
     def clear(self) -> None:
         self._own().clear()
 
+    def __setitem__(self, place: int, loss: Any) -> None:
+        self._own()[place] = loss
+
     def __getitem__(self, place: Any) -> Any:
         return self._own()[place]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return list, ()  # A copy of the layer.
+
+
+def added_losses(layer: keras.Layer) -> Any:
+    """Returns what a layer has added by `add_loss` on this replica, as a list."""
+    return layer._losses
 
 
 @contextlib.contextmanager

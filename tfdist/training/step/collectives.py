@@ -1,8 +1,10 @@
 """Communication between replicas inside a step, apart from the sum of the gradients; called in `strategy.run`."""
 
+import contextlib
 import functools
+import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,8 +22,7 @@ def num_replicas() -> int:
 class _Trace(threading.local):
     """Settings of the step that this thread traces: each replica of a process is traced in its own thread, in turn."""
 
-    # The arguments of `loss_weight_context` and `reduce_context`; None outside of them.
-    weight: tf.Tensor | None = None
+    # The argument of `reduce_context`; None outside of it.
     reduce: Callable[[tf.Tensor], tf.Tensor] | None = None
 
 
@@ -29,13 +30,19 @@ _trace = _Trace()
 ReplicaContext = tf.distribute.ReplicaContext
 
 
-def loss_weight_context(weight: tf.Tensor) -> AbstractContextManager[None]:
-    """Traces a step whose gradients are multiplied by `weight` (float32 [], 1 in total) after the backward pass.
+@contextlib.contextmanager
+def show_one_replica(applies: Callable[[str], bool]) -> Iterator[None]:
+    """In the block, `num_replicas_in_sync` is 1 for code in a file for which `applies` is True."""
+    with contextlib.ExitStack() as stack:
+        for owner in (tf.distribute.Strategy, ReplicaContext):
+            stack.enter_context(patching.restore_class_after(owner, "num_replicas_in_sync"))
+            original = owner.num_replicas_in_sync
 
-    The loss is then the mean of the replicas' losses with these weights, and gradients through `sum_differentiable` are
-    those of this mean.
-    """
-    return patching.set_in_block(_trace, weight=weight)
+            def number(one: Any, original: property = original) -> int:
+                return 1 if applies(inspect.currentframe().f_back.f_code.co_filename) else original.fget(one)
+
+            patching.put(owner, "num_replicas_in_sync", property(number))
+        yield
 
 
 def reduce_context(reduce: Callable[[tf.Tensor], tf.Tensor]) -> AbstractContextManager[None]:
@@ -57,23 +64,7 @@ def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
         return value
     if value.dtype == tf.bfloat16:
         return tf.cast(sum_differentiable(tf.cast(value, tf.float32)), value.dtype)
-    reduce, weight = _trace.reduce or all_reduce, _trace.weight
-    if weight is None:
-        return reduce(value)
-
-    @tf.custom_gradient
-    def total(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return reduce(value), backward
-
-    # Divided by the weight that multiplies the gradient later. `total` and `backward` are adjoint: each is the gradient
-    # of the other.
-    @tf.custom_gradient
-    def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        factor = tf.cast(weight, upstream.dtype)
-        summed = all_reduce(tf.convert_to_tensor(upstream) * factor)
-        return tf.math.divide_no_nan(summed, factor), total
-
-    return total(value)
+    return (_trace.reduce or all_reduce)(value)
 
 
 def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], when_false: Callable[[], Any]) -> None:

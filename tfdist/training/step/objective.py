@@ -49,6 +49,10 @@ class Objective(Protocol):
     def reset(self) -> None:
         """Resets metrics before an epoch or an evaluation."""
 
+    def variables(self) -> list[keras.Variable]:
+        """Returns the variables that steps write and `state` returns, besides those of the model's metrics."""
+        return []
+
     def state(self) -> list[Any]:
         """Returns the metrics' state within an epoch as JSON values. A collective: every worker must call it."""
         return []

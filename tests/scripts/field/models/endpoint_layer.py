@@ -1,3 +1,4 @@
+# per replica: adds as a loss
 import keras
 import numpy as np
 from recording import record

@@ -4,7 +4,7 @@ from keras import ops
 from recording import record
 
 
-# per replica: the metric 'spread'
+# per replica: a number that a layer passes to a metric
 class Net(keras.Model):
     def __init__(self):
         super().__init__()

@@ -20,7 +20,7 @@ class Router(layers.Layer):
         return chosen * probabilities
 
 
-# per replica: add_loss
+# per replica: adds as a loss
 keras.utils.set_random_seed(0)
 x = np.random.rand(40, 5).astype("float32")
 y = x.sum(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-# per replica: a layer computes rows of several examples
+# per replica: more than single examples
 import keras
 import numpy as np
 from keras import layers, ops

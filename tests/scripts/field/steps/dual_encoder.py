@@ -45,7 +45,6 @@ class DualEncoder(keras.Model):
         return {"loss": self.loss_tracker.result()}
 
 
-# per replica: compares
 keras.utils.set_random_seed(0)
 data = {"caption": np.random.randint(0, 20, (36, 5)), "image": np.random.rand(36, 7).astype("float32")}
 ds = tf.data.Dataset.from_tensor_slices(data).batch(12)

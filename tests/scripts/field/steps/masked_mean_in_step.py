@@ -4,7 +4,6 @@ import tensorflow as tf
 from recording import record
 
 
-# per replica: without a loss object
 class Masked(keras.Model):
     def train_step(self, data):
         x, y = data

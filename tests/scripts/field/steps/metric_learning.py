@@ -17,7 +17,6 @@ class EmbeddingModel(keras.Model):
         return {"loss": loss}
 
 
-# per replica: compares the
 keras.utils.set_random_seed(0)
 a = np.random.rand(32, 5).astype("float32")
 p = a + 0.1

@@ -35,7 +35,6 @@ class MoCo(keras.Model):
         return {"loss": loss}
 
 
-# refused on several replicas: assign variables only from equal values
 keras.utils.set_random_seed(0)
 x = np.random.rand(36, 6).astype("float32")
 model = MoCo()

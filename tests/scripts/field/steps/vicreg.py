@@ -18,7 +18,6 @@ def vicreg(za, zb):
     return 25.0 * similarity + 25.0 * std + cov
 
 
-# per replica: is reduced to a number without a loss object
 class VICReg(keras.Model):
     def __init__(self):
         super().__init__()

@@ -1,0 +1,609 @@
+"""The global view: in a user's step each replica holds whole tensors of the global batch, equal on all replicas.
+
+A call of a layer from the user's code runs on this replica's rows, and its output is gathered: `GlobalView.call`. In
+the backward pass the gather sums the gradients of all replicas and passes the own rows; the cut of an input gathers the
+gradients of all rows and divides them by the number of replicas; a tape's gradient of variables is the mean over the
+replicas. So every number that the user's code computes is that of one device, whatever it computes.
+
+Only what the user's code reads is gathered: a trace without effect finds it, and fills in the `Plan` of the step.
+"""
+
+import contextlib
+import dataclasses
+import fractions
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster.devices import replicas as replicas_lib
+from tfdist.config import patching, text, user_code
+from tfdist.keras_fit import messages
+from tfdist.keras_fit.whole_batch import rows as rows_lib
+from tfdist.keras_fit.whole_batch import shard_layers
+from tfdist.keras_fit.whole_batch.rows import Rows
+from tfdist.training import api as trainer
+
+# average(gradients, variables) -> their mean over replicas.
+Average = Callable[[list[Any], list[Any]], list[Any]]
+
+_VARIABLE = keras.Variable | tf.Variable
+_COMPOSITE = tf.RaggedTensor | tf.SparseTensor
+# From how many bytes on the start says what a step gathers.
+_TOLD_BYTES = 10_000_000
+# Operations that look at the shape of a tensor, and not at its values.
+_OF_SHAPE = ("Shape", "ShapeN", "Rank", "Size", "ZerosLike", "OnesLike")
+
+
+@dataclasses.dataclass(slots=True)
+class Call:
+    """A call of a layer, loss or metric from a user's step: which of its arguments and outputs have rows."""
+
+    owner: str
+    # Whether each replica computes it from its own rows.
+    by_rows: bool
+    # For each flat argument and output its number of rows for each example; 0: it has none.
+    arguments: list[fractions.Fraction | int]
+    outputs: list[fractions.Fraction | int] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Plan:
+    """What a user's step does with the tensors of the batch: filled in by a trace without effect."""
+
+    # Examples of the batch with which the step was traced.
+    batch: int
+    # Whether each batch has as many examples.
+    is_static: bool = False
+    # The rows of each tensor of the batch for each example: 1, unless it holds batches of several sizes.
+    data: list[fractions.Fraction] = dataclasses.field(default_factory=list)
+    calls: list[Call] = dataclasses.field(default_factory=list)
+    # Numbers of the whole tensors that the step reads, in the order in which they are made.
+    read: set[int] = dataclasses.field(default_factory=set)
+    # Numbers of those that are sources of a gradient: layers take their rows from the whole tensor.
+    sources: set[int] = dataclasses.field(default_factory=set)
+    # Layers, by id, that mix the rows of a batch: each replica calls them on whole tensors.
+    whole_layers: frozenset[int] = frozenset()
+    # Metrics, by id, whose results the step reads, or which it resets.
+    read_metrics: set[int] = dataclasses.field(default_factory=set)
+    # The numbers of what metrics get, by the id of the metric.
+    updates: dict[int, set[int]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(slots=True)
+class _Whole:
+    """A tensor of the global batch, and this replica's rows of it."""
+
+    tensor: Any
+    rows: Any
+    number: int
+    # Rows for each example; 0: a number, and `rows` is the part of it that this replica computes.
+    times: fractions.Fraction | int
+
+
+@dataclasses.dataclass(kw_only=True)
+class GlobalView:
+    """A user's step on one replica, while it is traced."""
+
+    rows: Rows
+    plan: Plan
+    # Whether this trace has no effect, and fills in the plan.
+    discovers: bool = False
+    # None: as in a loss that contains the gradients.
+    average: Average | None = None
+    # The gradient tapes that record now.
+    recording: list[Any] = dataclasses.field(default_factory=list)
+    # Set while a layer runs, or a tape computes gradients; and whether a layer runs on this replica's rows.
+    in_layer: bool = False
+    on_rows: bool = False
+    # Set while the function of a `tf.vectorized_map` is traced, in the graph of the step.
+    in_map: bool = False
+    # Set while a loss of the own rows is reduced to this replica's part.
+    reduces: bool = False
+    # Set while losses are summed to one: each is the part of this replica.
+    in_parts: bool = False
+    # Whether XLA compiles each call of a layer; set while it does; the losses that the layer adds then.
+    xla: bool = False
+    compiles: bool = False
+    losses: list[Any] = dataclasses.field(default_factory=list)
+    # The bytes of what is gathered, with the lines.
+    gathered: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+    # What this replica adds to the variables of metrics.
+    added: list[tuple[keras.Variable, tf.Tensor]] = dataclasses.field(default_factory=list)
+    # The graph of the step; branches, loops and functions in it have graphs of their own.
+    graph: Any = dataclasses.field(default_factory=tf.compat.v1.get_default_graph)
+    num_calls: int = 0
+    # The tensors of the global batch, by id; in the order in which they are made.
+    wholes: dict[int, _Whole] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of_batch(cls, batch: int, replicas: int, data: Any, whole_layers: Iterable[keras.Layer] = ()) -> "GlobalView":
+        """Returns the view of a trace without effect, of all rows of a batch; `data` are its nested tensors."""
+        sizes = [one.shape[0] for one in tf.nest.flatten(data) if one is not None]
+        parts = [fractions.Fraction(one or batch, batch) for one in sizes]
+        whole = frozenset(id(one) for one in whole_layers)
+        size = tf.constant(batch, tf.int64)
+        rows = Rows(low=size - size, count=size, total=size, most=batch, replicas=replicas)
+        return cls(rows=rows, plan=Plan(batch=batch, data=parts, whole_layers=whole), discovers=True)
+
+    @property
+    def in_inner_graph(self) -> bool:
+        """True in a tf.cond, a tf.while_loop, a tf.vectorized_map or a function, where replicas cannot communicate."""
+        return self.in_map or tf.compat.v1.get_default_graph() is not self.graph
+
+    def call(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
+        """Calls a layer on this replica's rows of its arguments; returns its outputs for the global batch.
+
+        In a branch, loop, map or function of its own in the graph, and without arguments that have rows, each replica
+        calls it on whole tensors, with the same random numbers on all.
+        """
+        flat = tf.nest.flatten((args, keywords))
+        if self.in_inner_graph:
+            return self._call_whole(original, layer, *args, **keywords)
+        decided = self.next_call(layer, flat)
+        decided.by_rows = any(decided.arguments) and id(layer) not in self.plan.whole_layers
+        if not decided.by_rows:
+            return self._call_whole(original, layer, *args, **keywords)
+        args, keywords = tf.nest.pack_sequence_as((args, keywords), self.rows_of_arguments(flat, decided))
+        with patching.set_in_block(self, in_layer=True, on_rows=True):
+            run = self._by_xla if self.xla and not self._decides else lambda call, *given: call(*given)
+            outputs = run(lambda args, keywords: original(layer, *args, **keywords), args, keywords)
+        flat = tf.nest.flatten(outputs)
+        if self._decides:
+            decided.outputs = [self.times_of(one, of_shard=True) for one in flat]
+        pairs = zip(flat, decided.outputs, strict=True)
+        return tf.nest.pack_sequence_as(outputs, [self._output(one, times) for one, times in pairs])
+
+    def _by_xla(self, call: Callable[..., Any], *given: Any) -> Any:
+        """Calls a layer, compiled by XLA; so are its gradients. Its masks and its added losses come out with it."""
+        kept: dict[str, Any] = {}
+
+        @tf.function(jit_compile=True, autograph=False)
+        def compiled(tensors: list[Any]) -> tuple[Any, list[Any], list[Any]]:
+            found = iter(tensors)
+            outputs = call(*tf.nest.pack_sequence_as(given, [next(found) if _is_tensor(one) else one for one in flat]))
+            masks = [rows_lib.mask_of(one) if isinstance(one, tf.Tensor) else None for one in tf.nest.flatten(outputs)]
+            kept.update(masked=[one is not None for one in masks], places=[place for place, _ in self.losses])
+            return outputs, [one for one in masks if one is not None], [loss for _, loss in self.losses]
+
+        flat = tf.nest.flatten(given)
+        with patching.set_in_block(self, losses=[], compiles=True):
+            outputs, masks, losses = compiled([one for one in flat if _is_tensor(one)])
+        for (layer, index), loss in zip(kept["places"], losses, strict=True):
+            shard_layers.added_losses(layer)[index] = self._whole_loss(loss)
+        masks = iter(masks)
+        for one, masked in zip(tf.nest.flatten(outputs), kept["masked"], strict=True):
+            rows_lib.with_mask(one, next(masks) if masked else None)
+        return outputs
+
+    def _call_whole(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
+        alone = trainer.reduce_context(lambda value: value), trainer.shard_present(None)
+        with patching.set_in_block(self, in_layer=True), rows_lib.draw_alike(), alone[0], alone[1]:
+            return original(layer, *args, **keywords)
+
+    @property
+    def is_eager(self) -> bool:
+        return tf.executing_eagerly()
+
+    @property
+    def _decides(self) -> bool:
+        """Whether this trace finds out which tensors have rows, and does not follow a plan."""
+        return self.discovers or self.is_eager
+
+    def rows_of_arguments(self, flat: list[Any], call: Call) -> list[Any]:
+        """Returns the flat arguments of a call, with this replica's rows of those that have rows."""
+        return [self.own_rows(one, times) if times else one for one, times in zip(flat, call.arguments, strict=True)]
+
+    def next_call(self, owner: Any, flat: list[Any], by_rows: bool = True) -> Call:
+        """Returns what is decided on the next call of a layer, loss or metric, with these flat arguments.
+
+        Args:
+            by_rows: whether each replica can compute it from its own rows; when the step is traced again, this is as
+                it was.
+
+        Raises:
+            ValueError: the step called another one when it was traced before.
+        """
+        number, name = self.num_calls, f"{type(owner).__name__} {owner.name!r}"
+        self.num_calls += 1
+        if self._decides:
+            call = Call(name, by_rows, [self.times_of(one) for one in flat])
+            if self.discovers:
+                self.plan.calls.append(call)
+            return call
+        call = self.plan.calls[number] if number < len(self.plan.calls) else Call("none", False, [])
+        if (call.owner, len(call.arguments)) != (name, len(flat)):
+            raise ValueError(
+                f"The step calls other layers when it is traced again: {name}, and {call.owner} before, in "
+                f"{user_code.current_line()}\nIts Python code must do the same each time: choose by tf.where, or by "
+                "an argument of the constructor."
+            )
+        return call
+
+    def has_rows(self, value: Any) -> bool:
+        """Returns whether this replica has its rows of a tensor without cutting them out of it."""
+        known = self.wholes.get(id(value))
+        return known is not None and known.times > 0 and known.number not in self.plan.sources
+
+    def is_sum(self, value: Any) -> bool:
+        """Returns whether a number is a sum of parts of the replicas."""
+        return id(value) in self.wholes and not self.wholes[id(value)].times
+
+    def part_of(self, value: Any) -> Any:
+        """Returns this replica's part of a number: that of a sum of parts; of others, which are equal, an N-th."""
+        if self.is_sum(value):
+            return self.wholes[id(value)].rows
+        if self.discovers or not (isinstance(value, tf.Tensor) and value.dtype.is_floating):
+            return value
+        return value / tf.cast(self.rows.replicas, value.dtype)
+
+    def numbers_of(self, values: list[Any]) -> list[int]:
+        """Returns the numbers of those of `values` that are tensors of the global batch."""
+        return [self.wholes[id(one)].number for one in values if id(one) in self.wholes]
+
+    def times_of(self, value: Any, *, of_shard: bool = False) -> fractions.Fraction | int:
+        """Returns the rows of a tensor for each example of the batch; 0: it has not the rows of the batch."""
+        if id(value) in self.wholes:
+            return self.wholes[id(value)].times
+        if not isinstance(value, tf.Tensor | _COMPOSITE) or not value.shape.rank:
+            return 0
+        examples = (
+            self.plan.batch if self.discovers else int(tf.maximum(self.rows.count, 1) if of_shard else self.rows.total)
+        )
+        if isinstance(value, _COMPOSITE) and value.shape[0] is None:
+            return 1
+        size = value.shape[0] or 0
+        if examples == 1:
+            return int(size == 1)
+        divides = any(size % int(part * examples) == 0 for part in (*self.plan.data, 1))
+        return fractions.Fraction(size, examples) if size and divides else 0
+
+    def _output(self, value: Any, times: fractions.Fraction | int) -> Any:
+        if times:
+            whole = self.whole_of(value, times)
+            mask = None if isinstance(value, _COMPOSITE) else rows_lib.mask_of(value)
+            return whole if mask is None else rows_lib.with_mask(whole, self.whole_of(mask, times))
+        # A number that a layer computes from its rows, such as a loss, is taken as a mean over them.
+        is_number = isinstance(value, tf.Tensor) and value.dtype.is_floating and value.shape.rank == 0
+        return self.whole_mean(value) if is_number else value
+
+    def whole_mean(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the mean of a number over the replicas, weighted by their examples."""
+        return self.whole_sum(value * tf.cast(self.rows.weight, value.dtype))
+
+    def whole_sum(self, part: tf.Tensor) -> tf.Tensor:
+        """Returns the sum of a number, of which each replica has a part: whole if the step reads it."""
+        number, reads = len(self.wholes), self._reads(len(self.wholes))
+
+        def backward(upstream: tf.Tensor) -> tf.Tensor:
+            if self.recording:
+                return trainer.sum_differentiable(upstream)
+            return upstream * tf.cast(self.rows.replicas, upstream.dtype)
+
+        @tf.custom_gradient
+        def total(part: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            return trainer.sum_differentiable(part) if reads else tf.identity(part), backward
+
+        whole = tf.identity(part) if self.discovers else total(part)
+        self.wholes[id(whole)] = _Whole(whole, part, number, 0)
+        return whole
+
+    def parts_of_losses(self) -> list[tf.Tensor]:
+        """Returns this replica's parts of the numbers that are sums of parts, such as losses."""
+        return [] if self.discovers else [one.rows for one in self.wholes.values() if not one.times]
+
+    def _reads(self, number: int) -> bool:
+        return self.is_eager or number in self.plan.read
+
+    def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
+        """Adds a loss of the global batch, as a layer does that runs on the own rows."""
+        if self.compiles:
+            before = len(shard_layers.added_losses(layer)[:])
+            original(layer, loss)
+            added = enumerate(shard_layers.added_losses(layer)[:])
+            self.losses += [((layer, index), one) for index, one in added if index >= before]
+        elif self.on_rows and not self.in_inner_graph:
+            original(layer, [self._whole_loss(one) for one in keras.tree.flatten(loss)])
+        else:
+            original(layer, loss)
+
+    def _whole_loss(self, loss: Any) -> tf.Tensor:
+        """Returns the mean of a number over the examples of all replicas, or the sum of one value for each."""
+        loss = tf.convert_to_tensor(loss)
+        return self.whole_sum(tf.reduce_sum(loss[: self.rows.count])) if loss.shape.rank else self.whole_mean(loss)
+
+    def own_rows(self, whole: Any, times: fractions.Fraction | int) -> Any:
+        """Returns this replica's rows of a tensor of the global batch."""
+        known = self.wholes.get(id(whole))
+        if known is not None and known.number not in self.plan.sources:
+            return known.rows
+        if self.discovers:
+            return tf.identity(whole)
+        if isinstance(whole, _COMPOSITE):
+            raise ValueError(_NO_COMPOSITE.format(kind=type(whole).__name__, line=user_code.current_line()))
+
+        rows = self.rows.scaled(times)
+
+        def backward(upstream: tf.Tensor) -> tf.Tensor:
+            return rows.gather(upstream) / tf.cast(rows.replicas, upstream.dtype)
+
+        @tf.custom_gradient
+        def cut(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            return rows.take(value), backward
+
+        own, mask = cut(whole) if whole.dtype.is_floating else rows.take(whole), rows_lib.mask_of(whole)
+        return own if mask is None else rows_lib.with_mask(own, self.own_rows(mask, times))
+
+    def whole_of(self, own: Any, times: fractions.Fraction | int = 1) -> Any:
+        """Returns the tensor of the global batch of which a replica has the rows `own`: gathered if the step reads it.
+
+        Args:
+            times: rows for each example.
+        """
+        number = len(self.wholes)
+        if self.discovers:
+            whole = tf.identity(own)
+        elif not self._reads(number):
+            whole = self._unread(own, times)
+        elif isinstance(own, _COMPOSITE):
+            raise ValueError(_NO_COMPOSITE.format(kind=type(own).__name__, line=user_code.current_line()))
+        else:
+            whole = self._gather(own, times)
+        if self.plan.is_static and isinstance(whole, tf.Tensor) and not self.is_eager:
+            whole.set_shape([int(times * self.plan.batch), *whole.shape[1:]])
+        self.wholes[id(whole)] = _Whole(whole, own, number, times)
+        return whole
+
+    def _gather(self, own: tf.Tensor, times: fractions.Fraction | int) -> tf.Tensor:
+        rows = self.rows.scaled(times)
+        if not own.dtype.is_floating:
+            return rows.gather(own)
+
+        def backward(upstream: tf.Tensor) -> tf.Tensor:
+            low, high = rows.low, rows.low + rows.count
+            # All replicas have the same gradient, unless it becomes a part of a loss.
+            if not self.recording:
+                return upstream[low:high] * tf.cast(rows.replicas, upstream.dtype)
+            return trainer.sum_differentiable(rows.pad_to_most(upstream))[low:high]
+
+        @tf.custom_gradient
+        def gather(part: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            return rows.gather(part), backward
+
+        self.gathered.append(
+            (rows.most * (own.shape[1:].num_elements() or 0) * own.dtype.size, user_code.current_line())
+        )
+        # A replica without examples has a blank row.
+        return gather(own[: rows.count])
+
+    def _unread(self, own: Any, times: fractions.Fraction | int) -> Any:
+        """Returns a tensor of the shape of the global batch, whose values nobody reads."""
+        if isinstance(own, _COMPOSITE):
+            return tf.identity(own)
+        whole = tf.zeros(tf.concat([self.rows.scaled(times).total[None], tf.shape(own, tf.int64)[1:]], 0), own.dtype)
+        static = own.shape[0] and self.rows.static and own.shape[0] * self.rows.replicas
+        whole.set_shape([static, *own.shape[1:]])
+        return whole
+
+    def whole_batch(self, data: Any) -> Any:
+        """Returns the nested tensors of the global batch of which `data` are this replica's rows."""
+        times = iter(self.plan.data)
+
+        def whole(own: Any) -> Any:
+            return own if own is None else self.whole_of(own, next(times, 1))
+
+        return tf.nest.map_structure(whole, data)
+
+    def mark(self, values: Any, *, sources: bool = False) -> None:
+        """Notes that the step reads those of the nested `values` that are tensors of the global batch."""
+        for one in tf.nest.flatten(values):
+            if self.discovers and id(one) in self.wholes:
+                number = self.wholes[id(one)].number
+                self.plan.read.add(number)
+                if sources:
+                    self.plan.sources.add(number)
+
+    def finish(self) -> None:
+        """Called at the end of a trace: notes what the step has read, or checks that it has read nothing else."""
+        if tf.executing_eagerly():
+            return
+        read = {one.number for one in self.wholes.values() if _is_read(one.tensor)}
+        if self.discovers:
+            self.plan.read |= read.union(*(self.plan.updates.get(one, ()) for one in self.plan.read_metrics))
+        elif not read <= self.plan.read:
+            raise ValueError(
+                "The step reads other tensors when it is traced again. Its Python code must do the same each time: "
+                "choose by tf.where, or by an argument of the constructor."
+            )
+        elif (size := sum(one for one, _ in self.gathered)) >= _TOLD_BYTES and replicas_lib.is_first():
+            lines = list(dict.fromkeys(line for one, line in sorted(self.gathered, reverse=True) if one))
+            messages.say_once(f"Each step gathers {size / 1e6:.0f} MB of the batch, in {text.list_names(lines, 3)}.")
+
+    def complete_gradients(self, gradients: Any, sources: Any) -> Any:
+        """Returns what `tape.gradient` returned for the nested `sources`, with the mean over replicas for variables.
+
+        In a branch or function, where replicas cannot communicate, each replica has computed the whole.
+        """
+        flat, given = tf.nest.flatten(gradients), tf.nest.flatten(sources)
+        places = [place for place, one in enumerate(given) if isinstance(one, _VARIABLE) and flat[place] is not None]
+        if not places or self.in_inner_graph:
+            return gradients
+        found = [flat[place] for place in places]
+        if self.average is None or self.recording:
+            found = self._average_for_tapes(found)
+        else:
+            found = self.average(found, [given[place] for place in places])
+        for place, gradient in zip(places, found, strict=True):
+            flat[place] = gradient
+        return tf.nest.pack_sequence_as(gradients, flat)
+
+    def _average_for_tapes(self, gradients: list[Any]) -> list[Any]:
+        """Averages gradients that may be part of a loss: differentiable, in one collective per dtype."""
+        found = [tf.convert_to_tensor(one) for one in gradients]
+        for dtype in dict.fromkeys(one.dtype for one in found):
+            places = [place for place, one in enumerate(found) if one.dtype == dtype]
+            parts = [found[place] for place in places]
+            numbers = tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
+            total = trainer.sum_differentiable(numbers / tf.cast(self.rows.replicas, dtype))
+            split = tf.split(total, [tf.size(part) for part in parts])
+            for place, part, values in zip(places, parts, split, strict=True):
+                found[place] = tf.reshape(values, tf.shape(part))
+        return found
+
+    def update_in_layer(self, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        """Updates a metric, as a layer that runs on the own rows does, by the values of the global batch."""
+        if not self.on_rows or self.discovers:
+            return original(*args, **keywords)
+
+        def whole(value: Any) -> Any:
+            if not isinstance(value, tf.Tensor):
+                return value
+            times = self.times_of(value, of_shard=True) if self.is_eager else 1
+            if value.shape.rank and times:
+                return self.rows.scaled(times).gather(value)
+            return trainer.sum_differentiable(value * tf.cast(self.rows.weight, value.dtype))
+
+        args, keywords = tf.nest.map_structure(whole, (args, keywords))
+        with patching.set_in_block(self, on_rows=False), rows_lib.draw_alike():
+            return original(*args, **keywords)
+
+    def refuse(self, name: str) -> None:
+        """Raises ValueError if several replicas run a step that calls `name`."""
+        if self.rows.replicas > 1:
+            raise ValueError(
+                f"{name} does not work in a step on several replicas, in {user_code.current_line()}\nCompute the "
+                "derivative by nested tf.GradientTapes, or run on one replica."
+            )
+
+
+_NO_COMPOSITE = (
+    "The step reads a {kind} of the batch, which replicas cannot gather, in {line}\nPass it to layers only, or make it "
+    "dense in the data, by .to_tensor()."
+)
+
+
+def _is_read(whole: Any) -> bool:
+    parts = tf.nest.flatten(whole, expand_composites=True)
+    return any(op.type not in _OF_SHAPE for part in parts for op in part.consumers())
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, tf.Tensor | _COMPOSITE)
+
+
+def zeros(source: Any) -> tf.Tensor | tf.IndexedSlices:
+    """Returns zeros in place of a derivative, while a step is traced without effect; of a table, a row."""
+    if isinstance(source, tf.Tensor):
+        return tf.zeros_like(source)
+    if _is_table(source):
+        row = tf.zeros([1, *source.shape[1:]], source.dtype)
+        return tf.IndexedSlices(row, tf.zeros([1], tf.int32), tf.constant(list(source.shape)))
+    return tf.zeros(source.shape, source.dtype)
+
+
+def _is_table(variable: Any) -> bool:
+    """Returns whether the graph only looks up rows in a variable, which was made before it."""
+    value = checkpoint_format.tf_variable(variable)
+    if tf.executing_eagerly() or not isinstance(value, tf.Variable):
+        return False
+    handle = tf.compat.v1.get_default_graph().capture(getattr(value, "values", [value])[0].handle)
+    waiting, found = [handle], set()
+    while waiting:
+        for op in waiting.pop().consumers():
+            if op.type in ("ReadVariableOp", "Identity"):
+                waiting += op.outputs
+            else:
+                found.add(op.type)
+    return found in ({"GatherV2"}, {"ResourceGather"})
+
+
+def replica_of_draws() -> tf.Tensor:
+    """Returns the replica whose random numbers are drawn, int32 []: outside of layers all draw the same."""
+    return tf.constant(0) if current() is not None else replicas_lib.replica_id()
+
+
+# Whether layers that mix the rows of a batch are called on whole tensors; see `call_mixing_layers_whole`.
+_whole_calls = False
+
+
+def call_mixing_layers_whole() -> None:
+    """Makes each replica call a layer that mixes the rows of a batch with the whole batch, for the whole process."""
+    global _whole_calls
+    _whole_calls = True
+
+
+def whole_calls() -> bool:
+    """Returns whether `call_mixing_layers_whole` was called."""
+    return _whole_calls
+
+
+# The replicas of a process are traced in threads of their own, in turn.
+_tracing = threading.local()
+
+
+def current() -> GlobalView | None:
+    """Returns the view of the step that this thread traces; None outside of a step, and in a layer that it calls."""
+    view = getattr(_tracing, "view", None)
+    return None if view is None or view.in_layer else view
+
+
+def of_step() -> GlobalView | None:
+    """Returns the view of the step that this thread traces, also in a layer; None outside of a step."""
+    return getattr(_tracing, "view", None)
+
+
+@contextlib.contextmanager
+def tracing_if(viewed: bool, view: GlobalView) -> Iterator[None]:
+    """Traces a step in this thread, under the view if `viewed`."""
+    with patching.set_in_block(_tracing, view=view if viewed else None, graph=view.graph):
+        yield
+
+
+def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, *args: Any, **keywords: Any) -> Any:
+    """Calls the `apply` of an optimizer.
+
+    Raises:
+        ValueError: a step applies it in a branch, a loop or a function of its own in the graph.
+    """
+    graph = getattr(_tracing, "graph", None)
+    in_optimizer = getattr(_tracing, "applies", False)
+    if graph not in (None, tf.compat.v1.get_default_graph()) and not in_optimizer:
+        refuse_apply(optimizer)
+    with patching.set_in_block(_tracing, applies=True):
+        return original(optimizer, *args, **keywords)
+
+
+def refuse_apply(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises the ValueError of an optimizer that is applied in a graph of its own."""
+    raise ValueError(
+        f"The optimizer {optimizer.name!r} is applied inside a tf.cond, a tf.while_loop or a function decorated "
+        f"with tf.function, in {user_code.current_line()}\nAll replicas must apply together: apply in train_step "
+        "itself, in Python loops if there are several, without tf.function, and choose values by tf.where instead "
+        "of tf.cond."
+    )
+
+
+def call_in_step(method: Callable[..., Any], original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Returns `method(view, original, *args)` while the code of a step is traced, and else `original(*args)`."""
+    view = current()
+    return original(*args, **keywords) if view is None else method(view, original, *args, **keywords)
+
+
+def all_gather(tensor: Any) -> tf.Tensor:
+    """Returns the rows of all replicas. In a step that tfdist runs, tensors have them already, and are returned as is.
+
+    Args:
+        tensor: one row per example: [examples, ...].
+
+    Raises:
+        RuntimeError: several replicas run a step that is not tfdist's.
+    """
+    if of_step() is None and trainer.num_replicas() > 1:
+        raise RuntimeError(
+            "tfdist.all_gather works in a train_step or test_step that tfdist.fit or tfdist.evaluate runs. Call "
+            "tfdist.fit(cluster, model, ...) instead of model.fit(...)."
+        )
+    return tf.convert_to_tensor(tensor)

@@ -1,0 +1,169 @@
+"""Finds layers that mix the rows of a batch in their call, which the global view cannot see: it divides the rows.
+
+Each call of a layer that a step makes is computed as a whole and in two parts, on random rows, with nothing written and
+without training: dropout is off, and batch normalisation uses its moving statistics. A layer mixes rows if the parts
+differ from the whole by more than rounding.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.config import patching
+from tfdist.keras_fit.whole_batch.global_view import GlobalView
+from tfdist.training import api as trainer
+
+# Of the largest value of an output, by the bytes of a number.
+_ROUNDING = {2: 2e-2, 4: 5e-5, 8: 5e-5}
+# Rows that a batch of unknown size gets.
+_MOST_ROWS = 32
+
+
+@dataclasses.dataclass(kw_only=True)
+class Probe(GlobalView):
+    """The view of a step that compares each call of a layer, also inside of others, with that on parts."""
+
+    # A layer, what of it was compared, in words, and the difference in units of rounding: float32 [].
+    found: list[tuple[keras.Layer, str, tf.Tensor]] = dataclasses.field(default_factory=list)
+    compares: bool = True
+    # The numbers that the call of a layer adds to losses and metrics, in words; None outside of a call from the step.
+    numbers: list[tuple[str, tf.Tensor]] | None = None
+
+    def call(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
+        if "training" in keywords:
+            keywords["training"] = False
+        return super().call(functools.partial(self.compare, original), layer, *args, **keywords)
+
+    def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
+        self._note(f"what {_name(layer)} adds as a loss", keras.tree.flatten(loss))
+        super().add_loss(original, layer, loss)
+
+    def update_in_layer(self, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        self._note("a number that a layer passes to a metric", [*args, *keywords.values()])
+        return super().update_in_layer(original, *args, **keywords)
+
+    def _note(self, words: str, values: list[Any]) -> None:
+        floating = [one for one in values if isinstance(one, tf.Tensor) and one.dtype.is_floating]
+        if self.numbers is not None and not self.in_inner_graph:
+            self.numbers += [(words, one) for one in floating if one.shape.rank == 0]
+
+    def compare(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
+        """Calls a layer inside of another one, or of the step, and on parts of its rows."""
+        flat = tf.nest.flatten((args, keywords))
+        times = [self.times_of(one) if isinstance(one, tf.Tensor) else 0 for one in flat]
+        if not (self.compares and self.in_layer and any(times)):
+            return original(layer, *args, **keywords)
+        before, is_outermost = len(self.graph.get_operations()), self.numbers is None
+        numbers = [[]] if is_outermost else []
+        with patching.set_in_block(self, numbers=numbers[0] if is_outermost else self.numbers):
+            whole = original(layer, *args, **keywords)
+        draws = any("Random" in op.type or "RngState" in op.type for op in self.graph.get_operations()[before:])
+        if self.in_inner_graph or draws:
+            return whole
+        parts = []
+        for low, high in ((0, self.plan.batch // 2), (self.plan.batch // 2, self.plan.batch)):
+            cut = [one[int(n * low) : int(n * high)] if n else one for one, n in zip(flat, times, strict=True)]
+            some, named = tf.nest.pack_sequence_as((args, keywords), cut)
+            numbers.append([])
+            with patching.set_in_block(self, compares=False, numbers=numbers[-1]):
+                parts.append(tf.nest.flatten(original(layer, *some, **named)))
+        for one, *halves in zip(tf.nest.flatten(whole), *parts, strict=True):
+            if isinstance(one, tf.Tensor) and one.dtype.is_floating:
+                self.found.append((layer, _name(layer), _difference(one, halves)))
+        if is_outermost:
+            for (words, one), *halves in zip(*numbers, strict=True):
+                self.found.append((layer, words, _difference(one, [half for _, half in halves])))
+        return whole
+
+
+def _name(layer: keras.Layer) -> str:
+    return f"{type(layer).__name__} ({layer.name})"
+
+
+def may_mix(model: keras.Model) -> bool:
+    """Returns whether a model has layers of the user's, functions as layers, or layers of Keras with the axis 0."""
+    for layer in trainer.layers_of_all_depths(model):
+        if isinstance(layer, keras.layers.Lambda) or not type(layer).__module__.startswith("keras."):
+            return True
+        axes = keras.tree.flatten(getattr(layer, "axis", None))
+        if 0 in axes or any(not isinstance(one, keras.layers.Layer) for one in getattr(layer, "operations", ())):
+            return True
+    return False
+
+
+def _difference(whole: tf.Tensor, halves: list[tf.Tensor]) -> tf.Tensor:
+    together = tf.concat(halves, 0) if whole.shape.rank else tf.add_n(halves) / len(halves)
+    if not whole.shape.is_compatible_with(together.shape):
+        return tf.constant(np.inf, tf.float32)
+    rounding = _ROUNDING[whole.dtype.size]
+    whole, together = tf.cast(whole, tf.float32), tf.cast(together, tf.float32)
+    return tf.reduce_max(tf.abs(whole - together)) / (tf.reduce_max(tf.abs(whole)) + 1e-6) / rounding
+
+
+def random_rows(element_spec: Any, size: int) -> Any:
+    """Returns random tensors [size, ...] for nested specs; None if one is neither a number nor dense."""
+    random = np.random.default_rng(0)
+
+    def rows(spec: tf.TensorSpec) -> tf.Tensor:
+        shape = [spec.shape[0] or size, *(1 if one is None else one for one in spec.shape[1:])]
+        if spec.dtype.is_floating:
+            return tf.cast(random.uniform(0.0, 1.0, shape) ** 4 + 0.01, spec.dtype)  # Rows of many directions.
+        return tf.cast(random.integers(0, 2, shape), spec.dtype)
+
+    flat = tf.nest.flatten(element_spec)
+    if not all(one is None or (isinstance(one, tf.TensorSpec) and one.dtype != tf.string) for one in flat):
+        return None
+    return tf.nest.map_structure(lambda spec: spec if spec is None else rows(spec), element_spec)
+
+
+def mixing_layers(
+    trace: Callable[[Probe, Any], Any], element_spec: Any, batch_size: int
+) -> tuple[list[keras.Layer], list[str]]:
+    """Finds the layers that mix the rows of a batch.
+
+    Args:
+        trace: runs a step without effect on a nested batch, under a view.
+        element_spec: of the batch.
+        batch_size: its examples, if the spec has no number.
+
+    Returns:
+        These layers, and the names of the innermost ones; [] and [] if it cannot be found out.
+    """
+    static = next((one.shape[0] for one in tf.nest.flatten(element_spec) if one is not None and one.shape.rank), None)
+    size = static or min(batch_size, _MOST_ROWS)
+    data = random_rows(element_spec, size)
+    if data is None or size < 2:
+        return [], []
+    compared: list[tuple[keras.Layer, str]] = []
+
+    flat = [one for one in tf.nest.flatten(data) if one is not None]
+
+    def differences(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        given = iter(tensors)
+        batch = tf.nest.map_structure(lambda one: one if one is None else next(given), data)
+        probe = Probe.of_batch(size, 2, batch)
+        with keras.StatelessScope(collect_losses=True), patching.patch(keras.layers.Layer, "__call__", probe.compare):
+            trace(probe, batch)
+        compared[:] = [(layer, words) for layer, words, _ in probe.found]
+        return [value for *_, value in probe.found]
+
+    values: list[Any] = []
+    with contextlib.suppress(Exception):  # A step that needs other values or another size.
+        with tf.device("CPU:0"):  # GPUs may round products to few digits.
+            function = tf.compat.v1.wrap_function(differences, [tf.TensorSpec.from_tensor(one) for one in flat])
+        # Without what the step writes or prints.
+        values = [float(one) for one in function.prune(function.inputs, function.outputs)(*flat)]
+    mixing = [one for one, value in zip(compared, values, strict=True) if value > 1.0] if values else []
+    ids = {id(layer) for layer, words in mixing if words == _name(layer)}
+    inner = [
+        words
+        for layer, words in mixing
+        if words != _name(layer) or not ids & {id(part) for part in trainer.layers_of_all_depths(layer)[1:]}
+    ]
+    return [layer for layer, _ in mixing], list(dict.fromkeys(inner))
