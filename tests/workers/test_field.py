@@ -1,12 +1,15 @@
 """Scripts as users write them give under tfdist.run what they give under Keras: a part of `tests.scripts.field`."""
 
 import functools
+import json
 import re
+import subprocess
 import sys
 
+import numpy as np
 import processes
 import pytest
-from launching import REPOSITORY
+from launching import REPOSITORY, worker_environment
 
 sys.path.insert(0, str(REPOSITORY))
 
@@ -134,3 +137,59 @@ def test_a_difference_is_seen():
     assert trial.difference({"a": [1.0, 2.0]}, {"a": [1.0, 2.2]}) == pytest.approx(0.1)
     assert trial.difference({"a": 1.0}, {"b": 1.0}) == trial.difference("x", "y") == float("inf")
     assert trial.difference([1.0, float("nan")], [1.0, 1.0]) == float("inf")
+
+
+# A layer that sorts the rows of the batch, and a loss that compares the examples.
+MIXES = """
+import json, sys, keras, numpy as np
+from keras import ops
+
+class Sorted(keras.layers.Layer):
+    def call(self, x):
+        return ops.sort(x, axis=0)
+
+def spread(y, p):
+    return ops.std(p - y) + ops.max(p) * 0.1
+
+keras.utils.set_random_seed(1)
+x, y = np.random.rand(22, 6).astype("float32"), np.random.rand(22, 3).astype("float32")
+layers = [keras.Input((6,)), keras.layers.Dense(8, "tanh"), *[Sorted()] * ("sorted" in sys.argv), keras.layers.Dense(3)]
+model = keras.Sequential(layers)
+model.compile("adam", spread)
+model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+print("R" + json.dumps([one.tolist() for one in model.get_weights()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def mixes(tmp_path_factory):
+    """Runs MIXES: (flags of tfdist.run or None, the argument) -> the weights, flat, and the output."""
+    script = tmp_path_factory.mktemp("mixes") / "script.py"
+    script.write_text(MIXES)
+
+    @functools.cache
+    def run(flags, argument):
+        command = [sys.executable, *([] if flags is None else ["-m", "tfdist.run", *flags.split()]), str(script)]
+        done = subprocess.run(
+            [*command, argument], env=worker_environment(), capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith("R")]
+        return np.concatenate([np.ravel(one) for one in json.loads(line[1:])]), done.stdout + done.stderr
+
+    return run
+
+
+def test_a_loss_that_compares_the_examples_is_that_of_one_device(mixes):
+    expected, _ = mixes(None, "plain")
+    found, output = mixes("--logical_devices=3", "plain")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+    assert "--whole_calls" not in output
+
+
+def test_a_layer_that_mixes_rows_is_named_and_is_right_with_whole_calls(mixes):
+    expected, _ = mixes(None, "sorted")
+    found, output = mixes("--logical_devices=3", "sorted")
+    assert "Sorted (sorted)" in output and np.abs(found - expected).max() > 1e-4
+    found, output = mixes("--logical_devices=3 --whole_calls=true", "sorted")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
