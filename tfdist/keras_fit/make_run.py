@@ -89,6 +89,7 @@ def make_run(
         checks_draws=not _made_by_code(adapters),
         log=trainer.Log(console=console, notes=_notes(adapters, workdir)),
         train_step=train_step,
+        replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
         execution_context=functools.partial(eager_steps.eager_if, model.run_eagerly),
         advice_if_diverged=functools.partial(_advice_if_diverged, workdir),

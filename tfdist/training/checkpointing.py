@@ -17,7 +17,6 @@ from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster import interruption, slurm_requeue
-from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.cluster.discovery import slurm_job, worker_spec
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import diff, removed
@@ -155,7 +154,7 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     epoch = None if epoch_ended else (state.step - 1) // run.steps_per_epoch
     run.callbacks.train_begin(state.callbacks, epoch, ended=state.step >= run.total_steps, workdir=run.workdir)
     restore.restore(run.cluster, saved, run.variables)
-    seeds = (run.context.model, run.context.step_count, replicas_lib.replica_id, run.config.seed)
+    seeds = (run.context.model, run.context.step_count, run.replica_of_draws, run.config.seed)
     seed_generators.make_stateless(*seeds)  # Their own seeds are in the checkpoint.
     if state.callbacks:
         names = checkpoint_format.callback_names(saved)

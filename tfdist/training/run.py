@@ -13,6 +13,7 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Feed
 from tfdist.data.stream import ReplicaShard
 from tfdist.training import triggers
@@ -60,6 +61,8 @@ class Run:
     advice_if_diverged: Callable[[bool], str] | None = None
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
     execution_context: Callable[[], AbstractContextManager] = contextlib.nullcontext
+    # Returns the replica whose random numbers are drawn, int32 [], where a step draws.
+    replica_of_draws: Callable[[], tf.Tensor] = replicas_lib.replica_id
     # Variables that a checkpoint holds besides those of the model and the optimizer, by name.
     more_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
