@@ -61,7 +61,7 @@ def replace_strategies(cluster: Cluster, say_once: Callable[[str], None]) -> Ite
 
 
 def _strategy(cluster: Cluster, resolver: type, name: str, say_once: Callable[[str], None]) -> type:
-    """Returns the class `name` of tf.distribute, of which the strategy of the workers becomes an instance."""
+    """Returns a class with the name `name` of tf.distribute. The strategy of the workers becomes its instance."""
 
     class Strategy(type(cluster.strategy)):
         def __new__(cls, *args: Any, **keywords: Any) -> Any:

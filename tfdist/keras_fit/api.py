@@ -200,10 +200,10 @@ def evaluate(
         run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
         keep = None
         if not own_setup.overrides(model):  # Each evaluation by a test_step has variables of its own.
-            sizes = str(data.element_spec), data.batch_size, data.rows
+            made_for = make_run.evaluated_data(model, data)
 
             def keep(function: Callable) -> Callable:
-                return make_run.cache_on_model(cluster, model, "evaluation", function, *sizes)
+                return make_run.cache_on_model(cluster, model, "evaluation", function, *made_for)
 
         tools = trainer.make_silent_tools(run, keep)
         logs = trainer.evaluate(tools, 0)

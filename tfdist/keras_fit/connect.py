@@ -24,7 +24,8 @@ from tfdist.cluster.collective_guard import ScriptCluster
 from tfdist.cluster.devices import eager_context
 from tfdist.config import user_code
 from tfdist.config.command_line import closed_streams
-from tfdist.keras_fit import messages, patches
+from tfdist.keras_fit import messages
+from tfdist.training import api as trainer
 
 _RETRACED = re.compile("<function (Cluster.make_all_gather|make_multi_step_fn)")
 
@@ -62,7 +63,7 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
             f"Keras needs the backend tensorflow. Received: {keras.config.backend()!r}. Import tfdist before keras, "
             "or set KERAS_BACKEND=tensorflow."
         )
-    patches.patch_process()
+    trainer.take_over_remat_scopes()
     _connected = cluster = collective_guard.for_script(strategy.connect(options))
     # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.
     logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))

@@ -66,8 +66,7 @@ def make_run(
     if "train" in kinds or as_given:  # Each evaluation by a test_step has variables of its own.
         prepared = prepare()
     else:
-        data = str(adapter.element_spec), adapter.batch_size, adapter.rows
-        prepared = made_on_model(cluster, model, "evaluation_step", prepare, model.run_eagerly, *data)
+        prepared = made_on_model(cluster, model, "evaluation_step", prepare, *evaluated_data(model, adapter))
     context, train_step, more = prepared.context, own_objective.train_step, prepared.variables
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, global_view.replica_of_draws, config.seed)
@@ -114,6 +113,11 @@ def _advice_if_diverged(workdir: Path | None, in_data: bool) -> str:
         return "Remove or replace such values in the data."
     again = "" if workdir is None else ", and start again in another workdir"
     return f"Lower the learning rate, or clip the gradients with the optimizer's global_clipnorm{again}."
+
+
+def evaluated_data(model: keras.Model, adapter: DataAdapter) -> tuple[Any, ...]:
+    """Returns what an evaluation step, and the traced function that calls it, are made for, besides the model."""
+    return model.run_eagerly, str(adapter.element_spec), adapter.batch_size, adapter.rows
 
 
 def cache_on_model(cluster: Cluster, model: keras.Model, purpose: str, function: Callable, *depends: Any) -> Callable:

@@ -1,4 +1,4 @@
-"""What a run replaces in the model, in Keras and in TensorFlow, and restores at its end; what a process replaces.
+"""What a run replaces in the model, in Keras and in TensorFlow, and restores at its end.
 
 Every replacement for a user's step does what the original does, except in a thread that traces such a step.
 """
@@ -19,11 +19,6 @@ from tfdist.data import autograph
 from tfdist.keras_fit.whole_batch import global_view, own_rows, shard_layers
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
 from tfdist.training import api as trainer
-
-
-def patch_process() -> None:
-    """Replaces, for all that this process does, what models need while they are made."""
-    trainer.take_over_remat_scopes()
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The objective of a model with a step of its own: the user's step, under the global view of `global_view.py`."""
+"""The objective of a script: the steps of its model, Keras' or the user's, under the view of `global_view.py`."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Makes what a run needs for a model with a `train_step` or `test_step` of its own."""
+"""Makes what a run of a script needs to call the steps of its model: Keras' own, or those of the user."""
 
 import atexit
 import contextlib

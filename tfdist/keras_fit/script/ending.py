@@ -1,4 +1,4 @@
-"""The end of a script: its threads, and what it has registered with `atexit`, as Python ends a program."""
+"""Ends a script as Python does: waits for its threads, then calls what it has registered with `atexit`."""
 
 import atexit
 import contextlib

@@ -248,7 +248,7 @@ class GlobalView:
         """Returns the rows of a tensor for each example of the batch; 0: it has not the rows of the batch."""
         if id(value) in self.wholes:
             return self.wholes[id(value)].times
-        if not isinstance(value, tf.Tensor | _COMPOSITE) or not value.shape.rank:
+        if not _is_tensor(value) or not value.shape.rank:
             return 0
         examples = (
             self.plan.batch if self.discovers else int(tf.maximum(self.rows.count, 1) if of_shard else self.rows.total)
@@ -275,7 +275,7 @@ class GlobalView:
         return self.whole_sum(value * tf.cast(self.rows.weight, value.dtype))
 
     def whole_sum(self, part: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of a number, of which each replica has a part: whole if the step reads it."""
+        """Returns the sum of the replicas' parts of a number. It is computed only if the step reads it."""
         number, reads = len(self.wholes), self._reads(len(self.wholes))
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
@@ -338,7 +338,7 @@ class GlobalView:
         return own if mask is None else rows_lib.with_mask(own, self.own_rows(mask, times))
 
     def whole_of(self, own: Any, times: fractions.Fraction | int = 1) -> Any:
-        """Returns the tensor of the global batch of which a replica has the rows `own`: gathered if the step reads it.
+        """Returns the tensor of the global batch for this replica's rows `own`: gathered only if the step reads it.
 
         Args:
             times: rows for each example.
@@ -389,7 +389,7 @@ class GlobalView:
         return whole
 
     def whole_batch(self, data: Any) -> Any:
-        """Returns the nested tensors of the global batch of which `data` are this replica's rows."""
+        """Returns the nested tensors of the global batch for this replica's rows `data`."""
         times = iter(self.plan.data)
 
         def whole(own: Any) -> Any:
@@ -408,7 +408,7 @@ class GlobalView:
 
     def finish(self) -> None:
         """Called at the end of a trace: notes what the step has read, or checks that it has read nothing else."""
-        if tf.executing_eagerly():
+        if self.is_eager:
             return
         read = {one.number for one in self.wholes.values() if _is_read(one.tensor)}
         if self.discovers:

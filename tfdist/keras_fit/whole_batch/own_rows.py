@@ -100,7 +100,7 @@ def compute_loss(
     sample_weight: Any = None,
     training: bool = True,
 ) -> Any:
-    """Returns Keras' sum of the losses of a compiled model: one number, of which each replica computes its part."""
+    """Returns Keras' sum of the losses of a compiled model. Each replica computes its part of it."""
     if view.in_inner_graph:
         return original(model, x, y, y_pred, sample_weight, training)
     losses = compiled_model.losses(model)

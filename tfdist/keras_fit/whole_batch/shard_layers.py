@@ -114,7 +114,7 @@ class _LossesOfReplica:
 
 
 def added_losses(layer: keras.Layer) -> Any:
-    """Returns what a layer has added by `add_loss` on this replica, as a list."""
+    """Returns the list of the losses that a layer has added on this replica."""
     return layer._losses
 
 
