@@ -32,7 +32,7 @@ from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.adapters import base, data_errors, make_adapter, preprocess, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.make_run import to_path
-from tfdist.keras_fit.own_step import own_setup
+from tfdist.keras_fit.own_step import own_setup, plain_values
 from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.training import api as trainer
 
@@ -132,6 +132,8 @@ def _train(
     if validation is not None:
         make_run.check_functions(model, "test")
     name_shapes = data_errors.name_shapes(model, data.element_spec)
+    traced = make_run.traced_values(cluster, model)
+    plain_values.tell_of_changes(model, traced)
     with interruption.handlers_if(workdir is not None) as stop, patches.patch_for_run(model) as stack, name_shapes:
         if data.gate is not None:
             stack.callback(data.gate.close)
@@ -145,6 +147,7 @@ def _train(
     cluster.stop_timer()
     if code in interruption.EXITS_SAVED:
         raise SystemExit(code)
+    plain_values.note_end(model, traced)
     made = sizes.first_step + _steps_made(run) - steps_before
     if data.epoch_hooks is not None and made > sizes.first_step:
         data.epoch_hooks.repeat(made, sizes.steps_per_epoch)

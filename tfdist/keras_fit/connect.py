@@ -65,6 +65,7 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         )
     trainer.take_over_remat_scopes()
     _connected = cluster = collective_guard.for_script(strategy.connect(options))
+    messages.speak_if(cluster.is_chief)
     # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.
     logging.getLogger("tensorflow").addFilter(lambda record: not _RETRACED.search(record.getMessage()))
     if seed is not None and eager_context.global_seed() is None:

@@ -20,7 +20,7 @@ from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import eager_steps, own_objective, own_setup
+from tfdist.keras_fit.own_step import eager_steps, own_objective, own_setup, plain_values
 from tfdist.keras_fit.run_parts import feed as feed_lib
 from tfdist.keras_fit.whole_batch import global_view, shard_layers
 from tfdist.training import api as trainer
@@ -63,8 +63,10 @@ def make_run(
     def prepare() -> own_setup.OwnStep:
         return own_setup.prepare(cluster, model, config, kinds, as_given=as_given, stack=stack)
 
+    traced = traced_values(cluster, model)
     if "train" in kinds or as_given:  # Each evaluation by a test_step has variables of its own.
-        prepared = prepare()
+        with plain_values.as_traced(model, traced):
+            prepared = prepare()
     else:
         prepared = made_on_model(cluster, model, "evaluation_step", prepare, *evaluated_data(model, adapter))
     context, train_step, more = prepared.context, own_objective.train_step, prepared.variables
@@ -90,9 +92,14 @@ def make_run(
         train_step=train_step,
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
-        execution_context=functools.partial(eager_steps.eager_if, model.run_eagerly),
+        execution_context=functools.partial(eager_steps.as_keras_runs, model, traced),
         advice_if_diverged=functools.partial(_advice_if_diverged, workdir),
     )
+
+
+def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.Traced:
+    """Returns the values of attributes with which the step of a model is traced until the next `compile`."""
+    return made_on_model(cluster, model, "plain_values", lambda: plain_values.of_model(model))
 
 
 def _made_by_code(adapters: list[DataAdapter]) -> bool:

@@ -4,6 +4,14 @@ import sys
 
 # The texts, or their keys, that `say_once` has printed in this process.
 _said: set[str] = set()
+# Whether this process prints what all workers have found; see `speak_if`.
+_speaks = True
+
+
+def speak_if(is_chief: bool) -> None:
+    """Makes `say_once` print on the chief only."""
+    global _speaks
+    _speaks = is_chief
 
 
 def say(text: str) -> None:
@@ -12,8 +20,8 @@ def say(text: str) -> None:
 
 
 def say_once(text: str, key: str | None = None) -> None:
-    """Prints a line, unless one of the same `key`, by default the text itself, was printed in this process."""
+    """Prints a line on the chief, unless one of the same `key`, by default the text itself, was printed before."""
     key = text if key is None else key
-    if key not in _said:
+    if _speaks and key not in _said:
         _said.add(key)
         say(text)

@@ -99,6 +99,11 @@ def discover(
         pairs = zip(flat, rows, strict=True)
         element_spec = tf.nest.pack_sequence_as(element_spec, [_with_rows(spec, size) for spec, size in pairs])
     whole_layers: list[keras.Layer] = []
+    if model.run_eagerly and cluster.num_replicas > 1:
+        messages.say_once(
+            f"run_eagerly=True: each of the {cluster.num_replicas} replicas runs the Python code of "
+            f"{type(model).__name__}.{name}, which counts and prints as often, and gathers what each layer returns."
+        )
     batch = 1 if model.run_eagerly else batch_size
     with cluster.scope():
         metrics = len(all_metrics(model))

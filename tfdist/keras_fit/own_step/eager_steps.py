@@ -10,6 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.keras_fit.own_step import plain_values
+
 
 @contextlib.contextmanager
 def eager_if(eagerly: bool) -> Iterator[None]:
@@ -20,6 +22,13 @@ def eager_if(eagerly: bool) -> Iterator[None]:
         yield
     finally:
         tf.config.run_functions_eagerly(before)
+
+
+@contextlib.contextmanager
+def as_keras_runs(model: keras.Model, traced: plain_values.Traced) -> Iterator[None]:
+    """In the block a step of the model is traced with the values that count, or runs in Python."""
+    with eager_if(model.run_eagerly), plain_values.as_traced(model, traced):
+        yield
 
 
 def call_without_effect(model: keras.Model, function: Callable[[Any], Any], element_spec: Any) -> None:
@@ -34,7 +43,7 @@ def call_without_effect(model: keras.Model, function: Callable[[Any], Any], elem
             raise ValueError(f"compile(run_eagerly=True) needs dense tensors. Received: {spec}")
         return tf.zeros([1, *(1 if size is None else size for size in spec.shape[1:])], spec.dtype)
 
-    with keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
+    with plain_values.put_back(model), keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
         if model.run_eagerly:
             function(tf.nest.map_structure(example, element_spec))
         else:

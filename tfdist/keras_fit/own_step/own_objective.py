@@ -165,6 +165,8 @@ def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
     def average(gradients: list[Any], variables: list[Any]) -> list[Any]:
         optimizer = next((owners[id(one)] for one in variables if id(one) in owners), context.optimizer)
         owner = getattr(optimizer, "inner_optimizer", optimizer)
+        if tf.executing_eagerly():  # Shards of different sizes have different numbers of rows of a table.
+            gradients = [tf.convert_to_tensor(one) for one in gradients]
         gradients = trainer.select_rows(gradients, variables, shard["data"], owner)
         gradients = trainer.scale_gradients(gradients, 1 / context.cluster.num_replicas)
         return context.reduction(gradients, [], [], fraction)[0]

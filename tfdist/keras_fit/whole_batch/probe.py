@@ -5,7 +5,6 @@ without training: dropout is off, and batch normalisation uses its moving statis
 differ from the whole by more than rounding.
 """
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config import patching
+from tfdist.keras_fit import messages
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
 from tfdist.training import api as trainer
 
@@ -154,11 +154,16 @@ def mixing_layers(
         return [value for *_, value in probe.found]
 
     values: list[Any] = []
-    with contextlib.suppress(Exception):  # A step that needs other values or another size.
+    try:
         with tf.device("CPU:0"):  # GPUs may round products to few digits.
             function = tf.compat.v1.wrap_function(differences, [tf.TensorSpec.from_tensor(one) for one in flat])
-        # Without what the step writes or prints.
-        values = [float(one) for one in function.prune(function.inputs, function.outputs)(*flat)]
+        # Without what the step writes or prints, and without metrics.
+        values = [float(one) for one in function.prune(function.inputs[: len(flat)], function.outputs)(*flat)]
+    except Exception as error:  # A step that needs other values or another size.
+        messages.say_once(
+            "It could not be tried whether a layer depends on more than single examples of the batch, which each "
+            f"replica would compute for its own rows: {str(error).strip().partition(chr(10))[0]}"
+        )
     mixing = [one for one, value in zip(compared, values, strict=True) if value > 1.0] if values else []
     ids = {id(layer) for layer, words in mixing if words == _name(layer)}
     inner = [
