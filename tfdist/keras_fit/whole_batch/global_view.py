@@ -32,8 +32,10 @@ Average = Callable[[list[Any], list[Any]], list[Any]]
 
 _VARIABLE = keras.Variable | tf.Variable
 _COMPOSITE = tf.RaggedTensor | tf.SparseTensor
-# From how many bytes on the start says what a step gathers.
-_TOLD_BYTES = 10_000_000
+# From how many bytes on the start says what a step gathers; from the smaller one on if it is 1 % of the activations.
+_TOLD_BYTES, _TOLD_IF_MANY = 10_000_000, 1_000_000
+# The same for the products and elements that each replica computes of the whole batch, if they are a tenth of all.
+_TOLD_WORK = 10_000_000
 # Operations that look at the shape of a tensor, and not at its values.
 _OF_SHAPE = ("Shape", "ShapeN", "Rank", "Size", "ZerosLike", "OnesLike")
 
@@ -69,6 +71,8 @@ class Plan:
     whole_layers: frozenset[int] = frozenset()
     # Metrics, by id, whose results the step reads, or which it resets.
     read_metrics: set[int] = dataclasses.field(default_factory=set)
+    # Bytes of the outputs of operations of one step, without its gradients.
+    activations: int = 0
     # The numbers of what metrics get, by the id of the metric.
     updates: dict[int, set[int]] = dataclasses.field(default_factory=dict)
 
@@ -116,6 +120,8 @@ class GlobalView:
     # The graph of the step; branches, loops and functions in it have graphs of their own.
     graph: Any = dataclasses.field(default_factory=tf.compat.v1.get_default_graph)
     num_calls: int = 0
+    # The operations of layers that run on the own rows: from one number of operations in the graph to another.
+    in_layers: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     # The tensors of the global batch, by id; in the order in which they are made.
     wholes: dict[int, _Whole] = dataclasses.field(default_factory=dict)
 
@@ -142,6 +148,12 @@ class GlobalView:
         """
         flat = tf.nest.flatten((args, keywords))
         if self.in_inner_graph:
+            if self.discovers and self.rows.replicas > 1:
+                messages.say_once(
+                    f"{type(layer).__name__} {layer.name!r} is called in a branch, a loop or a map, where replicas "
+                    f"cannot communicate, in {user_code.current_line()}: each of the {self.rows.replicas} replicas "
+                    "computes it for the whole batch."
+                )
             return self._call_whole(original, layer, *args, **keywords)
         decided = self.next_call(layer, flat)
         decided.by_rows = any(decided.arguments) and id(layer) not in self.plan.whole_layers
@@ -150,7 +162,9 @@ class GlobalView:
         args, keywords = tf.nest.pack_sequence_as((args, keywords), self.rows_of_arguments(flat, decided))
         with patching.set_in_block(self, in_layer=True, on_rows=True):
             run = self._by_xla if self.xla and not self._decides else lambda call, *given: call(*given)
+            first = self._num_operations()
             outputs = run(lambda args, keywords: original(layer, *args, **keywords), args, keywords)
+            self.in_layers.append((first, self._num_operations()))
         flat = tf.nest.flatten(outputs)
         if self._decides:
             decided.outputs = [self.times_of(one, of_shard=True) for one in flat]
@@ -413,14 +427,38 @@ class GlobalView:
         read = {one.number for one in self.wholes.values() if _is_read(one.tensor)}
         if self.discovers:
             self.plan.read |= read.union(*(self.plan.updates.get(one, ()) for one in self.plan.read_metrics))
+            self._measure()
         elif not read <= self.plan.read:
             raise ValueError(
                 "The step reads other tensors when it is traced again. Its Python code must do the same each time: "
                 "choose by tf.where, or by an argument of the constructor."
             )
-        elif (size := sum(one for one, _ in self.gathered)) >= _TOLD_BYTES and replicas_lib.is_first():
-            lines = list(dict.fromkeys(line for one, line in sorted(self.gathered, reverse=True) if one))
+        elif (size := sum(one for one, _ in self.gathered)) >= self._told_bytes and replicas_lib.is_first():
+            lines = list(
+                dict.fromkeys(line for one, line in sorted(self.gathered, reverse=True) if line != "a library")
+            )
             messages.say_once(f"Each step gathers {size / 1e6:.0f} MB of the batch, in {text.list_names(lines, 3)}.")
+
+    @property
+    def _told_bytes(self) -> int:
+        return min(_TOLD_BYTES, max(_TOLD_IF_MANY, self.plan.activations // 100))
+
+    def _num_operations(self) -> int:
+        return len(self.graph.get_operations()) if self.discovers else 0
+
+    def _measure(self) -> None:
+        """Notes the bytes of the step's activations; says which part of its work is done whole on each replica."""
+        operations = self.graph.get_operations()
+        work = [_work(one) for one in operations]
+        self.plan.activations = sum(_bytes_of_outputs(one) for one in operations)
+        in_layers = sum(sum(work[first:last]) for first, last in self.in_layers)
+        whole = sum(work) - in_layers
+        if self.rows.replicas > 1 and whole >= _TOLD_WORK and whole >= 0.1 * sum(work):
+            messages.say_once(
+                f"{100 * whole / sum(work):.0f} % of the step's forward pass is computed for the whole batch on each "
+                f"of the {self.rows.replicas} replicas, because it is outside of layers: put it into the `call` of a "
+                "layer, and call the layer."
+            )
 
     def complete_gradients(self, gradients: Any, sources: Any) -> Any:
         """Returns what `tape.gradient` returned for the nested `sources`, with the mean over replicas for variables.
@@ -483,6 +521,23 @@ _NO_COMPOSITE = (
     "The step reads a {kind} of the batch, which replicas cannot gather, in {line}\nPass it to layers only, or make it "
     "dense in the data, by .to_tensor()."
 )
+
+
+def _elements(tensor: tf.Tensor) -> int:
+    return tensor.shape.num_elements() or 0
+
+
+def _bytes_of_outputs(operation: tf.Operation) -> int:
+    return sum(_elements(one) * one.dtype.size for one in operation.outputs if one.dtype.is_floating)
+
+
+def _work(operation: tf.Operation) -> int:
+    """Returns the products of an operation, or else the elements of its outputs."""
+    size = sum(map(_elements, operation.outputs))
+    if operation.type in ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Conv3D"):
+        kernel = operation.inputs[1]
+        return size * (_elements(kernel) // max(1, kernel.shape[-1] or 1) if kernel.shape.rank else 1)
+    return size
 
 
 def _is_read(whole: Any) -> bool:
