@@ -19,6 +19,8 @@ from tfdist.keras_fit.own_step import eager_steps
 from tfdist.keras_fit.whole_batch import global_view, own_rows, probe
 from tfdist.keras_fit.whole_batch.global_view import GlobalView, Plan
 
+# Times as many examples as a batch has are traced without effect: no other tensor has as many rows by chance.
+_MANY = 997
 # train_step(data) -> the values that it reports.
 StepFunction = Callable[[Any], Any]
 
@@ -88,26 +90,35 @@ def discover(
             view.finish()
         return values, noted
 
+    def with_rows() -> Any:
+        pairs = zip(flat, sizes, strict=True)
+        specs = [_with_rows(spec, size * batch // batch_size or 1) for spec, size in pairs]
+        return tf.nest.pack_sequence_as(element_spec, specs)
+
     def trace(data: Any) -> None:
         view = GlobalView.of_batch(batch, cluster.num_replicas, data, whole_layers)
-        view.plan.is_static = is_static
+        view.plan.is_static, view.plan.examples = is_static, min(batch, batch_size)
         found[:] = [view.plan, *run(view, data)]
 
     flat = tf.nest.flatten(element_spec)
     is_static = all(one.shape.rank and one.shape[0] for one in flat if isinstance(one, tf.TensorSpec))
-    if len(set(rows)) > 1 and len(rows) == len(flat):
-        pairs = zip(flat, rows, strict=True)
-        element_spec = tf.nest.pack_sequence_as(element_spec, [_with_rows(spec, size) for spec, size in pairs])
+    sizes = rows if len(rows) == len(flat) else [batch_size] * len(flat)
     whole_layers: list[keras.Layer] = []
     if model.run_eagerly and cluster.num_replicas > 1:
         messages.say_once(
             f"run_eagerly=True: each of the {cluster.num_replicas} replicas runs the Python code of "
             f"{type(model).__name__}.{name}, which counts and prints as often, and gathers what each layer returns."
         )
-    batch = 1 if model.run_eagerly else batch_size
+    batch = 1 if model.run_eagerly else batch_size if is_static else _MANY * batch_size
     with cluster.scope():
         metrics = len(all_metrics(model))
-        eager_steps.call_without_effect(model, trace, _with_rows(element_spec, batch))
+        try:
+            eager_steps.call_without_effect(model, trace, with_rows())
+        except Exception:  # The step may need the size of a batch. If not, the error comes again.
+            if batch <= batch_size:
+                raise
+            batch = batch_size
+            eager_steps.call_without_effect(model, trace, with_rows())
         # Keras has built those of `compile`: they were called without a note.
         again = len(all_metrics(model)) > metrics
         if cluster.num_replicas > 1 and not model.run_eagerly and probe.may_mix(model):
@@ -115,7 +126,7 @@ def discover(
             _warn_of(names)
             whole_layers = whole_layers if global_view.whole_calls() else []
         if again or whole_layers:
-            eager_steps.call_without_effect(model, trace, _with_rows(element_spec, batch))
+            eager_steps.call_without_effect(model, trace, with_rows())
     plan, values, noted = found
     for key, value in values.items():
         shape = tf.convert_to_tensor(value).shape
@@ -163,15 +174,11 @@ def _warn_of(names: list[str]) -> None:
         )
 
 
-def _with_rows(element_spec: Any, size: int) -> Any:
-    """Returns a nested tf.TensorSpec with `size` rows; those of ragged tensors stay unknown."""
-
-    def with_rows(spec: Any) -> Any:
-        if isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec) and spec.shape.rank:
-            return type(spec)([spec.shape[0] or size, *spec.shape[1:]], spec.dtype)
-        return spec
-
-    return tf.nest.map_structure(with_rows, element_spec)
+def _with_rows(spec: Any, size: int) -> Any:
+    """Returns a tf.TensorSpec with `size` rows, unless it has a number; those of ragged tensors stay unknown."""
+    if isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec) and spec.shape.rank:
+        return type(spec)([spec.shape[0] or size, *spec.shape[1:]], spec.dtype)
+    return spec
 
 
 def scalars(values: Any, names: Sequence[str]) -> list[tf.Tensor]:

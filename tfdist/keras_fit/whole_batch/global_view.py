@@ -56,8 +56,9 @@ class Call:
 class Plan:
     """What a user's step does with the tensors of the batch: filled in by a trace without effect."""
 
-    # Examples of the batch with which the step was traced.
+    # Examples of the batch with which the step was traced, and of the largest one that it gets.
     batch: int
+    examples: int
     # Whether each batch has as many examples.
     is_static: bool = False
     # The rows of each tensor of the batch for each example: 1, unless it holds batches of several sizes.
@@ -120,6 +121,8 @@ class GlobalView:
     # The graph of the step; branches, loops and functions in it have graphs of their own.
     graph: Any = dataclasses.field(default_factory=tf.compat.v1.get_default_graph)
     num_calls: int = 0
+    # This replica's rows of whole tensors, that are cut out of them.
+    cut: list[tf.Tensor] = dataclasses.field(default_factory=list)
     # The operations of layers that run on the own rows: from one number of operations in the graph to another.
     in_layers: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     # The tensors of the global batch, by id; in the order in which they are made.
@@ -133,7 +136,7 @@ class GlobalView:
         whole = frozenset(id(one) for one in whole_layers)
         size = tf.constant(batch, tf.int64)
         rows = Rows(low=size - size, count=size, total=size, most=batch, replicas=replicas)
-        return cls(rows=rows, plan=Plan(batch=batch, data=parts, whole_layers=whole), discovers=True)
+        return cls(rows=rows, plan=Plan(batch=batch, examples=batch, data=parts, whole_layers=whole), discovers=True)
 
     @property
     def in_inner_graph(self) -> bool:
@@ -349,6 +352,7 @@ class GlobalView:
             return rows.take(value), backward
 
         own, mask = cut(whole) if whole.dtype.is_floating else rows.take(whole), rows_lib.mask_of(whole)
+        self.cut.append(own)
         return own if mask is None else rows_lib.with_mask(own, self.own_rows(mask, times))
 
     def whole_of(self, own: Any, times: fractions.Fraction | int = 1) -> Any:
@@ -450,10 +454,13 @@ class GlobalView:
         """Notes the bytes of the step's activations; says which part of its work is done whole on each replica."""
         operations = self.graph.get_operations()
         work = [_work(one) for one in operations]
-        self.plan.activations = sum(_bytes_of_outputs(one) for one in operations)
+        self.plan.activations = (
+            sum(_bytes_of_outputs(one) for one in operations) * self.plan.examples // self.plan.batch
+        )
         in_layers = sum(sum(work[first:last]) for first, last in self.in_layers)
         whole = sum(work) - in_layers
-        if self.rows.replicas > 1 and whole >= _TOLD_WORK and whole >= 0.1 * sum(work):
+        told = _TOLD_WORK * self.plan.batch // self.plan.examples
+        if self.rows.replicas > 1 and whole >= told and whole >= 0.1 * sum(work):
             messages.say_once(
                 f"{100 * whole / sum(work):.0f} % of the step's forward pass is computed for the whole batch on each "
                 f"of the {self.rows.replicas} replicas, because it is outside of layers: put it into the `call` of a "
@@ -477,6 +484,33 @@ class GlobalView:
         for place, gradient in zip(places, found, strict=True):
             flat[place] = gradient
         return tf.nest.pack_sequence_as(gradients, flat)
+
+    def once(self, gradients: list[Any]) -> list[Any]:
+        """Returns gradients whose sum over the replicas has the lookups of the global batch, each once.
+
+        A lookup outside of layers, such as tf.gather in the step, is made by each replica for the whole batch: only
+        the first replica's counts. What is looked up in both ways is summed to a table.
+        """
+        return [self._once(one) if isinstance(one, tf.IndexedSlices) else one for one in gradients]
+
+    def _once(self, gradient: tf.IndexedSlices) -> Any:
+        wholes, own = {one.tensor.ref() for one in self.wholes.values()}, {one.ref() for one in self.cut}
+        data = {one.rows.ref() for one in self.wholes.values() if isinstance(one.rows, tf.Tensor)}
+        found, seen, waiting = set(), set(), [gradient.indices]
+        while waiting:
+            tensor = waiting.pop()
+            if tensor.ref() in wholes:
+                found.add("whole")
+            elif tensor.ref() in own | data:
+                found.add("own")
+            elif tensor.op.name not in seen:
+                seen.add(tensor.op.name)
+                waiting += tensor.op.inputs
+        if found == {"whole"}:
+            values = gradient.values * tf.cast(tf.equal(replicas_lib.replica_id(), 0), gradient.values.dtype)
+            values *= tf.cast(self.rows.replicas, values.dtype)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return gradient if found != {"whole", "own"} else tf.convert_to_tensor(gradient)
 
     def _average_for_tapes(self, gradients: list[Any]) -> list[Any]:
         """Averages gradients that may be part of a loss: differentiable, in one collective per dtype."""

@@ -5,8 +5,10 @@ without training: dropout is off, and batch normalisation uses its moving statis
 differ from the whole by more than rounding.
 """
 
+import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +16,21 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.config import patching
+from tfdist.config import patching, text
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
 from tfdist.training import api as trainer
 
 # Of the largest value of an output, by the bytes of a number.
 _ROUNDING = {2: 2e-2, 4: 5e-5, 8: 5e-5}
-# Rows that a batch of unknown size gets.
-_MOST_ROWS = 32
+# Rows that a batch of unknown size gets: few other tensors have as many.
+_ROWS = 26
+# Functions that draw random numbers: they return a constant, so that a layer returns the same for a row in any batch.
+_DRAWS = [
+    *((keras.random, name) for name in ("normal", "truncated_normal", "uniform", "randint", "gamma", "beta")),
+    *((tf.random, name) for name in ("normal", "truncated_normal", "uniform")),
+    *((tf.random, f"stateless_{name}") for name in ("normal", "truncated_normal", "uniform")),
+]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -32,12 +40,14 @@ class Probe(GlobalView):
     # A layer, what of it was compared, in words, and the difference in units of rounding: float32 [].
     found: list[tuple[keras.Layer, str, tf.Tensor]] = dataclasses.field(default_factory=list)
     compares: bool = True
+    # Layers of the user's that draw random numbers, so that calls cannot be compared.
+    untried: list[str] = dataclasses.field(default_factory=list)
+    # The operations of draws that are made constant: from one number of operations in the graph to another.
+    constants: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     # The numbers that the call of a layer adds to losses and metrics, in words; None outside of a call from the step.
     numbers: list[tuple[str, tf.Tensor]] | None = None
 
     def call(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
-        if "training" in keywords:
-            keywords["training"] = False
         return super().call(functools.partial(self.compare, original), layer, *args, **keywords)
 
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
@@ -51,13 +61,33 @@ class Probe(GlobalView):
     def _measure(self) -> None:
         """Says nothing: calls of layers are compared with others that the step does not make."""
 
+    def constant(self, original: Callable[..., tf.Tensor], *args: Any, **options: Any) -> tf.Tensor:
+        """Returns one value in the shape and type of what a function draws."""
+        before = len(self.graph.get_operations())
+        drawn = original(*args, **options)
+        self.constants.append((before, len(self.graph.get_operations())))
+        return tf.fill(tf.shape(drawn), tf.cast(0.4, drawn.dtype))
+
+    def _draws(self, first: int) -> bool:
+        """Returns whether operations from the number `first` on draw numbers that are not made constant."""
+        kept = [range(*one) for one in self.constants]
+        operations = enumerate(self.graph.get_operations()[first:], first)
+        drawn = [number for number, op in operations if "Random" in op.type or "RngState" in op.type]
+        return any(not any(number in one for one in kept) for number in drawn)
+
     def _note(self, words: str, values: list[Any]) -> None:
         floating = [one for one in values if isinstance(one, tf.Tensor) and one.dtype.is_floating]
         if self.numbers is not None and not self.in_inner_graph:
             self.numbers += [(words, one) for one in floating if one.shape.rank == 0]
 
     def compare(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
-        """Calls a layer inside of another one, or of the step, and on parts of its rows."""
+        """Calls a layer inside of another one, or of the step, and on parts of its rows.
+
+        Keras' own layers do not train: dropout draws, and plain batch normalisation has a line of its own.
+        """
+        is_leaf = _is_of_keras(layer) and len(trainer.layers_of_all_depths(layer)) == 1
+        if is_leaf and "training" in inspect.signature(layer.call).parameters:
+            keywords["training"] = False
         flat = tf.nest.flatten((args, keywords))
         times = [self.times_of(one) if isinstance(one, tf.Tensor) else 0 for one in flat]
         if not (self.compares and self.in_layer and any(times)):
@@ -66,8 +96,11 @@ class Probe(GlobalView):
         numbers = [[]] if is_outermost else []
         with patching.set_in_block(self, numbers=numbers[0] if is_outermost else self.numbers):
             whole = original(layer, *args, **keywords)
-        draws = any("Random" in op.type or "RngState" in op.type for op in self.graph.get_operations()[before:])
-        if self.in_inner_graph or draws:
+        if self.in_inner_graph:
+            return whole
+        if self._draws(before):
+            if not _is_of_keras(layer):
+                self.untried.append(_name(layer))
             return whole
         parts = []
         for low, high in ((0, self.plan.batch // 2), (self.plan.batch // 2, self.plan.batch)):
@@ -85,6 +118,17 @@ class Probe(GlobalView):
         return whole
 
 
+def _tell_untried(layers: str, why: str) -> None:
+    messages.say_once(
+        f"It could not be tried whether {layers} depends on more than single examples of the batch: {why}. Each "
+        "replica computes it for its own rows."
+    )
+
+
+def _is_of_keras(layer: keras.Layer) -> bool:
+    return type(layer).__module__.startswith("keras.")
+
+
 def _name(layer: keras.Layer) -> str:
     return f"{type(layer).__name__} ({layer.name})"
 
@@ -92,7 +136,7 @@ def _name(layer: keras.Layer) -> str:
 def may_mix(model: keras.Model) -> bool:
     """Returns whether a model has layers of the user's, functions as layers, or layers of Keras with the axis 0."""
     for layer in trainer.layers_of_all_depths(model):
-        if isinstance(layer, keras.layers.Lambda) or not type(layer).__module__.startswith("keras."):
+        if isinstance(layer, keras.layers.Lambda) or not _is_of_keras(layer):
             return True
         axes = keras.tree.flatten(getattr(layer, "axis", None))
         if 0 in axes or any(not isinstance(one, keras.layers.Layer) for one in getattr(layer, "operations", ())):
@@ -102,6 +146,8 @@ def may_mix(model: keras.Model) -> bool:
 
 def _difference(whole: tf.Tensor, halves: list[tf.Tensor]) -> tf.Tensor:
     together = tf.concat(halves, 0) if whole.shape.rank else tf.add_n(halves) / len(halves)
+    if whole.shape.rank and whole.shape == halves[0].shape:  # It has no rows.
+        whole = tf.concat([whole] * len(halves), 0)
     if not whole.shape.is_compatible_with(together.shape):
         return tf.constant(np.inf, tf.float32)
     rounding = _ROUNDING[whole.dtype.size]
@@ -139,21 +185,26 @@ def mixing_layers(
         These layers, and the names of the innermost ones; [] and [] if it cannot be found out.
     """
     static = next((one.shape[0] for one in tf.nest.flatten(element_spec) if one is not None and one.shape.rank), None)
-    size = static or min(batch_size, _MOST_ROWS)
+    size = static or _ROWS
     data = random_rows(element_spec, size)
     if data is None or size < 2:
         return [], []
     compared: list[tuple[keras.Layer, str]] = []
-
+    untried: list[str] = []
     flat = [one for one in tf.nest.flatten(data) if one is not None]
 
     def differences(*tensors: tf.Tensor) -> list[tf.Tensor]:
         given = iter(tensors)
         batch = tf.nest.map_structure(lambda one: one if one is None else next(given), data)
         probe = Probe.of_batch(size, 2, batch)
-        with keras.StatelessScope(collect_losses=True), patching.patch(keras.layers.Layer, "__call__", probe.compare):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(keras.StatelessScope(collect_losses=True))
+            stack.enter_context(patching.patch(keras.layers.Layer, "__call__", probe.compare))
+            for owner, name in _DRAWS:
+                stack.enter_context(patching.patch(owner, name, probe.constant))
             trace(probe, batch)
         compared[:] = [(layer, words) for layer, words, _ in probe.found]
+        untried[:] = probe.untried
         return [value for *_, value in probe.found]
 
     values: list[Any] = []
@@ -163,10 +214,9 @@ def mixing_layers(
         # Without what the step writes or prints, and without metrics.
         values = [float(one) for one in function.prune(function.inputs[: len(flat)], function.outputs)(*flat)]
     except Exception as error:  # A step that needs other values or another size.
-        messages.say_once(
-            "It could not be tried whether a layer depends on more than single examples of the batch, which each "
-            f"replica would compute for its own rows: {str(error).strip().partition(chr(10))[0]}"
-        )
+        _tell_untried("a layer", str(error).strip().partition("\n")[0])
+    if untried:
+        _tell_untried(text.list_names(dict.fromkeys(untried), 3), "it draws random numbers")
     mixing = [one for one, value in zip(compared, values, strict=True) if value > 1.0] if values else []
     ids = {id(layer) for layer, words in mixing if words == _name(layer)}
     inner = [
