@@ -1,7 +1,6 @@
 """`PerExampleObjective`: the objective of a config, whose function returns one value per example; micro-batches."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 
@@ -118,7 +117,7 @@ class PerExampleObjective(objective.Objective):
             # Divided once, by the global count: the optimizer applies the sum over replicas and micro-batches.
             dtype = tf.float64 if values["loss"].dtype == tf.float64 else tf.float32
             losses = tf.cast(values["loss"], dtype)
-            loss = _average(losses, self.global_batch)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=self.global_batch)
             if self.model.losses:
                 regularization = tf.add_n([tf.cast(one, dtype) for one in self.model.losses])
                 loss += tf.nn.scale_regularization_loss(regularization) / (self.micro_batches * self.shards)
@@ -152,16 +151,6 @@ class PerExampleObjective(objective.Objective):
     def results(self, totals: dict[str, float]) -> dict[str, float]:
         """Divides the sums by the number of examples, once; NaN if every step was skipped."""
         return {name: totals[name] / (totals["examples"] or math.nan) for name in self.names}
-
-
-def _average(losses: tf.Tensor, global_batch: int) -> tf.Tensor:
-    """Returns `tf.nn.compute_average_loss` of float [n] losses: [].
-
-    Without its assertion about the constant `global_batch`, which would run on the host in each step of a GPU.
-    """
-    average = functools.partial(tf.nn.compute_average_loss, global_batch_size=global_batch)
-    function = tf.compat.v1.wrap_function(average, [tf.TensorSpec(losses.shape, losses.dtype)])
-    return function.prune(function.inputs, function.outputs[0])(losses)
 
 
 def check_values(values: dict[str, tf.Tensor], num_examples: int) -> tuple[str, ...]:
