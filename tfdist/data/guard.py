@@ -220,8 +220,8 @@ def _check_graph(graph: Any, name: str, known: Mapping[int, bool], places: str, 
         _tell(
             f"{name} writes variables that belong neither to the model nor to its optimizer: "
             f"{text.list_names(sorted(unsaved), _MAX_NAMED)}. No checkpoint holds them and replicas do not share "
-            f"them: a resumed run would be another run. Make each in a layer of the model: a keras.Variable, a "
-            f"SeedGenerator or add_weight(..., trainable=False); or use {advice}.",
+            f"them: a resumed run would be another run. Make each variable, or the metric or layer that holds it, an "
+            f"attribute of the model or of one of its layers; or use {advice}.",
             refuse=True,
         )
 

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import text
+from tfdist.config import patching, text
 from tfdist.config.patching import patch
 from tfdist.data import autograph
 from tfdist.keras_fit import compiled_model, messages
@@ -123,6 +123,8 @@ def discover(
         again = len(all_metrics(model)) > metrics
         if cluster.num_replicas > 1 and not model.run_eagerly and probe.may_mix(model):
             whole_layers, names = probe.mixing_layers(run, element_spec, batch_size)
+            known, of_keras = probe.layers_known_to_mix(model)
+            whole_layers, names = whole_layers + known, names + of_keras
             _warn_of(names)
             whole_layers = whole_layers if global_view.whole_calls() else []
         if again or whole_layers:
@@ -212,7 +214,8 @@ def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[ke
     kept: list[tuple[keras.Metric, list[Any]]] = []  # The tensors must live as long as their ids are used.
 
     def note(metric: keras.Metric, original: Callable[[], Any]) -> Any:
-        result = original()
+        with _in_metric():
+            result = original()
         parts = compiled_model.flat(result) if isinstance(result, dict) else {None: result}
         kept.append((metric, list(parts.values())))
         for key, value in parts.items():
@@ -223,7 +226,17 @@ def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[ke
         plan.read_metrics.add(id(metric))
         original()
 
+    owners = {id(variable): id(metric) for metric in all_metrics(model) for variable in metric.variables}
+    value = keras.Variable.value
+
+    def read(variable: keras.Variable) -> Any:
+        if id(variable) in owners and global_view.current() is not None:
+            plan.read_metrics.add(owners[id(variable)])
+        return value.fget(variable)
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(patching.restore_class_after(keras.Variable, "value"))
+        patching.put(keras.Variable, "value", property(read))
         for metric in all_metrics(model):
             stack.enter_context(patch(metric, "result", functools.partial(note, metric)))
             stack.enter_context(patch(metric, "reset_state", functools.partial(reset, metric)))
@@ -235,6 +248,12 @@ def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[ke
             for metric, tensors in kept
             if any(tf.executing_eagerly() or (isinstance(one, tf.Tensor) and one.consumers()) for one in tensors)
         }
+
+
+def _in_metric() -> contextlib.AbstractContextManager[None]:
+    """In the block a metric reads and writes its own variables, and not the code of the step."""
+    view = global_view.of_step()
+    return contextlib.nullcontext() if view is None else patching.set_in_block(view, in_layer=True)
 
 
 def all_metrics(model: keras.Model) -> list[keras.Metric]:

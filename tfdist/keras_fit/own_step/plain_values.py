@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.config import text
+from tfdist.config import patching, text
 from tfdist.keras_fit import compiled_model, messages
 from tfdist.training import api as trainer
 
@@ -66,7 +66,7 @@ def put_back(model: keras.Model) -> Iterator[None]:
         _write({key: (one, was) for key, (one, was) in _changed(before).items() if _may_be_of_step(one, key[1], was)})
         for (of, name), (one, _) in _read(model).items():
             if of in built and (of, name) not in before and name in vars(type(one)):  # As the class has it.
-                delattr(one, name)
+                vars(one).pop(name)
         for held, items in lists:
             if not any(isinstance(one, keras.layers.Layer | keras.Variable | tf.Variable) for one in held):
                 held[:] = items
@@ -132,7 +132,7 @@ def _may_be_of_step(one: Any, name: str, was: Any) -> bool:
 
 def _write(values: _Values) -> None:
     for (_, name), (one, value) in values.items():
-        setattr(one, name.removeprefix("_"), value)
+        patching.put(one, name.removeprefix("_"), value)
 
 
 def _lists(model: keras.Model) -> list[tuple[list, list]]:

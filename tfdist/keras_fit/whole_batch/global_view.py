@@ -270,11 +270,14 @@ class GlobalView:
         examples = (
             self.plan.batch if self.discovers else int(tf.maximum(self.rows.count, 1) if of_shard else self.rows.total)
         )
-        if isinstance(value, _COMPOSITE) and value.shape[0] is None:
+        if value.shape[0] is None and (of_shard or isinstance(value, _COMPOSITE)):  # As a layer for texts returns.
             return 1
         size = value.shape[0] or 0
         if examples == 1:
             return int(size == 1)
+        # As many rows as there are pairs of examples have not the same number for each example of a smaller batch.
+        if self.discovers and not self.plan.is_static and size % examples**2 == 0:
+            return 0
         divides = any(size % int(part * examples) == 0 for part in (*self.plan.data, 1))
         return fractions.Fraction(size, examples) if size and divides else 0
 
@@ -283,9 +286,15 @@ class GlobalView:
             whole = self.whole_of(value, times)
             mask = None if isinstance(value, _COMPOSITE) else rows_lib.mask_of(value)
             return whole if mask is None else rows_lib.with_mask(whole, self.whole_of(mask, times))
-        # A number that a layer computes from its rows, such as a loss, is taken as a mean over them.
-        is_number = isinstance(value, tf.Tensor) and value.dtype.is_floating and value.shape.rank == 0
-        return self.whole_mean(value) if is_number else value
+        if not isinstance(value, tf.Tensor) or value.shape.rank != 0 or tf.get_static_value(value) is not None:
+            return value
+        # A number that a layer computes from its rows, such as a loss, is taken as a mean over them; a whole one, as a
+        # count; and a truth as that of the first replica.
+        if value.dtype.is_floating:
+            return self.whole_mean(value)
+        counts = tf.equal(self.rows.low, 0) if value.dtype.is_bool else self.rows.count > 0
+        part = tf.cast(value, tf.int64) * tf.cast(counts, tf.int64)
+        return tf.cast(self.whole_sum(part), value.dtype)
 
     def whole_mean(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the mean of a number over the replicas, weighted by their examples."""

@@ -143,7 +143,8 @@ def update_metric(metric: keras.Metric, original: Callable[..., Any], *args: Any
     own = [view.part_of(one) for one in flat] if is_number else view.rows_of_arguments(flat, decided)
     args, keywords = tf.nest.pack_sequence_as((args, keywords), own)
     if view.discovers:
-        return original(*args, **keywords)
+        with patching.set_in_block(view, in_layer=True):
+            return original(*args, **keywords)
     zeros = [(one, tf.zeros(one.shape, one.dtype)) for one in metric.variables]
     with patching.set_in_block(view, in_layer=True), keras.StatelessScope(state_mapping=zeros) as scope:
         original(*args, **keywords)

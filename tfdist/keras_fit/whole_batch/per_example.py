@@ -1,5 +1,6 @@
 """Which losses and metrics of Keras may be computed shard by shard: those whose shards add up to the whole batch."""
 
+import contextlib
 from typing import Any
 
 import keras
@@ -13,10 +14,10 @@ _LOSSES = (
     *("KLDivergence", "LogCosh", "MeanAbsoluteError", "MeanAbsolutePercentageError", "MeanSquaredError"),
     *("MeanSquaredLogarithmicError", "Poisson", "SparseCategoricalCrossentropy", "SquaredHinge"),
 )
-# Metrics whose state is a sum over examples.
+# Metrics whose state is a sum over examples. The config of CosineSimilarity does not say over which axis.
 _METRICS = (
     *("AUC", "Accuracy", "BinaryAccuracy", "BinaryCrossentropy", "BinaryIoU", "CategoricalAccuracy"),
-    *("CategoricalCrossentropy", "CategoricalHinge", "ConcordanceCorrelation", "CosineSimilarity", "F1Score"),
+    *("CategoricalCrossentropy", "CategoricalHinge", "ConcordanceCorrelation", "F1Score"),
     *("FBetaScore", "FalseNegatives", "FalsePositives", "Hinge", "IoU", "KLDivergence", "LogCoshError", "Mean"),
     *("MeanAbsoluteError", "MeanAbsolutePercentageError", "MeanIoU", "MeanSquaredError", "MeanSquaredLogarithmicError"),
     *("OneHotIoU", "OneHotMeanIoU", "PearsonCorrelation", "Poisson", "Precision", "PrecisionAtRecall", "R2Score"),
@@ -62,6 +63,10 @@ def is_per_example(one: Any) -> bool:
 
 def _is_of_last_axis(loss: keras.Loss) -> bool:
     """Returns whether a loss of Keras has no `axis` of the user's, which may be that of the examples."""
-    if isinstance(loss, keras.losses.CosineSimilarity):  # Its config has no axis.
-        return loss.call(keras.ops.ones((2, 3)), keras.ops.ones((2, 3))).shape[0] == 2
+    kinds = (keras.losses.CosineSimilarity, keras.losses.SparseCategoricalCrossentropy)  # Their configs have no axis.
+    if isinstance(loss, kinds):
+        targets = keras.ops.ones((2,) if isinstance(loss, kinds[1]) else (2, 3))
+        with contextlib.suppress(ValueError):  # Targets of this axis have another shape.
+            return loss.call(targets, keras.ops.ones((2, 3))).shape == (2,)
+        return False
     return loss.get_config().get("axis", -1) == -1

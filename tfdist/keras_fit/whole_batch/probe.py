@@ -25,6 +25,7 @@ from tfdist.training import api as trainer
 _ROUNDING = {2: 2e-2, 4: 5e-5, 8: 5e-5}
 # Rows that a batch of unknown size gets: few other tensors have as many.
 _ROWS = 26
+_MIXING = (keras.layers.MixUp, keras.layers.CutMix)
 # Functions that draw random numbers: they return a constant, so that a layer returns the same for a row in any batch.
 _DRAWS = [
     *((keras.random, name) for name in ("normal", "truncated_normal", "uniform", "randint", "gamma", "beta")),
@@ -85,7 +86,7 @@ class Probe(GlobalView):
 
         Keras' own layers do not train: dropout draws, and plain batch normalisation has a line of its own.
         """
-        is_leaf = _is_of_keras(layer) and len(trainer.layers_of_all_depths(layer)) == 1
+        is_leaf = _is_of_keras(layer) and len(_parts(layer)) == 1
         if is_leaf and "training" in inspect.signature(layer.call).parameters:
             keywords["training"] = False
         flat = tf.nest.flatten((args, keywords))
@@ -110,7 +111,7 @@ class Probe(GlobalView):
             with patching.set_in_block(self, compares=False, numbers=numbers[-1]):
                 parts.append(tf.nest.flatten(original(layer, *some, **named)))
         for one, *halves in zip(tf.nest.flatten(whole), *parts, strict=True):
-            if isinstance(one, tf.Tensor) and one.dtype.is_floating:
+            if isinstance(one, tf.Tensor) and one.dtype != tf.string:
                 self.found.append((layer, _name(layer), _difference(one, halves)))
         if is_outermost:
             for (words, one), *halves in zip(*numbers, strict=True):
@@ -133,10 +134,22 @@ def _name(layer: keras.Layer) -> str:
     return f"{type(layer).__name__} ({layer.name})"
 
 
+def layers_known_to_mix(model: keras.Model) -> tuple[list[keras.layers.Layer], list[str]]:
+    """Returns Keras' layers in a model that combine examples, with those around them, and the names of the former."""
+    layers = [(one, [part.name for part in _parts(one) if isinstance(part, _MIXING)]) for one in _parts(model)]
+    return [one for one, names in layers if names], layers[0][1]
+
+
+def _parts(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    return trainer.layers_of_all_depths(layer)
+
+
 def may_mix(model: keras.Model) -> bool:
     """Returns whether a model has layers of the user's, functions as layers, or layers of Keras with the axis 0."""
-    for layer in trainer.layers_of_all_depths(model):
+    for layer in _parts(model):
         if isinstance(layer, keras.layers.Lambda) or not _is_of_keras(layer):
+            return True
+        if isinstance(layer, _MIXING):
             return True
         axes = keras.tree.flatten(getattr(layer, "axis", None))
         if 0 in axes or any(not isinstance(one, keras.layers.Layer) for one in getattr(layer, "operations", ())):
@@ -145,28 +158,35 @@ def may_mix(model: keras.Model) -> bool:
 
 
 def _difference(whole: tf.Tensor, halves: list[tf.Tensor]) -> tf.Tensor:
+    rounding = _ROUNDING.get(whole.dtype.size, 5e-5)
+    if not whole.dtype.is_floating:
+        whole, halves = (tf.nest.map_structure(lambda one: tf.cast(one, tf.float32), part) for part in (whole, halves))
+        halves = halves if whole.shape.rank else [half * len(halves) for half in halves]  # Counts are added.
     together = tf.concat(halves, 0) if whole.shape.rank else tf.add_n(halves) / len(halves)
-    if whole.shape.rank and whole.shape == halves[0].shape:  # It has no rows.
+    if whole.shape.rank and whole.shape[0] is not None and whole.shape == halves[0].shape:  # It has no rows.
         whole = tf.concat([whole] * len(halves), 0)
     if not whole.shape.is_compatible_with(together.shape):
         return tf.constant(np.inf, tf.float32)
-    rounding = _ROUNDING[whole.dtype.size]
     whole, together = tf.cast(whole, tf.float32), tf.cast(together, tf.float32)
     return tf.reduce_max(tf.abs(whole - together)) / (tf.reduce_max(tf.abs(whole)) + 1e-6) / rounding
 
 
 def random_rows(element_spec: Any, size: int) -> Any:
-    """Returns random tensors [size, ...] for nested specs; None if one is neither a number nor dense."""
+    """Returns random tensors [size, ...] for nested specs; None if one is not dense."""
     random = np.random.default_rng(0)
 
     def rows(spec: tf.TensorSpec) -> tf.Tensor:
         shape = [spec.shape[0] or size, *(1 if one is None else one for one in spec.shape[1:])]
+        if spec.dtype == tf.string:
+            return tf.constant(np.array(["one", "two three"])[random.integers(0, 2, shape)])
         if spec.dtype.is_floating:
-            return tf.cast(random.uniform(0.0, 1.0, shape) ** 4 + 0.01, spec.dtype)  # Rows of many directions.
+            # Rows of many directions, and of other sizes in the second half.
+            sizes = np.reshape(np.linspace(0.2, 3.0, shape[0]), [-1] + [1] * (len(shape) - 1))
+            return tf.cast(sizes * random.uniform(0.0, 1.0, shape) ** 4 + 0.01, spec.dtype)
         return tf.cast(random.integers(0, 2, shape), spec.dtype)
 
     flat = tf.nest.flatten(element_spec)
-    if not all(one is None or (isinstance(one, tf.TensorSpec) and one.dtype != tf.string) for one in flat):
+    if not all(one is None or isinstance(one, tf.TensorSpec) for one in flat):
         return None
     return tf.nest.map_structure(lambda spec: spec if spec is None else rows(spec), element_spec)
 
@@ -187,6 +207,8 @@ def mixing_layers(
     static = next((one.shape[0] for one in tf.nest.flatten(element_spec) if one is not None and one.shape.rank), None)
     size = static or _ROWS
     data = random_rows(element_spec, size)
+    if data is None:
+        _tell_untried("a layer", "the data is ragged or sparse")
     if data is None or size < 2:
         return [], []
     compared: list[tuple[keras.Layer, str]] = []
@@ -214,14 +236,12 @@ def mixing_layers(
         # Without what the step writes or prints, and without metrics.
         values = [float(one) for one in function.prune(function.inputs[: len(flat)], function.outputs)(*flat)]
     except Exception as error:  # A step that needs other values or another size.
-        _tell_untried("a layer", str(error).strip().partition("\n")[0])
+        _tell_untried("a layer", getattr(error, "message", str(error)).strip().partition("\n")[0])
     if untried:
         _tell_untried(text.list_names(dict.fromkeys(untried), 3), "it draws random numbers")
     mixing = [one for one, value in zip(compared, values, strict=True) if value > 1.0] if values else []
     ids = {id(layer) for layer, words in mixing if words == _name(layer)}
     inner = [
-        words
-        for layer, words in mixing
-        if words != _name(layer) or not ids & {id(part) for part in trainer.layers_of_all_depths(layer)[1:]}
+        words for layer, words in mixing if words != _name(layer) or not ids & {id(part) for part in _parts(layer)[1:]}
     ]
     return [layer for layer, _ in mixing], list(dict.fromkeys(inner))
