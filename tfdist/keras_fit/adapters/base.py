@@ -200,7 +200,10 @@ def _check_rows(totals: list[tf.Tensor], replicas: int) -> list[tf.Operation]:
     """Checks that tensors of different numbers of rows, such as labelled and unlabelled images, have equal shards."""
     sizes = tf.stack(totals)
     equal = tf.reduce_all(tf.equal(sizes, sizes[0])) | tf.reduce_all(tf.equal(sizes % replicas, 0))
-    text = f"A batch holds tensors of different numbers of rows, which {replicas} replicas must divide. Rows:"
+    text = (
+        f"A batch holds tensors of different numbers of rows, which {replicas} replicas must divide: use batch(N, "
+        "drop_remainder=True), with an N that they divide. Rows:"
+    )
     return [] if len(totals) == 1 or replicas == 1 else [tf.debugging.Assert(equal, [text, sizes], summarize=-1)]
 
 

@@ -15,8 +15,8 @@ from tfdist.keras_fit import compiled_model
 
 # The reason in a message of Keras, which lists the arguments of the call after it.
 _REASON = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)
-# The check of `base.py` before it divides a batch, with the rows of its tensors.
-_UNEVEN = re.compile(r"\[(A batch holds tensors of different numbers of rows[^\]]*)\] \[([^\]]*)\]")
+# Checks of tfdist in a step and in the data, each with the numbers that it compares.
+_CHECK = re.compile(r"\[((?:A batch holds|The layer)[^\]]*)\] \[([^\]]*)\]")
 _KERAS = os.path.join(os.path.dirname(keras.__file__), "")
 
 
@@ -79,11 +79,9 @@ def explain(steps: int) -> Iterator[None]:
             "give steps_per_epoch batches for each epoch: let it start again at its end, or lower steps_per_epoch."
         ) from None
     except tf.errors.InvalidArgumentError as error:
-        if (found := _UNEVEN.search(error.message)) is None:
+        if (found := _CHECK.search(error.message)) is None:
             raise
-        raise ValueError(
-            f"{found[1]} {found[2]}. Use batch(N, drop_remainder=True), with an N that the replicas divide."
-        ) from None
+        raise ValueError(f"{found[1]} {found[2]}") from None
     except tf.errors.UnimplementedError as error:
         if "Cast string to" not in error.message:
             raise

@@ -50,6 +50,8 @@ class Call:
     # For each flat argument and output its number of rows for each example; 0: it has none.
     arguments: list[fractions.Fraction | int]
     outputs: list[fractions.Fraction | int] = dataclasses.field(default_factory=list)
+    # The outputs of which the trace does not tell the number of rows; it is taken as one for each example.
+    unknown: list[bool] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -171,6 +173,8 @@ class GlobalView:
         flat = tf.nest.flatten(outputs)
         if self._decides:
             decided.outputs = [self.times_of(one, of_shard=True) for one in flat]
+            decided.unknown = [isinstance(one, tf.Tensor) and one.shape.rank and one.shape[0] is None for one in flat]
+        flat = [self._checked(*pair, layer) for pair in zip(flat, decided.unknown, strict=True)]
         pairs = zip(flat, decided.outputs, strict=True)
         return tf.nest.pack_sequence_as(outputs, [self._output(one, times) for one, times in pairs])
 
@@ -295,6 +299,18 @@ class GlobalView:
         counts = tf.equal(self.rows.low, 0) if value.dtype.is_bool else self.rows.count > 0
         part = tf.cast(value, tf.int64) * tf.cast(counts, tf.int64)
         return tf.cast(self.whole_sum(part), value.dtype)
+
+    def _checked(self, value: Any, unknown: bool, layer: keras.Layer) -> Any:
+        if not unknown or self._decides:
+            return value
+        words = (
+            f"The layer {layer.name} returns a number of rows that depends on the values of the batch, which replicas "
+            "cannot gather: return one for each example, and choose rows outside of layers. Rows, and examples:"
+        )
+        sizes = tf.stack([tf.shape(value, tf.int64)[0], tf.maximum(self.rows.count, 1)])
+        mask = rows_lib.mask_of(value)
+        with tf.control_dependencies([tf.debugging.Assert(tf.equal(sizes[0], sizes[1]), [words, sizes])]):
+            return rows_lib.with_mask(tf.identity(value), mask)
 
     def whole_mean(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the mean of a number over the replicas, weighted by their examples."""
