@@ -106,7 +106,7 @@ def script_of(cluster, workdir):
     """In the block, this process is that of a script under tfdist.run."""
     with (
         model_methods.distribute_methods(cluster, workdir),
-        entropy.share_entropy(cluster, workdir),
+        entropy.share_seed(cluster, workdir),
         context.script_runs(cluster),
     ):
         yield
