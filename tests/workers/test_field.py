@@ -71,6 +71,18 @@ model.set_weights([np.full((3, 1), os.urandom(1)[0] + os.getpid()), np.zeros(1)]
 model.fit(x, x, verbose=0)
 """
 
+SAVES = """
+import os, keras, numpy as np
+class Saves(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if '"index": 1' in os.environ["TF_CONFIG"] and batch == 2:
+            open("now_and_then.txt", "w").close()
+x = np.ones((40, 3), "float32")
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x, epochs=2, batch_size=8, verbose=0, callbacks=[Saves()])
+"""
+
 LOST = """
 import os, signal
 import tensorflow as tf
@@ -137,6 +149,14 @@ def test_the_end_of_a_script_with_a_code_is_that_of_python():
     plain, ours = processes.at_once(*(functools.partial(trial.run, script, way) for way in ("keras", "two workers")))
     assert trial.verdict(script, plain, ours, "two workers")[0] == "equal"
     assert plain.found[0][0]["order"] == ["thread", "second", "first"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_writes_while_the_others_train_is_named(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SAVES)
+    found = trial.run(script, "two workers")
+    assert 0 not in found.codes and "worker 1 is at script.py:6" in "".join(found.outputs), found.outputs
 
 
 def test_workers_that_run_different_lines_are_named(tmp_path):

@@ -20,8 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import cluster as cluster_lib
-from tfdist.cluster import collective_guard
+from tfdist.cluster import collective_guard, error_report
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.liveness import peer_loss
 from tfdist.config import patching, user_code
 from tfdist.keras_fit import messages
 
@@ -30,6 +31,7 @@ _HERE = (f"{pathlib.Path(__file__).parent}/", patching.__file__)
 
 # Libraries that train many models, and skip those that they have trained before.
 _SEARCHES = ("keras_tuner", "autokeras", "optuna")
+_ADVICE = "Files, the time or something else decided otherwise there: all workers must run the same lines."
 # A block of `apart` has so many bits for the numbers of its draws.
 _DRAWS_BITS = 32
 
@@ -190,13 +192,20 @@ def meet(place: str, path: Any = None) -> None:
     """
     named = _is_path(path) and not os.fsdecode(path).startswith(unread_directory())
     numbers = [zlib.crc32(place.encode()), zlib.crc32(os.fsencode(path)) if named else -1]
-    with tf.init_scope():
-        found = _script.cluster.all_gather(numbers)
+    try:
+        with tf.init_scope():
+            found = _script.cluster.all_gather(numbers)
+    except tf.errors.OpError as error:
+        if not error_report.DIFFERENT.search(str(error)):
+            raise
+        raise RuntimeError(
+            f"{peer_loss.DIFFERENT_GRAPHS}: worker {_script.cluster.rank} is at {place}, and others are not. {_ADVICE}"
+        ) from error
     others = np.flatnonzero(found[:, 0] != found[0, 0])
     if len(others):
         raise RuntimeError(
             f"Worker {others[0]} does not run the same lines of the script as worker 0; worker {_script.cluster.rank} "
-            f"is at {place}. Files, the time or something else decided otherwise there: all workers must run the same."
+            f"is at {place}. {_ADVICE}"
         )
     if named and numbers[1] != found[0, 1]:
         messages.say_once(
