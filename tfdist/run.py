@@ -114,7 +114,7 @@ def run_script(command: Command) -> int:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(model_methods.distribute_methods(cluster, command.workdir))
-            stack.enter_context(entropy.share_entropy(cluster, command.workdir))
+            stack.enter_context(entropy.share_seed(cluster, command.workdir))
             stack.enter_context(context.script_runs(cluster))
             stack.enter_context(caches.forget_killed_writers())
             stack.enter_context(files.write_once(cluster))

@@ -36,6 +36,53 @@ model.fit(batches(1.0), steps_per_epoch=2, epochs=3, verbose=0, callbacks=[Own()
 model.fit(batches(mine), steps_per_epoch=2, epochs=1, verbose=0)
 """
 
+# Files in the ways that scripts write them; then a name and weights that each worker draws by itself.
+FILES = """
+import json, os, pathlib, tempfile, time, keras, numpy as np
+from recording import record
+x = np.random.default_rng().random((8, 3)).astype("float32")
+with tempfile.NamedTemporaryFile("w", dir=".", delete=False) as file:
+    json.dump({"a": 1}, file)
+os.replace(file.name, "final.json")
+with tempfile.TemporaryDirectory(dir=".") as folder:
+    pathlib.Path(folder, "part.txt").write_text("part")
+    found = [json.load(open("final.json"))["a"], pathlib.Path(folder, "part.txt").read_text(), os.listdir(folder)]
+with tempfile.TemporaryDirectory() as folder:
+    np.save(f"{folder}/x.npy", x)
+    found += [bool((np.load(f"{folder}/x.npy") == x).all()), os.listdir(folder)]
+mapped = np.memmap("mapped", "float32", "w+", shape=(4,))
+mapped[:] = 2
+log = open("log.txt", "a+")
+for line in ("one", "two"):
+    print(line, file=log, flush=True)
+log.seek(0)
+found += [float(np.memmap("mapped", "float32").sum()), log.read(), open("log.txt").read()]
+try:
+    os.makedirs("made/twice")
+    os.makedirs("made/twice")
+except FileExistsError as error:
+    found += [error.filename, sorted(os.listdir("."))]
+with open(f"log-{time.time_ns()}.txt", "w") as file:
+    file.write("a name by the time")
+record(found=found)
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")])
+model.compile("sgd", "mse")
+model.set_weights([np.full((3, 1), os.urandom(1)[0] + os.getpid()), np.zeros(1)])
+model.fit(x, x, verbose=0)
+"""
+
+SAVES = """
+import os, keras, numpy as np
+class Saves(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if '"index": 1' in os.environ["TF_CONFIG"] and batch == 2:
+            open("now_and_then.txt", "w").close()
+x = np.ones((40, 3), "float32")
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x, epochs=2, batch_size=8, verbose=0, callbacks=[Saves()])
+"""
+
 LOST = """
 import os, signal
 import tensorflow as tf
@@ -105,6 +152,14 @@ def test_the_end_of_a_script_with_a_code_is_that_of_python():
     assert plain.found[0][0]["order"] == ["thread", "second", "first"]
 
 
+@pytest.mark.slow
+def test_a_worker_that_writes_while_the_others_train_is_named(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SAVES)
+    found = trial.run(script, "two workers")
+    assert 0 not in found.codes and "worker 1 is at script.py:6" in "".join(found.outputs), found.outputs
+
+
 def test_workers_that_run_different_lines_are_named(tmp_path):
     script = tmp_path / "script.py"
     lines = ["import os", "other = '\"index\": 1' in os.environ['TF_CONFIG']", "if other:", "    os.mkdir('a')"]
@@ -112,6 +167,23 @@ def test_workers_that_run_different_lines_are_named(tmp_path):
     found = trial.run(script, "two workers")
     assert found.codes[0] == 1 and "does not run the same lines of the script as worker 0" in found.outputs[0]
     assert "script.py:6" in found.outputs[0]
+
+
+def test_files_are_written_once_and_a_name_and_weights_that_differ_are_named(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(FILES)
+    found = trial.run(script, "two workers")
+    files = ["final.json", "log.txt", "made", "mapped", "script.py"]
+    expected = [1, "part", ["part.txt"], True, ["x.npy"], 8.0, *["one\ntwo\n"] * 2, "made/twice", files]
+    assert found.found == [[{"found": expected}]] * 2, found.outputs
+    assert found.codes == [77, 77] and "model/sequential/only/kernel" in found.outputs[0]
+    assert "names a file log-" in found.outputs[1] and "names a file" not in found.outputs[0]
+
+
+def test_data_that_each_worker_draws_by_the_time_are_named():
+    (script,) = trial.scripts(["around/time_seed"])
+    found = trial.run(script, "two workers")
+    assert trial.verdict(script, found, found, "two workers")[0] == "refused", found.outputs
 
 
 def test_a_worker_that_is_lost_in_a_loop_with_a_strategy_is_named(tmp_path):

@@ -16,7 +16,10 @@ _NAME_SECONDS = 3.0
 # Seconds to wait for the chief to announce the error that this worker has, too.
 _SAME_FAILURE_SECONDS = 3.0
 # Errors of sums of different graphs: of the ring over TCP, and of TensorFlow's own collectives.
-_DIFFERENT = re.compile(f"{peer_loss.DIFFERENT_GRAPHS}.*|((?:Shape|Data type) mismatch in the collective instance).*")
+DIFFERENT = re.compile(
+    f"{peer_loss.DIFFERENT_GRAPHS}.*"
+    r"|((?:Shape|Data type) mismatch in the collective instance|Collective instance \d+ expected type).*"
+)
 
 
 def report_exception(error: BaseException) -> int:
@@ -39,7 +42,7 @@ def _report(error: BaseException) -> int:
         peer_loss.announce_failure("interrupted")
         _print(str(error) or "interrupted before the run was saved")
         return 130
-    if different := _DIFFERENT.search(str(error)):
+    if different := DIFFERENT.search(str(error)):
         text = different[0]
         if different[1]:
             text = f"{peer_loss.DIFFERENT_GRAPHS}: {text} Models, losses and steps must be the same on all workers"

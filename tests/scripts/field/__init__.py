@@ -10,6 +10,7 @@ read back. The first lines of a script may say what else than equal numbers is e
     # per replica: batch norm    values of several replicas may differ, and the run says so with these words
     # refused: OneDeviceStrategy the run ends with a message that has these words
     # refused on several replicas: stateful
+    # refused on two workers: has other data
     # told: a database         two workers say so with these words
     # own process                a separate process: one that is forked has the hashes of texts of its parent
     # exits                      the exit code is not 0

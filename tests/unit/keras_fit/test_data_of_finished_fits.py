@@ -2,12 +2,9 @@
 
 import contextlib
 import itertools
-import multiprocessing.synchronize
 import random
 import runpy
 import sys
-import tempfile
-import uuid
 
 import forked
 import keras
@@ -106,7 +103,7 @@ def script_of(cluster, workdir):
     """In the block, this process is that of a script under tfdist.run."""
     with (
         model_methods.distribute_methods(cluster, workdir),
-        entropy.share_entropy(cluster, workdir),
+        entropy.share_seed(cluster, workdir),
         context.script_runs(cluster),
     ):
         yield
@@ -121,7 +118,7 @@ def test_a_script_draws_the_same_after_a_fit_that_is_finished(cluster, tmp_path)
                 callback = Draws()
                 model.fit(X, Y, epochs=2, verbose=0, callbacks=[callback])
                 yield callback.drawn
-            yield np.random.default_rng().random(), uuid.uuid4(), np.random.normal(), random.random()
+            yield np.random.default_rng().random(), np.random.RandomState().rand(), np.random.normal(), random.random()
 
     whole = [*script()]
     assert whole[0] != whole[1]
@@ -133,20 +130,6 @@ def test_passes_of_a_loop_are_those_of_the_shuffle_also_if_the_loop_leaves_one(c
     for steps in (2, 4, 2, 4):
         ours = [batch.element["data"][0] for batch in itertools.islice(tfdist.batches(data[0]), steps)]
         np.testing.assert_array_equal(ours, [*itertools.islice(data[1], steps)])
-
-
-def test_names_of_temporary_files_are_not_drawn_for_all_workers(cluster, tmp_path, monkeypatch):
-    """The chief may make its first one in a fit, and another worker, or a later start, when it needs a lock."""
-
-    def drawn(*functions):
-        monkeypatch.setattr(tempfile, "_name_sequence", None)
-        with script_of(cluster, tmp_path):
-            for make in functions:
-                make(dir=tmp_path)
-            return np.random.default_rng().random()
-
-    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "_rand", tempfile._RandomNameSequence())
-    assert drawn(tempfile.mkdtemp, lambda dir: multiprocessing.Lock()) == drawn()
 
 
 FITS = """

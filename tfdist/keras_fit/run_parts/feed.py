@@ -127,7 +127,7 @@ def with_comparison(
         return feed
     waits = adapter.gate is None or adapter.gate.holds or adapter.epoch_hooks is not None
     generators = waits and (validation is None or validation.gate is None)
-    attributes = functools.partial(trainer.plain_attributes, runner.on_all_workers(), skip=compare_workers.is_time)
+    attributes = functools.partial(trainer.plain_attributes, runner.on_all_workers(), skip=compare_workers.is_of_worker)
     compared = compare_workers.WorkerComparison(cluster, attributes, adapter.gate, generators=generators)
 
     def end_epoch() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.adapters.epoch_gate import EpochGate
+from tfdist.keras_fit.script import context
 
 _TOLERANCE = 1e-4
 # A number that a clock has shown since so many seconds before this import is a time.
@@ -47,12 +48,9 @@ class WorkerComparison:
         batch = (0.0,) * 4 if self._gate is None else self._gate.first_batch()
         total = zlib.crc32(json.dumps(found, sort_keys=True).encode())
         workers = self._cluster.all_gather([float(total), *batch])
-        differing = []
-        same = np.allclose(workers[:, 2:], workers[0, 2:], rtol=_TOLERANCE, atol=_TOLERANCE)
-        if not same or np.ptp(workers[:, 1]):
-            mine, chief = workers[self._cluster.rank, 1:], workers[0, 1:]
-            if mine[0] != chief[0] or not np.allclose(mine[1:], chief[1:], rtol=_TOLERANCE, atol=_TOLERANCE):
-                differing.append("the first batch of the epoch")
+        mine, chief = workers[self._cluster.rank, 1:], workers[0, 1:]
+        same = mine[0] == chief[0] and np.allclose(mine[1:], chief[1:], rtol=_TOLERANCE, atol=_TOLERANCE)
+        differing = [] if same else ["the first batch of the epoch"]
         if np.ptp(workers[:, 0]):
             there = json.loads(self._cluster.all_gather_text(json.dumps(found))[0])
             differing += sorted(name for name in {**found, **there} if found.get(name) != there.get(name))
@@ -84,8 +82,10 @@ def _generators_of_the_script() -> Iterator[tuple[str, int]]:
             yield f"the random generator {name}", zlib.crc32(repr(value.getstate()).encode())
 
 
-def is_time(value: Any) -> bool:
-    """Returns whether an attribute is a time that a clock has shown to this process."""
+def is_of_worker(value: Any) -> bool:
+    """Returns whether an attribute is a time that this process has read from a clock, or names a temporary file."""
+    if isinstance(value, str):
+        return context.is_own(value)
     return isinstance(value, float) and any(
         start <= value <= clock() for start, clock in zip(_STARTED, _CLOCKS, strict=True)
     )

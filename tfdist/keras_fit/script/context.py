@@ -20,15 +20,20 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import cluster as cluster_lib
-from tfdist.cluster import collective_guard
+from tfdist.cluster import collective_guard, error_report
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.liveness import peer_loss
 from tfdist.config import patching, user_code
+from tfdist.keras_fit import messages
 
 # The modules of this directory, and what calls them for what they replace.
 _HERE = (f"{pathlib.Path(__file__).parent}/", patching.__file__)
 
 # Libraries that train many models, and skip those that they have trained before.
 _SEARCHES = ("keras_tuner", "autokeras", "optuna")
+_ADVICE = "Files, the time or something else decided otherwise there: all workers must run the same lines."
+# A block of `apart` has so many bits for the numbers of its draws.
+_DRAWS_BITS = 32
 
 
 @dataclasses.dataclass
@@ -37,22 +42,11 @@ class _Script:
 
     cluster: Cluster
     by_tfdist: bool = False
-    # Temporary files and directories that the script has made.
-    temporary: list[str] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass
-class _Drawn:
-    """How much was drawn, and in which block of `apart`."""
-
-    block: tuple[int, ...] = ()
+    # The number of the last draw for all workers.
     draws: int = 0
-    # Blocks of `apart` in this one.
-    blocks: int = 0
 
 
 _script: _Script | None = None
-_drawn = _Drawn()
 
 
 @contextlib.contextmanager
@@ -87,21 +81,20 @@ def running(by_tfdist: bool = True) -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
     """As `running`; what the block draws changes no later draw, as a resumed script may skip the block or a part."""
-    _drawn.blocks += 1
-    block = (*_drawn.block, _drawn.draws, _drawn.blocks)
-    with running(), patching.set_in_block(_drawn, block=block, draws=0, blocks=0):
+    if _script is None:
+        yield
+        return
+    _script.draws += 1
+    with running(), patching.set_in_block(_script, draws=_script.draws << _DRAWS_BITS):
         yield
 
 
-def begin_draws() -> None:
-    """Begins to count draws anew, for another script."""
-    vars(_drawn).update(vars(_Drawn()))
-
-
-def next_draw() -> tuple[int, ...]:
-    """Returns the place of a draw of all workers, another one for each draw: the same in each start of the script."""
-    _drawn.draws += 1
-    return *_drawn.block, _drawn.draws
+def next_draw() -> int:
+    """Returns the number of a draw of all workers, the same in each start of the script; 0: this worker draws alone."""
+    if _script is None or not _draws_for_all():
+        return 0
+    _script.draws += 1
+    return _script.draws
 
 
 def is_running() -> bool:
@@ -116,39 +109,33 @@ def in_script() -> bool:
 
 def on_all_workers() -> bool:
     """Returns True where code runs that all of several workers run: the script's, in the main thread."""
-    return _script is not None and not _script.by_tfdist and _script.cluster.num_workers > 1 and draws_for_all()
+    return _script is not None and not _script.by_tfdist and _script.cluster.num_workers > 1 and _draws_for_all()
 
 
-def draws_for_all() -> bool:
+def _draws_for_all() -> bool:
     """Returns True where all workers draw the same: in the main thread, and not where one worker runs alone."""
     return not cluster_lib.on_this_worker_only() and threading.current_thread() is threading.main_thread()
 
 
-def calling_line(path: Any = None, *, directly: bool = False) -> str:
+def calling_line(path: Any = None) -> str:
     """Returns the place of the script that calls, such as "train.py:12"; "" where workers need not do the same.
 
-    That is: a worker runs alone, a module is imported, or a library calls for a purpose of its own.
+    That is: a worker runs alone, a module is imported, `path` is no path or one of this worker alone, or a library
+    calls for a purpose of its own.
 
     Args:
         path: the file that a function is called for; None: another function. Libraries that a line of the script calls
-            write files for it, such as a picture; but not those in hidden and temporary directories, which are theirs.
-        directly: whether not even a module of Python may be between.
+            write files for it, such as a picture; but not those in hidden directories, which are theirs.
     """
-    if not on_all_workers():
+    if not on_all_workers() or (path is not None and (not _is_path(path) or is_own(path))):
         return ""
-    frame, libraries = inspect.currentframe(), set()
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith("<frozen importlib"):
+    frame, by_library = inspect.currentframe(), False
+    while frame is not None and (owner := _owner(frame.f_code.co_filename)) != "user":
+        if owner == "import":
             return ""
-        owner = _owner(file)
-        if owner == "user":
-            break
-        libraries.add(owner)
+        by_library = by_library or owner == "library"
         frame = frame.f_back
-    if frame is None or (directly and "python" in libraries):
-        return ""
-    if "library" in libraries and (path is None or _is_of_library(path)):
+    if frame is None or (by_library and (path is None or _is_of_library(path))):
         return ""
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
@@ -166,59 +153,78 @@ def calling_search() -> str:
 
 @functools.cache
 def _owner(file: str) -> str:
-    """Returns whose code `file` is: "user", "library", "python", or "here"."""
-    if file.startswith((*_HERE, "<")):
-        return "here"
-    if user_code.is_users(file):
-        return "user"
-    return "python" if user_code.is_of_python(file) else "library"
+    """Returns whose code `file` is: "user", "library", "import", or "" of Python and of this directory."""
+    if file.startswith("<frozen importlib"):
+        return "import"
+    if file.startswith((*_HERE, "<")) or user_code.is_of_python(file):
+        return ""
+    return "user" if user_code.is_users(file) else "library"
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | bytes | os.PathLike)
 
 
 def _is_of_library(path: Any) -> bool:
-    """Returns whether a library writes `path` for itself: it is hidden, temporary, or in the library."""
-    if not isinstance(path, str | bytes | os.PathLike):
-        return True
-    place, here = os.path.abspath(os.fsdecode(path)), os.path.join(os.getcwd(), "")
-    # The working directory may itself be a temporary one.
-    works_there = is_of_host(here) and here != _temporary_directory() and place.startswith(here)
-    if is_of_host(place) and not works_there:
-        return not any(place.startswith(made) for made in _script.temporary)
-    hidden = any(part.startswith(".") for part in place.removeprefix(here).split(os.sep))
-    return hidden or not user_code.is_users(place) or place.startswith(("/dev/", "/proc/"))
+    """Returns whether a library writes `path` for itself: it is hidden, or in the library."""
+    place = os.path.abspath(os.fsdecode(path)).removeprefix(os.path.join(os.getcwd(), ""))
+    return any(part.startswith(".") for part in place.split(os.sep)) or not user_code.is_users(place)
 
 
-def note_temporary(path: str) -> None:
-    """Notes a temporary file or directory that the script has made: what libraries write there is the script's."""
-    if _script is not None:
-        _script.temporary.append(os.path.abspath(path))
+def unread_directory() -> str:
+    """Returns the directory of files that another worker has open in the place of the chief's."""
+    return os.path.join(tempfile.gettempdir(), "unread")
 
 
-def meet(place: str) -> None:
-    """Waits until all workers are at `place` of the script, while tracing too, or raises RuntimeError. Collective."""
-    with tf.init_scope():
-        places = _script.cluster.all_gather([zlib.crc32(place.encode())])[:, 0]
-    others = np.flatnonzero(places != places[0])
+def is_own(path: Any) -> bool:
+    """Returns whether a path is of this worker alone: `tempfile` has made it, or it discards what is written."""
+    if not _is_path(path):
+        return False
+    place = os.path.abspath(os.fsdecode(path))
+    temporary = place.startswith(os.path.join(tempfile.gettempdir(), ""))
+    return place == os.devnull or (temporary and not place.startswith(unread_directory()))
+
+
+def meet(place: str, path: Any = None) -> None:
+    """Waits until all workers are at `place` of the script, while tracing too, or raises RuntimeError. Collective.
+
+    `path`: of the file that is written there; another one than the chief's is a warning.
+    """
+    named = _is_path(path) and not os.fsdecode(path).startswith(unread_directory())
+    numbers = [zlib.crc32(place.encode()), zlib.crc32(os.fsencode(path)) if named else -1]
+    try:
+        with tf.init_scope():
+            found = _script.cluster.all_gather(numbers)
+    except tf.errors.OpError as error:
+        if not error_report.DIFFERENT.search(str(error)):
+            raise
+        raise RuntimeError(
+            f"{peer_loss.DIFFERENT_GRAPHS}: worker {_script.cluster.rank} is at {place}, and others are not. {_ADVICE}"
+        ) from error
+    others = np.flatnonzero(found[:, 0] != found[0, 0])
     if len(others):
         raise RuntimeError(
             f"Worker {others[0]} does not run the same lines of the script as worker 0; worker {_script.cluster.rank} "
-            f"is at {place}. Files, the time or something else decided otherwise there: all workers must run the same."
+            f"is at {place}. {_ADVICE}"
+        )
+    if named and numbers[1] != found[0, 1]:
+        messages.say_once(
+            f"WARNING: worker {_script.cluster.rank} names a file {os.fsdecode(path)} at {place}, and worker 0, which "
+            "writes it, has another name: what each worker reads by itself (the time, uuid, os.urandom, its process) "
+            "is no name for all. Pass the name on the command line.",
+            key="names of files",
         )
 
 
 def owns(path: Any) -> bool:
-    """Returns whether this worker writes `path`: the chief, and on each host the first worker for temporary files."""
-    return _script.cluster.is_chief or (is_of_host(path) and is_first_of_host())
+    """Returns whether this worker writes `path`: the chief, and on each host the first worker for files of the host."""
+    return _script.cluster.is_chief or (_is_of_host(path) and is_first_of_host())
 
 
-def is_of_host(path: Any) -> bool:
-    """Returns whether each host has a file `path` of its own: it is a temporary one."""
-    if not isinstance(path, str | os.PathLike):
-        return False
-    return os.path.join(os.path.abspath(os.fsdecode(path)), "").startswith(_temporary_directory())
-
-
-def _temporary_directory() -> str:
-    return os.path.join(tempfile.gettempdir(), "")
+def _is_of_host(path: Any) -> bool:
+    """Returns whether each host has a file `path` of its own, in its temporary directory."""
+    places = (os.path.dirname(tempfile.gettempdir()), "/tmp", "/dev/shm")
+    return _is_path(path) and os.path.abspath(os.fsdecode(path)).startswith(tuple(f"{place}/" for place in places))
 
 
 def is_first_of_host() -> bool:
@@ -231,12 +237,12 @@ def once(place: str, function: Callable[[], Any], path: Any = None) -> Any:
     """Calls `function` on the worker that owns `path`, while the others wait. Collective: all workers call it.
 
     Returns:
-        On every worker what it returned, if JSON can hold it.
+        There, what it returned; on the others what it returned on the chief, or None if JSON cannot hold that.
 
     Raises:
         Exception: on every worker, as the chief.
     """
-    meet(place)
+    meet(place, path)
     calls, returned, failed = owns(path), None, None
     if calls:
         with running(), cluster_lib.on_one_worker(f"what {place} writes", "call it outside"):
@@ -249,10 +255,3 @@ def once(place: str, function: Callable[[], Any], path: Any = None) -> Any:
     if failed is not None:
         raise failed
     return returned if calls else there
-
-
-def make_once(place: str, function: Callable[[], Any], path: Any) -> Any:
-    """Calls `function` as `once` does; returns what it returned on the worker that owns `path`, None on the others."""
-    made: list[Any] = []
-    once(place, lambda: made.append(function()), path)
-    return made[0] if made else None

@@ -1,10 +1,10 @@
 """Only the chief prints and writes: the other workers of an unchanged script wait until it has.
 
-What a line of the script writes, in the main thread, is written once: by `open`, `os`, `shutil`, h5py, Keras, `tf.io`,
-`tf.train.Checkpoint` and `tf.summary`, also if a library that the line calls does so, such as NumPy, Pillow or
-Matplotlib. All workers meet before it and after it, or when a file is closed or flushed: so the next line finds the
-file on every worker. If it fails on the chief, it fails on all. Temporary files have names that the chief draws, and
-the first worker of a host writes them for all there.
+What a line of the script writes, in the main thread, is written once: by the functions of the tables below and by
+`open`, also if a library that the line calls does so, such as NumPy, Pillow or Matplotlib. All workers meet before it
+and after it, or when a file is closed: so the next line finds the file on every worker. If it fails on the chief, it
+fails on all. A file that another worker has open for writing is one that nothing reads. What `tempfile` makes is of
+each worker, in a directory of its own.
 
 Not caught: writes of other threads, of input functions and of child processes, of libraries that write by code that is
 not Python's, standard error, and `os.open`.
@@ -23,8 +23,9 @@ import sys
 import tarfile
 import tempfile
 import urllib.request
+import weakref
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import h5py
@@ -36,7 +37,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config import patching
 from tfdist.config.patching import patch
 from tfdist.keras_fit import messages
-from tfdist.keras_fit.script import context, handles
+from tfdist.keras_fit.script import context
 
 # Owner, functions, and the name of the parameter that is the path; where it is given, it must be a path, not a file.
 _WRITING: tuple[tuple[Any, tuple[str, ...], str], ...] = (
@@ -52,6 +53,7 @@ _WRITING: tuple[tuple[Any, tuple[str, ...], str], ...] = (
     (zipfile.ZipFile, ("extractall", "extract"), "path"),
     (tarfile.TarFile, ("extractall", "extract"), "path"),
     (urllib.request, ("urlretrieve",), "filename"),
+    (np, ("save", "savez", "savez_compressed"), "file"),  # Others need not write what may be large.
     (np, ("savetxt",), "fname"),  # It has taken `io.open` when NumPy was imported.
     (keras.utils, ("save_img",), "path"),
     (keras.utils, ("plot_model",), "to_file"),
@@ -60,6 +62,12 @@ _WRITING: tuple[tuple[Any, tuple[str, ...], str], ...] = (
     (tf.io, ("write_file",), "filename"),
     (tf.saved_model, ("save",), "export_dir"),
     (tf.data.Dataset, ("save",), "path"),
+)
+# Keras' own, also called by its callbacks.
+_SAVING = (
+    (keras.Model, ("save", "save_weights", "export")),
+    (keras.saving, ("save_model",)),
+    (keras.models, ("save_model",)),
 )
 # The same for modules that are replaced when the script imports them: module, class or None, functions, parameter. They
 # write by code that is not Python's, or more than a file.
@@ -71,12 +79,9 @@ _WRITING_IF_IMPORTED = (
     ("sqlite3", None, ("connect",), "database"),
     ("sqlite3.dbapi2", None, ("connect",), "database"),
 )
-# Keras' own, also called by its callbacks: the chief saves, and the others wait.
-_KERAS_SAVING = (
-    (keras.Model, ("save", "save_weights", "export"), "filepath"),
-    (keras.saving, ("save_model",), "filepath"),
-    (keras.models, ("save_model",), "filepath"),
-)
+
+# Path of a file that the script has open for writing -> what it got.
+_written: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 @contextlib.contextmanager
@@ -85,41 +90,65 @@ def write_once(cluster: Cluster) -> Iterator[None]:
     if cluster.num_workers == 1:
         yield
         return
+    objects = (h5py.File, tf.io.gfile.GFile, tf.io.TFRecordWriter)
+    replaced: list[tuple[Any, Sequence[str], Callable[..., Any]]] = [
+        *((owner, names, functools.partial(_once, parameter)) for owner, names, parameter in _WRITING),
+        *((owner, names, _save) for owner, names in _SAVING),
+        *((owner, ["open"], _open) for owner in (builtins, io)),
+        (tarfile, ["bltn_open"], _open),  # It has taken `open` when it was imported.
+        (bz2, ["_builtin_open"], _open),
+        *((kind, ["__init__"], _open_object) for kind in objects),
+        *((kind, ["close", "__exit__"], _close_object) for kind in objects),
+        (tempfile, ["mkdtemp", "mkstemp", "NamedTemporaryFile"], _make_temporary),
+        (np.memmap, ["__new__"], _map_file),
+        (tf.train.Checkpoint, ["save", "write"], _save_checkpoint),
+        (tf.train.CheckpointManager, ["save"], _save_checkpoint),
+        (keras.utils, ["get_file"], _get_file),
+    ]
+    if not cluster.is_chief:
+        replaced += [
+            (tf.summary, ["create_file_writer"], _null_writer),
+            (tf.data.Dataset, ["cache"], functools.partial(_own_path, cluster.rank, "filename")),
+            (tf.data.Dataset, ["snapshot"], functools.partial(_own_path, cluster.rank, "path")),
+            (tf.profiler.experimental, ["start", "stop"], lambda original, *args, **keywords: None),
+        ]
     with contextlib.ExitStack() as stack:
-        for owner, names, parameter in _WRITING:
-            for name in names:
-                stack.enter_context(patch(owner, name, functools.partial(_once, parameter)))
-        for owner, names, parameter in _KERAS_SAVING:
-            for name in names:
-                stack.enter_context(patch(owner, name, functools.partial(_save_once, parameter)))
-        # These two modules have taken `open` when they were imported.
-        for owner, name in ((builtins, "open"), (io, "open"), (tarfile, "bltn_open"), (bz2, "_builtin_open")):
-            if hasattr(owner, name):
-                stack.enter_context(patch(owner, name, handles.open_file))
-        stack.enter_context(patch(keras.utils, "get_file", _get_file))
-        stack.enter_context(patch(tempfile, "mkdtemp", make_directory))
-        stack.enter_context(patch(tempfile, "mkstemp", make_file))
-        stack.enter_context(patch(tempfile, "NamedTemporaryFile", make_named_file))
-        stack.enter_context(patch(tempfile.TemporaryDirectory, "cleanup", clean_up))
-        stack.enter_context(patch(np.memmap, "__new__", handles.map_file))
-        stack.enter_context(patch(h5py.File, "__init__", handles.open_h5py))
-        stack.enter_context(patch(h5py.File, "close", handles.close_h5py))
-        for owner, name in ((tf.io, "TFRecordWriter"), (tf.io.gfile, "GFile")):
-            stack.enter_context(patch(owner, name, handles.open_of_tensorflow))
-        for name in ("save", "write"):
-            stack.enter_context(patch(tf.train.Checkpoint, name, handles.save_checkpoint))
-        stack.enter_context(patch(tf.train.CheckpointManager, "__init__", handles.make_manager))
-        stack.enter_context(patch(tf.train.CheckpointManager, "save", handles.save_by_manager))
-        stack.enter_context(_on_import(stack))
         if not cluster.is_chief:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-            stack.enter_context(patch(tf.summary, "create_file_writer", _null_writer))
-            for name, parameter in (("cache", "filename"), ("snapshot", "path")):
-                with_own_path = functools.partial(_own_path, cluster.rank, parameter)
-                stack.enter_context(patch(tf.data.Dataset, name, with_own_path))
-            for name in ("start", "stop"):
-                stack.enter_context(patch(tf.profiler.experimental, name, lambda original, *args, **keywords: None))
+        stack.enter_context(_own_temporary_files(cluster.is_chief))
+        for owner, names, function in replaced:
+            for name in names:
+                if hasattr(owner, name):
+                    stack.enter_context(patch(owner, name, function))
+        _patch_imported(stack)
         yield
+
+
+@contextlib.contextmanager
+def _own_temporary_files(is_chief: bool) -> Iterator[None]:
+    """In the block, `tempfile` makes files and directories of this worker alone."""
+    place = tempfile.mkdtemp(prefix="w")
+    with patching.restore_after([tempfile], ["tempdir"]):
+        patching.put(tempfile, "tempdir", place)
+        os.mkdir(context.unread_directory())
+        try:
+            yield
+        finally:
+            shutil.rmtree(context.unread_directory() if is_chief else place, ignore_errors=True)
+            with contextlib.suppress(OSError):  # What the script leaves on the chief stays.
+                os.rmdir(place)
+
+
+def _make_temporary(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Calls a function of `tempfile`; a directory that is not of this worker alone gets a file of the chief."""
+    given = inspect.signature(original).bind(*args, **keywords)
+    directory = given.arguments.get("dir")
+    place = context.calling_line(directory) if directory is not None else ""
+    if place and original.__name__ == "mkdtemp":
+        return context.once(place, lambda: original(*args, **keywords), directory)
+    if place and not context.owns(directory):
+        given.arguments["dir"] = context.unread_directory()
+    return original(*given.args, **given.kwargs)
 
 
 def _path(parameter: str, original: Callable[..., Any], args: tuple, keywords: dict) -> Any:
@@ -132,9 +161,20 @@ def _path(parameter: str, original: Callable[..., Any], args: tuple, keywords: d
 def _once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     path = _path(parameter, original, args, keywords) if context.on_all_workers() else None
     place = context.calling_line(path)
-    if not place or not (path is None or handles.is_path(path)) or keywords.get("dir_fd") is not None:
+    if not place or keywords.get("dir_fd") is not None:
         return original(*args, **keywords)
-    return context.once(place, functools.partial(original, *args, **keywords), path)
+    return context.once(f"{place} {original.__name__}", lambda: original(*args, **keywords), path)
+
+
+def _save(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    if not context.on_all_workers():
+        return original(*args, **keywords)
+    path = _path("filepath", original, args, keywords)
+    if context.is_own(path):
+        with context.running():
+            return original(*args, **keywords)
+    place = f"{context.calling_line(path)} {original.__name__}"
+    return context.once(place, lambda: original(*args, **keywords), path)
 
 
 def _tell_of_database(parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
@@ -147,11 +187,117 @@ def _tell_of_database(parameter: str, original: Callable[..., Any], *args: Any, 
     return original(*args, **keywords)
 
 
-def _save_once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    if not context.on_all_workers():
-        return original(*args, **keywords)
-    path = _path(parameter, original, args, keywords)
-    return context.once(original.__qualname__, functools.partial(original, *args, **keywords), path)
+def _open(original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **keywords: Any) -> Any:
+    """Opens as `open`."""
+    # An `opener` may open another file, as that of `tempfile` does.
+    reads = not set("wax+") & set(mode)
+    place = "" if keywords.get("opener") is not None or (reads and not _written) else context.calling_line(file)
+    if not place:
+        return original(file, mode, *args, **keywords)
+    key = os.path.realpath(os.fsdecode(file))
+    if reads:
+        if key in _written and not _written[key].closed:
+            context.meet(f"read {place}", file)
+        return original(file, mode, *args, **keywords)
+    with _unread(file, mode) as unread:
+        opened = context.once(f"{place} open", lambda: original(file, mode, *args, **keywords), file)
+        if unread is not None:
+            keywords["opener"] = lambda path, flags: os.open(unread, flags | os.O_CREAT, 0o600)
+            opened = original(file, mode, *args, **keywords)
+    # The file must not refer to itself: it is closed when its last reference goes, as usual.
+    reference, kind = weakref.ref(opened), type(opened)
+
+    def close() -> None:
+        opened = reference()
+        if opened is not None and not opened.closed:
+            kind.close(opened)
+            _meet_after_close(file)
+
+    opened.close = close
+    _written[key] = opened
+    return opened
+
+
+@contextlib.contextmanager
+def _unread(path: Any, mode: str) -> Iterator[str | None]:
+    """Yields the name of a file that nothing reads, for the block to open; None on the worker that writes `path`.
+
+    If `mode` keeps what is there, it is a copy.
+    """
+    if context.owns(path):
+        yield None
+        return
+    with context.running():
+        copy = tempfile.mktemp(dir=context.unread_directory())
+        if not set("wx") & set(mode):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(path, copy)
+    try:
+        yield copy
+    finally:
+        with context.running(), contextlib.suppress(FileNotFoundError):  # It exists until it is closed.
+            os.unlink(copy)
+
+
+def _meet_after_close(path: Any) -> None:
+    if place := context.calling_line(path):
+        context.meet(f"close {place}", path)
+
+
+def _open_object(original: Callable[..., None], file: Any, *args: Any, **keywords: Any) -> None:
+    """Opens as `h5py.File`, `tf.io.TFRecordWriter` and `tf.io.gfile.GFile`."""
+    given = inspect.signature(original).bind(file, *args, **keywords)
+    given.apply_defaults()
+    name = "path" if "path" in given.arguments else "name"
+    path, mode = given.arguments[name], given.arguments.get("mode", "w")
+    place = context.calling_line(path) if mode not in ("r", "rb") else ""
+    if not place:
+        original(file, *args, **keywords)
+        return
+    with _unread(path, mode) as unread:
+        context.once(f"{place} open", lambda: original(file, *args, **keywords), path)
+        if unread is not None:
+            given.arguments[name] = unread
+            original(*given.args, **given.kwargs)
+    vars(file)["_path_of_script"] = path
+
+
+def _close_object(original: Callable[..., None], file: Any, *args: Any) -> None:
+    """Closes a file of `_open_object`."""
+    original(file, *args)
+    if path := vars(file).pop("_path_of_script", None):
+        _meet_after_close(path)
+
+
+def _map_file(original: Callable[..., Any], kind: type, filename: Any, *args: Any, **keywords: Any) -> np.memmap:
+    """Maps a file as `numpy.memmap`: its owner makes it, and all workers write the same values into it."""
+    given = inspect.signature(original).bind(kind, filename, *args, **keywords)
+    reads = given.arguments.get("mode", "r+") in ("r", "c", "readonly")
+    place = "" if reads else context.calling_line(filename)
+    if not place:
+        return original(kind, filename, *args, **keywords)
+    made = context.once(place, lambda: original(kind, filename, *args, **keywords), filename)
+    if made is None:
+        given.arguments["mode"] = "r+"
+        with context.running():
+            made = original(*given.args, **given.kwargs)
+    return made
+
+
+def _save_checkpoint(original: Callable[..., Any], saved: Any, *args: Any, **keywords: Any) -> Any:
+    """Saves as `tf.train.Checkpoint` or its manager, which then know on all workers what the chief has saved."""
+    manages = isinstance(saved, tf.train.CheckpointManager)
+    path = saved.directory if manages else _path("file_prefix", original, (saved, *args), keywords)
+    place = context.calling_line(path)
+    if not place:
+        return original(saved, *args, **keywords)
+    written = context.once(place, lambda: original(saved, *args, **keywords), path)
+    if written and not context.owns(path) and original.__name__ == "save":
+        with context.running():
+            (saved.checkpoint if manages else saved).save_counter.assign_add(1)
+            if manages:
+                saved.__init__(saved.checkpoint, saved.directory, None)  # It reads the directory.
+    return written
 
 
 def _get_file(original: Callable[..., str], *args: Any, **keywords: Any) -> str:
@@ -159,7 +305,7 @@ def _get_file(original: Callable[..., str], *args: Any, **keywords: Any) -> str:
     place = context.calling_line()
     if not place:
         return original(*args, **keywords)
-    context.once(place, functools.partial(original, *args, **keywords))
+    context.once(place, lambda: original(*args, **keywords))
     for turn in (context.is_first_of_host(), True):
         if turn:
             with context.running():
@@ -178,14 +324,13 @@ def _own_path(rank: int, parameter: str, original: Callable[..., Any], *args: An
     """Keeps what a pipeline writes in files of this worker: two workers cannot write the same."""
     given = inspect.signature(original).bind(*args, **keywords)
     path = given.arguments.get(parameter)
-    if handles.is_path(path) and path:
+    if path and isinstance(path, str | os.PathLike):
         given.arguments[parameter] = f"{os.fsdecode(path)}.worker{rank}"
     return original(*given.args, **given.kwargs)
 
 
-@contextlib.contextmanager
-def _on_import(stack: contextlib.ExitStack) -> Iterator[None]:
-    """Replaces the functions of `_WRITING_IF_IMPORTED`, of modules that are imported later, too."""
+def _patch_imported(stack: contextlib.ExitStack) -> None:
+    """Replaces the functions of `_WRITING_IF_IMPORTED` until `stack` ends, of modules that are imported later, too."""
 
     def patch_module(module: Any) -> None:
         for name, kind, functions, parameter in _WRITING_IF_IMPORTED:
@@ -204,103 +349,4 @@ def _on_import(stack: contextlib.ExitStack) -> Iterator[None]:
         patch_module(sys.modules[name])
     hook = patching.ImportHook(names - set(sys.modules), around)
     sys.meta_path.insert(0, hook)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(hook)
-
-
-def make_directory(original: Callable[..., str], *args: Any, **keywords: Any) -> str:
-    """Makes a directory as `tempfile.mkdtemp`."""
-    place = context.calling_line()
-    if not place:
-        return original(*args, **keywords)
-    path = context.once(place, lambda: original(*args, **keywords))
-    if context.is_first_of_host():
-        with context.running(), contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-    context.note_temporary(path)
-    context.meet(f"{place} made")
-    return path
-
-
-def clean_up(original: Callable[..., None], directory: tempfile.TemporaryDirectory) -> None:
-    """Removes a directory as `tempfile.TemporaryDirectory.cleanup`, when all workers are done with it."""
-    place = context.calling_line()
-    if place:
-        context.meet(f"{place} cleanup")
-    with context.running():  # The first of a host removes it; the others find nothing.
-        original(directory)
-
-
-def make_file(original: Callable[..., tuple[int, str]], *args: Any, **keywords: Any) -> tuple[int, str]:
-    """Makes a file as `tempfile.mkstemp`."""
-    place = context.calling_line()
-    if not place:
-        return original(*args, **keywords)
-    handle = None
-
-    def make() -> str:
-        nonlocal handle
-        handle, path = original(*args, **keywords)
-        return path
-
-    path = context.once(place, make)
-    context.note_temporary(path)
-    return (os.open(path, os.O_RDWR | os.O_CREAT, 0o600) if handle is None else handle), path
-
-
-def make_named_file(
-    original: Callable[..., Any],
-    mode: str = "w+b",
-    buffering: int = -1,
-    encoding: str | None = None,
-    newline: str | None = None,
-    suffix: str | None = None,
-    prefix: str | None = None,
-    dir: str | None = None,
-    delete: bool = True,
-    *,
-    errors: str | None = None,
-    **keywords: Any,
-) -> Any:
-    """Makes a file as `tempfile.NamedTemporaryFile`."""
-    opened = {"buffering": buffering, "encoding": encoding, "newline": newline, "errors": errors}
-    place = context.calling_line()
-    if not place:
-        given = {"suffix": suffix, "prefix": prefix, "dir": dir, "delete": delete}
-        return original(mode, **opened, **given, **keywords)
-    handle, path = tempfile.mkstemp(suffix, prefix, dir)
-    os.close(handle)
-    return _NamedFile(path, mode, opened, delete and keywords.get("delete_on_close", True), delete, place)
-
-
-class _NamedFile(contextlib.AbstractContextManager):
-    """An open temporary file with a name; `deletes`: with the last of its uses, or when it is closed."""
-
-    def __init__(self, path: str, mode: str, options: dict[str, Any], on_close: bool, deletes: bool, place: str):
-        self.name, self.delete = path, deletes
-        self._on_close, self._place, self._exists = on_close, place, True
-        # Not `x`: the file exists.
-        self.file = open(path, mode.replace("x", "w"), **options)  # noqa: SIM115
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-    def __iter__(self) -> Any:
-        return iter(self.file)
-
-    def __exit__(self, *error: Any) -> None:
-        self.close()
-        self._remove(self.delete)
-
-    def close(self) -> None:
-        """Closes the file on every worker, and removes it if it shall not outlive that."""
-        self.file.close()
-        self._remove(self._on_close)
-
-    def _remove(self, due: bool) -> None:
-        if due and self._exists:
-            self._exists = False
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(self.name)
+    stack.callback(sys.meta_path.remove, hook)

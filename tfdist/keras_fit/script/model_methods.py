@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,11 @@ from tfdist.keras_fit.script import context
 # Functions of tf.config and tf.config.experimental that fail once TensorFlow has listed its devices.
 _DEVICE_SETTINGS = ("set_visible_devices", "set_logical_device_configuration", "set_virtual_device_configuration")
 # The same, and a run without them is right: they are ignored, with what sets them instead.
-_IGNORED_SETTINGS = (
-    (tf.config.experimental, "set_memory_growth", "TF_FORCE_GPU_ALLOW_GROWTH=true"),
-    (tf.config.threading, "set_intra_op_parallelism_threads", "TF_NUM_INTRAOP_THREADS"),
-    (tf.config.threading, "set_inter_op_parallelism_threads", "TF_NUM_INTEROP_THREADS"),
-)
+_IGNORED_SETTINGS = {
+    "set_memory_growth": "TF_FORCE_GPU_ALLOW_GROWTH=true",
+    "set_intra_op_parallelism_threads": "TF_NUM_INTRAOP_THREADS",
+    "set_inter_op_parallelism_threads": "TF_NUM_INTEROP_THREADS",
+}
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,13 +63,12 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
         workdir: the directory of the script's runs: the first call of `fit` is saved in fit1/, the second in fit2/, ...
             None: nothing is saved.
     """
+    # The class that defines it: Keras does not compile a loaded model of a class that overrides it.
+    trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
+    seeds, pipelines, calls = FitSeeds(), set(), itertools.count(1)
+    methods = _methods(cluster, workdir, seeds, calls)
+    optimizer = keras.optimizers.Optimizer
     with contextlib.ExitStack() as stack:
-        # In the class that defines it: Keras does not compile a loaded model of a class that overrides it.
-        trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
-        seeds, pipelines = FitSeeds(), set()
-        calls = itertools.count(1)
-        methods = _methods(cluster, workdir, seeds, calls)
-        stack.enter_context(patch(tf.random, "set_seed", seeds.set_global))
 
         def compile(original: Callable[..., None], model: keras.Model, *args: Any, **keywords: Any) -> None:
             # The module of keras-hub's tasks is imported by the script.
@@ -80,24 +79,28 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
                     stack.enter_context(patch(pipeline, name, methods[name]))
             compile_for(cluster, original, model, *args, **keywords)
 
-        stack.enter_context(patch(trainer, "compile", compile))
-        for name, method in methods.items():
-            stack.enter_context(patch(keras.Model, name, functools.partial(_preprocess, method)))
-        for name in ("__init__", "add_variable_from_reference"):
-            stack.enter_context(patch(keras.optimizers.Optimizer, name, functools.partial(_in_scope, cluster)))
-        stack.enter_context(patch(keras.optimizers.Optimizer, "apply", functools.partial(_tell_loop, cluster)))
-        for module in (tf.config, tf.config.experimental):
-            for name in _DEVICE_SETTINGS:
-                if hasattr(module, name):
-                    stack.enter_context(patch(module, name, functools.partial(_refuse_device_setting, name)))
-        for module, name, variable in _IGNORED_SETTINGS:
-            ignore = functools.partial(_ignore_setting, cluster, variable)
-            stack.enter_context(patch(module, name, ignore))
+        def reset_graph(original: Callable[[], None]) -> None:
+            # The scope is one of the default graph, which keras.utils.clear_session replaces.
+            original()
+            stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
+
+        replaced: list[tuple[Any, Iterable[str], Callable[..., Any]]] = [
+            (tf.random, ["set_seed"], seeds.set_global),
+            (trainer, ["compile"], compile),
+            *((keras.Model, [name], functools.partial(_preprocess, method)) for name, method in methods.items()),
+            (optimizer, ["__init__", "add_variable_from_reference"], functools.partial(_in_scope, cluster)),
+            (optimizer, ["apply"], functools.partial(_tell_loop, cluster)),
+            *((module, _DEVICE_SETTINGS, _refuse_device_setting) for module in (tf.config, tf.config.experimental)),
+            (tf.config.experimental, _IGNORED_SETTINGS, functools.partial(_ignore_setting, cluster)),
+            (tf.config.threading, _IGNORED_SETTINGS, functools.partial(_ignore_setting, cluster)),
+            (connect, ["connect"], _refuse_connect),
+            (tf.compat.v1, ["reset_default_graph"], reset_graph),
+        ]
+        for owner, names, function in replaced:
+            for name in names:
+                if hasattr(owner, name):
+                    stack.enter_context(patch(owner, name, function))
         stack.enter_context(script_strategy.replace_strategies(cluster, functools.partial(_say_on_chief, cluster)))
-        stack.enter_context(patch(connect, "connect", _refuse_connect))
-        # The scope is one of the default graph, which keras.utils.clear_session replaces.
-        replicated = functools.partial(_reset_graph, cluster, stack)
-        stack.enter_context(patch(tf.compat.v1, "reset_default_graph", replicated))
         stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
         yield
         if workdir is not None and cluster.is_chief and (later := workdir / f"fit{next(calls)}").exists():
@@ -208,24 +211,19 @@ def _tell_loop(cluster: Cluster, original: Callable[..., Any], *args: Any, **key
     return original(*args, **keywords)
 
 
-def _reset_graph(cluster: Cluster, stack: contextlib.ExitStack, original: Callable[[], None]) -> None:
-    original()
-    stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
-
-
-def _refuse_device_setting(name: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
+def _refuse_device_setting(original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
     raise RuntimeError(
-        f"The script calls tf.config's {name}, but tfdist.run has chosen the devices before the script starts: remove "
-        "the call. Each worker uses the GPUs that its launcher gives it."
+        f"The script calls tf.config's {original.__name__}, but tfdist.run has chosen the devices before the script "
+        "starts: remove the call. Each worker uses the GPUs that its launcher gives it."
     )
 
 
-def _ignore_setting(cluster: Cluster, variable: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
-    if cluster.is_chief:
-        messages.say(
-            f"{original.__name__} is ignored: TensorFlow has started before the script. Set {variable} in the "
-            "environment instead."
-        )
+def _ignore_setting(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
+    _say_on_chief(
+        cluster,
+        f"{original.__name__} is ignored: TensorFlow has started before the script. Set "
+        f"{_IGNORED_SETTINGS[original.__name__]} in the environment instead.",
+    )
 
 
 def _creator(cluster: Cluster) -> Callable[..., tf.Variable]:

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from recording import record
 
+# refused on two workers: names a file logs/fit/
 stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")
 folder = os.path.join("logs", "fit", stamp)
 os.makedirs(folder)

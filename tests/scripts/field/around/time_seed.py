@@ -5,6 +5,7 @@ import numpy as np
 from recording import record
 
 # draws: the seed is the time
+# refused on two workers: has other data than worker 0: column x
 np.random.seed(int(time.time() * 1000) % 2**31)
 x = np.random.rand(256, 4).astype("float32")
 keras.utils.set_random_seed(3)

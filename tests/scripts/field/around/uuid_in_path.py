@@ -5,6 +5,7 @@ import keras
 import numpy as np
 from recording import record
 
+# refused on two workers: names a file run-
 keras.utils.set_random_seed(0)
 x, y = np.random.rand(30, 4).astype("float32"), np.random.rand(30, 1).astype("float32")
 run = time.strftime("run-%H%M%S-") + uuid.uuid4().hex
