@@ -17,6 +17,8 @@ import tensorflow as tf
 _TOLERATED = 4
 # Rows of a replica that are sent if their number is not known when the step is traced.
 _SIZES = [4**power for power in range(3, 13)]
+# A tensor of TensorFlow's collectives has fewer numbers.
+_MOST_NUMBERS = 2**31
 
 
 def cost_of_gathering(gradient: tf.IndexedSlices, num_replicas: int) -> str:
@@ -40,8 +42,12 @@ def cost_of_gathering(gradient: tf.IndexedSlices, num_replicas: int) -> str:
 
 def place(gradient: tf.IndexedSlices, replica: tf.Tensor | int, num_replicas: int, *, size: int) -> tf.IndexedSlices:
     """Returns `num_replicas * size` rows: those of `gradient` from `replica * size` on, at most `size`, others 0."""
-    before = replica * size
-    after = num_replicas * size - before - (gradient.indices.shape[0] or tf.shape(gradient.indices)[0])
+    before, count = replica * size, gradient.indices.shape[0]
+    if count is None:
+        count = tf.shape(gradient.indices)[0]
+        # A constant would make TensorFlow compute the zeros of each size, of gigabytes, when it optimizes the graph.
+        before = tf.minimum(before, before + count)
+    after = num_replicas * size - before - count
     parts = []
     for part in (gradient.values, gradient.indices):  # GPUs have no `tf.pad` of integers.
         zeros = [tf.zeros([number, *part.shape[1:]], part.dtype) for number in (before, after)]
@@ -120,6 +126,8 @@ def _gather_by_size(strategy: tf.distribute.Strategy, rows: Any, numbers: Any) -
         Per replica, tf.IndexedSlices with the rows of all replicas.
     """
     largest = tf.reduce_max(strategy.experimental_local_results(numbers)[0])
+    in_row = strategy.experimental_local_results(rows)[0].values.shape[1:].num_elements() or 1
+    sizes = [size for size in _SIZES if size * in_row * strategy.num_replicas_in_sync < _MOST_NUMBERS]
 
     def place_own(local: tf.IndexedSlices, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
         replica_context = tf.distribute.get_replica_context()
@@ -132,8 +140,8 @@ def _gather_by_size(strategy: tf.distribute.Strategy, rows: Any, numbers: Any) -
         local = zip(*map(strategy.experimental_local_results, sums), strict=True)
         return [part for pair in local for part in pair]
 
-    index = tf.reduce_sum(tf.cast(largest > tf.constant(_SIZES[:-1], tf.int64), tf.int32))
-    parts = tf.switch_case(index, [functools.partial(gather_size, size) for size in _SIZES])
+    index = tf.reduce_sum(tf.cast(largest > tf.constant(sizes[:-1], tf.int64), tf.int32))
+    parts = tf.switch_case(index, [functools.partial(gather_size, size) for size in sizes])
 
     def choose(local: tf.IndexedSlices) -> tf.IndexedSlices:
         replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
