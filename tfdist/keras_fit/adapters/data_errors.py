@@ -16,7 +16,7 @@ from tfdist.keras_fit import compiled_model
 # The reason in a message of Keras, which lists the arguments of the call after it.
 _REASON = re.compile(r"\x1b\[1m(.*?)\x1b\[0m", re.DOTALL)
 # Checks of tfdist in a step and in the data, each with the numbers that it compares.
-_CHECK = re.compile(r"\[((?:A batch holds|The layer)[^\]]*)\] \[([^\]]*)\]")
+_CHECK = re.compile(r"\[((?:A batch holds|A step needs|The layer)[^\]]*)\] \[([^\]]*)\]")
 _KERAS = os.path.join(os.path.dirname(keras.__file__), "")
 
 

@@ -161,7 +161,7 @@ class GlobalView:
                 )
             return self._call_whole(original, layer, *args, **keywords)
         decided = self.next_call(layer, flat)
-        decided.by_rows = any(decided.arguments) and id(layer) not in self.plan.whole_layers
+        decided.by_rows &= any(decided.arguments) and id(layer) not in self.plan.whole_layers
         if not decided.by_rows:
             return self._call_whole(original, layer, *args, **keywords)
         args, keywords = tf.nest.pack_sequence_as((args, keywords), self.rows_of_arguments(flat, decided))
@@ -231,6 +231,9 @@ class GlobalView:
         number, name = self.num_calls, f"{type(owner).__name__} {owner.name!r}"
         self.num_calls += 1
         if self._decides:
+            # A tensor that the step made, such as by tf.boolean_mask, has any number of rows: it is taken whole.
+            unknown = [isinstance(one, tf.Tensor) and one.shape.rank and one.shape[0] is None for one in flat]
+            by_rows &= not any(a and id(b) not in self.wholes for a, b in zip(unknown, flat, strict=True))
             call = Call(name, by_rows, [self.times_of(one) for one in flat])
             if self.discovers:
                 self.plan.calls.append(call)

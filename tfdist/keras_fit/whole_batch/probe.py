@@ -236,7 +236,7 @@ def mixing_layers(
         # Without what the step writes or prints, and without metrics.
         values = [float(one) for one in function.prune(function.inputs[: len(flat)], function.outputs)(*flat)]
     except Exception as error:  # A step that needs other values or another size.
-        _tell_untried("a layer", getattr(error, "message", str(error)).strip().partition("\n")[0])
+        _tell_untried("a layer", f"random values end with {type(error).__name__}")
     if untried:
         _tell_untried(text.list_names(dict.fromkeys(untried), 3), "it draws random numbers")
     mixing = [one for one, value in zip(compared, values, strict=True) if value > 1.0] if values else []

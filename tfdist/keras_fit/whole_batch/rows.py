@@ -75,8 +75,8 @@ class Rows:
         if not row.is_fully_defined() and self.replicas > 1 and not tf.executing_eagerly():
             whole = self._gather_unknown_shape(rows, low, total)
         else:
-            text = "A step needs the largest batch first. Rows of this batch:"
-            check = tf.debugging.Assert(total <= most, [text, total, "of the first one:", most])
+            text = f"A step needs the largest batch first. The first one has {most} examples, and this one:"
+            check = tf.debugging.Assert(total <= most, [text, total])
             with tf.control_dependencies([] if check is None else [check]):
                 padded = tf.pad(rows, [[low, most - low - count], *([[0, 0]] * row.rank)])
             padded.set_shape([most, *row])
