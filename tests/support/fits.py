@@ -552,21 +552,25 @@ def not_finite(cluster: Cluster, *names: str) -> dict[str, str]:
     return messages_of({name: attempts[name] for name in names})
 
 
-def unknown_order(cluster: Cluster) -> dict[str, str]:
-    """Returns the error of a second `fit` on a shuffled dataset that cannot be copied, after an early end of the first.
+def second_orders(cluster: Cluster) -> dict[str, list[float]]:
+    """Returns the losses of two calls of `fit` on a shuffled dataset, the first ended by a callback; also Keras'."""
 
-    "whole": after a first one that was not ended early, of another dataset.
-    """
-    with cluster.scope():
-        model = simple()
+    class Ends(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = batch == 1
 
-    def twice(epochs: int) -> None:
-        early = keras.callbacks.EarlyStopping("loss", mode="max", patience=1)
+    def twice(fit: Callable[..., Any]) -> list[float]:
         dataset = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53, seed=1).padded_batch(16)
-        for _ in range(2):
-            tfdist.fit(cluster, model, dataset, epochs=epochs, callbacks=[early], verbose=0)
+        calls = [{"epochs": 1, "callbacks": [Ends()]}, {"epochs": 2}]
+        return [loss for options in calls for loss in fit(dataset, verbose=0, **options).history["loss"]]
 
-    return messages_of({"early": lambda: twice(3), "whole": lambda: twice(2)})
+    with cluster.scope():
+        model, own = simple(), simple()
+    found = {"tfdist": twice(functools.partial(tfdist.fit, cluster, model))}
+    if cluster.is_chief:
+        with cluster.alone(own):
+            found["keras"] = twice(own.fit)
+    return found
 
 
 def messages_of(attempts: dict[str, Callable[[], Any]]) -> dict[str, str]:
@@ -826,7 +830,7 @@ def main() -> None:
         "refused": lambda: refused(cluster),
         "not_finite": lambda: not_finite(cluster, "array", "rate"),
         "not_finite_slow": lambda: not_finite(cluster, "batches", "weights", "generator", "reordered", "label"),
-        "unknown_order": lambda: unknown_order(cluster),
+        "second_orders": lambda: second_orders(cluster),
         "resumed": lambda: resumed(cluster, path.parent, with_dropout),
         "resumed_step": lambda: resumed(cluster, path.parent, noisy),
         "refused_steps": lambda: refused_steps(cluster),
