@@ -233,8 +233,8 @@ def test_a_value_that_is_not_finite_is_named_on_all_workers(found, topology, nam
 
 def test_a_fit_after_one_that_a_callback_ended_goes_on_with_the_orders_of_keras(found):
     chief, other = (worker["second_orders"] for worker in found("two workers"))
-    assert chief["tfdist"] == other["tfdist"] and len(chief["tfdist"]) == 3
-    np.testing.assert_allclose(chief["tfdist"], chief["keras"], rtol=1e-5)
+    assert chief["found"] == other["found"] and len(chief["found"]) == 3
+    np.testing.assert_allclose(chief["found"], chief["expected"], rtol=1e-6)
 
 
 @pytest.mark.slow
