@@ -103,14 +103,9 @@ PRIVATE_NAMES = {
     "tfdist.keras_fit.adapters.py_dataset": {
         "keras.src.trainers.data_adapters.data_adapter_utils": "the element spec of batches of varying shapes",
     },
-    "tfdist.keras_fit.adapters.rebuild_pipeline": dict.fromkeys(
-        (
-            *("tensorflow.python.data.ops.dataset_ops", "tensorflow.python.data.util.structure"),
-            "tensorflow.python.framework.op_def_registry",
-            *("_batch_size", "_buffer_size", "_common_args", "_count", "_datasets", "_drop_remainder"),
-            *("_map_func", "_predicate", "_reshuffle_each_iteration", "_seed", "_seed2"),
-        ),
-        "rebuilds a pipeline; without one of these it warns and shards batches, or the first pass is lost",
+    "tfdist.keras_fit.adapters.pipelines": dict.fromkeys(
+        ("tensorflow.python.framework.op_def_registry", "_batch_size", "_count", "_drop_remainder", "_map_func"),
+        "moves maps behind batch(); without one of these it warns and shards batches",
     ),
     "tfdist.keras_fit.compiled_model": dict.fromkeys(
         ("_compile_loss", "_compile_metrics", "_user_loss", "_user_loss_weights"),

@@ -552,21 +552,32 @@ def not_finite(cluster: Cluster, *names: str) -> dict[str, str]:
     return messages_of({name: attempts[name] for name in names})
 
 
-def unknown_order(cluster: Cluster) -> dict[str, str]:
-    """Returns the error of a second `fit` on a shuffled dataset that cannot be copied, after an early end of the first.
+def second_orders(cluster: Cluster) -> dict[str, list[float]]:
+    """Returns the losses of two calls of `fit` on a shuffled dataset, the first ended by a callback; and of its passes.
 
-    "whole": after a first one that was not ended early, of another dataset.
+    Keras takes the first pass, the second and, as it makes an iterator at the end of an epoch, the fourth.
     """
+
+    class Ends(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = batch == 1
+
+    def losses(model: keras.Model, calls: Sequence[tuple[tf.data.Dataset, int]]) -> list[float]:
+        found = []
+        for number, (dataset, epochs) in enumerate(calls):
+            callbacks = [] if number else [Ends()]
+            history = tfdist.fit(cluster, model, dataset, epochs=epochs, callbacks=callbacks, verbose=0)
+            found += history.history["loss"]
+        return found
+
+    one, other = (tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53, seed=1) for _ in range(2))
+    passes = [tf.data.Dataset.from_tensor_slices(next(iter(other.batch(53)))).batch(16) for _ in range(4)]
     with cluster.scope():
-        model = simple()
-
-    def twice(epochs: int) -> None:
-        early = keras.callbacks.EarlyStopping("loss", mode="max", patience=1)
-        dataset = tf.data.Dataset.from_tensor_slices((X, LABELS)).shuffle(53, seed=1).padded_batch(16)
-        for _ in range(2):
-            tfdist.fit(cluster, model, dataset, epochs=epochs, callbacks=[early], verbose=0)
-
-    return messages_of({"early": lambda: twice(3), "whole": lambda: twice(2)})
+        models = simple(), simple()
+    models[1].set_weights(models[0].get_weights())
+    shuffled = one.padded_batch(16)
+    expected = losses(models[1], [(passes[number], 1) for number in (0, 1, 3)])
+    return {"found": losses(models[0], [(shuffled, 1), (shuffled, 2)]), "expected": expected}
 
 
 def messages_of(attempts: dict[str, Callable[[], Any]]) -> dict[str, str]:
@@ -826,7 +837,7 @@ def main() -> None:
         "refused": lambda: refused(cluster),
         "not_finite": lambda: not_finite(cluster, "array", "rate"),
         "not_finite_slow": lambda: not_finite(cluster, "batches", "weights", "generator", "reordered", "label"),
-        "unknown_order": lambda: unknown_order(cluster),
+        "second_orders": lambda: second_orders(cluster),
         "resumed": lambda: resumed(cluster, path.parent, with_dropout),
         "resumed_step": lambda: resumed(cluster, path.parent, noisy),
         "refused_steps": lambda: refused_steps(cluster),

@@ -72,8 +72,6 @@ def dataset(kind: str) -> tf.data.Dataset:
         "repeat": lambda: source.repeat(3),
         "take": lambda: source.take(3),
         "options": lambda: source.with_options(tf.data.Options()),
-        "zip": lambda: tf.data.Dataset.zip((source, source)),
-        "filter": lambda: source.filter(lambda x: x > 1),
     }[kind]()
 
 
@@ -94,8 +92,6 @@ def watched_variables() -> list[str]:
 # What tfdist calls of a private module, with the parameters that it passes, in order.
 FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     f"{DATA}.ops.multi_device_iterator_ops": {"_create_device_dataset": ()},
-    f"{DATA}.ops.dataset_ops": {"UnaryUnchangedStructureDataset": ("input_dataset", "variant_tensor")},
-    f"{DATA}.util.structure": {"from_tensor_list": ("element_spec", "tensor_list")},
     "tensorflow.python.autograph.core.ag_ctx": {"ControlStatusCtx": ("status",)},
     "tensorflow.python.autograph.impl.api": {"tf_convert": ("f", "ctx")},
     "tensorflow.python.distribute.collective_all_reduce_strategy": {
@@ -153,8 +149,6 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
         ("trainable_variables",),
     ),
     "_batch_size": (lambda m: int(dataset("batch")._batch_size), lambda found: found == 2),
-    "_buffer_size": (lambda m: int(dataset("shuffle")._buffer_size), lambda found: found == 4),
-    "_common_args": (lambda m: dataset("map")._common_args, lambda found: {"output_types", "metadata"} <= set(found)),
     "_compile_loss": (lambda m: m._compile_loss, lambda found: isinstance(found, keras.Loss)),
     "_compile_metrics": (lambda m: m._compile_metrics, lambda found: isinstance(found, keras.Metric)),
     "_config": (lambda m: hasattr(eager_context(), "_config"), lambda found: found),
@@ -163,7 +157,6 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
         lambda m: attribute(f"{DATA}.ops.multi_device_iterator_ops", "_create_device_dataset"),
         lambda found: callable(found),
     ),
-    "_datasets": (lambda m: dataset("zip")._datasets, lambda found: isinstance(found[1], tf.data.Dataset)),
     "_distribute_strategy": (lambda m: hasattr(m, "_distribute_strategy"), lambda found: found),
     "_deterministic": (lambda m: dataset("parallel map")._deterministic, lambda found: found == "false"),
     "_drop_remainder": (lambda m: bool(dataset("batch")._drop_remainder), lambda found: found),
@@ -195,12 +188,10 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
         lambda m: [len(layer._non_trainable_variables) for layer in m._flatten_layers()],
         lambda found: max(found) == 2,
     ),
-    "_predicate": (lambda m: dataset("filter")._predicate.function, lambda found: "graph" in dir(found)),
     "_remat_mode": (
         lambda m: (scoped_layer()._remat_mode.mode, m._remat_mode),
         lambda found: found == ("full", None),
     ),
-    "_reshuffle_each_iteration": (lambda m: dataset("shuffle")._reshuffle_each_iteration, lambda found: found is False),
     "_seed": (lambda m: dataset("shuffle")._seed, lambda found: found is not None),
     "_seed2": (lambda m: int(dataset("shuffle")._seed2), lambda found: found == 1),
     "_seed_generators": (
@@ -226,6 +217,8 @@ REPLACED = {
 }
 # Classes that tfdist recognises by name.
 CLASSES = {"map": "_MapDataset", "batch": "_BatchDataset", "shuffle": "_ShuffleDataset", "options": "_OptionsDataset"}
+# Operations of the graph of a dataset -> the inputs that `pipelines.copy` replaces.
+INPUTS = {"ShuffleDatasetV3": (4, "seed_generator"), "RandomDatasetV2": (2, "seed_generator")}
 
 THREE_STEPS = """
 import json, sys
@@ -324,6 +317,11 @@ def test_losses_use_the_function_that_tfdist_replaces(monkeypatch):
 
 def test_kinds_of_datasets_have_their_names():
     assert {kind: type(dataset(kind)).__name__ for kind in CLASSES} == CLASSES
+
+
+def test_operations_of_datasets_have_their_inputs():
+    registry = importlib.import_module("tensorflow.python.framework.op_def_registry")
+    assert {op: (at, registry.get(op).input_arg[at].name) for op, (at, _) in INPUTS.items()} == INPUTS
 
 
 def test_coordination_and_session_options():

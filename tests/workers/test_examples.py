@@ -31,7 +31,7 @@ SIMILAR = {
     # It reports the critic's loss on the last batch only, which falls from 2.
     "wgan_gp": {"d_loss": 1.0},
 }
-# Keras starts a pipeline again in each epoch: its random operation repeats its numbers, and under tfdist it goes on.
+# Epochs that are compared, if not two.
 EPOCHS_OF_EQUAL_DRAWS = {"mixup": 1}
 # Workers, and devices of each.
 TOPOLOGIES = {"one device": (1, 1), "two devices": (1, 2), "two workers": (2, 1)}

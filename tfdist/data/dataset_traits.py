@@ -17,11 +17,11 @@ _UNORDERED = (
 class DatasetTraits:
     """Whether a pipeline repeats its batches in the next pass, and in the next start."""
 
-    # True if every pass gives the same batches, so that a resume can skip finished passes.
-    is_deterministic: bool
+    # True if it runs Python code or draws from a state: passes may differ if some are not read.
+    has_state: bool
     # True if it shuffles, or reads files in random order.
     shuffles: bool
-    # True if it runs Python code, reads variables or draws from a state: passes differ if those are changed between.
+    # True if it has, or reads, a state or variables: passes differ if those are changed between.
     reads_state: bool
     # Why two starts, or two workers, may read different batches; None: they do not.
     resume_caveat: str | None
@@ -60,9 +60,8 @@ def find(dataset: tf.data.Dataset) -> DatasetTraits:
         )
     elif random:
         resume_caveat = "the tf.data.Dataset uses stateful random ops: use tf.random.stateless_*"
-    deterministic = not (shuffles or python or random or unordered)
     return DatasetTraits(
-        is_deterministic=deterministic,
+        has_state=python or random,
         shuffles=shuffles,
         reads_state=python or random or any("ReadVariable" in op for op in ops),
         resume_caveat=resume_caveat,

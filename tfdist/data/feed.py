@@ -83,6 +83,8 @@ class Feed:
     end_epoch: Callable[[], None] = lambda: None
     # None: no evaluation.
     evaluation: Evaluation | None
+    # Called after the last step of an evaluation.
+    end_evaluation: Callable[[], None] = lambda: None
     # (count) -> examples of the splits, at positions that depend on the sizes only.
     examples: Callable[[int], Examples]
     # (first_number, last_number), counted from 1 -> the first of these steps whose examples, on this worker, have a

@@ -103,7 +103,7 @@ def fit(
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
     options = {"batch_size": batch_size, "steps": steps_per_epoch, "class_weight": class_weight, "seed": seed}
-    data = _data_adapter(model, x, y, sample_weight, shuffle=shuffle, continues=True, **options)
+    data = _data_adapter(model, x, y, sample_weight, shuffle=shuffle, **options)
     validation = None
     if validation_data is not None:
         parts = keras.utils.unpack_x_y_sample_weight(validation_data)
@@ -135,8 +135,6 @@ def _train(
     traced = make_run.traced_values(cluster, model)
     plain_values.tell_of_changes(model, traced)
     with interruption.handlers_if(workdir is not None) as stop, patches.patch_for_run(model) as stack, name_shapes:
-        if data.gate is not None:
-            stack.callback(data.gate.close)
         run = make_run.make_run(
             cluster, model, config, data, validation, callbacks, verbose, workdir, stop, stack, initial_epoch
         )
@@ -149,11 +147,8 @@ def _train(
         raise SystemExit(code)
     plain_values.note_end(model, traced)
     made = sizes.first_step + _steps_made(run) - steps_before
-    if data.epoch_hooks is not None and made > sizes.first_step:
-        data.epoch_hooks.repeat(made, sizes.steps_per_epoch)
-    base.end_passes(data, made, ended_early=made < sizes.total_steps)
-    if validation is not None and validation.epoch_hooks is not None:
-        validation.epoch_hooks.end()
+    if made > sizes.first_step:
+        data.finish(made)
     return run.callbacks.history
 
 
@@ -210,7 +205,6 @@ def evaluate(
 
         tools = trainer.make_silent_tools(run, keep)
         logs = trainer.evaluate(tools, 0)
-    base.end_passes(data, data.steps)
     cluster.stop_timer()
     return dict(sorted(logs.items())) if return_dict else compiled_model.in_order(model, logs)
 
@@ -253,9 +247,7 @@ def predict(
     as_given = predict_lib.takes_data_as_given(model)
     data = _data_adapter(model, x, batch_size=batch_size, steps=steps, as_given=as_given)
     same_data.check_same_data(cluster, data)
-    if data.epoch_hooks is not None:
-        data.epoch_hooks.begin_pass(reset=False)
-    dataset = data.dataset(trainer.replica_shard(cluster), 0, data.steps)
+    dataset = data.one_pass(trainer.replica_shard(cluster), reset=False)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     keep = outputs == "all" or cluster.is_chief
     predictor = predict_lib.Predictor(cluster, model)
@@ -263,7 +255,7 @@ def predict(
     with data_errors.name_shapes(model, data.element_spec):
         predict_lib.build(cluster, model, data.element_spec)
         found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner, keep=keep)
-    base.end_passes(data, data.steps)
+    data.end_epoch()
     cluster.stop_timer()
     return found
 

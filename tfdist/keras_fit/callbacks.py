@@ -19,14 +19,6 @@ _WRITERS = tuple(
 )
 
 
-def has_epoch_hooks(given: Any) -> bool:
-    """Returns whether one of what Keras accepts as `callbacks` may change something between two epochs."""
-    hooks = ("on_epoch_begin", "on_epoch_end")
-    callbacks = [one for one in _as_list(given) if isinstance(one, keras.callbacks.Callback)]
-    own = filter(trainer.is_users_callback, callbacks)
-    return any(trainer.is_active(one, hook) for one in own for hook in hooks)
-
-
 def _as_list(given: Any) -> list[Any]:
     return keras.tree.flatten((given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given) or [])
 

@@ -73,8 +73,10 @@ def make_run(
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, global_view.replica_of_draws, config.seed)
     compares = workdir is not None
-    feed = feed_lib.make_feed(cluster, config, adapter, validation, initial_epoch, callbacks, compares=compares)
-    fit = {"epochs": round(config.train.epochs), "steps": adapter.steps, "saves_draws": not _made_by_code(adapters)}
+    feed = feed_lib.make_feed(cluster, config, adapter, validation, initial_epoch, compares=compares)
+    # Python code that makes data may draw random numbers, and read ahead.
+    made_by_code = any(one.made_by_code for one in adapters)
+    fit = {"epochs": round(config.train.epochs), "steps": adapter.steps, "saves_draws": not made_by_code}
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **fit)
     feed = feed_lib.with_comparison(cluster, feed, runner, adapter, validation)
     console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
@@ -87,8 +89,8 @@ def make_run(
         feed=feed,
         callbacks=runner,
         is_script=True,
-        checks_draws=not _made_by_code(adapters),
-        log=trainer.Log(console=console, notes=_notes(adapters, workdir)),
+        checks_draws=not made_by_code,
+        log=trainer.Log(console=console, notes=_notes(cluster, adapters, workdir)),
         train_step=train_step,
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
@@ -102,16 +104,12 @@ def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.Traced:
     return made_on_model(cluster, model, "plain_values", lambda: plain_values.of_model(model))
 
 
-def _made_by_code(adapters: list[DataAdapter]) -> bool:
-    """Returns whether Python code makes some of the data: it may draw random numbers, and read ahead."""
-    return any(adapter.gate is not None or adapter.epoch_hooks is not None for adapter in adapters)
-
-
-def _notes(adapters: list[DataAdapter], workdir: Path | None) -> tuple[str, ...]:
-    """Returns warnings for the log: an inexact resume, an order that may differ from that of Keras' own fit."""
+def _notes(cluster: Cluster, adapters: list[DataAdapter], workdir: Path | None) -> tuple[str, ...]:
+    """Returns lines for the log: an inexact resume, an order that may differ from Keras', work that is not divided."""
     caveats = dict.fromkeys(one.resume_caveat for one in adapters if one.resume_caveat is not None)
     notes = [f"An exact resume needs care: {one}." for one in caveats if workdir is not None]
-    return (*notes, *([adapters[0].order_unknown] if adapters[0].order_unknown else []))
+    works = adapters[0].work_of_all if cluster.num_workers > 1 else None
+    return (*notes, *(text for text in (adapters[0].order_unknown, works) if text))
 
 
 def _advice_if_diverged(workdir: Path | None, in_data: bool) -> str:

@@ -3,8 +3,6 @@
 Nothing else imports this module: inside the package, modules import each other.
 """
 
-from tfdist.training.callbacks.active_hooks import is_active
-from tfdist.training.callbacks.active_hooks import is_users as is_users_callback
 from tfdist.training.callbacks.broadcast import Placement, runs_on_all_workers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.callbacks.callback_state import plain_attributes

@@ -2,8 +2,10 @@
 
 import contextlib
 import itertools
+import os
 import random
 import runpy
+import signal
 import sys
 
 import forked
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from launching import worker_environment
+from parameters import slow_except
 
 import tfdist
 from tfdist.keras_fit.script import caches, context, entropy, model_methods
@@ -91,6 +94,62 @@ def test_a_fit_after_a_finished_one_reads_the_same_data_again(cluster, tmp_path,
             script("killed", fails_in)
     assert script("killed") == whole
     assert script("killed") == whole  # All is finished.
+
+
+def rows():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def noisy():
+    """Rows of Python code that draws from a state."""
+    rng = np.random.default_rng(0)
+
+    def draw(x):
+        return x + rng.normal(size=x.shape).astype("float32")
+
+    return rows().map(lambda x, y: (tf.ensure_shape(tf.numpy_function(draw, [x], tf.float32), [3]), y)).batch(4)
+
+
+MADE = {
+    "generator": lambda: (drawn(), {"steps_per_epoch": 3}),
+    "PyDataset": lambda: (Shuffled(), {}),
+    "shuffle": lambda: (rows().shuffle(12, seed=1).batch(4), {}),
+    "joined shuffles": lambda: (rows().shuffle(9, seed=1).take(6).concatenate(rows().shuffle(9, seed=2)).batch(6), {}),
+    "repeated shuffle": lambda: (rows().shuffle(12, seed=1).repeat().batch(5), {"steps_per_epoch": 3}),
+    "code": lambda: (noisy(), {}),
+}
+
+
+class Stops(keras.callbacks.Callback):
+    """Stops the process in mid-epoch, as a job system does."""
+
+    def __init__(self, step):
+        super().__init__()
+        self._step, self.steps = step, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if self.steps == self._step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("kind", slow_except(MADE, ["shuffle", "generator"]))
+def test_a_fit_that_is_stopped_in_mid_epoch_goes_on_with_the_same_batches(cluster, tmp_path, kind):
+    def script(place, step=None):
+        np.random.seed(0)
+        with cluster.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
+            model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
+        model.set_weights([np.zeros((3, 1)), np.zeros(1)])
+        data, options = MADE[kind]()
+        options |= {"epochs": 3, "verbose": 0, "workdir": tmp_path / place, "validation_data": MADE["shuffle"]()[0]}
+        history = tfdist.fit(cluster, model, data, callbacks=[Stops(step)], **options).history
+        return [one.tolist() for one in model.get_weights()], history
+
+    whole = script("whole")
+    with pytest.raises(SystemExit):
+        script("stopped", 5)
+    assert script("stopped") == whole
 
 
 class Draws(keras.callbacks.Callback):

@@ -50,7 +50,8 @@ def test_options_that_allow_any_order_have_no_effect():
     found = adapter(dataset)
     assert not found.order_unknown
     for _ in range(2):
-        assert [x for (batch,) in found.stream(0, 4).take(4).as_numpy_iterator() for x in batch] == [*range(12)]
+        read = found.dataset(ReplicaShard(), 0, 4).take(4).as_numpy_iterator()
+        assert [x for element in read for x in element["data"][0]] == [*range(12)]
 
 
 PARALLEL = {"num_parallel_calls": 2, "deterministic": False}
@@ -79,7 +80,7 @@ def test_each_pass_of_a_generator_begins_with_its_first_two_batches_and_goes_on_
 
     adapter = make_adapter.make_data_adapter(batches(), None, None, base.DataOptions(steps=3))
     for expected in ([0, 1, 2], [0, 1, 3]):
-        elements = adapter.dataset(ReplicaShard(), 0, 3).take(3)
+        elements = adapter.one_pass(ReplicaShard(), reset=True).take(3)
         assert [int(element["data"][0][0, 0]) for element in elements] == expected
 
 

@@ -11,21 +11,14 @@ import tensorflow as tf
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter, array_slicing, data_adapter_utils
 
-from tfdist.data import dataset_traits
-from tfdist.data.stream import ReplicaShard
-from tfdist.keras_fit.adapters import (
-    base,
-    epoch_gate,
-    inspect_dataset,
-    preprocess,
-    py_dataset,
-    rebuild_pipeline,
-    shuffle_passes,
-)
-from tfdist.keras_fit.adapters.base import BatchAdapter, DataAdapter, DataOptions, RandomAccessAdapter
+from tfdist.keras_fit.adapters import base, preprocess, py_dataset, tf_dataset
+from tfdist.keras_fit.adapters.base import DataAdapter, DataOptions, RandomAccess
+from tfdist.keras_fit.adapters.stream import Stream
 
 # The default of `model.fit`.
 DEFAULT_BATCH_SIZE = 32
+# Of the batches of a generator without a number of steps, which are kept in memory.
+_MAX_BYTES = 4_000_000_000
 
 
 def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> DataAdapter:
@@ -42,11 +35,11 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
     if not is_arrays(x) and (y is not None or sample_weight is not None):
         raise ValueError(f"A {type(x).__name__} contains targets and weights: remove y and sample_weight.")
     if isinstance(x, tf.data.Dataset):
-        return _dataset(x, options)
+        return tf_dataset.of_dataset(x, options)
     if isinstance(x, keras.utils.PyDataset):
         return py_dataset.of_py_dataset(x, options)
     if isinstance(x, Iterator):
-        return py_dataset.of_generator(x, options)
+        return _generator(x, options)
     if _is_source(x):
         return _source(x, options)
     if _is_of_other_library(x) or _has_sparse_matrices((x, y, sample_weight)):
@@ -96,16 +89,47 @@ def _has_sparse_matrices(data: Any) -> bool:
     return any(data_adapter_utils.is_scipy_sparse(part) for part in keras.tree.flatten(data))
 
 
-def _by_keras(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> BatchAdapter:
+def _by_keras(x: Any, y: Any, sample_weight: Any, options: DataOptions, **known: Any) -> Stream:
     """Returns the adapter of the batches that Keras makes of data, or raises its ValueError, which names the type."""
-    made = {"batch_size": options.batch_size, "steps_per_epoch": options.steps, "class_weight": options.class_weight}
-    shuffle = options.shuffle and is_arrays(x)
-    found = data_adapters.get_data_adapter(x, y, sample_weight, shuffle=shuffle, **made)
-    given = dataclasses.replace(options, batch_size=None, input_ranks=None, class_weight=None)
-    return _dataset(found.get_tf_dataset(), given)
+    made = {"batch_size": options.batch_size, "steps_per_epoch": options.steps}
+    given = dataclasses.replace(options, batch_size=None, input_ranks=None)
+    if is_arrays(x):
+        made |= {"class_weight": options.class_weight, "shuffle": options.shuffle}
+        given = dataclasses.replace(given, class_weight=None)
+    found = data_adapters.get_data_adapter(x, y, sample_weight, **made)
+    known = {"length": found.num_batches, "made_by_keras": True, **known}
+    return tf_dataset.of_dataset(found.get_tf_dataset(), given, **known)
 
 
-def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomAccessAdapter:
+def _generator(generator: Iterator, options: DataOptions) -> Stream:
+    """Returns the adapter of a generator: as in Keras, each evaluation begins with its first two batches."""
+    known = {"is_generator": True}
+    if options.steps is None:
+        drawn = _draw_all(generator)
+        known["length"], generator = len(drawn), iter(drawn)
+    found = _by_keras((py_dataset.as_tuple(batch) for batch in generator), None, None, options, **known)
+    found.resume_caveat = (
+        "a generator must return the same batches in every start and on every worker; a resumed run reads and skips "
+        "the batches of finished steps"
+    )
+    return found
+
+
+def _draw_all(generator: Iterator) -> list[Any]:
+    """Reads a generator to its end, and returns its batches; raises ValueError if they are too large for the memory."""
+    drawn, size = [], 0
+    for batch in generator:
+        drawn.append(batch)
+        size += sum(np.asarray(part).nbytes for part in keras.tree.flatten(batch))
+        if size > _MAX_BYTES:
+            raise ValueError(
+                f"The generator has not ended after {size / 1e9:.1f} GB: pass steps_per_epoch (or validation_steps, or "
+                "steps)."
+            )
+    return drawn
+
+
+def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomAccess:
     if options.preprocess is not None:
         x, y, sample_weight = (preprocess.as_arrays(part) for part in (x, y, sample_weight))
     if y is None and (sample_weight is not None or options.class_weight is not None):
@@ -198,7 +222,7 @@ def _tensor(array: Any) -> Any:
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
 
 
-def _source(source: Any, options: DataOptions) -> RandomAccessAdapter:
+def _source(source: Any, options: DataOptions) -> RandomAccess:
     def read(ids: tf.Tensor) -> tuple:
         batch = source.read(ids)
         if isinstance(batch, dict) and "label" in batch:
@@ -210,110 +234,17 @@ def _source(source: Any, options: DataOptions) -> RandomAccessAdapter:
     return _examples(read, len(source), options)
 
 
-def _examples(read: Any, num_examples: int, options: DataOptions) -> RandomAccessAdapter:
+def _examples(read: Any, num_examples: int, options: DataOptions) -> RandomAccess:
     if num_examples == 0:
         raise ValueError("The data has no examples.")
     default = -(-num_examples // options.steps) if options.steps else DEFAULT_BATCH_SIZE
     batch_size = min(options.batch_size or default, num_examples)
     steps = -(-num_examples // batch_size)
-    return RandomAccessAdapter(
+    return RandomAccess(
         read=read,
         num_examples=num_examples,
         batch_size=batch_size,
         steps=base.steps_of_epoch(options, steps),
         seed=options.seed,
         shuffle=options.shuffle,
-    )
-
-
-def _batch(dataset: tf.data.Dataset, options: DataOptions) -> tuple[tf.data.Dataset, int | None]:
-    """Returns `dataset` in batches, of `options.batch_size` if it has single examples, and this size."""
-    inputs = dataset.element_spec
-    if not options.as_given:
-        inputs = keras.utils.unpack_x_y_sample_weight(inputs)[0]
-    ranks = tuple(spec.shape.rank for spec in tf.nest.flatten(inputs))
-    single = options.batch_size is not None and not inspect_dataset.is_batched(dataset, options.batch_size)
-    if options.input_ranks is not None and None not in ranks and len(ranks) == len(options.input_ranks):
-        fits = sorted(rank + 1 for rank in ranks) == sorted(options.input_ranks)
-        single = fits and not inspect_dataset.makes_batches(dataset)  # Keras adds a last axis to batches of numbers.
-        if single and options.batch_size is None:
-            raise ValueError("The tf.data.Dataset has single examples: pass batch_size, or batch it.")
-    return (dataset.batch(options.batch_size), options.batch_size) if single else (dataset, None)
-
-
-def _length(dataset: tf.data.Dataset, options: DataOptions) -> int | None:
-    """Returns the number of batches; None: it is not known, or there is no end."""
-    cardinality = int(dataset.cardinality())
-    if cardinality == tf.data.INFINITE_CARDINALITY and rebuild_pipeline.ends_by_choice(dataset):
-        return None
-    if options.steps is None and cardinality == tf.data.INFINITE_CARDINALITY:
-        raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
-    if cardinality == 0:
-        raise ValueError("The tf.data.Dataset is empty.")
-    return cardinality if cardinality > 0 else None
-
-
-def _dataset(dataset: tf.data.Dataset, options: DataOptions) -> BatchAdapter:
-    dataset, batch_size = _batch(dataset_traits.in_order(inspect_dataset.without_prefetch(dataset)), options)
-    shuffles, skipped, order_unknown = inspect_dataset.shuffles(dataset), 0, None
-    if options.continues:
-        dataset, skipped, order_unknown = shuffle_passes.continue_passes(dataset)
-    parts = rebuild_pipeline.split_before_maps(dataset)
-    in_tuple, raw = isinstance(dataset.element_spec, tuple), dataset
-    dataset = dataset.map(
-        tf.autograph.experimental.do_not_convert(lambda *given: base.unpack(given if in_tuple else given[0], options))
-    )
-    length = _length(dataset, options)
-    traits, plain = dataset_traits.find(dataset), rebuild_pipeline.without_shuffles(dataset)
-    # If Keras finds the end of an epoch by reading, it makes no unused iterator.
-    two_per_epoch = length is not None and options.steps is None and not options.own_loop
-    if length is None and options.steps is None:
-        length = inspect_dataset.count(plain)
-    first = tf.nest.flatten(dataset.element_spec)[0].shape
-    static = first[0] if first.rank else None
-    known = static or batch_size or (parts.batch_size if parts else rebuild_pipeline.last_batch_size(raw))
-    sizes = []
-    if not known:
-        sizes = inspect_dataset.first_batch_sizes(rebuild_pipeline.without_shuffles(dataset, counted=False))
-    preprocesses = options.preprocess is not None
-    steps = options.steps if length is None else base.steps_of_epoch(options, length)
-    gate = epoch_gate.EpochGate(steps) if traits.reads_state else None
-
-    def passes(start: int, stop: int, dataset: tf.data.Dataset = raw if preprocesses else dataset) -> tf.data.Dataset:
-        found = all_passes(start, stop, dataset)
-        return found if gate is None else gate.watch(found, start)
-
-    def all_passes(start: int, stop: int, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        # All passes are equal: finished ones are not read again.
-        if length is not None and traits.is_deterministic:
-            return dataset.skip(start % length).concatenate(dataset.repeat()) if start else dataset.repeat()
-        if not shuffles:
-            return dataset.repeat().skip(start)
-        repeated = inspect_dataset.passes_of_keras(dataset, two_per_epoch=two_per_epoch, skipped=skipped)
-        return repeated.skip(start).take(stop - start)
-
-    def count_passes(steps: int, ended_early: bool) -> None:
-        passes = length and shuffle_passes.of_keras(steps, length, two_per_epoch=two_per_epoch)
-        shuffle_passes.add(shuffles, passes, ended_early=ended_early)
-
-    def shard_steps(shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
-        return rebuild_pipeline.shard_elements(
-            parts, lambda raw: passes(start, stop, raw), shard, lambda rows: base.unpack(rows, options)
-        )
-
-    return BatchAdapter(
-        stream=passes,
-        steps=steps,
-        gate=gate,
-        batch_size=known or sizes[0],
-        rows=tuple(sizes),
-        element_spec=dataset.element_spec,
-        smallest_batch=static or 1,
-        sample=lambda: inspect_dataset.sample(dataset),
-        resume_caveat=traits.resume_caveat,
-        sharded=None if parts is None else shard_steps,
-        stops=bool(shuffles),
-        count_passes=count_passes if shuffles else None,
-        order_unknown=order_unknown or traits.order_unknown,
-        unpack=(lambda rows: base.unpack(rows if in_tuple else rows[0], options)) if preprocesses else None,
     )

@@ -15,6 +15,7 @@ from tfdist.config import patching, text
 from tfdist.config.patching import patch
 from tfdist.data import autograph
 from tfdist.keras_fit import compiled_model, messages
+from tfdist.keras_fit.adapters import base
 from tfdist.keras_fit.own_step import eager_steps
 from tfdist.keras_fit.whole_batch import global_view, own_rows, probe
 from tfdist.keras_fit.whole_batch.global_view import GlobalView, Plan
@@ -96,12 +97,16 @@ def discover(
         return tf.nest.pack_sequence_as(element_spec, specs)
 
     def trace(data: Any) -> None:
-        view = GlobalView.of_batch(batch, cluster.num_replicas, data, whole_layers)
+        flat_data = [one for one in tf.nest.flatten(data) if one is not None]
+        of_rows = [one.shape[0] if has else 0 for one, has in zip(flat_data, divided, strict=True)]
+        view = GlobalView.of_batch(batch, cluster.num_replicas, of_rows, whole_layers)
         view.plan.is_static, view.plan.examples = is_static, min(batch, batch_size)
         found[:] = [view.plan, *run(view, data)]
 
     flat = tf.nest.flatten(element_spec)
-    is_static = all(one.shape.rank and one.shape[0] for one in flat if isinstance(one, tf.TensorSpec))
+    divided = base.have_rows(element_spec)
+    of_rows = [one for one, has in zip([one for one in flat if one is not None], divided, strict=True) if has]
+    is_static = all(one.shape.rank and one.shape[0] for one in of_rows if isinstance(one, tf.TensorSpec))
     sizes = rows if len(rows) == len(flat) else [batch_size] * len(flat)
     whole_layers: list[keras.Layer] = []
     if model.run_eagerly and cluster.num_replicas > 1:

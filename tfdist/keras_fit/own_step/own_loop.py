@@ -23,6 +23,7 @@ from tfdist.config import user_code
 from tfdist.data import autograph
 from tfdist.keras_fit import connect, make_run, messages, patches
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
+from tfdist.keras_fit.adapters.stream import Stream
 from tfdist.keras_fit.own_step import own_setup, saved_passes
 from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.keras_fit.script import context
@@ -218,7 +219,7 @@ def batches(
         SystemExit: code 75: stopped by a signal and saved in the workdir. Run the script again to resume.
     """
     cluster = _cluster()
-    options = base.DataOptions(as_given=True, continues=True, own_loop=True, batch_size=batch_size)
+    options = base.DataOptions(as_given=True, batch_size=batch_size)
     with context.running():
         data = make_adapter.make_data_adapter(dataset, None, None, options)
         same_data.check_same_data(cluster, data)
@@ -231,7 +232,7 @@ def batches(
         place = None if workdir is None else _place(cluster, make_run.to_path(workdir))
         first = 0 if place is None else place.begin_pass(cluster, _structure(data), lambda: read(0)[1])
         if first >= data.steps:
-            base.end_passes(data, data.steps)
+            data.skip_pass()
             return
         elements, batch = read(first)
     with interruption.handlers_if(place is not None) as stop:
@@ -242,14 +243,12 @@ def batches(
                 yield dataclasses.replace(batch, element=element)
             except GeneratorExit:  # The script leaves the pass.
                 cluster.stop_timer()
-                base.end_passes(data, data.steps, ended_early=True)
                 raise
             cluster.note_progress(index + 1)
             if place is not None and index + 1 < data.steps and cluster.any_worker(stop.requested()):
                 place.save(cluster, index + 1)
                 raise _report_stop(cluster, stop, place)
         cluster.stop_timer()
-        base.end_passes(data, data.steps)
         if place is not None:
             place.save(cluster, 0, finished=True)
             if cluster.any_worker(stop.requested()):
@@ -287,7 +286,7 @@ def on_batch(
         return make_step(Batch(next(elements), spec, str(spec), adapter))
 
 
-def _with_all_parts(adapter: base.BatchAdapter) -> base.BatchAdapter:
+def _with_all_parts(adapter: Stream) -> Stream:
     """Returns an adapter whose batches are (x, y, sample_weight), with None as in Keras for what is not given."""
 
     def complete(data: tuple) -> tuple:

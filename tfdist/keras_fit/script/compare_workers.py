@@ -16,7 +16,7 @@ import numpy as np
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import messages
-from tfdist.keras_fit.adapters.epoch_gate import EpochGate
+from tfdist.keras_fit.adapters.stream import Stream
 from tfdist.keras_fit.script import context
 
 _TOLERANCE = 1e-4
@@ -31,21 +31,21 @@ class WorkerComparison:
 
     Args:
         attributes: returns texts that are equal for equal attributes of the callbacks that run on all workers, by name.
-        gate: of the training data; None: Python code does not make it.
+        stream: the training data; None: it is read by numbers.
         generators: whether the states of random generators are compared: not if other threads draw, for the next epoch.
     """
 
     def __init__(
-        self, cluster: Cluster, attributes: Callable[[], dict[str, str]], gate: EpochGate | None, *, generators: bool
+        self, cluster: Cluster, attributes: Callable[[], dict[str, str]], stream: Stream | None, *, generators: bool
     ):
-        self._cluster, self._attributes, self._gate = cluster, attributes, gate
+        self._cluster, self._attributes, self._stream = cluster, attributes, stream
         self._generators = generators
         self._told: set[str] = set()
 
     def compare(self) -> None:
         """Warns of what differs from worker 0. Collective."""
         found = dict(self._compared_values())
-        batch = (0.0,) * 4 if self._gate is None else self._gate.first_batch()
+        batch = (0.0,) * 4 if self._stream is None else self._stream.first_batch()
         total = zlib.crc32(json.dumps(found, sort_keys=True).encode())
         workers = self._cluster.all_gather([float(total), *batch])
         mine, chief = workers[self._cluster.rank, 1:], workers[0, 1:]

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import fractions
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -131,10 +131,15 @@ class GlobalView:
     wholes: dict[int, _Whole] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of_batch(cls, batch: int, replicas: int, data: Any, whole_layers: Iterable[keras.Layer] = ()) -> "GlobalView":
-        """Returns the view of a trace without effect, of all rows of a batch; `data` are its nested tensors."""
-        sizes = [one.shape[0] for one in tf.nest.flatten(data) if one is not None]
-        parts = [fractions.Fraction(one or batch, batch) for one in sizes]
+    def of_batch(
+        cls, batch: int, replicas: int, sizes: Sequence[int | None], whole_layers: Iterable[keras.Layer] = ()
+    ) -> "GlobalView":
+        """Returns the view of a trace without effect, of all rows of a batch.
+
+        Args:
+            sizes: the rows of each of its flat tensors; None: unknown; 0: it has none.
+        """
+        parts = [fractions.Fraction(0) if one == 0 else fractions.Fraction(one or batch, batch) for one in sizes]
         whole = frozenset(id(one) for one in whole_layers)
         size = tf.constant(batch, tf.int64)
         rows = Rows(low=size - size, count=size, total=size, most=batch, replicas=replicas)
@@ -285,7 +290,7 @@ class GlobalView:
         # As many rows as there are pairs of examples have not the same number for each example of a smaller batch.
         if self.discovers and not self.plan.is_static and size % examples**2 == 0:
             return 0
-        divides = any(size % int(part * examples) == 0 for part in (*self.plan.data, 1))
+        divides = any(size % int(part * examples) == 0 for part in (*self.plan.data, 1) if part)
         return fractions.Fraction(size, examples) if size and divides else 0
 
     def _output(self, value: Any, times: fractions.Fraction | int) -> Any:
@@ -439,7 +444,8 @@ class GlobalView:
         times = iter(self.plan.data)
 
         def whole(own: Any) -> Any:
-            return own if own is None else self.whole_of(own, next(times, 1))
+            part = None if own is None else next(times, fractions.Fraction(1))
+            return self.whole_of(own, part) if part else own
 
         return tf.nest.map_structure(whole, data)
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist.config import patching, text
 from tfdist.keras_fit import messages
+from tfdist.keras_fit.adapters import base
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
 from tfdist.training import api as trainer
 
@@ -176,12 +177,13 @@ def random_rows(element_spec: Any, size: int) -> Any:
     random = np.random.default_rng(0)
 
     def rows(spec: tf.TensorSpec) -> tf.Tensor:
-        shape = [spec.shape[0] or size, *(1 if one is None else one for one in spec.shape[1:])]
+        shape = [1 if one is None else one for one in spec.shape]
+        shape = [spec.shape[0] or size, *shape[1:]] if shape else []
         if spec.dtype == tf.string:
             return tf.constant(np.array(["one", "two three"])[random.integers(0, 2, shape)])
         if spec.dtype.is_floating:
             # Rows of many directions, and of other sizes in the second half.
-            sizes = np.reshape(np.linspace(0.2, 3.0, shape[0]), [-1] + [1] * (len(shape) - 1))
+            sizes = np.reshape(np.linspace(0.2, 3.0, shape[0]), [-1] + [1] * (len(shape) - 1)) if shape else 1.0
             return tf.cast(sizes * random.uniform(0.0, 1.0, shape) ** 4 + 0.01, spec.dtype)
         return tf.cast(random.integers(0, 2, shape), spec.dtype)
 
@@ -204,7 +206,9 @@ def mixing_layers(
     Returns:
         These layers, and the names of the innermost ones; [] and [] if it cannot be found out.
     """
-    static = next((one.shape[0] for one in tf.nest.flatten(element_spec) if one is not None and one.shape.rank), None)
+    divided = base.have_rows(element_spec)
+    specs = [one for one in tf.nest.flatten(element_spec) if one is not None]
+    static = next((one.shape[0] for one, has in zip(specs, divided, strict=True) if has and one.shape.rank), None)
     size = static or _ROWS
     data = random_rows(element_spec, size)
     if data is None:
@@ -218,7 +222,8 @@ def mixing_layers(
     def differences(*tensors: tf.Tensor) -> list[tf.Tensor]:
         given = iter(tensors)
         batch = tf.nest.map_structure(lambda one: one if one is None else next(given), data)
-        probe = Probe.of_batch(size, 2, batch)
+        of_rows = [one.shape[0] if has else 0 for one, has in zip(tensors, divided, strict=True)]
+        probe = Probe.of_batch(size, 2, of_rows)
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras.StatelessScope(collect_losses=True))
             stack.enter_context(patching.patch(keras.layers.Layer, "__call__", probe.compare))

@@ -61,6 +61,8 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
             if callbacks.wants_progress("test"):
                 callbacks.progress(done, run.objective.results(totals))
             tools.report.progress(step, "evaluating")
+        if done == steps:
+            run.feed.end_evaluation()
         values = run.objective.of_epoch(run.objective.results(totals))
         callbacks.call("on_test_end", logs=values)
         num_examples = round(totals["examples"])

@@ -1,0 +1,348 @@
+"""Data that every worker walks: each keeps its own rows of the batches that Keras would read, in the same order."""
+
+import collections
+import itertools
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from parameters import slow_except
+
+from tfdist.data.stream import ReplicaShard
+from tfdist.keras_fit import messages
+from tfdist.keras_fit.adapters import base, make_adapter, pipelines
+
+X, Y = np.arange(159, dtype=np.float32).reshape(53, 3), np.arange(53) % 3
+REPLICAS = 4
+calls: collections.Counter = collections.Counter()
+
+
+def work(x, y=None, *, stateful=False):
+    """What is done to each example, and counted."""
+
+    def note(array):
+        calls["made"] += 1
+        return 2 * array
+
+    made = tf.ensure_shape(tf.numpy_function(note, [x], x.dtype, stateful=stateful), x.shape)
+    return made if y is None else (made, y)
+
+
+def slices():
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def shuffled():
+    return slices().shuffle(53, seed=1)
+
+
+def row_of(index):
+    return tf.gather(X, index)
+
+
+# Each makes a dataset whose maps are divided among the workers, and the further arguments of the feed.
+PIPELINES = {
+    "typical": lambda: (slices().shuffle(20).map(work, num_parallel_calls=4).batch(16).prefetch(2), {}),
+    "cut and repeated": lambda: (slices().map(work).batch(16, drop_remainder=True).repeat(3).skip(1).take(5), {}),
+    "two maps": lambda: (slices().map(work).repeat(2).map(lambda x, y: ({"a": x + 1}, y)).batch(10), {}),
+    "single": lambda: (slices().shuffle(9).map(work).batch(7), {}),
+    "inputs alone": lambda: (tf.data.Dataset.range(40).map(row_of).map(work).batch(8), {}),
+}
+
+
+def feed(make):
+    tf.random.set_seed(3)  # As in a new process.
+    data, options = make()
+    return make_adapter.make_data_adapter(data, None, None, base.DataOptions(**options))
+
+
+def elements(make, workers, first_step=0):
+    """The steps of all replicas, divided among this number of workers; and how often each worker mapped an element."""
+    per, made, worked = REPLICAS // workers, [], []
+    for rank in range(workers):
+        opened = feed(make)
+        opened.sample(16)
+        share = ReplicaShard(first_replica=rank * per, local_replicas=per, num_replicas=REPLICAS)
+        calls.clear()
+        steps = opened.steps - first_step
+        dataset = opened.dataset(share, first_step, opened.steps).take(steps * per)
+        made.append(list(dataset.as_numpy_iterator()))
+        worked.append(calls["made"])
+    return [made[replica // per][step * per + replica % per] for step in range(steps) for replica in range(4)], worked
+
+
+def joined(parts):
+    """Puts the replicas' shares of each step together again."""
+    batches = [parts[first : first + REPLICAS] for first in range(0, len(parts), REPLICAS)]
+    return [
+        tf.nest.map_structure(lambda *rows: np.concatenate(rows), *(one["data"] for one in batch if one["count"]))
+        for batch in batches
+    ]
+
+
+def assert_equal(first, second):
+    tf.nest.map_structure(np.testing.assert_array_equal, first, second)
+
+
+@pytest.mark.parametrize("name", slow_except(PIPELINES, ["typical"]))
+def test_workers_make_their_rows_of_the_same_batches(name):
+    make = PIPELINES[name]
+    assert feed(make).work_of_all is None
+    whole, _ = elements(make, 1)
+    tf.random.set_seed(3)
+    expected = list(make()[0].as_numpy_iterator())
+    assert_equal(joined(whole), [one if isinstance(one, tuple) else (one,) for one in expected])
+    parts, _ = elements(make, 4 if name == "typical" else 2)
+    assert_equal(parts, whole)
+    later, _ = elements(make, 1, first_step=2)
+    assert_equal(later, whole[2 * REPLICAS :])
+
+
+def test_each_worker_maps_its_rows_alone():
+    (_, (alone,)), (_, two), (_, four) = (elements(PIPELINES["typical"], workers) for workers in (1, 2, 4))
+    assert alone == 53 and max(two) <= 28 and max(four) <= 16
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: slices().map(lambda x, y: work(x, y, stateful=True)).batch(16),
+        lambda: slices().map(lambda x, y: (x + tf.random.uniform([3], seed=1), y)).batch(16),
+        lambda: slices().map(work).cache().batch(16),
+        lambda: slices().map(work).shuffle(30).batch(16),
+        lambda: slices().batch(16).map(lambda x, y: (x - tf.reduce_mean(x), y)),
+        lambda: slices().map(work).filter(lambda x, y: y > 0).batch(16),
+        lambda: slices().map(work).batch(16).cache(),
+    ],
+)
+def test_work_that_is_not_divided_is_told(make):
+    assert "Every worker runs all of the tf.data.Dataset" in feed(lambda: (make(), {})).work_of_all
+
+
+@pytest.fixture
+def unwarned(monkeypatch):
+    monkeypatch.setattr(messages, "_said", set())
+
+
+def test_a_tensorflow_with_other_attributes_is_reported_once(unwarned, capsys):
+    dataset = slices().map(work).batch(16)
+    assert pipelines.split_before_maps(dataset) is not None and capsys.readouterr().err == ""
+    del dataset._input_dataset._map_func
+    assert [pipelines.split_before_maps(dataset) for _ in range(2)] == [None, None]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tfdist: WARNING: every worker maps all examples of a tf.data.Dataset, as it")
+    assert f"TensorFlow {tf.__version__}: " in line and "'_map_func'" in line
+
+
+def epoch(data, number, first=0, steps=None):
+    """The batches of an epoch of training, as the loop reads them."""
+    data.begin_epoch(number)
+    read = iter(data.elements(ReplicaShard(), first))
+    found = [next(read)["data"] for _ in range((steps or data.steps) - first)]
+    if steps is None:
+        data.end_epoch()
+    return tf.nest.map_structure(lambda one: one.numpy(), found)
+
+
+def numbers(*limits):
+    return tf.data.Dataset.range(*limits)
+
+
+def choose(parts):
+    return tf.data.Dataset.choose_from_datasets([one.repeat() for one in parts], tf.data.Dataset.range(2).repeat(16))
+
+
+def halves():
+    return [tf.data.Dataset.range(first, first + 24).shuffle(24, seed=first + 1) for first in (0, 24)]
+
+
+# Pipelines whose shuffles are of their own in each pass -> and the number of iterators that Keras makes in an epoch.
+SHUFFLED = {
+    "batches": (lambda: shuffled().batch(16), 2),
+    "mapped behind": (lambda: shuffled().map(lambda x, y: (x + 1, y), num_parallel_calls=2).batch(16), 2),
+    "mapped before": (lambda: slices().map(lambda x, y: (x + 1, y)).shuffle(53, seed=1).batch(16), 2),
+    "batches that are mapped": (lambda: shuffled().batch(16).map(lambda x, y: (2 * x, y)), 2),
+    "side by side": (lambda: tf.data.Dataset.zip((shuffled().batch(16), shuffled().batch(16))), 2),
+    "two shuffles": (lambda: shuffled().shuffle(9, seed=2).batch(16), 2),
+    "padded": (lambda: shuffled().padded_batch(16), 2),
+    "joined": (lambda: halves()[0].concatenate(halves()[1]).batch(8).map(lambda x: 2 * x), 2),
+    "unknown length": (lambda: shuffled().filter(lambda x, y: y < 2).batch(16), 1),
+    "files": (
+        lambda: (
+            tf.data.Dataset.range(4).shuffle(4, seed=5).interleave(lambda i: tf.data.Dataset.range(i, i + 6)).batch(4)
+        ),
+        1,
+    ),
+    "chosen": (lambda: choose(halves()).batch(8), 1),
+    "kept in memory": (lambda: shuffled().batch(16).cache(), 2),
+}
+
+
+def passes_of(name):
+    """Four epochs as Keras reads them: after each it may make an iterator that it does not use."""
+    tf.random.set_seed(3)
+    make, each = SHUFFLED[name]
+    dataset, found = make(), []
+    for _ in range(4):
+        found.append([one if isinstance(one, tuple) else (one,) for one in dataset.as_numpy_iterator()])
+        for _ in range(each - 1):
+            iter(dataset)
+    return found
+
+
+@pytest.mark.parametrize("name", slow_except(SHUFFLED, ["mapped behind", "files"]))
+def test_trainings_read_the_passes_of_keras_whatever_was_looked_at_or_read_ahead(name):
+    expected = passes_of(name)
+    tf.random.set_seed(3)
+    dataset = SHUFFLED[name][0]()
+    for fit in range(2):
+        data = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions())
+        data.sample(16)
+        data.reset(0)
+        for number in range(2):
+            assert_equal(epoch(data, number), expected[2 * fit + number])
+        data.finish(2 * data.steps)
+
+
+@pytest.mark.parametrize("name", slow_except(SHUFFLED, ["mapped behind"]))
+def test_a_resumed_training_reads_the_same_passes(name):
+    expected = passes_of(name)
+    tf.random.set_seed(3)
+    dataset = SHUFFLED[name][0]()
+    first, second = (make_adapter.make_data_adapter(dataset, None, None, base.DataOptions()) for _ in range(2))
+    first.reset(0)
+    first.finish(2 * first.steps)  # By an earlier start.
+    second.reset(0)
+    assert_equal(epoch(second, 1, first=1), expected[3][1:])
+
+
+def test_a_training_that_a_callback_ends_takes_no_other_pass_on_a_slower_worker():
+    passes = []
+    for waits in (0.0, 0.3):
+        dataset, found = shuffled().batch(16), []
+        for _ in range(2):
+            data = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions())
+            data.reset(0)
+            found.append(epoch(data, 0, steps=2))
+            time.sleep(waits)
+            data.finish(2)
+        passes.append(found)
+    assert_equal(*passes)
+
+
+def test_a_dataset_that_repeats_its_shuffle_begins_anew_in_each_training_with_a_line(unwarned, capsys):
+    dataset = tf.data.Dataset.range(12).shuffle(12, seed=1).repeat().map(lambda x: x, num_parallel_calls=2).batch(4)
+    expected = list(itertools.islice(dataset.as_numpy_iterator(), 8))
+    dataset, options = tf.data.Dataset.range(12).shuffle(12, seed=1).repeat().batch(4), base.DataOptions(steps=4)
+    for fit in range(2):
+        data = make_adapter.make_data_adapter(dataset, None, None, options)
+        data.reset(0)
+        if fit == 0:
+            assert_equal([*epoch(data, 0), *epoch(data, 1)], [(one,) for one in expected])
+        else:  # Resumed.
+            assert_equal(epoch(data, 1, first=1), [(one,) for one in expected[5:]])
+        assert ("repeats a shuffle" in capsys.readouterr().err) == bool(fit)
+
+
+def test_steps_that_do_not_divide_a_pass_are_told(unwarned, capsys):
+    dataset = tf.data.Dataset.range(16).batch(4)
+    data = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions(steps=3))
+    assert "3 steps per epoch do not divide the 4 batches" in capsys.readouterr().err
+    data.reset(0)
+    assert [one[0][0] // 4 for number in range(2) for one in epoch(data, number)] == [0, 1, 2, 3, 0, 1]
+
+
+def test_python_code_runs_for_all_epochs_before_the_one_that_a_training_resumes_in():
+    rng = np.random.default_rng(0)
+
+    def rows():
+        for _ in range(6):
+            yield rng.random()
+
+    def make():
+        nonlocal rng
+        rng = np.random.default_rng(0)
+        dataset = tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec([], tf.float64)).batch(2)
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(3))
+        data = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions())
+        data.reset(0)
+        return data
+
+    data = make()
+    whole = [epoch(data, number) for number in range(3)]
+    assert len({float(one[0][0]) for read in whole for one in read}) == 9
+    assert_equal(epoch(make(), 2, first=1), whole[2][1:])
+
+
+class Rows(keras.utils.PyDataset):
+    """Batches of an order that changes at the end of each epoch."""
+
+    order = np.arange(53)
+
+    @property
+    def num_batches(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = self.order[16 * index : 16 * index + 16]
+        return X[rows], Y[rows]
+
+    def on_epoch_end(self):
+        self.order = np.roll(self.order, 5)
+
+
+def test_workers_read_the_batches_of_a_py_dataset_alike_also_after_a_resume():
+    whole, _ = elements(lambda: (Rows(), {}), 1)
+    parts, _ = elements(lambda: (Rows(), {}), 4)
+    assert_equal(parts, whole)
+    first, second = (feed(lambda: (Rows(), {"shuffle": True})) for _ in range(2))
+    first.reset(0)
+    read = [epoch(first, number) for number in range(3)]
+    second.reset(0)
+    assert_equal(epoch(second, 2, first=1), read[2][1:])
+    assert sorted(np.concatenate([one[1] for one in read[1]]).tolist()) == sorted(Y.tolist())
+
+
+BRANCHES = {
+    "sampled": lambda parts: tf.data.Dataset.sample_from_datasets([one.repeat() for one in parts], seed=3),
+    "joined": lambda parts: parts[0].concatenate(parts[1]),
+    "chosen": choose,
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_a_map_after_batches_of_several_datasets_leaves_their_first_pass(name):
+    dataset = BRANCHES[name](halves()).batch(8).map(lambda x: 2 * x)
+    options = base.DataOptions(as_given=True, steps=4 if name == "sampled" else None)
+    data = make_adapter.make_data_adapter(dataset, None, None, options)
+    assert (data.batch_size, data.steps) == (8, 4 if name != "joined" else 6)
+    data.reset(0)
+    expected = next(iter(BRANCHES[name](halves()).batch(8))).numpy() * 2
+    assert epoch(data, 0)[0][0].tolist() == expected.tolist()
+
+
+def test_a_choice_that_never_ends_needs_steps():
+    endless = tf.data.Dataset.range(4).repeat()
+    assert not pipelines.ends_by_choice(tf.data.Dataset.choose_from_datasets([endless] * 2, endless))
+    chosen = tf.data.Dataset.choose_from_datasets([endless] * 2, tf.data.Dataset.range(2))
+    assert pipelines.ends_by_choice(chosen.batch(2)) and not pipelines.ends_by_choice(chosen.repeat())
+
+
+def test_a_value_that_is_not_finite_is_found_where_the_rows_are_made():
+    values = np.ones((12, 2), np.float32)
+    values[9, 1] = np.nan
+    data = make_adapter.make_data_adapter(
+        tf.data.Dataset.from_tensor_slices(values).batch(4), None, None, base.DataOptions()
+    )
+    data.reset(0)
+    shards = [ReplicaShard(first_replica=replica, num_replicas=2) for replica in range(2)]
+    epoch(data, 0)
+    for number, shard in enumerate(shards):
+        data.begin_epoch(1 + number)
+        list(data.elements(shard).take(3))
+        data.end_epoch()
+    assert data.first_nonfinite(shards[0], 1, 2) is None
+    assert data.first_nonfinite(shards[0], 1, 9) == (3, "in step 3, x[1, 1] of the batch is nan")
+    assert data.first_nonfinite(shards[0], 4, 9) == (6, "in step 6, x[1, 1] of the batch is nan")

@@ -1,0 +1,256 @@
+"""Data that is a sequence of batches: each worker walks it in the order of Keras, and keeps its own rows.
+
+A `Reader` gives the batches. Nothing of an epoch is read before it begins, and nothing after it ends, so Python code
+that makes batches, and variables that a pipeline reads, see what callbacks have changed before the epoch. What Keras
+does to the data at both ends of an epoch is done as often: it calls `on_epoch_begin`, and makes an iterator, which
+takes a pass of a shuffle. On resume it is also done for the epochs before, because it may change the data.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data import inspection, read_ahead
+from tfdist.data.inspection import Rows
+from tfdist.data.stream import ReplicaShard
+from tfdist.keras_fit.adapters import base, same_data
+from tfdist.keras_fit.adapters.base import DataAdapter
+
+_convert = tf.autograph.experimental.do_not_convert
+
+
+class Reader:
+    """Gives the global batches of an epoch: nested tensors [batch, ...]."""
+
+    def reset(self) -> None:
+        """Called before a training, and before each evaluation."""
+
+    def begin(self, epoch: int) -> None:
+        """Begins an epoch, counted from 0."""
+
+    def batches(self, first: int) -> tf.data.Dataset:
+        """Returns the batches from step `first` on; one object serves all epochs."""
+        raise NotImplementedError
+
+    def skip_to(self, first: int) -> None:
+        """Called before the batches of an epoch are read, from step `first` on."""
+
+    def pass_over(self, steps: int) -> None:
+        """Reads so many batches of the epoch that nobody needs, if that has an effect on later ones."""
+
+    def end(self) -> None:
+        """Ends an epoch of which all steps were made."""
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Stream(DataAdapter):
+    """A sequence of global batches, from which each replica takes its rows."""
+
+    reader: Reader
+    element_spec: Any
+    smallest_batch: int = 1
+    # Applied to the rows of a replica: `unpack(batch)` -> (x,), (x, y) or (x, y, sample_weight).
+    unpack: Callable[[Any], tuple]
+    # Applied before, to the rows of the batches that are read.
+    map_rows: Callable[[Any], Any] = lambda rows: rows
+    # Reads the columns, by name, that workers compare at the start; None: reading would consume them.
+    sample_columns: Callable[[], dict[str, np.ndarray]] | None = None
+    # Of the data object, as Keras calls them.
+    on_epoch_begin: Callable[[], None] = lambda: None
+    on_epoch_end: Callable[[], None] = lambda: None
+    # Called with an epoch that is repeated, at its end.
+    validate: Callable[[int], None] = lambda epoch: None
+
+    def __post_init__(self) -> None:
+        self._epoch, self._within, self._opened = -1, False, False
+        # Step, counted from 1 -> a sentence about its first value that is not finite.
+        self._nonfinite: dict[int, str] = {}
+        self._first_batch = same_data.summary([])
+        self._made: dict[Any, tf.data.Dataset] = {}
+
+    def reset(self, first: int) -> None:
+        """Called before a training, whose first epoch is `first`, or an evaluation: Keras calls on_epoch_end there."""
+        self.on_epoch_end()
+        self.reader.reset()
+        self._epoch = first - 1
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begins an epoch of training; those before it, which an earlier start has made, are repeated."""
+        while self._epoch < epoch:
+            if self._within:
+                self._repeat(self.steps)
+            self._begin(self._epoch + 1)
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch, self._within, self._opened = epoch, True, False
+        self.on_epoch_begin()
+        self.reader.begin(epoch)
+
+    def _repeat(self, steps: int) -> None:
+        if not self._opened:
+            self.reader.pass_over(steps)
+        if steps == self.steps:
+            self.end_epoch()
+            self.validate(self._epoch)
+
+    def end_epoch(self) -> None:
+        self._within = False
+        self.reader.end()
+        self.on_epoch_end()
+
+    def finish(self, steps: int) -> None:
+        self.begin_epoch((steps - 1) // self.steps)
+        if self._within:
+            self._repeat((steps - 1) % self.steps + 1)
+
+    def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
+        if reset:
+            self.reset(0)
+        self._begin(0)
+        return self.elements(shard)
+
+    def repeat_pass(self) -> None:
+        self.reset(0)
+        self._begin(0)
+        self.reader.pass_over(self.steps)
+        self.end_epoch()
+
+    def skip_pass(self) -> None:
+        self.reader.begin(0)
+        self.reader.pass_over(self.steps)
+
+    def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
+        self._epoch = start // self.steps
+        self.reader.begin(self._epoch)
+        return self.elements(shard, start % self.steps)
+
+    def elements(self, shard: ReplicaShard, first: int = 0) -> tf.data.Dataset:
+        """Returns this worker's elements of the epoch that has begun, from step `first` on."""
+        self._opened = True
+        self.reader.skip_to(first)
+        if (shard, first) not in self._made:  # It takes time to trace.
+            self._made = {(shard, first): self._elements(shard, first)}
+        return self._made[shard, first]
+
+    def _elements(self, shard: ReplicaShard, first: int) -> tf.data.Dataset:
+        batches = self.reader.batches(first)
+        if self.made_by_code:
+            batches = tf.data.Dataset.zip((_numbers(first), batches)).map(_convert(self._note_first))
+        elements = _cut(batches, shard)
+
+        def finish(number: tf.Tensor, element: dict[str, Any]) -> dict[str, Any]:
+            element = element | {"data": self.unpack(self.map_rows(element["data"]))}
+            self._look(number, element, shard)
+            return element
+
+        rows = -(-self.batch_size // shard.num_replicas)
+        calls, buffer = read_ahead.limits(elements.element_spec, rows=rows, local_replicas=shard.local_replicas)
+        numbered = tf.data.Dataset.zip((_numbers(first * shard.local_replicas), elements))
+        elements = numbered.map(_convert(finish), num_parallel_calls=calls, deterministic=True)
+        # As a dataset without end: `tf.distribute` would else ask each replica for its end. Nobody reads on after it.
+        elements = elements.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
+        return elements.prefetch(buffer)
+
+    def _note_first(self, step: tf.Tensor, batch: Any) -> Any:
+        def note(*arrays: np.ndarray) -> np.int64:
+            self._first_batch = same_data.summary(arrays)
+            return np.int64(0)
+
+        parts = tf.nest.flatten(batch, expand_composites=True)
+        zero = tf.zeros([], tf.int64)
+        tf.cond(tf.equal(step, 0), lambda: tf.numpy_function(note, parts, tf.int64), lambda: zero)
+        return batch
+
+    def _look(self, number: tf.Tensor, element: dict[str, Any], shard: ReplicaShard) -> None:
+        """Notes a value that is not finite when the rows are made: they may not be made twice."""
+        columns = base.name_columns(base.given(element["data"]))
+        columns = {name: part for name, part in columns.items() if part.dtype.is_floating}
+        if not columns:
+            return
+
+        def note(number: np.int64, total: np.int64, *arrays: np.ndarray) -> np.int64:
+            step, local = divmod(int(number), shard.local_replicas)
+            low, _ = base.shard_bounds(np.int64(shard.first_replica + local), total, shard.num_replicas)
+            values = dict(zip(columns, arrays, strict=True))
+            rows = Rows(step=1 + self._epoch * self.steps + step, columns=values, place=_place_in_batch(int(low)))
+            found = inspection.first_nonfinite([rows])
+            if found is not None:
+                self._nonfinite.setdefault(*found)
+            return number
+
+        # A sum takes one pass and no memory.
+        sums = [tf.math.is_finite(tf.reduce_sum(part)) for part in columns.values()]
+        call = [number, element["total"], *columns.values()]
+        tf.cond(tf.reduce_all(sums), lambda: number, lambda: tf.numpy_function(note, call, tf.int64))
+
+    def sample(self, count: int) -> dict[str, np.ndarray]:
+        return {} if self.sample_columns is None else self.sample_columns()
+
+    def first_nonfinite(self, shard: ReplicaShard, first_number: int, last_number: int) -> tuple[int, str] | None:
+        steps = [step for step in self._nonfinite if first_number <= step <= last_number]
+        return (min(steps), self._nonfinite[min(steps)]) if steps else None
+
+    def first_batch(self) -> tuple[float, ...]:
+        """Returns the summary of the first batch of the epoch; zeros if it was not noted."""
+        return self._first_batch
+
+
+def _numbers(first: int) -> tf.data.Dataset:
+    return tf.data.Dataset.range(first, np.iinfo(np.int64).max)
+
+
+def _place_in_batch(low: int) -> Callable[[str, tuple[int, ...]], str]:
+    """Returns `inspection.Rows.place` for rows from row `low` of a global batch on: "x[5, 4] of the batch"."""
+    return lambda column, at: f"{column}{base.indices(low + at[0], *at[1:])} of the batch"
+
+
+def _cut(batches: tf.data.Dataset, shard: ReplicaShard) -> tf.data.Dataset:
+    """Returns the rows of each local replica of each batch; what has no rows is that of the batch."""
+    divided = base.have_rows(batches.element_spec)
+
+    def shards(*batch: Any) -> tf.data.Dataset:
+        batch = batch if isinstance(batches.element_spec, tuple) else batch[0]
+
+        def load(local: tf.Tensor) -> dict[str, Any]:
+            flat = tf.nest.flatten(batch)
+            rows = [whole for whole, has in zip(flat, divided, strict=True) if has]
+            totals = [tf.shape(whole, out_type=tf.int64)[0] for whole in rows]
+            with tf.control_dependencies(_check_rows(totals, shard.num_replicas)):
+                bounds = [base.shard_bounds(shard.first_replica + local, n, shard.num_replicas) for n in totals]
+            own = [_rows(whole, *one) for whole, one in zip(rows, bounds, strict=True)]
+            for part, whole in zip(own, rows, strict=True):
+                size = whole.shape[0] if isinstance(part, tf.Tensor) and whole.shape.rank else None
+                if size and size % shard.num_replicas == 0:  # As in Keras: a step may read it from the shape.
+                    part.set_shape([size // shard.num_replicas, *whole.shape[1:]])
+            left = iter(own)
+            parts = [next(left) if has else whole for whole, has in zip(flat, divided, strict=True)]
+            return {"data": tf.nest.pack_sequence_as(batch, parts), "count": bounds[0][1], "total": totals[0]}
+
+        return tf.data.Dataset.range(shard.local_replicas).map(load)
+
+    return batches.flat_map(_convert(shards))
+
+
+def _rows(part: Any, low: tf.Tensor, count: tf.Tensor) -> Any:
+    """Returns `count` rows from `low` on, one at least."""
+    count = tf.maximum(count, 1)
+    if not isinstance(part, tf.SparseTensor):
+        return part[low : low + count]
+    others = part.dense_shape[1:]
+    sliced = tf.sparse.slice(part, tf.concat([[low], tf.zeros_like(others)], 0), tf.concat([[count], others], 0))
+    sliced.indices.set_shape([None, part.shape.rank])
+    return sliced
+
+
+def _check_rows(totals: list[tf.Tensor], replicas: int) -> list[tf.Operation]:
+    """Checks that tensors of different numbers of rows, such as labelled and unlabelled images, have equal shards."""
+    sizes = tf.stack(totals)
+    equal = tf.reduce_all(tf.equal(sizes, sizes[0])) | tf.reduce_all(tf.equal(sizes % replicas, 0))
+    text = (
+        f"A batch holds tensors of different numbers of rows, which {replicas} replicas must divide: use batch(N, "
+        "drop_remainder=True), with an N that they divide. Rows:"
+    )
+    return [] if len(totals) == 1 or replicas == 1 else [tf.debugging.Assert(equal, [text, sizes], summarize=-1)]
