@@ -80,5 +80,5 @@ def test_an_epoch_ends_with_the_data(recwarn):
 def test_a_batch_that_is_larger_than_the_first_one_cannot_be_gathered():
     low, total = tf.constant(0, tf.int64), tf.constant(5, tf.int64)
     part = rows.Rows(low=low, count=total, total=total, most=4, replicas=1)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"needs the largest batch first\. Rows of this batch"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"needs the largest batch first"):
         part.gather(tf.zeros([5, 2]))
