@@ -30,13 +30,12 @@ import psutil
 
 from tfdist import config
 from tfdist.cluster import interruption
+from tfdist.cluster.control import keys, listener, rendezvous
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.liveness import connections, heartbeat
-from tfdist.cluster.rendezvous import rendezvous
-from tfdist.cluster.wire import keys, listener
 
 CASES = ("idle", "killed", "stopped", "absent", "fifth")
-KEYS = keys.Keys((b"k" * 64,))
+KEY = keys.Key(b"k" * 64)
 # Values of the size of a config, which the workers compare.
 VALUES = {f"config.field{number}": "value" for number in range(60)}
 IDLE_SECONDS = 10.0
@@ -58,13 +57,13 @@ def worker(rank: int, addresses: list[str], ports: list[int], seconds: float, li
     listening = connections.listen(spec)
     metadata = {"heartbeat_port": listening.getsockname()[1]} if listening else {}
     try:
-        members = rendezvous.rendezvous(spec, must_match=VALUES, seconds=seconds, metadata=metadata, keys=KEYS)
+        members = rendezvous.rendezvous(spec, must_match=VALUES, seconds=seconds, metadata=metadata, key=KEY)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(interruption.EXIT_PEER_LOST)
     os.write(out, b"%f\n" % time.monotonic())
     options = config.ClusterOptions(heartbeat_seconds=limit, stall_seconds=None, connect_seconds=seconds)
-    connections.start(rank=rank, members=members, listener=listening, options=options, keys=KEYS)
+    connections.start(rank=rank, members=members, listener=listening, options=options, keys=KEY)
     time.sleep(3600)
 
 

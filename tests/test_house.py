@@ -35,7 +35,7 @@ MAY_NAME_THE_SHELL = {"tfdist.config.schema", "tfdist.config.removed"}
 WITHOUT_TENSORFLOW = [
     *("config", "config.validate", "config.flags", "report.files", "report.run_info", "report.console"),
     *("report.reporter", "training.triggers", "cluster.interruption", "main", "__main__", "checkpoint.directory"),
-    *("cluster.discovery.environment", "cluster.rendezvous.rendezvous", "cluster.liveness.heartbeat"),
+    *("cluster.discovery.environment", "cluster.control.rendezvous", "cluster.liveness.heartbeat"),
     *("cluster.liveness.connections", "cluster.several_workers.malloc", "checkpoint.workdir_lock"),
 ]
 # Besides cluster/: launch/ writes the variables of launchers.

@@ -209,14 +209,15 @@ import os, signal, sys, time
 from tfdist import config
 from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.discovery import environment
+from tfdist.cluster.control import keys, rendezvous
 from tfdist.cluster.liveness import connections, peer_loss
-from tfdist.cluster.rendezvous import rendezvous
 place = environment.resolve(os.environ, port_base=10000, port_count=10000)
 listener = connections.listen(place)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
 members = rendezvous.rendezvous(place, must_match={}, seconds=60, metadata=port)
 options = config.ClusterOptions(connect_seconds=20)
-connections.start(rank=place.rank, members=members, listener=listener, options=options)
+own = keys.load(place.job, os.environ)
+connections.start(rank=place.rank, members=members, listener=listener, options=options, keys=own)
 slurm_requeue.enable_requeue(place.rank, interruption.StopRequest(), lambda: True)
 time.sleep(1)
 if str(place.rank) in sys.argv[1].split(","):

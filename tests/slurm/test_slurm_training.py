@@ -108,7 +108,7 @@ def test_a_job_in_which_a_task_does_not_start_is_requeued(slurm, tmp_path, absen
 WAIT = """
 import os, sys
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.rendezvous import rendezvous
+from tfdist.cluster.control import rendezvous
 os.environ["SLURM_JOB_ID"] = sys.argv[1]
 spec = environment.resolve(os.environ, port_base=10000, port_count=10000)
 if spec.rank == 1:

@@ -31,9 +31,8 @@ WORKER = """
 import ctypes, os, sys, threading, time
 from tfdist import config
 from tfdist.cluster.discovery import environment
+from tfdist.cluster.control import keys, rendezvous
 from tfdist.cluster.liveness import connections, peer_loss, startup_watchdog
-from tfdist.cluster.rendezvous import rendezvous
-from tfdist.cluster.wire import keys
 rank = (found := environment.resolve(os.environ, port_base=10000, port_count=10000)).rank
 what, seconds = sys.argv[1], float(sys.argv[2])
 listener = connections.listen(found)
@@ -41,11 +40,11 @@ watchdog = startup_watchdog.listen(found)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
 port["watchdog_port"] = watchdog.getsockname()[1]
 members = rendezvous.rendezvous(found, must_match={}, seconds=60, metadata=port)
-own = keys.load(None, os.environ)
+own = keys.load(found.job, os.environ)
 with startup_watchdog.deadline(rank, members, 60.0, watchdog, own):
     pass
 options = config.ClusterOptions(heartbeat_seconds=seconds, stall_seconds=3.0 if what in ("stall", "behind") else None)
-watching = connections.start(rank=rank, members=members, listener=listener, options=options)
+watching = connections.start(rank=rank, members=members, listener=listener, options=options, keys=own)
 watching.note_progress(step := 1)
 print("ready", flush=True)
 until = time.monotonic() + {"run": 600.0, "stall": 0.0}.get(what, 1.0)

@@ -8,6 +8,7 @@ import traceback
 from absl import flags
 
 from tfdist.cluster import interruption, stderr
+from tfdist.cluster.control import decision
 from tfdist.cluster.liveness import peer_loss
 from tfdist.config import user_code
 
@@ -57,7 +58,7 @@ def _report(error: BaseException) -> int:
         peer_loss.announce_failure(text)
         _print(named or text)
         return interruption.EXIT_PEER_LOST
-    if isinstance(error, peer_loss.MissingWorkersError | peer_loss.ChiefFailedError):
+    if isinstance(error, decision.MissingWorkersError | peer_loss.ChiefFailedError):
         peer_loss.claim_exit()
         _print(str(error))
         return interruption.EXIT_PEER_LOST

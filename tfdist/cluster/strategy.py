@@ -10,11 +10,11 @@ from tensorflow.python.distribute import values
 from tfdist import config as config_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.control import alone
 from tfdist.cluster.devices import gpu_software, onednn, replicas
 from tfdist.cluster.discovery.roster import Roster, WorkerInfo
 from tfdist.cluster.liveness import heartbeat
 from tfdist.cluster.planning import ClusterPlan, Started, configure_devices, describe_notes, plan
-from tfdist.cluster.rendezvous import alone
 from tfdist.config import patching
 
 

@@ -34,7 +34,13 @@ def test_one_worker_imports_nothing_that_several_need():
     )
     found = set(done.stdout.split())
     assert "tfdist.cluster.liveness.heartbeat" in found, done.stderr
-    several = ("several_workers", "wire", "rendezvous.rendezvous", "liveness.connections", "liveness.startup_watchdog")
+    several = (
+        "several_workers",
+        "control.wire",
+        "control.rendezvous",
+        "liveness.connections",
+        "liveness.startup_watchdog",
+    )
     assert [name for name in found if name.removeprefix("tfdist.cluster.").startswith(several)] == []
 
 

@@ -16,14 +16,13 @@ from launching import REPOSITORY
 
 from tfdist import config
 from tfdist.cluster import collective_guard, error_report, interruption
+from tfdist.cluster.control import decision, keys, listener, wire
 from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.liveness import connections, heartbeat, peer_loss, reachability
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor, Peer
-from tfdist.cluster.rendezvous import decision, protocol
 from tfdist.cluster.several_workers import start
-from tfdist.cluster.wire import channel, keys, listener
 
-KEYS = keys.Keys((b"k" * 64,))
+KEY = keys.Key(b"k" * 64)
 
 
 def make_monitor(size: int = 3, rank: int = 0) -> HeartbeatMonitor:
@@ -40,22 +39,18 @@ def test_connections_are_checked_in_a_ring_of_few_partners():
         assert all(rank in partners[other] and other != rank for rank in range(size) for other in partners[rank])
 
 
-def test_the_time_to_connect_and_to_decide_grows_with_the_job():
+def test_the_time_to_connect_grows_with_the_job():
     assert worker_spec.connect_seconds(None, 2) == 120.0 and worker_spec.connect_seconds(None, 1000) == 600.0
     assert worker_spec.connect_seconds(5.0, 1000) == 5.0
     assert config.ClusterOptions().connect_seconds is None
-    # Measured on one machine: 3.2 s for 1,000 workers; 1,600 were not done after 5 s.
-    assert protocol.size_seconds(16) < 0.01 and protocol.size_seconds(1600) > 20.0
 
 
 def test_many_missing_or_lost_workers_are_named_by_their_hosts():
     addresses = [f"n{rank // 5}:{12345 + rank % 5}" for rank in range(100)]
-    absent = dict.fromkeys(range(15, 40), "no answer within 3 s") | {60: ""}
-    message = decision.missing(absent, addresses, 9.0)["message"]
-    lines = message.splitlines()[1:-1]
-    assert lines == ["  ranks 15-39 on n[3-7]: no answer within 3 s", "  rank 60 on n12: no answer"]
-    few = decision.missing({15: "", 16: ""}, addresses, 9.0)["message"]
-    assert few.splitlines()[1:-1] == ["  rank 15 (n3:12345): no answer", "  rank 16 (n3:12346): no answer"]
+    message = decision.missing([*range(15, 40), 60], addresses, 100, 9.0)["message"]
+    assert message.splitlines()[1:-1] == ["  ranks 15-39, 60 on n[3-7,12]"]
+    few = decision.missing([15, 16], addresses, 100, 9.0)["message"]
+    assert few.splitlines()[1:-1] == ["  rank 15 (n3:12345)", "  rank 16 (n3:12346)"]
     monitor = make_monitor(size=40)
     text = connections.note_all_lost(monitor, range(20, 30))
     assert text == "workers 20-29 (hosts n[20-29]) are lost: last heartbeats up to 11.0 s ago"
@@ -83,10 +78,10 @@ def test_a_worker_that_connects_causes_no_message_to_the_others():
 
     async def main() -> None:
         with contextlib.closing(listener.listen(0, "127.0.0.1")) as socket:
-            serving = asyncio.ensure_future(connections._serve_heartbeats(monitor, socket, KEYS))
+            serving = asyncio.ensure_future(connections._serve_heartbeats(monitor, socket, KEY))
             channels = []
             for rank in range(1, 7):
-                channels.append(await channel.connect(socket.getsockname(), KEYS))
+                channels.append(await wire.connect(socket.getsockname(), KEY))
                 channels[-1].send({"rank": rank, "pid": 10 + rank, "step": 0})
                 sent.append([await channels[-1].receive()])
             for one, messages in zip(channels, sent, strict=True):
@@ -129,10 +124,10 @@ def test_the_worker_in_an_error_of_tensorflow_is_named(monkeypatch):
 
 def test_workers_that_are_missing_before_the_start_are_lost_workers(capfd):
     """As if they died later: the exit code says to restart all workers."""
-    error = peer_loss.MissingWorkersError("1 of 2 workers did not connect within 5 s.")
+    error = decision.MissingWorkersError("1 of 2 workers did not connect within 5 s.")
     assert error_report.report_exception(error) == interruption.EXIT_PEER_LOST
     assert capfd.readouterr().err.endswith("1 of 2 workers did not connect within 5 s.\n")
-    for made in (decision.missing({1: ""}, ["a:1", "b:2"], 5.0), decision.not_arrived([], 2, 5.0)):
+    for made in (decision.missing([1], ["a:1", "b:2"], 2, 5.0), decision.no_chief({"a:1": "refused"}, 5.0)):
         assert made["error"] == "MissingWorkersError"
 
 

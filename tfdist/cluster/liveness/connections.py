@@ -20,15 +20,14 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from tfdist import config as config_lib
+from tfdist.cluster.control import listener as listener_lib
+from tfdist.cluster.control import wire as channel_lib
+from tfdist.cluster.control.keys import Key
+from tfdist.cluster.control.wire import Channel
 from tfdist.cluster.discovery import hostlist, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 from tfdist.cluster.liveness import heartbeat, peer_loss, reachability
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
-from tfdist.cluster.wire import channel as channel_lib
-from tfdist.cluster.wire import keys as keys_lib
-from tfdist.cluster.wire import listener as listener_lib
-from tfdist.cluster.wire.channel import Channel
-from tfdist.cluster.wire.keys import Keys
 
 # Seconds for a connection to the chief, and for its first message; then the worker tries again.
 _HELLO_SECONDS = 5.0
@@ -61,7 +60,7 @@ def start(
     members: Sequence[Mapping[str, Any]],
     listener: socket.socket | None,
     options: config_lib.ClusterOptions,
-    keys: Keys | None = None,
+    keys: Key,
 ) -> HeartbeatMonitor:
     """Starts the heartbeats in the thread of the monitor; every worker calls it once per process.
 
@@ -69,9 +68,8 @@ def start(
         members: the workers, as returned by `rendezvous.rendezvous`; the chief's has `heartbeat_port`.
         listener: the result of `listen`.
         options: as for `heartbeat.start`, and `connect_seconds` for the first heartbeat of a worker.
-        keys: what signs the messages; None: `keys.load`.
+        keys: what signs the messages.
     """
-    keys = keys or keys_lib.load(None, os.environ)
     seconds = worker_spec.connect_seconds(options.connect_seconds, len(members))
     options = dataclasses.replace(options, connect_seconds=seconds)
 
@@ -84,7 +82,7 @@ def start(
     return heartbeat.start(rank=rank, members=members, options=options, watch=watch, loop=loop)
 
 
-async def _watch(monitor: HeartbeatMonitor, listener: socket.socket | None, keys: Keys) -> None:
+async def _watch(monitor: HeartbeatMonitor, listener: socket.socket | None, keys: Key) -> None:
     await asyncio.gather(
         heartbeat.watch_run(monitor, find_lost),
         _query_watchdogs(monitor, keys),
@@ -93,7 +91,7 @@ async def _watch(monitor: HeartbeatMonitor, listener: socket.socket | None, keys
     )
 
 
-async def _serve_heartbeats(monitor: HeartbeatMonitor, listener: socket.socket, keys: Keys) -> None:
+async def _serve_heartbeats(monitor: HeartbeatMonitor, listener: socket.socket, keys: Key) -> None:
     async def handle(channel: Channel, hello: dict[str, Any]) -> None:
         rank = hello.get("rank")
         known = type(rank) is int and rank in monitor.peers and monitor.peers[rank].send is None
@@ -105,7 +103,7 @@ async def _serve_heartbeats(monitor: HeartbeatMonitor, listener: socket.socket, 
         await asyncio.Event().wait()
 
 
-async def _connect_to_chief(monitor: HeartbeatMonitor, keys: Keys) -> None:
+async def _connect_to_chief(monitor: HeartbeatMonitor, keys: Key) -> None:
     host, _ = hostlist.split_address(monitor.members[0]["address"])
     while True:  # `find_lost` ends it if there is no heartbeat of the chief in time.
         channel = None
@@ -150,7 +148,7 @@ def _receive(monitor: HeartbeatMonitor, rank: int, message: dict[str, Any]) -> N
         peer_loss.declare_lost(monitor, lost, stacks=stacks, restart_helps=restart_helps)
 
 
-async def _query_watchdogs(monitor: HeartbeatMonitor, keys: Keys) -> None:
+async def _query_watchdogs(monitor: HeartbeatMonitor, keys: Key) -> None:
     """Checks with the watchdog processes if workers without recent heartbeats are running: they may be busy."""
     half = monitor.options.heartbeat_seconds / 2
 

@@ -34,13 +34,6 @@ BROKEN_RING = "no connection with worker {}: {}"
 DIFFERENT_GRAPHS = "the workers compute different graphs"
 
 
-class MissingWorkersError(TimeoutError):
-    """Workers did not connect: they have not started, or died before. All workers may be restarted."""
-
-    # Their ranks, as far as this worker knows.
-    missing: Sequence[int] = ()
-
-
 class ChiefFailedError(RuntimeError):
     """The chief failed in a block that the other workers wait for; the chief shows the error itself."""
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster import slurm_requeue
+from tfdist.cluster.control import listener as listener_lib
+from tfdist.cluster.control.keys import Key
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.wire import listener as listener_lib
-from tfdist.cluster.wire.keys import Keys
 
 _PROGRAM = Path(__file__).with_name("startup_watchdog_process.py")
 # The watchdog process of this worker after its start, which ends when the worker ends.
@@ -37,7 +37,7 @@ def deadline(
     members: Sequence[Mapping[str, Any]],
     seconds: float,
     listener: socket.socket | None = None,
-    keys: Keys | None = None,
+    keys: Key | None = None,
 ) -> Iterator[None]:
     """Kills this process (SIGKILL) if the block takes longer than `seconds`, or if another worker dies in it.
 
@@ -50,7 +50,7 @@ def deadline(
     """
     others = [_other(worker) for worker in members if worker["rank"] != rank]
     port = None if listener is None else listener.fileno()
-    secrets = [secret.hex() for secret in keys.secrets] if keys else []
+    secrets = [keys.value.hex()] if keys else []
     arguments = json.dumps([os.getpid(), rank, seconds, others, slurm_requeue.restart_helps(), port, secrets])
     # Without site-packages (-S) it starts in a few milliseconds.
     command = [sys.executable, "-I", "-S", str(_PROGRAM)]

@@ -157,11 +157,11 @@ def reply(stdin: BinaryIO, pid: int, descriptor: int, secrets: Sequence[str]) ->
     sys.path.insert(0, _PACKAGES)
     import asyncio
 
-    from tfdist.cluster.wire import keys as keys_lib
-    from tfdist.cluster.wire import listener as listener_lib
-    from tfdist.cluster.wire.channel import Channel
+    from tfdist.cluster.control import keys as keys_lib
+    from tfdist.cluster.control import listener as listener_lib
+    from tfdist.cluster.control.wire import Channel
 
-    keys = keys_lib.Keys(tuple(map(bytes.fromhex, secrets)))
+    keys = keys_lib.Key(bytes.fromhex(secrets[0]))
 
     async def handle(channel: Channel, request: dict) -> None:
         channel.send({"pid": pid, "running": request.get("pid") == pid and _is_running(pid)})

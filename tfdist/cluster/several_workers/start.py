@@ -11,16 +11,15 @@ import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy as collective
 
 from tfdist.cluster import interruption, numerics, planning
+from tfdist.cluster.control import decision, keys, rendezvous
+from tfdist.cluster.control.keys import Key
 from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn, replicas
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import gpus, host_names, hostlist, roster
 from tfdist.cluster.liveness import connections, peer_loss, startup_watchdog
 from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.cluster.planning import ClusterPlan, Started
-from tfdist.cluster.rendezvous import decision, rendezvous
 from tfdist.cluster.several_workers import malloc, tcp_ring
-from tfdist.cluster.wire import keys as keys_lib
-from tfdist.cluster.wire.keys import Keys
 from tfdist.config import patching, user_code
 
 # Where a worker calls the chief before it listens, TensorFlow tries again after a second.
@@ -52,10 +51,10 @@ def start(
     listener, watchdog_listener = connections.listen(spec), startup_watchdog.listen(spec)
     ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
     ring_listener = tcp_ring.listen(spec) if planned.implementation == "tcp" else None
-    keys = keys_lib.load(rendezvous.local_path(workdir), os.environ)
-    members = _meet(planned, must_match, workdir, ports, stop, keys, ring_listener.metadata() if ring_listener else {})
+    key = keys.load(spec.job, os.environ)
+    members = _meet(planned, must_match, workdir, ports, stop, key, ring_listener.metadata() if ring_listener else {})
     # Before the devices are listed: a worker may die meanwhile.
-    with startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys):
+    with startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, key):
         planning.configure_devices(planned)
         details += _add_second_thread(planned, members)
         software = gpu_software.describe(os.environ)
@@ -66,10 +65,10 @@ def start(
             if spec.rank:
                 _wait_for_server(members[0]["address"])
             strategy = _make_strategy(planned, [worker["address"] for worker in members])
-    monitor = connections.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
+    monitor = connections.start(rank=spec.rank, members=members, listener=listener, options=options, keys=key)
     ring = None
     with contextlib.suppress(OSError):  # The workers before and after this one cannot be reached at their ports.
-        ring = ring_listener and tcp_ring.connect(spec.rank, members, ring_listener, keys, _RING_SECONDS)
+        ring = ring_listener and tcp_ring.connect(spec.rank, members, ring_listener, key, _RING_SECONDS)
     connected = count_connected(strategy, monitor, _first_seconds(seconds, software), ring is not None)
     if connected == len(members):
         replicas.rings[:] = [ring]
@@ -87,7 +86,7 @@ def _meet(
     workdir: os.PathLike | str | None,
     listeners: Mapping[str, socket.socket | None],
     stop: interruption.StopRequest | None,
-    keys: Keys,
+    key: Key,
     more: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     host_names.check(planned.worker_spec, os.environ)
@@ -110,7 +109,7 @@ def _meet(
         seconds=planned.options.connect_seconds,
         workdir=workdir,
         stop=stop,
-        keys=keys,
+        key=key,
     )
 
 
