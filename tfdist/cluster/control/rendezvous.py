@@ -44,8 +44,8 @@ _MAX_PAUSE, _PAUSE_PER_WORKER = 1.0, 1 / 256
 # Seconds in which a worker that cannot join the run, or is to stop, tells the others; and in which another job, perhaps
 # just ending, may use rank 0's address.
 _FAREWELL_SECONDS = 5.0
-# Seconds in which the workers take the decision, and how many are sent at once: each is a list of all.
-_DECISION_SECONDS, _AT_ONCE = 10.0, 16
+# Seconds in which the workers take the decision, and more for each worker; how many are sent at once: each lists all.
+_DECISION_SECONDS, _SECONDS_PER_WORKER, _AT_ONCE = 10.0, 0.02, 64
 # Seconds that a network file system may take to show a new file.
 _WORKDIR_SECONDS = 10.0
 # How often a worker looks for its stop request, in seconds.
@@ -230,7 +230,7 @@ class _Chief:
 
     async def _tell_all(self) -> None:
         """Sends the decision to all that are connected, a few at a time, and waits until they have read it."""
-        limit, sent = _now() + _DECISION_SECONDS, set()
+        limit, sent = _now() + _DECISION_SECONDS + _SECONDS_PER_WORKER * self.spec.num_workers, set()
         for channel in list(self.channels):
             await self._until(lambda: len(sent & self.channels) < _AT_ONCE, limit)
             channel.send(self.decision)

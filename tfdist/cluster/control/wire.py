@@ -222,15 +222,5 @@ async def connect(sockaddr: tuple[str, int], key: Key) -> Channel:
     return channel
 
 
-async def request(sockaddr: tuple[str, int], key: Key, message: Mapping[str, Any] | bytes) -> dict[str, Any]:
-    """Sends one message to a server, and returns its reply; raises as `connect` and `Channel.receive`."""
-    channel = await connect(sockaddr, key)
-    try:
-        channel.send(message)
-        return await channel.receive()
-    finally:
-        channel.close()
-
-
 def _nonce() -> bytes:
     return secrets.token_hex(_NONCE_BYTES).encode()

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster.control import heartbeat_monitor
 from tfdist.cluster.control import listener as listener_lib
 from tfdist.cluster.control.keys import Key
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.liveness import peer_loss
 
 _PIECE_BYTES = 1 << 19
 # TensorFlow uses an array without a copy if it begins at such an address.
@@ -199,8 +199,9 @@ class TcpRing:
         if found != pack.header():
             (number, theirs), (_, ours) = _HEADER.unpack(found), _HEADER.unpack(pack.header())
             raise ValueError(
-                f"{peer_loss.DIFFERENT_GRAPHS}: in pack {number} worker {(self._rank - 1) % self._num_workers} sums "
-                f"{theirs} bytes, worker {self._rank} {ours}. Models, losses and steps must be the same on all workers"
+                f"{heartbeat_monitor.DIFFERENT_GRAPHS}: in pack {number} worker {(self._rank - 1) % self._num_workers} "
+                f"sums {theirs} bytes, worker {self._rank} {ours}. Models, losses and steps must be the same on all "
+                "workers"
             )
         following, last = None, 2 * self._num_workers - 3
         for hop in range(last + 1):
@@ -261,9 +262,11 @@ class TcpRing:
             is_broken = isinstance(error, OSError | EOFError)
             with self._changed:
                 self._error = self._error or error
-                self._why = self._why or (peer_loss.BROKEN_RING.format(other, error) if is_broken else str(error))
+                self._why = self._why or (
+                    heartbeat_monitor.BROKEN_RING.format(other, error) if is_broken else str(error)
+                )
             if not is_broken:  # Before the others see a closed connection.
-                peer_loss.announce_failure(str(error))
+                heartbeat_monitor.announce_failure(str(error))
             with self._changed:
                 self._changed.notify_all()
             self.close()
