@@ -3,13 +3,11 @@
 import asyncio
 import contextlib
 import dataclasses
-import socket
 import threading
 
 from launching import free_ports
 from rendezvous_threads import run, tf_config
 
-from tfdist.cluster.control import keys, rendezvous, wire
 from tfdist.cluster.discovery import environment
 
 
@@ -63,15 +61,3 @@ def test_a_worker_that_is_slow_when_the_decision_arrives_is_waited_for():
     assert delayed
     assert [outcome.error for outcome in outcomes] == [None, None]
     assert all(len(outcome.roster) == 2 for outcome in outcomes)
-
-
-def test_an_address_that_does_not_answer_leaves_time_for_the_next_one(monkeypatch):
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"10.0.0.{number}", 7)) for number in (1, 1, 2)]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **keywords: found)
-
-    async def connect(sockaddr, key):
-        await asyncio.sleep(60 if sockaddr[0] == "10.0.0.1" else 0)
-        return sockaddr
-
-    monkeypatch.setattr(wire, "connect", connect)
-    assert asyncio.run(rendezvous._connect("two", 7, keys.Key(b"k" * 64), 0.4)) == ("10.0.0.2", 7)

@@ -168,6 +168,8 @@ class HeartbeatMonitor:
         if self.watchdog is None:
             self.receive(message)
             return
+        if os.getpid() != self.members[self.rank]["pid"]:  # A forked child.
+            return
         with contextlib.suppress(OSError), self.telling:  # The thread notices that it has ended.
             self.watchdog.stdin.write(json.dumps(message).encode() + b"\n")
             self.watchdog.stdin.flush()

@@ -37,12 +37,11 @@ from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 # Seconds of waiting after which a line says which workers are missing.
 _SAID_AFTER = (5.0, 30.0)
-# Seconds for a connection to rank 0 and its first message; after each attempt without an answer twice as many.
-_CONNECT_SECONDS, _MAX_CONNECT_SECONDS = 3.0, 24.0
-# The longest pause between two attempts, in seconds: this, or in a large job so much for each worker.
-_MAX_PAUSE, _PAUSE_PER_WORKER = 1.0, 1 / 256
-# Seconds in which a worker that cannot join the run, or is to stop, tells the others; and in which another job, perhaps
-# just ending, may use rank 0's address.
+# Seconds for a connection to rank 0 and its first message.
+_CONNECT_SECONDS = 10.0
+# The pause between two attempts, in seconds: this, or in a large job so much for each worker.
+_PAUSE_SECONDS, _PAUSE_PER_WORKER = 0.3, 1 / 256
+# Seconds in which a worker that cannot join the run, or is to stop, tells the others.
 _FAREWELL_SECONDS = 5.0
 # Seconds in which the workers take the decision, and more for each worker; how many are sent at once: each lists all.
 _DECISION_SECONDS, _SECONDS_PER_WORKER, _AT_ONCE = 10.0, 0.02, 64
@@ -265,34 +264,29 @@ class _Follower:
 
     async def follow(self, own: socket.socket | None, workdir: pathlib.Path | None) -> dict[str, Any]:
         """Returns rank 0's decision, or that of this worker if it cannot have it in time."""
-        spec, begin, stranger_since = self.spec, _now(), None
-        limit, pause = _CONNECT_SECONDS, _MAX_PAUSE / 10
+        spec, begin = self.spec, _now()
         tasks = [asyncio.ensure_future(_say_later(self._describe_awaited))]
         tasks += [asyncio.ensure_future(_refuse_all(own))] if own else []
         while True:
             for chief in spec.addresses[:1] or spec.chiefs:
                 try:
-                    return await self._attempt(chief, limit, workdir)
-                except asyncio.TimeoutError:
-                    self.reasons[chief] = f"no answer within {limit:g} s (blocked by a firewall?)"
-                    limit = min(2 * limit, _MAX_CONNECT_SECONDS)
-                except (OSError, ValueError, EOFError) as error:
+                    return await self._attempt(chief, workdir)
+                except (OSError, ValueError, EOFError, asyncio.TimeoutError) as error:
                     self.reasons[chief] = _explain(error)
-                    stranger_since = (stranger_since or _now()) if isinstance(error, ValueError) else None
             if self.stop.reason:
                 return decision.stop({spec.rank: self.stop.reason}, spec.addresses)
             if self.me["failed"] and _now() > begin + _FAREWELL_SECONDS:
                 failed = {spec.rank: self.me["failed"]}
                 return decision.failure(failed, spec.addresses, port_in_use=self.me["port_in_use"])
-            if _now() > begin + self.seconds or (stranger_since and _now() > stranger_since + _FAREWELL_SECONDS):
+            if _now() > begin + self.seconds:
                 return decision.no_chief(self.reasons, self.seconds)
-            await asyncio.sleep(pause)
-            pause = min(max(_MAX_PAUSE, _PAUSE_PER_WORKER * spec.num_workers), 2 * pause)
+            await asyncio.sleep(max(_PAUSE_SECONDS, _PAUSE_PER_WORKER * spec.num_workers))
 
-    async def _attempt(self, chief: str, seconds: float, workdir: pathlib.Path | None) -> dict[str, Any]:
+    async def _attempt(self, chief: str, workdir: pathlib.Path | None) -> dict[str, Any]:
         """Connects to rank 0, and stays connected until its decision."""
         host, port = hostlist.split_address(chief)
-        channel = await _connect(host, port, self.key, seconds)
+        seconds = min(_CONNECT_SECONDS, self.seconds)
+        channel = await asyncio.wait_for(wire.connect((host, port), self.key), seconds)
         try:
             channel.send(self.me | {"dialled": host})
             message = await asyncio.wait_for(channel.receive(), seconds)
@@ -316,7 +310,7 @@ class _Follower:
 
     async def _await_decision(self, channel: Channel) -> dict[str, Any]:
         """Rank 0 may have started later: it decides at its own deadline."""
-        limit, asked = _now() + self.seconds + _MAX_CONNECT_SECONDS, False
+        limit, asked = _now() + self.seconds + 2 * _CONNECT_SECONDS, False
         while _now() < limit:
             if self.stop.reason and not asked:
                 asked, limit = True, _now() + _FAREWELL_SECONDS
@@ -354,32 +348,10 @@ def _checked_decision(found: dict[str, Any], size: int) -> dict[str, Any]:
     return found
 
 
-async def _connect(host: str, port: int, key: Key, seconds: float) -> Channel:
-    """Connects to the addresses of a host, one after another, until one answers, for `seconds` in all."""
-
-    def look_up() -> list[str] | OSError:
-        try:
-            return list(
-                dict.fromkeys(found[-1][0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-            )
-        except OSError as error:
-            return error
-
-    # Not in the executor of asyncio: Python waits for it at exit.
-    found = interruption.within(seconds, look_up)
-    if isinstance(found, OSError):
-        raise found
-    for ip in found or ():
-        try:
-            return await asyncio.wait_for(wire.connect((ip, port), key), seconds / len(found))
-        except (OSError, asyncio.TimeoutError):
-            if ip == found[-1]:
-                raise
-    raise asyncio.TimeoutError
-
-
 def _explain(error: Exception) -> str:
     """Returns why there is no connection to rank 0."""
+    if isinstance(error, asyncio.TimeoutError):
+        return "no answer (blocked by a firewall?)"
     if isinstance(error, socket.gaierror):
         return f"its host name cannot be resolved ({error.strerror})"
     if isinstance(error, ConnectionRefusedError):
