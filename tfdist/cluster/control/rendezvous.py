@@ -164,9 +164,8 @@ class _Chief:
                 made = decision.decide(self.workers, spec.addresses, spec.num_workers, self.seconds)
                 self.decision = json.dumps(made).encode()
                 await self._tell_all()
-                if (
-                    "error" in made and _now() < deadline
-                ):  # Those that come later: they would wait until their deadlines.
+                # Those that come later would wait until their deadlines.
+                if "error" in made and _now() < deadline:
                     await self._until(lambda: self.told >= spec.num_workers - 1, _now() + _FAREWELL_SECONDS)
         return made
 
@@ -264,7 +263,7 @@ class _Follower:
 
     async def follow(self, own: socket.socket | None, workdir: pathlib.Path | None) -> dict[str, Any]:
         """Returns rank 0's decision, or that of this worker if it cannot have it in time."""
-        spec, begin = self.spec, _now()
+        spec, begin, leaves = self.spec, _now(), None
         tasks = [asyncio.ensure_future(_say_later(self._describe_awaited))]
         tasks += [asyncio.ensure_future(_refuse_all(own))] if own else []
         while True:
@@ -273,11 +272,13 @@ class _Follower:
                     return await self._attempt(chief, workdir)
                 except (OSError, ValueError, EOFError, asyncio.TimeoutError) as error:
                     self.reasons[chief] = _explain(error)
-            if self.stop.reason:
-                return decision.stop({spec.rank: self.stop.reason}, spec.addresses)
-            if self.me["failed"] and _now() > begin + _FAREWELL_SECONDS:
-                failed = {spec.rank: self.me["failed"]}
-                return decision.failure(failed, spec.addresses, port_in_use=self.me["port_in_use"])
+            if self.stop.reason or self.me["failed"]:
+                leaves = leaves or _now() + _FAREWELL_SECONDS
+                if _now() > leaves and self.stop.reason:
+                    return decision.stop({spec.rank: self.stop.reason}, spec.addresses)
+                if _now() > leaves:
+                    failed = {spec.rank: self.me["failed"]}
+                    return decision.failure(failed, spec.addresses, port_in_use=self.me["port_in_use"])
             if _now() > begin + self.seconds:
                 return decision.no_chief(self.reasons, self.seconds)
             await asyncio.sleep(max(_PAUSE_SECONDS, _PAUSE_PER_WORKER * spec.num_workers))
