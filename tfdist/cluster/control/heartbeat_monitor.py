@@ -206,7 +206,8 @@ def start(
     """
     global _monitor
     _monitor = monitor = HeartbeatMonitor(rank=rank, members=members, options=options, watchdog=watchdog)
-    threading.Thread(target=_watch, args=(monitor,), name="heartbeat", daemon=True).start()
+    with interruption.block_signals():  # The thread must not receive them in place of the main thread.
+        threading.Thread(target=_watch, args=(monitor,), name="heartbeat", daemon=True).start()
     atexit.register(_announce_exit, monitor)
     return monitor
 
