@@ -271,7 +271,9 @@ class _Follower:
                 try:
                     return await self._attempt(chief, workdir)
                 except (OSError, ValueError, EOFError, asyncio.TimeoutError) as error:
-                    self.reasons[chief] = _explain(error)
+                    # Rank 0 may have just ended: why it was not reached before says more.
+                    if not (isinstance(error, ConnectionRefusedError) and chief in self.reasons):
+                        self.reasons[chief] = _explain(error)
             if self.stop.reason or self.me["failed"]:
                 leaves = leaves or _now() + _FAREWELL_SECONDS
                 if _now() > leaves and self.stop.reason:
@@ -293,7 +295,8 @@ class _Follower:
             message = await asyncio.wait_for(channel.receive(), seconds)
             if isinstance(token := message.get("token"), str):
                 self.reasons = {}
-                channel.send({"unseen": await self._look_for(workdir, token)})
+                told = {"unseen": await self._look_for(workdir, token)}
+                channel.send(told | ({"stopped": self.stop.reason} if self.stop.reason else {}))
                 message = await self._await_decision(channel)
             return _checked_decision(message, self.spec.num_workers)
         finally:
