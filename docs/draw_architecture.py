@@ -55,8 +55,7 @@ PACKAGES = {
 }
 SUBPACKAGES = {
     "cluster.discovery": "variables -> rank, addresses",
-    "cluster.rendezvous": "connect and compare",
-    "cluster.liveness": "heartbeats, watchdog",
+    "cluster.control": "rendezvous, heartbeats",
     "training.step": "forward, backward, all-reduce, update",
     "training.callbacks": "Keras callbacks on several workers",
 }

@@ -25,18 +25,16 @@ import socket
 import sys
 import tempfile
 import time
+from typing import Any
 
 import psutil
 
-from tfdist import config
 from tfdist.cluster import interruption
+from tfdist.cluster.control import keys, listener, peers, rendezvous, watchdog
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.liveness import connections, heartbeat
-from tfdist.cluster.rendezvous import rendezvous
-from tfdist.cluster.wire import keys, listener
 
 CASES = ("idle", "killed", "stopped", "absent", "fifth")
-KEYS = keys.Keys((b"k" * 64,))
+KEY = keys.Key(b"k" * 64)
 # Values of the size of a config, which the workers compare.
 VALUES = {f"config.field{number}": "value" for number in range(60)}
 IDLE_SECONDS = 10.0
@@ -55,17 +53,32 @@ def worker(rank: int, addresses: list[str], ports: list[int], seconds: float, li
         port=ports[rank],
         job="crowd",
     )
-    listening = connections.listen(spec)
+    listening = watchdog.listen(spec)
     metadata = {"heartbeat_port": listening.getsockname()[1]} if listening else {}
     try:
-        members = rendezvous.rendezvous(spec, must_match=VALUES, seconds=seconds, metadata=metadata, keys=KEYS)
+        members = rendezvous.rendezvous(spec, must_match=VALUES, seconds=seconds, metadata=metadata, key=KEY)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(interruption.EXIT_PEER_LOST)
     os.write(out, b"%f\n" % time.monotonic())
-    options = config.ClusterOptions(heartbeat_seconds=limit, stall_seconds=None, connect_seconds=seconds)
-    connections.start(rank=rank, members=members, listener=listening, options=options, keys=KEYS)
-    time.sleep(3600)
+    by_rank = {member["rank"]: (member["host"], member["pid"]) for member in members if rank in (0, member["rank"])}
+
+    def tell(message: dict[str, Any]) -> None:
+        if "lost" in message:
+            print(f"tfdist: worker {rank}: {message['lost']}", file=sys.stderr, flush=True)
+            known.ended.set()
+
+    async def watch() -> None:
+        nonlocal known
+        by_rank[0] = (members[0]["host"], members[0]["pid"])
+        limits = {"heartbeat_seconds": limit, "connect_seconds": seconds}
+        known = peers.Peers(rank=rank, size=len(ports), members=by_rank, tell=tell, started=True, **limits)
+        address = listening or ("localhost", members[0]["heartbeat_port"])
+        await known.watch(address, KEY)
+
+    known = None
+    watchdog.event_loop(len(ports) if listening else 0).run_until_complete(watch())
+    os._exit(interruption.EXIT_PEER_LOST)
 
 
 class Crowd:
@@ -157,7 +170,7 @@ def _missing(case: str, crowd: Crowd, absent: range, limit: float) -> bool:
     del limit
     codes, _ = crowd.ends([*crowd.pids], 3 * crowd.seconds + 60)
     each = "".join(rf"rank {rank} \(.*\n?.*" for rank in absent)
-    names = each if len(absent) <= 20 else rf"ranks {absent[0]}-{absent[-1]} on localhost: "
+    names = each if len(absent) <= 20 else rf"ranks {absent[0]}-{absent[-1]} on localhost\n"
     return _verdict(case, crowd, codes, [*crowd.pids], names, crowd.seconds)
 
 
@@ -168,7 +181,7 @@ def _meeting(case: str, crowd: Crowd, absent: range, limit: float) -> bool:
     print(f"{case}: {len(times)} of {crowd.size} workers met in {met:.1f} s, {met - forked:.1f} s after the last start")
     if len(times) < crowd.size or met - forked > MOST_SECONDS:
         return False
-    time.sleep(2 + 2 * heartbeat.interval(crowd.size, limit))
+    time.sleep(2 + 2 * peers.interval(crowd.size, limit))
     if case == "idle":
         return _idle(crowd)
     victim = crowd.size // 2

@@ -35,8 +35,8 @@ MAY_NAME_THE_SHELL = {"tfdist.config.schema", "tfdist.config.removed"}
 WITHOUT_TENSORFLOW = [
     *("config", "config.validate", "config.flags", "report.files", "report.run_info", "report.console"),
     *("report.reporter", "training.triggers", "cluster.interruption", "main", "__main__", "checkpoint.directory"),
-    *("cluster.discovery.environment", "cluster.rendezvous.rendezvous", "cluster.liveness.heartbeat"),
-    *("cluster.liveness.connections", "cluster.several_workers.malloc", "checkpoint.workdir_lock"),
+    *("cluster.discovery.environment", "cluster.control.rendezvous", "cluster.control.heartbeat_monitor"),
+    *("cluster.control.watchdog", "cluster.several_workers.malloc", "checkpoint.workdir_lock"),
 ]
 # Besides cluster/: launch/ writes the variables of launchers.
 DISTRIBUTION_MAY_BE_NAMED = ("tfdist.cluster", "tfdist.launch.local_workers")

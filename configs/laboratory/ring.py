@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from tfdist import config as config_lib
+from tfdist.cluster.control import listener
 from tfdist.cluster.discovery import environment, hostlist
-from tfdist.cluster.wire import listener
 from tfdist.config import flags as config_flags
 from tfdist.tools import measure as measure_lib
 from tfdist.tools import tables

@@ -209,21 +209,21 @@ import os, signal, sys, time
 from tfdist import config
 from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.liveness import connections, peer_loss
-from tfdist.cluster.rendezvous import rendezvous
+from tfdist.cluster.control import heartbeat_monitor, keys, rendezvous, watchdog
 place = environment.resolve(os.environ, port_base=10000, port_count=10000)
-listener = connections.listen(place)
+listener = watchdog.listen(place)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
 members = rendezvous.rendezvous(place, must_match={}, seconds=60, metadata=port)
 options = config.ClusterOptions(connect_seconds=20)
-connections.start(rank=place.rank, members=members, listener=listener, options=options)
+own = keys.load(place.job, os.environ)
+watchdog.start(rank=place.rank, members=members, listener=listener, options=options, key=own).note_started()
 slurm_requeue.enable_requeue(place.rank, interruption.StopRequest(), lambda: True)
 time.sleep(1)
 if str(place.rank) in sys.argv[1].split(","):
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    peer_loss.claim_exit()
-    peer_loss.announce_failure("the disk is full.")
+    heartbeat_monitor.first_exit()
+    heartbeat_monitor.announce_failure("the disk is full.")
     os._exit(1)
 time.sleep(600)
 """
@@ -265,15 +265,18 @@ def test_a_job_that_loses_a_worker_comes_back_and_one_that_fails_does_not(slurm,
 
 # A worker whose TensorFlow does not start, and lets no thread of Python run; nothing listens at the others' ports.
 HANG = """
-import ctypes, sys
+import ctypes, os, sys
+from tfdist import config
 from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.control import keys, listener, watchdog
 from tfdist.cluster.discovery import slurm_job
-from tfdist.cluster.liveness import startup_watchdog
 rank, size = map(int, sys.argv[1:])
 slurm_requeue.enable_requeue(rank, interruption.StopRequest(), slurm_job.few_restarts)
-members = [{"rank": r, "address": f"localhost:{1 + r}", "host": "n9", "pid": 7} for r in range(size)]
-with startup_watchdog.deadline(rank, members, 0.5):
-    ctypes.PyDLL(None).sleep(60)
+here = {"address": "localhost:1", "host": "n9", "pid": os.getpid(), "heartbeat_port": 1}
+members = [here | {"rank": r} for r in range(size)]
+waiting, options = listener.listen(0) if rank == 0 else None, config.ClusterOptions(connect_seconds=0.5)
+watchdog.start(rank=rank, members=members, listener=waiting, options=options, key=keys.Key(b"k"))
+ctypes.PyDLL(None).sleep(60)
 """
 
 
@@ -285,7 +288,7 @@ def test_a_job_whose_tensorflow_does_not_start_comes_back_a_few_times(slurm, tmp
     srun = f"SLURM_RESTART_COUNT={restarts} srun {sys.executable} {tmp_path}/hang.py {rank} 3"
     _, found, said = run_job(slurm, tmp_path, "-n1", srun)
     assert found == state, said
-    assert f"tfdist: worker {rank}: TensorFlow did not start within 0.5 s" in said
+    assert f"tfdist: worker {rank}: worker {1 if rank == 0 else 0} (host n9, pid " in said
     assert ("job not requeued: this attempt saved no new checkpoint" in said) == (state == "FAILED")
 
 

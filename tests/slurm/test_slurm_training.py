@@ -101,14 +101,14 @@ def test_a_job_in_which_a_task_does_not_start_is_requeued(slurm, tmp_path, absen
     assert slurm.run(["scancel", job]).returncode == 0
     assert f"rank {absent} (n{9 + absent}:" in log.read_text()
     if absent == 1:
-        assert "worker 0: 1 of 2 workers did not connect within 1 s" in log.read_text()
+        assert "worker 0: 1 of 2 workers did not connect to rank 0 within 1 s" in log.read_text()
 
 
 # Worker 1 of the job with the id that is given, which waits for worker 0.
 WAIT = """
 import os, sys
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.rendezvous import rendezvous
+from tfdist.cluster.control import rendezvous
 os.environ["SLURM_JOB_ID"] = sys.argv[1]
 spec = environment.resolve(os.environ, port_base=10000, port_count=10000)
 if spec.rank == 1:

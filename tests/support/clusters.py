@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
 from tfdist.cluster.discovery.roster import Roster
-from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.config.schema import ClusterOptions
 
 

@@ -105,7 +105,7 @@ def _damage(crew: Crew, rng: random.Random) -> None:
 
 def _kill_watchdog(crew: Crew, rng: random.Random) -> None:
     for pid in children(crew.pid(rng.randrange(crew.workers))):
-        if "startup_watchdog_process" in command_line(pid):
+        if "watchdog.main()" in command_line(pid):
             os.kill(pid, signal.SIGKILL)
 
 
@@ -207,9 +207,7 @@ KINDS = {
     "a full disk": Kind(strike=_fill, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
     "a vanished workdir": Kind(strike=_hide, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
     "a read-only workdir": Kind(strike=_lock, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
-    "kill -9 of a watchdog": Kind(
-        strike=_kill_watchdog, seen=None, restarts=False, phases=("start", "training", "saving")
-    ),
+    "kill -9 of a watchdog": Kind(strike=_kill_watchdog, seen=_LOST, phases=("start", "training", "saving")),
     "another machine": Kind(strike=_move, seen="took over .* from a run|skipped: the run did not", phases=_RUNNING),
     "changed data": Kind(
         strike=_change_data, seen="has changed since the run was saved|skipped: there is no", phases=_RUNNING

@@ -16,7 +16,7 @@ import numpy as np
 import processes
 from processes import REPOSITORY as REPOSITORY
 
-from tfdist.cluster.wire import listener
+from tfdist.cluster.control import listener
 
 # Variables of the launcher of the tests, and the level of TensorFlow's log.
 _REMOVED = ("SLURM", "OMPI_", "PMI_", "PMIX_", "TF_CONFIG", "TFDIST_", "TF_CPP_MIN_LOG_LEVEL")

@@ -6,10 +6,9 @@ import json
 import threading
 import time
 
+from tfdist.cluster.control import listener, rendezvous
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.rendezvous import rendezvous
-from tfdist.cluster.wire import listener
 
 # How much later than the deadline the last worker may end: what `rendezvous` promises, and this machine's slowness.
 GRACE_SECONDS = 5.0

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from launching import REPOSITORY
 
+from tfdist.cluster.control import keys
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.interruption import EXIT_MISMATCH, EXIT_ON_REQUEST, EXIT_PEER_LOST, EXIT_STOPPED
 
@@ -34,7 +35,9 @@ def test_its_pods_find_one_another():
     job, service = manifests()["Job"], manifests()["Service"]
     name, spec = job["metadata"]["name"], job["spec"]
     pod = spec["template"]["spec"]
-    variables = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+    *plain, key = pod["containers"][0]["env"]
+    variables = {each["name"]: each["value"] for each in plain}
+    assert key["name"] == keys.VARIABLE and "controller-uid" in key["valueFrom"]["fieldRef"]["fieldPath"]
     assert pod["subdomain"] == service["metadata"]["name"] == variables["TFDIST_SERVICE"]
     assert service["spec"]["selector"] == {"job-name": name} and service["spec"]["clusterIP"] == "None"
     assert spec["completions"] == spec["parallelism"] == int(variables["TFDIST_NUM_WORKERS"])

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socketserver
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ import forked
 import processes
 import pytest
 import topologies
-from launching import REPOSITORY, worker_environment
+from launching import worker_environment
 from networks import address, namespaces_missing, set_cable, two_hosts
 from parameters import slow_except
 
@@ -31,29 +30,26 @@ WORKER = """
 import ctypes, os, sys, threading, time
 from tfdist import config
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.liveness import connections, peer_loss, startup_watchdog
-from tfdist.cluster.rendezvous import rendezvous
-from tfdist.cluster.wire import keys
+from tfdist.cluster.control import heartbeat_monitor, keys, rendezvous, watchdog
 rank = (found := environment.resolve(os.environ, port_base=10000, port_count=10000)).rank
 what, seconds = sys.argv[1], float(sys.argv[2])
-listener = connections.listen(found)
-watchdog = startup_watchdog.listen(found)
+listener = watchdog.listen(found)
 port = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-port["watchdog_port"] = watchdog.getsockname()[1]
 members = rendezvous.rendezvous(found, must_match={}, seconds=60, metadata=port)
-own = keys.load(None, os.environ)
-with startup_watchdog.deadline(rank, members, 60.0, watchdog, own):
-    pass
+own = keys.load(found.job, os.environ)
 options = config.ClusterOptions(heartbeat_seconds=seconds, stall_seconds=3.0 if what in ("stall", "behind") else None)
-watching = connections.start(rank=rank, members=members, listener=listener, options=options)
+options.connect_seconds = 15.0 if what == "hang" else None
+watching = watchdog.start(rank=rank, members=members, listener=listener, options=options, key=own)
+if what not in ("start", "hang"):
+    watching.note_started()
 watching.note_progress(step := 1)
 print("ready", flush=True)
 until = time.monotonic() + {"run": 600.0, "stall": 0.0}.get(what, 1.0)
 while time.monotonic() < until:
     watching.note_progress(step := step + 1)
     time.sleep(0.05)
-if what == "wait":
-    time.sleep(600)
+if what in ("start", "hang"):
+    ctypes.PyDLL(None).sleep(600)  # As TensorFlow does, without letting any thread of Python run.
 if what == "collect":
     with watching.in_collective("an exchange of values"):
         time.sleep(600)
@@ -74,8 +70,8 @@ def nowhere():
 if what in ("stall", "write"):
     nowhere()
 if what == "fail":
-    peer_loss.claim_exit()
-    peer_loss.announce_failure("the disk is full.")
+    heartbeat_monitor.first_exit()
+    heartbeat_monitor.announce_failure("the disk is full.")
     os._exit(1)
 watching.wait_until_finished(3.0 if what == "behind" else 60.0)
 """
@@ -160,9 +156,10 @@ SCENES = {
     "slow callback": Scene(("callback", "behind"), (0, 1)),
     "busy": Scene(("leave", "busy"), (0, 1)),
     "write": Scene(("write", "run"), (0,), victim=1),
-    "unreachable": Scene(("run", "wait", "wait"), (0, 1, 2)),
     "finished early": Scene(("collect", "leave"), (0, 1)),
     "stalled": Scene(("stall", "run"), (0, 1)),
+    "hanging start": Scene(("hang", "hang"), (0, 1)),
+    "killed in the start": Scene(("start", "start", "run"), (0, 1), victim=2),
     "no threads": Scene(("no threads", "run"), (0,), victim=1),
     (STOP, 0): killed_or_stopped(STOP, 0),
     (KILL, 2): killed_or_stopped(KILL, 2),
@@ -278,19 +275,6 @@ def test_a_worker_prints_all_stacks_when_its_calls_never_end(ended):
         assert re.search(line, text), text
         assert text.count("is lost") == 0 and text.count("tfdist: ") == 1
     assert "in nowhere" in said[0]
-
-
-def test_workers_that_the_chief_reaches_and_that_do_not_reach_each_other_say_so(ended):
-    # Nobody listens at the ports through which TensorFlow would talk.
-    codes, said, *_ = ended["unreachable"]
-    assert codes == [LOST] * 3
-    for rank, text in enumerate(said):
-        line = (
-            rf"tfdist: worker {rank}: worker (1|2) \(host .*\) cannot connect to worker (1|2) \(host .*\): "
-            r"(?:Connection refused|Multiple exceptions.*)\. Restart all workers\n"
-        )
-        match = re.fullmatch(line, text)
-        assert match and match[1] != match[2], text
 
 
 def test_the_reason_of_a_worker_that_fails_is_told_to_the_others(ended):
@@ -424,7 +408,7 @@ from tfdist import config
 from tfdist.cluster import process_exit, strategy
 from tfdist.cluster.several_workers import start
 def die(planned, addresses):
-    time.sleep(5)  # The other worker's watchdog starts meanwhile, also on a busy machine.
+    time.sleep(5)  # The watchdogs start meanwhile, also on a busy machine.
     os.kill(os.getpid(), signal.SIGKILL)
 if '"index": 1' in os.environ["TF_CONFIG"]:
     start._make_strategy = die
@@ -438,65 +422,21 @@ def test_a_worker_that_dies_before_its_server_listens_is_named_at_once():
         pid = workers.processes[1].pid
         codes, said = workers.ends([1, 0])
     assert codes == [-KILL, -KILL], said
-    line = rf"tfdist: worker 0: worker 1 \(host .*, pid {pid}\) is lost: it no longer answers \(.*\)\. Restart all .*\n"
+    line = rf"tfdist: worker 0: worker 1 \(host .*, pid {pid}\) is lost: last heartbeat .*\. Restart all workers\n"
     assert re.fullmatch(line, said[1]), said
 
 
-STARTING = """
-import ctypes, sys, time
-from tfdist.cluster.liveness import startup_watchdog
-one = {"address": f"localhost:{sys.argv[2]}", "watchdog_port": int(sys.argv[3]), "host": "n9", "pid": 7}
-roster = [one | {"rank": rank} for rank in range(2)]
-with startup_watchdog.deadline(0, roster, 60.0):
-    time.sleep(0.5)
-print("started", flush=True)
-with startup_watchdog.deadline(0, roster, float(sys.argv[1])):
-    ctypes.PyDLL(None).sleep(60)  # As TensorFlow does, without letting any thread of Python run.
-"""
+def test_workers_whose_tensorflow_does_not_start_end_and_say_so(ended):
+    codes, said, *_ = ended["hanging start"]
+    assert codes == [-KILL, -KILL], said
+    assert all("TensorFlow did not start within 15 s after a successful rendezvous" in text for text in said), said
 
 
-class Greeter(socketserver.BaseRequestHandler):
-    """Greets as the server of gRPC does."""
-
-    def handle(self):
-        self.request.sendall(b"hello")
-
-
-def start_with(seconds, port, watchdog_port):
-    command = [sys.executable, "-c", STARTING, str(seconds), str(port), str(watchdog_port)]
-    return forked.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_a_worker_that_waits_in_the_start_names_the_missing_one_and_ends():
-    process = start_with(0.5, *topologies.free_ports(2))
-    said = process.communicate(timeout=60)
-    assert process.returncode == -KILL
-    assert said == (
-        "started\n",
-        "tfdist: worker 0: TensorFlow did not start within 0.5 s after a successful rendezvous: worker 1 (host n9, "
-        "pid 7) does not answer (Connection refused). Restart all workers\n",
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("open_port", ["address", pytest.param("watchdog_port", marks=pytest.mark.slow)])
-def test_a_worker_that_waits_in_the_start_for_one_that_dies_names_it_at_once(open_port):
-    """Whether its server of TensorFlow listened already, or only its watchdog process."""
-    port, closed = topologies.free_ports(2)
-    with socketserver.ThreadingTCPServer(("", port), Greeter) as server:
-        threading.Thread(target=server.serve_forever).start()
-        process = start_with(600, *((port, closed) if open_port == "address" else (closed, port)))
-        assert process.stdout.readline() == "started\n"
-        time.sleep(5.0)
-        assert process.poll() is None
-        start = time.monotonic()
-        server.shutdown()
-    said = process.communicate(timeout=60)
-    assert process.returncode == -KILL and time.monotonic() - start < 30
-    assert said[1] == (
-        "tfdist: worker 0: worker 1 (host n9, pid 7) is lost: it no longer answers (Connection refused). Restart "
-        "all workers\n"
-    )
+def test_workers_whose_tensorflow_waits_for_one_that_dies_name_it_and_end(ended):
+    """TensorFlow waits there for ten minutes, deaf to signals; so the watchdog processes end their workers."""
+    seen = ended["killed in the start"]
+    assert seen.codes == [-KILL, -KILL], seen.said
+    assert_named(dict(enumerate(seen.said)), 2, seen.processes[2], silent=(0.0, SEEN_WITHIN))
 
 
 def training(workdir, *options):

@@ -23,8 +23,8 @@ from launching import REPOSITORY, assert_weights_agree, worker_environment
 from parameters import slow, slow_except
 from processes import children, command_line, environment, until
 
+from tfdist.cluster.control import listener
 from tfdist.cluster.devices import host_gpus
-from tfdist.cluster.wire import listener
 from tfdist.launch import __main__ as launch
 from tfdist.launch import local_workers
 from tfdist.launch import processes as processes_lib

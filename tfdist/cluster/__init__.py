@@ -5,8 +5,8 @@
     interruption, process_exit    stop requests from signals; exit codes; error_report: what is said of an error
     devices/                      GPUs of the host, their software; dtypes of collectives
     discovery/                    Slurm, MPI, PBS and TF_CONFIG -> WorkerSpec
-    liveness/                     heartbeats and watchdogs: lost and stalled workers, by name
-    several_workers/              their start; rendezvous/: they connect and compare; wire/: signed messages and keys
+    control/                      rendezvous, heartbeats, watchdogs: missing, lost and stalled workers, by name
+    several_workers/              their start: strategy, broadcasts, the ring over TCP
 
 The only package that names launchers' variables. Imports config.
 """

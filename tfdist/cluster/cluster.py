@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import distributed_dataset
+from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
 from tfdist.cluster.devices import replicas
 from tfdist.cluster.discovery.roster import Roster
-from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 
 # Seconds that a finished worker waits for the others before it exits.
 SHUTDOWN_SECONDS = 600.0

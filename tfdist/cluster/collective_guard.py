@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.liveness import peer_loss
+from tfdist.cluster.control import heartbeat_monitor
 from tfdist.config import patching, user_code
 
 
@@ -41,7 +41,7 @@ class ScriptCluster(Cluster):
             if "exit_code" in end:
                 raise SystemExit(end["exit_code"])
             if "error" in end:
-                raise peer_loss.ChiefFailedError(
+                raise heartbeat_monitor.ChiefFailedError(
                     f"worker 0, the chief, failed in a block of cluster.chief_first: {end['error']}"
                 )
         only_here = cluster_lib.on_one_worker("a block of cluster.chief_first", "call it outside of the block")
@@ -164,7 +164,7 @@ def _of_chief(found: dict[str, Any]) -> Any:
         return found.get("returned")
     module, name, arguments, text = found["raised"]
     kind = getattr(sys.modules.get(module), name, None)
-    error: Exception = peer_loss.ChiefFailedError(f"worker 0, the chief, failed: {name}: {text}")
+    error: Exception = heartbeat_monitor.ChiefFailedError(f"worker 0, the chief, failed: {name}: {text}")
     if isinstance(kind, type) and issubclass(kind, Exception):
         with contextlib.suppress(TypeError):  # Its constructor takes other arguments.
             error = kind(*arguments)

@@ -8,7 +8,7 @@ import traceback
 from absl import flags
 
 from tfdist.cluster import interruption, stderr
-from tfdist.cluster.liveness import peer_loss
+from tfdist.cluster.control import decision, heartbeat_monitor
 from tfdist.config import user_code
 
 # Seconds to wait for the name of the lost worker after an error of TensorFlow's communication.
@@ -17,7 +17,7 @@ _NAME_SECONDS = 3.0
 _SAME_FAILURE_SECONDS = 3.0
 # Errors of sums of different graphs: of the ring over TCP, and of TensorFlow's own collectives.
 DIFFERENT = re.compile(
-    f"{peer_loss.DIFFERENT_GRAPHS}.*"
+    f"{heartbeat_monitor.DIFFERENT_GRAPHS}.*"
     r"|((?:Shape|Data type) mismatch in the collective instance|Collective instance \d+ expected type).*"
 )
 
@@ -34,44 +34,46 @@ def report_exception(error: BaseException) -> int:
 
 def _report(error: BaseException) -> int:
     if isinstance(error, interruption.StopError):
-        peer_loss.announce_failure(str(error))
+        heartbeat_monitor.announce_failure(str(error))
         _print(str(error))
         return interruption.EXIT_STOPPED
     if isinstance(error, KeyboardInterrupt):
-        peer_loss.claim_exit()
-        peer_loss.announce_failure("interrupted")
+        heartbeat_monitor.first_exit()
+        heartbeat_monitor.announce_failure("interrupted")
         _print(str(error) or "interrupted before the run was saved")
         return 130
     if different := DIFFERENT.search(str(error)):
         text = different[0]
         if different[1]:
-            text = f"{peer_loss.DIFFERENT_GRAPHS}: {text} Models, losses and steps must be the same on all workers"
-        peer_loss.claim_exit()
-        peer_loss.announce_failure(text)
+            text = (
+                f"{heartbeat_monitor.DIFFERENT_GRAPHS}: {text} Models, losses and steps must be the same on all workers"
+            )
+        heartbeat_monitor.first_exit()
+        heartbeat_monitor.announce_failure(text)
         _print(text)
         return 1
     lost, named = find_lost_worker(error)
     if lost:
-        peer_loss.claim_exit()
+        heartbeat_monitor.first_exit()
         # The line that names the other worker is not the first one.
-        names = ", ".join(peer_loss.named_workers(str(error)))
+        names = ", ".join(heartbeat_monitor.named_workers(str(error)))
         about = f" about {names}" if names else ""
         text = f"another worker was lost: restart all workers. TensorFlow error{about}: {first_line(str(error))}"
-        peer_loss.announce_failure(text)
+        heartbeat_monitor.announce_failure(text)
         _print(named or text)
         return interruption.EXIT_PEER_LOST
-    if isinstance(error, peer_loss.MissingWorkersError | peer_loss.ChiefFailedError):
-        peer_loss.claim_exit()
+    if isinstance(error, decision.MissingWorkersError | heartbeat_monitor.ChiefFailedError):
+        heartbeat_monitor.first_exit()
         _print(str(error))
         return interruption.EXIT_PEER_LOST
     text = user_code.cause(error)[0]
-    peer_loss.claim_exit()
+    heartbeat_monitor.first_exit()
     reason = first_line(text)
     of_user = user_code.is_user_error(error)
-    if not of_user and peer_loss.reported_by_another(reason, _SAME_FAILURE_SECONDS):
+    if not of_user and heartbeat_monitor.reported_by_another(reason, _SAME_FAILURE_SECONDS):
         _print(f"as another worker, which shows where: {type(error).__name__}: {reason}")
         return 1
-    peer_loss.announce_failure(reason)
+    heartbeat_monitor.announce_failure(reason)
     code = getattr(error, "exit_code", 1)
     if of_user:
         if _verbose():
@@ -106,7 +108,7 @@ def find_lost_worker(error: BaseException) -> tuple[bool, str]:
     possibly_lost = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's after the loss of a worker.
     named = ""
     if isinstance(error, (*lost, *possibly_lost)):
-        named = peer_loss.name_loss(_NAME_SECONDS) or peer_loss.declare_broken_ring(str(error))
+        named = heartbeat_monitor.name_loss(_NAME_SECONDS) or heartbeat_monitor.mark_broken_ring(str(error))
     return bool(named) or isinstance(error, lost), named
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import config as config_lib
+from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
 from tfdist.cluster.devices import gpu_software, machine, onednn, unused_gpus
 from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.cluster.discovery import gpus as gpus_lib
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 
 # Parts of TensorFlow's messages if devices are configured after the first operation.
 _TOO_LATE = ("must be configured at program startup", "cannot be modified after being initialized")

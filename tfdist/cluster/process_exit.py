@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 
 from tfdist.cluster import interruption
+from tfdist.cluster.control import heartbeat_monitor
 from tfdist.cluster.devices import machine
-from tfdist.cluster.liveness import peer_loss
 from tfdist.cluster.stderr import print_error
 from tfdist.config import tensorflow_log
 
@@ -43,7 +43,7 @@ def _requeue(code: int, missing: Collection[int] = ()) -> None:
     if code == interruption.EXIT_STOPPED:
         interruption.requeue()
     elif code == interruption.EXIT_PEER_LOST:
-        peer_loss.requeue(missing)
+        heartbeat_monitor.requeue(missing)
 
 
 @contextlib.contextmanager
@@ -71,9 +71,9 @@ def end_within(seconds: float, error: BaseException | None, what: str) -> Iterat
 
 def _end_unsaved(text: str, number: int) -> None:
     """Ends the process after a second stop signal, unless the main thread ends it or starts to save."""
-    peer_loss.await_writers()
+    heartbeat_monitor.await_writers()
     if not interruption.is_saving():
-        peer_loss.announce_failure(text)
+        heartbeat_monitor.announce_failure(text)
         print_error(text)
         os._exit(128 + number)
 

@@ -10,11 +10,10 @@ from tensorflow.python.distribute import values
 from tfdist import config as config_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.control import alone, heartbeat_monitor
 from tfdist.cluster.devices import gpu_software, onednn, replicas
 from tfdist.cluster.discovery.roster import Roster, WorkerInfo
-from tfdist.cluster.liveness import heartbeat
 from tfdist.cluster.planning import ClusterPlan, Started, configure_devices, describe_notes, plan
-from tfdist.cluster.rendezvous import alone
 from tfdist.config import patching
 
 
@@ -76,7 +75,7 @@ def _start_alone(planned: ClusterPlan, stop: interruption.StopRequest | None) ->
     sums = tf.distribute.ReductionToOneDevice() if without_nccl else None
     strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=sums)
     # It sends no messages, and only watches itself.
-    monitor = heartbeat.start(rank=0, members=members, options=planned.options)
+    monitor = heartbeat_monitor.start(rank=0, members=members, options=planned.options)
     return Started(strategy=strategy, members=members, monitor=monitor, notes=notes)
 
 

@@ -24,8 +24,8 @@ from absl import flags
 
 from tfdist.checkpoint import directory
 from tfdist.cluster import interruption
+from tfdist.cluster.control import keys
 from tfdist.cluster.devices import host_gpus
-from tfdist.cluster.wire import keys
 from tfdist.config import flags as config_flags
 from tfdist.config import tensorflow_log
 from tfdist.config.command_line import closed_streams

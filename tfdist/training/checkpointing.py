@@ -17,8 +17,8 @@ from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.control import heartbeat_monitor
 from tfdist.cluster.discovery import slurm_job, worker_spec
-from tfdist.cluster.liveness import peer_loss
 from tfdist.config import diff, removed
 from tfdist.report import files, run_info
 from tfdist.report import ledger as ledger_lib
@@ -133,8 +133,8 @@ def lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers:
 def _end_second_writer(other: str) -> None:
     """Ends this process at once, in the lock's thread: two runs must not write to one workdir."""
     text = f"this process was stopped for so long that another run has taken over its workdir: {other}. It ends here"
-    peer_loss.claim_exit()
-    peer_loss.announce_failure(text)
+    heartbeat_monitor.first_exit()
+    heartbeat_monitor.announce_failure(text)
     print(f"tfdist: {text}.", file=sys.stderr, flush=True)
     os._exit(1)
 

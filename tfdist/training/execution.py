@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster.control import heartbeat_monitor
 from tfdist.cluster.devices import replicas
-from tfdist.cluster.liveness import peer_loss
 from tfdist.data import guard
 from tfdist.training import triggers
 from tfdist.training.run import Run
@@ -138,7 +138,7 @@ def explain_errors(run: Run) -> Iterator[None]:
     try:
         yield
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        peer_loss.claim_exit()  # The search for the example may outlast the other workers.
+        heartbeat_monitor.first_exit()  # The search for the example may outlast the other workers.
         from tfdist.training.consistency import example_search
 
         raise example_search.explain(run, error) or error from None

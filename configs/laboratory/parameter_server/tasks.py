@@ -17,8 +17,8 @@ from absl import flags, logging
 
 from tfdist import config as config_lib
 from tfdist.cluster import interruption
+from tfdist.cluster.control import alone
 from tfdist.cluster.discovery import hostlist
-from tfdist.cluster.rendezvous import alone
 
 _KINDS = ("chief", "worker", "ps")
 _POLL_SECONDS = 0.5

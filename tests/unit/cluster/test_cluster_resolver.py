@@ -119,7 +119,7 @@ def test_a_resolver_for_each_launcher():
 SCRIPT = """
 import os, time
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.rendezvous import rendezvous
+from tfdist.cluster.control import rendezvous
 ports = {"port_base": int(os.environ["PORT_BASE"]), "port_count": 16}
 spec = environment.resolve(os.environ, **ports)
 roster = rendezvous.rendezvous(spec, must_match={}, seconds=60.0)

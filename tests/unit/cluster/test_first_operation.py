@@ -33,8 +33,8 @@ def test_one_worker_imports_nothing_that_several_need():
         [sys.executable, "-c", code], cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=120
     )
     found = set(done.stdout.split())
-    assert "tfdist.cluster.liveness.heartbeat" in found, done.stderr
-    several = ("several_workers", "wire", "rendezvous.rendezvous", "liveness.connections", "liveness.startup_watchdog")
+    assert "tfdist.cluster.control.heartbeat_monitor" in found, done.stderr
+    several = ("several_workers", "control.wire", "control.rendezvous", "control.peers", "control.watchdog")
     assert [name for name in found if name.removeprefix("tfdist.cluster.").startswith(several)] == []
 
 

@@ -16,10 +16,10 @@ import tensorflow as tf
 from launching import run_all, worker_environment
 from parameters import slow_except
 
+from tfdist.cluster.control.keys import Key
 from tfdist.cluster.several_workers import tcp_ring
-from tfdist.cluster.wire.keys import Keys
 
-KEYS = Keys((b"0123456789abcdef",))
+KEY = Key(b"0123456789abcdef")
 
 
 def listener(nonce="nonce"):
@@ -33,13 +33,13 @@ def members_of(listeners):
 
 
 @contextlib.contextmanager
-def rings(count, keys=KEYS):
+def rings(count, key=KEY):
     """Connected rings of `count` workers."""
     interval = tcp_ring.sys.getswitchinterval()
     listeners = [listener(f"nonce {rank}") for rank in range(count)]
     members = members_of(listeners)
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
-        connected = [pool.submit(tcp_ring.connect, rank, members, listeners[rank], keys, 30.0) for rank in range(count)]
+        connected = [pool.submit(tcp_ring.connect, rank, members, listeners[rank], key, 30.0) for rank in range(count)]
         made = [one.result() for one in connected]
         try:
             yield made, pool
@@ -180,9 +180,9 @@ def test_sums_that_are_infinite_or_nan_end_no_run_and_warn_of_nothing():
 def test_silent_connections_of_other_programs_delay_no_worker():
     waiting = listener()
     address = waiting.socket.getsockname()
-    proof = tcp_ring._proof(KEYS, "to", "nonce")
+    proof = tcp_ring._proof(KEY, "to", "nonce")
     with concurrent.futures.ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
-        accepting = pool.submit(tcp_ring._accept, waiting, KEYS, time.monotonic() + 100)
+        accepting = pool.submit(tcp_ring._accept, waiting, KEY, time.monotonic() + 100)
         # One more than may wait.
         for _ in range(tcp_ring._MAX_UNPROVEN + 1):
             stack.enter_context(socket.create_connection(address, timeout=60))
@@ -202,19 +202,19 @@ def test_other_programs_and_other_keys_are_refused():
     strangers[1].close()
     threading.Timer(0.2, strangers[0].close).start()
     worker = socket.create_connection(address)
-    worker.sendall(tcp_ring._proof(KEYS, "to", "nonce"))
-    found = tcp_ring._accept(waiting, KEYS, time.monotonic() + 20)
+    worker.sendall(tcp_ring._proof(KEY, "to", "nonce"))
+    found = tcp_ring._accept(waiting, KEY, time.monotonic() + 20)
     assert found.getpeername() == worker.getsockname()
     for one in (found, worker):
         one.close()
 
     listeners = [listener(), listener("other")]
     members = members_of(listeners)
-    others = Keys((b"another key of another job",))
+    others = Key(b"another key of another job")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         connecting = [
-            pool.submit(tcp_ring.connect, rank, members, listeners[rank], keys, 1.0)
-            for rank, keys in enumerate((KEYS, others))
+            pool.submit(tcp_ring.connect, rank, members, listeners[rank], key, 1.0)
+            for rank, key in enumerate((KEY, others))
         ]
         for one in connecting:
             with pytest.raises(OSError, match=r"timed out|has no key of this job"):

@@ -13,14 +13,13 @@ import stat
 import pytest
 from launching import worker_environment
 
+from tfdist.cluster import interruption
+from tfdist.cluster.control import decision, keys, rendezvous, wire
+from tfdist.cluster.control import listener as listener_lib
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.rendezvous import decision, messages, protocol
-from tfdist.cluster.wire import channel as channel_lib
-from tfdist.cluster.wire import keys as keys_lib
-from tfdist.cluster.wire import listener as listener_lib
 
-KEYS = keys_lib.Keys((b"k" * 64,))
-OTHER_KEYS = keys_lib.Keys((b"x" * 64,))
+KEY = keys.Key(b"k" * 64)
+OTHER_KEY = keys.Key(b"x" * 64)
 MESSAGES = 10_000
 
 
@@ -29,10 +28,10 @@ def descriptors() -> int:
 
 
 @contextlib.asynccontextmanager
-async def echo(received: list[dict], keys: keys_lib.Keys = KEYS):
+async def echo(received: list[dict], key: keys.Key = KEY):
     """Serves connections; every message is kept and sent back."""
 
-    async def handle(channel: channel_lib.Channel, first: dict) -> None:
+    async def handle(channel: wire.Channel, first: dict) -> None:
         message = first
         while True:
             received.append(message)
@@ -41,18 +40,28 @@ async def echo(received: list[dict], keys: keys_lib.Keys = KEYS):
 
     with contextlib.closing(listener_lib.listen(0, "127.0.0.1")) as listener:
         address = listener.getsockname()
-        async with listener_lib.serving(listener, keys, handle):
+        async with listener_lib.serving(listener, key, handle):
             yield address
 
 
-async def recorded(message: dict, keys: keys_lib.Keys, server_nonce: bytes) -> bytes:
+async def request(address: tuple[str, int], key: keys.Key, message: dict) -> dict:
+    """Sends one message, and returns the reply."""
+    channel = await wire.connect(address, key)
+    try:
+        channel.send(message)
+        return await channel.receive()
+    finally:
+        channel.close()
+
+
+async def recorded(message: dict, key: keys.Key, server_nonce: bytes) -> bytes:
     """The bytes of a client's first message for a server with this random number."""
     sent: list[bytes] = []
     members = {"write": lambda self, data: sent.append(data), "is_closing": lambda self: False}
     transport = type("Transport", (), members)()
-    channel_lib.Channel(
-        keys=keys, is_server=False, transport=transport, server_nonce=server_nonce, client_nonce=b"a" * 32
-    ).send(message)
+    wire.Channel(key=key, is_server=False, transport=transport, server_nonce=server_nonce, client_nonce=b"a" * 32).send(
+        message
+    )
     return b"".join(sent)
 
 
@@ -82,9 +91,9 @@ def test_random_and_mutated_frames_reach_nobody_and_leak_nothing():
             reader, writer = await asyncio.open_connection(*address)
             with contextlib.suppress(OSError):
                 nonce = (await reader.readline()).split()[-1]
-                frame = await recorded({"number": number}, KEYS, nonce)
-                stranger = await recorded({"number": number}, OTHER_KEYS, nonce)
-                replayed = await recorded({"number": number}, KEYS, b"b" * 32)
+                frame = await recorded({"number": number}, KEY, nonce)
+                stranger = await recorded({"number": number}, OTHER_KEY, nonce)
+                replayed = await recorded({"number": number}, KEY, b"b" * 32)
                 made = (
                     rng.randbytes(rng.randrange(2000)),
                     mutated(rng, frame),
@@ -104,9 +113,9 @@ def test_random_and_mutated_frames_reach_nobody_and_leak_nothing():
             before, gate = descriptors(), asyncio.Semaphore(40)
             await asyncio.gather(*(attack(address, gate, number) for number in range(MESSAGES // 5)))
             assert received == []
-            assert await channel_lib.request(address, KEYS, {"good": 1}) == {"good": 1}
-            with pytest.raises(channel_lib.RefusedError):
-                await channel_lib.request(address, OTHER_KEYS, {"good": 2})
+            assert await request(address, KEY, {"good": 1}) == {"good": 1}
+            with pytest.raises(wire.RefusedError):
+                await request(address, OTHER_KEY, {"good": 2})
             await asyncio.sleep(0.1)
             assert received == [{"good": 1}]
             assert descriptors() <= before + 10
@@ -120,7 +129,7 @@ def test_messages_cannot_be_repeated_or_sent_back():
         async with echo(received) as address:
             reader, writer = await asyncio.open_connection(*address)
             nonce = (await reader.readline()).split()[-1]
-            frame = await recorded({"number": 1}, KEYS, nonce)
+            frame = await recorded({"number": 1}, KEY, nonce)
             writer.write(frame)
             reply = await reader.readline() + await reader.readexactly(len(b'{"number": 1}'))
             # As the client's second message: the first one again, without its random number, and the server's reply.
@@ -146,7 +155,7 @@ def test_hundreds_of_half_open_connections_and_slow_senders_block_nobody():
                 for _ in range(1000):
                     await asyncio.sleep(0)
                     assert descriptors() <= before + 600 + listener_lib._MAX_UNPROVEN + 10
-                reply = await asyncio.wait_for(channel_lib.request(address, KEYS, {"good": 1}), 30)
+                reply = await asyncio.wait_for(request(address, KEY, {"good": 1}), 30)
                 assert reply == {"good": 1}
             await asyncio.sleep(0.2)
             assert descriptors() <= before + 10
@@ -170,7 +179,7 @@ def test_a_server_without_free_descriptors_continues_when_some_are_closed(capfd)
                 for stranger in strangers:
                     stranger.close()
                 await asyncio.sleep(0.2)
-                assert await channel_lib.request(address, KEYS, {"good": 1}) == {"good": 1}
+                assert await request(address, KEY, {"good": 1}) == {"good": 1}
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     asyncio.run(main())
@@ -187,36 +196,12 @@ def test_the_soft_limit_of_descriptors_is_raised():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def rendezvous_state(rank: int, size: int = 3) -> protocol.RendezvousState:
-    spec = WorkerSpec(launcher="tf_config", rank=rank, num_workers=size, job="j", port=1)
-    state = protocol.RendezvousState(
-        spec=spec, keys=KEYS, me={}, seconds=1.0, deadline=0.0, addresses=["n1:1"] * size, nonce="0" * 16
-    )
-    state.received.reports[0] = protocol.message(state, "report", unreached={}, failed="", port_in_use=False)
-    return state
-
-
 def valid_messages(size: int = 3) -> list[dict]:
-    me = {"host": "n1", "pid": 1, "metadata": {"d": 1}, "must_match": {"python": "3"}, "exclusive": ["GPU 0"]}
+    me = {"rank": 1, "host": "n1", "pid": 1, "metadata": {"d": 1}, "must_match": {"python": "3"}, "exclusive": ["GPU"]}
+    me |= {"port": 5, "dialled": "n1", "failed": "", "port_in_use": False}
     members = [{"rank": rank, "address": f"n1:{rank + 1}", "host": "n1", "pid": rank} for rank in range(size)]
-    bodies = [
-        {"kind": "arrive", "port": 5, "dialled": "n1"},
-        {"kind": "hello", "me": me},
-        {"kind": "hello", "me": None},
-        {
-            "kind": "report",
-            "unreached": {"2": "refused"},
-            "failed": "",
-            "port_in_use": False,
-            "stopped": "",
-            "workdir": "",
-        },
-        {"kind": "addresses", "addresses": ["n1:1"] * size},
-        {"kind": "decision", "decision": {"members": members}},
-        {"kind": "decision", "decision": {"error": "ValueError", "message": "x"}},
-        {"kind": "who"},
-    ]
-    return [{"job": "j", "rank": 0, "to": 1, "nonce": "1" * 16} | body for body in bodies]
+    told = [{"unseen": ""}, {"unseen": "/runs"}, {"stopped": "SIGTERM"}]
+    return [me, *told, {"members": members}, {"error": "ValueError", "message": "x"}]
 
 
 def spoiled(rng: random.Random, value):
@@ -237,70 +222,57 @@ def spoiled(rng: random.Random, value):
 
 
 def test_malformed_messages_with_a_valid_signature_are_rejected_or_harmless():
-    """Thousands of messages of a broken worker: each is rejected, or is one that the decision can be made from."""
+    """Of another release, say: thousands of messages are each rejected, or such that the decision can be made."""
     rng, rejected = random.Random(2), 0
-    for message in valid_messages():
-        messages.check(message, 3)
+    me, *told = valid_messages()
+    spec = WorkerSpec(launcher="tf_config", num_workers=2, addresses=("n1:1", "n1:2"), job="j", port=1)
     for number in range(MESSAGES * 4 // 5):
-        rank = number % 3
-        message = valid_messages()[number % 8] | {"rank": rng.randrange(3), "to": rank}
-        name = rng.choice(list(message))
-        message = json.loads(json.dumps(message | {name: spoiled(rng, message[name])}))
-        state = rendezvous_state(rank)
+        hello, note, found = me, told[number % 3], told[3 + number % 2]
+        match number % 4:
+            case 0:
+                note = spoiled(rng, note)
+            case 1:
+                found = spoiled(rng, found)
+            case _:
+                hello = spoiled(rng, hello)
+        chief = rendezvous._Chief(spec=spec, key=KEY, me=dict(me), seconds=1.0, stop=interruption.StopRequest())
+        chief._add(0, dict(me))
+        chief._note(0, {"unseen": ""})
+        if not all(isinstance(message, dict) for message in (hello, note, found)):
+            continue  # The channel rejects it.
         try:
-            messages.check(message, 3)
+            rank, worker = rendezvous._checked(json.loads(json.dumps(hello)), 2)
+            chief._add(rank, worker)
+            chief._note(rank, note)
+            found = rendezvous._checked_decision(found, 3)
         except ValueError:
             rejected += 1
             continue
-        protocol._store(state, message, "127.0.0.1")
-        assert isinstance(state.over, bool)
-        made = decision.decide(state.received.hellos, state.received.reports, state.addresses, 1.0)
-        assert made.get("error") in decision.ERRORS or len(made["members"]) == 3
-        if state.decision is not None:
-            assert message["rank"] == 0 != rank
-            with contextlib.suppress(*decision.ERRORS.values()):
-                assert len(decision.members_or_raise(state.decision)) == 3
+        made = decision.decide(chief.workers, spec.addresses, 2, 1.0)
+        assert made.get("error") in decision.ERRORS or len(made["members"]) == 2
+        with contextlib.suppress(*decision.ERRORS.values()):
+            assert len(decision.members_or_raise(found)) == 3
     assert rejected > MESSAGES // 4
 
 
-def test_a_decision_counts_only_from_the_rank_0_of_this_start():
-    state = rendezvous_state(1)
-    message = valid_messages()[5]
-    protocol._store(state, message | {"rank": 2}, "127.0.0.1")
-    assert state.decision is None
-    state.chief_nonce = "2" * 16
-    protocol._store(state, message, "127.0.0.1")
-    assert state.decision is None
-    protocol._store(state, message | {"nonce": "2" * 16}, "127.0.0.1")
-    assert state.decision == message["decision"]
-
-
-def test_keys_come_from_the_variable_or_from_files_that_others_cannot_read(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    workdir = tmp_path / "runs" / "first"
-    both = keys_lib.load(workdir, {})
-    assert len(both.secrets) == 2 and keys_lib.load(workdir, {}) == both
-    assert keys_lib.load(None, {}).secrets == both.secrets[1:]
-    for path in (workdir / ".tfdist-key", tmp_path / "home" / ".tfdist" / "key"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert "secrets" not in repr(both)
-    # One key in common is enough.
-    signed = both.sign(b"x")
-    assert keys_lib.load(None, {}).verify(b"x", signed) and not OTHER_KEYS.verify(b"x", signed)
-    keys_lib.remove_from_workdir(workdir)
-    assert list(workdir.iterdir()) == []
-    assert keys_lib.load(workdir, {"TFDIST_KEY": "s" * 20}).secrets == (b"s" * 20,)
+def test_the_key_comes_from_the_variable_or_from_a_file_that_others_cannot_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    key, path = keys.load("job 1", {}), tmp_path / ".tfdist" / "key"
+    assert keys.load("job 1", {}) == key and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert str(key) == "Key()"
+    # Another job, or another secret, has another key.
+    others = [keys.load("job 2", {}), keys.load("job 1", {"TFDIST_KEY": "s" * 20})]
+    assert key.verify(b"x", key.sign(b"x")) and not any(other.verify(b"x", key.sign(b"x")) for other in others)
     with pytest.raises(ValueError, match=r"TFDIST_KEY must have at least 16 characters.*Received: 3 characters"):
-        keys_lib.load(None, {"TFDIST_KEY": "abc"})
+        keys.load("job 1", {"TFDIST_KEY": "abc"})
     # A file that others can read, or may have made, is not used.
-    home = tmp_path / "home" / ".tfdist" / "key"
-    home.chmod(0o644)
-    with pytest.raises(ValueError, match=r"Set TFDIST_KEY(.|\n)*home/\.tfdist/key: it must be a file of your own"):
-        keys_lib.load(None, {})
-    home.unlink()
-    home.symlink_to(tmp_path / "elsewhere")
+    path.chmod(0o644)
+    with pytest.raises(ValueError, match=r"Set TFDIST_KEY.*\.tfdist/key usable: it must be a file of your own"):
+        keys.load("job 1", {})
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="ymbolic links"):
-        keys_lib.load(None, {})
+        keys.load("job 1", {})
 
 
 def test_the_workers_of_the_tests_have_a_key_of_their_own():

@@ -29,7 +29,7 @@ def test_doctor_checks_two_workers_and_finds_no_problem(tmp_path):
     words = {
         "config": "types, ranges and names",
         "workers": "2 by tf_config: rank 0 on ",
-        "ports": "all workers can connect to each other",
+        "ports": "all workers can connect to rank 0",
         "workdir": "is writable and shared by all workers",
         "versions": "keras 3",
         "host names": "2 worker(s) can resolve all names",

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.liveness import reachability
 
 # Seconds in which names must resolve, and pause between two attempts: a name server may be busy.
 SECONDS, _PAUSE = 5.0, 1.0
@@ -17,14 +16,12 @@ _FINAL = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
 def needed(spec: WorkerSpec) -> list[str]:
-    """Returns the hosts whose names a worker looks up: rank 0 all, another that of rank 0 and those it connects to.
+    """Returns the hosts whose names a worker looks up: rank 0 all, another that of rank 0 and its own.
 
     If each of N workers looked up all, a name server would get N^2 questions at once.
     """
-    ranks = (
-        {0, spec.rank, *reachability.partners(spec.rank, spec.num_workers)} if spec.rank else range(spec.num_workers)
-    )
-    addresses = [spec.addresses[rank] for rank in sorted(ranks)] if spec.addresses else spec.chiefs
+    ranks = (0, spec.rank) if spec.rank else range(spec.num_workers)
+    addresses = [spec.addresses[rank] for rank in ranks] if spec.addresses else spec.chiefs
     return list(dict.fromkeys(hostlist.split_address(address)[0] for address in addresses))
 
 

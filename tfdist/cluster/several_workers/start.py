@@ -11,16 +11,14 @@ import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy as collective
 
 from tfdist.cluster import interruption, numerics, planning
+from tfdist.cluster.control import decision, keys, rendezvous, watchdog
+from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
+from tfdist.cluster.control.keys import Key
 from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn, replicas
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
 from tfdist.cluster.discovery import gpus, host_names, hostlist, roster
-from tfdist.cluster.liveness import connections, peer_loss, startup_watchdog
-from tfdist.cluster.liveness.peer_loss import HeartbeatMonitor
 from tfdist.cluster.planning import ClusterPlan, Started
-from tfdist.cluster.rendezvous import decision, rendezvous
 from tfdist.cluster.several_workers import malloc, tcp_ring
-from tfdist.cluster.wire import keys as keys_lib
-from tfdist.cluster.wire.keys import Keys
 from tfdist.config import patching, user_code
 
 # Where a worker calls the chief before it listens, TensorFlow tries again after a second.
@@ -49,27 +47,28 @@ def start(
     details = []
     if planned.device_type == "CPU" and malloc.keep_freed_memory(options, os.environ):
         details.append("malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false")
-    listener, watchdog_listener = connections.listen(spec), startup_watchdog.listen(spec)
-    ports = {"heartbeat_port": listener, "watchdog_port": watchdog_listener}
+    listener = watchdog.listen(spec)
     ring_listener = tcp_ring.listen(spec) if planned.implementation == "tcp" else None
-    keys = keys_lib.load(rendezvous.local_path(workdir), os.environ)
-    members = _meet(planned, must_match, workdir, ports, stop, keys, ring_listener.metadata() if ring_listener else {})
+    ports = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
+    ports |= ring_listener.metadata() if ring_listener else {}
+    key = keys.load(spec.job, os.environ)
+    members = _rendezvous(planned, must_match, workdir, ports, stop, key)
     # Before the devices are listed: a worker may die meanwhile.
-    with startup_watchdog.deadline(spec.rank, members, seconds, watchdog_listener, keys):
-        planning.configure_devices(planned)
-        details += _add_second_thread(planned, members)
-        software = gpu_software.describe(os.environ)
-        names = sorted({worker["processor"] for worker in members})
-        mixed = f"the workers have different processors, which round differently: {', '.join(names)}"
-        notes = planning.describe_notes(planned, software, mixed if len(names) > 1 else "")
-        with interruption.block_signals():
-            if spec.rank:
-                _wait_for_server(members[0]["address"])
-            strategy = _make_strategy(planned, [worker["address"] for worker in members])
-    monitor = connections.start(rank=spec.rank, members=members, listener=listener, options=options, keys=keys)
+    monitor = watchdog.start(rank=spec.rank, members=members, listener=listener, options=options, key=key)
+    planning.configure_devices(planned)
+    details += _add_second_thread(planned, members)
+    software = gpu_software.describe(os.environ)
+    names = sorted({worker["processor"] for worker in members})
+    mixed = f"the workers have different processors, which round differently: {', '.join(names)}"
+    notes = planning.describe_notes(planned, software, mixed if len(names) > 1 else "")
+    with interruption.block_signals():
+        if spec.rank:
+            _wait_for_server(members[0]["address"])
+        strategy = _make_strategy(planned, [worker["address"] for worker in members])
+    monitor.note_started()
     ring = None
     with contextlib.suppress(OSError):  # The workers before and after this one cannot be reached at their ports.
-        ring = ring_listener and tcp_ring.connect(spec.rank, members, ring_listener, keys, _RING_SECONDS)
+        ring = ring_listener and tcp_ring.connect(spec.rank, members, ring_listener, key, _RING_SECONDS)
     connected = count_connected(strategy, monitor, _first_seconds(seconds, software), ring is not None)
     if connected == len(members):
         replicas.rings[:] = [ring]
@@ -81,17 +80,15 @@ def start(
     return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details, others=others)
 
 
-def _meet(
+def _rendezvous(
     planned: ClusterPlan,
     must_match: Mapping[str, str],
     workdir: os.PathLike | str | None,
-    listeners: Mapping[str, socket.socket | None],
+    ports: Mapping[str, Any],
     stop: interruption.StopRequest | None,
-    keys: Keys,
-    more: Mapping[str, Any],
+    key: Key,
 ) -> list[dict[str, Any]]:
     host_names.check(planned.worker_spec, os.environ)
-    ports = {name: one.getsockname()[1] for name, one in listeners.items() if one is not None}
     common = {
         **numerics.settings(os.environ),
         **{f"{decision.FILE}{name}": value for name, value in user_code.hashes().items()},
@@ -104,13 +101,12 @@ def _meet(
         must_match=common | dict(must_match),
         metadata={"devices": planned.devices, "processor": onednn.read_processor().name}
         | ({"divided_gpus": divided} if divided else {})
-        | ports
-        | more,
+        | ports,
         exclusive=gpus.held_gpus(planned.worker_spec, planned.gpus),
         seconds=planned.options.connect_seconds,
         workdir=workdir,
         stop=stop,
-        keys=keys,
+        key=key,
     )
 
 
@@ -193,16 +189,6 @@ def count_connected(strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor,
         return round(found[0][1]) // len(found)
     except tf.errors.DeadlineExceededError:
         if monitor.rank == 0:
-            monitor.loop.call_soon_threadsafe(peer_loss.declare_lost, monitor, explain_first(monitor, seconds))
+            text = f"{PURPOSE} did not end within {seconds:g} s (config.cluster.connect_seconds): "
+            monitor.mark_lost(text, absent_in=(PURPOSE, _ADVICE))
         raise
-
-
-def explain_first(monitor: HeartbeatMonitor, seconds: float) -> str:
-    """Returns why the first all-reduce took longer than `seconds`, as the chief sees it."""
-    text = f"{PURPOSE} did not end within {seconds:g} s (config.cluster.connect_seconds): "
-    waiting = {rank for rank, peer in monitor.peers.items() if peer.waits is not None and peer.waits[0] == PURPOSE}
-    missing = [rank for rank in range(1, len(monitor.members)) if rank not in waiting]
-    if missing:
-        names = ", ".join(peer_loss.worker_name(monitor, rank) for rank in missing)
-        return f"{text}{names} did not reach it"
-    return f"{text}all workers have started it. {_ADVICE}"

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster.control import heartbeat_monitor
+from tfdist.cluster.control import listener as listener_lib
+from tfdist.cluster.control.keys import Key
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.liveness import peer_loss
-from tfdist.cluster.wire import listener as listener_lib
-from tfdist.cluster.wire.keys import Keys
 
 _PIECE_BYTES = 1 << 19
 # TensorFlow uses an array without a copy if it begins at such an address.
@@ -199,8 +199,9 @@ class TcpRing:
         if found != pack.header():
             (number, theirs), (_, ours) = _HEADER.unpack(found), _HEADER.unpack(pack.header())
             raise ValueError(
-                f"{peer_loss.DIFFERENT_GRAPHS}: in pack {number} worker {(self._rank - 1) % self._num_workers} sums "
-                f"{theirs} bytes, worker {self._rank} {ours}. Models, losses and steps must be the same on all workers"
+                f"{heartbeat_monitor.DIFFERENT_GRAPHS}: in pack {number} worker {(self._rank - 1) % self._num_workers} "
+                f"sums {theirs} bytes, worker {self._rank} {ours}. Models, losses and steps must be the same on all "
+                "workers"
             )
         following, last = None, 2 * self._num_workers - 3
         for hop in range(last + 1):
@@ -261,9 +262,11 @@ class TcpRing:
             is_broken = isinstance(error, OSError | EOFError)
             with self._changed:
                 self._error = self._error or error
-                self._why = self._why or (peer_loss.BROKEN_RING.format(other, error) if is_broken else str(error))
+                self._why = self._why or (
+                    heartbeat_monitor.BROKEN_RING.format(other, error) if is_broken else str(error)
+                )
             if not is_broken:  # Before the others see a closed connection.
-                peer_loss.announce_failure(str(error))
+                heartbeat_monitor.announce_failure(str(error))
             with self._changed:
                 self._changed.notify_all()
             self.close()
@@ -324,12 +327,12 @@ def listen(spec: WorkerSpec) -> Listener:
     return Listener(socket=listener_lib.listen(0, listener_lib.own_address(spec)), nonce=secrets.token_hex(16))
 
 
-def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener, keys: Keys, seconds: float) -> TcpRing:
+def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener, key: Key, seconds: float) -> TcpRing:
     """Connects to the next worker, and waits for the one before; all workers call it at about the same time.
 
     Args:
         members: the workers, as returned by `rendezvous.rendezvous`, with the metadata of their listeners.
-        keys: prove both sides to each other. What is summed is not signed, as it is not with gRPC.
+        key: proves both sides to each other. What is summed is not signed, as it is not with gRPC.
         seconds: for all of it.
 
     Raises:
@@ -340,10 +343,10 @@ def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener,
     after, before = members[(rank + 1) % size], members[(rank - 1) % size]
     address = (hostlist.split_address(after["address"])[0], after["ring_port"])
     to_next = socket.create_connection(address, timeout=seconds)
-    to_next.sendall(_proof(keys, "to", after["ring_nonce"]))
-    from_previous = _accept(listener, keys, until)
-    from_previous.sendall(_proof(keys, "from", before["ring_nonce"]))
-    if not _is_proven(to_next, keys, "from", listener.nonce, until):
+    to_next.sendall(_proof(key, "to", after["ring_nonce"]))
+    from_previous = _accept(listener, key, until)
+    from_previous.sendall(_proof(key, "from", before["ring_nonce"]))
+    if not _is_proven(to_next, key, "from", listener.nonce, until):
         raise ConnectionError(f"the port {address[1]} of worker {after['rank']} has no key of this job")
     for one in (to_next, from_previous):
         one.settimeout(None)
@@ -354,7 +357,7 @@ def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener,
     return TcpRing(rank, size, to_next, from_previous)
 
 
-def _accept(listener: Listener, keys: Keys, until: float) -> socket.socket:
+def _accept(listener: Listener, key: Key, until: float) -> socket.socket:
     """Returns the first connection with a proof. All are read at the same time: a stranger's may send nothing."""
     unproven: dict[socket.socket, bytes] = {}  # The bytes that each connection has sent; the oldest comes first.
     with listener.socket as waiting:
@@ -367,7 +370,7 @@ def _accept(listener: Listener, keys: Keys, until: float) -> socket.socket:
                     unproven[one] += more
                     if more and not _is_whole(unproven[one]):
                         continue
-                    if keys.verify(_message("to", listener.nonce), unproven.pop(one).strip()):
+                    if key.verify(_message("to", listener.nonce), unproven.pop(one).strip()):
                         return one
                     one.close()  # A stranger's.
                 if waiting not in ready:
@@ -397,15 +400,15 @@ def _is_whole(received: bytes) -> bool:
     return received.endswith(b"\n") or len(received) >= _LONGEST_PROOF
 
 
-def _proof(keys: Keys, direction: str, nonce: str) -> bytes:
-    return keys.sign(_message(direction, nonce)) + b"\n"
+def _proof(key: Key, direction: str, nonce: str) -> bytes:
+    return key.sign(_message(direction, nonce)) + b"\n"
 
 
 def _message(direction: str, nonce: str) -> bytes:
     return f"ring {direction} {nonce}".encode()
 
 
-def _is_proven(found: socket.socket, keys: Keys, direction: str, nonce: str, until: float) -> bool:
+def _is_proven(found: socket.socket, key: Key, direction: str, nonce: str, until: float) -> bool:
     received = b""
     while not _is_whole(received):
         found.settimeout(max(0.01, until - time.monotonic()))
@@ -413,4 +416,4 @@ def _is_proven(found: socket.socket, keys: Keys, direction: str, nonce: str, unt
         if not more:
             return False
         received += more
-    return keys.verify(_message(direction, nonce), received.strip())
+    return key.verify(_message(direction, nonce), received.strip())

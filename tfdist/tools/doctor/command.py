@@ -99,10 +99,10 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
     import keras
     import tensorflow as tf
 
+    from tfdist.cluster.control import alone, rendezvous
     from tfdist.cluster.devices import gpu_software
     from tfdist.cluster.discovery import gpus as gpus_lib
     from tfdist.cluster.discovery import host_names
-    from tfdist.cluster.rendezvous import alone, rendezvous
 
     alone.unset_proxies(os.environ)
     place = plan.worker_spec
@@ -138,7 +138,7 @@ def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem
         findings.append(Finding("workers", checks.LOOK, place.note))
     if place.num_workers > 1:
         ports = sorted({int(worker["address"].rpartition(":")[2]) for worker in workers})
-        findings.append(Finding("ports", OK, f"{ports[0]} to {ports[-1]}: all workers can connect to each other"))
+        findings.append(Finding("ports", OK, f"{ports[0]} to {ports[-1]}: all workers can connect to rank 0"))
     findings.append(Finding("workdir", OK, f"{workdir} is writable and shared by all workers"))
     findings += [*checks.versions(workers), checks.host_names(workers), *checks.gpus(workers)]
     return workers

@@ -14,7 +14,7 @@ import math
 
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.cluster.liveness import peer_loss
+from tfdist.cluster.control import heartbeat_monitor
 from tfdist.config import Config
 from tfdist.training.consistency import example_search
 from tfdist.training.execution import DivergedError, Execution
@@ -128,7 +128,7 @@ def make_diverged_error(tools: LoopTools, text: str, numbers: tuple[int, int] | 
     run = tools.run
     in_data = "" if numbers is None else _search_data(tools, *numbers) or example_search.label_out_of_range(run)
     if tools.checkpointer is not None:
-        tools.checkpointer.wait_until_idle(peer_loss.writing_seconds())
+        tools.checkpointer.wait_until_idle(heartbeat_monitor.writing_seconds())
     saved = None if run.workdir is None else directory.newest_step(run.checkpoints)
     kept = "There is no checkpoint yet" if saved is None else f"The checkpoint of step {saved} is kept"
     if run.workdir is None:

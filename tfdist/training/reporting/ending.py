@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator
 
 from tfdist.cluster import error_report, interruption, process_exit
-from tfdist.cluster.liveness import peer_loss
+from tfdist.cluster.control import heartbeat_monitor
 from tfdist.config import user_code
 from tfdist.training import checkpointing
 from tfdist.training.consistency.replica_check import ReplicaMismatchError
@@ -23,7 +23,7 @@ def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
     before anything is closed, and closing has a limit then: the workdir may hang. Scripts tell theirs, or catch it; at
     the limit it is told here.
     """
-    peer_loss.call_before_exit(functools.partial(tools.ledger.note_end, "lost"))
+    heartbeat_monitor.call_before_exit(functools.partial(tools.ledger.note_end, "lost"))
     run, end, text, failed = tools.run, "", "", None
     try:
         yield
@@ -37,11 +37,13 @@ def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
         if not run.is_script:
             tools.report.end_bar()
             error_report.report_exception(failed)
-    with process_exit.end_within(peer_loss.writing_seconds(), failed, f"The workdir {run.workdir} has not answered"):
+    with process_exit.end_within(
+        heartbeat_monitor.writing_seconds(), failed, f"The workdir {run.workdir} has not answered"
+    ):
         if isinstance(failed, ReplicaMismatchError):
             checkpointing.save_mismatch(tools, state)
         checkpointing.close(tools)
-        peer_loss.call_before_exit(None)
+        heartbeat_monitor.call_before_exit(None)
         tools.ledger.note_end(end, text)
     if failed is not None:
         raise failed

@@ -9,11 +9,11 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from tfdist.cluster.control import wire
+from tfdist.cluster.control.keys import Key
+from tfdist.cluster.control.wire import Channel
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
-from tfdist.cluster.wire import channel as channel_lib
-from tfdist.cluster.wire.channel import Channel
-from tfdist.cluster.wire.keys import Keys
 
 # Connections that may wait: all workers connect at the same time.
 _BACKLOG = 1024
@@ -28,7 +28,7 @@ _DESCRIPTORS = 65_536
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the soft limit of file descriptors: rank 0 needs two for each worker, and the usual limit is 1,024."""
+    """Raises the soft limit of file descriptors: rank 0 needs one for each worker, and the usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -91,12 +91,12 @@ def own_address(spec: WorkerSpec) -> str:
 
 @contextlib.asynccontextmanager
 async def serving(
-    listener: socket.socket, keys: Keys, handle: Callable[[Channel, dict[str, Any]], Awaitable[None]]
+    listener: socket.socket, key: Key, handle: Callable[[Channel, dict[str, Any]], Awaitable[None]]
 ) -> AsyncIterator[None]:
     """Serves connections for the duration of an `async with` block, then closes `listener`.
 
     Args:
-        handle: called with the channel and the first message of each client that has a key. It may raise OSError,
+        handle: called with the channel and the first message of each client that has the key. It may raise OSError,
             ValueError and EOFError, which close the connection.
     """
     tasks: set[asyncio.Task] = set()
@@ -105,7 +105,7 @@ async def serving(
     async def converse(connection: socket.socket) -> None:
         task = asyncio.current_task()
         try:
-            channel = await channel_lib.accept(connection, keys, lambda: unproven.pop(task, None))
+            channel = await wire.accept(connection, key, lambda: unproven.pop(task, None))
         except OSError:
             connection.close()
             return

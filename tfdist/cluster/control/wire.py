@@ -3,11 +3,11 @@
 The server sends a random number first, and the client's first message contains another one. Each message is a header
 line and a body, a JSON object:
 
-    LENGTH SHA256-OF-BODY SIGNATURES\n      (the first one of a client: CLIENT-NONCE LENGTH ...)
+    LENGTH SHA256-OF-BODY SIGNATURE\n      (the first one of a client: CLIENT-NONCE LENGTH ...)
 
-The signatures (HMAC-SHA256) cover both random numbers, the direction, the number of the message, the length and the
+The signature (HMAC-SHA256) covers both random numbers, the direction, the number of the message, the length and the
 hash of the body: a message cannot be changed, repeated in this or another connection, or sent back. The receiver checks
-the header, at most `_HEADER_BYTES`, before it reads a body, and the hash before it parses it.
+the header, at most `_HEADER_BYTES`, before it reads a body, and the hash before it parses it. Imports no TensorFlow.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfdist.cluster.wire.keys import Keys
+from tfdist.cluster.control.keys import Key
 
-_PROTOCOL, _REFUSED = b"tfdist/1", b"refused\n"
+_PROTOCOL, _REFUSED = b"tfdist/2", b"refused\n"
 _GREETING = re.compile(rb"%s ([0-9a-f]{32})\n" % _PROTOCOL)
 _NONCE_BYTES = 16
 _HEADER_BYTES = 512
 # Longest body, in bytes; the addresses of a thousand workers need less than one MB.
 _BODY_BYTES = 2**24
-_HEADER = re.compile(rb"(?:([0-9a-f]{32}) )?(\d{1,8}) ([0-9a-f]{64}) ([0-9a-f]{64}(?:,[0-9a-f]{64})?)\n")
+_HEADER = re.compile(rb"(?:([0-9a-f]{32}) )?(\d{1,8}) ([0-9a-f]{64}) ([0-9a-f]{64})\n")
 
 
 class RefusedError(ValueError):
@@ -40,9 +40,9 @@ class RefusedError(ValueError):
 class Channel(asyncio.Protocol):
     """One end of a connection."""
 
-    keys: Keys
+    key: Key
     is_server: bool
-    # Called as soon as the first header proves that the client has a key.
+    # Called as soon as the first header proves that the client has the key.
     proven: Callable[[], Any] = lambda: None
     # Called with each message; None: `messages` keeps it for `receive`.
     handle: Callable[[dict[str, Any]], Any] | None = None
@@ -68,11 +68,11 @@ class Channel(asyncio.Protocol):
         """Sends a message: a JSON object, or its encoding. Does not block or raise: a reader notices a closed end."""
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
         length, digest = str(len(body)).encode(), hashlib.sha256(body).hexdigest().encode()
-        signatures = self.keys.sign(self._to_sign(self.is_server, self.sent, length, digest))
+        signature = self.key.sign(self._to_sign(self.is_server, self.sent, length, digest))
         nonce = b"" if self.is_server or self.sent else self.client_nonce + b" "
         self.sent += 1
         if not self.transport.is_closing():
-            self.transport.write(nonce + b" ".join((length, digest, signatures)) + b"\n" + body)
+            self.transport.write(nonce + b" ".join((length, digest, signature)) + b"\n" + body)
 
     async def receive(self) -> dict[str, Any]:
         """Returns the next message.
@@ -166,8 +166,8 @@ class Channel(asyncio.Protocol):
         if match is None or (match[1] is not None) != (self.is_server and self.received == 0):
             raise ValueError("not a header")
         self.client_nonce = match[1] or self.client_nonce
-        length, digest, signatures = match[2], match[3], match[4]
-        if not self.keys.verify(self._to_sign(not self.is_server, self.received, length, digest), signatures):
+        length, digest, signature = match[2], match[3], match[4]
+        if not self.key.verify(self._to_sign(not self.is_server, self.received, length, digest), signature):
             if self.is_server:
                 self.transport.write(_REFUSED)
             raise ValueError("signed with another key")
@@ -194,13 +194,13 @@ class Channel(asyncio.Protocol):
         return b" ".join((_PROTOCOL, *parts, length, digest))
 
 
-async def accept(connection: socket.socket, keys: Keys, proven: Callable[[], Any]) -> Channel:
+async def accept(connection: socket.socket, key: Key, proven: Callable[[], Any]) -> Channel:
     """Returns the server's end of an accepted connection; `proven`: see `Channel`."""
-    factory = functools.partial(Channel, keys=keys, is_server=True, proven=proven)
+    factory = functools.partial(Channel, key=key, is_server=True, proven=proven)
     return (await asyncio.get_running_loop().connect_accepted_socket(factory, connection))[1]
 
 
-async def connect(sockaddr: tuple[str, int], keys: Keys) -> Channel:
+async def connect(sockaddr: tuple[str, int], key: Key) -> Channel:
     """Connects to a server, and returns the client's end.
 
     Args:
@@ -210,7 +210,7 @@ async def connect(sockaddr: tuple[str, int], keys: Keys) -> Channel:
         OSError: no connection.
         ValueError, EOFError: a program other than a tfdist worker is listening there.
     """
-    factory = functools.partial(Channel, keys=keys, is_server=False, client_nonce=_nonce())
+    factory = functools.partial(Channel, key=key, is_server=False, client_nonce=_nonce())
     # The next address of a name is tried before the first one has failed.
     connecting = asyncio.get_running_loop().create_connection(factory, *sockaddr, happy_eyeballs_delay=0.25)
     channel = (await connecting)[1]
@@ -220,16 +220,6 @@ async def connect(sockaddr: tuple[str, int], keys: Keys) -> Channel:
         channel.close()
         raise
     return channel
-
-
-async def request(sockaddr: tuple[str, int], keys: Keys, message: Mapping[str, Any] | bytes) -> dict[str, Any]:
-    """Sends one message to a server, and returns its reply; raises as `connect` and `Channel.receive`."""
-    channel = await connect(sockaddr, keys)
-    try:
-        channel.send(message)
-        return await channel.receive()
-    finally:
-        channel.close()
 
 
 def _nonce() -> bytes:

@@ -1,0 +1,191 @@
+"""Rank 0's decision from what the workers have told it, in words; see rendezvous.py. Pure functions, no TensorFlow.
+
+A decision is a JSON object: {"members": [...]}, or {"error": name of the exception, "message": text}; if workers are
+missing, also their ranks: "missing".
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist.cluster import interruption
+from tfdist.cluster.discovery import hostlist
+
+
+class MissingWorkersError(TimeoutError):
+    """Workers did not connect: they have not started, or died before. All workers may be restarted."""
+
+    # Their ranks, as far as this worker knows.
+    missing: Sequence[int] = ()
+
+
+class PortInUseError(OSError):
+    """The port that tfdist chose for a worker is in use. All workers may be restarted."""
+
+    exit_code = interruption.EXIT_PEER_LOST
+
+
+_TYPES = (interruption.StopError, MissingWorkersError, ValueError, FileNotFoundError, PortInUseError, OSError)
+ERRORS = {error.__name__: error for error in _TYPES}
+# Before the names of `must_match` that only those workers compare that have them: a file that a worker has imported.
+FILE = "file "
+# Maximum number of lines in a message.
+_MAX_NAMED = 20
+_ADVICE = "Check their logs for errors. If they only start slowly, increase config.cluster.connect_seconds."
+
+
+def members_or_raise(decision: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the members, or raises the error."""
+    if "error" in decision:
+        error = ERRORS[decision["error"]](decision["message"])
+        error.missing = decision.get("missing", ())
+        raise error
+    return decision["members"]
+
+
+def decide(workers: Mapping[int, dict[str, Any]], spec_addresses: Sequence[str], size: int, seconds: float) -> dict:
+    """Decides as soon as all workers have told rank 0 all, one cannot join or is to stop, or after the deadline.
+
+    Args:
+        workers: rank -> what a worker has told: host, pid, metadata, must_match, exclusive, address; failed, why it
+            cannot join, and port_in_use, whether this is `PortInUseError`; stopped, by what; unseen, the path of the
+            workdir where it is not shared, None: not known yet, as its file system is slow.
+        spec_addresses: "host:port" of each worker in rank order; empty: not known before.
+        size: the number of workers.
+        seconds: the time limit that has passed.
+    """
+    workers = dict(sorted(workers.items()))
+    complete = len(workers) == size
+    addresses = spec_addresses or ([worker["address"] for worker in workers.values()] if complete else [])
+    if stopped := {rank: worker["stopped"] for rank, worker in workers.items() if worker["stopped"]}:
+        return stop(stopped, addresses)
+    if failed := {rank: worker["failed"] for rank, worker in workers.items() if worker["failed"]}:
+        return failure(failed, addresses, port_in_use=all(workers[rank]["port_in_use"] for rank in failed))
+    if absent := [rank for rank in range(size) if rank not in workers]:
+        return missing(absent, addresses, size, seconds)
+    differing = [*_mismatches(workers), *_divided_twice(workers, addresses), *_shared_exclusives(workers, addresses)]
+    if differing:
+        return _error(ValueError, "The workers differ:", differing)
+    elsewhere = [
+        f"{worker_name(rank, addresses)}, on host {worker['host']}, at {worker['unseen'] or 'its workdir'}"
+        for rank, worker in workers.items()
+        if worker["unseen"] != ""
+    ]
+    if elsewhere:
+        head = f"All workers must share the workdir of rank 0 (host {workers[0]['host']}). Not visible to:"
+        return _error(FileNotFoundError, head, elsewhere)
+    members = [
+        {"rank": rank, "address": address, "host": workers[rank]["host"], "pid": workers[rank]["pid"]}
+        | workers[rank]["metadata"]
+        for rank, address in enumerate(addresses)
+    ]
+    return {"members": members}
+
+
+def stop(requests: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any]:
+    """The decision after stop requests; `requests`: rank -> reason, such as "SIGTERM"."""
+    who = ", ".join(f"{reason} to {worker_name(rank, addresses)}" for rank, reason in requests.items())
+    return _error(interruption.StopError, f"stopped by {who} before training started", [])
+
+
+def failure(failed: Mapping[int, str], addresses: Sequence[str], *, port_in_use: bool = False) -> dict[str, Any]:
+    """The decision if workers cannot join; rank -> reason. `port_in_use`: see `PortInUseError`."""
+    lines = [f"{worker_name(rank, addresses)}: {reason}" for rank, reason in failed.items()]
+    return _error(PortInUseError if port_in_use else OSError, "A worker cannot join the run:", lines)
+
+
+def missing(absent: Sequence[int], addresses: Sequence[str], size: int, seconds: float) -> dict[str, Any]:
+    """The decision if workers have not contacted rank 0 in time."""
+    head = f"{len(absent)} of {size} workers did not connect to rank 0 within {seconds:g} s:"
+    return _error(MissingWorkersError, head, _names(absent, addresses), _ADVICE) | {"missing": list(absent)}
+
+
+def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
+    """The decision of a worker that cannot connect to rank 0; possible address -> reason."""
+    lines = [f"rank 0 ({address}): {reason}" for address, reason in reasons.items()]
+    advice = f"{_ADVICE} If rank 0 runs on a different host, set TFDIST_CHIEF to that host on all workers."
+    head = f"Could not connect to rank 0 within {seconds:g} s:"
+    return _error(MissingWorkersError, head, lines, advice) | {"missing": [0]}
+
+
+def describe_awaited(absent: Sequence[int], addresses: Sequence[str], size: int, seconds: float) -> str:
+    """Returns the line in which rank 0 says which workers are missing so far."""
+    named = addresses if len(absent) <= 3 else ()
+    which = "; ".join(_names(absent, named))
+    return (
+        f"waiting up to {seconds:g} s for {len(absent)} of {size} workers: {which}. A worker that is missing has not "
+        "started yet, ended with an error, or cannot connect to rank 0"
+    )
+
+
+def same_rank(rank: int, workers: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the reason if two processes have the same rank."""
+    where = " and ".join(f"host {worker['host']}, pid {worker['pid']}" for worker in workers)
+    return f"{where} both have rank {rank}. Each worker needs its own rank (in TF_CONFIG: task.index)"
+
+
+def worker_name(rank: int, addresses: Sequence[str]) -> str:
+    """Returns the name of a worker in messages."""
+    return f"rank {rank} ({addresses[rank]})" if addresses else f"rank {rank}"
+
+
+def _names(ranks: Sequence[int], addresses: Sequence[str]) -> list[str]:
+    """Returns a line for each rank; of many or without addresses one for all, with the hosts in Slurm's notation."""
+    if addresses and len(ranks) <= _MAX_NAMED:
+        return [worker_name(rank, addresses) for rank in ranks]
+    hosts = [hostlist.split_address(addresses[rank])[0] for rank in ranks] if addresses else []
+    return [_ranks(ranks) + (f" on {hostlist.compress_hostlist(hosts)}" if hosts else "")]
+
+
+def _mismatches(workers: Mapping[int, dict]) -> list[str]:
+    lines = []
+    for name in dict.fromkeys(name for worker in workers.values() for name in worker["must_match"]):
+        values = {rank: worker["must_match"].get(name, "(absent)") for rank, worker in workers.items()}
+        if name.startswith(FILE):
+            values = {rank: value for rank, value in values.items() if value != "(absent)"}
+        lines += _differing(name, values, workers)
+    return lines
+
+
+def _differing(name: str, values: Mapping[int, str], workers: Mapping[int, dict]) -> list[str]:
+    ranks = collections.defaultdict(list)
+    for rank, value in values.items():
+        ranks[value].append(rank)
+    texts = (f"{value!r} on {_ranks(found, workers)}" for value, found in ranks.items())
+    return [f"{name}: {'; '.join(texts)}"] if len(ranks) > 1 else []
+
+
+def _divided_twice(workers: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:
+    """Returns a line for each host whose workers divide GPUs that a wrapper has divided among them before."""
+    hosts = collections.defaultdict(dict)
+    for rank, worker in workers.items():
+        if divided := worker["metadata"].get("divided_gpus"):
+            hosts[hostlist.split_address(addresses[rank])[0], worker["host"]][rank] = divided
+    name = "CUDA_VISIBLE_DEVICES, whose GPUs tfdist divides among the workers of a host: give it the same value for all"
+    return [line for values in hosts.values() for line in _differing(name, values, workers)]
+
+
+def _shared_exclusives(workers: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:
+    # Machines with equal names have different addresses.
+    holders = collections.defaultdict(list)
+    for rank, worker in workers.items():
+        for name in worker["exclusive"]:
+            holders[hostlist.split_address(addresses[rank])[0], worker["host"], name].append(rank)
+    return [
+        f"{name} on host {host} is used by {_ranks(ranks)}. Give each worker its own (Slurm: srun --gpus-per-node; "
+        "otherwise CUDA_VISIBLE_DEVICES for each)"
+        for (_, host, name), ranks in holders.items()
+        if len(ranks) > 1
+    ]
+
+
+def _ranks(ranks: Sequence[int], workers: Mapping[int, dict] | None = None) -> str:
+    """Writes ranks as `ranks 0-2, 5`, with their hosts if `workers` is given."""
+    at = f" ({hostlist.compress_hostlist(workers[rank]['host'] for rank in ranks)})" if workers else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {hostlist.ranges(ranks)}{at}"
+
+
+def _error(error: type[Exception], head: str, lines: Sequence[str], advice: str = "") -> dict[str, Any]:
+    if len(lines) > _MAX_NAMED:
+        lines = [*lines[:_MAX_NAMED], f"and {len(lines) - _MAX_NAMED} more"]
+    return {"error": error.__name__, "message": "\n  ".join([head, *lines]) + f"\n{advice}".rstrip()}

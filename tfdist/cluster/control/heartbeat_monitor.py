@@ -1,0 +1,401 @@
+"""What a worker notes of itself, its stalls, and the end of its process after another worker is lost.
+
+With several workers, the monitor's thread tells the watchdog process (watchdog.py) what the main thread does, and hears
+of lost workers from it. After a loss the main thread has a few seconds to exit by itself: TensorFlow usually fails, and
+error_report.py reads the reason from `name_loss`. If it hangs in a collective instead, the monitor's thread ends the
+process. Imports no TensorFlow.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import faulthandler
+import functools
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from tfdist import config as config_lib
+from tfdist.cluster import interruption
+
+# Seconds between two looks, at most.
+_INTERVAL_SECONDS = 1.0
+# Seconds in which the main thread may exit by itself after a loss.
+_GRACE_SECONDS = 2.0
+# Seconds that other non-daemon threads may take to finish, such as the writer of a checkpoint.
+_WRITING_SECONDS = 60.0
+# Seconds in which the end is recorded.
+_LAST_SECONDS = 10.0
+# How an error of several_workers/tcp_ring.py names a connection that is broken: the rank of the other, and a reason.
+BROKEN_RING = "no connection with worker {}: {}"
+# How it begins to say that two workers sum different numbers.
+DIFFERENT_GRAPHS = "the workers compute different graphs"
+
+
+class ChiefFailedError(RuntimeError):
+    """The chief failed in a block that the other workers wait for; the chief shows the error itself."""
+
+
+class Lines:
+    """Calls `handle` with each message, a line of JSON, that comes through a pipe."""
+
+    def __init__(self, handle: Callable[[dict[str, Any]], None]):
+        self._handle, self._data = handle, b""
+
+    def read(self, descriptor: int) -> bool:
+        """Reads what is there; returns False if the other end is closed."""
+        data = os.read(descriptor, 65536)
+        *lines, self._data = (self._data + data).split(b"\n")
+        for line in lines:
+            self._handle(json.loads(line))
+        return bool(data)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Progress:
+    """What this worker does, as its main thread notes it."""
+
+    # The last completed step, and when the last execution ended; None: no execution is under way.
+    step: int = 0
+    last_execution: float | None = None
+    # True as soon as an execution has ended.
+    started: bool = False
+    # The call in which this worker waits for all others, in words, and since when; None: it is in no such call.
+    collective: tuple[str, float] | None = None
+    # Blocks of `pause_timers` that this worker is in; the last moment at which it or another worker was in one.
+    pauses: int = 0
+    last_pause: float = 0.0
+    # When the process was last found to have been suspended.
+    resumed: float = 0.0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class HeartbeatMonitor:
+    """What one worker knows of itself and of the run; created by `start`."""
+
+    rank: int
+    # One dict per worker in rank order, as returned by `rendezvous.rendezvous`.
+    members: Sequence[Mapping[str, Any]]
+    options: config_lib.ClusterOptions
+    # With several workers, the process that exchanges heartbeats with the others.
+    watchdog: subprocess.Popen | None = None
+    progress: Progress = dataclasses.field(default_factory=Progress)
+    # Seconds that a checkpoint may take to be written after a loss, if more than `_WRITING_SECONDS`.
+    writing_seconds: Callable[[], float] = lambda: 0.0
+    # What the main thread waits for, a path, and since when, as `time.monotonic`; None: for no file.
+    waits_for_file: Callable[[], tuple[str, float] | None] = lambda: None
+    # True as long as any other worker is in a block of `pause_timers`.
+    others_paused: bool = False
+    # After it, lost workers are ignored.
+    all_finished: threading.Event = dataclasses.field(default_factory=threading.Event)
+    # Once `loss_known` is set: the lost worker, as `Peers.loss`, and `found`, the ranks whose loss was detected here.
+    loss: dict[str, Any] = dataclasses.field(default_factory=dict)
+    loss_known: threading.Event = dataclasses.field(default_factory=threading.Event)
+    # The thread that ends this process: the first that claims it.
+    exit_claimed_by: str = ""
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    telling: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    created: float = dataclasses.field(default_factory=time.monotonic)
+
+    def note_started(self) -> None:
+        """Notes that TensorFlow has started: from now on Python's threads run, and this process ends itself."""
+        self.tell({"started": True})
+
+    def note_progress(self, step: int) -> None:
+        """Notes that an execution has ended after `step` completed steps."""
+        self.progress.step, self.progress.last_execution, self.progress.started = step, time.monotonic(), True
+
+    def is_paused(self) -> bool:
+        """Returns whether this worker is in a block of `pause_timers`, or waits for a file, which has its own limit."""
+        return self.progress.pauses > 0 or self.waits_for_file() is not None
+
+    def stop_timer(self) -> None:
+        """Stops the stall timer until the next execution ends."""
+        self.progress.last_execution = None
+
+    @contextlib.contextmanager
+    def pause_timers(self) -> Iterator[None]:
+        """Stops the stall timers of all workers in a block that may take any time, such as a callback or a save."""
+        self.progress.pauses += 1
+        try:
+            yield
+        finally:
+            self.progress.last_pause = time.monotonic()
+            self.progress.pauses -= 1
+
+    @contextlib.contextmanager
+    def in_collective(self, purpose: str) -> Iterator[None]:
+        """Notes that this worker waits for all others in a block."""
+        self.progress.collective = (outer := self.progress.collective) or (purpose, time.monotonic())
+        try:
+            yield
+        finally:
+            self.progress.collective = outer
+
+    def wait_until_finished(self, seconds: float) -> None:
+        """Waits until all workers have finished; after that, lost workers are ignored.
+
+        Raises:
+            TimeoutError: some workers did not finish within `seconds`, not counting blocks of `pause_timers`.
+        """
+        self.progress.last_execution = None  # Waiting for the chief, which may still write files, is not a stall.
+        self.tell({"finished": True})
+        started = time.monotonic()
+        while not self.all_finished.wait(0.2):  # Wakes up, so that Python's signal handlers run.
+            if time.monotonic() > max(started, self.progress.last_pause) + seconds:
+                raise TimeoutError(f"Some workers did not finish within {seconds:g} s after this one.")
+
+    def mark_lost(self, text: str, *, stacks: bool = False, restart_helps: bool = True, **more: Any) -> None:
+        """Tells all workers of a lost worker; this process ends if it does not exit by itself soon.
+
+        Args:
+            text: the worker and the reason, in words.
+            stacks: write the stack traces of all threads to standard error.
+            restart_helps: True if a worker was lost; False if it reported an error, which a restart would repeat.
+            **more: see `Peers.hear`.
+        """
+        self.tell({"lost": text, "stacks": stacks, "restart_helps": restart_helps} | more)
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Sends a message to the watchdog process. One worker has none: what it would answer is taken at once."""
+        if self.watchdog is None:
+            self.receive(message)
+            return
+        if os.getpid() != self.members[self.rank]["pid"]:  # A forked child.
+            return
+        with contextlib.suppress(OSError), self.telling:  # The thread notices that it has ended.
+            self.watchdog.stdin.write(json.dumps(message).encode() + b"\n")
+            self.watchdog.stdin.flush()
+
+    def receive(self, message: dict[str, Any]) -> None:
+        """Takes a message of the watchdog process."""
+        self.others_paused = message.get("others_paused", self.others_paused)
+        if "finished" in message:
+            self.all_finished.set()  # From now on the process may exit.
+        if "lost" in message and not self.loss:
+            self.loss = {"found": []} | message
+            self.loss_known.set()
+
+
+# The monitor of this process; a process has at most one cluster.
+_monitor: HeartbeatMonitor | None = None
+# Called with the lost worker, in words, before a thread ends this process; None: nothing is.
+_before_exit: Callable[[str], Any] | None = None
+
+
+def start(
+    *,
+    rank: int,
+    members: Sequence[Mapping[str, Any]],
+    options: config_lib.ClusterOptions,
+    watchdog: subprocess.Popen | None = None,
+) -> HeartbeatMonitor:
+    """Starts the monitor and its thread; every worker calls it once per process.
+
+    Args:
+        members: the workers, as returned by `rendezvous.rendezvous`.
+        options: `heartbeat_seconds`, `stall_seconds` and `first_stall_seconds`.
+        watchdog: with several workers, the process that `watchdog.start` has started.
+    """
+    global _monitor
+    _monitor = monitor = HeartbeatMonitor(rank=rank, members=members, options=options, watchdog=watchdog)
+    with interruption.block_signals():  # The thread must not receive them in place of the main thread.
+        threading.Thread(target=_watch, args=(monitor,), name="heartbeat", daemon=True).start()
+    atexit.register(_announce_exit, monitor)
+    return monitor
+
+
+def _watch(monitor: HeartbeatMonitor) -> None:
+    """Looks for stalls of this worker, and ends the process after a loss. Runs in a thread."""
+    lines = Lines(monitor.receive)
+    last = monitor.created  # The process may have been suspended before this thread runs.
+    pause = min(_INTERVAL_SECONDS, monitor.options.heartbeat_seconds / 4)
+    while monitor is _monitor and not monitor.loss:  # A test makes several.
+        if monitor.watchdog is None:
+            monitor.loss_known.wait(pause)
+        elif select.select([monitor.watchdog.stdout], [], [], max(0.0, last + pause - time.monotonic()))[0]:
+            if lines.read(monitor.watchdog.stdout.fileno()):
+                continue
+            if not monitor.all_finished.is_set():
+                name = worker_name(monitor, monitor.rank)
+                monitor.receive({"lost": f"the watchdog process of {name} has ended", "restart_helps": True})
+            break
+        now = time.monotonic()
+        look(monitor, last, now)
+        last = now
+    if monitor.loss:
+        _exit_after_loss(monitor)
+
+
+def look(monitor: HeartbeatMonitor, last: float, now: float) -> None:
+    """Tells the others what this worker does, and whether it has stalled at the moment `now`; it looked at `last`."""
+    progress = monitor.progress
+    if now - last > monitor.options.heartbeat_seconds / 2:  # This process was suspended.
+        progress.last_pause = progress.resumed = now
+    paused = monitor.is_paused()
+    monitor.tell({"step": progress.step, "waits": progress.collective, "paused": paused})
+    if paused or monitor.others_paused:
+        progress.last_pause = now
+    if not monitor.all_finished.is_set() and (text := describe_stall(monitor, now)):
+        monitor.mark_lost(text, stacks=True)
+
+
+def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
+    """Returns a message if this worker has not completed an execution, or a wait for a file, in time; "" otherwise.
+
+    The timer starts with the end of the previous execution; before the first one, with the first call that waits for
+    all workers. Time in which any worker is in a block of `pause_timers` does not count. If there is only one worker,
+    its time outside of these calls does not count either: nobody waits for it, and it may be in a notebook or in a
+    debugger.
+    """
+    options, name = monitor.options, worker_name(monitor, monitor.rank)
+    if (waits := monitor.waits_for_file()) is not None:
+        seconds, limit = now - max(waits[1], monitor.progress.resumed), options.stall_seconds
+        if not limit or seconds <= max(limit, monitor.writing_seconds()):
+            return ""
+        more = "or raise config.cluster.stall_seconds if it is only slow"
+        return f"{name} has waited for {waits[0]} for {seconds:.1f} s: mend its file system, {more}"
+    collective, last = monitor.progress.collective, monitor.progress.last_execution
+    if last is not None and len(monitor.members) == 1:
+        last = None if collective is None else max(last, collective[1])
+    if last is not None and options.stall_seconds:
+        seconds = now - max(last, monitor.progress.last_pause)
+        if seconds > options.stall_seconds:
+            return f"{name} has not completed a step for {seconds:.1f} s (last step: {monitor.progress.step})"
+    elif collective is not None and not monitor.progress.started and options.first_stall_seconds:
+        seconds = now - max(collective[1], monitor.progress.last_pause)
+        if seconds > options.first_stall_seconds:
+            for_all = "for all workers " if len(monitor.members) > 1 else ""
+            return (
+                f"{name} has waited {for_all}for {seconds:.1f} s, in {collective[0]}, and no execution has "
+                "ended yet (config.cluster.first_stall_seconds)"
+            )
+    return ""
+
+
+def name_loss(seconds: float) -> str:
+    """Returns the lost worker, in words, as soon as it is known, at most after `seconds`; "" if no worker is lost."""
+    if _monitor is None or len(_monitor.members) == 1:
+        return ""
+    _monitor.loss_known.wait(seconds)
+    return reason_of_exit(_monitor)
+
+
+def mark_broken_ring(error: str) -> str:
+    """Announces which connection is broken if `error` is one of the ring over TCP; returns it in words, or ""."""
+    found = re.search(BROKEN_RING.format(r"(\d+)", "(.*)"), error)
+    if _monitor is None or found is None:
+        return ""
+    this, other = (worker_name(_monitor, rank) for rank in (_monitor.rank, int(found[1])))
+    # The other may have left the script: then a restart does not help.
+    _monitor.mark_lost(f"{this} has no connection with {other}: {found[2]}", restart_helps=False)
+    return name_loss(_GRACE_SECONDS)
+
+
+def named_workers(error: str) -> list[str]:
+    """Returns the other workers that a message of TensorFlow names as `/job:worker/replica:0/task:1`."""
+    if _monitor is None:
+        return []
+    ranks = {int(rank) for rank in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d{1,9})\b", error)}
+    return [worker_name(_monitor, rank) for rank in sorted(ranks - {_monitor.rank}) if rank < len(_monitor.members)]
+
+
+def call_before_exit(function: Callable[[str], Any] | None) -> None:
+    """Sets what is called with the lost worker, in words, before a thread ends this process; None: nothing."""
+    global _before_exit
+    _before_exit = function
+
+
+def first_exit() -> None:
+    """Makes the calling thread the one that ends this process, for a reason of its own."""
+    if _monitor is not None and not _claim(_monitor, "main"):
+        time.sleep(writing_seconds())  # Too late: another thread is ending the process.
+
+
+def reported_by_another(reason: str, seconds: float) -> bool:
+    """Returns, on workers other than the chief, whether another one announces the same failure within `seconds`.
+
+    All workers run the same code, so a mistake in it fails on all of them: one shows it.
+    """
+    if _monitor is None or _monitor.rank == 0:
+        return False
+    _monitor.loss_known.wait(seconds)
+    return bool(reason) and reason.rstrip(".") in reason_of_exit(_monitor)
+
+
+def announce_failure(reason: str) -> None:
+    """Announces to the other workers why this one exits."""
+    if _monitor is not None:
+        _monitor.tell({"ended": f"{worker_name(_monitor, _monitor.rank)} has ended: {reason.rstrip('.')}"})
+
+
+def _announce_exit(monitor: HeartbeatMonitor) -> None:
+    """Announces a normal exit, so that this worker is not reported as lost."""
+    if not monitor.all_finished.is_set():
+        monitor.tell({"finished": True})
+
+
+def requeue(missing: Collection[int] = ()) -> None:
+    """Requeues the Slurm job if this process ends because a worker was lost, and if it is the one to do so.
+
+    `missing`: the ranks of workers that did not connect, if this process ends before there is a monitor.
+    """
+    if _monitor is None:
+        interruption.requeue(missing)
+    elif _monitor.loss.get("restart_helps"):
+        interruption.requeue(_monitor.loss["found"], substitutes=True)
+
+
+def reason_of_exit(monitor: HeartbeatMonitor) -> str:
+    """Returns the lost worker, in words, and what to do; "" if no worker is lost."""
+    advice = "Restart all workers" if len(monitor.members) > 1 else "Run the same command to resume"
+    return f"{monitor.loss['lost']}. {advice}" if monitor.loss else ""
+
+
+def worker_name(monitor: HeartbeatMonitor, rank: int) -> str:
+    """Returns the name of a worker in messages."""
+    return f"worker {rank} (host {monitor.members[rank]['host']}, pid {monitor.members[rank]['pid']})"
+
+
+def _claim(monitor: HeartbeatMonitor, thread: str) -> bool:
+    with monitor.lock:
+        monitor.exit_claimed_by = monitor.exit_claimed_by or thread
+        return monitor.exit_claimed_by == thread
+
+
+def writing_seconds() -> float:
+    """Returns how long a process that ends waits for a checkpoint that is being written."""
+    if _monitor is None:
+        return _WRITING_SECONDS
+    return max(min(_WRITING_SECONDS, _monitor.options.stall_seconds or _WRITING_SECONDS), _monitor.writing_seconds())
+
+
+def await_writers() -> None:
+    """Waits for the threads that may be writing a checkpoint, each for a limited time."""
+    deadline = time.monotonic() + writing_seconds()
+    time.sleep(_GRACE_SECONDS)
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _exit_after_loss(monitor: HeartbeatMonitor) -> None:
+    """Ends this process if it does not exit by itself soon."""
+    if monitor.loss.get("stacks"):
+        faulthandler.dump_traceback(all_threads=True)
+    await_writers()
+    if _claim(monitor, "heartbeat"):
+        reason = reason_of_exit(monitor)
+        worker = f"worker {monitor.rank}: " if len(monitor.members) > 1 else ""
+        print(f"tfdist: {worker}{reason}", file=sys.stderr, flush=True)
+        if _before_exit is not None:
+            interruption.within(_LAST_SECONDS, functools.partial(_before_exit, reason))
+        requeue()
+        os._exit(interruption.EXIT_PEER_LOST)

@@ -1,0 +1,175 @@
+"""The watchdog process of a worker: it sends and receives the worker's heartbeats. Imports no TensorFlow.
+
+While TensorFlow starts, it may wait for more than ten minutes, ignores signals, and lets no Python thread run; nor does
+a long call such as `json.load` later. Therefore heartbeats have a process of their own (peers.py). The worker tells it
+on its standard input what it does, and it answers on its standard output: lines of JSON, for `Peers.hear` and
+`HeartbeatMonitor.receive`. It ends when the worker does. If another worker is lost before TensorFlow has started, or if
+TensorFlow does not start in time, it ends the worker.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist import config as config_lib
+from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster.control import heartbeat_monitor, peers
+from tfdist.cluster.control import listener as listener_lib
+from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor, Lines
+from tfdist.cluster.control.keys import Key
+from tfdist.cluster.control.peers import Peers
+from tfdist.cluster.discovery import hostlist, worker_spec
+from tfdist.cluster.discovery.worker_spec import WorkerSpec
+
+# Without site-packages (-S) it starts soon.
+_PACKAGES = str(Path(__file__).parents[3])
+_PROGRAM = (
+    f"import sys; sys.path.insert(0, {_PACKAGES!r}); from tfdist.cluster.control import watchdog; watchdog.main()"
+)
+# Seconds between the message and SIGKILL: all others still hear from this one, so they all name the same culprit.
+_GRACE_SECONDS = 2.0
+# Seconds in which the messages of many workers gather.
+_BATCH_SECONDS = 0.2
+
+
+def listen(spec: WorkerSpec) -> socket.socket | None:
+    """Opens the chief's port for heartbeats, or any free one, which the rendezvous announces; None on other workers."""
+    return listener_lib.listen_at_best(spec.heartbeat_port, listener_lib.own_address(spec)) if spec.rank == 0 else None
+
+
+def start(
+    *,
+    rank: int,
+    members: Sequence[Mapping[str, Any]],
+    listener: socket.socket | None,
+    options: config_lib.ClusterOptions,
+    key: Key,
+) -> HeartbeatMonitor:
+    """Starts the watchdog process, and the monitor that talks with it; every worker calls it once, before TensorFlow.
+
+    Args:
+        members: the workers, as returned by `rendezvous.rendezvous`; the chief's has `heartbeat_port`.
+        listener: the result of `listen`.
+        options: as for `heartbeat_monitor.start`, and `heartbeat_seconds` and `connect_seconds`.
+        key: what signs the messages.
+    """
+    known = members if rank == 0 else [members[0], members[rank]]
+    arguments = {
+        "pid": os.getpid(),
+        "rank": rank,
+        "size": len(members),
+        "members": [[worker["rank"], worker["host"], worker["pid"]] for worker in known],
+        "heartbeat_seconds": options.heartbeat_seconds,
+        "connect_seconds": worker_spec.connect_seconds(options.connect_seconds, len(members)),
+        "address": [hostlist.split_address(members[0]["address"])[0], members[0]["heartbeat_port"]],
+        "listener": listener and listener.fileno(),
+        "key": key.value.hex(),
+        "restart_helps": slurm_requeue.restart_helps(),
+    }
+    # Its own session: Ctrl-C is for the worker. When the worker exits, the pipe closes.
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        pass_fds=[] if listener is None else [listener.fileno()],
+    )
+    if listener is not None:
+        listener.close()
+    monitor = heartbeat_monitor.start(rank=rank, members=members, options=options, watchdog=process)
+    # Not on the command line: it is limited to 128 KiB, about 1,100 workers, and others can read it.
+    monitor.tell(arguments)
+    return monitor
+
+
+def main() -> None:
+    """Runs the watchdog process."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):  # Slurm sends them to all processes of a step.
+        signal.signal(number, signal.SIG_IGN)  # It ends with its worker, which may be saving.
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        arguments = json.loads(stdin.readline())
+    event_loop(0 if arguments["listener"] is None else arguments["size"]).run_until_complete(_watch(**arguments))
+    os._exit(0)  # A look-up of a name may not have returned.
+
+
+def event_loop(connections: int) -> asyncio.AbstractEventLoop:
+    """Returns the event loop of a process with so many connections."""
+    return asyncio.SelectorEventLoop(_Batches() if connections > peers.MAX_PER_SECOND else None)
+
+
+async def _watch(
+    *,
+    pid: int,
+    members: Sequence[tuple[int, str, int]],
+    address: Sequence[Any],
+    listener: int | None,
+    key: str,
+    restart_helps: bool | None,
+    **fields: Any,
+) -> None:
+    def tell(message: dict[str, Any]) -> None:
+        if "lost" in message and not known.started:
+            ending.append(asyncio.ensure_future(_end_worker(known, pid, restart_helps)))
+        else:
+            with contextlib.suppress(OSError):  # The worker has ended.
+                os.write(1, json.dumps(message).encode() + b"\n")
+
+    ending: list[asyncio.Task] = []
+    by_rank = {rank: (host, worker) for rank, host, worker in members}
+    known = Peers(**fields, members=by_rank, tell=tell, is_stopped=lambda: _is_stopped(pid))
+    lines = Lines(known.hear)
+    asyncio.get_running_loop().add_reader(0, lambda: lines.read(0) or known.ended.set())
+    watching = asyncio.ensure_future(_end_with_worker(pid, known.ended))
+    place = tuple(address) if listener is None else socket.socket(fileno=listener)
+    await known.watch(place, Key(bytes.fromhex(key)))
+    watching.cancel()
+
+
+async def _end_with_worker(pid: int, ended: asyncio.Event) -> None:
+    """Notices the worker's end where a child of it holds the pipe open."""
+    while os.getppid() == pid:
+        await asyncio.sleep(peers.INTERVAL_SECONDS)
+    ended.set()
+
+
+async def _end_worker(known: Peers, pid: int, restart_helps: bool | None) -> None:
+    """Says why, requeues the Slurm job in place of the worker if it may, and kills it."""
+    print(f"tfdist: worker {known.rank}: {known.loss['lost']}. Restart all workers", file=sys.stderr, flush=True)
+    await asyncio.sleep(_GRACE_SECONDS)
+    if known.ended.is_set():
+        return
+    if restart_helps is not None and known.loss["restart_helps"]:
+        slurm_requeue.enable_requeue(known.rank, interruption.StopRequest(), lambda: restart_helps)
+        slurm_requeue.requeue(known.found)
+    os.kill(pid, signal.SIGKILL)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Returns True if a process is stopped."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
+
+
+class _Batches(selectors.DefaultSelector):
+    """Reads the messages of many workers a few times a second: to wake up for each takes twice the processor time."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """As in `selectors`, but it waits before it looks."""
+        if timeout is None or timeout > 0:
+            pause = _BATCH_SECONDS if timeout is None else min(timeout, _BATCH_SECONDS)
+            time.sleep(pause)
+            timeout = None if timeout is None else timeout - pause
+        return super().select(timeout)
