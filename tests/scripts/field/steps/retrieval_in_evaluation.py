@@ -32,7 +32,7 @@ class Retrieval(keras.Model):
         self.recall.update_state(tf.cast(nearest == y, tf.float32))
         return {
             "recall": self.recall.result(),
-            "best": tf.reduce_max(scores),
+            "largest": tf.reduce_max(scores),
             "rows": tf.cast(tf.shape(x)[0], tf.float32),
         }
 
