@@ -16,6 +16,7 @@ class Branching(keras.Model):
         self.best = self.add_weight(shape=(), initializer="ones", trainable=False, name="best")
         self.stale = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="stale")
 
+    @tf.function
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:

@@ -23,7 +23,8 @@ class StyleGAN(keras.Model):
             with tf.GradientTape() as inner:
                 inner.watch(real)
                 scores = self.d(real)
-            slopes = inner.gradient(tf.reduce_sum(scores), real)
+                total = tf.reduce_sum(scores)
+            slopes = inner.gradient(total, real)
             penalty = tf.reduce_mean(tf.reduce_sum(tf.square(slopes), axis=1))
             fake = self.d(self.synthesis(self.mapping(z)))
             d_loss = tf.reduce_mean(tf.nn.softplus(-scores)) + tf.reduce_mean(tf.nn.softplus(fake))
