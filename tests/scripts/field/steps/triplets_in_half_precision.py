@@ -24,16 +24,14 @@ class Embedder(keras.Model):
 keras.utils.set_random_seed(0)
 x, y = np.random.rand(33, 6).astype("float32"), np.random.randint(0, 4, 33)
 found = {}
-for policy, kind in (("mixed_float16", "sgd"), ("mixed_bfloat16", "sgd"), ("float64", "adam")):
+for policy in ("mixed_float16", "float64"):
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(1)
     inputs = keras.Input((6,))
-    model = Embedder(
-        inputs, layers.Dense(4, dtype="float64" if policy == "float64" else "float32")(layers.Dense(8, "relu")(inputs))
-    )
-    model.compile(kind)
+    embedding = layers.Dense(4, dtype="float64" if policy == "float64" else "float32")
+    model = Embedder(inputs, embedding(layers.Dense(8, "relu")(inputs)))
+    # Each replica has N times the gradient of one device until they are averaged: a scale that overflows on none.
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=64.0))
     history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False)
-    # Half precision rounds sums in another order: its numbers are compared to three digits.
-    digits = 7 if policy == "float64" else 3
-    found[policy] = [np.round(history.history["loss"], digits), *(np.round(w, digits) for w in model.get_weights())]
+    found[policy] = [history.history["loss"], *model.get_weights()]
 record(**found)
