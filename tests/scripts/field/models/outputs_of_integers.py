@@ -1,5 +1,5 @@
 # per replica: depends on more than single examples
-# After miners of metric learning libraries: a layer finds the hardest other row of the batch, and a step uses the index.
+# After miners of metric learning libraries: a layer finds the hardest other row of the batch; a step uses its index.
 import keras
 import numpy as np
 import tensorflow as tf

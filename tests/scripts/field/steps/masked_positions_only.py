@@ -1,5 +1,4 @@
-# per replica: depends on more than single examples
-# After BERT's masked language models that score the masked positions only: a layer returns as many rows as there are masks.
+# After BERT models that score masked positions only: a layer returns as many rows as there are masks.
 import keras
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,4 @@
-# After TensorFlow's tutorial "Neural machine translation with attention": cells in a loop over words, masked by padding.
+# After TensorFlow's tutorial "Neural machine translation with attention": cells in a loop, masked by padding.
 import keras
 import numpy as np
 import tensorflow as tf
