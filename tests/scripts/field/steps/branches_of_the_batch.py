@@ -28,10 +28,7 @@ class Branching(keras.Model):
             parts = tf.map_fn(
                 lambda pair: tf.reduce_sum(tf.square(pair[0] - pair[1])), (pred, y), fn_output_signature=tf.float32
             )
-            loss = (
-                tf.reduce_mean(parts)
-                + tf.reduce_sum(tf.vectorized_map(lambda row: tf.norm(self.head(row[None])), h[:2])) * 0.01
-            )
+            loss = tf.reduce_mean(parts) + 0.01 * tf.reduce_sum(tf.norm(self.head(h), axis=0))
         gradients = tape.gradient(loss, self.trainable_variables)
         gradients = [tf.zeros_like(v) if g is None else g for g, v in zip(gradients, self.trainable_variables)]
         self.optimizer.apply(gradients, self.trainable_variables)

@@ -22,7 +22,7 @@ class Normalised(keras.Model):
         self.errors.update_state(each)
         self.hits.update_state(y, pred)
         self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"loss": loss, "scale": scale, "hit": tf.reduce_sum(self.hits.true_positives.value)}
+        return {"loss": loss, "scale": scale, "hit": tf.reduce_sum(self.hits.accumulator.value)}
 
 
 keras.utils.set_random_seed(0)
