@@ -1,3 +1,4 @@
+# draws: sums in half precision are rounded in another order
 # After FaceNet and Hermans et al.: batch-hard triplets under mixed_float16, with the loss scaled by the optimizer.
 import keras
 import numpy as np
