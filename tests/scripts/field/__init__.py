@@ -1,8 +1,9 @@
 """Scripts as users write them, run by Keras alone and by tfdist.run: do they give the same?
 
-    python -m tests.scripts.field [NAME...]      # all, or those whose names contain one of these
+    python -m tests.scripts.field [WAY...] [NAME...]      # all, or those whose names contain one of these
 
-Each script trains with plain Keras on one device, with one worker, with two workers and with one worker of two devices.
+Each script trains with plain Keras on one device, and in the ways of `trial.WAYS`, or in those that are named, such as
+"two by two": two workers of two devices each.
 It calls `record(name=value, ...)` with everything that it has found: histories, weights, predictions, files that it has
 read back. The first lines of a script may say what else than equal numbers is expected:
 

@@ -1,4 +1,4 @@
-"""Runs the scripts and prints the table: python -m tests.scripts.field [NAME...]"""
+"""Runs the scripts and prints the table: python -m tests.scripts.field [WAY...] [NAME...]"""
 
 import sys
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -18,10 +19,16 @@ REPOSITORY = HERE.parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests" / "support"))
 
 import forked  # noqa: E402
-from launching import worker_environment  # noqa: E402
 from topologies import environments  # noqa: E402
 
-WAYS = ("one worker", "two workers", "two devices")
+# Way -> processes, and devices of each.
+WAYS = {
+    "one worker": (1, 1),
+    "two workers": (2, 1),
+    "two devices": (1, 2),
+    "three devices": (1, 3),
+    "two by two": (2, 2),
+}
 # Largest difference of a value from Keras', relative to the largest value of its array.
 TOLERANCE = 2e-4
 # The same for values that depend on random numbers of each replica.
@@ -55,11 +62,12 @@ def run(script: pathlib.Path, way: str) -> Outcome:
         place = pathlib.Path(folder) / "work"
         place.mkdir()
         (place / script.name).write_text(script.read_text())
-        flags = ["--logical_devices=2"] if way == "two devices" else []
+        workers, devices = WAYS.get(way, (1, 1))
+        flags = [f"--logical_devices={devices}"] if devices > 1 else []
         command = [sys.executable, *([] if way == "keras" else ["-m", "tfdist.run", *flags]), script.name]
         (place.parent / "tmp").mkdir()
         env = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{HERE.parent}", "TMPDIR": f"{folder}/tmp"}
-        each = environments(2) if way == "two workers" else [worker_environment()]
+        each = environments(workers)
         processes = []
         for rank, environment in enumerate(each):
             log = open(f"{folder}/log{rank}", "wb")  # noqa: SIM115
@@ -113,7 +121,7 @@ def verdict(script: pathlib.Path, keras: Outcome, ours: Outcome, way: str) -> tu
     if "refused" in expected:
         followed = expected["refused"] in said and all(code not in (0, None) for code in ours.codes)
         return ("refused", "") if followed else ("wrong", f"not refused: {ours.codes}")
-    if way == "two workers" and expected.get("told", "") not in said:
+    if WAYS[way][0] > 1 and expected.get("told", "") not in said:
         return "wrong", "not told"
     if ours.codes != keras.codes * len(ours.codes):
         return "wrong", f"exit codes {ours.codes} for {keras.codes[0]}: {last_line(said)}"
@@ -151,19 +159,20 @@ def last_line(text: str) -> str:
     return (own or lines or [""])[-1][:300]
 
 
-def trial(script: pathlib.Path) -> dict[str, tuple[str, str]]:
+def trial(script: pathlib.Path, ways: Iterable[str] = WAYS) -> dict[str, tuple[str, str]]:
     """Way -> verdict and reason."""
     keras = run(script, "keras")
     if keras.codes != [0] and "# exits" not in script.read_text():
         return {"keras": ("wrong", last_line(keras.outputs[0]))}
-    return {way: verdict(script, keras, run(script, way), way) for way in WAYS}
+    return {way: verdict(script, keras, run(script, way), way) for way in ways}
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Prints a line for each script and the sums; returns 1 if one is wrong."""
-    chosen, sums = scripts(names), {}
+    ways = [one for one in arguments if one in WAYS] or list(WAYS)
+    chosen, sums = scripts([one for one in arguments if one not in WAYS]), {}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for script, verdicts in zip(chosen, pool.map(trial, chosen), strict=True):
+        for script, verdicts in zip(chosen, pool.map(lambda script: trial(script, ways), chosen), strict=True):
             cells = [f"{way}: {name} {why}".rstrip() for way, (name, why) in verdicts.items()]
             print(f"{script.parent.name}/{script.stem:30s} {' | '.join(cells)}", flush=True)
             names_found = {name for name, _ in verdicts.values()}

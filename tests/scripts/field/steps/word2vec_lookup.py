@@ -1,0 +1,35 @@
+# After TensorFlow's tutorial on word2vec, with the tables as plain variables and lookups in the step itself.
+import keras
+import numpy as np
+import tensorflow as tf
+from recording import record
+
+
+class Word2Vec(keras.Model):
+    def __init__(self, words=12, width=4):
+        super().__init__()
+        self.target = self.add_weight(shape=(words, width), initializer="random_normal", name="target")
+        self.context = self.add_weight(shape=(words, width), initializer="random_normal", name="context")
+
+    def train_step(self, data):
+        (target, context), labels = data
+        with tf.GradientTape() as tape:
+            word = tf.nn.embedding_lookup(self.target.value, target)
+            around = tf.gather(self.context.value, context)
+            dots = tf.einsum("be,bce->bc", word, around)
+            loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=dots))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return {"loss": loss}
+
+
+keras.utils.set_random_seed(0)
+target, context = np.random.randint(0, 12, 33), np.random.randint(0, 12, (33, 3))
+labels = np.eye(3, dtype="float32")[np.random.randint(0, 3, 33)]
+found = {}
+for name in ("adam", "adagrad", "rmsprop"):
+    model = Word2Vec()
+    model.compile(keras.optimizers.get({"class_name": name, "config": {"learning_rate": 0.05, "clipnorm": 0.2}}))
+    history = model.fit((target, context), labels, batch_size=8, epochs=2, shuffle=False)
+    found[name] = [history.history["loss"], *model.get_weights()]
+record(**found)
