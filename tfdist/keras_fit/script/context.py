@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard, error_report
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.liveness import peer_loss
+from tfdist.cluster.control import heartbeat_monitor
 from tfdist.config import patching, user_code
 from tfdist.keras_fit import messages
 
@@ -199,7 +199,7 @@ def meet(place: str, path: Any = None) -> None:
         if not error_report.DIFFERENT.search(str(error)):
             raise
         raise RuntimeError(
-            f"{peer_loss.DIFFERENT_GRAPHS}: worker {_script.cluster.rank} is at {place}, and others are not. {_ADVICE}"
+            f"{heartbeat_monitor.DIFFERENT_GRAPHS}: worker {_script.cluster.rank} is at {place}, and others are not. {_ADVICE}"
         ) from error
     others = np.flatnonzero(found[:, 0] != found[0, 0])
     if len(others):
