@@ -199,7 +199,8 @@ def meet(place: str, path: Any = None) -> None:
         if not error_report.DIFFERENT.search(str(error)):
             raise
         raise RuntimeError(
-            f"{heartbeat_monitor.DIFFERENT_GRAPHS}: worker {_script.cluster.rank} is at {place}, and others are not. {_ADVICE}"
+            f"{heartbeat_monitor.DIFFERENT_GRAPHS}: worker {_script.cluster.rank} is at {place}, and others are not. "
+            f"{_ADVICE}"
         ) from error
     others = np.flatnonzero(found[:, 0] != found[0, 0])
     if len(others):

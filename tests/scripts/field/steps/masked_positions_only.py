@@ -5,6 +5,8 @@ import tensorflow as tf
 from keras import layers
 from recording import record
 
+# refused on several replicas: returns a number of rows that depends on the values
+
 MASK = 0
 
 

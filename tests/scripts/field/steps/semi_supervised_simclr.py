@@ -6,6 +6,8 @@ import tensorflow as tf
 from keras import layers, ops
 from recording import record
 
+# refused on several replicas: A batch holds tensors of different numbers of rows
+
 
 class ContrastiveModel(keras.Model):
     def __init__(self):
