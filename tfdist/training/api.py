@@ -3,10 +3,9 @@
 Nothing else imports this module: inside the package, modules import each other.
 """
 
-from tfdist.training.callbacks.active_hooks import is_active
-from tfdist.training.callbacks.active_hooks import is_users as is_users_callback
-from tfdist.training.callbacks.broadcast import Placement, runs_on_all_workers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
+from tfdist.training.callbacks.callback_runner import is_defined as defines_hook
+from tfdist.training.callbacks.callback_runner import is_users as is_users_callback
 from tfdist.training.callbacks.callback_state import plain_attributes
 from tfdist.training.checkpointing import lock_workdir
 from tfdist.training.consistency.mismatch import act as act_on_mismatch
