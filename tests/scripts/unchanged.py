@@ -60,8 +60,6 @@ class Watch(keras.callbacks.Callback):
 class Kill(keras.callbacks.Callback):
     """With --fail=killed, kills every worker in the second epoch."""
 
-    on_all_workers = True
-
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
 

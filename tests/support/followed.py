@@ -50,8 +50,6 @@ class Crash(Exception):
 class Follower(keras.callbacks.Callback):
     """Computes its own mean of the losses, and may crash or request a stop."""
 
-    on_all_workers = True
-
     def __init__(self, crash_after: int | None = None, stop_at: tuple[int, int] | None = None):
         super().__init__()
         self.crash_after, self.stop_at, self.mean, self.epoch = crash_after, stop_at, 0.0, None
@@ -83,26 +81,32 @@ class Killer(Interrupter):
 
 
 class Disagreeing(keras.callbacks.Callback):
-    """Stops training on the last worker after an epoch, on the chief after two, and sets the rate on the chief only."""
+    """Stops training on the last worker after an epoch, on the others after two, as clocks may decide."""
 
-    on_all_workers = True
+    def __init__(self, last: bool):
+        super().__init__()
+        self.last = last
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == (0 if self.last else 1):
+            self.model.stop_training = True
+
+
+class Differing(keras.callbacks.Callback):
+    """Sets another learning rate on each worker."""
 
     def __init__(self, rank: int):
         super().__init__()
-        self.rank, self.rates = rank, []
+        self.rank = rank
 
     def on_epoch_begin(self, epoch, logs=None):
-        if self.rank == 0:
-            self.model.optimizer.learning_rate = 0.5 / (epoch + 1)
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.rates.append(float(self.model.optimizer.learning_rate))
-        if epoch == (1 if self.rank == 0 else 0):
-            self.model.stop_training = True
+        self.model.optimizer.learning_rate = 0.5 / (1 + self.rank)
 
 
 class Writer(keras.callbacks.Callback):
     """Written for one process: creates new files, and calls Keras' own methods of the model."""
+
+    on_all_workers = False
 
     def __init__(self, folder: pathlib.Path):
         super().__init__()
@@ -247,19 +251,17 @@ class Trials:
     def writers(self) -> dict:
         """Keras' callbacks that write files, one folder per worker, and a callback that differs between workers."""
         mine = self.directory / f"rank{self.rank}"
-        disagreeing, seen = Disagreeing(self.rank), []
-        kept = keras.callbacks
+        seen, kept = [], keras.callbacks
 
         def change(epoch, logs):
             logs.update(own=epoch + 0.25, parts=np.array([epoch, 0.5], np.float32))
             del logs["val_loss"]
 
         reading = kept.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append([*sorted(logs), logs["own"]]))
-        reading.on_all_workers = True
         found = self.fit(
             self.model(),
             [
-                disagreeing,
+                Disagreeing(self.rank == self.last_rank),
                 kept.ModelCheckpoint(mine / "best.keras", monitor="val_accuracy", save_best_only=True),
                 kept.ModelCheckpoint(mine / "batch{epoch}-{batch}.weights.h5", save_weights_only=True, save_freq=3),
                 kept.CSVLogger(self.directory / "log.csv") if self.rank == 0 else kept.CSVLogger(mine / "log.csv"),
@@ -269,40 +271,40 @@ class Trials:
             ],
         )
         found["history"]["parts"] = np.asarray(found["history"]["parts"]).tolist()
-        return found | {"rates": disagreeing.rates, "seen": seen}
+        return found | {"seen": seen}
 
-    def failing(self) -> dict:
-        """A callback that fails on the chief, before one that all workers run."""
-
-        def fail(epoch, logs):
-            raise KeyError("of the chief")
-
-        after = Follower()
-        try:
-            failing = keras.callbacks.LambdaCallback(on_epoch_end=fail)
-            self.fit(self.model(), [failing, after], epochs=2, validation_data=None)
-        except KeyError as error:
-            return {"raised": str(error), "epochs": after.epoch}
+    def differing(self) -> dict:
+        """A callback that differs between workers, and a list of callbacks that does."""
+        raised = []
+        for given in ([Follower()] if self.rank else [], [Differing(self.rank)]):
+            try:
+                self.fit(self.model(), given, epochs=2, validation_data=None)
+            except (ValueError, ArithmeticError) as error:
+                raised.append(str(error))
+        return {"raised": raised}
 
     def own(self) -> dict:
         """Callbacks of a user, written for one process."""
         scale = tf.Variable(1.0)
         model = self.model(loss=lambda y, output: scale * keras.losses.sparse_categorical_crossentropy(y, output))
-        writer, refused = Writer(self.directory / "own"), []
+        writer, refused, predicted = Writer(self.directory / "own"), [], []
 
-        def needs_all(epoch, logs):
-            for evaluate in (
-                (self.methods["evaluate"], lambda model, *data: model.evaluate(*data)) if self.last_rank else ()
-            ):
+        def needs_all(epoch, logs, methods=(self.methods["evaluate"], lambda model, *data: model.evaluate(*data))):
+            for evaluate in methods if self.last_rank else ():
                 try:
                     evaluate(model, X, Y)
                 except RuntimeError as error:
                     refused.append(str(error))
 
+        def predict(epoch, logs):
+            predicted.append(float(model.predict(X[:9], verbose=0).sum()))
+            needs_all(epoch, logs, [lambda model, *data: model.evaluate(*data)])
+
         asking = keras.callbacks.LambdaCallback(on_epoch_end=needs_all)
-        asking.refused = refused
-        found = self.fit(model, [writer, Changer(scale), asking], epochs=5)
-        return found | {"rows": writer.rows, "refused": asking.refused}
+        asking.on_all_workers = False
+        predicting = keras.callbacks.LambdaCallback(on_epoch_end=predict)
+        found = self.fit(model, [writer, Changer(scale), asking, predicting], epochs=5)
+        return found | {"rows": writer.rows, "refused": refused, "predicted": predicted}
 
     def averaged(self) -> dict:
         """Averaged weights, swapped in for evaluations; in one start, and in two."""

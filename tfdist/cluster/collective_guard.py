@@ -102,8 +102,16 @@ def local(model: keras.Model) -> Iterator[None]:
         # None: TensorFlow's current strategy, the default one outside of scopes.
         patching.put(model, "_distribute_strategy", None)
         for name in rejected:
-            patching.put(model, name, lambda *args, name=name, **keywords: cluster_lib.check(f"model.{name}"))
+            patching.put(model, name, functools.partial(_reject, name))
         yield
+
+
+def _reject(name: str, *args: Any, **keywords: Any) -> None:
+    cluster_lib.check(f"model.{name}")
+    raise RuntimeError(
+        f"model.{name} is Keras' own, and this model is on several workers: on all of them, call tfdist.fit or "
+        "tfdist.evaluate(cluster, model, ...)."
+    )
 
 
 def reject_keras_predict(strategy: tf.distribute.Strategy) -> None:

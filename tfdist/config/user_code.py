@@ -1,5 +1,6 @@
 """Explains an error that was raised in a user's function: file, line and code, in one paragraph. No TensorFlow."""
 
+import contextlib
 import functools
 import glob
 import linecache
@@ -184,12 +185,16 @@ def is_of_python(file: str) -> bool:
     return file.startswith(_python_folders()) and f"{os.sep}site-packages{os.sep}" not in file
 
 
-def refuse_exit(end: SystemExit) -> ValueError:
-    """Returns the error for `sys.exit` where one worker alone runs."""
-    return ValueError(
-        f"sys.exit({'' if end.code is None else repr(end.code)}) was called at {place(end)}: it ends "
-        "this worker alone, and without a save. To end the run, set model.stop_training = True in a callback."
-    )
+@contextlib.contextmanager
+def exits_refused() -> Iterator[None]:
+    """Raises ValueError for `sys.exit` in the block."""
+    try:
+        yield
+    except SystemExit as end:
+        raise ValueError(
+            f"sys.exit({'' if end.code is None else repr(end.code)}) was called at {place(end)}: it ends this worker "
+            "without a save. To end the run, set model.stop_training = True in a callback."
+        ) from end
 
 
 def without_colours(text: str) -> str:

@@ -6,8 +6,8 @@ Data (`x`) is the same on every worker, and each worker takes its shard. Support
     a source with `len()` and `read(ids)` -> (x, y), (x, y, sample_weight) or a dict with a "label";
     a generator of batches.
 
-Callbacks are the same on every worker. They run on the chief, and what they change is broadcast; a callback with
-`on_all_workers = True` runs on all workers.
+Callbacks are the same on every worker, and run on all; those that write files, or have `on_all_workers = False`, run on
+the chief only.
 
 Importing this module changes nothing in Keras. `fit` and `evaluate` replace methods of the model's optimizer and seed
 generators while they run.

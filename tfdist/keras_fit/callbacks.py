@@ -1,36 +1,19 @@
 """Makes the callbacks of `tfdist.fit`, `evaluate` and `predict` from what Keras accepts as `callbacks`."""
 
+import functools
 import sys
 from typing import Any
 
 import keras
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import user_code
 from tfdist.keras_fit.script import context
 from tfdist.report import console
 from tfdist.training import api as trainer
 
-# Callbacks of Keras that write files of their own.
-_WRITERS = tuple(
-    getattr(keras.callbacks, name)
-    for name in ("CSVLogger", "TensorBoard", "RemoteMonitor", "OrbaxCheckpoint")
-    if hasattr(keras.callbacks, name)
-)
-
 
 def _as_list(given: Any) -> list[Any]:
     return keras.tree.flatten((given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given) or [])
-
-
-def _runs_on_all_workers(callback: keras.callbacks.Callback) -> bool:
-    """The script's own callbacks, and Keras' except for those whose files Keras does not write by `model.save`."""
-    if trainer.runs_on_all_workers(callback) or isinstance(callback, keras.callbacks.ModelCheckpoint):
-        return True
-    if hasattr(callback, "on_all_workers") or isinstance(callback, _WRITERS):
-        return False
-    kind = type(callback)
-    return kind.__module__.startswith("keras.") or user_code.defines(kind)
 
 
 def make_callbacks(
@@ -49,7 +32,7 @@ def make_callbacks(
     Args:
         given: what Keras accepts as `callbacks`: None, a callback, a list of callbacks, or a CallbackList.
         epochs: the epoch after which training ends.
-        saves_draws: as for `Placement`; only under tfdist.run, where callbacks draw the same on all workers.
+        saves_draws: as for `CallbackRunner`; only under tfdist.run, where callbacks draw the same on all workers.
 
     Raises:
         ValueError: an element is not a callback, or BackupAndRestore is used without a workdir.
@@ -76,12 +59,11 @@ def make_callbacks(
             where = saves if workdir else "to save and resume, start with --workdir=DIR"
             print(f"BackupAndRestore is ignored: {where}.", flush=True)
     callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
-    placement = trainer.Placement()
-    if context.in_script():  # On all workers, except for those that only write.
-        placement = trainer.Placement(_runs_on_all_workers, lambda: context.running(by_tfdist=False), saves_draws)
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
-    optimizer = model.optimizer if model.compiled else None
-    return trainer.CallbackRunner(cluster, model, callbacks, optimizer, bar, params, placement)
+    if not context.in_script():
+        return trainer.CallbackRunner(cluster, model, callbacks, bar, params)
+    script = functools.partial(context.running, by_tfdist=False)
+    return trainer.CallbackRunner(cluster, model, callbacks, bar, params, script, saves_draws)
 
 
 class ProgressBar(keras.callbacks.Callback):

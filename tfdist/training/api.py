@@ -3,7 +3,6 @@
 Nothing else imports this module: inside the package, modules import each other.
 """
 
-from tfdist.training.callbacks.broadcast import Placement, runs_on_all_workers
 from tfdist.training.callbacks.callback_runner import CallbackRunner
 from tfdist.training.callbacks.callback_state import plain_attributes
 from tfdist.training.checkpointing import lock_workdir

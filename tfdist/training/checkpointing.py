@@ -80,7 +80,7 @@ def _open_workdir(
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
     if saved is None:
-        run.callbacks.train_begin(workdir=run.workdir)
+        run.callbacks.train_begin(saves=True)
     else:
         _restore(run, state, saved)
     state.learning_rate, rate_note = optimizer_lib.resume_learning_rate(
@@ -152,7 +152,7 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     epoch_ended = state.step <= state.completed_epochs * run.steps_per_epoch
     # First: variables that callbacks change here get their values from the checkpoint.
     epoch = None if epoch_ended else (state.step - 1) // run.steps_per_epoch
-    run.callbacks.train_begin(state.callbacks, epoch, ended=state.step >= run.total_steps, workdir=run.workdir)
+    run.callbacks.train_begin(state.callbacks, epoch, ended=state.step >= run.total_steps, saves=True)
     restore.restore(run.cluster, saved, run.variables)
     seeds = (run.context.model, run.context.step_count, run.replica_of_draws, run.config.seed)
     seed_generators.make_stateless(*seeds)  # Their own seeds are in the checkpoint.

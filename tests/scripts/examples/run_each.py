@@ -25,8 +25,6 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 
 
 class Kill(keras.callbacks.Callback):
-    on_all_workers = True
-
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import restore
-from tfdist.training.callbacks import broadcast, callback_state
+from tfdist.training.callbacks import callback_state
 
 ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
 LARGE = np.zeros(2**18)
@@ -24,8 +24,19 @@ LARGE = np.zeros(2**18)
 class Counter:
     """An object that a checkpoint cannot hold."""
 
+
+class Kept(keras.callbacks.Callback):
+    """Has functions for its state, and for that of an attribute."""
+
     def __init__(self):
-        self.counts, self.itself = collections.deque([0]), self
+        super().__init__()
+        self.lock, self.seen = threading.Lock(), 0
+
+    def get_state(self):
+        return {"seen": self.seen, "sums": np.full(2, self.seen)}
+
+    def set_state(self, state):
+        self.seen, self.sums = state["seen"], state["sums"]
 
 
 class Notes(keras.callbacks.Callback):
@@ -39,16 +50,19 @@ class Notes(keras.callbacks.Callback):
             threading.Lock(),
             collections.defaultdict(list),
         )
-        self.mean, self.unused, self.counter = np.zeros(3), Counter(), Counter()
+        self.mean, self.counter, self.window = np.zeros(3), Counter(), collections.deque([1], 2)
 
     def learn(self) -> "Notes":
         self.wait, self.name, self.ready, self.best = 2, "epoch 3", True, float("inf")
-        self.values = [1, (2.5, None, "x"), {"a": np.float32(0.1), 7: [np.arange(3), tf.constant([1.5, 2.5])]}]
+        self.values = [
+            1,
+            (2.5, None, "x"),
+            {"a": np.float32(0.1), 7: [np.arange(3), tf.constant([1.5, 2.5]), tf.constant(3)]},
+        ]
         self.half = np.ones(2, ml_dtypes.bfloat16)
         self.seen["loss"].append(0.25)
         self.mean += 1.0
-        self.file = threading.Lock()
-        self.counter.counts.append(1)
+        self.window.extend([3, 4])
         return self
 
 
@@ -62,35 +76,46 @@ def through_a_checkpoint(directory, state, arrays):
     return saved.state["callbacks"], dict(checkpoint_format.read(saved, checkpoint_format.callback_names(saved)))
 
 
+def begun(*callbacks):
+    """The state of callbacks as `on_train_begin` left them."""
+    state = callback_state.CallbackState([*callbacks], keras.Model())
+    state.begin()
+    return state
+
+
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """Two callbacks before and after an interruption, and what was said to be lost."""
-    first, lost = [Notes(), Notes()], []
-    before = callback_state.initial_state(first)
+    """Two callbacks before and after an interruption, what was saved, and what was named."""
+    first = [Notes(), Notes(), Kept()]
+    before = begun(*first)
     first[1].learn()
-    state, arrays = callback_state.snapshot(first, before, lambda *of: lost.append(of[:2]))
-    second = [Notes(patience=9), Notes(patience=9)]
+    first[2].seen = 3
+    state, arrays, lost = before.save(set())
+    second = [Notes(patience=9), Notes(patience=9), Kept()]
     found = through_a_checkpoint(tmp_path_factory.mktemp("run"), state, arrays)
-    assert callback_state.restore([*second, keras.callbacks.History()], *found) == ["History"]
+    assert begun(*second, keras.callbacks.History()).restore(*found) == ["History"]
     return first[1], second, state, lost
 
 
 def test_learned_values_are_restored(resumed):
-    learned, (untouched, restored), _, _ = resumed
+    learned, (untouched, restored, kept), _, _ = resumed
     assert not hasattr(untouched, "wait") and not untouched.seen
     assert (restored.wait, restored.name, restored.ready, restored.best) == (2, "epoch 3", True, float("inf"))
     assert type(restored.ready) is bool and restored.values[:2] == learned.values[:2]
     assert restored.values[2]["a"] == np.float32(0.1) and restored.values[2]["a"].dtype == np.float32
     assert restored.values[2][7][0].tolist() == [0, 1, 2] and restored.values[2][7][1].tolist() == [1.5, 2.5]
+    assert restored.values[2][7][2] == 3
     assert restored.half.dtype == ml_dtypes.bfloat16 and restored.half.tolist() == [1.0, 1.0]
     assert restored.mean.tolist() == [1.0, 1.0, 1.0]
+    assert list(restored.window) == [3, 4] and restored.window.maxlen == 2
+    assert (kept.seen, kept.sums.tolist()) == (3, [3, 3])
 
 
 def test_long_lists_of_numbers_are_saved_as_arrays_and_restored_as_lists(tmp_path):
     before, history = keras.callbacks.History(), keras.callbacks.History()
     before.on_train_begin()
     history.on_train_begin()
-    initial = callback_state.initial_state([history])
+    initial = begun(history)
     losses = [1 / (1 + epoch) for epoch in range(20_000)]
     history.epoch = list(range(20_000))
     history.history = {
@@ -99,35 +124,31 @@ def test_long_lists_of_numbers_are_saved_as_arrays_and_restored_as_lists(tmp_pat
         "large": [2**64] * 100,
         "mixed": [1, 0.5] * 50,
     }
-    state, arrays = callback_state.snapshot([history], initial, lambda *of: None)
+    state, arrays, _ = initial.save(set())
     assert len(json.dumps(state)) < 5_000
     again = keras.callbacks.History()
     again.on_train_begin()
-    assert callback_state.restore([again], *through_a_checkpoint(tmp_path, state, arrays)) == []
+    assert begun(again).restore(*through_a_checkpoint(tmp_path, state, arrays)) == []
     assert again.epoch == history.epoch and type(again.epoch[0]) is int
     assert again.history["loss"] == losses and type(again.history["loss"]) is list
     assert repr(again.history) == repr(history.history)
-    # Changes are noticed, and lists are not too large to broadcast.
-    initial = callback_state.initial_state([history])
-    losses[5] = 7.0
-    state, _ = callback_state.snapshot([history], initial, lambda *of: None, 1_000)
-    assert list(state["History"]["attributes"]) == ["history"]
 
 
 def test_a_dict_with_a_default_keeps_it(resumed):
-    _, (_, restored), _, _ = resumed
+    _, (_, restored, _), _, _ = resumed
     restored.seen["accuracy"].append(1)
     assert restored.seen == {"loss": [0.25], "accuracy": [1]}
 
 
 def test_settings_and_data_that_are_only_held_are_not_kept(resumed):
-    _, (_, restored), state, _ = resumed
+    _, (_, restored, _), state, _ = resumed
     assert restored.patience == 9 and restored.data is LARGE
     assert state["Notes"]["attributes"] == {} and not {"patience", "data", "lock"} & set(state["Notes#2"]["attributes"])
 
 
-def test_changed_attributes_that_cannot_be_saved_are_named(resumed):
-    assert resumed[3] == [("Notes#2", "counter"), ("Notes#2", "file")]
+def test_attributes_that_cannot_be_saved_are_named(resumed):
+    names = ("lock (lock)", "counter (Counter)")
+    assert resumed[3] == [f"Notes{number}.{name}" for number in ("", "#2") for name in names]
 
 
 class Data(list):
@@ -151,16 +172,15 @@ def test_data_that_callbacks_hold_are_not_looked_at_number_by_number():
 
     callback, weight = Holds(), tf.Variable(1.0)
     callback.rows = [[float(i), 1] for i in range(100_000)]
-    callback.records = {i: {"name": "x", "value": i} for i in range(100_000)}
+    callback.records = {i: {"name": "x", "value": i} for i in range(100_001)}
     callback.held = {"rate": 0.1, "weights": ["w", weight]}
-    found = broadcast.find_referenced_variables([callback], keras.Model())
-    assert any(one is weight for one in found)
-    before, lost = callback_state.initial_state([callback]), []
+    before = begun(callback)
+    assert any(one is weight for one in before.variables.values())
     callback.on_epoch_end(0)
     callback.held["rate"] = 0.2
     callback.held.pop("weights")
-    state, _ = callback_state.snapshot([callback], before, lambda *of: lost.append(of[1]))
-    assert lost == ["rows", "records"] and set(state["Holds"]["attributes"]) == {"last", "held"}
+    state, _, lost = before.save(set())
+    assert lost == ["Holds.records (dict)"] and set(state["Holds"]["attributes"]) == {"last", "held"}
 
 
 def model():
@@ -209,17 +229,16 @@ def test_keras_own_callbacks_decide_as_without_an_interruption(tmp_path, interru
     net = model()
     first = keras.callbacks.CallbackList(callbacks(tmp_path / "parts"), model=net, epochs=8, steps=1, verbose=0)
     first.on_train_begin()
-    before = callback_state.initial_state(first.callbacks)
+    before = begun(*first.callbacks)
     parts = epochs(first, 0, interrupted)
-    state, arrays = callback_state.snapshot(first.callbacks, before, lambda *of: None)
-    state, arrays = through_a_checkpoint(tmp_path, state, arrays)
+    state, arrays = through_a_checkpoint(tmp_path, *before.save(set())[:2])
     rate = parts[-1]
     epochs(first, interrupted, interrupted + 1)  # Done, and not saved: it is done again.
     second = callbacks(tmp_path / "parts")
-    callback_state.rewind_files(second, state)
+    callback_state.rewind_files(second, state, ended=False)
     listed = keras.callbacks.CallbackList(second, model=net, epochs=8, steps=1, verbose=0)
     listed.on_train_begin()
-    callback_state.restore(second, state, arrays)
+    assert begun(*second).restore(state, arrays) == []
     net.optimizer.learning_rate, net.stop_training = rate, False
     parts += epochs(listed, interrupted, 8)
     listed.on_train_end()
@@ -238,20 +257,21 @@ def test_keras_own_callbacks_decide_as_without_an_interruption(tmp_path, interru
     [
         lambda: random.Random(3),
         lambda: np.random.RandomState(3),
-        *(lambda bits=bits: np.random.Generator(bits(3)) for bits in callback_state._BIT_GENERATORS.values()),
+        lambda: np.random.default_rng(3),
+        lambda: np.random.Generator(np.random.MT19937(3)),
     ],
 )
 def test_random_generators_of_callbacks_go_on_where_they_were(tmp_path, make):
     def draws(callback):
         return [callback.random.choice([1, 2, 3, 4, 5, 6, 7, 8]) for _ in range(20)]
 
-    callback, resumed, lost = Notes(), Notes(), []
+    callback, resumed = Notes(), Notes()
     callback.random, resumed.random = make(), make()
-    before = callback_state.initial_state([callback])
+    before = begun(callback)
     draws(callback)
-    saved = through_a_checkpoint(tmp_path, *callback_state.snapshot([callback], before, lambda *of: lost.append(of)))
-    callback_state.restore([resumed], *saved)
-    assert lost == [] and draws(resumed) == draws(callback) != draws(callback)
+    saved = through_a_checkpoint(tmp_path, *before.save(set())[:2])
+    assert begun(resumed).restore(*saved) == []
+    assert draws(resumed) == draws(callback) != draws(callback)
 
 
 class Recorder(keras.callbacks.Callback):
@@ -274,14 +294,9 @@ def test_what_a_callback_shares_with_the_script_is_restored_for_both(tmp_path):
 
     first, second = of_script(), of_script()
     callback, again = Recorder(*first), Recorder(*second)
-    before = callback_state.initial_state([callback])
+    before = begun(callback)
     callback.note()
-    assert (
-        callback_state.restore(
-            [again], *through_a_checkpoint(tmp_path, *callback_state.snapshot([callback], before, lambda *of: None))
-        )
-        == []
-    )
+    assert begun(again).restore(*through_a_checkpoint(tmp_path, *before.save(set())[:2])) == []
     assert again.names == ["first", "more"]  # Replaced: the script's own stays.
     losses, by_epoch, sums, names = second
     assert (losses, by_epoch, sums.tolist(), names) == ([0.5], {0: 0.5}, [1.0, 1.0], ["first"])
@@ -319,16 +334,17 @@ def read_by(workers, saved):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_arrays_of_any_byte_order_are_restored_by_every_worker_and_others_are_named(tmp_path, workers):
-    callback, lost = Fields(), []
-    before = callback_state.initial_state([callback])
+    callback = Fields()
+    before = begun(callback)
     callback.note()
-    state, arrays = callback_state.snapshot([callback], before, lambda *of: lost.append(of[1]))
-    assert lost == ["masked", "fields", "matrix"]
+    state, arrays, lost = before.save(set())
+    names = ("masked (MaskedArray)", "fields (recarray)", "matrix (matrix)", "still (MaskedArray)")
+    assert lost == [f"Fields.{name}" for name in names]
     assert all(array.dtype.isnative for array in arrays.values())
     saved = checkpoint_format.verify(checkpoint_format.write(tmp_path / "now", 1, arrays, {}))
     for found in read_by(workers, saved):
         again = Fields()
-        callback_state.restore([again], state, found)
+        assert begun(again).restore(state, found) == []
         assert again.big.tolist() == [1, 2, 3] and again.shared is again.big
         assert again.short.tolist() == [[0.5], [-2.0]] and again.text.tolist() == ["ab", "xyz"]
     # As releases before saved them.

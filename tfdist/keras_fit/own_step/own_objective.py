@@ -168,8 +168,8 @@ def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
         if tf.executing_eagerly():  # Shards of different sizes have different numbers of rows of a table.
             gradients = [tf.convert_to_tensor(one) for one in gradients]
         view = global_view.of_step()
-        gradients = gradients if view is None or view.is_eager else view.once(gradients)
-        gradients = trainer.select_rows(gradients, variables, shard["data"], owner)
+        gradients, looked_up = (gradients, []) if view is None or view.is_eager else view.once(gradients)
+        gradients = trainer.select_rows(gradients, variables, [shard["data"], *looked_up], owner)
         gradients = trainer.scale_gradients(gradients, 1 / context.cluster.num_replicas)
         return context.reduction(gradients, [], [], fraction)[0]
 

@@ -36,6 +36,8 @@ _COMPOSITE = tf.RaggedTensor | tf.SparseTensor
 _TOLD_BYTES, _TOLD_IF_MANY = 10_000_000, 1_000_000
 # The same for the products and elements that each replica computes of the whole batch, if they are a tenth of all.
 _TOLD_WORK = 10_000_000
+# Operations that give the numbers of their first input another form.
+_MOVES = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze")
 # Operations that look at the shape of a tensor, and not at its values.
 _OF_SHAPE = ("Shape", "ShapeN", "Rank", "Size", "ZerosLike", "OnesLike")
 
@@ -482,7 +484,7 @@ class GlobalView:
         return min(_TOLD_BYTES, max(_TOLD_IF_MANY, self.plan.activations // 100))
 
     def _num_operations(self) -> int:
-        return len(self.graph.get_operations()) if self.discovers else 0
+        return 0 if self.is_eager else len(self.graph.get_operations())
 
     def _measure(self) -> None:
         """Notes the bytes of the step's activations; says which part of its work is done whole on each replica."""
@@ -519,32 +521,42 @@ class GlobalView:
             flat[place] = gradient
         return tf.nest.pack_sequence_as(gradients, flat)
 
-    def once(self, gradients: list[Any]) -> list[Any]:
-        """Returns gradients whose sum over the replicas has the lookups of the global batch, each once.
+    def once(self, gradients: list[Any]) -> tuple[list[Any], list[tf.Tensor]]:
+        """Makes the lookups in a table of which each replica has all count once, as on one device.
 
-        A lookup outside of layers, such as tf.gather in the step, is made by each replica for the whole batch: only
-        the first replica's counts. What is looked up in both ways is summed to a table.
+        Those are lookups outside of layers, such as tf.gather in the step, and in layers that are called whole. Only
+        the first replica's count. What is looked up in both ways is summed to a table.
+
+        Returns:
+            The gradients, and what was looked up that does not depend on the examples.
         """
-        return [self._once(one) if isinstance(one, tf.IndexedSlices) else one for one in gradients]
+        lists = [self._once(one) if isinstance(one, tf.IndexedSlices) else (one, []) for one in gradients]
+        return [gradient for gradient, _ in lists], [one for _, constants in lists for one in constants]
 
-    def _once(self, gradient: tf.IndexedSlices) -> Any:
+    def _once(self, gradient: tf.IndexedSlices) -> tuple[Any, list[tf.Tensor]]:
         wholes, own = {one.tensor.ref() for one in self.wholes.values()}, {one.ref() for one in self.cut}
-        data = {one.rows.ref() for one in self.wholes.values() if isinstance(one.rows, tf.Tensor)}
-        found, seen, waiting = set(), set(), [gradient.indices]
+        own |= {one.rows.ref() for one in self.wholes.values() if isinstance(one.rows, tf.Tensor)}
+        found, constants, seen, waiting = set(), [], set(), [gradient.indices]
         while waiting:
             tensor = waiting.pop()
-            if tensor.ref() in wholes:
-                found.add("whole")
-            elif tensor.ref() in own | data:
-                found.add("own")
+            if tensor.ref() in wholes or tensor.ref() in own:
+                found.add("whole" if tensor.ref() in wholes else "own")
             elif tensor.op.name not in seen:
                 seen.add(tensor.op.name)
-                waiting += tensor.op.inputs
+                inputs = [*tensor.op.inputs]
+                last = {"ConcatV2": -1}.get(tensor.op.type, 1 if tensor.op.type in _MOVES else None)
+                waiting += inputs[:last]
+                constants += [] if inputs else [tensor]
+        if not found and constants:
+            numbers = {op.name: number for number, op in enumerate(self.graph.get_operations())}
+            ranges = [range(*one) for one in self.in_layers]
+            in_layer = any(numbers.get(one.op.name) in part for one in constants for part in ranges)
+            found = set() if in_layer else {"whole"}
         if found == {"whole"}:
-            values = gradient.values * tf.cast(tf.equal(replicas_lib.replica_id(), 0), gradient.values.dtype)
-            values *= tf.cast(self.rows.replicas, values.dtype)
-            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return gradient if found != {"whole", "own"} else tf.convert_to_tensor(gradient)
+            factor = tf.cast(tf.equal(replicas_lib.replica_id(), 0), gradient.values.dtype)
+            values = gradient.values * factor * tf.cast(self.rows.replicas, factor.dtype)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape), constants
+        return (tf.convert_to_tensor(gradient) if found == {"whole", "own"} else gradient), []
 
     def _average_for_tapes(self, gradients: list[Any]) -> list[Any]:
         """Averages gradients that may be part of a loss: differentiable, in one collective per dtype."""

@@ -1,1 +1,1 @@
-"""keras.callbacks on several workers: what they do to the model is the chief's word, broadcast to all workers."""
+"""keras.callbacks on several workers: they run on all, and those that write files on the chief."""

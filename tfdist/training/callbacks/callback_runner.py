@@ -1,48 +1,80 @@
-"""Calls keras.callbacks during a run: Keras' order and keys, one decision for all workers, files only by the chief.
+"""Calls keras.callbacks during a run: on every worker, in Keras' order and with Keras' keys, files by the chief.
 
-Hooks get values over all workers. Callbacks that write files run on the chief, the others on all workers; `Placement`
-says which. What they do to the model is the chief's: see broadcast.py. Training stops if the chief's callbacks set
-`model.stop_training`, and its learning rate and variables are used on all workers, also if clocks or files differ.
+Hooks get values over all workers, so callbacks decide the same on all. Those that write files run on the chief only.
 """
 
 import contextlib
-import dataclasses
-import math
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import keras
 import numpy as np
 
-from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import schema, specs, user_code
+from tfdist.config import user_code
 from tfdist.data import guard
-from tfdist.data.feed import Sizes
-from tfdist.training.callbacks import active_hooks, broadcast, callback_state, shared_logs
+from tfdist.training.callbacks import callback_state
 from tfdist.training.callbacks.no_callbacks import NoCallbacks
-from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step.context import StepContext
 from tfdist.training.step.layers import model_layers
 
 # What `stopped_by` says if TerminateOnNaN was given a loss that is not finite.
 _ON_NAN = "TerminateOnNaN, because of a loss that is not finite,"
 # The attributes of a model by which callbacks request an end.
 _STOPS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
+# Keras' callbacks that write files.
+_WRITERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
+    if hasattr(keras.callbacks, name)
+)
+# Keras' callbacks whose batch hooks have an effect only with some settings -> True if they have none.
+_IDLE_BETWEEN_EPOCHS: dict[type, Callable[[Any], bool]] = {
+    keras.callbacks.Callback: lambda callback: True,  # Its hooks do nothing.
+    keras.callbacks.ModelCheckpoint: lambda callback: callback.save_freq == "epoch",
+    keras.callbacks.TensorBoard: lambda callback: callback.update_freq == "epoch" and not callback._should_trace,
+    keras.callbacks.TerminateOnNaN: lambda callback: True,  # Called by `CallbackRunner.nonfinite_loss`.
+}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Needed:
-    """What the callbacks of any worker need."""
+def runs_on_chief(callback: keras.callbacks.Callback, in_script: bool = False) -> bool:
+    """Returns whether a callback runs on the chief only: it writes files, or is of a library, such as W&B's.
 
-    shows_progress: bool = False
-    # Hooks after which stop flag, learning rate and variables are synchronised.
-    synchronised: frozenset[str] = frozenset()
-    # See `shared_logs.find_places`.
-    shares_logs: Mapping[str, Collection[int]] = dataclasses.field(default_factory=dict)
+    Its attribute `on_all_workers` may say otherwise. What Keras' `save` writes in a script is written once: there
+    ModelCheckpoint runs on all workers.
+    """
+    writers = tuple(one for one in _WRITERS if not (in_script and one is keras.callbacks.ModelCheckpoint))
+    of_library = not (type(callback).__module__.startswith("keras.") or user_code.defines(type(callback)))
+    return not getattr(callback, "on_all_workers", not (isinstance(callback, writers) or of_library))
+
+
+def is_users(callback: keras.callbacks.Callback) -> bool:
+    """Returns True for callbacks that run code that is not Keras'."""
+    of_functions = (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler)
+    return not type(callback).__module__.startswith("keras.") or isinstance(callback, of_functions)
+
+
+def is_defined(callback: keras.callbacks.Callback, hook: str, kind: type = keras.callbacks.Callback) -> bool:
+    """Returns True if a callback overrides `hook` of `kind`."""
+    names = [hook, hook.replace("on_train_batch", "on_batch")]  # Keras' older names, called by the newer hooks.
+    return any(getattr(getattr(callback, name), "__func__", None) is not getattr(kind, name) for name in names)
+
+
+def _wants_batches(callback: keras.callbacks.Callback, kind: str) -> bool:
+    """Returns True if a batch hook of "train", "test" or "predict" has an effect."""
+    return not all(
+        any(
+            isinstance(callback, owner)
+            and not is_defined(callback, f"on_{kind}_batch_{moment}", owner)
+            and idle(callback)
+            for owner, idle in _IDLE_BETWEEN_EPOCHS.items()
+        )
+        for moment in ("begin", "end")
+    )
 
 
 class Bar(Protocol):
@@ -56,10 +88,7 @@ class Bar(Protocol):
 
 
 class CallbackRunner(NoCallbacks):
-    """The callbacks of a run on one worker; see `NoCallbacks`.
-
-    Made by `make_callbacks`, or from the callbacks of a script.
-    """
+    """The callbacks of a run on one worker; see `NoCallbacks`."""
 
     active = True
 
@@ -68,75 +97,73 @@ class CallbackRunner(NoCallbacks):
         cluster: Cluster,
         model: keras.Model,
         callbacks: list[keras.callbacks.Callback],
-        optimizer: keras.optimizers.Optimizer | None = None,
         bar: Bar | None = None,
         params: dict[str, Any] | None = None,
-        placement: broadcast.Placement | None = None,
+        script: Callable[[], AbstractContextManager] | None = None,
+        saves_draws: bool = False,
     ):
         """Collective: all workers create it.
 
         Args:
-            optimizer: the optimizer that it is trained with; None: the model is not trained.
             callbacks: the user's; a History is added if there is none.
             bar: the progress bar; None: no bar on this worker.
-            placement: which callbacks run on all workers; None: those with `on_all_workers = True`, and those of
-                Keras that write no files.
+            script: the context of a script's hooks on all workers; None: hooks may predict on this worker alone.
+            saves_draws: whether a checkpoint holds the states of the global random generators, as only callbacks draw.
         """
         super().__init__()
         self._cluster, self._model, self._bar = cluster, model, bar
-        self._placement = placement or broadcast.Placement()
-        self._training = False
+        self._script, self._saves_draws, self._training = script, saves_draws, False
         histories = [one for one in callbacks if isinstance(one, keras.callbacks.History)]
         # The return value of `fit`.
         self.history = histories[0] if histories else keras.callbacks.History()
         # The callbacks whose state is saved in checkpoints.
         self._saved = [*(one for one in callbacks if one is not self.history), self.history]
-        self._gather_hooks(callbacks, [*model.weights, *(optimizer.variables if optimizer else [])])
-        mine = [one for one in self._saved if cluster.is_chief or self._placement.everywhere(one)]
+        self._state = callback_state.CallbackState(self._saved, model)
+        self._chief_only = {id(one) for one in self._saved if runs_on_chief(one, script is not None)}
+        # The bar is last: it shows what the callbacks add to the logs.
+        self._called = [*(self._saved if cluster.is_chief else self.on_all_workers()), *([bar] if bar else [])]
         with _quiet_unless(cluster.is_chief):
-            # The bar is last: it shows what the callbacks add to the logs.
-            listed = [*mine, *([bar] if bar else [])]
-            self._list = keras.callbacks.CallbackList(listed, model=model, **(params or {}))
-        self._set_initial()
-        self._reported_unsaved: set[str] = set()
+            for one in self._called:
+                one.set_params(params or {})
+                one.set_model(model)
+        self._gather_needs()
+        self._told: set[str] = set()
 
-    def _gather_hooks(self, callbacks: list[keras.callbacks.Callback], trained: list[Any]) -> None:
-        """Finds out which hooks any worker needs: scripts written for Horovod pass some callbacks only on the chief.
+    def _gather_needs(self) -> None:
+        """Finds out what a callback of any worker needs: scripts written for Horovod pass writers only on the chief.
 
-        `trained`: the variables that training changes.
+        Raises:
+            ValueError: the workers have other callbacks that run on all.
         """
-        known = {id(one) for one in (*trained, *self._model.variables, *self._model.metrics_variables)}
-        found = [
-            variable
-            for variable in broadcast.find_referenced_variables(callbacks, self._model)
-            if id(variable) not in known
-        ]
-        # Variables that callbacks refer to and that no other part of a checkpoint holds.
-        self._held = callback_state.WatchedVariables(callback_state.named_variables(found))
+        names = ", ".join(type(one).__name__ for one in self.on_all_workers())
         shown = self._bar is not None and self._bar.moves
-        batches = [active_hooks.wants_batches(callbacks, kind) for kind in active_hooks.KINDS]
-        acting = [any(active_hooks.is_active(one, hook) for one in callbacks) for hook in active_hooks.HOOKS]
-        workers = self._cluster.all_gather([float(value) for value in (shown, *batches, *acting, len(found))])
-        shows_progress, *needed = np.any(workers[:, :-1], axis=0).tolist()
-        by_kind, by_hook = needed[: len(batches)], needed[len(batches) :]
-        self.batch_interval = {
-            kind: self.steps_per_execution for kind, need in zip(active_hooks.KINDS, by_kind, strict=True) if need
-        }
-        synchronised = {hook for hook, need in zip(active_hooks.HOOKS, by_hook, strict=True) if need}
-        shares = shared_logs.find_places(self._cluster, self._saved, self._placement.everywhere)
-        self._needed = _Needed(shows_progress=shows_progress, synchronised=frozenset(synchronised), shares_logs=shares)
-        variables = [variable for variable in trained if variable is not self._settable_rate()]
-        if len(set(workers[:, -1])) == 1:  # Unequal counts: variables of callbacks that only the chief has.
-            variables += found
-        self._variables = broadcast.VariableBroadcast(self._cluster, variables)
+        wants = [any(_wants_batches(one, kind) for one in self._saved) for kind in _STOPS]
+        flags = map(int, (shown, any(map(is_users, self._saved)), *wants))
+        workers = self._cluster.all_gather([zlib.crc32(names.encode()), *flags])
+        if np.ptp(workers[:, 0]):
+            raise ValueError(
+                f"All workers must pass the same callbacks. By rank: {self._cluster.all_gather_text(names)}. Set "
+                "on_all_workers = False on a callback that writes files: it runs on the chief only, as Keras' do."
+            )
+        self._shows_progress, self._may_differ, *needed = workers[:, 1:].any(axis=0).tolist()
+        interval = self.steps_per_execution
+        self.batch_interval = {kind: interval for kind, need in zip(_STOPS, needed, strict=True) if need}
 
     @property
     def steps_per_execution(self) -> int:
         return getattr(self._model, "steps_per_execution", 1)
 
+    def on_all_workers(self) -> list[keras.callbacks.Callback]:
+        """Returns the callbacks that run on all workers."""
+        return [one for one in self._saved if id(one) not in self._chief_only]
+
+    @property
+    def held(self) -> list[Any]:
+        return list(self._state.variables.values())
+
     def wants_progress(self, kind: str) -> bool:
         # As in Keras: one bar per epoch.
-        return self._needed.shows_progress and not (kind == "test" and self._training)
+        return self._shows_progress and not (kind == "test" and self._training)
 
     def progress(self, done: int, logs: dict[str, float]) -> None:
         if self._bar is not None:
@@ -153,87 +180,70 @@ class CallbackRunner(NoCallbacks):
             self._model.stop_predicting = False
         # Sorted and rounded like Keras' own: the last bits of a sum depend on the steps per execution.
         arguments = ([] if index is None else [index]) + [_round(logs or {})]
-        synchronised = hook in self._needed.synchronised and self._cluster.num_workers > 1
-        if synchronised:
-            self._variables.begin()
         with self._cluster.pause_timers(), _quiet_unless(self._cluster.is_chief):
-            failed = self._call_each(hook, arguments)
-        if synchronised:
-            self._variables.end()
-            self._synchronise(failed)
-        if failed is not None:
-            raise failed
-        if hook in ("on_test_end", "on_predict_end"):
-            self._broadcast_attributes()
+            for callback in self._called:
+                before = self.stop()
+                with self._context(callback, hook), self._guard(callback, hook):
+                    getattr(callback, hook)(*arguments)
+                if self.stop() and not before:
+                    self.stopped_by = type(callback).__name__
+        if self._may_differ and not hook.endswith("batch_begin"):
+            self._share_stop()
 
-    def _call_each(self, hook: str, arguments: list[Any]) -> Exception | None:
-        """Calls a hook of each callback; returns what one raised that runs on the chief only."""
-        logs = shared_logs.SharedLogs(self._cluster, arguments[-1], self._needed.shares_logs.get(hook, ()))
-        for index, callback in enumerate([*self._saved, *([self._bar] if self._bar else [])]):
-            if self._cluster.num_workers == 1 or self._placement.everywhere(callback):
-                if not logs.reach(index):
-                    break
-                with self._placement.context():
-                    self._call_one(callback, hook, arguments)
-            elif self._cluster.is_chief:
-                try:
-                    with self._without_collectives(callback, hook):
-                        self._call_one(callback, hook, arguments)
-                except (Exception, SystemExit) as error:
-                    logs.fail()
-                    return user_code.refuse_exit(error) if isinstance(error, SystemExit) else error
-        return None
+    def _share_stop(self) -> None:
+        """Ends all workers if one does: callbacks that read a clock or a file may decide otherwise. Collective."""
+        stops = self._cluster.all_gather([float(self.stop(kind)) for kind in _STOPS]).any(axis=0)
+        self._model.stop_training, self._model.stop_evaluating, self._model.stop_predicting = stops.tolist()
 
-    def _call_one(self, callback: keras.callbacks.Callback, hook: str, arguments: list[Any]) -> None:
-        before = self.stop()
-        with self._guard(callback, hook):
-            getattr(callback, hook)(*arguments)
-        if self.stop() and not before:
-            self.stopped_by = type(callback).__name__
+    def _context(self, callback: keras.callbacks.Callback, hook: str) -> AbstractContextManager:
+        on_all, stack = id(callback) not in self._chief_only, contextlib.ExitStack()
+        if callback is self._bar:
+            return stack
+        if on_all and self._script is not None:
+            return self._script()
+        if self._cluster.num_workers > 1:
+            if not on_all:
+                advice = (
+                    "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
+                )
+                stack.enter_context(cluster_lib.on_one_worker(f"{type(callback).__name__}.{hook}", advice))
+            stack.enter_context(collective_guard.local(self._model))
+        return stack
 
-    def _guard(self, callback: keras.callbacks.Callback, hook: str) -> contextlib.AbstractContextManager:
+    def _guard(self, callback: keras.callbacks.Callback, hook: str) -> AbstractContextManager:
         """Guards a hook in training: on_train_begin, on all workers, may change what the trace reads later."""
-        alone = self._cluster.num_workers > 1 and not self._placement.everywhere(callback)
+        alone = self._cluster.num_workers > 1 and id(callback) in self._chief_only
         traced = alone if hook == "on_train_begin" else hook != "on_train_end"
-        acts = active_hooks.is_defined(callback, hook) or hook == "on_epoch_end"
-        if not (traced and self._training and active_hooks.is_users(callback) and acts):
+        acts = is_defined(callback, hook) or hook == "on_epoch_end"
+        if not (traced and self._training and is_users(callback) and callback is not self._bar and acts):
             return contextlib.nullcontext()
         objects = {layer.name: layer for layer in model_layers.of_all_depths(self._model)}
         objects |= {"optimizer": self._model.optimizer}
         return guard.around_hook(callback, hook, objects, alone, compares=hook.startswith("on_epoch"))
 
-    def on_all_workers(self) -> list[keras.callbacks.Callback]:
-        return [one for one in self._saved if self._placement.everywhere(one)]
-
-    @property
-    def held(self) -> list[Any]:
-        return list(self._held.variables.values())
-
-    def train_begin(self, saved: Any = None, epoch: int | None = None, *, ended=False, workdir=None) -> None:
+    def train_begin(self, saved: Any = None, epoch: int | None = None, *, ended=False, saves=False) -> None:
         self._model.stop_training, self._training = False, True
-        if self._cluster.is_chief and workdir is not None:
-            callback_state.begin_files(self._saved, saved, ended, workdir)
+        if self._cluster.is_chief and saved:
+            callback_state.rewind_files(self._saved, saved["callbacks"], ended or saved["stop"])
         self.call("on_train_begin")
-        self._set_initial()
-        for opaque in callback_state.find_opaque(self._saved) if self._cluster.is_chief and workdir is not None else ():
-            self._warn_unsaved(*opaque)
+        if self._cluster.is_chief and saves:
+            self._state.begin()
         if epoch is not None:  # Repeat on_epoch_begin on resume: callbacks may open files there.
             self.call("on_epoch_begin", epoch)
 
     def train_end(self, logs: dict[str, float]) -> None:
         self.call("on_train_end", logs=logs)
         self._training = False
-        self._broadcast_attributes()
+        self._cluster.barrier()  # The files are there.
         self._model.history = self.history
         if not self._model.compiled:
             del self._model.optimizer  # It is not part of the exported model.
 
     def nonfinite_loss(self, step: int, loss: float) -> bool:
-        for callback in self._list.callbacks:
+        for callback in self._called:
             if isinstance(callback, keras.callbacks.TerminateOnNaN):
                 with _quiet_unless(self._cluster.is_chief):
                     callback.on_batch_end(step, {"loss": loss})
-        self._synchronise()
         if self.stop():
             self.stopped_by = _ON_NAN
         return self.stopped_on_nan
@@ -243,117 +253,27 @@ class CallbackRunner(NoCallbacks):
         return self.stopped_by == _ON_NAN
 
     def state(self, variables: Iterable[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        values, arrays = callback_state.snapshot(self._saved, self._initial, self._warn_unsaved)
-        known = {id(one) for one in variables}
-        changed = self._held.changed_values()
-        held = {name: value for name, value in changed.items() if id(self._held.variables[name]) not in known}
-        draws = callback_state.add_draws(arrays) if self._placement.saves_draws else None
-        return {"callbacks": values, "stop": self.stop(), "draws": draws}, arrays | held
+        values, arrays, unsaved = self._state.save({id(one) for one in variables})
+        draws = callback_state.encode_draws(arrays) if self._saves_draws else None
+        if new := [one for one in unsaved if one not in self._told]:
+            self._told.update(new)
+            self._warn(
+                f"not saved in checkpoints, which hold numbers, texts, arrays, and lists and dicts of at most 100,000 "
+                f"elements: {', '.join(new)}. On resume these are as on_train_begin leaves them: if they change, give "
+                "the callback, or them, the functions get_state() and set_state(state)"
+            )
+        return {"callbacks": values, "stop": self.stop(), "draws": draws}, arrays
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        new = callback_state.restore(self._saved, saved["callbacks"], arrays)
-        lost = callback_state.restore_variables(self._held.variables, arrays)
+        new = self._state.restore(saved["callbacks"], arrays)
         if new and self._cluster.is_chief:
-            self._warn(f"not in the checkpoint, these callbacks start from scratch: {', '.join(new)}")
-        if lost and self._cluster.is_chief:
-            self._warn(f"the callbacks refer to no variables for these values of the checkpoint: {', '.join(lost)}")
-        callback_state.restore_draws(saved.get("draws") if self._placement.saves_draws else None, arrays)
+            self._warn(f"not in the checkpoint, or of another release; these start from scratch: {', '.join(new)}")
+        if self._saves_draws and saved.get("draws") is not None:
+            callback_state.restore_draws(saved["draws"], arrays)
         self._model.stop_training, self._model.history = saved["stop"], self.history
-
-    def _set_initial(self) -> None:
-        self._initial = callback_state.initial_state(self._saved)
-        if self._cluster.is_chief:
-            self._held.note()
-
-    @contextlib.contextmanager
-    def _without_collectives(self, callback: keras.callbacks.Callback, hook: str) -> Iterator[None]:
-        alone = collective_guard.local(self._model)
-        advice = "set on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)"
-        with cluster_lib.on_one_worker(f"{type(callback).__name__}.{hook}", advice), alone:
-            yield
-
-    def _synchronise(self, failed: Exception | None = None) -> None:
-        """Stops all workers if the chief stops or `failed`, and gives them its variables and learning rate."""
-        if self._cluster.num_workers == 1:
-            return
-        rate = self._settable_rate()
-        mine = 0.0 if rate is None else float(keras.ops.convert_to_numpy(rate))
-        stops = [float(self.stop(kind)) for kind in _STOPS]
-        workers = self._cluster.all_gather([mine, float(self._variables.changed), float(failed is not None), *stops])
-        if workers[0, 2]:
-            collective_guard.share(self._cluster, None, failed)
-        self._model.stop_training, self._model.stop_evaluating, self._model.stop_predicting = map(bool, workers[0, 3:])
-        if np.any(workers[:, 1]):
-            self._variables.copy()
-        if rate is not None and workers[0, 0] != mine:
-            rate.assign(workers[0, 0])
-
-    def _broadcast_attributes(self) -> None:
-        if self._cluster.num_workers > 1 and not self._training:
-            broadcast.broadcast_attributes(self._cluster, self._saved, self._initial, self._placement.everywhere)
-
-    def _settable_rate(self) -> keras.Variable | None:
-        rate = getattr(getattr(self._model, "optimizer", None), "learning_rate", None)
-        return rate if isinstance(rate, keras.Variable) else None
 
     def _warn(self, text: str) -> None:
         print(f"tfdist: worker {self._cluster.rank}: {text}", file=sys.stderr, flush=True)
-
-    def _warn_unsaved(self, name: str, attribute: str, value: Any) -> None:
-        """Warns once about an attribute of a user's callback that a checkpoint cannot hold."""
-        callback, attribute = callback_state.by_name(self._saved)[name], f"{name}.{attribute}"
-        if attribute not in self._reported_unsaved and not type(callback).__module__.startswith("keras."):
-            self._reported_unsaved.add(attribute)
-            self._warn(
-                f"{attribute} ({type(value).__name__}) is not saved in checkpoints, which hold numbers, texts, arrays, "
-                "and lists and dicts of at most 100,000 elements: on resume it has the value that on_train_begin sets"
-            )
-
-
-def make_callbacks(config: config_lib.Config, cluster: Cluster, context: StepContext, sizes: Sizes) -> CallbackRunner:
-    """Builds the callbacks in `config.callbacks`.
-
-    Raises:
-        ValueError: a spec cannot be built, or the callback monitors or sets something that the run does not have.
-    """
-    model, optimizer, names = context.model, context.optimizer, context.names
-    evaluated = [f"val_{name}" for name in names] if config.data.evaluation_split is not None else []
-    callbacks = []
-    for index, spec in enumerate(config.callbacks):
-        field = f"config.callbacks[{index}]"
-        callback = specs.build(spec, field=field)
-        _check_callback(callback, field, [*names, *evaluated, "learning_rate"], optimizer)
-        if getattr(callback, "restore_best_weights", False) and optimizer_lib.evaluates_averages(config, optimizer):
-            raise ValueError(
-                f"{field}.restore_best_weights=True restores weights, but with config.optimizer.use_ema=True their "
-                "averages are evaluated and exported: remove it, and set config.checkpoint.best_metric, which keeps "
-                "the checkpoint with the best averages."
-            )
-        callbacks.append(callback)
-    model.optimizer = optimizer  # Keras' callbacks read it there.
-    epochs = math.ceil(sizes.total_steps / sizes.steps_per_epoch)
-    params = {"verbose": 0, "epochs": epochs, "steps": sizes.steps_per_epoch}
-    return CallbackRunner(cluster, model, callbacks, optimizer, None, params)
-
-
-def _check_callback(callback: Any, field: str, names: list[str], optimizer: keras.optimizers.Optimizer) -> None:
-    if not isinstance(callback, keras.callbacks.Callback):
-        raise ValueError(f"{field}.target must return a keras.callbacks.Callback. Received: {type(callback).__name__}")
-    if isinstance(callback, keras.callbacks.BackupAndRestore):
-        raise ValueError(f"{field}: BackupAndRestore is not needed: run the same command to resume. Remove it.")
-    setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
-    if isinstance(callback, setters) and optimizer_lib.settable_learning_rate(optimizer) is None:
-        raise ValueError(
-            f"{field}: {type(callback).__name__} cannot set the learning rate of a schedule: set "
-            f'config.learning_rate.schedule to {{"target": "{schema.SETTABLE_SCHEDULE}"}}.'
-        )
-    monitor = getattr(callback, "monitor", None)
-    if not isinstance(monitor, str):
-        return
-    if monitor not in names and getattr(callback, "save_best_only", True):
-        raise ValueError(f"{field}.monitor={monitor!r} is not a metric of this run. Choose one of: {', '.join(names)}.")
-    if callback.mode == "auto" and monitor.removeprefix("val_") != "loss":
-        raise ValueError(f'{field}: set mode="max" or mode="min" for monitor={monitor!r}.')
 
 
 def _round(logs: dict[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class NoCallbacks:
         return None
 
     def call(self, hook: str, index: int | None = None, logs: dict[str, Any] | None = None) -> None:
-        """Calls a hook of all callbacks, and synchronises the workers if the hook may change anything.
+        """Calls a hook of all callbacks; all workers end if one does.
 
         Args:
             hook: such as "on_epoch_end". `train_begin` and `train_end` call the two hooks of the whole training.
@@ -70,13 +70,13 @@ class NoCallbacks:
             logs: metric values by name; outputs for "on_predict_batch_end".
         """
 
-    def train_begin(self, saved: Any = None, epoch: int | None = None, *, ended=False, workdir=None) -> None:
+    def train_begin(self, saved: Any = None, epoch: int | None = None, *, ended=False, saves=False) -> None:
         """Calls on_train_begin: before the first step, and before variables are restored from a checkpoint.
 
         Args:
             saved: what `state` returned, if a run is resumed; `ended`: from the checkpoint of its last step.
             epoch: the unfinished epoch in which the checkpoint was saved; None: it was saved between two epochs.
-            workdir: of the run, or None: the sizes of files to which callbacks append are noted there.
+            saves: whether checkpoints are saved.
         """
 
     def train_end(self, logs: dict[str, float]) -> None:

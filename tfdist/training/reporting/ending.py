@@ -26,13 +26,12 @@ def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
     heartbeat_monitor.call_before_exit(functools.partial(tools.ledger.note_end, "lost"))
     run, end, text, failed = tools.run, "", "", None
     try:
-        yield
+        # A script may end itself in a callback on all workers.
+        with contextlib.nullcontext() if run.is_script else user_code.exits_refused():
+            yield
         end = "stopped" if run.stop.saving else "finished"
     except BaseException as error:
         failed = error
-        if isinstance(error, SystemExit) and not run.is_script:  # A script may end itself in a callback on all workers.
-            failed = user_code.refuse_exit(error)
-            failed.__cause__ = error
         end, text = _describe(failed, tools)
         if not run.is_script:
             tools.report.end_bar()
