@@ -60,7 +60,7 @@ class WorkerComparison:
             messages.say(
                 f"WARNING: worker {self._cluster.rank} differs from worker 0 after an epoch: {', '.join(new)}. All "
                 "workers must run the same: what callbacks and data set must not depend on the process, the host or a "
-                "thread. The training goes on with the weights of worker 0."
+                "thread."
             )
 
     def _compared_values(self) -> Iterator[tuple[str, int]]:
