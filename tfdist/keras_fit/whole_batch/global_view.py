@@ -38,6 +38,8 @@ _TOLD_BYTES, _TOLD_IF_MANY = 10_000_000, 1_000_000
 _TOLD_WORK = 10_000_000
 # Operations that give the numbers of their first input another form.
 _MOVES = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze")
+# Operations with graphs of their own.
+_INNER = ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "PartitionedCall")
 # Operations that look at the shape of a tensor, and not at its values.
 _OF_SHAPE = ("Shape", "ShapeN", "Rank", "Size", "ZerosLike", "OnesLike")
 
@@ -536,22 +538,28 @@ class GlobalView:
     def _once(self, gradient: tf.IndexedSlices) -> tuple[Any, list[tf.Tensor]]:
         wholes, own = {one.tensor.ref() for one in self.wholes.values()}, {one.ref() for one in self.cut}
         own |= {one.rows.ref() for one in self.wholes.values() if isinstance(one.rows, tf.Tensor)}
+        numbers = {op.name: number for number, op in enumerate(self.graph.get_operations())}
+        ranges = [range(*one) for one in self.in_layers]
+
+        def is_in_layer(op: tf.Operation) -> bool:
+            return any(numbers.get(op.name) in part for part in ranges)
+
         found, constants, seen, waiting = set(), [], set(), [gradient.indices]
         while waiting:
             tensor = waiting.pop()
+            inputs = [*tensor.op.inputs]
             if tensor.ref() in wholes or tensor.ref() in own:
                 found.add("whole" if tensor.ref() in wholes else "own")
+            elif tensor.op.type in _INNER:  # The gradient of a branch has inputs that the branch returned.
+                inner = [one.op for one in (tensor, *inputs) if one.op.type in _INNER]
+                found.add("own" if any(map(is_in_layer, inner)) else "whole")
             elif tensor.op.name not in seen:
                 seen.add(tensor.op.name)
-                inputs = [*tensor.op.inputs]
                 last = {"ConcatV2": -1}.get(tensor.op.type, 1 if tensor.op.type in _MOVES else None)
                 waiting += inputs[:last]
                 constants += [] if inputs else [tensor]
-        if not found and constants:
-            numbers = {op.name: number for number, op in enumerate(self.graph.get_operations())}
-            ranges = [range(*one) for one in self.in_layers]
-            in_layer = any(numbers.get(one.op.name) in part for one in constants for part in ranges)
-            found = set() if in_layer else {"whole"}
+        if not found and constants and not any(is_in_layer(one.op) for one in constants):
+            found = {"whole"}
         if found == {"whole"}:
             factor = tf.cast(tf.equal(replicas_lib.replica_id(), 0), gradient.values.dtype)
             values = gradient.values * factor * tf.cast(self.rows.replicas, factor.dtype)
