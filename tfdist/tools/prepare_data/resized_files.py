@@ -49,8 +49,8 @@ def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, ou
         source: the split; "image" is encoded, string [n], or uint8 [n, h, w, c]. Other columns are kept.
         spec: of the source, to know it again.
 
-    Returns bytes of the files, and seconds that writing took, 0 if they were there. Raises ValueError if other examples
-    are there, the source has no images, or one is damaged; OSError, which names the folder, if it cannot be written.
+    Returns bytes of the files, and seconds that writing took, 0 if they were there. Raises ValueError if another
+    folder is there, or the source has no images; OSError, which names the folder, if it cannot be written.
     """
     folder = output / split
     made = {"source": diff.to_json(spec), "split": split, **diff.to_json(dataclasses.asdict(form))}
