@@ -124,7 +124,7 @@ def choose(
     """Chooses the faults of one training and their phases; and whether its workers are on two networks."""
     names = [name for name in faults.KINDS if name in options.kinds.split(",") or not options.kinds]
     if os.geteuid() != 0:
-        names = [name for name in names if name not in faults.OF_ROOT]
+        names = [name for name in names if name not in faults.OF_THE_DISK]
     cable = faults.OF_THE_NETWORK in names and networks.namespaces_missing() is None
     names = [name for name in names if name != faults.OF_THE_NETWORK]
     if cable and (number % _NETWORK_EVERY == 0 or not names):

@@ -140,15 +140,15 @@ def _change_data(crew: Crew, rng: random.Random) -> None:
     crew.processes[0].kill()
 
 
-def _own_cache(crew: Crew, rng: random.Random) -> None:
-    """Kills all, and restarts when another user owns the stored examples."""
+def _cut_cache(crew: Crew, rng: random.Random) -> None:
+    """Kills all, and restarts when the files of the stored examples are cut off."""
     del rng
 
-    def own() -> None:
-        for path in (path for entry in crew.cache.iterdir() for path in (entry, *entry.glob("*"))):
-            os.chown(path, 65534, 65534)
+    def cut() -> None:
+        for path in crew.cache.rglob("*.npy"):
+            os.truncate(path, path.stat().st_size - 1)
 
-    crew.between.append(own)
+    crew.between.append(cut)
     crew.processes[0].kill()
 
 
@@ -212,18 +212,17 @@ KINDS = {
     "changed data": Kind(
         strike=_change_data, seen="has changed since the run was saved|skipped: there is no", phases=_RUNNING
     ),
-    "a cache of another user": Kind(strike=_own_cache, seen="chaos: started", phases=_RUNNING),
+    "a damaged cache": Kind(strike=_cut_cache, seen="chaos: started", phases=_RUNNING),
     "unequal replicas": Kind(strike=_corrupt, seen="replicas do not hold the same state", phases=("training",)),
     "a pulled cable": Kind(strike=lambda crew, rng: pull(crew), seen=_LOST, phases=("training", "evaluation")),
 }
 OF_THE_NETWORK = "a pulled cable"
+# They need root.
 OF_THE_DISK = ("a full disk", "a vanished workdir", "a read-only workdir")
-# Faults that need root.
-OF_ROOT = (*OF_THE_DISK, "a cache of another user")
 # Faults that need the supervisor.
 SUPERVISED = (
     *("a signal to the supervisor", "a truncated checkpoint", "SIGSTOP"),
-    *("another machine", "changed data", "a cache of another user", "unequal replicas"),
+    *("another machine", "changed data", "a damaged cache", "unequal replicas"),
 )
 
 

@@ -99,7 +99,7 @@ def test_the_cache_holds_what_was_read_and_reads_once(where, tmp_path):
         again, _ = keep(second := Source(600), directory)
         np.testing.assert_array_equal(again.read(tf.constant([599, 0]))["label"], [599 % 7, 0])
         assert second.reads == []
-        assert len([path for path in directory.iterdir() if path.is_dir()]) == 1
+        assert len([path for path in directory.glob("*/*") if path.is_dir()]) == 1
 
 
 def test_prepared_examples_are_kept_where_nothing_is_random(tmp_path):
@@ -135,7 +135,7 @@ def test_dtypes_unknown_to_numpy_files_are_saved_by_their_bits(tmp_path):
         assert found["x"].dtype == tf.bfloat16
         np.testing.assert_array_equal(found["x"], expected["x"])
         np.testing.assert_array_equal(found["label"], expected["label"])
-    (manifest,) = tmp_path.glob("*/manifest.json")
+    (manifest,) = tmp_path.glob("*/*/manifest.json")
     assert json.loads(manifest.read_text())["arrays"] == {"x": "bfloat16", "label": "numbers"}
 
 
@@ -152,19 +152,19 @@ def test_examples_that_differ_in_shape_are_refused(where, tmp_path):
         ValueError, match=r"those of 'tokens' differ: \[2\] in the first 256 .* \[3\] from example 256 on. "
     ):
         keep(Padded(500), directory)[0].read(tf.constant([0], tf.int64))
-    assert directory is None or [path.suffix for path in directory.iterdir()] == [".lock"]
+    assert directory is None or [path.suffix for path in directory.glob("*/*")] == [".lock"]
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("name", "column", "message"),
     [
-        ([np.zeros((2, 3)), np.zeros((2, 5))], r"those of 'x' differ: \[3\] and \[5\]\. Pad them"),
-        ([np.array([[b"a", b"b"]], object)], r"one string in a column. Received: strings \[2\] in 'x'"),
+        ("x/y", np.zeros(2), r"names must be letters.* Received: 'x/y'"),
+        ("x", np.array([[b"a", b"b"]], object), r"one string in a column. Received: strings \[2\] in 'x'"),
     ],
 )
-def test_columns_that_files_cannot_hold_are_refused(columns, message, tmp_path):
+def test_columns_that_files_cannot_hold_are_refused(name, column, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        example_files.write(tmp_path / "files", iter([{"x": column} for column in columns]), 4)
+        example_files.write(tmp_path / "files", iter([{name: column}]), 2)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -180,7 +180,7 @@ def start(directory, seconds):
     process = forked.Popen(code, cwd=REPOSITORY, env=worker_environment(), stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "reading\n"
     deadline = time.monotonic() + 60
-    while not list(directory.glob("*.writing-*")) and time.monotonic() < deadline:
+    while not list(directory.glob("*/*.writing")) and time.monotonic() < deadline:
         time.sleep(0.05)
     return process
 
@@ -216,7 +216,7 @@ def test_users_of_one_directory_have_files_of_their_own():
 
 
 def check_users(shared):
-    mine = keep(Source(20), shared)[0].fill()
+    mine = keep(Source(20), shared)[0].fill().parent
     assert mine.stat().st_mode & 0o777 == 0o700
     os.seteuid(65534)
     try:
@@ -224,64 +224,40 @@ def check_users(shared):
         np.testing.assert_array_equal(other.read(tf.constant([9]))["label"], [9 % 7])
     finally:
         os.seteuid(0)
-    assert len(source.reads) == 20 and len(list(shared.glob("*.lock"))) == 2
-    # Another user has made a link to a file of mine, or a file, where my lock will be: it had 0 bytes afterwards.
-    theirs, valuable = shared / f"{keep(Source(5), shared)[0].name}.lock", shared / "valuable"
-    valuable.write_text("mine")
-    shared.chmod(0o777)  # In a sticky directory the kernel may refuse both.
-    theirs.symlink_to(valuable)
-    for words in ("symbolic link", "another user"):
-        os.chown(theirs, 65534, 65534, follow_symlinks=False)
-        with pytest.raises(OSError, match=words):
-            keep(Source(5), shared)[0].fill()
-        theirs.unlink()
-        theirs.touch()
-    assert valuable.read_text() == "mine"
-    # Another user has made what has the name of mine.
-    os.chown(mine, 65534, 65534)
-    again, _ = keep(source := Source(20), shared)
-    again.read(tf.constant([9]))
-    assert len(source.reads) == 20
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_files_that_the_file_system_gives_another_owner_are_not_used_and_named(tmp_path):
-    class GivenAway(Source):
-        def read(self, ids):
-            def give(ids):
-                for folder in tmp_path.glob("*.writing-*"):
-                    os.chown(folder, 65534, 65534)
-                return ids
-
-            return super().read(tf.ensure_shape(tf.numpy_function(give, [ids], tf.int64), ids.shape))
-
-    kept, _ = keep(GivenAway(20), tmp_path)
-    with pytest.raises(OSError, match=r"cache_dir=.* cannot store the examples: .* another owner. Free space"):
-        kept.read(tf.constant([9]))
+    assert len(source.reads) == 20 and len(list(shared.iterdir())) == len(list(shared.glob("*/*.lock"))) == 2
+    # Another user has made what has the name of mine, a directory or a link: its examples could be any.
+    elsewhere = mine.rename(shared / "elsewhere")
+    for make in (mine.mkdir, lambda: mine.symlink_to(elsewhere)):
+        make()
+        os.chown(mine, 65534, 65534, follow_symlinks=False)
+        with pytest.raises(OSError, match=r"cache_dir=.* cannot store the examples: .* another user.*: remove it"):
+            keep(Source(20), shared)[0].read(tf.constant([9]))
+        assert mine.is_symlink() or list(mine.iterdir()) == []
+        mine.unlink() if mine.is_symlink() else mine.rmdir()
 
 
 @pytest.mark.workers
 def test_a_writer_that_is_killed_leaves_nothing_half_and_two_write_once(tmp_path, capsys):
     with start(tmp_path, 30) as killed:
         killed.kill()
-    assert len(list(tmp_path.glob("*.writing-*"))) == 1
+    assert len(list(tmp_path.glob("*/*.writing"))) == 1
     mine = Source(1000)
     kept, _ = keep(mine, tmp_path)
     with start(tmp_path, 0.5) as other:
-        kept.name = next(path.stem for path in tmp_path.glob("*.lock"))
+        kept.name = next(path.stem for path in tmp_path.glob("*/*.lock"))
         kept.fill()  # Waits for the other, and finds what it has written.
         assert mine.reads == []
         assert capsys.readouterr().err.count("tfdist: waiting for another process that stores the examples (") == 1
         assert other.communicate(timeout=300)[0].splitlines()[-1] == "kept 2997"
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock"]
-    (manifest,) = tmp_path.glob("*/manifest.json")
+    assert sorted(path.suffix for path in tmp_path.glob("*/*")) == ["", ".lock"]
+    (manifest,) = tmp_path.glob("*/*/manifest.json")
     found = json.loads(manifest.read_text())
     assert found == {"examples": 1000, "arrays": {"x": "numbers"}, "bytes": {"x.npy": found["bytes"]["x.npy"]}}
 
 
 def test_damaged_files_are_written_again(tmp_path):
     keep(Source(30), tmp_path)[0].fill()
-    (file,) = tmp_path.glob("*/label.npy")
+    (file,) = tmp_path.glob("*/*/label.npy")
     size = file.stat().st_size
     os.truncate(file, size - 8)
     again = Source(30)
@@ -295,7 +271,7 @@ def test_the_modification_hash_of_a_source_decides_what_is_reused(tmp_path):
             source = Source(10)
             setattr(source, name, lambda said=said: said)
             keep(source, tmp_path / name)[0].fill()
-        assert len(list((tmp_path / name).glob("*/manifest.json"))) == 2
+        assert len(list((tmp_path / name).glob("*/*/manifest.json"))) == 2
 
 
 def test_an_array_in_the_config_is_known_by_all_of_its_values(tmp_path):
@@ -327,7 +303,7 @@ def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, t
             for what in ("the number of examples", "the fingerprint", "'image'", "'label'")
             for split in SPLITS
         }
-    assert len(list((tmp_path / "examples").glob("*/manifest.json"))) == 2
+    assert len(list((tmp_path / "examples").glob("*/*/manifest.json"))) == 2
     for plain, kept in zip(*batches, strict=True):
         for name, value in plain.items():
             np.testing.assert_array_equal(value, kept[name])

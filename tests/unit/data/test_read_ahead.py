@@ -10,7 +10,7 @@ from parameters import slow_except
 
 from tfdist.cluster import distributed_dataset
 from tfdist.data import read_ahead, stream
-from tfdist.data.cache import cached_source
+from tfdist.data.cache import example_files
 from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.tools.prepare_data import resized_files
 
@@ -96,7 +96,7 @@ def test_what_reads_all_examples_is_not_tuned(monkeypatch):
     images = tf.zeros([5, 4, 4, 3], tf.uint8)
     read = staticmethod(lambda ids: {"image": tf.gather(images, ids)})
     source = type("Images", (), {"read": read, "__len__": lambda self: 5})()
-    assert [len(one["image"]) for one in cached_source._chunks(source.read, 5)] == [5]
+    assert [len(one["image"]) for one in example_files.chunks(source.read, 5, 5)] == [5]
     form = resized_files.Form(to="raw", size=(4, 4), quality=90)
     assert [len(one["image"]) for one in resized_files._chunks(source, form, "train")] == [5]
     assert tuned == [False, False]

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import os
 import pathlib
 import re
 import sys
@@ -182,8 +183,8 @@ def test_ten_million_examples_on_disk_take_no_memory(tmp_path):
     for count in (10_000, 10_000_000):
         options = config.Data(source={"target": "far", "count": count}, cache="raw", cache_dir=str(tmp_path))
         kept, _ = cache.add_cache(options, Far(count), None, training=True)
-        folder = tmp_path / kept.name
-        folder.mkdir()
+        folder = tmp_path / f"tfdist-{os.geteuid()}" / kept.name
+        folder.mkdir(parents=True)
         # A file full of zeros, which take no place on disk.
         np.lib.format.open_memmap(folder / "image.npy", "w+", np.uint8, (count, 8, 8, 1)).flush()
         sizes = {"image.npy": (folder / "image.npy").stat().st_size}

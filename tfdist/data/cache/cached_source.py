@@ -2,14 +2,15 @@
 
 On disk, a cached split is a directory of NumPy files whose name contains a hash of source, config and length. It is
 written under a temporary name and renamed when complete. A file lock lets two jobs or two workers on a host write it
-once; the kernel releases the lock when its holder dies, and the next process removes the incomplete directory.
+once; the kernel releases the lock when its holder dies, and the next process removes the incomplete directory. All is
+in a directory of this user, which no other can write.
 """
 
 import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import tensorflow as tf
 
 from tfdist import config
 from tfdist.config import diff, paths
-from tfdist.data import autograph, read_ahead, stream
+from tfdist.data import autograph, stream
 from tfdist.data.cache import example_files
 from tfdist.data.feed import Batch, Prepare
 from tfdist.data.stream import Source
@@ -37,40 +38,35 @@ def add_cache(options: config.Data, source: Source, prepare: Prepare, *, trainin
         training: True for the training split; passed to `prepare`.
 
     Raises:
-        ValueError: when the first batch is traced: cache is "prepared" but `prepare` uses its seeds, so that its output
-            differs between epochs; or examples differ in shape.
+        ValueError: cache is "prepared" but `prepare` uses its seeds, so that its output differs between epochs; when
+            the first batch is traced: examples differ in shape.
         OSError: when the first batch is traced: the directory cannot be written, or is full.
     """
     identity = [diff.to_json(options.source), options.train_split if training else options.evaluation_split]
     read = autograph.convert_read(source)
     if options.cache == "raw":
         return CachedSource(source, read, options.cache_dir, identity), prepare
-    prepare = autograph.convert_prepare(prepare)
-
-    def load(ids: tf.Tensor) -> Batch:
-        return prepare(read(ids), tf.zeros([CHUNK, 2], tf.int64)[: tf.shape(ids)[0]], training=training)
-
-    def check() -> None:
-        reject_random(read, prepare, training=training)
-
+    load = _without_seeds(read, autograph.convert_prepare(prepare), training=training)
     identity += [diff.to_json(options.prepare), training]
-    cached_source = CachedSource(source, load, options.cache_dir, identity, check)
-    return cached_source, lambda batch, seeds, *, training: batch
+    return CachedSource(source, load, options.cache_dir, identity), lambda batch, seeds, *, training: batch
 
 
-def reject_random(read: Callable[[tf.Tensor], Batch], prepare: Prepare, *, training: bool) -> None:
-    """Raises a ValueError if `prepare` uses its seeds."""
+def _without_seeds(
+    read: Callable[[tf.Tensor], Batch], prepare: Prepare, *, training: bool
+) -> Callable[[tf.Tensor], Batch]:
+    """Returns a function of ids that reads and prepares; raises a ValueError if `prepare` uses its seeds."""
 
     def load(ids: tf.Tensor, seeds: tf.Tensor) -> Batch:
         return prepare(read(ids), seeds, training=training)
 
     signature = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64)]
-    graph = tf.function(load, input_signature=signature, autograph=False).get_concrete_function().graph
-    if graph.inputs[1].consumers():
+    traced = tf.function(load, input_signature=signature, autograph=False).get_concrete_function()
+    if traced.graph.inputs[1].consumers():
         raise ValueError(
             'config.data.cache="prepared" would store the random output of config.data.prepare, the same in every '
             'epoch. Set config.data.cache to "raw", or remove the augmentation.'
         )
+    return lambda ids: traced(ids, tf.zeros([tf.size(ids), 2], tf.int64))
 
 
 class CachedSource:
@@ -80,26 +76,17 @@ class CachedSource:
         load: reads, and may prepare, the examples with the given ids.
         directory: the cache directory of the host; None: host memory.
         identity: JSON values that identify source, split and preprocessing.
-        check: called before the cache is filled; raises if the examples cannot be cached.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        load: Callable[[tf.Tensor], Batch],
-        directory: str | None,
-        identity: Any,
-        check: Callable[[], None] = lambda: None,
-    ):
-        self._source, self._load, self._directory, self._check = source, load, directory, check
+    def __init__(self, source: Source, load: Callable[[tf.Tensor], Batch], directory: str | None, identity: Any):
+        self._source, self._load, self._directory = source, load, directory
         self.num_classes = getattr(source, "num_classes", None)
         for name in ("fingerprint", "modified"):
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
         facts = [getattr(source, name, str)() for name in ("fingerprint", *(("modified",) if directory else ()))]
         text = json.dumps([identity, len(source), *facts], sort_keys=True)
-        # Each user has files of his own: those of others could hold any examples.
-        self.name = f"tfdist-{os.geteuid()}-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
+        self.name = hashlib.sha256(text.encode()).hexdigest()[:20]
         self._lock = threading.Lock()
         self._arrays = InMemoryArrays(self._load_all) if directory is None else None
         self._files: dict[str, example_files.Column] | None = None
@@ -121,27 +108,23 @@ class CachedSource:
                 self._files = example_files.open_files(self.fill())
         return example_files.gather(self._files, ids)
 
-    def _load_all(self) -> dict[str, np.ndarray]:
-        self._check()
-        with stream.name_damaged_example(self):
-            return collect(_chunks(self._load, len(self)), len(self))
-
     def fill(self) -> Path:
         """Writes the split if it is not complete on disk; returns its directory. Several processes may call it at once.
 
         Raises:
             ValueError: examples differ in shape; names the feature.
-            OSError: the directory cannot be written, or is full; names it.
+            OSError: the directory cannot be written, is full, or has that of another user; names it.
         """
-        self._check()
-        folder = paths.local(self._directory, "config.data.cache_dir")
+        # Others can neither read nor write it: their files could hold any examples.
+        folder = paths.local(self._directory, "config.data.cache_dir") / f"tfdist-{os.geteuid()}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.lstat().st_uid != os.geteuid():
+                raise PermissionError(f"{folder} is another user's: remove it")
             with example_files.hold_lock(folder / f"{self.name}.lock"):
-                if example_files.open_files(folder / self.name) is None:
-                    example_files.write(folder / self.name, _chunks(self._load, len(self)), len(self), mode=0o700)
-                    if example_files.open_files(folder / self.name) is None:
-                        raise OSError("written files cannot be read, or the file system gives them another owner")
+                if example_files.read_manifest(folder / self.name) is None:
+                    chunks = example_files.chunks(self._load, len(self), CHUNK)
+                    example_files.write(folder / self.name, chunks, len(self))
         except OSError as error:
             raise type(error)(
                 f"config.data.cache_dir={self._directory!r} cannot store the examples: {error.strerror or error}. Free "
@@ -149,21 +132,9 @@ class CachedSource:
             ) from None
         return folder / self.name
 
-
-def _chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[dict[str, np.ndarray]]:
-    ids = tf.data.Dataset.range(num_examples).batch(CHUNK)
-    chunks = ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for number, chunk in enumerate(read_ahead.without_autotuning(chunks).as_numpy_iterator()):
-        for name, values in chunk.items():
-            first, shape = shapes.setdefault(name, values.shape[1:]), values.shape[1:]
-            if shape != first:
-                raise ValueError(
-                    f"Cached examples must have one shape, but those of {name!r} differ: {list(first)} in the first "
-                    f"{CHUNK} examples, {list(shape)} from example {number * CHUNK} on. Pad them to one length in "
-                    "the source or in prepare, or set config.data.cache to none."
-                )
-        yield chunk
+    def _load_all(self) -> dict[str, np.ndarray]:
+        with stream.name_damaged_example(self):
+            return collect(example_files.chunks(self._load, len(self), CHUNK), len(self))
 
 
 class InMemoryArrays:

@@ -141,6 +141,7 @@ def write_files(config: config_lib.Config, form: Any, output: Path) -> list[tupl
     or an image cannot be read; OSError if the data does not exist, or the files cannot be written.
     """
     from tfdist.data import inputs as inputs_lib
+    from tfdist.data import stream
     from tfdist.tools.prepare_data import resized_files
 
     features.check(config)
@@ -152,7 +153,8 @@ def write_files(config: config_lib.Config, form: Any, output: Path) -> list[tupl
         source = inputs_lib.open_source(config, split)
         if not encoded:  # Training reads pixels, in grey or in colour.
             form = dataclasses.replace(form, channels=getattr(source, "channels", 3))
-        num_bytes, seconds = resized_files.write_split(source, spec, split, form, output)
+        with stream.name_damaged_example(source):
+            num_bytes, seconds = resized_files.write_split(source, spec, split, form, output)
         rate = round(len(source) / seconds) if seconds else "present"
         rows.append((split, len(source), round(num_bytes / 1e6, 1), round(seconds, 1), rate))
     return rows

@@ -6,7 +6,6 @@ The files are those of a cache on disk (`tfdist.data.cache.example_files`), a fo
 
 import dataclasses
 import errno
-import functools
 import os
 import sys
 import time
@@ -18,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config import diff
-from tfdist.data import autograph, read_ahead
+from tfdist.data import autograph
 from tfdist.data.cache import example_files
 from tfdist.data.feed import Batch
 from tfdist.data.stream import Source
@@ -50,8 +49,8 @@ def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, ou
         source: the split; "image" is encoded, string [n], or uint8 [n, h, w, c]. Other columns are kept.
         spec: of the source, to know it again.
 
-    Returns bytes of the files, and seconds that writing took, 0 if they were there. Raises ValueError if other examples
-    are there, the source has no images, or one is damaged; OSError, which names the folder, if it cannot be written.
+    Returns bytes of the files, and seconds that writing took, 0 if they were there. Raises ValueError if another
+    folder is there, or the source has no images; OSError, which names the folder, if it cannot be written.
     """
     folder = output / split
     made = {"source": diff.to_json(spec), "split": split, **diff.to_json(dataclasses.asdict(form))}
@@ -62,19 +61,14 @@ def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, ou
     started = time.perf_counter()
     try:
         output.mkdir(parents=True, exist_ok=True)
-        with example_files.hold_lock(output / f".{split}.lock", required=False):
-            present = example_files.read_manifest(folder)
-            if present is None:
-                if folder.exists() and not example_files.has_only_examples(folder, fact="made"):
-                    # Its files, which this command has not written, would be removed.
-                    raise ValueError(
-                        f"--output: {folder} is there, and is none of this command's folders. Give another folder."
-                    )
-                example_files.write(folder, _chunks(source, form, split), len(source), facts=facts)
-            elif different := _difference(present.get("made"), made):
+        with example_files.hold_lock(output / f".{split}.lock"):
+            present = folder.exists()
+            if not present:
+                example_files.write(folder, _chunks(source, form, split), len(source), facts)
+            elif different := _difference(example_files.read_manifest(folder), made):
                 raise ValueError(
-                    f"--output={output}: {split!r} is there, made from other data or with other flags: {different}. "
-                    f"Remove {folder}, or give another folder."
+                    f"--output={output}: {split!r} is there, made from other data, with other flags or not by this "
+                    f"command: {different}. Remove {folder}, or give another folder."
                 )
     except OSError as error:
         if error.errno is None:
@@ -84,17 +78,15 @@ def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, ou
         raise type(error)(
             f"--output={output} cannot be written: {reason}. Free space, or give another folder.{more}"
         ) from None
-    except tf.errors.OpError:
-        getattr(source, "verify", lambda: None)()
-        raise
     num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    return num_bytes, time.perf_counter() - started if present is None else 0.0
+    return num_bytes, 0.0 if present else time.perf_counter() - started
 
 
-def _difference(present: Any, wanted: dict[str, Any]) -> str:
-    """Returns the first difference between two descriptions; "" if there is none."""
-    present = present if isinstance(present, dict) else {}
-    present = {"modified": wanted["modified"], **present}  # Not written before.
+def _difference(manifest: dict[str, Any] | None, wanted: dict[str, Any]) -> str:
+    """Returns the first difference between what is there and what is wanted; "" if there is none."""
+    if manifest is None or not isinstance(manifest.get("made"), dict):
+        return "no complete examples"
+    present = {"modified": wanted["modified"], **manifest["made"]}  # Not written before.
     name = next((name for name, value in wanted.items() if present.get(name) != value), None)
     if name == "modified":
         return "the sizes or times of its files have changed"
@@ -102,15 +94,11 @@ def _difference(present: Any, wanted: dict[str, Any]) -> str:
 
 
 def _chunks(source: Source, form: Form, split: str) -> Iterator[dict[str, np.ndarray]]:
-    store = functools.partial(_store, form=form)
     read = autograph.convert_read(source)
-    load = tf.autograph.experimental.do_not_convert(lambda ids: store(read(ids)))
-    ids = tf.data.Dataset.range(len(source)).batch(_CHUNK)
     done, started, shown = 0, time.perf_counter(), time.perf_counter()
     with tf.device("CPU:0"):
-        chunks = ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1)
-        for chunk in read_ahead.without_autotuning(chunks):
-            yield {name: values.numpy() for name, values in chunk.items()}
+        for chunk in example_files.chunks(lambda ids: _store(read(ids), form), len(source), _CHUNK):
+            yield chunk
             done += len(chunk["image"])
             if time.perf_counter() - shown > _PROGRESS_SECONDS:
                 shown = time.perf_counter()

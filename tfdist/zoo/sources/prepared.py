@@ -25,13 +25,13 @@ class prepared:
 
     Raises:
         FileNotFoundError: there is no prepared split in `path`.
-        ValueError: the split does not exist, the files are damaged, or `decode` does not fit them.
+        ValueError: the split does not exist, or `decode` does not fit its files.
     """
 
     def __init__(self, split: str, *, path: str, decode: int = 0):
         root = paths.local(path, "path")
         title = f"prepared {path!r}"
-        folders = sorted(folder for folder in root.glob("*") if ".writing-" not in folder.name and folder.is_dir())
+        folders = sorted(folder for folder in root.glob("*") if folder.suffix != example_files.WRITING)
         found = {folder.name: example_files.read_manifest(folder) for folder in folders}
         found = {name: manifest for name, manifest in found.items() if manifest and "made" in manifest}
         if not found:
@@ -48,9 +48,7 @@ class prepared:
                 f"Received: {decode!r} for {made['to']} of size {made['size']}"
             )
         self._part, self._folder, self._manifest, self._title = part, root / part.name, manifest, title
-        self._columns = example_files.open_files(self._folder, check_owner=False)
-        if self._columns is None:
-            raise ValueError(f"{title}: the files in {str(self._folder)!r} are damaged. Prepare them again.")
+        self._columns = example_files.open_files(self._folder)
         self._decoded = (*made["size"], decode) if decode else None
         self.num_classes, self.classes = manifest.get("num_classes"), manifest.get("classes")
 
