@@ -52,6 +52,17 @@ def test_the_page_names_what_its_files_define():
     assert len(named) > 15 and missing == []
 
 
+def test_each_name_of_the_step_is_on_its_line():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)[^|]*\| `(\S+\.py):(\d+)` \|", page, re.MULTILINE)
+    wrong = [
+        f"{path}:{number} has no {name}"
+        for name, path, number in rows
+        if name.rpartition(".")[2] not in (ROOT / "tfdist" / path).read_text().splitlines()[int(number) - 1]
+    ]
+    assert len(rows) == 11 and wrong == []
+
+
 def test_reading_finds_imports_in_functions_and_by_name(drawing, tmp_path):
     package = tmp_path / "mine"
     for name in ("low", "middle", "high"):
