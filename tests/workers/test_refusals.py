@@ -28,7 +28,7 @@ REFUSED = {
     "train_function": r"^OwnFunction has its own make_train_function, .* is not called: .* into train_step, and remove",
     "test_function": r"^OwnFunction has its own make_test_function, .* Put what it does into test_step, and remove it",
     "predict_function": r"^Sequential has its own make_predict_function, .* Put what it does into predict_step, and",
-    "no_batches": r"^The generator has no batches\.",
+    "no_batches": r"generator must yield at least one batch",
     "batch_of_text": r"^A batch must be x, \(x,\), \(x, y\) or \(x, y, sample_weight\) of arrays\. Received: str",
 }
 

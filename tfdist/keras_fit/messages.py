@@ -19,9 +19,13 @@ def say(text: str) -> None:
     print(f"tfdist: {text}", file=sys.stderr, flush=True)
 
 
-def say_once(text: str, key: str | None = None) -> None:
-    """Prints a line on the chief, unless one of the same `key`, by default the text itself, was printed before."""
+def say_once(text: str, key: str | None = None, *, everywhere: bool = False) -> None:
+    """Prints a line on the chief, unless one of the same `key`, by default the text itself, was printed before.
+
+    Args:
+        everywhere: prints it on each worker that calls this.
+    """
     key = text if key is None else key
-    if _speaks and key not in _said:
+    if (_speaks or everywhere) and key not in _said:
         _said.add(key)
         say(text)

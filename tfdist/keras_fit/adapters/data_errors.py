@@ -73,15 +73,18 @@ def explain(steps: int) -> Iterator[None]:
     """In the block, raises a ValueError for ends, rows and texts in the data that the model cannot be trained with."""
     try:
         yield
-    except tf.errors.OutOfRangeError:
+    except (tf.errors.OutOfRangeError, tf.errors.InvalidArgumentError) as error:
+        if found := _CHECK.search(error.message):
+            raise ValueError(f"{found[1]} {found[2]}") from None
+        if (
+            isinstance(error, tf.errors.InvalidArgumentError)
+            and "OutOfRangeError: End of sequence" not in error.message
+        ):
+            raise
         raise ValueError(
             f"The data ended before an epoch of {steps} steps was complete, or before the last epoch. A generator must "
             "give steps_per_epoch batches for each epoch: let it start again at its end, or lower steps_per_epoch."
         ) from None
-    except tf.errors.InvalidArgumentError as error:
-        if (found := _CHECK.search(error.message)) is None:
-            raise
-        raise ValueError(f"{found[1]} {found[2]}") from None
     except tf.errors.UnimplementedError as error:
         if "Cast string to" not in error.message:
             raise

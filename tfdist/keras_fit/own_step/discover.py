@@ -114,26 +114,34 @@ def discover(
             f"run_eagerly=True: each of the {cluster.num_replicas} replicas runs the Python code of "
             f"{type(model).__name__}.{name}, which counts and prints as often, and gathers what each layer returns."
         )
-    batch = 1 if model.run_eagerly else batch_size if is_static else _MANY * batch_size
+    batch = 1 if model.run_eagerly else batch_size
+    parts = [one for one in (model, compiled_model.losses(model), compiled_model.metrics(model)) if one is not None]
+    is_built, noted_metrics = all(getattr(one, "built", True) for one in parts), 0
     with cluster.scope():
-        metrics = len(all_metrics(model))
-        try:
+
+        def dry() -> None:
+            nonlocal noted_metrics
+            noted_metrics = len(all_metrics(model))
             eager_steps.call_without_effect(model, trace, with_rows())
-        except Exception:  # The step may need the size of a batch. If not, the error comes again.
-            if batch <= batch_size:
-                raise
-            batch = batch_size
-            eager_steps.call_without_effect(model, trace, with_rows())
-        # Keras has built those of `compile`: they were called without a note.
-        again = len(all_metrics(model)) > metrics
+
+        # The layers are built, and errors are those, of the shapes of the data.
+        if not is_built or is_static or model.run_eagerly:
+            dry()
+        if not is_static and not model.run_eagerly:
+            try:
+                batch = _MANY * batch_size
+                dry()
+            except Exception:  # The step may need the size of a batch.
+                batch = batch_size
+                dry()
         if cluster.num_replicas > 1 and not model.run_eagerly and probe.may_mix(model):
             whole_layers, names = probe.mixing_layers(run, element_spec, batch_size)
             known, of_keras = probe.layers_known_to_mix(model)
             whole_layers, names = whole_layers + known, names + of_keras
             _warn_of(names)
             whole_layers = whole_layers if global_view.whole_calls() else []
-        if again or whole_layers:
-            eager_steps.call_without_effect(model, trace, with_rows())
+        if len(all_metrics(model)) > noted_metrics or whole_layers:
+            dry()  # Metrics were made in the trace, which were called without a note; or layers are called whole.
     plan, values, noted = found
     for key, value in values.items():
         shape = tf.convert_to_tensor(value).shape

@@ -214,6 +214,7 @@ def meet(place: str, path: Any = None) -> None:
             "writes it, has another name: what each worker reads by itself (the time, uuid, os.urandom, its process) "
             "is no name for all. Pass the name on the command line.",
             key="names of files",
+            everywhere=True,
         )
 
 
