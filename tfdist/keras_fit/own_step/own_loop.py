@@ -224,13 +224,15 @@ def batches(
         data = make_adapter.make_data_adapter(dataset, None, None, options)
         same_data.check_same_data(cluster, data)
 
-        def read(first: int) -> tuple[Iterator[Any], Batch]:
-            elements = cluster.distribute(data.dataset(own_setup.replica_shard(cluster), first, data.steps))
+        def read(first: int, *, nothing: bool = False) -> tuple[Iterator[Any], Batch]:
+            dataset = data.dataset(own_setup.replica_shard(cluster), first, data.steps)
+            # An iterator of nothing takes no pass of a shuffle.
+            elements = cluster.distribute(dataset.take(0) if nothing else dataset)
             bare = isinstance(dataset, keras.utils.PyDataset) and not isinstance(dataset[0], tuple | list | dict)
             return elements, Batch(None, elements.element_spec, str(elements.element_spec), data, bare)
 
         place = None if workdir is None else _place(cluster, make_run.to_path(workdir))
-        first = 0 if place is None else place.begin_pass(cluster, _structure(data), lambda: read(0)[1])
+        first = 0 if place is None else place.begin_pass(cluster, _structure(data), lambda: read(0, nothing=True)[1])
         if first >= data.steps:
             data.skip_pass()
             return
