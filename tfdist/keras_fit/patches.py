@@ -168,11 +168,13 @@ def _refuse(name: str) -> Callable[..., Any]:
 def _call_function(view: GlobalView, original: Callable, function: Any, *args: Any, **keywords: Any) -> Any:
     """Calls a user's function of `tf.function` as a part of the step: in a graph of its own, replicas cannot meet.
 
-    Not one that XLA compiles.
+    One that XLA compiles is traced anew: one that was traced in the step of an earlier model has no gradient here.
     """
     plain = inspect.unwrap(function.python_function)
-    if view.in_inner_graph or function.function_spec.jit_compile or not user_code.defines(plain):
+    if view.in_inner_graph or not user_code.defines(plain):
         return original(function, *args, **keywords)
+    if function.function_spec.jit_compile:
+        return original(tf.function(function.python_function, jit_compile=True), *args, **keywords)
     return autograph.convert(function.python_function, plain.__qualname__)(*args, **keywords)
 
 
