@@ -70,7 +70,16 @@ class OwnStepObjective(trainer.Objective):
             global_view.tracing_if(self._views_batch, view),
         ):
             data = shard["data"][0] if self.as_given else shard["data"]
-            values = discovered.function(view.whole_batch(data) if self._views_batch else data)
+            try:
+                values = discovered.function(view.whole_batch(data) if self._views_batch else data)
+            except Exception as error:
+                if "`merge_call` called while defining a new graph" not in str(error):
+                    raise
+                raise ValueError(
+                    f"{type(self.model).__name__}.{kind}_step assigns a variable in a branch or a loop of the graph, "
+                    "where replicas cannot meet. Choose the value by tf.where, and assign it outside of the branch. "
+                    f"{error}"
+                ) from None
             numbers = [tf.cast(one, tf.float64) for one in discover.scalars(values, discovered.numbers)]
             names = [name for name in (*discovered.numbers, *discovered.metrics) if "loss" in name]
             losses = [*view.parts_of_losses(), *discover.scalars(values, names)]
