@@ -65,15 +65,20 @@ def cluster():
     return tfdist.connect()
 
 
+def model_of_zeros(cluster):
+    with cluster.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
+        model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
+    model.set_weights([np.zeros((3, 1)), np.zeros(1)])
+    return model
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["PyDataset", "validated PyDataset", "only the validation", "generator"])
 def test_a_fit_after_a_finished_one_reads_the_same_data_again(cluster, tmp_path, kind):
     def script(place, fails_in=None):
         np.random.seed(0)
-        with cluster.scope():
-            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
-            model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
-        model.set_weights([np.zeros((3, 1)), np.zeros(1)])
+        model = model_of_zeros(cluster)
         data = drawn() if kind == "generator" else (X, Y) if kind == "only the validation" else Shuffled()
         parts = data if kind == "only the validation" else (data,)
         options = {"epochs": 3, "verbose": 0}
@@ -137,10 +142,7 @@ class Stops(keras.callbacks.Callback):
 def test_a_fit_that_is_stopped_in_mid_epoch_goes_on_with_the_same_batches(cluster, tmp_path, kind):
     def script(place, step=None):
         np.random.seed(0)
-        with cluster.scope():
-            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
-            model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
-        model.set_weights([np.zeros((3, 1)), np.zeros(1)])
+        model = model_of_zeros(cluster)
         data, options = MADE[kind]()
         options |= {"epochs": 3, "verbose": 0, "workdir": tmp_path / place, "validation_data": MADE["shuffle"]()[0]}
         history = tfdist.fit(cluster, model, data, callbacks=[Stops(step)], **options).history

@@ -140,22 +140,6 @@ class RandomAccess(DataAdapter):
             positions = order.permute(positions, epoch, seed=self.seed, num_examples=self.num_examples)
         return positions, count, total
 
-    def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
-        """Begins an evaluation, which Keras resets the data for, or a prediction; returns this worker's elements."""
-        return self.dataset(shard, 0, self.steps)
-
-    def end_epoch(self) -> None:
-        """Ends an epoch, or a pass, of which all steps were made."""
-
-    def finish(self, steps: int) -> None:
-        """Ends a training of `steps` steps, or repeats what an earlier start has done to the data in it."""
-
-    def repeat_pass(self) -> None:
-        """Repeats what an evaluation of an earlier start has done to the data."""
-
-    def skip_pass(self) -> None:
-        """Repeats what a loop of the script's own, in an earlier start, has done to the data in a pass."""
-
     def sample(self, count: int) -> dict[str, np.ndarray]:
         ids = np.unique(np.linspace(0, self.num_examples - 1, count).astype(np.int64))
         reading = tf.data.Dataset.from_tensors(ids).map(tf.autograph.experimental.do_not_convert(self.read))
@@ -206,6 +190,12 @@ def have_rows(element_spec: Any) -> list[bool]:
         has and (spec.shape.rank is None or spec.shape[0] is None) for has, spec in zip(ranked, flat, strict=True)
     ]
     return unknown if any(unknown) else ranked
+
+
+def numbers_of_rows(data: Any, divided: list[bool]) -> list[int | None]:
+    """Returns the number of rows of each flat tensor of a batch; None: unknown; 0: it has none, as `have_rows` says."""
+    flat = [one for one in tf.nest.flatten(data) if one is not None]
+    return [one.shape[0] if has else 0 for one, has in zip(flat, divided, strict=True)]
 
 
 def given(data: Any) -> Any:

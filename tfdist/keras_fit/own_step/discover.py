@@ -97,16 +97,16 @@ def discover(
         return tf.nest.pack_sequence_as(element_spec, specs)
 
     def trace(data: Any) -> None:
-        flat_data = [one for one in tf.nest.flatten(data) if one is not None]
-        of_rows = [one.shape[0] if has else 0 for one, has in zip(flat_data, divided, strict=True)]
-        view = GlobalView.of_batch(batch, cluster.num_replicas, of_rows, whole_layers)
+        numbers = base.numbers_of_rows(data, divided)
+        view = GlobalView.of_batch(batch, cluster.num_replicas, numbers, whole_layers)
         view.plan.is_static, view.plan.examples = is_static, min(batch, batch_size)
         found[:] = [view.plan, *run(view, data)]
 
     flat = tf.nest.flatten(element_spec)
     divided = base.have_rows(element_spec)
-    of_rows = [one for one, has in zip([one for one in flat if one is not None], divided, strict=True) if has]
-    is_static = all(one.shape.rank and one.shape[0] for one in of_rows if isinstance(one, tf.TensorSpec))
+    present = [one for one in flat if one is not None]
+    with_a_row = [one for one, has in zip(present, divided, strict=True) if has and isinstance(one, tf.TensorSpec)]
+    is_static = all(one.shape.rank and one.shape[0] for one in with_a_row)
     sizes = rows if len(rows) == len(flat) else [batch_size] * len(flat)
     whole_layers: list[keras.Layer] = []
     if model.run_eagerly and cluster.num_replicas > 1:

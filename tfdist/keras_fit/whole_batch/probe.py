@@ -222,8 +222,7 @@ def mixing_layers(
     def differences(*tensors: tf.Tensor) -> list[tf.Tensor]:
         given = iter(tensors)
         batch = tf.nest.map_structure(lambda one: one if one is None else next(given), data)
-        of_rows = [one.shape[0] if has else 0 for one, has in zip(tensors, divided, strict=True)]
-        probe = Probe.of_batch(size, 2, of_rows)
+        probe = Probe.of_batch(size, 2, base.numbers_of_rows(batch, divided))
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras.StatelessScope(collect_losses=True))
             stack.enter_context(patching.patch(keras.layers.Layer, "__call__", probe.compare))
