@@ -129,7 +129,7 @@ PRIVATE_NAMES = {
     "tfdist.keras_fit.whole_batch.shard_layers": {
         "_losses": "the replicas of a process trace a layer in turn, and each has losses of add_loss of its own",
     },
-    "tfdist.training.callbacks.callback_runner": {"_should_trace": "whether a TensorBoard callback acts on batches"},
+    "tfdist.training.features.callback_runner": {"_should_trace": "whether a TensorBoard callback acts on batches"},
     "tfdist.training.step.layers.model_layers": {
         "_flatten_layers": "layers of all depths, those in lists and dicts included",
         "_non_trainable_variables": "variables made non-trainable, not those of frozen layers",

@@ -29,7 +29,7 @@ import tfdist
 from tfdist import config as c
 from tfdist.keras_fit import callbacks
 from tfdist.training import loop, setup
-from tfdist.training.callbacks import callback_state
+from tfdist.training.features import callback_state
 
 
 def on_a_terminal(command: list[str]) -> str:

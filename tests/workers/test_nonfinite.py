@@ -1,4 +1,4 @@
-"""What is not finite: skipped or gone back from, alike on all topologies and through interruptions, and bounded."""
+"""What is not finite: skipped, alike on all topologies and through interruptions, and bounded."""
 
 import pathlib
 import runpy
@@ -11,7 +11,6 @@ import topologies
 from launching import REPOSITORY
 
 from tfdist import config as c
-from tfdist.cluster import interruption
 from tfdist.training import checkpointing, execution, loop, setup
 
 # The examples of tests/configs/same_run.py come in their own order here, 48 a step: those of steps 5, 6 and 7.
@@ -109,58 +108,6 @@ def test_a_run_that_skips_is_killed_and_resumed_to_the_same_bits(skipped, tmp_pa
     assert [(line["step"], line["skipped"]) for line in ours] == [(line["step"], line["skipped"]) for line in theirs]
 
 
-def test_a_run_goes_back_and_passes_over_the_steps_up_to_the_bad_one(tmp_path):
-    # As if each step after the checkpoint, of step 4, had been skipped.
-    expected = run(tmp_path / "skipped", config("skip", 5, 6, 7))
-    made = config("rollback", 7)
-    assert same_bits(run(tmp_path / "back", made), expected)
-    events = [line for line in topologies.records(tmp_path / "back", "event") if "WARNING" in line["text"]]
-    assert [line["text"] for line in events] == [
-        "WARNING: The loss or a gradient is not finite in step 7. Rolled back to the weights of step 4; the run "
-        "continues with step 8: rollback 1 of at most 10"
-    ]
-
-
-@pytest.mark.slow
-def test_a_run_stopped_before_a_rollback_resumes_to_the_same_bits(tmp_path):
-    made = config("rollback", 7)
-    expected = run(tmp_path / "back", made)
-    copy = cut_back(tmp_path / "back", tmp_path / "stopped", 4)
-    keras.utils.clear_session()
-    stopped = setup.build_run(made, copy)
-    stopped.stop.end = 0.0  # Its time is over at the end of the first call, which is one step long.
-    assert loop.train(stopped) == interruption.EXIT_STOPPED
-    assert (copy / "checkpoints" / "step-00000005").is_dir()
-    assert same_bits(run(copy, made), expected)
-
-
-@pytest.mark.slow
-def test_a_run_that_went_back_is_killed_and_resumed_to_the_same_bits(tmp_path):
-    made = config("rollback", 7)
-    whole = run(tmp_path / "back", made)
-    assert same_bits(run(cut_back(tmp_path / "back", tmp_path / "killed", 8), made), whole)
-
-
-@pytest.mark.slow
-def test_a_learning_rate_that_a_callback_has_lowered_stays_after_a_rollback(tmp_path):
-    made = config("rollback", 7)
-    made.model = dict(LINEAR)
-    made.learning_rate = c.LearningRate(peak=0.01, schedule={"target": "tfdist.zoo.schedules:settable"})
-    made.callbacks = [{"target": "tests.support.lab:Lowering", "batch": 5}]  # After the checkpoint of step 4.
-    (rate,) = (float(value) for name, value in run(tmp_path, made).items() if name.endswith("learning_rate"))
-    assert rate == pytest.approx(0.005)
-
-
-@pytest.mark.slow
-def test_two_workers_go_back_alike_and_are_resumed_to_the_same_bits(tmp_path):
-    whole = tmp_path / "whole"
-    topologies.train(whole, *options(7, nonfinite="rollback"), workers=2)
-    assert topologies.largest_difference(run(tmp_path / "one", config("rollback", 7)), topologies.arrays(whole)) < 1e-5
-    copy = cut_back(whole, tmp_path / "copy", 4)
-    topologies.train(copy, *options(7, nonfinite="rollback"), workers=2)
-    assert same_bits(topologies.arrays(copy), topologies.arrays(whole))
-
-
 @pytest.mark.slow
 def test_after_so_many_times_the_run_ends(tmp_path):
     with pytest.raises(execution.DivergedError) as raised:
@@ -169,13 +116,6 @@ def test_after_so_many_times_the_run_ends(tmp_path):
         "3 updates, more than config.train.nonfinite_limit=2, would be skipped: in step 7, image[0, 0, 0] of "
         "example 300 of the split 'train' (made by config.data.prepare) is nan. The checkpoint of step 4 is kept. "
     ) in str(raised.value)
-    with pytest.raises(execution.DivergedError) as raised:
-        run(tmp_path / "rollback", config("rollback", 5, 6, 7, limit=2))
-    assert str(raised.value).startswith(
-        "The loss or a gradient is not finite in step 7, after 2 rollbacks "
-        "(config.train.nonfinite_limit): in step 7, image[0, 0, 0] of example 300 of the split 'train' (made by "
-        "config.data.prepare) is nan. The checkpoint of step 4 is kept."
-    )
 
 
 @pytest.mark.slow
@@ -232,16 +172,3 @@ def test_gradients_of_float64_that_float32_cannot_hold_are_finite(tmp_path):
     assert loop.train(setup.build_run(made, tmp_path)) == 0
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 0
     assert np.abs(topologies.arrays(tmp_path, 1)["model/logits/kernel"]).max() > 1e6
-
-
-@pytest.mark.slow
-def test_values_of_an_epoch_with_a_rollback_do_not_depend_on_executions(tmp_path):
-    logs = []
-    for name, seconds in (("short", 1e-6), ("long", 60.0)):
-        made = config("rollback", 6)
-        made.model = dict(LINEAR)
-        made.train.steps, made.train.call_seconds = 32, seconds
-        made.callbacks = [{"target": "keras.callbacks:CSVLogger", "filename": str(tmp_path / f"{name}.csv")}]
-        run(tmp_path / name, made)
-        logs.append((tmp_path / f"{name}.csv").read_text())
-    assert logs[0] == logs[1] and logs[0].count("\n") >= 2

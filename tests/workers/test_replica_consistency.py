@@ -176,56 +176,6 @@ def test_unequal_replicas_are_never_saved(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("checkpoints/step-*"))[-1] == "step-00000003"
 
 
-# Three steps of an epoch flip a bit of the second replica.
-FLIP = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': %d, 'replica': 1}"
-
-
-def copying(workers):
-    """Options of a run of 6 steps on 2 replicas, which copies the chief's state."""
-    steps = ("--config.train.steps=6", "--config.checkpoint.every.steps=3")
-    return (
-        "--config.consistency.action=copy",
-        *steps,
-        *TRAINS_ONLY,
-        f"--config.cluster.logical_devices={2 // workers}",
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_copying_continues_with_the_chiefs_state(tmp_path, workers):
-    outputs = run(tmp_path / "flipped", FLIP % 1, *copying(workers), workers=workers, code=0)
-    said = [output.count("All replicas now have the chief's state: copy 3 of at most 3") for output in outputs]
-    assert said == [1, 0][:workers]
-    run(tmp_path / "sound", FLIP % 99, *copying(workers), workers=workers, code=0)
-    flipped, sound = (topologies.arrays(tmp_path / name, step=6) for name in ("flipped", "sound"))
-    assert topologies.largest_difference(flipped, sound) == 0.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_copying_ends_the_run_at_its_limit(tmp_path, workers):
-    outputs = run(tmp_path, FLIP % 1, *copying(workers), "--config.consistency.limit=1", workers=workers)
-    assert "copy 1 of at most 1" in outputs[0]
-    for output in outputs:
-        assert re.search(
-            r"after step 5:\n.*\n.*They were last equal after step 4\. .* was copied 1 times before", output
-        )
-
-
-@pytest.mark.slow
-def test_a_weight_that_is_not_finite_on_one_worker_alone_rolls_all_back(tmp_path):
-    bad = "--config.objective={'target': 'tests.support.lab:flips_a_bit', 'epoch': 1, 'replica': 1, 'nan': True}"
-    options = (
-        *TRAINS_ONLY,
-        "--config.train.nonfinite=rollback",
-        "--config.checkpoint.every.steps=1",
-        "--config.train.steps=7",
-    )
-    outputs = run(tmp_path, bad, *options, "--config.train.steps=7", workers=2, code=0)
-    assert outputs[0].count("is not finite after step 4. Rolled back to the weights of step 3") == 1
-
-
 @pytest.mark.parametrize("own_fingerprint", slow_except([True, False], [True]))
 def test_workers_that_read_other_examples_end_at_the_start(tmp_path, own_fingerprint):
     source = f"--config.data.source={{'target': 'tests.support.lab:Drifting', 'own_fingerprint': {own_fingerprint}}}"

@@ -310,7 +310,7 @@ def test_after_a_damaged_newest_checkpoint_only_a_new_one_is_progress(uninterrup
     assert state.step < STEPS and "this attempt saved no new checkpoint" in capsys.readouterr().err
     for progress in (False, True):  # A job that is too short makes one step a start.
         state.step += 1
-        checkpointing.save(tools, state, scheduled=True)
+        checkpointing.save(tools, state)
         checkpointing.wait_until_saved(tools, state)
         assert slurm_requeue.restart_helps() is progress
     slurm_requeue.requeue()

@@ -21,6 +21,7 @@ _NO_AUDITS = (
     "the comparisons of consistency.every find states that differ, and tfdist verify trains parts of a run again and "
     "compares hashes."
 )
+_NO_COPY = "a run whose replicas differ ends; the same command continues from the newest checkpoint."
 _NO_COMPRESSION = 'set communication.dtype to "float16", or to "bfloat16" without NCCL, which halves the bytes.'
 _NO_SHARDED_OPTIMIZER = (
     "use train.micro_batches, or an optimizer with fewer slots, such as SGD; for a model that does not fit one GPU, "
@@ -50,6 +51,8 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "communication.compression.exact_steps": (ANY, _NO_COMPRESSION),
     "communication.compression.rank": (None, _NO_COMPRESSION),
     "communication.compression.smallest": (ANY, _NO_COMPRESSION),
+    "consistency.action": ("end", _NO_COPY),
+    "consistency.limit": (ANY, _NO_COPY),
     "consistency.audit.action": (ANY, _NO_AUDITS),
     "consistency.audit.every": (None, _NO_AUDITS),
     "consistency.audit.limit": (ANY, _NO_AUDITS),
@@ -64,6 +67,10 @@ FIELDS: dict[str, tuple[Any, str]] = {
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {
     ("train.precision", "auto"): 'set "bfloat16" or "float16" on GPUs; tfdist doctor says what the GPU can.',
+    (
+        "train.nonfinite",
+        "rollback",
+    ): 'set "skip", or start again with a lower learning rate.',
 }
 # Command -> what to use instead.
 COMMANDS: dict[str, str] = {

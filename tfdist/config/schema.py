@@ -118,11 +118,10 @@ class Train:
     time, the same bits (docs/guide.md, "The step")."""
     clip_norm: float | None = None
     """Maximum global norm of the summed gradients, above 0. None: no clipping."""
-    nonfinite: Literal["stop", "skip", "rollback"] = "stop"
-    """If the loss or a gradient is NaN or infinite: "stop" the run, "skip" the update, or "rollback" to the weights of
-    the last scheduled checkpoint."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """If the loss or a gradient is NaN or infinite: "stop" the run, or "skip" the update."""
     nonfinite_limit: int = 10
-    """Maximum number of skipped updates or rollbacks in the whole run; one more stops it."""
+    """Maximum number of skipped updates in the whole run; one more stops it."""
     call_seconds: float = 2.0
     """Duration of one execution (a group of steps in one call of a tf.function) that its number of steps is chosen for,
     in seconds; it has at least one step. Signals are handled between executions."""
@@ -160,11 +159,7 @@ class Consistency:
     """Replica consistency check: all replicas must have the same state. Also at start and end, and before each save."""
 
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
-    """Interval of the checks."""
-    action: Literal["end", "copy"] = "end"
-    """If replicas differ: "end" the run, or "copy" the chief's state to all replicas and continue with a warning."""
-    limit: int = 3
-    """Maximum number of such copies in the whole run, at least 1; one more mismatch ends it."""
+    """Interval of the checks. A run whose replicas differ ends, with the chief's state in workdir/mismatch."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -64,8 +64,8 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
 
     for name in (
         *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
-        *("train.steps", "train.micro_batches", "train.nonfinite_limit"),
-        *("consistency.limit", "checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
+        *("train.steps", "train.micro_batches"),
+        *("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
     ):
         yield from at_least(name, 1)
     sections = ("evaluation", "consistency", "checkpoint", "report")

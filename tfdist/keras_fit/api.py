@@ -149,7 +149,7 @@ def _train(
     made = sizes.first_step + _steps_made(run) - steps_before
     if made > sizes.first_step:
         data.finish(made)
-    return run.callbacks.history
+    return run.hooks.history
 
 
 def _steps_made(run: trainer.Run) -> int:

@@ -87,7 +87,7 @@ def make_run(
         stop=stop,
         context=context,
         feed=feed,
-        callbacks=runner,
+        hooks=runner,
         is_script=True,
         checks_draws=not made_by_code,
         log=trainer.Log(console=console, notes=_notes(cluster, adapters, workdir)),

@@ -163,18 +163,13 @@ def gather(
     with cluster.collective("tfdist.predict"):
         predict = predictor.bind(elements)
     for index in range(steps):
-        if callbacks.begins_batch("predict", index):
-            callbacks.call("on_predict_batch_begin", index)
+        callbacks.before_steps("predict", index)
         with cluster.collective("tfdist.predict"):
             outputs = tf.nest.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, predict())
         if keep:
             batches.append(outputs)
         cluster.note_progress(index + 1)
-        if callbacks.ends_batch("predict", index, steps):
-            last = callbacks.last_of_batch("predict", index)
-            callbacks.call("on_predict_batch_end", last, {"outputs": outputs})
-        if callbacks.wants_progress("predict"):
-            callbacks.progress(index + 1, {})
+        callbacks.after_steps("predict", index, steps, functools.partial(dict, outputs=outputs))
         if callbacks.ends("predict", index + 1):
             break
     callbacks.call("on_predict_end")

@@ -4,7 +4,7 @@
     loop.train(run) -> exit code               the loop; evaluation/: evaluates it, or a checkpoint
     api.py                                     what other packages may use of all this
     step/                                      one training step on a replica; the gradients' all-reduce
-    callbacks/                                 keras.callbacks on several workers
+    features/                                  what a run may have besides, one file each: callbacks, checks, ...
 
 Imports config, report, cluster, data and checkpoint.
 """

@@ -3,14 +3,12 @@
 Nothing else imports this module: inside the package, modules import each other.
 """
 
-from tfdist.training.callbacks.callback_runner import CallbackRunner
-from tfdist.training.callbacks.callback_state import plain_attributes
-from tfdist.training.checkpointing import lock_workdir
-from tfdist.training.consistency.mismatch import act as act_on_mismatch
-from tfdist.training.consistency.replica_check import ReplicaMismatchError, make_check
+from tfdist.training.checkpointing import lock_workdir, make_silent_tools
+from tfdist.training.consistency.comparison import Comparison, ReplicaMismatchError
 from tfdist.training.evaluation.evaluate import evaluate
+from tfdist.training.features.callback_runner import CallbackRunner
+from tfdist.training.features.callback_state import plain_attributes
 from tfdist.training.loop import train
-from tfdist.training.loop_tools import make_silent_tools
 from tfdist.training.run import Log, Run, replica_shard
 from tfdist.training.state import TrainingState
 from tfdist.training.step.build_context import build_context, by_xla, prepare_optimizer, restore_methods
@@ -42,4 +40,4 @@ from tfdist.training.step.updates.loss_scale import LossScale
 from tfdist.training.step.updates.stages import scale as scale_gradients
 from tfdist.training.step.updates.tables import Gradients, convert_in_fixed_order
 from tfdist.training.step.updates.tables import select as select_rows
-from tfdist.training.triggers import is_due
+from tfdist.training.triggers import DueSteps

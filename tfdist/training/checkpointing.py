@@ -24,8 +24,8 @@ from tfdist.report import files, run_info
 from tfdist.report import ledger as ledger_lib
 from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
-from tfdist.training import loop_tools, triggers
-from tfdist.training.consistency import nonfinite
+from tfdist.training import execution, features, triggers
+from tfdist.training.execution import RunSteps
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import report_run
 from tfdist.training.run import Run
@@ -52,8 +52,8 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState] | None:
     """
     rate = optimizer_lib.settable_learning_rate(run.context.optimizer)  # Callbacks may change it from now on.
     if run.workdir is None:
-        run.callbacks.train_begin()
-        return loop_tools.make_tools(run, report_run.open_report(run, None), None), _new_state(run, rate)
+        run.hooks.train_begin()
+        return make_tools(run, report_run.open_report(run, None), None), _new_state(run, rate)
     with contextlib.ExitStack() as stack:
         damaged: list[str] = []
 
@@ -80,7 +80,7 @@ def _open_workdir(
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
     if saved is None:
-        run.callbacks.train_begin(saves=True)
+        run.hooks.train_begin(saves=True)
     else:
         _restore(run, state, saved)
     state.learning_rate, rate_note = optimizer_lib.resume_learning_rate(
@@ -105,7 +105,39 @@ def _open_workdir(
         )
     report_run.write_start(run, report, None if saved is None else saved.step)
     ledger = _open_ledger(run, state)
-    return loop_tools.make_tools(run, report, checkpointer, lock, ledger), state
+    return make_tools(run, report, checkpointer, lock, ledger), state
+
+
+def make_tools(
+    run: Run,
+    report: Reporter,
+    checkpointer: AsyncCheckpointer | None,
+    lock: WorkdirLock | None = None,
+    ledger: Ledger | None = None,
+    keep: Callable[[RunSteps], RunSteps] | None = None,
+) -> LoopTools:
+    """Makes the tools of the loop; `keep`: see `execution.evaluation_steps`."""
+    return LoopTools(
+        run=run,
+        report=report,
+        checkpointer=checkpointer,
+        lock=lock,
+        train_steps=execution.training_steps(run),
+        evaluation_steps=execution.evaluation_steps(run, keep),
+        ledger=Ledger() if ledger is None else ledger,
+        extras=[extra for feature in features.ALL for extra in feature.extras(run, report)],
+    )
+
+
+def make_silent_tools(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopTools:
+    """As `make_tools`, but they report nothing: for an evaluation whose values are returned to the caller."""
+    report = Reporter(
+        rank=run.cluster.rank,
+        num_replicas=run.cluster.num_replicas,
+        steps_per_epoch=run.steps_per_epoch,
+        console=None,
+    )
+    return make_tools(run, report, None, keep=keep)
 
 
 def _open_ledger(run: Run, state: TrainingState) -> Ledger:
@@ -150,15 +182,15 @@ def _new_state(run: Run, rate: float | None) -> TrainingState:
 
 def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     epoch_ended = state.step <= state.completed_epochs * run.steps_per_epoch
-    # First: variables that callbacks change here get their values from the checkpoint.
+    # First: variables that hooks change here get their values from the checkpoint.
     epoch = None if epoch_ended else (state.step - 1) // run.steps_per_epoch
-    run.callbacks.train_begin(state.callbacks, epoch, ended=state.step >= run.total_steps, saves=True)
+    run.hooks.train_begin(state.callbacks, epoch, ended=state.step >= run.total_steps, saves=True)
     restore.restore(run.cluster, saved, run.variables)
     seeds = (run.context.model, run.context.step_count, run.replica_of_draws, run.config.seed)
     seed_generators.make_stateless(*seeds)  # Their own seeds are in the checkpoint.
     if state.callbacks:
         names = checkpoint_format.callback_names(saved)
-        run.callbacks.resume(state.callbacks, dict(restore.read(run.cluster, saved, names)))
+        run.hooks.resume(state.callbacks, dict(restore.read(run.cluster, saved, names)))
     if state.metrics:
         run.objective.restore_state(state.metrics)
 
@@ -167,13 +199,13 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
     # Not at the start: until there is a checkpoint of this config, the run can also be resumed with the old one.
     write_config = functools.cache(functools.partial(run_info.write_config, str(run.workdir), diff.to_json(run.config)))
     options = run.config.checkpoint
-    stays = functools.partial(triggers.stays, options.keep_every, run.checkpoints, run.steps_per_epoch)
+    stays = functools.partial(triggers.stays, run.due(options.keep_every), run.checkpoints)
     checkpointer = AsyncCheckpointer(run.checkpoints, options, report.warning, write_config, stays)
     checkpointer.remove_partial(saved)
     assumed_seconds = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
     run.stop.save_seconds = lambda: checkpointer.longest_write_seconds or assumed_seconds
     if saved is not None:
-        ended = run.is_script and (state.step >= run.total_steps or run.callbacks.stop())
+        ended = run.is_script and (state.step >= run.total_steps or run.hooks.stop())
         advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""
         report.event(f"resumed from {saved.path}{advice}", saved.step)
         # The run may have died after this save, before best.json.
@@ -182,38 +214,36 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
     return checkpointer
 
 
-def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
-    """Starts to save the run as it is now; only the chief writes, while training continues. Every worker calls it.
-
-    The replicas are compared first, so no run resumes from a state in which they differed.
-
-    Args:
-        scheduled: whether `config.checkpoint` or an evaluation requires this checkpoint, not a stop request.
+def check_state(tools: LoopTools, state: TrainingState) -> None:
+    """Lets the extras check the state, so that no run resumes from a wrong one. Every worker calls it.
 
     Raises:
-        ReplicaMismatchError: the replicas differ, and `config.consistency.action` ends the run.
+        ReplicaMismatchError: the replicas differ.
         DivergedError: the weights are non-finite.
+    """
+    for extra in tools.extras:
+        extra.check(tools, state)
+
+
+def save(tools: LoopTools, state: TrainingState) -> None:
+    """Starts to save the run as it is now; only the chief writes, while training continues. Every worker calls it.
+
+    Raises as `check_state`, which is called first.
     """
     run = tools.run
     run.stop.save_wanted = False
-    tools.consistency.check(state)
-    if bad := tools.not_finite():
-        checked = (None if run.workdir is None else directory.newest_step(run.checkpoints)) or run.feed.sizes.first_step
-        steps = (min(checked + 1, state.step), state.step)
-        raise nonfinite.make_diverged_error(tools, f"{bad} after step {state.step}", steps)
-    if scheduled:
-        state.last_scheduled_step = state.step
-    with run.cluster.pause_timers():  # Callbacks, and the checkpoint that is being written, may take long.
+    check_state(tools, state)
+    with run.cluster.pause_timers():  # Hooks, and the checkpoint that is being written, may take long.
         arrays = _collect(tools, state)
         if arrays is not None:
             tools.checkpointer.save(state.step, arrays, state.to_json())
 
 
 def _collect(tools: LoopTools, state: TrainingState, *, wait: bool = False) -> Callable[[], dict[str, Any]] | None:
-    """Writes the state of metrics and callbacks to `state`. Every worker calls it.
+    """Writes the state of metrics and hooks to `state`. Every worker calls it.
 
     Args:
-        wait: for a checkpoint that is being written, before the callbacks are asked.
+        wait: for a checkpoint that is being written, before the hooks are asked.
 
     Returns:
         A function that copies the arrays of a checkpoint; None except on the chief of a run with a workdir.
@@ -225,7 +255,7 @@ def _collect(tools: LoopTools, state: TrainingState, *, wait: bool = False) -> C
         return None
     if wait:
         tools.checkpointer.wait()
-    state.callbacks, arrays = run.callbacks.state(run.variables.values())
+    state.callbacks, arrays = run.hooks.state(run.variables.values())
     return lambda: checkpoint_format.snapshot(run.variables) | arrays
 
 
@@ -235,7 +265,7 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     The steps since the last checkpoint would otherwise be lost, and no run may resume from a wrong state by itself.
     """
     run = tools.run
-    if run.workdir is None or tools.consistency.step is None:  # Not compared before: nothing was trained.
+    if run.workdir is None:
         return
     arrays = _collect(tools, state, wait=True)
     if arrays is None:
@@ -255,7 +285,7 @@ def save_stopped(tools: LoopTools, state: TrainingState) -> None:
     """Saves the run after all workers agreed to stop, and waits until it is written, or raises OSError."""
     run = tools.run
     run.stop.saving = True
-    save(tools, state, scheduled=False)
+    save(tools, state)
     wait_until_saved(tools, state)
     stopped = f"stopped by {run.stop.reason or 'another worker'} and saved"
     text = f"{stopped} at step {state.step} in {run.workdir}: run the same command to resume"
@@ -306,7 +336,7 @@ def mark_finished(tools: LoopTools, state: TrainingState) -> None:
             f"{files.describe_error(error)}. Free space or fix its permissions, then run the same command to export "
             "the model and finish."
         ) from None
-    stopped = f" of {run.total_steps}: {run.callbacks.stopped_by or 'a callback'} ended the run" if early else ""
+    stopped = f" of {run.total_steps}: {run.hooks.stopped_by or 'a callback'} ended the run" if early else ""
     tools.report.event(f"finished after step {state.step}{stopped}", state.step)
     report_run.write_end(run, tools.report, state, tools.ledger)
 

@@ -118,7 +118,7 @@ def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[...,
         ]
         return {
             id(local.handle): may_write
-            for variables, may_write in ((run.callbacks.held, False), (written, True))
+            for variables, may_write in ((run.hooks.held, False), (written, True))
             for variable in map(checkpoint_format.tf_variable, variables)
             for local in run.cluster.local_values(variable)
         }

@@ -4,10 +4,10 @@ import math
 import time
 
 from tfdist.report import files
-from tfdist.training import checkpointing, triggers
-from tfdist.training.consistency import hashing, nonfinite, start_checks
+from tfdist.training import checkpointing
+from tfdist.training.consistency import hashing, start_checks
 from tfdist.training.evaluation import evaluate
-from tfdist.training.execution import Execution, StopRequested, explain_errors
+from tfdist.training.execution import StopRequested, explain_errors
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import ending, report_run
 from tfdist.training.run import Run
@@ -25,7 +25,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         ValueError: the workdir holds a run of another config, or with other data; or see `execution.explain_errors`.
         DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
-        SystemExit: a callback of a script raised it.
+        SystemExit: a hook of a script raised it.
     """
     run.cluster.watch_files(files.waits, lambda: 3 * run.stop.save_seconds())
     changes = checkpointing.check_same_config(run, allow_config_changes)
@@ -53,7 +53,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         tools.report.data({name: hashing.as_text(value) for name, value in data["common"].items()})
         for text in start_checks.compare_with_saved(state, data, allow_changes=allow_data_changes or run.is_script):
             tools.report.warning(text)
-        tools.consistency.check(state)
+        checkpointing.check_state(tools, state)
         return _train_or_stop(tools, state)
 
 
@@ -91,25 +91,15 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         state.step += execution.steps
         run.cluster.note_progress(state.step)
         tools.ledger.step = state.step
-        rolled_back = handle_nonfinite(tools, state, execution)
-        if rolled_back:
-            batches = run.feed.open_training(state.step, run.total_steps)
-        else:
-            state.add(execution.totals, execution.steps, seconds)
-            end_execution(run, state)
-            report_if_due(tools, state)
+        for extra in tools.extras:
+            extra.after_execution(tools, state, execution)
+        state.add(execution.totals, execution.steps, seconds)
+        end_execution(run, state)
+        report_if_due(tools, state)
         run_due_actions(tools, state, save=execution.save_requested)
         if execution.stop_requested and state.step < run.total_steps:
             raise StopRequested
         tools.report.progress(state.step)
-
-
-def handle_nonfinite(tools: LoopTools, state: TrainingState, execution: Execution) -> bool:
-    """Applies `config.train.nonfinite` where it has a say; returns whether the run was rolled back."""
-    finite = math.isfinite(execution.totals["loss"]) and not execution.skipped_steps
-    if finite and tools.run.config.train.nonfinite != "rollback":  # Which also looks at the weights.
-        return False
-    return nonfinite.handle(tools, state, execution)
 
 
 def next_due_step(tools: LoopTools, step: int) -> int:
@@ -117,29 +107,27 @@ def next_due_step(tools: LoopTools, step: int) -> int:
     run, config = tools.run, tools.run.config
     step_in_epoch = step % run.steps_per_epoch
     due = [run.total_steps, *(boundary for extra in tools.extras for boundary in extra.boundaries(step))]
-    for section in (config.report, config.evaluation, config.consistency, config.checkpoint):
-        due.append(triggers.next_due(section.every, step, run.steps_per_epoch))
-    if run.is_script or run.callbacks.active:
+    for section in (config.report, config.evaluation, config.checkpoint):
+        due.append(run.due(section.every).next_after(step))
+    if run.is_script or run.hooks.active:
         due.append(step - step_in_epoch + run.steps_per_epoch)
-    until_hook = run.callbacks.steps_to_hook("train", step_in_epoch)
+    until_hook = run.hooks.steps_to_hook("train", step_in_epoch)
     due.append(None if until_hook is None else step + until_hook)
     return min(one for one in due if one is not None)
 
 
 def run_due_actions(tools: LoopTools, state: TrainingState, *, save: bool = False) -> None:
-    """Checks the replicas, evaluates and saves, each if due; `save`: a user asked for it. May raise StopRequested."""
+    """Lets the extras act, evaluates and saves, each if due; `save`: a user asked for it. May raise StopRequested."""
     run, config, step = tools.run, tools.run.config, state.step
     for extra in tools.extras:
-        extra.write_due(step)
-    if tools.comparison_is_due(step):
-        tools.consistency.check(state)
+        extra.act_if_due(tools, state)
     improved = evaluate.is_due(run, step) and state.last_evaluated_step < step and _evaluate(tools, state)
     end_epoch_if_due(run, state)
     if improved and tools.checkpointer is not None:
         tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best.value)
     due = improved or run.save_is_due(step)
-    if (due or save) and not run.callbacks.stopped_on_nan:
-        checkpointing.save(tools, state, scheduled=due)
+    if (due or save) and not run.hooks.stopped_on_nan:
+        checkpointing.save(tools, state)
 
 
 def _evaluate(tools: LoopTools, state: TrainingState) -> bool:
@@ -155,47 +143,43 @@ def _evaluate(tools: LoopTools, state: TrainingState) -> bool:
 
 
 def begin_execution(run: Run, state: TrainingState) -> None:
-    """Calls the callbacks' hooks at the start of an epoch and of a batch."""
+    """Starts an epoch's values, and calls the hooks at the start of an epoch and of a batch."""
     epoch, step_in_epoch = divmod(state.step, run.steps_per_epoch)
     if step_in_epoch == 0:
         state.start_epoch()
         run.objective.reset()
-        run.callbacks.call("on_epoch_begin", epoch)
-    if run.callbacks.begins_batch("train", step_in_epoch):
-        run.callbacks.call("on_train_batch_begin", step_in_epoch)
+        run.hooks.call("on_epoch_begin", epoch)
+    run.hooks.before_steps("train", step_in_epoch)
 
 
 def end_execution(run: Run, state: TrainingState) -> None:
-    """Updates the epoch's values, and calls the callbacks' hooks at the end of a batch."""
+    """Updates the epoch's values, and calls the hooks at the end of a batch."""
     step_in_epoch = (state.step - 1) % run.steps_per_epoch
     ends_epoch = step_in_epoch == run.steps_per_epoch - 1 or state.step == run.total_steps
-    ends_batch = run.callbacks.ends_batch("train", step_in_epoch, run.steps_per_epoch)
+    ends_batch = run.hooks.ends_batch("train", step_in_epoch, run.steps_per_epoch)
     if ends_epoch:
         run.feed.end_epoch()
-    if not (ends_epoch or ends_batch or run.callbacks.wants_progress("train") or run.ends_at(state.step)):
+    if not (ends_epoch or ends_batch or run.hooks.wants_progress("train") or run.ends_at(state.step)):
         return
     logs = run.objective.results(state.epoch_totals)
-    if run.callbacks.wants_progress("train"):
-        run.callbacks.progress(step_in_epoch + 1, logs)
-    if ends_batch:
-        run.callbacks.call("on_train_batch_end", run.callbacks.last_of_batch("train", step_in_epoch), logs)
+    run.hooks.after_steps("train", step_in_epoch, run.steps_per_epoch, lambda: logs)
     of_epoch = run.objective.of_epoch(logs) if ends_epoch or run.ends_at(state.step) else logs
     state.logs = of_epoch | {name: value for name, value in state.logs.items() if name not in logs}
 
 
 def end_epoch_if_due(run: Run, state: TrainingState) -> None:
-    """Calls the callbacks' hooks at the end of an epoch, once; the last epoch may be cut short."""
+    """Calls the hooks at the end of an epoch, once; the last epoch may be cut short."""
     completed = state.step % run.steps_per_epoch == 0 or run.ends_at(state.step)
     if completed and state.completed_epochs * run.steps_per_epoch < state.step:
         state.completed_epochs = math.ceil(state.step / run.steps_per_epoch)
-        run.callbacks.call("on_epoch_end", state.completed_epochs - 1, state.logs)
+        run.hooks.call("on_epoch_end", state.completed_epochs - 1, state.logs)
 
 
 def report_if_due(tools: LoopTools, state: TrainingState) -> None:
     """Reports the means since the last interval report, if one is due, and starts a new interval."""
-    run, interval, every = tools.run, state.interval, tools.run.config.report.every
-    ends = run.ends_at(state.step) and not run.is_script and triggers.is_ever_due(every)
-    if not (ends or triggers.is_due(every, state.step, run.steps_per_epoch)):
+    run, interval, due = tools.run, state.interval, tools.run.due(tools.run.config.report.every)
+    ends = run.ends_at(state.step) and not run.is_script and due.next_after(0) is not None
+    if not (ends or due.is_due(state.step)):
         return
     tools.report.train(
         state.step,
@@ -205,7 +189,7 @@ def report_if_due(tools: LoopTools, state: TrainingState) -> None:
         seconds=interval.seconds,
         steps=interval.steps,
         num_examples=interval.steps * run.feed.sizes.global_batch,
-        skipped=None if run.config.train.nonfinite != "skip" else state.skipped,
+        skipped=state.skipped if run.context.skips_nonfinite else None,
         wait_share=wait_share(run, interval.totals),
         worker_shares=tools.train_steps.pop_time_fractions(),
     )
@@ -223,6 +207,6 @@ def end_run(tools: LoopTools, state: TrainingState) -> None:
     checkpointing.wait_until_saved(tools, state)
     with run.cluster.scope():
         run.objective.finalise_weights()
-    run.callbacks.train_end(state.logs)
-    if run.cluster.is_chief and not run.callbacks.stopped_on_nan:
+    run.hooks.train_end(state.logs)
+    if run.cluster.is_chief and not run.hooks.stopped_on_nan:
         checkpointing.mark_finished(tools, state)

@@ -17,7 +17,7 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.data.feed import Feed
 from tfdist.data.stream import ReplicaShard
 from tfdist.training import triggers
-from tfdist.training.callbacks.no_callbacks import NoCallbacks
+from tfdist.training.hooks import Hooks
 from tfdist.training.step import train_step as train_step_lib
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.objective import Objective
@@ -49,7 +49,8 @@ class Run:
     context: StepContext
     # The input, and the numbers of examples and steps.
     feed: Feed
-    callbacks: NoCallbacks
+    # What happens at the points of Keras' training loop.
+    hooks: Hooks
     # Executions end with epochs, intervals are reported by epochs, and a finished run may be extended.
     is_script: bool = False
     log: Log = Log()
@@ -91,17 +92,20 @@ class Run:
         return checkpoint_format.named_variables(self.context.model, self.context.optimizer, extra)
 
     def ends_at(self, step: int) -> bool:
-        """Returns whether the run ends after `step`: it is the last one, or a callback has requested the end.
+        """Returns whether the run ends after `step`: it is the last one, or a hook has requested the end.
 
         As in Keras, there is a step after a request before the first one.
         """
-        requested = step > self.feed.sizes.first_step and self.callbacks.ends("train", step % self.steps_per_epoch)
+        requested = step > self.feed.sizes.first_step and self.hooks.ends("train", step % self.steps_per_epoch)
         return step == self.total_steps or requested
+
+    def due(self, every: config_lib.Every) -> triggers.DueSteps:
+        """Returns the steps of this run at which an action with the interval `every` is due."""
+        return triggers.DueSteps(every, self.steps_per_epoch)
 
     def save_is_due(self, step: int) -> bool:
         """Returns whether a checkpoint is due after `step`, apart from one after an evaluation with the best value."""
-        first = step == 0 and self.config.train.nonfinite == "rollback"  # There must be one to roll back to.
-        return first or self.ends_at(step) or triggers.is_due(self.config.checkpoint.every, step, self.steps_per_epoch)
+        return self.ends_at(step) or self.due(self.config.checkpoint.every).is_due(step)
 
 
 def replica_shard(cluster: Cluster) -> ReplicaShard:

@@ -21,7 +21,7 @@ from tfdist.data.pipelines import Inputs
 from tfdist.report import files, reporter, run_info
 from tfdist.training import features
 from tfdist.training import run as run_lib
-from tfdist.training.callbacks.no_callbacks import NoCallbacks
+from tfdist.training.hooks import Hooks
 from tfdist.training.run import Run
 from tfdist.training.step import build_context as build_context_lib
 from tfdist.training.step import optimizer as optimizer_lib
@@ -73,7 +73,7 @@ def build_run(
         stop=stop,
         context=context,
         feed=feed,
-        callbacks=NoCallbacks(),
+        hooks=Hooks(),
         log=run_lib.Log(config_file=config_file or "", notes=tuple(filter(None, notes)), chosen=tuple(chosen)),
         evaluated_weights=optimizer_lib.evaluated_weights(config, cluster, context.model, context.optimizer),
     )

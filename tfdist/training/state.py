@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 # The names of fields in checkpoints, where they are others.
-_SAVED_AS = {"last_evaluated_step": "evaluated", "last_scheduled_step": "regular", "completed_epochs": "epochs"}
+_SAVED_AS = {"last_evaluated_step": "evaluated", "completed_epochs": "epochs"}
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -47,13 +47,8 @@ class TrainingState:
     # The last step after which the run was evaluated.
     last_evaluated_step: int = 0
     best: BestValue = dataclasses.field(default_factory=BestValue)
-    # The step of the newest scheduled checkpoint: one that was not saved because of a stop request.
-    last_scheduled_step: int = 0
-    # Skipped steps and rollbacks since the start of the run.
+    # Skipped steps since the start of the run.
     skipped: int = 0
-    rollbacks: int = 0
-    # Replica mismatches after which the chief's state was copied, since the start of the run.
-    mismatches: int = 0
     # Completed epochs and their steps (0: not known); of the current epoch, sums over its examples and values so far.
     completed_epochs: int = 0
     steps_per_epoch: int = 0

@@ -9,35 +9,38 @@ from tfdist.checkpoint import directory
 from tfdist.report import files
 
 
-def next_due(every: config_lib.Every, step: int, steps_per_epoch: int) -> int | None:
-    """Returns the first step after `step` at which an action with the interval `every` is due, or None."""
-    due = [epoch * steps_per_epoch for epoch in every.after or ()]
-    if every.steps is not None:
-        due.append(_next_multiple(float(every.steps), step))
-    if every.epochs is not None:
-        due.append(_next_multiple(max(1.0, every.epochs * steps_per_epoch), step))
-    return min((one for one in due if one > step), default=None)
+@dataclasses.dataclass(frozen=True, slots=True)
+class DueSteps:
+    """The steps after which an action is due: every N steps or epochs, after some epochs, and single steps."""
+
+    every: config_lib.Every
+    steps_per_epoch: int
+    # Single steps, counted from 1.
+    single: tuple[int, ...] = ()
+
+    def next_after(self, step: int) -> int | None:
+        """Returns the first step after `step` at which the action is due, or None."""
+        due = [*self.single, *(epoch * self.steps_per_epoch for epoch in self.every.after or ())]
+        if self.every.steps is not None:
+            due.append(_next_multiple(float(self.every.steps), step))
+        if self.every.epochs is not None:
+            due.append(_next_multiple(max(1.0, self.every.epochs * self.steps_per_epoch), step))
+        return min((one for one in due if one > step), default=None)
+
+    def is_due(self, step: int) -> bool:
+        """Returns whether the action is due after `step`."""
+        return step > 0 and self.next_after(step - 1) == step
 
 
-def is_due(every: config_lib.Every, step: int, steps_per_epoch: int) -> bool:
-    """Returns whether an action with the interval `every` is due after `step`."""
-    return step > 0 and next_due(every, step - 1, steps_per_epoch) == step
-
-
-def is_ever_due(every: config_lib.Every) -> bool:
-    """Returns whether the interval `every` names any step or epoch."""
-    return next_due(every, 0, 1) is not None
-
-
-def stays(every: config_lib.Every, checkpoints: Path, steps_per_epoch: int, step: int) -> bool:
+def stays(due: DueSteps, checkpoints: Path, step: int) -> bool:
     """Returns whether the checkpoint of `step` is never removed: by the steps of an epoch now, or when it was saved."""
-    if is_due(every, step, steps_per_epoch):
+    if due.is_due(step):
         return True
-    if every.epochs is None and not every.after:
+    if due.every.epochs is None and not due.every.after:
         return False
     try:
         saved = files.read_json(directory.step_path(checkpoints, step) / "manifest.json")["state"]["steps_per_epoch"]
-        return saved > 0 and is_due(every, step, saved)
+        return saved > 0 and DueSteps(due.every, saved).is_due(step)
     except OSError:  # Not known at the moment.
         return True
     except (ValueError, LookupError, TypeError):

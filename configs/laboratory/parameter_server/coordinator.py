@@ -19,8 +19,8 @@ from tfdist.config import specs
 from tfdist.configs.laboratory.parameter_server import tasks
 from tfdist.training import checkpointing, loop, setup
 from tfdist.training import run as run_lib
-from tfdist.training.consistency import nonfinite
 from tfdist.training.execution import StopRequested
+from tfdist.training.features import nonfinite
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import ending
 from tfdist.training.state import TrainingState

@@ -33,7 +33,8 @@ from tfdist.checkpoint import async_writer, restore
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.report import files
-from tfdist.training import loop_tools, triggers
+from tfdist.training import triggers
+from tfdist.training.features import nonfinite
 
 ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
 STATE = {"step": 3, "best": 0.1 + 0.2, "totals": {"loss": 1e-300}}
@@ -275,7 +276,7 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path):
 
 
 def test_no_checkpoint_is_removed_while_the_file_system_does_not_say_which_stay(tmp_path, monkeypatch):
-    stays = functools.partial(triggers.stays, config.Every(epochs=1.0), tmp_path, 4)
+    stays = functools.partial(triggers.stays, triggers.DueSteps(config.Every(epochs=1.0), 4), tmp_path)
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=1), print, stays=stays)
     for step in (3, 5):  # The end of an epoch of three steps, and the best.
         checkpoint_format.write(tmp_path, step, arrays_of(step), {"steps_per_epoch": 3})
@@ -297,7 +298,7 @@ def test_no_checkpoint_is_removed_while_the_file_system_does_not_say_which_stay(
 
 
 def test_checkpoints_at_an_interval_are_never_removed(tmp_path):
-    stays = functools.partial(triggers.is_due, config.Every(steps=3), steps_per_epoch=4)
+    stays = triggers.DueSteps(config.Every(steps=3), 4).is_due
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=2), print, stays=stays)
     for step in range(1, 9):
         saver.save(step, functools.partial(arrays_of, step), STATE)
@@ -670,7 +671,7 @@ def test_every_variable_of_model_and_optimizer_has_a_name_of_its_own():
 def test_nonfinite_values_are_named():
     variables = {"x": tf.Variable([1.0, 2.0]), "n": tf.Variable(3), "half": tf.Variable(tf.zeros([2], tf.bfloat16))}
     variables["mask"] = tf.Variable([0.0, -np.inf])
-    not_finite = loop_tools.check_worker(variables)
+    not_finite = nonfinite.check_worker(variables)
     assert not_finite() == ""
     for name, bad in (("x", [1.0, np.nan]), ("half", [np.inf, 0.0]), ("mask", [np.nan, -np.inf])):
         good = variables[name].numpy()

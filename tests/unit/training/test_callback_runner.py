@@ -5,12 +5,12 @@ import types
 import keras
 import numpy as np
 
-from tfdist.training.callbacks.callback_runner import CallbackRunner
-from tfdist.training.callbacks.no_callbacks import NoCallbacks
+from tfdist.training.features.callback_runner import CallbackRunner
+from tfdist.training.hooks import Hooks
 
 
 def test_a_run_without_callbacks_calls_nothing():
-    runner = NoCallbacks()
+    runner = Hooks()
     runner.train_begin()
     for hook in ("on_train_begin", "on_epoch_begin", "on_test_batch_end", "on_predict_end"):
         runner.call(hook, 0, {"loss": 1.0})
@@ -18,11 +18,11 @@ def test_a_run_without_callbacks_calls_nothing():
     assert not runner.nonfinite_loss(0, float("nan")) and not runner.stopped_on_nan
     runner.train_end({})
     assert not runner.active and not runner.stop()
-    assert runner.batch_interval == {} and not runner.begins_batch("train", 0) and not runner.ends_batch("train", 0, 1)
+    assert runner.batch_interval == {} and not runner.ends_batch("train", 0, 1)
     assert not any(runner.wants_progress(kind) for kind in ("train", "test", "predict"))
     assert runner.state([]) == ({}, {})
-    overridden = {name for name in vars(NoCallbacks) if not name.startswith("_")} - vars(CallbackRunner).keys()
-    assert overridden == {"stopped_by", "begins_batch", "ends_batch", "last_of_batch", "ends", "steps_to_hook"}
+    overridden = {name for name in vars(Hooks) if not name.startswith("_")} - vars(CallbackRunner).keys()
+    assert overridden == {"stopped_by", "before_steps", "ends_batch", "after_steps", "ends", "steps_to_hook"}
 
 
 def test_a_model_that_was_never_trained_is_not_stopped():

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import restore
-from tfdist.training.callbacks import callback_state
+from tfdist.training.features import callback_state
 
 ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
 LARGE = np.zeros(2**18)

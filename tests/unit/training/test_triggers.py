@@ -6,12 +6,12 @@ import pytest
 
 from tfdist.config import Every
 from tfdist.report import files
-from tfdist.training.triggers import ExecutionLength, is_due, next_due, stays
+from tfdist.training.triggers import DueSteps, ExecutionLength, stays
 
 
 def due_steps(every: Every, last: int, steps_per_epoch: int = 10) -> list[int]:
     """The steps up to `last` at which `every` is due, by asking at each."""
-    return [step for step in range(last + 1) if is_due(every, step, steps_per_epoch)]
+    return [step for step in range(last + 1) if DueSteps(every, steps_per_epoch).is_due(step)]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_next_trigger_is_the_first_that_is_due(every, steps_per_epoch):
     for step in range(due[-1]):
         if step == coming:
             coming = next(expected)
-        assert next_due(every, step, steps_per_epoch) == coming
+        assert DueSteps(every, steps_per_epoch).next_after(step) == coming
 
 
 def test_a_checkpoint_stays_by_the_epochs_of_its_own_time(tmp_path):
@@ -64,18 +64,23 @@ def test_a_checkpoint_stays_by_the_epochs_of_its_own_time(tmp_path):
         (tmp_path / f"step-{step:08}").mkdir()
         state = {"state": {"steps_per_epoch": steps_per_epoch}}
         files.write_json(tmp_path / f"step-{step:08}" / "manifest.json", state)
-    assert [step for step in range(1, 20) if stays(Every(epochs=1), tmp_path, 5, step)] == [5, 10, 11, 15]
-    assert [step for step in range(1, 20) if stays(Every(), tmp_path, 5, step)] == []
+    assert [step for step in range(1, 20) if stays(DueSteps(Every(epochs=1), 5), tmp_path, step)] == [5, 10, 11, 15]
+    assert [step for step in range(1, 20) if stays(DueSteps(Every(), 5), tmp_path, step)] == []
 
 
 def test_an_interval_of_none_is_never_due():
-    assert next_due(Every(), 5, 10) is None
-    assert not is_due(Every(), 5, 10)
+    assert DueSteps(Every(), 10).next_after(5) is None
+    assert not DueSteps(Every(), 10).is_due(5)
+
+
+def test_single_steps_are_due_beside_an_interval():
+    due = DueSteps(Every(epochs=1), 10, single=(4, 7))
+    assert [step for step in range(12) if due.is_due(step)] == [4, 7, 10]
 
 
 def test_step_numbers_of_long_runs():
-    assert next_due(Every(steps=1000), 10**9 + 1, 10) == 10**9 + 1000
-    assert is_due(Every(epochs=0.1), 10**9, 10)
+    assert DueSteps(Every(steps=1000), 10).next_after(10**9 + 1) == 10**9 + 1000
+    assert DueSteps(Every(epochs=0.1), 10).is_due(10**9)
 
 
 def test_executions_grow_at_most_to_call_seconds():

@@ -216,22 +216,16 @@ def explain_mismatch(name: str, found: Any) -> Iterator[None]:
     try:
         yield
     except trainer.ReplicaMismatchError as error:
-        mismatch = error.mismatch
-        first = mismatch is not None and mismatch.last_equal is not None and mismatch.step == mismatch.last_equal + 1
+        first = error.equal_at is not None and error.step == error.equal_at + 1
         if not first or not isinstance(found, OwnStepObjective):
             raise
-        text = _undistributable(name, mismatch.variables)
-        raise ValueError(text) from None
+        raise ValueError(_undistributable(name, error.variables)) from None
 
 
 def compare_replicas(cluster: Cluster, name: str, context: trainer.StepContext, variables: dict[str, Any]) -> None:
     """Compares `variables` after the first step, called `name`, as a run does. Collective; raises ValueError."""
-    check = trainer.make_check(
-        cluster, variables, context.config.consistency, lambda text, step: None, trainer.act_on_mismatch
-    )
-    check.step = 0
     with explain_mismatch(name, context.objective):
-        check.check(trainer.TrainingState(step=1))
+        trainer.Comparison(cluster=cluster, variables=variables, equal_at=0).check(1)
 
 
 def _undistributable(step_name: str, differing: Sequence[str]) -> str:

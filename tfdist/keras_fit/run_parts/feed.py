@@ -74,7 +74,7 @@ def make_feed(
 
 def _validate_again(every: config_lib.Every, steps_per_epoch: int, validation: DataAdapter | None, epoch: int) -> None:
     """Does to the validation data what was done after an epoch of an earlier start."""
-    if validation is not None and trainer.is_due(every, (epoch + 1) * steps_per_epoch, steps_per_epoch):
+    if validation is not None and trainer.DueSteps(every, steps_per_epoch).is_due((epoch + 1) * steps_per_epoch):
         validation.repeat_pass()
 
 

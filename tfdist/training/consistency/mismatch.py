@@ -1,99 +1,15 @@
-"""Replicas or workers that differ: in which variables or data, and what the run does then. Imported only after that."""
+"""Describes which replicas or workers differ, and in which hashes."""
 
 import collections
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
-from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import text as text_lib
-from tfdist.training.consistency import hashing, replica_check
-from tfdist.training.consistency.replica_check import ReplicaConsistencyCheck, ReplicaMismatchError
-from tfdist.training.state import TrainingState
+from tfdist.training.consistency import hashing
 
 _MAX_NAMED = 10
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """Variables whose values differ between replicas."""
-
-    step: int
-    # The last step after which all were equal; None: they were not compared before.
-    last_equal: int | None
-    variables: tuple[str, ...]
-    # For the user: the variables, the hashes of the replicas, and when they were last equal.
-    text: str
-
-
-def describe(check: ReplicaConsistencyCheck, step: int) -> Mismatch:
-    """Compares the variables one by one. Collective."""
-    each = check.cluster.make_all_gather(lambda: replica_check.hash_variables(check.cluster, check.variables))
-    names, found = list(check.variables), each().numpy()
-    lines, differing = describe_mismatch(names, found, replica_names(check.cluster))
-    since = "They were not compared before" if check.step is None else f"They were last equal after step {check.step}"
-    text = "\n  ".join([f"The replicas do not hold the same state after step {step}:", *lines])
-    return Mismatch(
-        step=step,
-        last_equal=check.step,
-        variables=tuple(name for name, column in zip(names, found.T, strict=True) if (column != column[0]).any()),
-        text=f"{text}\n{differing}. {since}.",
-    )
-
-
-def _end(check: ReplicaConsistencyCheck, state: TrainingState, mismatch: Mismatch) -> None:
-    raise ReplicaMismatchError(
-        f"{mismatch.text} The cause may be faulty memory or a faulty device, a workdir that is "
-        "not shared by all workers, or a function of the config that changes a variable on some replicas only. All "
-        "checkpoints were compared before they were saved: the same command continues from the newest. If it happens "
-        'twice, leave out that host, or set config.consistency.action="copy", which copies the chief\'s state.',
-        mismatch,
-    )
-
-
-def _copy(check: ReplicaConsistencyCheck, state: TrainingState, mismatch: Mismatch) -> None:
-    limit, text = check.options.limit, mismatch.text
-    if state.mismatches >= limit:
-        raise ReplicaMismatchError(
-            f"{text} The chief's state was copied {limit} times before, which is the maximum "
-            "(config.consistency.limit). Restart all workers without the host that differs.",
-            mismatch,
-        )
-    state.mismatches += 1
-    for variable in map(checkpoint_format.tf_variable, check.variables.values()):
-        variable.assign(tf.identity(check.cluster.strategy.experimental_local_results(variable)[0]))
-    check.cluster.broadcast_variables(check.variables.values())
-    if not replica_check.all_equal(check.hashes()):
-        raise ReplicaMismatchError(f"{text} The chief's state was copied, and the replicas still differ.", mismatch)
-    check.warn(
-        f"WARNING: {text} All replicas now have the chief's state: copy {state.mismatches} of at most {limit}",
-        state.step,
-    )
-
-
-_ACTIONS = {"end": _end, "copy": _copy}
-
-
-def act(check: ReplicaConsistencyCheck, state: TrainingState) -> None:
-    """Does what `config.consistency.action` says, or raises ReplicaMismatchError; every worker calls it."""
-    _ACTIONS[check.options.action](check, state, describe(check, state.step))
-
-
-def different_data(cluster: Cluster, names: Sequence[str], found: np.ndarray, count: int) -> ReplicaMismatchError:
-    """Returns the error to raise if the examples of the workers differ.
-
-    Args:
-        names, found: as for `describe_mismatch`.
-        count: how many examples of each split were compared.
-    """
-    lines, differing = describe_mismatch(names, found, replica_names(cluster))
-    return ReplicaMismatchError(
-        "\n  ".join(["The workers do not read the same data:", *lines])
-        + f"\n{differing}. {count} examples of each split were compared. Give all workers the same files."
-    )
 
 
 def describe_mismatch(names: Sequence[str], found: np.ndarray, replicas: Sequence[str]) -> tuple[list[str], str]:

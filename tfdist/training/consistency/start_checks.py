@@ -10,7 +10,8 @@ import tensorflow as tf
 from tfdist.cluster import numerics
 from tfdist.cluster.cluster import Cluster
 from tfdist.data.feed import Examples
-from tfdist.training.consistency import hashing
+from tfdist.training.consistency import hashing, mismatch
+from tfdist.training.consistency.comparison import ReplicaMismatchError
 from tfdist.training.state import TrainingState
 
 # Examples of each split that are compared.
@@ -73,9 +74,11 @@ def check_start(cluster: Cluster, data: Mapping[str, int], state: Mapping[str, A
     else:
         names = [f"features (here: {', '.join(names)})"]
     if not (found == found[0]).all():
-        from tfdist.training.consistency import mismatch
-
-        raise mismatch.different_data(cluster, names, found, EXAMPLES)
+        lines, differing = mismatch.describe_mismatch(names, found, mismatch.replica_names(cluster))
+        raise ReplicaMismatchError(
+            "\n  ".join(["The workers do not read the same data:", *lines])
+            + f"\n{differing}. {EXAMPLES} examples of each split were compared. Give all workers the same files."
+        )
 
 
 def _as_int64(text: str) -> int:

@@ -1,10 +1,10 @@
 """Evaluation: each example of the split once, on any number of replicas."""
 
+import functools
 import math
 import time
 
 from tfdist import config as config_lib
-from tfdist.training import triggers
 from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
@@ -19,7 +19,7 @@ def is_due(run: Run, step: int) -> bool:
         step = math.ceil(step / run.steps_per_epoch) * run.steps_per_epoch
     elif run.ends_at(step):
         return True
-    return triggers.is_due(run.config.evaluation.every, step, run.steps_per_epoch)
+    return run.due(run.config.evaluation.every).is_due(step)
 
 
 def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare: bool = True) -> dict[str, float]:
@@ -31,7 +31,7 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
     Raises:
         StopRequested: all workers agreed to stop before the end of the split.
     """
-    run, callbacks = tools.run, tools.run.callbacks
+    run, hooks = tools.run, tools.run.hooks
     with run.evaluated_weights():
         started = time.perf_counter()
         with run.cluster.pause_timers():  # It may read the whole split, to store it.
@@ -41,13 +41,12 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
         dataset, steps = found
         batches = run.cluster.distribute(dataset)
         run.objective.reset()
-        callbacks.call("on_test_begin")
+        hooks.call("on_test_begin")
         totals: dict[str, float] = {}
         done = 0
-        while done < steps and not (done and callbacks.ends("test", done)):
-            if callbacks.begins_batch("test", done):
-                callbacks.call("on_test_batch_begin", done)
-            until_hook = run.callbacks.steps_to_hook("test", done)
+        while done < steps and not (done and hooks.ends("test", done)):
+            hooks.before_steps("test", done)
+            until_hook = hooks.steps_to_hook("test", done)
             max_steps = steps - done if until_hook is None else min(steps - done, until_hook)
             execution = tools.evaluation_steps(batches, max_steps, done)
             done += execution.steps
@@ -55,16 +54,12 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
             totals = add_totals(totals, execution.totals)
             if execution.stop_requested and done < steps:
                 raise StopRequested
-            if callbacks.ends_batch("test", done - 1, steps):
-                last = callbacks.last_of_batch("test", done - 1)
-                callbacks.call("on_test_batch_end", last, run.objective.results(totals))
-            if callbacks.wants_progress("test"):
-                callbacks.progress(done, run.objective.results(totals))
+            hooks.after_steps("test", done - 1, steps, functools.partial(run.objective.results, totals))
             tools.report.progress(step, "evaluating")
         if done == steps:
             run.feed.end_evaluation()
         values = run.objective.of_epoch(run.objective.results(totals))
-        callbacks.call("on_test_end", logs=values)
+        hooks.call("on_test_end", logs=values)
         num_examples = round(totals["examples"])
         expected = run.feed.sizes.evaluation_examples
         if done == steps and expected not in (None, num_examples):

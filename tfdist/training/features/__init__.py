@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfdist.config import validate
 from tfdist.config.schema import Config
-from tfdist.training.features import callbacks, profile, recompute, virtual_replicas
+from tfdist.training.features import (
+    callbacks,
+    nonfinite,
+    profile,
+    recompute,
+    replica_check,
+    virtual_replicas,
+)
 
 if TYPE_CHECKING:
     import keras
 
     from tfdist.data.pipelines import Inputs
     from tfdist.report.reporter import Reporter
+    from tfdist.training.loop_tools import Extra
     from tfdist.training.run import Run
 
 
@@ -34,8 +42,8 @@ class Feature:
     change_model: Callable[[Config, keras.Model], Iterable[str]] = lambda config, model: ()
     # (run) -> run. After everything else is built.
     apply: Callable[[Run], Run] = lambda run: run
-    # (run, report) -> objects that act between executions: see `LoopTools.extras`.
-    extras: Callable[[Run, Reporter], Iterable[Any]] = lambda run, report: ()
+    # (run, report) -> what it does between executions.
+    extras: Callable[[Run, Reporter], Iterable[Extra]] = lambda run, report: ()
 
 
 # In the order in which they change a run.
@@ -43,6 +51,8 @@ ALL = (
     Feature(refuse=recompute.refuse, change_model=recompute.change_model),
     Feature(refuse=callbacks.refuse, apply=callbacks.apply),
     Feature(refuse=profile.refuse, extras=profile.extras),
+    Feature(extras=replica_check.extras),
+    Feature(refuse=nonfinite.refuse, apply=nonfinite.apply, extras=nonfinite.extras),
     Feature(
         refuse=virtual_replicas.refuse,
         change_inputs=virtual_replicas.change_inputs,

@@ -24,7 +24,7 @@ def apply(run: Run) -> Run:
     """Returns `run` with its callbacks; ValueError if one cannot be built, or needs what the run has not."""
     if not run.config.callbacks:
         return run
-    from tfdist.training.callbacks import callback_runner
+    from tfdist.training.features import callback_runner
 
     model, sizes = run.context.model, run.feed.sizes
     callbacks = []
@@ -36,7 +36,7 @@ def apply(run: Run) -> Run:
     epochs = math.ceil(sizes.total_steps / sizes.steps_per_epoch)
     params = {"verbose": 0, "epochs": epochs, "steps": sizes.steps_per_epoch}
     made = callback_runner.CallbackRunner(run.cluster, model, callbacks, params=params)
-    return dataclasses.replace(run, callbacks=made)
+    return dataclasses.replace(run, hooks=made)
 
 
 def _check_callback(run: Run, callback: Any, field: str) -> None:

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tfdist.config.schema import Config
+from tfdist.training.loop_tools import Extra, LoopTools
 
 if TYPE_CHECKING:
     from tfdist.report.reporter import Reporter
     from tfdist.training.run import Run
+    from tfdist.training.state import TrainingState
 
 
 def refuse(config: Config) -> Iterator[str]:
@@ -31,22 +33,22 @@ def extras(run: Run, report: Reporter) -> list[Profile]:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Profile:
-    """Profiles the steps on the chief only: profiling two workers at the same time corrupts memory."""
+class Profile(Extra):
+    """Profiles the steps on the chief only."""
 
     run: Run
     report: Reporter
     active: bool = False
 
     def boundaries(self, step: int) -> list[int]:
-        """Returns the next steps after `step` at which an execution must end; the same on every worker."""
+        """Returns the step before the first one that is profiled, or the last one."""
         first, last = self.run.config.report.profile
         return [one for one in (first - 1, last) if one > step]
 
-    def write_due(self, step: int) -> None:
-        """Starts or ends the profile after `step`; called by every worker, at the start and after each execution."""
+    def act_if_due(self, tools: LoopTools, state: TrainingState) -> None:
+        """Starts or ends the profile after `state.step`."""
         first, last = self.run.config.report.profile
-        due = first - 1 <= step < last and self.run.cluster.is_chief and self.run.workdir is not None
+        due = first - 1 <= state.step < last and self.run.cluster.is_chief and self.run.workdir is not None
         if self.active and not due:
             self.close()
         elif due and not self.active:

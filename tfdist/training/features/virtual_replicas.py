@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tfdist.config.schema import Config
 
 if TYPE_CHECKING:
     from tfdist.data.pipelines import Inputs
     from tfdist.report.reporter import Reporter
+    from tfdist.training.loop_tools import Extra
     from tfdist.training.run import Run
 
 _LARGEST = 1024
@@ -57,10 +58,10 @@ def apply(run: Run) -> Run:
     return VirtualReplicas(config=run.config, total=total, count=total // run.cluster.num_replicas).compose(run)
 
 
-def extras(run: Run, report: Reporter) -> list[Any]:
+def extras(run: Run, report: Reporter) -> list[Extra]:
     """Returns the object that reports repeated steps between executions."""
     if run.config.train.virtual_replicas is None:
         return []
     from tfdist.training.step.variants import virtual_replicas
 
-    return [virtual_replicas.RepeatReport(run=run, report=report)]
+    return [virtual_replicas.RepeatReport()]

@@ -8,7 +8,6 @@ from tfdist.cluster import error_report, interruption, process_exit
 from tfdist.cluster.control import heartbeat_monitor
 from tfdist.config import user_code
 from tfdist.training import checkpointing
-from tfdist.training.consistency.replica_check import ReplicaMismatchError
 from tfdist.training.execution import DivergedError
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
@@ -19,7 +18,7 @@ from tfdist.training.state import TrainingState
 def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
     """Closes the files of the run after the block, and records how the start has ended.
 
-    Saves the chief's state after a replica mismatch. A SystemExit of a config's code is an error. An error is told
+    A SystemExit of a config's code is an error. An error is told
     before anything is closed, and closing has a limit then: the workdir may hang. Scripts tell theirs, or catch it; at
     the limit it is told here.
     """
@@ -39,7 +38,7 @@ def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
     with process_exit.end_within(
         heartbeat_monitor.writing_seconds(), failed, f"The workdir {run.workdir} has not answered"
     ):
-        if isinstance(failed, ReplicaMismatchError):
+        if failed is not None and any(extra.wants_state(failed) for extra in tools.extras):
             checkpointing.save_mismatch(tools, state)
         checkpointing.close(tools)
         heartbeat_monitor.call_before_exit(None)

@@ -37,6 +37,8 @@ class StepContext:
     # Totals since the execution started, per replica: adding to them needs no communication. The two counts of steps
     # are divided by the number of replicas, so that the sum over replicas is the count.
     totals: tf.Variable
+    # Whether a step whose loss or gradients are not finite makes no update.
+    skips_nonfinite: bool = False
     # The stage of an update that sums gradients over replicas; None: by `reduction`.
     add_up: Callable[[stages.Stage, stages.Update], tf.Tensor | None] | None = None
 
@@ -46,7 +48,7 @@ class StepContext:
         return stages.make_update(
             self.apply,
             self.add_up or functools.partial(stages.sum_over_replicas, self.reduction),
-            skips_nonfinite=self.config.train.nonfinite != "stop",
+            skips_nonfinite=self.skips_nonfinite,
             loss_scale=self.loss_scale,
             step_count=self.step_count,
         )

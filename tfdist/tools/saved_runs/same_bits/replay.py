@@ -14,8 +14,9 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.training import setup, state
-from tfdist.training.consistency import hashing, start_checks
-from tfdist.training.loop_tools import LoopTools, make_silent_tools
+from tfdist.training.checkpointing import make_silent_tools
+from tfdist.training.consistency import comparison, hashing, start_checks
+from tfdist.training.loop_tools import LoopTools
 from tfdist.training.run import Run
 
 
@@ -41,7 +42,7 @@ class Replay:
                 checkpoint_format.tf_variable(self.run.variables[name]).assign(array)
         else:
             restore.restore(self.run.cluster, checkpoint_format.verify(path), self.run.variables)
-        return hash_state(self.tools)
+        return hash_state(self.run)
 
     def train(self, step: int, stops: list[int]) -> Iterator[tuple[int, str, dict[str, float]]]:
         """Trains on from the state after `step`.
@@ -54,7 +55,7 @@ class Replay:
             while step < stop:
                 done = self.tools.train_steps(batches, stop - step)
                 step, totals = step + done.steps, state.add_totals(totals, done.totals)
-            yield stop, hash_state(self.tools), totals
+            yield stop, hash_state(self.run), totals
 
     def missing_in_export(self, path: Path) -> list[str]:
         """Returns the weights of the model, as it is evaluated now, whose values are not in a file model.keras."""
@@ -73,9 +74,9 @@ class Replay:
         return missing
 
 
-def hash_state(tools: LoopTools) -> str:
+def hash_state(run: Run) -> str:
     """Returns the hash of the present state, as metrics.jsonl has it."""
-    return hashing.as_text(int(tools.consistency.hash_all().numpy()[0, 0]))
+    return comparison.Comparison(cluster=run.cluster, variables=run.variables).check(step=0)
 
 
 def hash_data(run: Run) -> dict[str, str]:

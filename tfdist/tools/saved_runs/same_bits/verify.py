@@ -105,10 +105,6 @@ def check(saved: SavedRun, starts: list[dict[str, Any]]) -> None:
         raise ValueError(f"{saved.workdir} is of a script, whose model and data cannot be built again.")
     if config.callbacks:
         raise ValueError(f"{saved.workdir} has callbacks, which may change what is trained between steps.")
-    if config.train.nonfinite == "rollback":
-        raise ValueError(
-            f'{saved.workdir} has train.nonfinite="rollback": after a rollback its steps depend on others.'
-        )
     workers = {start.get("replicas.workers") for start in starts}
     if config.train.virtual_replicas is None and workers != {1}:
         raise ValueError(

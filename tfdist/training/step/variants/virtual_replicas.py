@@ -21,8 +21,9 @@ from tfdist.data.feed import Feed, Sizes
 from tfdist.data.pipelines import Distributor, Inputs, Pipeline
 from tfdist.data.stream import ReplicaShard
 from tfdist.report import files, lines, run_info
-from tfdist.report.reporter import Reporter
+from tfdist.training.loop_tools import Extra, LoopTools
 from tfdist.training.run import Run
+from tfdist.training.state import TrainingState
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import timing
 from tfdist.training.step.layers import model_layers, normalization
@@ -209,28 +210,19 @@ class _ByShards:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class RepeatReport:
-    """Reports steps that were repeated, between executions; see `LoopTools.extras`."""
+class RepeatReport(Extra):
+    """Reports steps that were repeated, between executions."""
 
-    run: Run
-    report: Reporter
     # Repeated steps that were reported.
     known: int | None = None
 
-    def boundaries(self, step: int) -> list[int]:
-        """Returns no steps: an execution may end anywhere."""
-        return []
-
-    def write_due(self, step: int) -> None:
+    def act_if_due(self, tools: LoopTools, state: TrainingState) -> None:
         """Reports the steps that were repeated since the last call."""
-        count = int(self.run.more_variables[_REPEATED].numpy())
+        count = int(tools.run.more_variables[_REPEATED].numpy())
         if self.known is not None and count > self.known:
-            self.report.event(
+            tools.report.event(
                 f"{lines.count(count - self.known, 'step')} repeated: a gradient had grown by more than its headroom "
                 f"(docs/same-bits.md); {count} since the start of the run",
-                step,
+                state.step,
             )
         self.known = count
-
-    def close(self) -> None:
-        """Does nothing."""

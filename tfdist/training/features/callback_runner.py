@@ -18,8 +18,8 @@ from tfdist.cluster import collective_guard
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.data import guard
-from tfdist.training.callbacks import callback_state
-from tfdist.training.callbacks.no_callbacks import NoCallbacks
+from tfdist.training.features import callback_state
+from tfdist.training.hooks import Hooks
 from tfdist.training.step.layers import model_layers
 
 # What `stopped_by` says if TerminateOnNaN was given a loss that is not finite.
@@ -87,8 +87,8 @@ class Bar(Protocol):
         """Shows `done` steps, and its `logs` so far."""
 
 
-class CallbackRunner(NoCallbacks):
-    """The callbacks of a run on one worker; see `NoCallbacks`."""
+class CallbackRunner(Hooks):
+    """The callbacks of a run on one worker; see `Hooks`."""
 
     active = True
 

@@ -1,68 +1,77 @@
-"""`NoCallbacks`: the callbacks of a run as the loop sees them, for a run without any."""
+"""`Hooks`: the points of Keras' training loop, as the loop passes them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 
-class NoCallbacks:
-    """The callbacks of a run without any, on one worker. `callback_runner.CallbackRunner` calls those of other runs.
+class Hooks:
+    """What a run does at the points of Keras' loop: nothing here; a feature may put another object in its place.
 
     Every worker calls the same methods in the same order. Indices of epochs and of steps (within the epoch, evaluation
-    or prediction) count from 0. `logs` are values over all examples so far, the same on every worker.
+    or prediction) count from 0. `logs` are values over all examples so far, the same on every worker. A `kind` is
+    "train", "test" or "predict".
     """
 
-    # Whether there are callbacks: executions then end with the epochs.
+    # Whether something happens at these points: executions then end with the epochs.
     active = False
-    # Keras': the steps between batch hooks, and to the end that a callback has requested.
+    # Keras': the steps between batch hooks, and to the end that was requested.
     steps_per_execution = 1
-    # True if TerminateOnNaN stopped training: the last state is not saved.
+    # True if training was stopped because of a loss that is not finite: the last state is not saved.
     stopped_on_nan = False
-    # The class of the callback that stopped training, on the worker where it runs; "": none.
+    # What stopped training, on the worker where it runs; "": nothing.
     stopped_by = ""
-    # The variables that callbacks refer to, and that a checkpoint holds for them if they change.
+    # The variables that a checkpoint holds for `state` if they change.
     held: Sequence[Any] = ()
 
     def __init__(self):
-        # "train", "test" or "predict" -> interval of its batch hooks, in steps; without batch hooks there is no entry.
+        # Kind -> interval of its batch hooks, in steps; without batch hooks there is no entry.
         self.batch_interval: dict[str, int] = {}
 
-    def begins_batch(self, kind: str, step: int) -> bool:
-        """Returns True if the begin hook of a batch of `kind` is due before `step`."""
-        return kind in self.batch_interval and step % self.batch_interval[kind] == 0
+    def before_steps(self, kind: str, step: int) -> None:
+        """Calls the begin hook of a batch, if it is due before `step`."""
+        if kind in self.batch_interval and step % self.batch_interval[kind] == 0:
+            self.call(f"on_{kind}_batch_begin", step)
 
     def ends_batch(self, kind: str, step: int, steps: int) -> bool:
-        """Returns True if the end hook of a batch of `kind` is due after `step`, of `steps` in total."""
+        """Returns True if the end hook of a batch is due after `step`, of `steps` in total."""
         return kind in self.batch_interval and ((step + 1) % self.batch_interval[kind] == 0 or step + 1 == steps)
 
-    def last_of_batch(self, kind: str, step: int) -> int:
-        """Returns the index for the end hook after `step`: as in Keras, as if the last interval were complete."""
-        return step - step % self.batch_interval[kind] + self.batch_interval[kind] - 1
+    def after_steps(self, kind: str, step: int, steps: int, logs: Callable[[], dict[str, Any]]) -> None:
+        """Calls the end hook of a batch, if it is due after `step` of `steps`, and moves the bar; `logs` makes theirs.
+
+        As in Keras, the index is that of the last step as if the last interval were complete.
+        """
+        if self.ends_batch(kind, step, steps):
+            interval = self.batch_interval[kind]
+            self.call(f"on_{kind}_batch_end", step - step % interval + interval - 1, logs())
+        if self.wants_progress(kind):
+            self.progress(step + 1, logs())
 
     def wants_progress(self, kind: str) -> bool:
-        """Returns True if `progress` of "train", "test" or "predict" shows anything; values are computed for it."""
+        """Returns True if `progress` shows anything; values are computed for it."""
         return False
 
     def progress(self, done: int, logs: dict[str, float]) -> None:
         """Moves the bar to `done` steps of the epoch, evaluation or prediction."""
 
     def stop(self, kind: str = "train") -> bool:
-        """Returns True if a callback has requested the end of "train", "test" or "predict"; equal on all workers."""
+        """Returns True if the end of a `kind` is requested; equal on all workers."""
         return False
 
     def ends(self, kind: str, steps: int) -> bool:
-        """Returns True if a callback ends `kind` after `steps` of the epoch, evaluation or prediction, at least 1."""
+        """Returns True if a `kind` ends after `steps` of the epoch, evaluation or prediction, at least 1."""
         return self.stop(kind) and (steps % self.steps_per_execution == 0 or self.stopped_on_nan)
 
     def steps_to_hook(self, kind: str, step: int) -> int | None:
-        """Returns the steps from `step` to a batch hook, or to the end that a callback has requested; None: neither."""
+        """Returns the steps from `step` to a batch hook, or to the end that is requested; None: neither."""
         if kind in self.batch_interval or self.stop(kind):
             return self.steps_per_execution - step % self.steps_per_execution
         return None
 
     def call(self, hook: str, index: int | None = None, logs: dict[str, Any] | None = None) -> None:
-        """Calls a hook of all callbacks; all workers end if one does.
+        """Calls a hook; all workers end if one does.
 
         Args:
             hook: such as "on_epoch_end". `train_begin` and `train_end` call the two hooks of the whole training.
@@ -83,11 +92,11 @@ class NoCallbacks:
         """Calls on_train_end after the last step, with the logs of the last epoch."""
 
     def nonfinite_loss(self, step: int, loss: float) -> bool:
-        """Calls TerminateOnNaN after an execution whose loss is non-finite; returns whether training ends here."""
+        """Called after an execution whose loss is not finite; returns whether training ends here without an error."""
         return False
 
     def state(self, variables: Iterable[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Returns on the chief the callbacks' state without `variables`: JSON values, and arrays by name."""
+        """Returns on the chief the state without `variables`: JSON values, and arrays by name."""
         return {}, {}
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:

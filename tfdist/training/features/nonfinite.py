@@ -1,0 +1,164 @@
+"""`config.train.nonfinite`: a loss, gradient or weight that is not finite ends the run, or its step is skipped.
+
+Decided on values that are equal on all workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfdist.checkpoint import directory
+from tfdist.cluster.control import heartbeat_monitor
+from tfdist.config.schema import Config
+from tfdist.training.loop_tools import Extra, LoopTools
+
+if TYPE_CHECKING:
+    from tfdist.report.reporter import Reporter
+    from tfdist.training.execution import DivergedError, Execution
+    from tfdist.training.run import Run
+    from tfdist.training.state import TrainingState
+
+
+def refuse(config: Config) -> Iterator[str]:
+    """Yields a limit that is no number of steps."""
+    if not 1 <= config.train.nonfinite_limit < 2**31:
+        yield f"train.nonfinite_limit must be at least 1. Received: {config.train.nonfinite_limit}"
+
+
+def apply(run: Run) -> Run:
+    """Returns `run` whose steps skip their update if it is not finite, for "skip"."""
+    if run.config.train.nonfinite != "skip":
+        return run
+    return dataclasses.replace(run, context=dataclasses.replace(run.context, skips_nonfinite=True))
+
+
+def extras(run: Run, report: Reporter) -> list[FiniteCheck]:
+    """Returns the object that looks at losses after each execution, and at the weights before each save."""
+    return [FiniteCheck(skips=run.context.skips_nonfinite, worker_check=check_worker(run.variables))]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class FiniteCheck(Extra):
+    """Ends the run by DivergedError, or counts skipped steps."""
+
+    skips: bool
+    # Returns the name of a variable that is not finite on this worker; "": there is none.
+    worker_check: Callable[[], str]
+
+    def after_execution(self, tools: LoopTools, state: TrainingState, execution: Execution) -> None:
+        """Looks at the loss, and at the steps that were skipped."""
+        if self.skips:
+            _count_skipped(tools, state, execution)
+            return
+        loss, first_number = execution.totals["loss"], state.step - execution.steps + 1
+        in_epoch = (state.step - 1) % tools.run.steps_per_epoch
+        if not math.isfinite(loss) and not tools.run.hooks.nonfinite_loss(in_epoch, loss):
+            steps = f"steps {first_number} to {state.step}" if execution.steps > 1 else f"step {state.step}"
+            raise make_diverged_error(tools, f"The loss is {loss} in {steps}", (first_number, state.step))
+        if execution.skipped_steps:  # In float16, if no loss scale makes a gradient finite.
+            bad_step = _bad_step(state, execution)
+            raise make_diverged_error(tools, _bad_step_text(bad_step), (bad_step, bad_step))
+
+    def check(self, tools: LoopTools, state: TrainingState) -> None:
+        """Raises DivergedError if a variable is not finite on any worker. Collective."""
+        run, name = tools.run, self.worker_check()
+        if run.cluster.any_worker(bool(name)):
+            name = next(filter(None, run.cluster.all_gather_text(name)))
+            checked = None if run.workdir is None else directory.newest_step(run.checkpoints)
+            first = min((checked or run.feed.sizes.first_step) + 1, state.step)
+            text = f"The variable {name} is not finite after step {state.step}"
+            raise make_diverged_error(tools, text, (first, state.step))
+
+
+def _count_skipped(tools: LoopTools, state: TrainingState, execution: Execution) -> None:
+    skipped, limit = execution.skipped_steps, tools.run.config.train.nonfinite_limit
+    if not skipped:
+        return
+    state.skipped += skipped
+    bad_step = _bad_step(state, execution)
+    text = _bad_step_text(bad_step)
+    if skipped > 1:
+        text = f"The losses or gradients of {skipped} of the steps {bad_step} to {state.step} are not finite"
+    if state.skipped > limit:
+        too_many = f"{state.skipped} updates, more than config.train.nonfinite_limit={limit}"
+        raise make_diverged_error(tools, f"{text}: {too_many}, would be skipped", (bad_step, bad_step))
+    tools.report.event(f"WARNING: {text}. Skipped: {state.skipped} updates in all, of at most {limit}", state.step)
+
+
+def _bad_step(state: TrainingState, execution: Execution) -> int:
+    return state.step - execution.steps + 1 + execution.steps_before_skip
+
+
+def _bad_step_text(step: int) -> str:
+    return f"The loss or a gradient is not finite in step {step}"
+
+
+def check_worker(variables: Mapping[str, Any]) -> Callable[[], str]:
+    """Returns a function that returns the name of a variable that is not finite on this worker; "": there is none.
+
+    A variable that is infinite now, such as a mask with -inf, may stay so: only NaN counts there.
+    """
+    import tensorflow as tf
+
+    from tfdist.checkpoint import format as checkpoint_format
+
+    values = [(name, checkpoint_format.tf_variable(variable)) for name, variable in variables.items()]
+    floats = [(name, value) for name, value in values if value.dtype.is_floating]
+    infinite = tf.stack([tf.reduce_any(tf.math.is_inf(value)) for _, value in floats]).numpy()
+
+    def check() -> str:  # Without a graph: tracing one for hundreds of variables takes seconds.
+        found = zip(floats, infinite, strict=True)
+        bad = [tf.reduce_any(tf.math.is_nan(v) if allowed else ~tf.math.is_finite(v)) for (_, v), allowed in found]
+        return next((name for (name, _), one in zip(floats, tf.stack(bad).numpy(), strict=True) if one), "")
+
+    return check
+
+
+def make_diverged_error(tools: LoopTools, text: str, numbers: tuple[int, int] | None = None) -> DivergedError:
+    """Makes the error that ends a diverged run. Every worker calls it.
+
+    Args:
+        numbers: the first and last step, counted from 1, whose data may be the reason; None: not known.
+    """
+    from tfdist.training.consistency import example_search
+    from tfdist.training.execution import DivergedError
+
+    run = tools.run
+    in_data = "" if numbers is None else _search_data(tools, *numbers) or example_search.label_out_of_range(run)
+    if tools.checkpointer is not None:
+        tools.checkpointer.wait_until_idle(heartbeat_monitor.writing_seconds())
+    saved = None if run.workdir is None else directory.newest_step(run.checkpoints)
+    kept = "There is no checkpoint yet" if saved is None else f"The checkpoint of step {saved} is kept"
+    if run.workdir is None:
+        kept = "Nothing is saved without a workdir"
+    where = f": {in_data}" if in_data else ""
+    advice = run.advice_if_diverged or functools.partial(_advice, run.config)
+    return DivergedError(f"{text}{where}. {kept}. {advice(bool(in_data))}")
+
+
+def _advice(config: Config, in_data: bool) -> str:
+    """Returns what to do in a run of a config if something is not finite; `in_data`: it is in the data already."""
+    others = ', or set config.train.nonfinite to "skip", which leaves such steps out'
+    others = others if config.train.nonfinite == "stop" else ""
+    if in_data:
+        return f"Remove or replace such values in the data{others}."
+    return (
+        "Lower config.learning_rate.peak, lengthen config.learning_rate.warmup_epochs or set config.train.clip_norm, "
+        f"and start again in another workdir{others}."
+    )
+
+
+def _search_data(tools: LoopTools, first_number: int, last_number: int) -> str:
+    """Returns a sentence about the first value in the data of these steps that is not finite; "": there is none.
+
+    Each worker searches its own examples.
+    """
+    cluster = tools.run.cluster
+    with cluster.pause_timers():
+        found = tools.run.feed.first_nonfinite(first_number, last_number)
+    first = cluster.all_gather([last_number + 1 if found is None else found[0]])[:, 0]
+    return cluster.all_gather_text("" if found is None else found[1])[int(first.argmin())]
