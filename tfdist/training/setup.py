@@ -138,8 +138,11 @@ def build_model(
             raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
         optimizer = optimizer_lib.build_optimizer(config, feed.sizes.steps_per_epoch, feed.sizes.total_steps)
     optimizer_lib.check_optimizer(optimizer)
-    chosen = [line for feature in features.ALL for line in feature.change_model(config, model)]
-    objective = build_context_lib.build_objective(cluster, config, model, optimizer, inputs.objective, feed.spec)
+    chosen = [line for feature in features.ALL for line in feature.change_model(config, cluster, model)]
+    objective = build_context_lib.build_objective(
+        *(cluster, config, model, optimizer, inputs.objective, feed.spec),
+        compiles=all(feature.compiles(config, cluster, model) for feature in features.ALL),
+    )
     if inputs.adapt:  # Before the optimizer is built, whose slots may start from the weights.
         with cluster.scope():
             inputs.adapt(model, feed.about.first_batch)

@@ -1,12 +1,15 @@
 """Whether XLA compiles the forward and backward pass of a step."""
 
 import dataclasses
+import types
 
 import keras
 import pytest
 
 from tfdist import config as c
+from tfdist.training import features
 from tfdist.training.step.build_context import by_xla
+from tfdist.zoo import models
 
 
 def model(*layers: keras.layers.Layer) -> keras.Model:
@@ -20,8 +23,6 @@ def model(*layers: keras.layers.Layer) -> keras.Model:
         ("CPU", {}, False),
         ("CPU", {"xla": True}, True),
         ("GPU", {"xla": False}, False),
-        ("GPU", {"recompute": ["dense"]}, False),
-        ("GPU", {"virtual_replicas": 8}, False),
     ],
 )
 def test_xla_compiles_on_gpus_unless_the_config_says_otherwise(monkeypatch, device_type, fields, compiled):
@@ -33,9 +34,28 @@ def test_xla_compiles_on_gpus_unless_the_config_says_otherwise(monkeypatch, devi
 def test_xla_does_not_compile_what_it_cannot(monkeypatch):
     monkeypatch.delenv("TF_DETERMINISTIC_OPS", raising=False)
     train = c.Train(steps=1)
-    assert not by_xla(train, "GPU", model(), communicates=True)
     unsupported = keras.layers.Dense(3)
     unsupported.supports_jit = False
     assert not by_xla(train, "GPU", model(unsupported))
     monkeypatch.setenv("TF_DETERMINISTIC_OPS", "1")
     assert not by_xla(train, "GPU", model())
+
+
+@pytest.mark.parametrize(
+    ("fields", "replicas", "compiled"),
+    [
+        ({}, 2, True),
+        ({"recompute": ["dense"]}, 2, False),
+        ({"virtual_replicas": 8}, 2, False),
+        ({"normalization": "sync_batch"}, 2, False),
+        ({"normalization": "batch", "group_size": 16}, 2, True),
+        ({"normalization": "batch", "group_size": 16}, 4, False),
+    ],
+)
+def test_features_say_whether_xla_can_compile_the_model(fields, replicas, compiled):
+    of_model = {name: fields[name] for name in ("normalization", "group_size") if name in fields}
+    of_train = {name: value for name, value in fields.items() if name not in of_model}
+    made = c.Config(model={}, data=c.Data(source={}, batch_size=32), train=c.Train(steps=1, **of_train))
+    cluster = types.SimpleNamespace(num_replicas=replicas)
+    network = models.small_cnn(num_classes=10, **of_model)
+    assert all(feature.compiles(made, cluster, network) for feature in features.ALL) == compiled

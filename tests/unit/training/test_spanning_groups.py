@@ -82,8 +82,8 @@ def test_groups_that_do_not_fit_are_refused_by_name(changes, replicas, message):
 def test_layers_whose_groups_fit_a_replica_are_left_alone():
     model = models.small_cnn(group_size=16)
     calls = [layer.call for layer in model.layers]
-    assert normalization.install_groups(model, config(), 3) is False
+    normalization.install_groups(model, config(), 3)
     assert [layer.call for layer in model.layers] == calls
-    assert normalization.install_groups(model, config(), 2) is True
+    assert normalization.spanning_layers(model, config(), 2)
     plain = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
-    assert normalization.install_groups(plain, config(), 7) is False
+    assert not normalization.spanning_layers(plain, config(), 7)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tfdist.config import validate
 from tfdist.config.schema import Config
 from tfdist.training.features import (
+    batch_norm,
     callbacks,
     nonfinite,
     profile,
@@ -24,6 +25,7 @@ from tfdist.training.features import (
 if TYPE_CHECKING:
     import keras
 
+    from tfdist.cluster.cluster import Cluster
     from tfdist.data.pipelines import Inputs
     from tfdist.report.reporter import Reporter
     from tfdist.training.loop_tools import Extra
@@ -38,8 +40,10 @@ class Feature:
     refuse: Callable[[Config], Iterable[str]] = lambda config: ()
     # (config, inputs, number of replicas) -> inputs. Before this worker connects to the others.
     change_inputs: Callable[[Config, Inputs, int], Inputs] = lambda config, inputs, num_replicas: inputs
-    # (config, model) -> lines for the log. Before the model is called.
-    change_model: Callable[[Config, keras.Model], Iterable[str]] = lambda config, model: ()
+    # (config, cluster, model) -> lines for the log. Before the model is called.
+    change_model: Callable[[Config, Cluster, keras.Model], Iterable[str]] = lambda config, cluster, model: ()
+    # (config, cluster, model) -> whether XLA can compile the forward and backward pass.
+    compiles: Callable[[Config, Cluster, keras.Model], bool] = lambda config, cluster, model: True
     # (run) -> run. After everything else is built.
     apply: Callable[[Run], Run] = lambda run: run
     # (run, report) -> what it does between executions.
@@ -48,7 +52,8 @@ class Feature:
 
 # In the order in which they change a run.
 ALL = (
-    Feature(refuse=recompute.refuse, change_model=recompute.change_model),
+    Feature(refuse=recompute.refuse, change_model=recompute.change_model, compiles=recompute.compiles),
+    Feature(change_model=batch_norm.change_model, compiles=batch_norm.compiles, apply=batch_norm.apply),
     Feature(refuse=callbacks.refuse, apply=callbacks.apply),
     Feature(refuse=profile.refuse, extras=profile.extras),
     Feature(extras=replica_check.extras),
@@ -56,6 +61,7 @@ ALL = (
     Feature(
         refuse=virtual_replicas.refuse,
         change_inputs=virtual_replicas.change_inputs,
+        compiles=virtual_replicas.compiles,
         apply=virtual_replicas.apply,
         extras=virtual_replicas.extras,
     ),

@@ -10,6 +10,8 @@ from tfdist.config.schema import Config
 if TYPE_CHECKING:
     import keras
 
+    from tfdist.cluster.cluster import Cluster
+
 
 def refuse(config: Config) -> Iterator[str]:
     """Yields that XLA cannot compile such layers."""
@@ -18,8 +20,16 @@ def refuse(config: Config) -> Iterator[str]:
         yield f"train.recompute needs train.xla=False: XLA merges both computations. {received}"
 
 
-def change_model(config: Config, model: keras.Model) -> Iterator[str]:
+def compiles(config: Config, cluster: Cluster, model: keras.Model) -> bool:
+    """Returns whether nothing is computed again, which XLA would merge with the first time."""
+    return not config.train.recompute
+
+
+def change_model(config: Config, cluster: Cluster, model: keras.Model) -> Iterator[str]:
     """Lets the layers be computed again; yields a line for the log. ValueError: a name fits no layer."""
+    from tfdist.training.step.layers import remat_scopes
+
+    remat_scopes.take_over()
     if config.train.recompute:
         from tfdist.training.step.variants.recomputation import named_layers
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from tfdist.config.schema import Config
 
 if TYPE_CHECKING:
+    import keras
+
+    from tfdist.cluster.cluster import Cluster
     from tfdist.data.pipelines import Inputs
     from tfdist.report.reporter import Reporter
     from tfdist.training.loop_tools import Extra
@@ -46,6 +49,11 @@ def change_inputs(config: Config, inputs: Inputs, num_replicas: int) -> Inputs:
 
     virtual = virtual_replicas.open_virtual_replicas(config, num_replicas)
     return dataclasses.replace(inputs, pipeline=virtual.cut(inputs.pipeline))
+
+
+def compiles(config: Config, cluster: Cluster, model: keras.Model) -> bool:
+    """Returns whether each replica has one shard: XLA would fuse what different shards compute."""
+    return config.train.virtual_replicas is None
 
 
 def apply(run: Run) -> Run:

@@ -16,7 +16,7 @@ from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import per_example, timing
 from tfdist.training.step.context import StepContext
-from tfdist.training.step.layers import convolutions, fused, model_layers, normalization, remat_scopes
+from tfdist.training.step.layers import convolutions, fused, model_layers, normalization
 from tfdist.training.step.updates import fused_updates, stages, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce, with_pack_size
 from tfdist.training.step.updates.loss_scale import LossScale
@@ -40,25 +40,19 @@ def build_objective(
     optimizer: keras.optimizers.Optimizer,
     function: per_example.ObjectiveFunction,
     element_spec: dict[str, tf.TensorSpec],
+    *,
+    compiles: bool = True,
 ) -> per_example.PerExampleObjective:
     """Makes the objective of a config, and checks that its function returns one value per example.
 
     Args:
         element_spec: shapes and dtypes of a batch; one of two blank examples is run through the function, which also
             builds a subclassed model.
+        compiles: whether XLA can compile the forward and backward pass.
 
     Raises:
-        ValueError: the function returns something other than one value per example, or no "loss"; XLA cannot compile
-            the model; or its groups do not fit the batch.
+        ValueError: the function returns something other than one value per example, or no "loss".
     """
-    remat_scopes.take_over()
-    synchronised = any(getattr(layer, "synchronized", False) for layer in model_layers.of_all_depths(model))
-    spanning = normalization.install_groups(model, config, cluster.num_replicas)
-    if config.train.xla and (synchronised or spanning):
-        raise ValueError(
-            "config.train.xla=True compiles no communication, and the model normalises over the batches of several "
-            "replicas: set xla to False, or take statistics over groups that divide a replica's batch (docs/guide.md)."
-        )
     with cluster.scope():
         blank = {name: tf.zeros([2, *spec.shape[1:]], spec.dtype) for name, spec in element_spec.items()}
         names = per_example.check_values(function(model, blank, training=False), num_examples=2)
@@ -71,24 +65,22 @@ def build_objective(
         names=names,
         global_batch=config.data.batch_size,
         micro_batches=config.train.micro_batches,
-        accumulate=per_example.unroll if synchronised else per_example.in_loop,
-        xla=by_xla(config.train, cluster.device_type, model, communicates=synchronised or spanning),
+        accumulate=per_example.in_loop,
+        xla=(compiles or bool(config.train.xla)) and by_xla(config.train, cluster.device_type, model),
     )
 
 
-def by_xla(train: config_lib.Train, device_type: str, model: keras.Model, *, communicates: bool = False) -> bool:
+def by_xla(train: config_lib.Train, device_type: str, model: keras.Model) -> bool:
     """Returns whether XLA compiles the forward and backward pass.
 
     By default as Keras' `compile`: on GPUs, if all layers support it and TF_DETERMINISTIC_OPS is not set.
 
     Args:
         device_type: "GPU" or "CPU".
-        communicates: whether layers sum over replicas, which XLA does not compile.
     """
     if train.xla is not None:
         return train.xla
-    others = train.recompute or train.virtual_replicas is not None
-    if device_type != "GPU" or communicates or others or gpu_software.is_deterministic(os.environ):
+    if device_type != "GPU" or gpu_software.is_deterministic(os.environ):
         return False
     return all(one.supports_jit and named_layers.remat_scope(one) is None for one in model_layers.of_all_depths(model))
 

@@ -127,21 +127,26 @@ def _moments_of_sums(total: tf.Tensor, total_squares: tf.Tensor, count: tf.Tenso
     return mean, tf.maximum(tf.math.divide_no_nan(total_squares, count) - tf.square(mean), 0.0)
 
 
-def install_groups(model: keras.Model, config: Config, num_replicas: int) -> bool:
+def is_synchronized(model: keras.Model) -> bool:
+    """Returns whether a layer of `model`, of any class, says that it normalises over all replicas."""
+    return any(getattr(layer, "synchronized", False) for layer in model_layers.of_all_depths(model))
+
+
+def spanning_layers(model: keras.Model, config: Config, num_replicas: int) -> list[keras.layers.BatchNormalization]:
+    """Returns the layers, with the attribute `group_size`, whose groups span replicas."""
+    shard = config.data.batch_size // (num_replicas * config.train.micro_batches)
+    return [layer for layer in _grouped_layers(model) if shard % layer.group_size]
+
+
+def install_groups(model: keras.Model, config: Config, num_replicas: int) -> None:
     """Replaces `call` of the layers whose groups span replicas, on the objects.
-
-    Args:
-        model: its layers with groups have the attribute `group_size`.
-
-    Returns:
-        Whether there are any: the forward pass then communicates.
 
     Raises:
         ValueError: groups do not divide the global batch, or span replicas with micro-batches.
     """
     batch, parts = config.data.batch_size, config.train.micro_batches
     shard = batch // (num_replicas * parts)
-    spanning = [layer for layer in _grouped_layers(model) if shard % layer.group_size]
+    spanning = spanning_layers(model, config, num_replicas)
     for layer in spanning:
         size = layer.group_size
         if batch % size:
@@ -160,7 +165,6 @@ def install_groups(model: keras.Model, config: Config, num_replicas: int) -> boo
             )
     for layer in spanning:
         patching.put_until_end(layer, "call", functools.partial(_call_in_groups, layer, layer.call, shard, batch))
-    return bool(spanning)
 
 
 def group_size(model: keras.Model) -> int:

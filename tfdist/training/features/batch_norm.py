@@ -1,0 +1,47 @@
+"""Batch normalisation over all replicas, or over groups of examples: `synchronized` and `group_size` of the layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tfdist.config.schema import Config
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfdist.cluster.cluster import Cluster
+    from tfdist.training.run import Run
+
+
+def change_model(config: Config, cluster: Cluster, model: keras.Model) -> Iterator[str]:
+    """Lets the layers whose groups span replicas communicate; ValueError: the groups do not fit the batch, or XLA."""
+    from tfdist.training.step.layers import normalization
+
+    normalization.install_groups(model, config, cluster.num_replicas)
+    if config.train.xla and not compiles(config, cluster, model):
+        raise ValueError(
+            "config.train.xla=True compiles no communication, and the model normalises over the batches of several "
+            "replicas: set xla to False, or take statistics over groups that divide a replica's batch (docs/guide.md)."
+        )
+    return iter(())
+
+
+def compiles(config: Config, cluster: Cluster, model: keras.Model) -> bool:
+    """Returns whether no layer communicates, which XLA does not compile."""
+    from tfdist.training.step.layers import normalization
+
+    spanning = normalization.spanning_layers(model, config, cluster.num_replicas)
+    return not spanning and not normalization.is_synchronized(model)
+
+
+def apply(run: Run) -> Run:
+    """Returns `run` whose micro-batches are traced one by one, if the model communicates."""
+    from tfdist.training.step import per_example
+    from tfdist.training.step.layers import normalization
+
+    if not normalization.is_synchronized(run.context.model):
+        return run
+    objective = dataclasses.replace(run.objective, accumulate=per_example.unroll)
+    return dataclasses.replace(run, context=dataclasses.replace(run.context, objective=objective))
