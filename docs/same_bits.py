@@ -21,7 +21,7 @@ from tfdist import config as c
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.configs import char_gpt
-from tfdist.training import checkpointing, setup
+from tfdist.training import opening, setup
 
 # Name -> model, shape of the images, global batch.
 NETWORKS = {
@@ -58,7 +58,7 @@ def config(name: str, virtual_replicas: int | None) -> c.Config:
 def make_step(name: str, virtual_replicas: int | None, cluster: Cluster) -> Callable[[int], float]:
     """Returns a function that makes some steps and returns the processor seconds of one."""
     run = setup.build_run(config(name, virtual_replicas), Path(tempfile.mkdtemp()), cluster)
-    tools = checkpointing.make_silent_tools(run)
+    tools = opening.make_silent_tools(run)
     batches = run.feed.open_training(0, run.total_steps)
     tools.train_steps(batches, 1)  # Compiles.
 

@@ -31,7 +31,7 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.configs.laboratory.local_sgd import rounds
 from tfdist.keras_fit import api
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
-from tfdist.training import checkpointing, execution, loop, setup
+from tfdist.training import checkpointing, execution, loop, opening, setup
 from tfdist.training import run as run_lib
 from tfdist.training.step import multi_step, train_step
 from tfdist.training.step.updates import all_reduce, stages
@@ -417,7 +417,7 @@ def traces(options: c.ClusterOptions) -> Arrays:
         objective={"target": "lab:bounded"},
     )
     lab.TRACED.clear()
-    tools, state = checkpointing.open_run(run)
+    tools, state = opening.open_run(run)
     loop.train_loop(tools, state)
     checkpointing.close(tools)
     runners = {"train": tools.train_steps, "evaluation": tools.evaluation_steps}

@@ -26,7 +26,7 @@ from processes import REPOSITORY
 
 from tfdist import config as c
 from tfdist.config import specs
-from tfdist.training import checkpointing, setup
+from tfdist.training import opening, setup
 from tfdist.training.evaluation import evaluate
 from tfdist.zoo import sources
 
@@ -122,7 +122,7 @@ def steps(config: c.Config, workdir: pathlib.Path, count: int = STEPS) -> tuple[
     loss = probes.run_steps(run, count)["loss"]
     after = {key: array.copy() for key, array in probes.weights(run).items()}
     if run.feed.evaluation is not None:
-        evaluate.evaluate(checkpointing.make_silent_tools(run), STEPS)
+        evaluate.evaluate(opening.make_silent_tools(run), STEPS)
     return loss, before, after
 
 

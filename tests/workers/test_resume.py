@@ -24,7 +24,7 @@ from tfdist import config as c
 from tfdist.checkpoint import directory, workdir_lock
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption, slurm_requeue
-from tfdist.training import checkpointing, loop, setup
+from tfdist.training import checkpointing, loop, opening, setup
 from tfdist.training import run as run_lib
 from tfdist.training.evaluation import saved_checkpoint
 
@@ -277,8 +277,8 @@ def test_a_changed_config_replaces_the_old_one_with_its_first_checkpoint(tmp_pat
 
     assert train(1, 1e-3) == 0
     new = in_process(tmp_path, linear_for(2, peak=2e-3))
-    assert checkpointing.check_same_config(new, allow_changes=True)
-    tools, _ = checkpointing.open_run(new)
+    assert opening.check_same_config(new, allow_changes=True)
+    tools, _ = opening.open_run(new)
     checkpointing.close(tools)  # As if it had been killed.
     assert train(1, 1e-3) == 0 and saved_config()["learning_rate"]["peak"] == 1e-3
     assert train(2, 2e-3, allow_config_changes=True) == 0 and saved_config()["learning_rate"]["peak"] == 2e-3
@@ -303,7 +303,7 @@ def test_after_a_damaged_newest_checkpoint_only_a_new_one_is_progress(uninterrup
 
     monkeypatch.setattr(slurm_requeue, "_policy", None)  # Until the end of this test.
     run = in_process(workdir, with_requeue)
-    tools, state = checkpointing.open_run(run)
+    tools, state = opening.open_run(run)
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("PATH", str(tmp_path))  # There is no scontrol.
     slurm_requeue.requeue()
@@ -436,7 +436,7 @@ def test_the_best_is_marked_though_the_run_was_killed_before_it_could_be(uninter
         if step > best["step"]:
             shutil.rmtree(workdir / "checkpoints" / f"step-{step:08d}")
     (workdir / "checkpoints" / "best.json").unlink()
-    opened, _ = checkpointing.open_run(in_process(workdir))  # No more: nothing better shall be found.
+    opened, _ = opening.open_run(in_process(workdir))  # No more: nothing better shall be found.
     checkpointing.close(opened)
     assert directory.read_best(workdir / "checkpoints") == best
 

@@ -4,7 +4,7 @@ import math
 import time
 
 from tfdist.report import files
-from tfdist.training import checkpointing
+from tfdist.training import checkpointing, opening
 from tfdist.training.consistency import hashing, start_checks
 from tfdist.training.evaluation import evaluate
 from tfdist.training.execution import StopRequested, explain_errors
@@ -28,15 +28,15 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         SystemExit: a hook of a script raised it.
     """
     run.cluster.watch_files(files.waits, lambda: 3 * run.stop.save_seconds())
-    changes = checkpointing.check_same_config(run, allow_config_changes)
-    finished = None if run.is_script else checkpointing.read_finished(run)
+    changes = opening.check_same_config(run, allow_config_changes)
+    finished = None if run.is_script else opening.read_finished(run)
     if not run.is_script and run.cluster.broadcast(finished is not None):
         if run.cluster.is_chief:
             text = report_run.describe_finished(finished)
             more = f"For more epochs: tfdist train {run.workdir} --epochs=N. To train again, choose another --workdir."
             print(f"This run is finished; nothing to do. {text}\n{more}")
         return 0
-    opened = None if run.cluster.any_worker(run.stop.reason is not None) else checkpointing.open_run(run)
+    opened = None if run.cluster.any_worker(run.stop.reason is not None) else opening.open_run(run)
     if opened is None:
         return _stop_early(run)
     tools, state = opened

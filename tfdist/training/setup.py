@@ -99,7 +99,7 @@ def connect(
     """Connects to the other workers, which must have the same config and data, and makes the strategy."""
     if config.cluster.requeue:
         rank = plan.worker_spec.rank
-        # Until `checkpointing.open_run`. A stop before is no failure of the start, but the time is too short.
+        # Until `opening.open_run`. A stop before is no failure of the start, but the time is too short.
         slurm_requeue.enable_requeue(rank, stop, lambda: stop.reason is None and slurm_job.few_restarts())
     try:
         cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=shared, stop=stop)

@@ -17,7 +17,7 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.config import specs
 from tfdist.configs.laboratory.parameter_server import tasks
-from tfdist.training import checkpointing, loop, setup
+from tfdist.training import checkpointing, loop, opening, setup
 from tfdist.training import run as run_lib
 from tfdist.training.execution import StopRequested
 from tfdist.training.features import nonfinite
@@ -72,11 +72,11 @@ def train(
         OSError: the last checkpoint could not be written.
     """
     run = setup.build_run(config, workdir)
-    checkpointing.check_same_config(run, allow_config_changes)
-    if checkpointing.read_finished(run) is not None:
+    opening.check_same_config(run, allow_config_changes)
+    if opening.read_finished(run) is not None:
         print("This run is already finished; nothing to do.")
         return 0
-    tools, state = checkpointing.open_run(run)
+    tools, state = opening.open_run(run)
     record_loss = functools.partial(tools.ledger.note_end, "lost")
     with ending.record_end(tools, state):
         try:

@@ -6,7 +6,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import restore
 from tfdist.cluster import interruption
 from tfdist.report import files
-from tfdist.training import checkpointing
+from tfdist.training import checkpointing, opening
 from tfdist.training.evaluation import evaluate
 from tfdist.training.execution import StopRequested, explain_errors
 from tfdist.training.reporting import report_run
@@ -27,7 +27,7 @@ def evaluate_only(run: Run, which: str) -> int:
     restore.restore(run.cluster, saved, run.variables)
     report = report_run.open_report(run, None)
     report.event(f"evaluating {saved.path}")
-    tools = checkpointing.make_tools(run, report, None)
+    tools = opening.make_tools(run, report, None)
     checkpointing.check_state(tools, TrainingState(step=saved.step))
     try:
         with explain_errors(run):

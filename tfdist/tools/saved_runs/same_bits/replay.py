@@ -14,9 +14,9 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.training import setup, state
-from tfdist.training.checkpointing import make_silent_tools
 from tfdist.training.consistency import comparison, hashing, start_checks
 from tfdist.training.loop_tools import LoopTools
+from tfdist.training.opening import make_silent_tools
 from tfdist.training.run import Run
 
 
