@@ -201,13 +201,10 @@ def _is_final(error: Exception) -> bool:
     return isinstance(error, DamagedCheckpointError | OSError) and not isinstance(error, files.NO_FILE)
 
 
-def newest_valid(
-    directory: Path, report: Callable[[str], None], at_most: int | None = None, *, is_ours: bool = False
-) -> Saved | None:
+def newest_valid(directory: Path, report: Callable[[str], None], *, is_ours: bool = False) -> Saved | None:
     """Returns the newest valid checkpoint, or None if there is none; reports every damaged one that is skipped.
 
     Args:
-        at_most: the newest step to consider; None: all steps.
         is_ours: whether no other run may write here; see `_rename_complete`.
 
     Raises:
@@ -223,7 +220,7 @@ def newest_valid(
             if is_ours:
                 _rename_complete(directory)
             there = directory_lib.steps(directory)
-            steps = [step for step in there if step not in damages and (at_most is None or step <= at_most)]
+            steps = [step for step in there if step not in damages]
             if not steps:
                 break
             path = directory_lib.step_path(directory, steps[0])

@@ -34,8 +34,6 @@ def open_inputs(config: config_lib.Config) -> Inputs:
     finish = finish and guard.around(autograph.convert(finish, "config.data.finish"), "config.data.finish")
     objective = guard.around(autograph.convert(objective, "config.objective"), "config.objective")
     adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
-    for index, spec in enumerate(config.callbacks):
-        specs.partial(spec, field=f"config.callbacks[{index}]")
     inputs = Inputs(
         pipeline=choose_pipeline(config.data),
         prepare=prepare,

@@ -54,7 +54,7 @@ class Feature:
 ALL = (
     Feature(refuse=recompute.refuse, change_model=recompute.change_model, compiles=recompute.compiles),
     Feature(change_model=batch_norm.change_model, compiles=batch_norm.compiles, apply=batch_norm.apply),
-    Feature(refuse=callbacks.refuse, apply=callbacks.apply),
+    Feature(refuse=callbacks.refuse, change_inputs=callbacks.change_inputs, apply=callbacks.apply),
     Feature(refuse=profile.refuse, extras=profile.extras),
     Feature(extras=replica_check.extras),
     Feature(refuse=nonfinite.refuse, apply=nonfinite.apply, extras=nonfinite.extras),

@@ -37,11 +37,12 @@ def compiles(config: Config, cluster: Cluster, model: keras.Model) -> bool:
 
 
 def apply(run: Run) -> Run:
-    """Returns `run` whose micro-batches are traced one by one, if the model communicates."""
+    """Returns `run` whose micro-batches keep groups together, and are traced one by one if the model communicates."""
     from tfdist.training.step import per_example
     from tfdist.training.step.layers import normalization
 
-    if not normalization.is_synchronized(run.context.model):
-        return run
-    objective = dataclasses.replace(run.objective, accumulate=per_example.unroll)
+    model, objective = run.context.model, run.objective
+    objective = dataclasses.replace(objective, together=normalization.group_size(model))
+    if normalization.is_synchronized(model):
+        objective = dataclasses.replace(objective, accumulate=per_example.unroll)
     return dataclasses.replace(run, context=dataclasses.replace(run.context, objective=objective))

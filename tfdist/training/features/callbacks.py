@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.config import schema, specs
 
 if TYPE_CHECKING:
+    from tfdist.data.pipelines import Inputs
     from tfdist.training.run import Run
 
 
@@ -18,6 +19,13 @@ def refuse(config: schema.Config) -> Iterator[str]:
     for spec in config.callbacks:
         if not isinstance(spec, dict):
             yield f'callbacks must be a list of dicts with a "target". Received: {spec!r}'
+
+
+def change_inputs(config: schema.Config, inputs: Inputs, num_replicas: int) -> Inputs:
+    """Returns `inputs`, after a check of each spec's target and arguments; ValueError names the element."""
+    for index, spec in enumerate(config.callbacks):
+        specs.partial(spec, field=f"config.callbacks[{index}]")
+    return inputs
 
 
 def apply(run: Run) -> Run:

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfdist.data.feed import Batch
 from tfdist.training.step import collectives, objective
-from tfdist.training.step.layers import normalization
 from tfdist.training.step.random_numbers import seed_generators
 from tfdist.training.step.updates import tables
 from tfdist.training.step.updates.tables import Gradients
@@ -66,6 +65,8 @@ class PerExampleObjective(objective.Objective):
     # The divisor of the summed loss.
     global_batch: int
     micro_batches: int = 1
+    # How many examples of a shard stay together in a micro-batch.
+    together: int = 1
     shards: int = 1  # That this replica computes one after another; see variants/shards.py.
     # Runs the micro-batches one after another.
     accumulate: Callable[..., Results] = in_loop
@@ -77,9 +78,8 @@ class PerExampleObjective(objective.Objective):
         if self.micro_batches == 1:
             return objective.ShardResult(*self.micro_batch(shard, tf.constant(0), loss_scale), weight)
         count = next(iter(shard.values())).shape[0] // self.micro_batches
-        group = normalization.group_size(self.model)
-        group = 1 if count % group else group
-        # Micro-batch i takes groups i, i + n, ...: the same groups of the global batch for any number of replicas.
+        group = 1 if count % self.together else self.together
+        # Micro-batch i takes groups i, i + n, ...: the same ones of the global batch for any number of replicas.
         groups = {
             name: tf.reshape(value, [-1, self.micro_batches, group, *value.shape[1:]]) for name, value in shard.items()
         }
