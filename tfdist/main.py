@@ -1,8 +1,8 @@
 """Trains or evaluates the model of a config, for example: python -m tfdist.main --config=configs/digits.py
 
-Exit codes: 0 finished; 75 stopped by a signal or time limit and saved (run the same command to resume); 76 another
-worker was lost (restart all workers); 77 replicas or workers differ; 78 stopped by a file STOP, and saved;
-1 error, with a message.
+Exit codes: 0 finished; 1 error, with a message; 75 stopped by a signal or time limit and saved (run the same command to
+resume); 76 another worker was lost (restart all workers); 77 replicas hold different states, or workers read different
+data; 78 stopped by a file STOP, and saved.
 """
 
 import os
@@ -39,7 +39,7 @@ def train_or_evaluate(workdir: Path) -> int:
 
 
 def keep_freed_memory(options: ClusterOptions, env: Mapping[str, str]) -> bool:
-    """Configures malloc where that is faster: on several workers; returns whether it keeps freed memory."""
+    """With several workers, configures malloc to keep freed memory, which is faster; returns whether it does."""
     if environment.resolve_roughly(env).num_workers == 1:
         return False
     from tfdist.cluster.several_workers import malloc
@@ -51,15 +51,15 @@ def main(argv: list[str]) -> None:
     """Runs the command after its flags are parsed, and exits the process."""
     config = flags.FLAGS["config"].value
     with config_flags.one_message("tfdist"):
-        features.check(config)  # Without a wait for TensorFlow.
+        features.check(config)  # Before TensorFlow is imported, so that errors appear at once.
     tensorflow_log.announce()
-    keep_freed_memory(config.cluster, os.environ)  # Before TensorFlow is imported, which allocates.
+    keep_freed_memory(config.cluster, os.environ)  # Before TensorFlow allocates memory.
     workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
     process_exit.run_and_exit(lambda: train_or_evaluate(workdir))
 
 
 def parse(argv: list[str]) -> list[str]:
-    """Parses the flags; before, chooses oneDNN, as a config file may import TensorFlow."""
+    """Chooses oneDNN's settings, then parses the flags: a config file may import TensorFlow."""
     onednn.choose(os.environ, config_flags.workdir_of(argv[1:]))
     return config_flags.parse(argv)
 

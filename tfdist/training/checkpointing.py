@@ -1,4 +1,4 @@
-"""Checkpoints of the loop: saves the run, and marks it as finished."""
+"""Saves the run during the loop, and marks it as finished."""
 
 import shutil
 from collections.abc import Callable
@@ -18,7 +18,7 @@ MISMATCH = "mismatch"
 
 
 def check_state(tools: LoopTools, state: TrainingState) -> None:
-    """Lets the extras check the state, so that no run resumes from a wrong one. Every worker calls it.
+    """Runs the features' checks of the state, so that no run resumes from a wrong one. Every worker calls it.
 
     Raises:
         ReplicaMismatchError: the replicas differ.
@@ -29,24 +29,24 @@ def check_state(tools: LoopTools, state: TrainingState) -> None:
 
 
 def save(tools: LoopTools, state: TrainingState) -> None:
-    """Starts to save the run as it is now; only the chief writes, while training continues. Every worker calls it.
+    """Starts a save of the current state; only the chief writes, while training continues. Every worker calls it.
 
     Raises as `check_state`, which is called first.
     """
     run = tools.run
     run.stop.save_wanted = False
     check_state(tools, state)
-    with run.cluster.pause_timers():  # Hooks, and the checkpoint that is being written, may take long.
+    with run.cluster.pause_timers():  # It may wait for hooks, and for the previous checkpoint.
         arrays = _collect(tools, state)
         if arrays is not None:
             tools.checkpointer.save(state.step, arrays, state.to_json())
 
 
 def _collect(tools: LoopTools, state: TrainingState, *, wait: bool = False) -> Callable[[], dict[str, Any]] | None:
-    """Writes the state of metrics and hooks to `state`. Every worker calls it.
+    """Collects the state of metrics and hooks in `state`. Every worker calls it.
 
     Args:
-        wait: for a checkpoint that is being written, before the hooks are asked.
+        wait: whether to wait first for a checkpoint that is being written.
 
     Returns:
         A function that copies the arrays of a checkpoint; None except on the chief of a run with a workdir.
@@ -63,9 +63,9 @@ def _collect(tools: LoopTools, state: TrainingState, *, wait: bool = False) -> C
 
 
 def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
-    """Saves the chief's state after a replica mismatch outside of the checkpoints. Every worker calls it.
+    """After a replica mismatch, saves the chief's state in workdir/mismatch. Every worker calls it.
 
-    The steps since the last checkpoint would otherwise be lost, and no run may resume from a wrong state by itself.
+    It is kept apart from the checkpoints, so that no run resumes from it by itself.
     """
     run = tools.run
     if run.workdir is None:
@@ -73,7 +73,9 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     arrays = _collect(tools, state, wait=True)
     if arrays is None:
         return
-    shutil.rmtree(directory.step_path(run.workdir / MISMATCH, state.step), ignore_errors=True)  # Of an earlier start.
+    shutil.rmtree(
+        directory.step_path(run.workdir / MISMATCH, state.step), ignore_errors=True
+    )  # Left by an earlier start.
     try:
         path = checkpoint_format.write(run.workdir / MISMATCH, state.step, arrays(), state.to_json())
     except OSError as error:
@@ -130,7 +132,7 @@ def mark_finished(tools: LoopTools, state: TrainingState) -> None:
             with run.evaluated_weights(), files.waiting(model):
                 event = export.export(run.context.model, model, run.feed.about.usage)
             tools.report.event(event, state.step)
-        # A shorter run may end without a new checkpoint.
+        # config.json is written with a checkpoint; a resumed run with fewer steps may write none.
         run_info.write_config(str(run.workdir), diff.to_json(run.config))
         files.write_json(str(finished), {"step": state.step, **best, **early})
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Executions: calls of several steps, as long as `config.train.call_seconds`."""
+"""Executions: calls of several steps, which take about `config.train.call_seconds`."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ RunSteps = Callable[..., tuple[tf.Tensor, tf.Tensor]]
 
 
 class StopRequested(Exception):
-    """All workers agreed to stop: a worker received a signal, or its time limit is near. The run must be saved."""
+    """All workers agreed to stop: one received a signal, or its time limit is near. Who catches it saves the run."""
 
 
 class DivergedError(ArithmeticError):
@@ -34,8 +34,7 @@ class Execution:
     """The result of one execution; the same on every worker."""
 
     steps: int
-    # Over all replicas: sums over examples by the objective's names, and those of `objective.COUNTS` and
-    # `objective.MEASUREMENTS`.
+    # Sums over all replicas: the objective's values, `objective.COUNTS` and `objective.MEASUREMENTS`.
     totals: dict[str, float]
 
     @property
@@ -44,6 +43,7 @@ class Execution:
 
     @property
     def steps_before_skip(self) -> int:
+        """The steps before the first skipped one."""
         return round(self.totals["steps_before_skip"])
 
     @property
@@ -53,18 +53,18 @@ class Execution:
 
     @property
     def save_requested(self) -> bool:
-        """Whether any worker requests a checkpoint, as `stop_requested`."""
+        """Whether any worker requests a checkpoint, which adds a small fraction to the sum, and none a stop."""
         return 0 < self.totals["stop"] < 1
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class StepRunner:
-    """Runs executions of one kind, training or evaluation, and chooses their length."""
+    """Runs training executions or evaluation executions, and chooses their length."""
 
     run: Run
     run_steps: RunSteps
     length: triggers.ExecutionLength
-    # Seconds of each replica since `pop_time_fractions`: float64 [num_replicas, 3]; see timing.py.
+    # Seconds of input, communication and all, of each replica since `pop_time_fractions`: float64 [num_replicas, 3].
     seconds: np.ndarray
 
     def __call__(self, iterator: Any, max_steps: int, first: int = 0) -> Execution:
@@ -93,23 +93,23 @@ class StepRunner:
 
 
 def training_steps(run: Run) -> StepRunner:
-    """Puts together the function of a training execution, from the step of a replica outwards."""
+    """Builds the function that runs a training execution."""
     step = run.feed.with_known_shapes(run.train_step)
     step = functools.partial(_guard(run, step, "The training step"), run.context)
     return _make_runner(run, multi_step.make_multi_step_fn(run.context, step, trains=True))
 
 
 def evaluation_steps(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
-    """Puts together the function of an execution of evaluation steps; `keep` may return one that was made before."""
+    """Builds the function that runs an evaluation execution; `keep` may return a compiled one from before."""
     step = _guard(run, train_step.evaluation_step, "The evaluation")
     run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), trains=False)
     return _make_runner(run, run_steps if keep is None else keep(run_steps))
 
 
 def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[..., tf.Tensor]:
-    """Returns `step` within `guard.around`: it may write what checkpoints hold, and what a step resets."""
+    """Returns `step`, which may write only variables that checkpoints hold, or that each step resets."""
 
-    def known() -> dict[int, bool]:
+    def writable() -> dict[int, bool]:
         context = run.context
         written = [
             *(*run.variables.values(), context.totals, context.reduction.seconds, *context.model.metrics_variables),
@@ -123,7 +123,7 @@ def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[...,
             for local in run.cluster.local_values(variable)
         }
 
-    return guard.around(step, name, known, draws=run.checks_draws)
+    return guard.around(step, name, writable, draws=run.checks_draws)
 
 
 def _make_runner(run: Run, run_steps: RunSteps) -> StepRunner:
@@ -134,11 +134,11 @@ def _make_runner(run: Run, run_steps: RunSteps) -> StepRunner:
 
 @contextlib.contextmanager
 def explain_errors(run: Run) -> Iterator[None]:
-    """In the block, which runs executions, raises a ValueError that names the example if the data ends one."""
+    """In the block, raises a ValueError that names the example if the data makes an execution fail."""
     try:
         yield
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        heartbeat_monitor.first_exit()  # The search for the example may outlast the other workers.
+        heartbeat_monitor.first_exit()  # Else the loss of another worker could end this process during the search.
         from tfdist.training.consistency import example_search
 
         raise example_search.explain(run, error) or error from None

@@ -1,4 +1,4 @@
-"""The training loop. Read `train_loop` first: it runs executions of many steps, and what is due between them."""
+"""The training loop. Read `train_loop` first: it runs executions of many steps, and between them what is due."""
 
 import math
 import time
@@ -22,13 +22,14 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         0 if the run is finished; one of `interruption.EXITS_SAVED` if it was stopped and is saved.
 
     Raises:
-        ValueError: the workdir holds a run of another config, or with other data; or see `execution.explain_errors`.
+        ValueError: the workdir holds a run with another config or other data, or the data cannot be used
+            (`execution.explain_errors`).
         DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a hook of a script raised it.
     """
     run.cluster.watch_files(files.waits, lambda: 3 * run.stop.save_seconds())
-    changes = opening.check_same_config(run, allow_config_changes)
+    config_changes = opening.check_same_config(run, allow_config_changes)
     finished = None if run.is_script else opening.read_finished(run)
     if not run.is_script and run.cluster.broadcast(finished is not None):
         if run.cluster.is_chief:
@@ -36,18 +37,20 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
             more = f"For more epochs: tfdist train {run.workdir} --epochs=N. To train again, choose another --workdir."
             print(f"This run is finished; nothing to do. {text}\n{more}")
         return 0
-    opened = None if run.cluster.any_worker(run.stop.reason is not None) else opening.open_run(run)
+    if run.cluster.any_worker(run.stop.reason is not None):
+        return _stop_early(run)
+    opened = opening.open_run(run)  # Restores the newest checkpoint, if there is one.
     if opened is None:
         return _stop_early(run)
     tools, state = opened
     with ending.record_end(tools, state), explain_errors(run):
-        for line in changes:
+        for line in config_changes:
             tools.report.event(f"changed: config.{line}", state.step)
-        # It may read whole splits, to store them.
+        # It may read whole splits, to fill a cache: a stop request ends it.
         data = run.stop.unless_stopped(lambda: start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES)))
         too_late = state.step < run.total_steps and run.stop.requested()
         if run.cluster.any_worker(data is None or too_late):
-            run.stop.saving = True
+            run.stop.saving = True  # Nothing is left to save.
             return _stop_early(run)
         start_checks.check_start(run.cluster, data["common"], state.to_json())
         tools.report.data({name: hashing.as_text(value) for name, value in data["common"].items()})
@@ -91,7 +94,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         state.step += execution.steps
         run.cluster.note_progress(state.step)
         tools.ledger.step = state.step
-        for extra in tools.extras:
+        for extra in tools.extras:  # The part of each feature in the loop.
             extra.after_execution(tools, state, execution)
         state.add(execution.totals, execution.steps, seconds)
         end_execution(run, state)
@@ -103,7 +106,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
 
 
 def next_due_step(tools: LoopTools, step: int) -> int:
-    """Returns the first step after `step` at which an execution must end: something is due, or the run ends."""
+    """Returns the step at which the next execution must end: the next action, hook or the end of the run."""
     run, config = tools.run, tools.run.config
     step_in_epoch = step % run.steps_per_epoch
     due = [run.total_steps, *(boundary for extra in tools.extras for boundary in extra.boundaries(step))]
@@ -117,12 +120,17 @@ def next_due_step(tools: LoopTools, step: int) -> int:
 
 
 def run_due_actions(tools: LoopTools, state: TrainingState, *, save: bool = False) -> None:
-    """Lets the extras act, evaluates and saves, each if due; `save`: a user asked for it. May raise StopRequested."""
+    """Runs extras, evaluation and checkpoint, each if due; `save`: a user requests a checkpoint.
+
+    Raises StopRequested if all workers agreed to stop during the evaluation.
+    """
     run, config, step = tools.run, tools.run.config, state.step
     for extra in tools.extras:
         extra.act_if_due(tools, state)
-    improved = evaluate.is_due(run, step) and state.last_evaluated_step < step and _evaluate(tools, state)
-    end_epoch_if_due(run, state)
+    improved = False
+    if evaluate.is_due(run, step) and state.last_evaluated_step < step:
+        improved = _evaluate(tools, state)
+    end_epoch_if_due(run, state)  # As in Keras, after the evaluation.
     if improved and tools.checkpointer is not None:
         tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best.value)
     due = improved or run.save_is_due(step)
@@ -143,7 +151,7 @@ def _evaluate(tools: LoopTools, state: TrainingState) -> bool:
 
 
 def begin_execution(run: Run, state: TrainingState) -> None:
-    """Starts an epoch's values, and calls the hooks at the start of an epoch and of a batch."""
+    """At the start of an epoch, resets its totals; then calls the begin hooks."""
     epoch, step_in_epoch = divmod(state.step, run.steps_per_epoch)
     if step_in_epoch == 0:
         state.start_epoch()
@@ -183,7 +191,7 @@ def report_if_due(tools: LoopTools, state: TrainingState) -> None:
         return
     tools.report.train(
         state.step,
-        # An interval of a script is an epoch. Its logs hold the metrics as well.
+        # In a script an interval is an epoch, and `state.logs` includes the metrics.
         state.logs if run.is_script else run.objective.results(interval.totals),
         learning_rate=optimizer_lib.learning_rate(run.context.optimizer),
         seconds=interval.seconds,

@@ -25,7 +25,7 @@ from tfdist.training.step.objective import Objective
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """What the log says besides the progress of a run."""
+    """Settings and texts of the log."""
 
     # What is printed: "all", "events" (no interval reports, no evaluations) or "nothing".
     console: str = "all"
@@ -33,7 +33,7 @@ class Log:
     config_file: str = ""
     # Warnings about the data and the config.
     notes: tuple[str, ...] = ()
-    # Lines at the start about what the run has chosen.
+    # Start lines about automatic choices; see `report_run.start_lines`.
     chosen: tuple[str, ...] = ()
 
 
@@ -42,7 +42,7 @@ class Run:
     """The parts of a run; made by `setup.build_run` from a config, or from the model and the data of a script."""
 
     config: config_lib.Config
-    # None: nothing is written, and nothing is resumed.
+    # None: nothing is written or resumed.
     workdir: Path | None
     cluster: Cluster
     stop: interruption.StopRequest
@@ -51,20 +51,22 @@ class Run:
     feed: Feed
     # What happens at the points of Keras' training loop.
     hooks: Hooks
-    # Executions end with epochs, intervals are reported by epochs, and a finished run may be extended.
+    # Whether the run comes from a script that calls `fit`, not from a config. Executions then end with epochs, reports
+    # are per epoch, and a finished run may be extended.
     is_script: bool = False
     log: Log = Log()
-    # Whether draws in the trace of a step are looked for: not where threads that make data may draw meanwhile.
+    # Whether a step's trace is searched for draws of Python: False if threads that make data may draw meanwhile.
     checks_draws: bool = True
-    # Returns a context manager: within it, the model has the weights to evaluate and export.
+    # Returns a context manager in which the model has the weights to evaluate and export, such as averages.
     evaluated_weights: Callable[[], AbstractContextManager] = contextlib.nullcontext
-    # (whether the data are the reason) -> what to do if a loss or weight is not finite; None: in a run of a config.
+    # (whether the data are the reason) -> advice if a loss or weight is not finite; None: that of a run of a config.
     advice_if_diverged: Callable[[bool], str] | None = None
+    # What features and scripts may replace: one step on a replica, and the context of each execution.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
     execution_context: Callable[[], AbstractContextManager] = contextlib.nullcontext
-    # Returns the replica whose random numbers are drawn, int32 [], where a step draws.
+    # Returns the replica, int32 [], whose random numbers a step draws.
     replica_of_draws: Callable[[], tf.Tensor] = replicas_lib.replica_id
-    # Variables that a checkpoint holds besides those of the model and the optimizer, by name.
+    # Further variables in a checkpoint, by name.
     more_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -73,7 +75,7 @@ class Run:
 
     @property
     def total_steps(self) -> int:
-        """The last step of the run."""
+        """The number of steps of the run."""
         return self.feed.sizes.total_steps
 
     @property
@@ -94,7 +96,7 @@ class Run:
     def ends_at(self, step: int) -> bool:
         """Returns whether the run ends after `step`: it is the last one, or a hook has requested the end.
 
-        As in Keras, there is a step after a request before the first one.
+        As in Keras, a stop that is requested before the first step still makes one step.
         """
         requested = step > self.feed.sizes.first_step and self.hooks.ends("train", step % self.steps_per_epoch)
         return step == self.total_steps or requested
@@ -104,12 +106,12 @@ class Run:
         return triggers.DueSteps(every, self.steps_per_epoch)
 
     def save_is_due(self, step: int) -> bool:
-        """Returns whether a checkpoint is due after `step`, apart from one after an evaluation with the best value."""
+        """Returns whether a checkpoint is due after `step`; those of new best values are not counted."""
         return self.ends_at(step) or self.due(self.config.checkpoint.every).is_due(step)
 
 
 def replica_shard(cluster: Cluster) -> ReplicaShard:
-    """Returns the part of every global batch that this worker's replicas take."""
+    """Returns this worker's part of every global batch."""
     local_replicas = cluster.num_replicas // cluster.num_workers
     return ReplicaShard(
         first_replica=cluster.rank * local_replicas,

@@ -1,4 +1,4 @@
-"""Makes a run of a config: checks it against data and devices, connects the workers, builds the model."""
+"""Builds a run from a config: checks it against data and devices, connects the workers, builds the model."""
 
 import dataclasses
 import json
@@ -34,15 +34,16 @@ _DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16"
 def build_run(
     config: config_lib.Config, workdir: Path, cluster: Cluster | None = None, *, config_file: str | None = ""
 ) -> Run:
-    """Checks the config, the cheapest checks first, connects to the other workers and builds the model.
+    """Checks the config, cheapest checks first; connects to the other workers; builds the model.
 
     Args:
         cluster: the cluster of a process that is already connected; None: connects, with the options `config.cluster`.
-        config_file: where the config comes from; None: it does not train, so any batch will do, and writes no files.
+        config_file: where the config comes from; None: evaluation. Any batch size is allowed then, and no files are
+            written.
 
     Raises:
         StopError: a stop was requested before all workers connected.
-        ValueError: the config contradicts itself, the data or the devices, or the built model.
+        ValueError: the config contradicts itself, the data, the devices or the model.
         TimeoutError: other workers are missing.
         OSError: the data cannot be read, the workdir cannot be written, or a port is taken.
     """
@@ -52,7 +53,7 @@ def build_run(
     inputs = inputs_lib.open_inputs(config)
     config = learning_rate.resolve(config)
     plan = strategy.plan(config.cluster, communication=config.communication)
-    if inputs.pipeline.connects_first:
+    if inputs.pipeline.connects_first:  # The textbook pipeline opens its sources with the strategy.
         cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
     sizes = inputs_lib.make_sizes(config, inputs, (cluster or plan).num_replicas, trains=shared is not None)
@@ -60,7 +61,7 @@ def build_run(
         inputs = feature.change_inputs(config, inputs, sizes.replicas)
     cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
     guard.begin(guard.Guarded(several_workers=cluster.num_workers > 1))
-    config = _as_saved(config, workdir)
+    config = _with_saved_xla(config, workdir)
     feed = inputs.pipeline.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context, chosen = build_model(config, cluster, inputs, feed)
     check_names(config, context.names)
@@ -82,8 +83,8 @@ def build_run(
     return run
 
 
-def _as_saved(config: config_lib.Config, workdir: Path) -> config_lib.Config:
-    """Returns the config with the `train.xla` of the run that is resumed, if the config leaves it open."""
+def _with_saved_xla(config: config_lib.Config, workdir: Path) -> config_lib.Config:
+    """Returns the config with the `train.xla` of the run that is resumed, if the config does not set it."""
     saved = run_info.saved_xla(workdir) if config.train.xla is None else config.train.xla
     return dataclasses.replace(config, train=dataclasses.replace(config.train, xla=saved))
 
@@ -99,14 +100,14 @@ def connect(
     """Connects to the other workers, which must have the same config and data, and makes the strategy."""
     if config.cluster.requeue:
         rank = plan.worker_spec.rank
-        # Until `opening.open_run`. A stop before is no failure of the start, but the time is too short.
+        # Until `opening.open_run`: a failed start requeues the job, but a stop request does not.
         slurm_requeue.enable_requeue(rank, stop, lambda: stop.reason is None and slurm_job.few_restarts())
     try:
         cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=shared, stop=stop)
     except interruption.StopError as error:
         raise interruption.StopError(f"{error}: {directory.safe_state(workdir / 'checkpoints')}") from None
-    cluster.watch_files(files.waits, lambda: 0.0)
-    if cluster.is_chief:  # The time limit is checked by one clock.
+    cluster.watch_files(files.waits, lambda: 0.0)  # `loop.train` allows as long as a save takes.
+    if cluster.is_chief:  # Only the chief checks the time limit.
         stop.job_end = slurm_job.end_time(os.environ)
         if config.cluster.time_limit_seconds is not None:
             stop.end = stop.started + config.cluster.time_limit_seconds
@@ -114,7 +115,7 @@ def connect(
 
 
 def _must_match(config: config_lib.Config, inputs: Inputs) -> dict[str, str]:
-    """Returns what must be equal on all workers: the config field by field, and the data."""
+    """Returns the values that must be equal on all workers: fields of the config, and facts of the data."""
     plain = diff.to_json(config)
     plain.pop("cluster")
     plain["data"].pop("cache_dir")  # Hosts may name their disks differently.
@@ -129,7 +130,7 @@ def _must_match(config: config_lib.Config, inputs: Inputs) -> dict[str, str]:
 def build_model(
     config: config_lib.Config, cluster: Cluster, inputs: Inputs, feed: Feed
 ) -> tuple[StepContext, list[str]]:
-    """Builds model, objective and optimizer in the cluster's scope; returns also lines about what was chosen."""
+    """Builds model, objective and optimizer in the cluster's scope; also returns log lines about automatic choices."""
     keras.utils.set_random_seed(config.seed)
     keras.config.set_dtype_policy(_DTYPE_POLICIES[config.train.precision])
     with cluster.scope():
@@ -140,13 +141,18 @@ def build_model(
     optimizer_lib.check_optimizer(optimizer)
     chosen = [line for feature in features.ALL for line in feature.change_model(config, cluster, model)]
     objective = build_context_lib.build_objective(
-        *(cluster, config, model, optimizer, inputs.objective, feed.spec),
+        cluster,
+        config,
+        model,
+        optimizer,
+        inputs.objective,
+        feed.spec,
         compiles=all(feature.compiles(config, cluster, model) for feature in features.ALL),
     )
-    if inputs.adapt:  # Before the optimizer is built, whose slots may start from the weights.
+    if inputs.adapt:  # Before the optimizer is built: its slots may be initialised from the weights.
         with cluster.scope():
             inputs.adapt(model, feed.about.first_batch)
-        cluster.broadcast_variables(model.variables)  # Other processors may round differently.
+        cluster.broadcast_variables(model.variables)  # Processors may round differently.
     context = build_context_lib.build_context(cluster, config, objective, optimizer)
     optimizer_lib.start_averages(model, optimizer)
     seed_generators.make_stateless(model, optimizer.iterations, replicas_lib.replica_id, config.seed)
@@ -154,7 +160,7 @@ def build_model(
 
 
 def check_names(config: config_lib.Config, names: tuple[str, ...]) -> None:
-    """Raises ValueError if a name of the values is reserved, or `config.checkpoint.best_metric` is none of them."""
+    """Raises ValueError if the objective uses a reserved name, or `checkpoint.best_metric` is not among its names."""
     reserved = [name for name in names if name in reporter.RESERVED]
     if reserved:
         raise ValueError(

@@ -42,7 +42,7 @@ def apply(run: Run) -> Run:
     from tfdist.training.step.layers import normalization
 
     model, objective = run.context.model, run.objective
-    objective = dataclasses.replace(objective, together=normalization.group_size(model))
+    objective = dataclasses.replace(objective, group_size=normalization.group_size(model))
     if normalization.is_synchronized(model):
         objective = dataclasses.replace(objective, accumulate=per_example.unroll)
     return dataclasses.replace(run, context=dataclasses.replace(run.context, objective=objective))

@@ -17,18 +17,18 @@ def make_multi_step_fn(
 
     Args:
         step: `train_step` or `evaluation_step` with its context; called with the elements of the iterator.
-        trains: whether `step` makes an optimizer step; False: it evaluates.
+        trains: True: training; False: evaluation.
 
     Returns:
         run_steps(iterator, count, stop, first=0): `count`, int32 [], is the number of steps; `stop`, float64 [], is 1
-        if this worker requests a stop; `first`, int32 [], is the index of the first batch of an evaluation. Returns,
-        equal on all workers, the sums over replicas, float64 with the names `context.names_of_execution`, and the
-        seconds of each replica, float64 [num_replicas, 3] (see timing.py).
+        if this worker requests a stop, and a small fraction for a checkpoint; `first`, int32 [], is the index of the
+        first batch of an evaluation. Returns, equal on all workers, the sums over replicas, float64 with the names
+        `context.names_of_execution`, and the seconds of each replica, float64 [num_replicas, 3] (see timing.py).
     """
     strategy, totals, communication = context.cluster.strategy, context.totals, context.reduction.seconds
     num_replicas, clock = context.cluster.num_replicas, context.reduction.clock
 
-    def take_totals(waited: tf.Tensor, stop: tf.Tensor, started: tf.Tensor) -> tf.Tensor:
+    def read_and_reset_totals(waited: tf.Tensor, stop: tf.Tensor, started: tf.Tensor) -> tf.Tensor:
         replica = replicas_lib.replica_id()
         sums = tf.identity(totals)
         seconds = timing.timestamp_after([sums]) - started
@@ -39,18 +39,18 @@ def make_multi_step_fn(
             communication.assign(tf.zeros_like(communication))
         return vector
 
-    # Loop counters are int32, which TensorFlow keeps in host memory also on a GPU. With int64 the host would wait in
-    # each step until the device has compared them.
+    # Loop counters are int32, which TensorFlow keeps in host memory, also with GPUs. With int64 the host would wait for
+    # the device in each step.
     @tf.function(autograph=False)
     def run_steps(iterator, count, stop, first=0):
-        words = seed_generators.step_as_int32_pair(context.step_count)
+        step_halves = seed_generators.step_as_int32_pair(context.step_count)
 
         def one_step(number: tf.Tensor, waited: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, ...]:
             elements = next(iterator)
             ready = clock(tf.nest.flatten(elements, expand_composites=True))
-            # TensorFlow replaces a product with 0 by a constant that waits for `number`.
+            # Not `number * trains`: TensorFlow makes a constant of it that still waits for `number`.
             steps = number if trains else tf.zeros([], tf.int32)
-            counted = seed_generators.count_by_loop(words, steps, lambda: first + number)
+            counted = seed_generators.count_by_loop(step_halves, steps, lambda: first + number)
             with counted, stateful_random.draw_statelessly():
                 sums = strategy.run(step, args=elements if isinstance(elements, tuple) else (elements,))
             return number + 1, waited + tf.maximum(ready - done, 0.0), clock(strategy.experimental_local_results(sums))
@@ -59,7 +59,7 @@ def make_multi_step_fn(
         last = tf.identity(count)
         start = (tf.zeros([], tf.int32), tf.zeros([], tf.float64), clock([]))
         _, waited, _ = tf.while_loop(lambda number, *_: number < last, one_step, start)
-        vector = strategy.reduce("SUM", strategy.run(take_totals, args=(waited, stop, started)), axis=None)
+        vector = strategy.reduce("SUM", strategy.run(read_and_reset_totals, args=(waited, stop, started)), axis=None)
         num_fields, num_seconds = len(context.names_of_execution), num_replicas * len(timing.COLUMNS)
         summed, seconds = tf.split(vector, [num_fields, num_seconds])
         return summed, tf.reshape(seconds, [num_replicas, len(timing.COLUMNS)])

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfdist.training.step.updates.tables import Gradients
 
-# Fields of an execution's totals after the sums of the objective's values: examples, skipped steps, steps before the
-# first skipped one; then seconds of waiting for input, workers that request a stop, and seconds in all.
+# Fields of an execution's totals, after the sums of the objective's values: examples, skipped steps, steps before the
+# first skipped one; then seconds of waiting for input, requests to stop or save, and seconds in all.
 COUNTS = ("examples", "skipped", "steps_before_skip")
 MEASUREMENTS = ("wait_seconds", "stop", "seconds")
 
@@ -21,16 +21,16 @@ class ShardResult(NamedTuple):
     # The gradients of this shard's part of the global loss, times the loss scale. Their sum over replicas is the
     # gradient of the global loss.
     gradients: Gradients
-    # A number or float64 []: this shard's fraction of the examples; 1 in total over all replicas.
+    # A number or float64 []: the fraction of the global batch in this shard.
     weight: tf.Tensor | float
 
 
 class Objective(Protocol):
-    """A model with its loss and metrics, as the step and the loop use it; the sums are its only state by default."""
+    """A model with its loss and metrics, as the step and the loop use it. By default its sums are its only state."""
 
     # The model that is trained.
     model: keras.Model
-    # Names of the values that each step sums over its examples; "loss" must be one of them, at any place.
+    # Names of the values that each step sums over its examples; "loss" must be one of them, in any position.
     names: tuple[str, ...]
 
     def forward_backward(self, shard: Any, loss_scale: tf.Tensor | float) -> ShardResult:
@@ -43,14 +43,14 @@ class Objective(Protocol):
         """Returns loss and metrics for sums over examples. A collective: every worker must call it."""
 
     def of_epoch(self, logs: dict[str, float]) -> dict[str, float]:
-        """Returns the values of an epoch or an evaluation, given those of its last step. A collective."""
+        """Returns the values of an epoch or an evaluation from the logs of its last step. A collective."""
         return logs
 
     def reset(self) -> None:
         """Resets metrics before an epoch or an evaluation."""
 
     def variables(self) -> list[keras.Variable]:
-        """Returns the variables that steps write and `state` returns, besides those of the model's metrics."""
+        """Returns the variables, other than the model's metrics, that a step writes and `state` returns."""
         return []
 
     def state(self) -> list[Any]:

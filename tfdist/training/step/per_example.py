@@ -1,4 +1,4 @@
-"""`PerExampleObjective`: the objective of a config, whose function returns one value per example; micro-batches."""
+"""`PerExampleObjective`: the objective of a config, whose function returns one value per example."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ RunMicroBatch = Callable[[tf.Tensor], Results]
 
 
 def in_loop(run: RunMicroBatch, count: int, zeros: Results) -> Results:
-    """Adds up the results of `count` micro-batches in a loop of the graph, which holds the model once."""
+    """Adds up the results of `count` micro-batches in a graph loop, so that the graph holds the model once."""
 
     def body(index: tf.Tensor, sums: tf.Tensor, gradients: list[tf.Tensor]) -> tuple:
         return index + 1, *_add((sums, gradients), run(index))
@@ -36,11 +36,11 @@ def in_loop(run: RunMicroBatch, count: int, zeros: Results) -> Results:
 def unroll(run: RunMicroBatch, count: int, zeros: Results) -> Results:
     """As `in_loop`, for a model that communicates in its forward pass: the graph holds it `count` times.
 
-    TensorFlow rejects collectives of mirrored replicas inside a loop of a replica's graph.
+    TensorFlow does not allow MirroredStrategy's collectives in a graph loop.
     """
     totals = zeros
     for index in range(count):
-        # One after another, so that the activations of one micro-batch are in memory.
+        # One after another, so that only the activations of one micro-batch are in memory.
         with tf.control_dependencies([totals[0], *totals[1]]):
             totals = _add(totals, run(tf.constant(index)))
     return totals
@@ -48,7 +48,8 @@ def unroll(run: RunMicroBatch, count: int, zeros: Results) -> Results:
 
 def _add(totals: Results, new: Results) -> Results:
     gradients = [
-        old if one is None else old + tf.convert_to_tensor(one) for old, one in zip(totals[1], new[1], strict=True)
+        total if one is None else total + tf.convert_to_tensor(one)
+        for total, one in zip(totals[1], new[1], strict=True)
     ]
     return totals[0] + new[0], gradients
 
@@ -65,9 +66,10 @@ class PerExampleObjective(objective.Objective):
     # The divisor of the summed loss.
     global_batch: int
     micro_batches: int = 1
-    # How many examples of a shard stay together in a micro-batch.
-    together: int = 1
-    shards: int = 1  # That this replica computes one after another; see variants/shards.py.
+    # Consecutive examples that belong into the same micro-batch.
+    group_size: int = 1
+    # Shards that this replica computes one after another; see variants/shards.py.
+    shards: int = 1
     # Runs the micro-batches one after another.
     accumulate: Callable[..., Results] = in_loop
     xla: bool = False
@@ -78,8 +80,8 @@ class PerExampleObjective(objective.Objective):
         if self.micro_batches == 1:
             return objective.ShardResult(*self.micro_batch(shard, tf.constant(0), loss_scale), weight)
         count = next(iter(shard.values())).shape[0] // self.micro_batches
-        group = 1 if count % self.together else self.together
-        # Micro-batch i takes groups i, i + n, ...: the same ones of the global batch for any number of replicas.
+        group = 1 if count % self.group_size else self.group_size
+        # Micro-batch i takes groups i, i + micro_batches, ...: the same ones for any number of replicas.
         groups = {
             name: tf.reshape(value, [-1, self.micro_batches, group, *value.shape[1:]]) for name, value in shard.items()
         }
@@ -89,7 +91,7 @@ class PerExampleObjective(objective.Objective):
         def run(index: tf.Tensor) -> Results:
             batch = {n: tf.reshape(value[:, index], [count, *value.shape[3:]]) for n, value in groups.items()}
             sums, gradients = self.micro_batch(batch, index, loss_scale)
-            present[:] = [one is not None for one in gradients]  # Known when the micro-batch is traced.
+            present[:] = [one is not None for one in gradients]  # Set while the micro-batch is traced.
             return sums, gradients
 
         zeros = [tf.zeros(variable.shape, variable.dtype) for variable in self.model.trainable_variables]
@@ -114,7 +116,7 @@ class PerExampleObjective(objective.Objective):
         with tf.GradientTape() as tape:
             values = self.function(self.model, batch, training=True)
             self._check_names(check_values(values, num_examples))
-            # Divided once, by the global count: the optimizer applies the sum over replicas and micro-batches.
+            # The loss is divided by the global batch size here, once: gradients are summed, never averaged.
             dtype = tf.float64 if values["loss"].dtype == tf.float64 else tf.float32
             losses = tf.cast(values["loss"], dtype)
             loss = tf.nn.compute_average_loss(losses, global_batch_size=self.global_batch)
@@ -129,7 +131,7 @@ class PerExampleObjective(objective.Objective):
         return self._sums(values, tf.ones([num_examples], tf.bool)), gradients
 
     def _check_names(self, names: tuple[str, ...]) -> None:
-        differing = {*names} ^ {*self.names} - {"regularization"}
+        differing = {*names} ^ ({*self.names} - {"regularization"})
         if differing:
             raise ValueError(
                 "config.objective must return the same values in training and evaluation. Received in one of them "
@@ -160,7 +162,7 @@ def check_values(values: dict[str, tf.Tensor], num_examples: int) -> tuple[str, 
         raise ValueError(f'config.objective must return a dict with a "loss". Received: {received}')
     for name, value in values.items():
         shape = tf.convert_to_tensor(value).shape
-        if not shape.is_compatible_with([num_examples]):  # It may be unknown in a graph: `_sums` checks again.
+        if not shape.is_compatible_with([num_examples]):  # It may be unknown here: `_sums` checks it.
             raise ValueError(
                 f"config.objective must return one value per example, without averaging: {name!r} has shape "
                 f"{shape} for a batch of {num_examples} examples, and should have ({num_examples},)."

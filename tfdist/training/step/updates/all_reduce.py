@@ -15,7 +15,7 @@ from tfdist.training.step.updates.tables import Gradients
 
 
 def with_pack_size(options: config_lib.Communication, implementation: str) -> config_lib.Communication:
-    """Returns `options` with the size of packs that suits the implementation of the sums, if it is not set."""
+    """Returns `options` with the default of `bytes_per_pack`, if it is not set: 32 MB for NCCL, else 4 MB."""
     if options.bytes_per_pack is not None:
         return options
     return dataclasses.replace(options, bytes_per_pack=32_000_000 if implementation == "nccl" else 4_000_000)
@@ -29,7 +29,7 @@ class AllReduce:
     options: config_lib.Communication  # `bytes_per_pack` is set.
     # Seconds of communication since the execution started, per replica; see timing.py.
     seconds: tf.Variable
-    # Returns the time at which tensors are computed; see timing.py.
+    # (tensors) -> the time at which they are ready; see timing.py.
     clock: timing.Clock
 
     def __call__(
@@ -43,9 +43,9 @@ class AllReduce:
 
         Args:
             flags: float32 [] each, which are summed with the gradients.
-            statistics: variables that this replica has updated, and their values before. Each is set to the mean over
-                replicas, in every step: the time of a save must not change bits. The changes are averaged, so that a
-                variable that did not change keeps its bits.
+            statistics: variables that this replica has updated, and their values before. They are averaged in every
+                step, so that saving does not change the result. An average of the changes leaves a variable that did
+                not change as it is.
             weight: this replica's weight in that mean, a number or float64 []; 1 in total over all replicas.
         """
         options = self.options
@@ -53,7 +53,7 @@ class AllReduce:
             gradients = [None if gradient is None else tables.sum_rows(gradient) for gradient in gradients]
         if self.num_replicas == 1:
             return gradients, flags
-        # The last ones are sent first: the gradients of the last layers, and not what is computed at the end.
+        # Tensors are sent from the end of the list: the gradients of the last layers are ready first.
         tensors = [*flags, *gradients]
         ready = self.clock(tensors)
         exact = [(variable.value - old) * tables.as_dtype(weight, old.dtype) for variable, old in statistics]
@@ -69,7 +69,7 @@ class AllReduce:
         return tensors[len(flags) :], tensors[: len(flags)]
 
     def time_sum(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums `tensors` over all replicas; counts the seconds from when they are computed."""
+        """Sums `tensors` over all replicas, and adds the duration to `seconds`."""
         if self.num_replicas == 1:
             return tensors
         ready = self.clock(tensors)
@@ -98,7 +98,10 @@ def sum_over_replicas(gradients: Gradients, options: config_lib.Communication) -
     ]
     if replica_context.num_replicas_in_sync > 1:
         dense = _sum_tensors(dense, options)
-        add, wire_type = (functools.partial(function, options=options) for function in (_sum_tensors, _wire_type))
+        add, wire_type = (
+            functools.partial(_sum_tensors, options=options),
+            functools.partial(_wire_type, options=options),
+        )
         rows = gathered_rows.gather(rows, add, wire_type) if rows else rows
     results = {True: iter(rows), False: iter(dense)}
     return [
@@ -113,6 +116,7 @@ def _sum_tensors(tensors: list[tf.Tensor], options: config_lib.Communication) ->
     for dtype in dict.fromkeys(tensor.dtype for tensor in wire):
         chosen = [i for i, tensor in enumerate(wire) if tensor.dtype == dtype]
         add = functools.partial(replica_context.all_reduce, tf.distribute.ReduceOp.SUM, options=communication)
+        # tfdist's ring over TCP replaces TensorFlow's all-reduce where it is in use.
         if replicas.rings and dtype in replicas.rings[0].DTYPES:
             add = functools.partial(replicas.rings[0].sum, bytes_per_pack=options.bytes_per_pack or 0)
         sums = add([wire[i] for i in chosen])

@@ -1,6 +1,6 @@
-"""The update of a step is a chain of stages, listed in `make_update`: each passes the gradients on to the next.
+"""The update of a step is a chain of stages, listed in `make_update`.
 
-The design is that of optax' gradient transformations, with stages as functions of what follows them.
+As in optax, each stage transforms the gradients; here it receives the stages that follow as its first argument.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from tfdist.training.step.updates.tables import Gradients
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """The update of one step, as a stage receives it."""
+    """What a stage receives: gradients, loss and flags of one step."""
 
     # Of this replica's shard, times the loss scale; after `sum_over_replicas`, of the global batch.
     gradients: Gradients
@@ -31,7 +31,7 @@ class Update:
     weight: tf.Tensor | float
     # The moving statistics, with their values before the step: a skipped step restores these.
     statistics: Sequence[tuple[keras.Variable, tf.Tensor]]
-    # float32 [] each: summed with the gradients.
+    # float32 [] each: summed over replicas with the gradients, such as that of `flag_nonfinite_loss`.
     flags: Sequence[tf.Tensor] = ()
 
 
@@ -71,26 +71,31 @@ def make_update(
 
     Args:
         apply: see `make_apply`.
-        add_up: the stage that sums the gradients over replicas, such as `sum_over_replicas` with its first argument.
+        add_up: the stage that sums the gradients over replicas, such as partial(sum_over_replicas, reduction).
         skips_nonfinite: whether a step whose loss or gradients are non-finite is skipped.
-        loss_scale: the `loss_scale.LossScale` by which the gradients are multiplied; None: they are not.
+        loss_scale: a `loss_scale.LossScale`, or None.
         step_count: int64 [], which `apply` increments.
     """
-    stages = [add_up]
-    if skips_nonfinite:
-        stages.insert(0, flag_nonfinite_loss)
-    if loss_scale is not None:
-        stages.append(functools.partial(unscale, loss_scale))
-    if skips_nonfinite or loss_scale is not None:
-        stages.append(functools.partial(skip_nonfinite, step_count, loss_scale))
-    following: Stage = lambda update: apply(update.gradients)  # noqa: E731
+    scales = loss_scale is not None
+    stages = [
+        *([flag_nonfinite_loss] if skips_nonfinite else []),
+        add_up,
+        *([functools.partial(unscale, loss_scale)] if scales else []),
+        *([functools.partial(skip_nonfinite, step_count, loss_scale)] if skips_nonfinite or scales else []),
+    ]
+
+    def apply_gradients(update: Update) -> None:
+        # Keras' optimizer does not sum them again: see `optimizer.take_over_reduction`.
+        apply(update.gradients)
+
+    following: Stage = apply_gradients
     for stage in reversed(stages):
         following = functools.partial(stage, following)
     return following
 
 
 def flag_nonfinite_loss(following: Stage, update: Update) -> tf.Tensor | None:
-    """Adds a flag, 1 if this replica's loss is non-finite, else 0: its sum lets all replicas decide identically."""
+    """Adds a flag, 1 if this replica's loss is non-finite, else 0: its sum gives all replicas the same decision."""
     flag = tf.where(tf.math.is_finite(update.loss), 0.0, 1.0)
     return following(dataclasses.replace(update, flags=[*update.flags, flag]))
 
@@ -108,11 +113,10 @@ def unscale(loss_scale: Any, following: Stage, update: Update) -> tf.Tensor | No
 
 
 def skip_nonfinite(step_count: keras.Variable, loss_scale: Any, following: Stage, update: Update) -> tf.Tensor:
-    """Makes the rest of the update, or only counts the step if its loss or gradients are non-finite.
+    """Applies the update if loss and gradients are finite; else only counts the step.
 
     Returns:
-        bool []: whether the step counts as skipped. An overflow of scaled gradients does not count, because a smaller
-        scale prevents it.
+        bool []: whether the step counts as skipped. An overflow that a smaller loss scale prevents does not count.
     """
     bad_loss = update.flags[0] > 0 if update.flags else tf.constant(False)
     before = None if loss_scale is None else tf.convert_to_tensor(loss_scale.value)
@@ -157,7 +161,7 @@ def all_finite(gradients: Gradients) -> tf.Tensor:
 def make_clip(norm: float | None, cluster: Replicas) -> Callable[[Gradients], Gradients]:
     """Returns the function that clips gradients to the global L2 norm `norm`; None: it returns them unchanged.
 
-    Several workers, which may have different numbers of threads, share the computation of the norm.
+    With several workers, which may have different numbers of threads, one replica computes the norm of each tensor.
     """
     if norm is None:
         return lambda gradients: gradients
@@ -169,10 +173,10 @@ def make_clip(norm: float | None, cluster: Replicas) -> Callable[[Gradients], Gr
 def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -> Gradients:
     """Scales gradients so that their global L2 norm is at most `norm` (arXiv 1211.5063).
 
-    As Keras' `global_clipnorm`: the norm is over the rows of all lookups, and all gradients become dense.
+    As in Keras' `global_clipnorm`, the norm is over the rows of all lookups. All gradients become dense.
 
     Args:
-        own_norm: their norm, of `_common_dtype`: []; None: it is computed.
+        own_norm: their norm, of `_common_dtype`, []; None: it is computed here.
     """
     numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
     if own_norm is None:
@@ -188,13 +192,13 @@ def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -
 
 
 def _common_dtype(tensors: Sequence[tf.Tensor]) -> tf.DType:
-    """Returns the dtype of tensors in which they can be summed; of several dtypes, float64 if it is one, or float32."""
+    """Returns the dtype in which tensors can be summed: theirs, or if they differ float64 if one has it, else float32."""
     dtypes = {one.dtype for one in tensors}
     return dtypes.pop() if len(dtypes) == 1 else tf.float64 if tf.float64 in dtypes else tf.float32
 
 
 def _clip_together(sharing: work_sharing.WorkSharing, norm: float, gradients: Gradients) -> Gradients:
-    """As `clip`, with the same bits on one kind of workers."""
+    """As `clip`; the norm of each tensor is computed on one replica, so that all have the same bits."""
     numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
     tasks = [lambda values=values: tf.reshape(tf.nn.l2_loss(values), [1]) for values in numbers]
     costs = [values.shape.num_elements() or 1 for values in numbers]
