@@ -192,7 +192,7 @@ def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -
 
 
 def _common_dtype(tensors: Sequence[tf.Tensor]) -> tf.DType:
-    """Returns the dtype in which tensors can be summed: theirs, or if they differ float64 if one has it, else float32."""
+    """Returns the dtype in which tensors can be summed: theirs; if they differ, float64 if one has it, else float32."""
     dtypes = {one.dtype for one in tensors}
     return dtypes.pop() if len(dtypes) == 1 else tf.float64 if tf.float64 in dtypes else tf.float32
 
