@@ -747,9 +747,6 @@ from tfdist.checkpoint import format as checkpoint_format
 
 folder, replace = pathlib.Path(sys.argv[1]), os.replace
 
-def find(directory, at_most=None):
-    return checkpoint_format.newest_valid(directory, lambda text: None, at_most, is_ours=True)
-
 def save(directory, found, kill_at, after):
     calls = itertools.count(1)
 
@@ -775,7 +772,7 @@ for case, kill_at, after in itertools.product(("new", "damaged", "valid"), range
         path = checkpoint_format.write(directory, step, {"x": np.full(9, step)}, {"step": step})
     if case == "damaged":
         (path / "manifest.json").write_text("{")
-    found = find(directory, at_most=1)
+    found = checkpoint_format.verify(directory / "step-00000001")
     pid = os.fork()
     if pid == 0:
         try:
@@ -786,7 +783,7 @@ for case, kill_at, after in itertools.product(("new", "damaged", "valid"), range
         continue
     manifests = [path.read_text() for path in directory.glob("step-*/manifest.json")]  # Written last.
     complete = [json.loads(text)["step"] for text in manifests if text != "{"]
-    found = find(directory)
+    found = checkpoint_format.newest_valid(directory, lambda text: None, is_ours=True)
     assert found.step == max(complete), (directory.name, found, complete)
     print(directory.name, *complete)
 """
