@@ -48,7 +48,7 @@ def get_config() -> c.Config:
         ),
         objective={"target": "tfdist.zoo.objectives:classification", "label_smoothing": 0.2, "mirror": True},
         optimizer={
-            "target": "tfdist.zoo.optimizers:lookahead_sgd",
+            "target": "tfdist.configs.networks.optimizers:lookahead_sgd",
             "momentum": 0.85,
             "weight_decay": 9e-3,
             "offset_rate": 64.0,
