@@ -46,7 +46,11 @@ def get_config() -> c.Config:
             batch_size=512,
             evaluation_batch_size=1024,
         ),
-        objective={"target": "tfdist.zoo.objectives:classification", "label_smoothing": 0.2, "mirror": True},
+        objective={
+            "target": "tfdist.configs.networks.airbench:classification",
+            "label_smoothing": 0.2,
+            "mirror": True,
+        },
         optimizer={
             "target": "tfdist.configs.networks.optimizers:lookahead_sgd",
             "momentum": 0.85,

@@ -609,8 +609,6 @@ def test_synthetic_values_have_their_range(dtype, high, top):
         (dict(num_test_examples=-1), "num_test_examples"),
         (dict(shape=(3, 0)), "shape"),
         (dict(shape=()), "shape"),
-        (dict(dtype="text"), "dtype"),
-        (dict(dtype="string"), "dtype"),
         (dict(high=300), "high"),
         (dict(high=200, dtype="int8"), "high"),
         (dict(high=0), "high"),

@@ -165,7 +165,10 @@ def encode(frame: Any, columns: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
             numbers = _as_float32(values)
             parts.append(np.where(np.isnan(numbers), column["missing"], numbers)[:, np.newaxis])
         else:
-            example = values.dropna().iloc[0]
+            from pandas import to_numeric
+
+            wrong = values.notna() & to_numeric(values, errors="coerce").isna()
+            example = values[wrong if wrong.any() else values.notna()].iloc[0]
             raise ValueError(f"The column {name!r} must hold numbers. Received, for example: {example!r}")
     return np.concatenate(parts, axis=1).astype(np.float32)
 
