@@ -218,29 +218,3 @@ def test_half_of_the_images_are_mirrored_and_nothing_else_changes():
     kept = [np.array_equal(found[n], pixels[n]) for n in range(40)]
     mirrored = [np.array_equal(found[n], pixels[n, :, ::-1]) for n in range(40)]
     assert all(a != b for a, b in zip(kept, mirrored, strict=True)) and 10 < sum(mirrored) < 30
-
-
-def test_large_jpegs_are_decoded_at_a_fraction_of_their_size_where_possible():
-    rows, columns = np.mgrid[0:400, 0:480]
-    waves = np.stack([127 + 100 * np.sin(rows / 160 + columns / (200 + 30 * n)) for n in range(3)], axis=-1)
-    content = tf.io.encode_jpeg(waves.astype(np.uint8), quality=95)
-    png = tf.io.encode_png(waves.astype(np.uint8))
-    seeds = tf.constant([[5, 7]] * 3, tf.int64)
-
-    def both(content, size, **more):
-        batch = {"image": tf.stack([content] * 3)}
-        arguments = {"size": size, "scale": 1, "mean": (0, 0, 0), "std": (1, 1, 1), **more}
-        for training in (True, False):
-            whole = inception.image(batch, seeds, training=training, **arguments)["image"].numpy()
-            yield (
-                whole,
-                inception.image(batch, seeds, training=training, scaled_decode=True, **arguments)["image"].numpy(),
-            )
-
-    for size in (24, 48, 90):  # At 1/8 or 1/4, 1/4, and 1/2.
-        for whole, scaled in both(content, size, area=(0.9, 1.0)):
-            assert not np.array_equal(whole, scaled)
-            assert np.abs(whole - scaled).mean() < 5  # Of 255 levels, for an image whose waves are wide.
-    for case in (both(content, 230), both(png, 24)):  # A smaller window than twice the size, and no JPEG.
-        for whole, scaled in case:
-            np.testing.assert_array_equal(whole, scaled)
