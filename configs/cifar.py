@@ -46,9 +46,13 @@ def get_config() -> c.Config:
             batch_size=512,
             evaluation_batch_size=1024,
         ),
-        objective={"target": "tfdist.zoo.objectives:classification", "label_smoothing": 0.2, "mirror": True},
+        objective={
+            "target": "tfdist.configs.networks.airbench:classification",
+            "label_smoothing": 0.2,
+            "mirror": True,
+        },
         optimizer={
-            "target": "tfdist.zoo.optimizers:lookahead_sgd",
+            "target": "tfdist.configs.networks.optimizers:lookahead_sgd",
             "momentum": 0.85,
             "weight_decay": 9e-3,
             "offset_rate": 64.0,

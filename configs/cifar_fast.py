@@ -18,7 +18,7 @@ def get_config() -> c.Config:
     config = cifar.get_config()
     config.objective["shift"] = 1
     config.optimizer = {
-        "target": "tfdist.zoo.optimizers:muon",
+        "target": "tfdist.configs.networks.optimizers:muon",
         # The peak is the rate of the kernels; all other variables use the rates of arXiv 2404.00498.
         "other_rate": 6.25,
         "offset_rate": 64.0,

@@ -20,7 +20,7 @@ PACKAGES = {
     "launch": {"config", "report", "cluster", "checkpoint"},
     "keras_fit": {"config", "report", "cluster", "data", "checkpoint", "training"},
     "tools": {"config", "report", "cluster", "data", "checkpoint", "training", "launch", "configs"},
-    "zoo": {"config", "data", "configs"},
+    "zoo": {"config", "report", "data", "configs"},
     "__main__": {"config", "tools"},
     "main": {"config", "cluster", "training"},
     "run": {"config", "cluster", "keras_fit"},

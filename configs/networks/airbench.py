@@ -1,4 +1,4 @@
-"""A network for fast training on CIFAR-10, after the public speed records (K. Jordan, arXiv 2404.00498).
+"""A network and an objective for CIFAR-10, after the public speed records (K. Jordan, arXiv 2404.00498).
 
 Its features: a fixed first layer that whitens 2x2 patches (set from training images by `whiten`, see `config.adapt`),
 convolutions initialised as the identity, normalisation without scale, and fast moving statistics. Plain Keras: a saved
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo import normalization
+from tfdist.zoo import normalization, objectives
 
 WHITENING = "whitening"
 
@@ -132,3 +132,42 @@ def whiten(
     filters = (vectors / np.sqrt(values + epsilon))[:, ::-1]
     kernel = np.concatenate([filters, -filters], axis=1).reshape(layers[0].kernel.shape)
     layers[0].kernel.assign(kernel.astype(np.float32))
+
+
+def classification(
+    model: Callable[..., tf.Tensor],
+    batch: dict[str, tf.Tensor],
+    *,
+    training: bool,
+    label_smoothing: float = 0.0,
+    mirror: bool = False,
+    shift: int = 0,
+) -> dict[str, tf.Tensor]:
+    """As `tfdist.zoo.objectives:classification`; in evaluation, of the mean of the logits of several views.
+
+    Args:
+        mirror: average the logits of each image and its mirror image.
+        shift: average the logits of the image (weight 1/2) and of the image shifted by this many pixels to the upper
+            left and to the lower right (1/4 each), with reflected borders (arXiv 2404.00498, section 3.5).
+    """
+
+    def of_views(images: tf.Tensor, training: bool) -> tf.Tensor:
+        return tf.add_n([weight * model(view, training=training) for view, weight in _views(images, mirror, shift)])
+
+    several = not training and (mirror or shift)
+    return objectives.classification(
+        of_views if several else model, batch, training=training, label_smoothing=label_smoothing
+    )
+
+
+def _views(images: tf.Tensor, mirror: bool, shift: int) -> list[tuple[tf.Tensor, float]]:
+    views = [(images, 1.0)]
+    if shift:
+        height, width = images.shape[1:3]
+        padded = tf.pad(images, [[0, 0], [shift, shift], [shift, shift], [0, 0]], "REFLECT")
+        moved = [padded[:, at : at + height, at : at + width] for at in (0, 2 * shift)]
+        views = [(images, 0.5), *((view, 0.25) for view in moved)]
+    if mirror:
+        views = [(view, weight / 2) for view, weight in views]
+        views += [(tf.reverse(view, axis=[2]), weight) for view, weight in views]
+    return views

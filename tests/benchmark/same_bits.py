@@ -24,7 +24,7 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 TOPOLOGIES = ("1x1", "2x1", "1x4", "2x4", "kill")
 SGD = "{'target': 'keras.optimizers:SGD', 'momentum': 0.9}"
 ADAM = "{'target': 'keras.optimizers:Adam'}"
-MUON = "{'target': 'tfdist.zoo.optimizers:muon'}"
+MUON = "{'target': 'tfdist.configs.networks.optimizers:muon'}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

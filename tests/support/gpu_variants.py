@@ -78,7 +78,7 @@ def _finished(config: c.Config) -> c.Config:
     return config
 
 
-_ZOO = "tfdist.zoo.optimizers:"
+_ZOO = "tfdist.configs.networks.optimizers:"
 _CNN = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10}
 # name -> config of a variant of the step.
 VARIANTS: dict[str, Callable[[], c.Config]] = {

@@ -211,7 +211,8 @@ def clipped_alike(options: c.ClusterOptions) -> Arrays:
 def muon(options: c.ClusterOptions) -> Arrays:
     """Everything that Muon holds after 10 steps on all replicas, and a kernel after one step of this worker alone."""
     model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "group_size": 4}
-    run = start(options, model=model, optimizer={"target": "tfdist.zoo.optimizers:muon"}, train=c.Train(steps=20))
+    muon = {"target": "tfdist.configs.networks.optimizers:muon"}
+    run = start(options, model=model, optimizer=muon, train=c.Train(steps=20))
     run_steps(run, 10)
     found = {f"shared/{name}": array for name, array in checkpoint_format.snapshot(run.variables).items()}
     weights, gradient = np.float32(np.random.default_rng(0).normal(size=(2, 3, 3, 32, 64)))

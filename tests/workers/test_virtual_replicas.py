@@ -21,7 +21,7 @@ MIXED = [
 # Networks, optimizers; 500 steps each.
 LONG = {
     "digits": ["--config.optimizer={'target': 'keras.optimizers:SGD', 'momentum': 0.9}"],
-    "muon": ["--config.optimizer={'target': 'tfdist.zoo.optimizers:muon'}"],
+    "muon": ["--config.optimizer={'target': 'tfdist.configs.networks.optimizers:muon'}"],
     "resnet20": ["--config.model={'target': 'tfdist.zoo.models:cifar_resnet', 'input_shape': (8, 8, 1)}"],
 }
 

@@ -21,6 +21,8 @@ RESERVED = {
     *("worker_shares", "slowest_worker", "name", "num_examples", "best"),
 }
 
+# With more workers than this, metrics.jsonl has only two of them.
+_MAX_WORKERS_RECORDED = 16
 # A loss of more than this part of the loss of a guess is that of a model that has learned nothing.
 _LIKE_GUESSING = 0.97
 # After so many steps most models have learned something.
@@ -119,7 +121,9 @@ class Reporter:
         }
         workers = {}
         if len(worker_shares) > 1:
-            shares = lines.select_shares(worker_shares)
+            count = len(worker_shares)
+            ranks = range(count) if count <= _MAX_WORKERS_RECORDED else lines.extreme_workers(worker_shares)
+            shares = [[round(part, 4) for part in worker_shares[rank]] for rank in ranks]
             workers = {"worker_shares": shares, "slowest_worker": lines.slowest_worker(worker_shares)}
         record = {"steps": steps, **values, **rates, **speeds, **workers}
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))

@@ -1,10 +1,10 @@
-"""Functions that configs name by dotted path: models, sources, preprocessing, objectives, optimizers, schedules.
+"""Functions that configs name by dotted path: models, sources, preprocessing, objectives, schedules.
 
     models.py                                  networks; normalization.py: batch normalisation in groups
     sources/                                   random access to examples: arrays, folders, tfds, ImageNet, synthetic
     prepare.py, augmentation.py, inception.py  preprocessing and augmentation, without state
     objectives/                                one loss and metrics per example
-    optimizers.py, schedules.py                optimizers and learning rates beyond Keras'
+    schedules.py                               learning rates
     splits.py, stateless_random.py             split notation; random numbers per example
 
 A config may name functions of any package with the same signatures. Imports config and data; nothing imports the zoo.

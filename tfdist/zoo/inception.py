@@ -1,6 +1,5 @@
 """Preprocessing of images of any size: Inception's random crop in training (arXiv 1409.4842), else the centre."""
 
-import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -12,8 +11,6 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Random windows per image; the first one inside of the image is used.
 _TRIES = 10
 _PARALLEL_IMAGES = 16
-# At which fractions of their size JPEGs can be decoded.
-_RATIOS = (1, 2, 4, 8)
 _ShapeOf = Callable[..., tf.Tensor]
 _Cut = Callable[..., tf.Tensor]
 
@@ -31,7 +28,6 @@ def image(
     mean: Sequence[float] = MEAN,
     std: Sequence[float] = STD,
     scale: float = 1 / 255,
-    scaled_decode: bool = False,
 ) -> prepare.Batch:
     """Decodes, crops, scales and normalises images of any size.
 
@@ -51,7 +47,6 @@ def image(
         mean: subtracted after `scale`, one number per channel.
         std: divisor after `mean`, one number per channel.
         scale: factor that scales bytes to [0, 1]; with mean 0, std 1 and `scale=1`, values are 0 .. 255.
-        scaled_decode: decode JPEGs at 1/2, 1/4 or 1/8 if the window is at least 2, 4 or 8 times `size`: other pixels.
 
     Returns:
         The batch with "image" float32 [n, size, size, 3], without "image_shape".
@@ -60,7 +55,7 @@ def image(
         ValueError: an argument is out of range, or the batch has no such images.
     """
     _check_ranges(area, aspect)
-    contents, shape_of, cut = _images(batch, size if scaled_decode else None)
+    contents, shape_of, cut = _images(batch)
 
     def one(example: tuple[tuple[tf.Tensor, ...], tf.Tensor]) -> tf.Tensor:
         content, draws = example
@@ -91,7 +86,7 @@ def _mirror(pixels: tf.Tensor, condition: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Reverse(tensor=pixels, dims=tf.stack([False, condition, False]))
 
 
-def _images(batch: prepare.Batch, size: int | None) -> tuple[tuple[tf.Tensor, ...], _ShapeOf, _Cut]:
+def _images(batch: prepare.Batch) -> tuple[tuple[tf.Tensor, ...], _ShapeOf, _Cut]:
     """Returns the contents of the images, [n, ...] each, and functions of the contents of one image.
 
     They return its shape, and the pixels of a window: uint8 [height, width, 3].
@@ -101,7 +96,7 @@ def _images(batch: prepare.Batch, size: int | None) -> tuple[tuple[tf.Tensor, ..
     if encoded and shapes is not None:
         return (images, shapes), lambda content, shape: shape, _cut_bytes
     if encoded:
-        return (images,), _shape, functools.partial(_decode, size=size)
+        return (images,), _shape, _decode
     if images is not None and images.dtype == tf.uint8 and images.shape.rank == 4:
         return (images,), tf.shape, _cut_pixels
     found = {key: (value.dtype.name, tuple(value.shape)) for key, value in batch.items()}
@@ -144,22 +139,16 @@ def _shape(content: tf.Tensor) -> tf.Tensor:
     return tf.cond(tf.io.is_jpeg(content), lambda: tf.io.extract_jpeg_shape(content), whole)
 
 
-def _decode(window: tf.Tensor, content: tf.Tensor, *, size: int | None) -> tf.Tensor:
-    """Decodes a window of an encoded image; with `size`, at the smallest scale that leaves it at least this size."""
+def _decode(window: tf.Tensor, content: tf.Tensor) -> tf.Tensor:
+    """Decodes a window of an encoded image."""
 
     def whole() -> tf.Tensor:
         return _cut_pixels(window, tf.io.decode_image(content, channels=3, expand_animations=False))
 
-    def part(ratio: int = 1) -> tf.Tensor:
-        return tf.io.decode_and_crop_jpeg(content, window // ratio, channels=3, ratio=ratio)
+    def part() -> tf.Tensor:
+        return tf.io.decode_and_crop_jpeg(content, window, channels=3)
 
-    def scaled() -> tf.Tensor:
-        larger = [tf.reduce_all(window[2:] // ratio >= size) for ratio in _RATIOS[1:]]
-        chosen = tf.reduce_sum(tf.cast(larger, tf.int32))
-        return tf.switch_case(chosen, [functools.partial(part, ratio) for ratio in _RATIOS])
-
-    pixels = tf.cond(tf.io.is_jpeg(content), part if size is None else scaled, whole)
-    return tf.ensure_shape(pixels, [None, None, 3])
+    return tf.ensure_shape(tf.cond(tf.io.is_jpeg(content), part, whole), [None, None, 3])
 
 
 def _cut_pixels(window: tf.Tensor, pixels: tf.Tensor) -> tf.Tensor:

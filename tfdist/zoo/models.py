@@ -119,49 +119,6 @@ def cifar_resnet(
     return keras.Model(inputs, _logits(outputs, num_classes, l2), name=f"cifar_resnet{depth}")
 
 
-def resnet9(
-    num_classes: int = 10,
-    input_shape: Sequence[int] = (32, 32, 3),
-    width: int = 32,
-    normalization: str = "batch",
-    group_size: int | None = None,
-    momentum: float = 0.9,
-    l2: float = 0.0,
-) -> keras.Model:
-    """Returns a shallow, wide residual network for small images, which trains on CIFAR-10 in few epochs.
-
-    After D. Page, "How to train your ResNet" (2018): four 3x3 convolutions, the last three with a pool, residual blocks
-    of two more after the first and the last pool, global max pooling, logits. Page's network has `width` 64
-    and pools after ReLU instead of before the normalisation, which is slower.
-
-    Args:
-        input_shape: at least 8 x 8 pixels.
-        width: filters of the first convolution; the following have 2, 4 and 8 times as many.
-    """
-    statistics = _statistics(normalization, group_size) | {"momentum": momentum}
-
-    def convolution(inputs, filters, name, pool=False):
-        layer = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False, name=f"{name}_conv", **_kernel(l2))
-        outputs = layer(inputs)
-        if pool:  # Before the normalisation, which then processes a quarter of the pixels.
-            outputs = keras.layers.MaxPooling2D(2, name=f"{name}_pool")(outputs)
-        outputs = _normalise(outputs, name, statistics)
-        return keras.layers.ReLU(name=f"{name}_relu")(outputs)
-
-    def residual(inputs, filters, name):
-        outputs = convolution(convolution(inputs, filters, f"{name}_1"), filters, f"{name}_2")
-        return keras.layers.Add(name=f"{name}_add")([inputs, outputs])
-
-    inputs = keras.Input(_image_shape(input_shape), name="image")
-    outputs = convolution(inputs, width, "stem")
-    for stage, (factor, has_block) in enumerate(((2, True), (4, False), (8, True)), 1):
-        outputs = convolution(outputs, factor * width, f"stage{stage}", pool=True)
-        if has_block:
-            outputs = residual(outputs, factor * width, f"stage{stage}_block")
-    outputs = keras.layers.GlobalMaxPooling2D(name="maximum")(outputs)
-    return keras.Model(inputs, _logits(outputs, num_classes, l2), name="resnet9")
-
-
 def application(
     name: str,
     num_classes: int,

@@ -7,6 +7,8 @@ from tfdist import configs
 from tfdist.config import learning_rate, schema
 from tfdist.config.command_line import flag_errors
 
+MUON = {"target": "tfdist.configs.networks.optimizers:muon"}
+
 
 def make(peak=None, **fields):
     return c.Config(model={"target": "x:y"}, learning_rate=c.LearningRate(peak=peak), **fields)
@@ -25,7 +27,7 @@ def test_the_rate_is_that_of_the_config_or_of_the_optimizer():
         (make(optimizer=of("SGD", momentum=0.9)), 0.01),
         (make(optimizer=of("Adam", learning_rate=3e-4)), 3e-4),
         (make(3e-4, optimizer=of("Adam", learning_rate=3e-4)), 3e-4),
-        (make(0.02, optimizer={"target": "tfdist.zoo.optimizers:muon"}), 0.02),
+        (make(0.02, optimizer=MUON), 0.02),
     ):
         resolved = learning_rate.resolve(config)
         assert resolved.learning_rate.peak == expected and "learning_rate" not in resolved.optimizer
@@ -43,7 +45,7 @@ def test_the_rate_is_that_of_the_config_or_of_the_optimizer():
             r"learning_rate must be a number from 0; .*Received: 'fast'",
         ),
         (make(optimizer=of("Adam", learning_rate=-0.1)), r"learning_rate must be a number from 0; .*Received: -0.1"),
-        (make(optimizer={"target": "tfdist.zoo.optimizers:muon"}), r"muon has no default learning rate: set it, such"),
+        (make(optimizer=MUON), r"muon has no default learning rate: set it, such"),
     ],
 )
 def test_a_rate_that_is_not_known_is_named_with_its_field(config, words):

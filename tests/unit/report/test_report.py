@@ -201,7 +201,7 @@ def test_the_time_of_each_worker_is_reported_and_the_slowest_is_named(tmp_path):
     assert len(second["worker_shares"]) == 7 and second["slowest_worker"] == 5
 
 
-def test_the_time_of_many_workers_is_recorded_for_three_of_them(tmp_path):
+def test_the_time_of_many_workers_is_recorded_for_two_of_them(tmp_path):
     reporter = open_quiet(tmp_path)
     shares = [(0.0, 1 - rank / 1000, rank / 1000) for rank in reversed(range(101))]
     reporter.train(
@@ -209,7 +209,7 @@ def test_the_time_of_many_workers_is_recorded_for_three_of_them(tmp_path):
     )
     reporter.close()
     (line,) = read_lines(tmp_path)
-    assert line["worker_shares"] == [[0.0, 1.0, 0.0], [0.0, 0.95, 0.05], [0.0, 0.9, 0.1]]
+    assert line["worker_shares"] == [[0.0, 0.9, 0.1], [0.0, 1.0, 0.0]]
     assert line["slowest_worker"] == 100
 
 

@@ -11,10 +11,10 @@ import tensorflow as tf
 import topologies
 
 from tfdist import config as c
-from tfdist.configs.networks import airbench
+from tfdist.configs.networks import airbench, optimizers
 from tfdist.training import setup
 from tfdist.training.step.updates import work_sharing
-from tfdist.zoo import models, optimizers, schedules
+from tfdist.zoo import models, schedules
 
 
 def reader(images):
@@ -105,7 +105,7 @@ def test_lookahead_sgd_is_its_formula():
 @pytest.mark.parametrize(
     "optimizer",
     [
-        {"target": "tfdist.zoo.optimizers:lookahead_sgd"},
+        {"target": "tfdist.configs.networks.optimizers:lookahead_sgd"},
         {"target": "keras.optimizers:Adam", "use_ema": True},
     ],
     ids=["lookahead", "use_ema"],

@@ -321,23 +321,16 @@ def write_cifar(folder, layout):
         for name in names:
             pixels = random.integers(0, 256, (4, 3072), np.uint8)
             classes = random.integers(0, 100 if fine else 10, 4)
-            if "bin" in layout:
-                coarse = [np.zeros((4, 1), np.uint8)] if fine else []
-                records = np.concatenate([*coarse, classes[:, None].astype(np.uint8), pixels], axis=1)
-                (folder / f"{name}.bin").write_bytes(records.tobytes())
-            else:
-                key = b"fine_labels" if fine else b"labels"
-                content = {b"data": pixels, key: classes.tolist(), b"filenames": [b"a.png"] * 4, b"batch_label": b"x"}
-                (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+            key = b"fine_labels" if fine else b"labels"
+            content = {b"data": pixels, key: classes.tolist(), b"filenames": [b"a.png"] * 4, b"batch_label": b"x"}
+            (folder / name).write_bytes(pickle.dumps(content, protocol=2))
             images.append(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
             labels.append(classes)
         expected[split] = np.concatenate(images), np.concatenate(labels)
     return expected
 
 
-@pytest.mark.parametrize(
-    "layout", ["cifar-10-batches-py", "cifar-10-batches-bin", "cifar-100-python", "cifar-100-binary"]
-)
+@pytest.mark.parametrize("layout", ["cifar-10-batches-py", "cifar-100-python"])
 def test_cifar_is_read_from_each_layout_of_its_authors(tmp_path, layout):
     expected = write_cifar(tmp_path, layout)
     for path in (tmp_path, tmp_path / layout):
@@ -367,12 +360,7 @@ def test_cifar_refuses_pickles_of_anything_else_without_running_them(tmp_path):
     (folder / "data_batch_1").write_bytes(content[:-2000])
     with pytest.raises(ValueError, match=r"data_batch_1' is damaged"):
         sources.cifar("train", path=str(folder))
-    with pytest.raises(
-        FileNotFoundError, match=r"there is no folder '.*elsewhere'. It must be one of cifar-10-batches-py"
-    ):
-        sources.cifar("train", path=str(tmp_path / "elsewhere"))
-    (tmp_path / "other").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"is none of the folders cifar-10-batches-py, "):
+    with pytest.raises(FileNotFoundError, match=r"other' is none of the folders cifar-10-batches-py and"):
         sources.cifar("train", path=str(tmp_path / "other"))
 
 

@@ -156,7 +156,7 @@ def test_missing_and_damaged_files_are_named(folder, tmp_path):
     (two / "train-00000-of-00001").write_bytes(content[:20] + b"\x01" + content[21:])
     with pytest.raises(ValueError, match=r"00000-of-00001' is damaged: corrupted record at \d+"):
         sources.imagenet("train", path=str(two)).verify()
-    with pytest.raises(ValueError, match=r"the record at byte \d+ of .* has the label 3, but labels must be 1 to 2"):
+    with pytest.raises(ValueError, match=r"the record at byte \d+ of .*: labels must be 1 to 2"):
         sources.imagenet("train", path=str(folder), num_classes=2).verify()
     with pytest.raises(ValueError, match=r'inception:image needs a batch with "image", encoded, string \[n\], or pix'):
         inception.image({"image": tf.zeros([2, 8, 8, 3])}, tf.zeros([2, 2], tf.int64), training=True)
@@ -218,29 +218,3 @@ def test_half_of_the_images_are_mirrored_and_nothing_else_changes():
     kept = [np.array_equal(found[n], pixels[n]) for n in range(40)]
     mirrored = [np.array_equal(found[n], pixels[n, :, ::-1]) for n in range(40)]
     assert all(a != b for a, b in zip(kept, mirrored, strict=True)) and 10 < sum(mirrored) < 30
-
-
-def test_large_jpegs_are_decoded_at_a_fraction_of_their_size_where_possible():
-    rows, columns = np.mgrid[0:400, 0:480]
-    waves = np.stack([127 + 100 * np.sin(rows / 160 + columns / (200 + 30 * n)) for n in range(3)], axis=-1)
-    content = tf.io.encode_jpeg(waves.astype(np.uint8), quality=95)
-    png = tf.io.encode_png(waves.astype(np.uint8))
-    seeds = tf.constant([[5, 7]] * 3, tf.int64)
-
-    def both(content, size, **more):
-        batch = {"image": tf.stack([content] * 3)}
-        arguments = {"size": size, "scale": 1, "mean": (0, 0, 0), "std": (1, 1, 1), **more}
-        for training in (True, False):
-            whole = inception.image(batch, seeds, training=training, **arguments)["image"].numpy()
-            yield (
-                whole,
-                inception.image(batch, seeds, training=training, scaled_decode=True, **arguments)["image"].numpy(),
-            )
-
-    for size in (24, 48, 90):  # At 1/8 or 1/4, 1/4, and 1/2.
-        for whole, scaled in both(content, size, area=(0.9, 1.0)):
-            assert not np.array_equal(whole, scaled)
-            assert np.abs(whole - scaled).mean() < 5  # Of 255 levels, for an image whose waves are wide.
-    for case in (both(content, 230), both(png, 24)):  # A smaller window than twice the size, and no JPEG.
-        for whole, scaled in case:
-            np.testing.assert_array_equal(whole, scaled)

@@ -17,7 +17,6 @@ SMALL = {
     "mnist_cnn": lambda **kw: models.mnist_cnn(num_classes=7, input_shape=(8, 8, 1), **kw),
     "small_cnn": lambda **kw: models.small_cnn(num_classes=7, input_shape=(8, 8, 1), **kw),
     "cifar_resnet": lambda **kw: models.cifar_resnet(8, num_classes=7, input_shape=(8, 8, 1), width=4, **kw),
-    "resnet9": lambda **kw: models.resnet9(num_classes=7, input_shape=(8, 8, 1), width=4, **kw),
 }
 # One network of each family.
 QUICK = ("mlp", "small_cnn", "cifar_resnet")
@@ -52,11 +51,6 @@ def test_cifar_resnet_has_the_size_that_the_paper_states(depth, millions):
     kernels = [v for v in model.trainable_variables if v.name == "kernel"]
     assert len(kernels) == depth
     assert model.output.shape == (None, 10)
-
-
-def test_resnet9_has_the_size_of_its_original():
-    # 3x3 kernels, two numbers a normalised channel, logits: 6,573,120 without the logits' bias in Page's.
-    assert trainable(models.resnet9(width=64)) == 27 * 64 + 1602 * 64**2 + 70 * 64 + 8 * 64 * 10 + 10 == 6_573_130
 
 
 def test_cifar_resnet_shortcuts_take_every_second_pixel_and_pad_with_zeros():
@@ -128,10 +122,9 @@ def normalisations(model):
     [
         lambda **kw: models.small_cnn(**kw),
         pytest.param(lambda **kw: models.cifar_resnet(20, **kw), marks=pytest.mark.slow),
-        lambda **kw: models.resnet9(**kw),
         pytest.param(lambda **kw: models.application(**APPLICATION, **kw), marks=pytest.mark.slow),
     ],
-    ids=["small_cnn", "cifar_resnet", "resnet9", "application"],
+    ids=["small_cnn", "cifar_resnet", "application"],
 )
 def test_normalization_is_over_replicas_or_groups_or_neither(build):
     assert all(layer.synchronized for layer in normalisations(build(normalization="sync_batch")))

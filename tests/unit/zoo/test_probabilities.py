@@ -145,7 +145,6 @@ BINARY = {"loss": "binary_crossentropy"}
     ("objective", "name", "arguments", "message"),
     [
         (classification, "sigmoid", {}, r"^The layer 'last' returns the probabilities of a sigmoid, .*keras_loss"),
-        (classification, "shares", {}, r"^The layer 'last' returns probabilities, not those of a softmax, .*remove"),
         (classification, "one", {}, r"has one output .* give the layer 'last' two outputs, .*binary_crossentropy"),
         (keras_loss, "logits", CATEGORICAL, r"does not end in a softmax \(the layer 'last'\): set .* Received: None"),
         (
@@ -154,12 +153,8 @@ BINARY = {"loss": "binary_crossentropy"}
             CATEGORICAL,
             r"does not end in a softmax .*\"from_logits\": False",
         ),
-        (keras_loss, "sigmoid", CATEGORICAL, r"ends in a sigmoid \(the layer 'last'\), .* is for a softmax: change"),
-        (keras_loss, "softmax", BINARY, r"ends in a softmax \(the layer 'last'\), .*'binary_crossentropy'"),
-        (
-            *(keras_loss, "shares", {**CATEGORICAL, "arguments": {"from_logits": True}}),
-            r"from_logits.* is True, but the layer 'last' returns probabilities: set it to False",
-        ),
+        (keras_loss, "sigmoid", CATEGORICAL, r"is for a softmax, and the model ends in a sigmoid \(the layer 'last'\)"),
+        (keras_loss, "softmax", BINARY, r"'binary_crossentropy' .* ends in a softmax \(the layer 'last'\)"),
     ],
 )
 def test_outputs_of_unknown_kind_are_refused(objective, name, arguments, message):

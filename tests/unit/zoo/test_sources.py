@@ -271,7 +271,7 @@ def test_npz_names_what_it_lacks(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no file .*x\.npz"):
         sources.npz("train", path=path)
     np.savez(path, **npz_arrays())
-    with pytest.raises(ValueError, match=r"no split 'valid'. It has: test, train"):
+    with pytest.raises(ValueError, match=r"no arrays of the split 'valid'.*It has: x_train, y_train, x_test, y_test"):
         sources.npz("valid[:10]", path=path)
     np.savez(path, x_train=np.zeros((0, 2)), y_train=np.zeros(0, int))
     with pytest.raises(ValueError, match=r"split 'train' is empty: 'train' has 0 examples"):
@@ -337,7 +337,7 @@ def test_image_folder_reads_every_image_once_with_its_class(tmp_path):
 def test_memory_and_disk_give_the_same_examples(tmp_path):
     make_folder(tmp_path, {"train": {"a": 40, "b": 40}})
     near, far = (sources.image_folder("train[10%:]", path=str(tmp_path), memory_limit_mb=limit) for limit in (2048, 0))
-    assert "in memory" in repr(near) and "read from disk" in repr(far)
+    assert "in memory" in repr(near) and "read from files" in repr(far)
     for key, values in read_all(near).items():
         np.testing.assert_array_equal(values, read_all(far)[key])
     spec = tf.data.Dataset.range(8).batch(4, drop_remainder=True).map(far.read).element_spec["image"]
@@ -369,7 +369,7 @@ def test_an_encoded_folder_has_the_bytes_of_its_files_of_any_size(tmp_path):
     files = sorted((path.read_bytes(), int(path.parent.name == "b")) for path in tmp_path.glob("train/*/*"))
     assert sorted(zip(batch["image"].numpy(), batch["label"].numpy(), strict=True)) == files
     source.verify()
-    assert "any size, encoded" in repr(source) and source.arrays_of_part(range(6)) is None
+    assert source.arrays_of_part(range(6)) is None
     next(tmp_path.glob("train/b/004*")).write_bytes(files[0][0][:40])
     with pytest.raises(ValueError, match=r"train/b/004.png' cannot be read"):
         source.verify()
@@ -507,7 +507,7 @@ def test_a_single_folder_of_a_split_says_how_it_is_divided(tmp_path):
 def test_a_class_without_images_and_a_split_without_classes_are_named(tmp_path):
     make_folder(tmp_path, {"train": {"a": 2, "b": 0}})
     (tmp_path / "train" / "b" / "x.tiff").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"no images in '.*train/b', but 1 with \.tiff"):
+    with pytest.raises(ValueError, match=r"no images in '.*train/b', but x\.tiff"):
         sources.image_folder("train", path=str(tmp_path))
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat" / "x.png").write_bytes(b"x")
@@ -520,7 +520,7 @@ def test_a_class_without_images_and_a_split_without_classes_are_named(tmp_path):
 def test_a_damaged_image_is_named(tmp_path, how, limit):
     make_folder(tmp_path, {"train": {"a": 600}}, suffix=".jpg")
     source = sources.image_folder("train", path=str(tmp_path), memory_limit_mb=limit)
-    bad = pathlib.Path(source._file(555))
+    bad = pathlib.Path(source.files[555])
     damage(bad, how)
     with pytest.raises(
         ValueError, match=rf"The image '.*/train/a/{bad.name}' cannot be read: \w.*\. Repair or"
@@ -548,7 +548,7 @@ def test_images_of_different_sizes_ask_for_a_size(tmp_path):
     make_folder(tmp_path, {"train": {"a": 3}}, size=(6, 5))
     make_folder(tmp_path, {"train": {"b": 1}}, size=(7, 7))
     source = sources.image_folder("train", path=str(tmp_path))
-    with pytest.raises(ValueError, match=r"6x5 pixels.*7x7|7x7 pixels.*6x5") as caught:
+    with pytest.raises(ValueError, match=r"train/b/000.png.*has 6x5 pixels") as caught:
         read_all(source)
     assert "size=(height, width)" in str(caught.value)
 
@@ -609,8 +609,6 @@ def test_synthetic_values_have_their_range(dtype, high, top):
         (dict(num_test_examples=-1), "num_test_examples"),
         (dict(shape=(3, 0)), "shape"),
         (dict(shape=()), "shape"),
-        (dict(dtype="text"), "dtype"),
-        (dict(dtype="string"), "dtype"),
         (dict(high=300), "high"),
         (dict(high=200, dtype="int8"), "high"),
         (dict(high=0), "high"),

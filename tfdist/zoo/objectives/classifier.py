@@ -15,8 +15,6 @@ def classification(
     training: bool,
     label_smoothing: float = 0.0,
     top5: bool = False,
-    mirror: bool = False,
-    shift: int = 0,
     inputs: str = "image",
     labels: str = "label",
 ) -> dict[str, tf.Tensor]:
@@ -31,10 +29,6 @@ def classification(
         training: True in a training step, False in evaluation.
         label_smoothing: the fraction of each label's weight that is spread evenly over all classes, in training only;
             evaluation reports the cross-entropy of the true labels.
-        mirror: in evaluation, average the logits of each image and its mirror image.
-        shift: in evaluation, average the logits of the image (weight 1/2) and of the image shifted by this many pixels
-            to the upper left and to the lower right (1/4 each), with reflected borders (arXiv 2404.00498, section
-            3.5).
         inputs: the key of the model's inputs.
         labels: the key of the labels.
 
@@ -49,10 +43,9 @@ def classification(
     if not 0.0 <= label_smoothing < 1.0:
         raise ValueError(f"label_smoothing must be within [0, 1). Received: {label_smoothing}")
     outputs_lib.check_keys(batch, inputs, labels)
-    views = [(batch, 1.0)] if training else _views(batch, inputs, mirror, shift)
-    found = [(weight, outputs_lib.compute(model, view[inputs], training=training)) for view, weight in views]
-    _check_outputs(model, found[0][1])
-    logits = tf.add_n([weight * one.logits for weight, one in found]) if len(found) > 1 else found[0][1].logits
+    found = outputs_lib.compute(model, batch[inputs], training=training)
+    _check_outputs(model, found)
+    logits = found.logits
     target = batch[labels]
     _check_classification(logits, target, labels)
     if top5 and logits.shape[-1] < 5:
@@ -79,22 +72,6 @@ def _cross_entropy(logits: tf.Tensor, target: tf.Tensor, label_smoothing: float)
     return cross_entropy, answer
 
 
-def _views(
-    batch: Mapping[str, tf.Tensor], inputs: str, mirror: bool, shift: int
-) -> list[tuple[Mapping[str, tf.Tensor], float]]:
-    """Returns the views of the batch for evaluation, and their weights."""
-    views = [(batch, 1.0)]
-    if shift:
-        height, width = batch[inputs].shape[1:3]
-        padded = tf.pad(batch[inputs], [[0, 0], [shift, shift], [shift, shift], [0, 0]], "REFLECT")
-        moved = [padded[:, at : at + height, at : at + width] for at in (0, 2 * shift)]
-        views = [(batch, 0.5), *(({**batch, inputs: images}, 0.25) for images in moved)]
-    if mirror:
-        views = [(view, weight / 2) for view, weight in views]
-        views += [({**view, inputs: tf.reverse(view[inputs], axis=[2])}, weight) for view, weight in views]
-    return views
-
-
 def _check_outputs(model: Any, outputs: outputs_lib.Outputs) -> None:
     shape, layer = outputs.values.shape, outputs_lib.last_layer(model)
     if shape.rank == 2 and shape[-1] == 1:
@@ -103,12 +80,11 @@ def _check_outputs(model: Any, outputs: outputs_lib.Outputs) -> None:
             'outputs, or set config.objective to {"target": "tfdist.zoo.objectives:keras_loss", "loss": '
             '"binary_crossentropy", "metrics": ["accuracy"]}.'
         )
-    if outputs.activation == "sigmoid" or (outputs.distributions and not outputs.activation):
-        kind = "the probabilities of a sigmoid" if outputs.activation else "probabilities, not those of a softmax"
+    if outputs.activation == "sigmoid":
         raise ValueError(
-            f"{layer[0].upper()}{layer[1:]} returns {kind}, and this objective needs logits or a softmax: remove the "
-            'activation, or set config.objective to {"target": "tfdist.zoo.objectives:keras_loss"} with a "loss" for '
-            'them and "arguments": {"from_logits": False}.'
+            f"{layer[0].upper()}{layer[1:]} returns the probabilities of a sigmoid, and this objective needs logits or "
+            'a softmax: remove the activation, or set config.objective to {"target": '
+            '"tfdist.zoo.objectives:keras_loss"} with a "loss" for them and "arguments": {"from_logits": False}.'
         )
 
 

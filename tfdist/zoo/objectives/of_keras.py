@@ -74,22 +74,12 @@ def _of_cross_entropy(
     expected, probabilities = ("sigmoid", tf.sigmoid) if binary else ("softmax", tf.nn.softmax)
     if found.activation == expected:
         return found.logits, found.values, True
-    layer = outputs_lib.last_layer(model)
-    if found.activation and given is not False:
+    if given is None or (given and found.activation):
+        ends = f"ends in a {found.activation}" if found.activation else f"does not end in a {expected}"
         raise ValueError(
-            f"The model ends in a {found.activation} ({layer}), and the loss {name!r} is for a {expected}: change one "
-            'of them. Or set config.objective["arguments"] to {"from_logits": False}, which takes the outputs as they '
-            f"are. Received: {given}"
-        )
-    if given is None:
-        raise ValueError(
-            f"The loss is {name!r}, and the model does not end in a {expected} ({layer}): set "
+            f"The loss {name!r} is for a {expected}, and the model {ends} ({outputs_lib.last_layer(model)}): set "
             'config.objective["arguments"] to {"from_logits": True} if it returns logits, or to {"from_logits": False} '
-            "if it returns probabilities. Received: None"
-        )
-    if given and found.distributions and not binary:
-        raise ValueError(
-            f'config.objective["arguments"]["from_logits"] is True, but {layer} returns probabilities: set it to False.'
+            f"if it returns probabilities. Received: {given}"
         )
     if given:
         return found.values, probabilities(found.values), True
@@ -99,16 +89,12 @@ def _of_cross_entropy(
 
 
 def _loss_class(name: str) -> type[keras.losses.Loss]:
-    classes = {
-        key: value
-        for key, value in vars(keras.losses).items()
-        if isinstance(value, type) and issubclass(value, keras.losses.Loss) and value is not keras.losses.Loss
-    }
+    classes = {key: value for key, value in vars(keras.losses).items() if isinstance(value, type) and key != "Loss"}
     # "mean_squared_error" and "MeanSquaredError" name the same loss.
     plain = {key.lower(): value for key, value in classes.items()}
     loss = plain.get(_long_name(name).replace("_", "").lower())
     if loss is None:
-        raise ValueError(f"config.objective.loss: keras.losses has no {name!r}.{_nearest(name, sorted(classes))}")
+        raise ValueError(f"config.objective.loss: keras.losses has no {name!r}.{specs.nearest(name, sorted(classes))}")
     return loss
 
 
@@ -118,12 +104,6 @@ def _long_name(name: str) -> str:
         return getattr(keras.losses.get(name), "__name__", name)
     except ValueError:  # Keras has no loss of this name.
         return name
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    """Returns sentences with the nearest name, if one is near, and with all names."""
-    near = specs.nearest(name, known)
-    return f"{near if 'Did you mean' in near else ''} All: {', '.join(known)}"
 
 
 def _make(kind: type[keras.losses.Loss], name: str, arguments: Mapping[str, Any]) -> keras.losses.Loss:
@@ -136,15 +116,11 @@ def _make(kind: type[keras.losses.Loss], name: str, arguments: Mapping[str, Any]
 def _metric(name: str, targets: tf.Tensor, outputs: tf.Tensor) -> Any:
     if name in ("accuracy", "acc"):
         name = _accuracy(targets, outputs)
-    functions = {
-        key: value
-        for key, value in vars(keras.metrics).items()
-        if callable(value) and not isinstance(value, type) and key not in ("get", "serialize", "deserialize")
-    }
+    functions = {key: value for key, value in vars(keras.metrics).items() if inspect.isfunction(value)}
     found = functions.get(name) or functions.get(_long_name(name))
     if found is None:
-        known = ["accuracy", *sorted(functions)]
-        raise ValueError(f"config.objective.metrics: keras.metrics has no function {name!r}.{_nearest(name, known)}")
+        hint = specs.nearest(name, ["accuracy", *sorted(functions)])
+        raise ValueError(f"config.objective.metrics: keras.metrics has no function {name!r}.{hint}")
     return found
 
 

@@ -27,8 +27,6 @@ class Outputs:
     activation: str
     # float32 [n, ...]: the input of the activation; `values` without one.
     logits: tf.Tensor
-    # Whether each row of `values` is known to be a distribution; found outside of a graph only.
-    distributions: bool = False
 
 
 def check_keys(batch: Mapping[str, tf.Tensor], *keys: str) -> None:
@@ -56,8 +54,7 @@ def compute(model: Any, inputs: tf.Tensor, *, training: bool) -> Outputs:
     if not tf.executing_eagerly():
         return _split(outputs)
     values = tf.cast(outputs, tf.float32)
-    numbers = values.numpy()
-    if bool(((numbers < 0.0) | (numbers > 1.0)).any()) or not bool(numbers.any()):
+    if not tf.reduce_all((values >= 0.0) & (values <= 1.0)) or not tf.reduce_any(values != 0.0):
         return Outputs(values=values, activation="", logits=values)
     found = []
 
@@ -66,8 +63,7 @@ def compute(model: Any, inputs: tf.Tensor, *, training: bool) -> Outputs:
         return found[-1].logits
 
     logits = tf.function(trace, autograph=False)(inputs)
-    distributions = numbers.ndim > 1 and numbers.shape[-1] > 1 and bool((abs(numbers.sum(-1) - 1.0) < 1e-3).all())
-    return Outputs(values=values, activation=found[-1].activation, logits=logits, distributions=distributions)
+    return Outputs(values=values, activation=found[-1].activation, logits=logits)
 
 
 def last_layer(model: Any) -> str:
@@ -88,15 +84,12 @@ def _call_model(model: Any, inputs: tf.Tensor, training: bool) -> tf.Tensor:
         # It may be raised in a layer of the user's, whose line is then shown.
         if not refused or not tf.executing_eagerly() or user_code.place(error):
             raise
-        examples = f"examples of shape {tuple(inputs.shape[1:])}"
-        expected = [tuple(one.shape[1:]) for one in getattr(model, "inputs", None) or ()]
-        fits = len(expected) == 1 and tf.TensorShape(expected[0]).is_compatible_with(inputs.shape[1:])
-        if expected and not fits:
-            taken = ", ".join(map(str, expected))
-            text = f"takes examples of shape {taken}, and the data has {examples}: change config.model or config.data"
-        else:
-            text = f"cannot be called with {examples}: {user_code.message(error)}"
-        raise ValueError(f"The model {model.name!r} {text}") from None
+        taken = ", ".join(str(tuple(one.shape[1:])) for one in getattr(model, "inputs", None) or ())
+        raise ValueError(
+            f"The model {model.name!r} takes examples of shape {taken or 'unknown'}, and cannot be called with those "
+            f"of the data, of shape {tuple(inputs.shape[1:])}: {user_code.message(error)} Change config.model or "
+            "config.data."
+        ) from None
 
 
 def _one_output(outputs: Any) -> tf.Tensor:

@@ -19,10 +19,6 @@ from tfdist.zoo.splits import Slice
 DIGITS_PATH = pathlib.Path(__file__).parents[1] / "data" / "digits.npz"
 # Keras' names for image and label: `x_train`, `y_train`.
 _KERAS_NAMES = {"x": "image", "y": "label"}
-# Ends of names that mean a split, and names of arrays without one.
-_SPLITS = ("train", "test", "val", "valid", "validation", "evaluation", "all")
-_INPUTS = ("x", "data", "image", "images", "input", "inputs", "features")
-_LABELS = ("y", "label", "labels", "target", "targets", "classes")
 # Arrays up to this size are hashed whole, in about 0.1 s; otherwise at least so many rows, evenly spaced.
 _WHOLE_BYTES, _FINGERPRINT_ROWS = 2**26, 256
 
@@ -45,7 +41,13 @@ class Arrays:
         features = {key: values[part.start : part.stop] for key, values in features.items()}
         self._sizes = ", ".join(f"{key} {values.dtype} {values.shape[1:]}" for key, values in features.items())
         self._fingerprint = _fingerprint(features)
-        self._memory = InMemoryArrays(lambda: features)
+        self._memory = InMemoryArrays(
+            lambda rows: {
+                key: np.ascontiguousarray(values[rows.start : rows.stop : rows.step])
+                for key, values in features.items()
+            },
+            range(len(self)),
+        )
 
     def __len__(self) -> int:
         return self._part.stop - self._part.start
@@ -91,8 +93,28 @@ def arrays(
     invalid example, if lengths differ, or labels are not integers or out of range.
     """
     checked = {key: _check_features(features, f"{name}, split {key!r}") for key, features in splits.items()}
-    labels = {key: features["label"] for key, features in checked.items() if "label" in features}
-    return _slice(split, checked, _count_classes(labels, num_classes, name), name, classes)
+    part = splits_lib.resolve(split, {key: _length(features) for key, features in checked.items()}, source=name)
+    return Arrays(checked[part.name], part, _count_classes(checked, num_classes, name), name, classes)
+
+
+def divide(
+    split: str,
+    features: Mapping[str, np.ndarray],
+    *,
+    test_fraction: float,
+    name: str,
+    in_order: bool = False,
+    num_classes: int | None = None,
+    classes: Sequence[str] | None = None,
+    columns: Mapping[str, Any] | None = None,
+) -> Arrays:
+    """Examples of arrays without splits, divided as `splits.by_ratio` does; otherwise as `arrays`."""
+    features = _check_features(features, name)
+    rows, part = splits_lib.by_ratio(
+        split, _length(features), test_fraction=test_fraction, source=name, in_order=in_order
+    )
+    num_classes = _count_classes({"all": features}, num_classes, name)
+    return Arrays({key: values[rows] for key, values in features.items()}, part, num_classes, name, classes, columns)
 
 
 def npz(
@@ -105,15 +127,12 @@ def npz(
 ) -> Arrays:
     """Examples from one .npz file.
 
-    Arrays of any other names, such as `x` and `y`, are divided into "train" and "test" by `test_fraction`, at random
-    and always in the same way. Without `keys`, `x`, `images` and the like are "image" if they have 3 or 4 dimensions,
-    else "inputs"; `y`, `labels` and the like are "label" if they are integers, texts or booleans, else
-    "targets".
-
     Arrays are named FEATURE_SPLIT: `image_train`, `label_train`, `image_test`, `label_test`, and any other feature.
-    Keras' names (mnist.npz) `x_train`, `y_train` are read as `image_train`, `label_train`. Images without a channel
-    axis, [examples, h, w], get one. Pickled objects are rejected. The labels of all splits and the features of the
-    chosen split are read into memory.
+    Keras' names (mnist.npz) `x_train`, `y_train` are read as `image_train`, `label_train`. With `keys`, arrays of other
+    names are divided into "train" and "test" by `test_fraction`, at random and always in the same way.
+
+    Images without a channel axis, [examples, h, w], get one. Pickled objects are rejected. The labels of all splits and
+    the features of the chosen split are read into memory.
 
     Args:
         path: the file, such as ~/.keras/datasets/mnist.npz or $DSDIR/mnist.npz: variables are expanded.
@@ -137,9 +156,31 @@ def npz(
         if not zipfile.is_zipfile(path):
             raise zipfile.BadZipFile("not a zip archive")
         with np.load(path, allow_pickle=False) as file:  # Unpickling can run code.
-            if keys or not any(array.rpartition("_")[2] in _SPLITS and "_" in array for array in file.files):
-                return _divide_npz(file, split, num_classes, keys, test_fraction, name)
-            return _read_npz(file, split, num_classes, name)
+            if keys:
+                features = {feature: _read(file, array, feature, name) for feature, array in keys.items()}
+                classes = None
+                if "label" in features and features["label"].dtype.kind in "US":
+                    texts, features["label"] = np.unique(features["label"], return_inverse=True)
+                    classes, num_classes = [str(text.astype(str)) for text in texts], len(texts)
+                options = {"test_fraction": test_fraction, "num_classes": num_classes, "classes": classes}
+                return divide(split, features, name=name, **options)
+            part, named = split.partition("[")[0], _by_split(file.files)
+            if part not in named:
+                raise ValueError(
+                    f"{name} has no arrays of the split {part!r}, called as image_{part} and label_{part}. It has: "
+                    f"{', '.join(file.files) or 'none'}. Rename them, or name those of a file without splits in the "
+                    'source: keys={"image": ARRAY, "label": ARRAY}.'
+                )
+            splits = {
+                one: {
+                    feature: _read(file, array, feature, name)
+                    for feature, array in features.items()
+                    if one == part or feature == "label"
+                }
+                for one, features in named.items()
+                if one == part or ("label" in features and features.keys() >= named[part].keys())
+            }
+            return arrays(split, splits=splits, num_classes=num_classes, name=name)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{name} is damaged or not an .npz file: {error}. Write it again with np.savez.") from None
 
@@ -168,87 +209,24 @@ def digits(split: str) -> Arrays:
     return arrays(split, splits=features, num_classes=10, classes="0123456789", name="digits")
 
 
-def _divide_npz(
-    file: np.lib.npyio.NpzFile,
-    split: str,
-    num_classes: int | None,
-    keys: Mapping[str, str] | None,
-    test_fraction: float,
-    name: str,
-) -> Arrays:
-    """Returns the source of a file without splits; see `npz`."""
-    for array in (keys or {}).values():
-        if array not in file.files:
-            raise ValueError(f"{name} has no array {array!r}. It has: {', '.join(file.files) or 'none'}.")
-    try:
-        named = {key: file[array] for key, array in keys.items()} if keys else _named_features(file)
-    except ValueError as error:
-        raise ValueError(f"{name}: an array cannot be used: {error}") from None
-    classes = None
-    label = named.get("label")
-    if label is not None and label.dtype.kind in "US":
-        texts, named["label"] = np.unique(label, return_inverse=True)
-        classes = [one.decode() if isinstance(one, bytes) else str(one) for one in texts]
-        num_classes = len(classes)
-    if "image" in named and named["image"].ndim == 3:
-        named["image"] = named["image"][..., np.newaxis]
-    features = _check_features(named, name)
-    count = len(next(iter(features.values())))
-    rows, part = splits_lib.by_ratio(split, count, test_fraction=test_fraction, source=name)
-    labels = {part.name: features["label"]} if "label" in features else {}
-    num_classes = _count_classes(labels, num_classes, name)
-    return Arrays({key: values[rows] for key, values in features.items()}, part, num_classes, name, classes)
-
-
-def _named_features(file: np.lib.npyio.NpzFile) -> dict[str, np.ndarray]:
-    """Returns the arrays by the features that they probably are; raises ValueError if two are the same one."""
-    found: dict[str, np.ndarray] = {}
-    names: dict[str, str] = {}
-    for array in file.files:
-        values = file[array]
-        feature = feature_of(array, values)
-        if feature in found:
-            raise ValueError(
-                f"{names[feature]!r} and {array!r} both are {feature!r}. Choose: "
-                'keys={"image": ARRAY, "label": ARRAY} of the source.'
-            )
-        found[feature], names[feature] = values, array
+def _by_split(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Returns split -> feature -> the name of its array, FEATURE_SPLIT."""
+    found: dict[str, dict[str, str]] = {}
+    for array in names:
+        feature, _, part = array.rpartition("_")
+        if feature and part:
+            found.setdefault(part, {})[_KERAS_NAMES.get(feature, feature)] = array
     return found
 
 
-def feature_of(array: str, values: np.ndarray) -> str:
-    """Returns the feature that an array of this name probably is, in a file without splits."""
-    if array.lower() in _INPUTS:
-        return "image" if values.ndim in (3, 4) else "inputs"
-    if array.lower() in _LABELS:
-        return "label" if values.dtype.kind in "biuUS" and values.ndim <= 2 else "targets"
-    return array
-
-
-def _read_npz(file: np.lib.npyio.NpzFile, split: str, num_classes: int | None, name: str) -> Arrays:
-    keys: dict[str, dict[str, str]] = {}
-    for key in file.files:
-        feature, _, part = key.rpartition("_")
-        if feature and part:
-            keys.setdefault(part, {})[_KERAS_NAMES.get(feature, feature)] = key
-    chosen = splits_lib.split_name(split, keys, source=name)
-
-    def read(part: str, feature: str) -> np.ndarray:
-        try:
-            values = file[keys[part][feature]]
-        except ValueError as error:
-            raise ValueError(f"{name}: the array {keys[part][feature]!r} cannot be read: {error}") from None
-        return values[..., np.newaxis] if feature == "image" and values.ndim == 3 else values
-
-    features = _check_features(
-        {feature: read(chosen, feature) for feature in keys[chosen]}, f"{name}, split {chosen!r}"
-    )
-    labels = {
-        part: features["label"] if part == chosen else _check_label(read(part, "label"), f"{name}, split {part!r}")
-        for part in keys
-        if "label" in keys[part] and keys[part].keys() >= keys[chosen].keys()
-    }
-    return _slice(split, {chosen: features}, _count_classes(labels, num_classes, name), name)
+def _read(file: np.lib.npyio.NpzFile, array: str, feature: str, name: str) -> np.ndarray:
+    if array not in file.files:
+        raise ValueError(f"{name} has no array {array!r}. It has: {', '.join(file.files) or 'none'}.")
+    try:
+        values = file[array]
+    except ValueError as error:
+        raise ValueError(f"{name}: the array {array!r} cannot be read: {error}") from None
+    return values[..., np.newaxis] if feature == "image" and values.ndim == 3 else values
 
 
 def _fingerprint(features: Mapping[str, np.ndarray]) -> str:
@@ -259,41 +237,31 @@ def _fingerprint(features: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _slice(
-    split: str,
-    parts: dict[str, dict[str, np.ndarray]],
-    num_classes: int | None,
-    name: str,
-    classes: Sequence[str] | None = None,
-) -> Arrays:
-    lengths = {part: len(next(iter(features.values()))) for part, features in parts.items()}
-    part = splits_lib.resolve(split, lengths, source=name)
-    return Arrays(parts[part.name], part, num_classes, name, classes)
+def _length(features: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(features.values())))
 
 
 def _check_features(features: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
-    for key, values in features.items():
-        if np.ma.is_masked(values):
-            raise ValueError(f"{where}: {key!r} has masked values, which no source keeps: fill them (numpy.ma.filled).")
-    features = {key: np.asarray(values) for key, values in features.items()}
     if not features:
         raise ValueError(f"{where} has no arrays.")
-    for key, values in features.items():
-        if values.dtype.hasobject or values.ndim == 0 or not _is_known(values.dtype):
+    checked = {}
+    for key, given in features.items():
+        values = np.asarray(given)
+        if np.ma.is_masked(given) or values.ndim == 0 or not _is_known(values.dtype):
             raise ValueError(
-                f"{where}: {key!r} must be an array of numbers or bytes with shape [examples, ...]. Received: "
-                f"{values.dtype} {list(values.shape)}"
+                f"{where}: {key!r} must be an array of numbers or bytes with shape [examples, ...], without masked "
+                f"values. Received: {values.dtype} {list(values.shape)}"
             )
-    lengths = {key: len(values) for key, values in features.items()}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{key} {length}" for key, length in lengths.items())
+        checked[key] = _check_label(values, where) if key == "label" else values
+    if len({len(values) for values in checked.values()}) > 1:
+        listed = ", ".join(f"{key} {len(values)}" for key, values in checked.items())
         raise ValueError(f"{where}: its arrays must have equal lengths. Received: {listed}.")
-    return {key: _check_label(values, where) if key == "label" else values for key, values in features.items()}
+    return checked
 
 
 def _is_known(dtype: np.dtype) -> bool:
     try:
-        return bool(tf.as_dtype(dtype))
+        return bool(tf.as_dtype(dtype)) and not dtype.hasobject
     except TypeError:  # Dates, structures, long double.
         return False
 
@@ -309,11 +277,12 @@ def _check_label(label: np.ndarray, where: str) -> np.ndarray:
     return label.astype(np.int64)
 
 
-def _count_classes(labels: dict[str, np.ndarray], num_classes: int | None, name: str) -> int | None:
-    filled = {part: label for part, label in labels.items() if len(label)}
-    if num_classes is None and filled:
-        num_classes = int(max(label.max() for label in filled.values())) + 1
-    for part, label in filled.items():
+def _count_classes(splits: Mapping[str, Mapping[str, np.ndarray]], num_classes: int | None, name: str) -> int | None:
+    """Returns `num_classes`, or the largest label + 1; raises ValueError for a label that is out of range."""
+    labels = {part: features["label"] for part, features in splits.items() if len(features.get("label", ()))}
+    if num_classes is None and labels:
+        num_classes = int(max(label.max() for label in labels.values())) + 1
+    for part, label in labels.items():
         bad = np.flatnonzero((label < 0) | (label >= num_classes))
         if len(bad):
             raise ValueError(

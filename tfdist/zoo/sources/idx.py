@@ -12,8 +12,8 @@ from tfdist.zoo import splits as splits_lib
 from tfdist.zoo.sources.arrays import Arrays, arrays
 
 _PREFIXES = {"train": "train", "test": "t10k"}
-# The third byte of a file names the type of its numbers; all but uint8 are big-endian.
-_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+# How a file of bytes begins: its third byte names the type of its numbers.
+_MAGIC = b"\0\0\x08"
 
 
 def idx(split: str, *, path: str, num_classes: int | None = None) -> Arrays:
@@ -49,12 +49,10 @@ def _read(folder: Path, name: str) -> np.ndarray:
         content = gzip.decompress(content) if file.suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"idx: {str(file)!r} is damaged: {error}.") from None
-    kind = _TYPES.get(content[2]) if len(content) >= 4 and content[:2] == b"\0\0" else None
-    if kind is None:
-        raise ValueError(f"idx: {str(file)!r} is not an idx file: it begins with {content[:4].hex()!r}.")
+    if len(content) < 4 or content[:3] != _MAGIC:
+        raise ValueError(f"idx: {str(file)!r} is not an idx file of bytes: it begins with {content[:4].hex()!r}.")
     start = 4 + 4 * content[3]
-    shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
-    expected = start + math.prod(shape) * np.dtype(kind).itemsize
-    if len(content) != expected:
+    shape = np.frombuffer(content[4:start], ">i4").tolist()
+    if len(content) != (expected := start + math.prod(shape)):
         raise ValueError(f"idx: {str(file)!r} is damaged: {len(content)} bytes where its header says {expected}.")
-    return np.frombuffer(content, kind, offset=start).reshape(shape).astype(np.dtype(kind).newbyteorder("="))
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -1,7 +1,6 @@
 """ImageNet as TFRecord files in the usual layout: train-00000-of-01024, validation-00000-of-00128."""
 
 import glob
-import hashlib
 import os
 import re
 
@@ -9,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.config import paths
 from tfdist.zoo import splits
-from tfdist.zoo.sources.files import record_files
+from tfdist.zoo.sources.files import decoding, file_source, record_files
 
 _SHARD = re.compile(r"(?P<split>\w+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _FEATURES = {
@@ -18,7 +17,7 @@ _FEATURES = {
 }
 
 
-class imagenet(record_files.IndexedRecords):
+class imagenet(record_files.RecordSource):
     """ImageNet's TFRecord files, as written by the scripts of TensorFlow's models; or other images in that layout.
 
     Files are PATH/train-00000-of-01024 or PATH/train/train-00000-of-01024, and the same for "validation". A record is a
@@ -45,52 +44,50 @@ class imagenet(record_files.IndexedRecords):
         title = f"imagenet {path!r}"
         shards = _find_shards(path, title)
         name = splits.split_name(split, shards, source=title)
-        index = record_files.open_index(os.path.dirname(shards[name][0]), name, shards[name], title)
+        index = record_files.open_index(name, shards[name], title)
         part = splits.resolve(split, {name: len(index)}, source=title)
-        super().__init__(shards[name], index[part.start : part.stop], part, title)
+        super().__init__(title, part, shards[name], index[part.start : part.stop])
 
-    @tf.autograph.experimental.do_not_convert
-    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the examples `ids`, int64 [n], as {"image": string [n], encoded, "label": int64 [n]}."""
-        parsed = tf.io.parse_example(self.records(ids), _FEATURES)
+    def decode(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the encoded images and the labels of records, strings [n]."""
+        parsed = tf.io.parse_example(records, _FEATURES)
         return {"image": parsed["image/encoded"], "label": parsed["image/class/label"] - self._first_label}
 
-    def _check(self, ids: tf.Tensor) -> None:
-        found, first = self.read(ids), self._first_label
-        tf.io.decode_image(found["image"][0], channels=3, expand_animations=False)
-        label, last = int(found["label"][0]) + first, first + self.num_classes - 1
-        if not first <= label <= last:
-            raise ValueError(f"it has the label {label}, but labels must be {first} to {last}")
+    def check(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the sizes of the decoded images; an error of TensorFlow for a label out of range, too."""
+        found, first = self.load(ids), self._first_label
+        text = f"labels must be {first} to {first + self.num_classes - 1}"
+        tf.debugging.assert_non_negative(found["label"], text)
+        tf.debugging.assert_less(found["label"], tf.constant(self.num_classes, tf.int64), text)
+        return decoding.sizes(lambda image: decoding.decode_image(image, 3), found["image"])
 
     def fingerprint(self) -> str:
         """Returns a hash of the names and sizes of the files, and of the range of the examples."""
-        sizes = [(os.path.basename(file), os.path.getsize(file)) for file in self._files]
-        return hashlib.sha256(repr((sizes, self._part.start, self._part.stop)).encode()).hexdigest()[:16]
+        return file_source.digest(repr((record_files.sizes(self.files), self.part.start, self.part.stop)))
 
 
 def _find_shards(path: str, title: str) -> dict[str, list[str]]:
     """Returns split -> its files in order."""
-    found: dict[str, dict[int, str]] = {}
-    counts: dict[str, int] = {}
+    found: dict[str, dict[tuple[int, int], str]] = {}
     pattern = os.path.join(glob.escape(path), "")
     # Folders that cannot be read, such as lost+found, are passed over.
     for file in sorted([*glob.glob(f"{pattern}*-of-*"), *glob.glob(f"{pattern}*/*-of-*")]):
         if match := _SHARD.fullmatch(os.path.basename(file)):
-            files, count = found.setdefault(match["split"], {}), int(match["count"])
-            other = files.get(int(match["number"])) or next(iter(files.values()), file)
-            if int(match["number"]) in files or counts.setdefault(match["split"], count) != count:
+            files, key = found.setdefault(match["split"], {}), (int(match["count"]), int(match["number"]))
+            other = files.get(key) or next((one for (count, _), one in files.items() if count != key[0]), None)
+            if other:
                 raise ValueError(f"{title} has two sets of files: {other!r} and {file!r}. Move one of them elsewhere.")
-            files[int(match["number"])] = file
+            files[key] = file
     if not found:
         raise FileNotFoundError(
             f"{title}: there are no TFRecord files. Expected: {os.path.abspath(path)}/train-00000-of-01024, "
             "or the same in the folders train/ and validation/, which you may read."
         )
     for split, files in found.items():
-        missing = sorted(set(range(counts[split])) - set(files))
-        if missing:
+        count = next(iter(files))[0]
+        if missing := [number for number in range(count) if (count, number) not in files]:
             raise FileNotFoundError(
-                f"{title}: {len(missing)} of the {counts[split]} files of {split!r} are missing; the first is "
-                f"{split}-{missing[0]:05d}-of-{counts[split]:05d}."
+                f"{title}: {len(missing)} of the {count} files of {split!r} are missing; the first is "
+                f"{split}-{missing[0]:05d}-of-{count:05d}."
             )
-    return {split: [files[number] for number in sorted(files)] for split, files in found.items()}
+    return {split: [files[key] for key in sorted(files)] for split, files in found.items()}

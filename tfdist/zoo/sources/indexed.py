@@ -58,10 +58,8 @@ class indexed:
             rows, part = splits.by_ratio(split, len(loaded), test_fraction=test_fraction, source=name)
         self._dataset, self._rows, self._part, self._keys = loaded, rows[part.start : part.stop], part, keys
         self._name = name
-        first = self._example(0)
-        if not first:
-            raise ValueError(f"{name}: its examples are empty. Received: {loaded[0]!r}")
-        self._signature = {key: (value.dtype, value.shape) for key, value in first.items()}
+        self._signature: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        self._signature = {key: (value.dtype, value.shape) for key, value in self._example(0).items()}
         label = next((old for new, old in (keys or {}).items() if new == "label"), "label")
         features = getattr(loaded, "features", None)  # Of Hugging Face's datasets.
         feature = features.get(label) if isinstance(features, Mapping) else None
@@ -96,18 +94,17 @@ class indexed:
     def _example(self, number: int) -> dict[str, np.ndarray]:
         row = int(self._rows[number])
         example = self._dataset[row]
-        if isinstance(example, tuple | list):
-            example = dict(zip(_PAIR, example, strict=False)) if len(example) == len(_PAIR) else {}
-        if not isinstance(example, Mapping):
+        if isinstance(example, tuple | list) and len(example) == len(_PAIR):
+            example = dict(zip(_PAIR, example, strict=True))
+        if not isinstance(example, Mapping) or not example:
             raise ValueError(
-                f"{self._name}: an example must be a dict, or a pair (image, label). Received: "
-                f"{type(example).__name__} for example {row}"
+                f"{self._name}: an example must be a dict, or a pair (image, label). Received: {example!r} for example "
+                f"{row}"
             )
-        for key in (self._keys or {}).values():
-            if key not in example:
-                raise ValueError(f"{self._name}: example {row} has no {key!r}. It has: {', '.join(example)}.")
-        chosen = {new: example[old] for new, old in self._keys.items()} if self._keys else example
-        found = {str(key): _as_array(value) for key, value in chosen.items()}
+        keys = self._keys or {key: key for key in example}
+        if missing := [key for key in keys.values() if key not in example]:
+            raise ValueError(f"{self._name}: example {row} has no {missing[0]!r}. It has: {', '.join(example)}.")
+        found = {str(new): _as_array(example[old]) for new, old in keys.items()}
         if "image" in found and found["image"].ndim == 2:
             found["image"] = found["image"][..., np.newaxis]
         if "label" in found:
@@ -118,18 +115,13 @@ class indexed:
                     "classes in your function, or choose another column with keys."
                 )
             found["label"] = label.astype(np.int64)
-        for key, value in found.items():
-            dtype, expected = self._signature[key] if hasattr(self, "_signature") else (value.dtype, value.shape)
-            wraps = dtype.kind in "iu" and value.dtype.kind in "iu" and (value.astype(dtype) != value).any()
-            if dtype.kind not in "USO" and (wraps or not np.can_cast(value.dtype, dtype, "same_kind")):
+        for key, (dtype, shape) in self._signature.items():
+            is_text, value = dtype.kind in "USO", found.get(key)
+            if value is None or value.shape != shape or (value.dtype != dtype and not is_text):
+                received = "none" if value is None else f"{value.dtype} {value.shape}"
                 raise ValueError(
-                    f"{self._name}: {key!r} of example {row} is {value.dtype}, and of the first one {dtype}: give all "
-                    "the same, such as np.float32(...), in your function."
-                )
-            if value.shape != expected:
-                raise ValueError(
-                    f"{self._name}: {key!r} of example {row} has the shape {value.shape}, and the first one "
-                    f"{expected}: give all the same, in your function."
+                    f"{self._name}: {key!r} of example {row} is {received}, and of the first one {dtype} {shape}: give "
+                    "all the same, such as np.float32(...), in your function."
                 )
         return found
 

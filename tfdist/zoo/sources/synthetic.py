@@ -62,24 +62,15 @@ def synthetic(
     Raises:
         ValueError: the split does not exist or is empty, a number is out of range, or the dtype is unknown.
     """
-    for name, value, least in (
-        ("num_classes", num_classes, 1),
-        ("num_examples", num_examples, 1),
-        ("num_test_examples", num_test_examples, 0),
-    ):
-        if not (isinstance(value, int) and value >= least):
-            raise ValueError(f"synthetic: {name} must be an integer from {least}. Received: {value!r}")
-    if not shape or not all(isinstance(length, int) and length >= 1 for length in shape):
-        raise ValueError(f"synthetic: shape must be integers from 1. Received: {shape!r}")
-    try:
-        kind = tf.as_dtype(dtype)
-    except TypeError:
-        kind = tf.string
-    if not (kind.is_integer or kind.is_floating):
-        raise ValueError(f"synthetic: dtype must be an integer or float dtype, such as uint8. Received: {dtype!r}")
+    numbers = {"num_classes": num_classes, "num_examples": num_examples, "num_test_examples": num_test_examples}
+    numbers |= {"shape": min(shape, default=0)}
+    for name, value in numbers.items():
+        if not isinstance(value, int) or value < (name != "num_test_examples"):
+            raise ValueError(f"synthetic: {name} must be integers from 1. Received: {value!r}")
+    kind = tf.as_dtype(dtype)
     if high is None:
         high = min(256, kind.max + 1) if kind.is_integer else 1
-    if not 0 < high <= (kind.max + 1 if kind.is_integer else kind.max):
+    if not 0 < high <= kind.max + 1:
         raise ValueError(f"synthetic: high must be above 0 and representable in {kind.name}. Received: {high!r}")
     values = int(np.prod(shape))
 

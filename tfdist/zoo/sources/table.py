@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.config import paths
-from tfdist.zoo import splits
-from tfdist.zoo.sources.arrays import Arrays
+from tfdist.zoo.sources.arrays import Arrays, divide
 
 # Different texts of a column that is a category, and different whole numbers of a label that is a class.
 MAX_CATEGORIES, MAX_CLASSES = 100, 20
@@ -53,16 +52,9 @@ def table(
     frame = read(path)
     columns = describe(frame, label, ignore=ignore, kind=kind, name=name)
     features = {"inputs": encode(frame, columns), **_encode_label(frame, label, columns[label], name)}
-    rows, part = splits.by_ratio(split, len(frame), test_fraction=test_fraction, source=name)
     classes = columns[label].get("values")
-    return Arrays(
-        {key: values[rows] for key, values in features.items()},
-        part,
-        classes and len(classes),
-        name,
-        classes=classes,
-        columns=columns,
-    )
+    options = {"num_classes": classes and len(classes), "classes": classes, "columns": columns}
+    return divide(split, features, test_fraction=test_fraction, name=name, **options)
 
 
 def read(path: str, texts: Sequence[str] = ()) -> Any:
@@ -83,37 +75,17 @@ def read(path: str, texts: Sequence[str] = ()) -> Any:
         if suffix in (".parquet", ".pq"):
             frame = pandas.read_parquet(path)
         else:
-            frame = _read_csv(path, "\t" if suffix == ".tsv" else ",", dtype=dict.fromkeys(texts, str))
-        if not len(frame):
-            raise ValueError("it has no rows.")
-        return frame
-    except UnicodeDecodeError as error:
-        why = f"is not encoded in UTF-8: {error}. Convert it, for example with iconv."
-        raise ValueError(f"table {path!r} {why}") from None
-    except (ValueError, ImportError, OSError) as error:  # pandas' own errors of a file are ValueErrors.
-        raise ValueError(f"table {path!r} cannot be read: {str(error).splitlines()[0]}") from None
-
-
-def _read_csv(path: str, separator: str, **options: Any) -> Any:
-    """Returns a CSV file as pandas reads it; raises ValueError if its first line does not name all columns."""
-    import pandas
-
-    header = pandas.read_csv(path, sep=separator, nrows=0, index_col=False).columns
-    other = next((mark for mark in ";\t|" if mark in str(header[0])), "")
-    if other and len(header) == 1:
-        raise ValueError(
-            f"its columns are separated by {other!r}: write it with commas, for example by pandas.read_csv(path, "
-            f'sep={other!r}).to_csv(path, index=False), with decimal="," as well if its numbers have commas.'
-        )
-    with warnings.catch_warnings():
-        # Otherwise pandas takes the first field of each row for its name, or leaves out the last one.
-        warnings.simplefilter("error", pandas.errors.ParserWarning)
-        try:
-            return pandas.read_csv(
-                path, sep=separator, skipinitialspace=True, low_memory=False, index_col=False, **options
-            )
-        except pandas.errors.ParserWarning:
-            raise ValueError("its rows have more fields than its first line has names: name every column.") from None
+            types = dict.fromkeys(texts, str)
+            separator = "\t" if suffix == ".tsv" else ","
+            options = {"skipinitialspace": True, "low_memory": False, "index_col": False, "dtype": types}
+            with warnings.catch_warnings():  # Of rows with more fields than the first line has names.
+                warnings.simplefilter("error", pandas.errors.ParserWarning)
+                frame = pandas.read_csv(path, sep=separator, **options)
+    except (ValueError, ImportError, OSError, pandas.errors.ParserWarning) as error:
+        raise ValueError(f"table {path!r} cannot be read by pandas: {str(error).splitlines()[0]}") from None
+    if not len(frame):
+        raise ValueError(f"table {path!r} has no rows.")
+    return frame
 
 
 def describe(
@@ -141,9 +113,9 @@ def describe(
     values, numeric = frame[label], is_number(frame[label])
     if kind == "number" and not numeric:
         raise ValueError(f"{name}: the column {label!r} holds texts, and cannot be a number.")
+    if not numeric and kind is None:
+        _refuse_commas(values, name)
     few = numeric and values.nunique() <= MAX_CLASSES and (values.dropna() % 1 == 0).all()
-    if kind is None and not numeric:
-        _check_texts(values, name)
     if kind == "class" or (kind is None and (few or not numeric)):
         try:
             names = [class_name(value) for value in sorted(values.dropna().unique().tolist())]
@@ -169,13 +141,7 @@ def is_number(column: Any) -> bool:
 def names_of_rows(frame: Any, label: str) -> list[str]:
     """Returns the columns besides `label` that only tell rows apart: with too many different texts, or called "id"."""
     names = [str(name) for name in frame.columns if name != label]
-    texts = [
-        name
-        for name in names
-        if not is_number(frame[name])
-        and frame[name].dropna().astype(str).nunique() > MAX_CATEGORIES
-        and not _unread_number(frame[name])
-    ]
+    texts = [name for name in names if not is_number(frame[name]) and frame[name].nunique() > MAX_CATEGORIES]
     return [*texts, *(name for name in names if name.lower() in _NUMBERS_OF_ROWS and name not in texts)]
 
 
@@ -201,11 +167,9 @@ def encode(frame: Any, columns: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
         else:
             from pandas import to_numeric
 
-            numbers = to_numeric(values, errors="coerce").astype("float64")
-            wrong = values[numbers.isna() & values.notna()]
-            if len(wrong):
-                raise ValueError(f"The column {name!r} must hold numbers. Received, for example: {wrong.iloc[0]!r}")
-            parts.append(numbers.fillna(column["missing"]).to_numpy()[:, np.newaxis])
+            wrong = values.notna() & to_numeric(values, errors="coerce").isna()
+            example = values[wrong if wrong.any() else values.notna()].iloc[0]
+            raise ValueError(f"The column {name!r} must hold numbers. Received, for example: {example!r}")
     return np.concatenate(parts, axis=1).astype(np.float32)
 
 
@@ -213,7 +177,7 @@ def _describe_input(values: Any, name: str) -> dict[str, Any]:
     if is_number(values):
         mean = values.astype("float64").mean()
         return {"role": "input", "kind": "number", "missing": 0.0 if np.isnan(mean) else float(mean)}
-    _check_texts(values, name)
+    _refuse_commas(values, name)
     texts = sorted(values.dropna().astype(str).unique().tolist())
     if len(texts) > MAX_CATEGORIES:
         raise ValueError(
@@ -221,6 +185,19 @@ def _describe_input(values: Any, name: str) -> dict[str, Any]:
             f"category: leave it out, ignore=[{values.name!r}]."
         )
     return {"role": "input", "kind": "category", "values": texts}
+
+
+def _refuse_commas(values: Any, name: str) -> None:
+    """Raises ValueError for a column of numbers such as "1,5" or "1,000", which pandas reads as texts."""
+    from pandas import to_numeric
+
+    texts = values.dropna().astype(str)
+    numbers = to_numeric(texts.str.replace(",", "", regex=False), errors="coerce")
+    if texts.str.contains(",", regex=False).any() and numbers.notna().all():
+        raise ValueError(
+            f"{name}: the column {values.name!r} holds numbers with commas, which pandas reads as texts: write them as "
+            f"1234.5, or leave the column out, ignore=[{values.name!r}]."
+        )
 
 
 def _as_float32(values: Any) -> np.ndarray:
@@ -231,29 +208,6 @@ def _as_float32(values: Any) -> np.ndarray:
         row = int(np.flatnonzero(np.isinf(numbers))[0])
         raise ValueError(f"The column {values.name!r} has a number that is infinite or too large in row {row}.")
     return numbers
-
-
-def _check_texts(values: Any, name: str) -> None:
-    example = _unread_number(values)
-    if example:
-        raise ValueError(
-            f"{name}: the column {values.name!r} holds numbers that are read as texts, such as {example!r}: write them "
-            f"as 1234.5, with at most 18 digits, or leave the column out, ignore=[{values.name!r}]."
-        )
-
-
-def _unread_number(values: Any) -> str:
-    """Returns a number of a column of numbers that pandas takes for texts, such as "1,5"; "" if it is none.
-
-    Texts of digits alone are categories.
-    """
-    from pandas import to_numeric
-
-    known = values.dropna()
-    texts = known.astype(str)
-    unread = texts[texts.str.contains(",", regex=False) | ~known.map(lambda value: isinstance(value, str))]
-    numbers = to_numeric(texts.str.replace(",", "", regex=False), errors="coerce")
-    return str(unread.iloc[0]) if len(unread) and numbers.notna().all() else ""
 
 
 def _encode_label(frame: Any, label: str, column: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:

@@ -5,8 +5,7 @@ import os
 import numpy as np
 
 from tfdist.config import paths
-from tfdist.zoo import splits
-from tfdist.zoo.sources.arrays import Arrays
+from tfdist.zoo.sources.arrays import Arrays, divide
 
 
 def text(split: str, *, path: str, length: int = 64, test_fraction: float = 0.1) -> Arrays:
@@ -48,6 +47,6 @@ def text(split: str, *, path: str, length: int = 64, test_fraction: float = 0.1)
         "inputs": numbers[: pieces * length].reshape(pieces, length),
         "targets": numbers[1 : pieces * length + 1].reshape(pieces, length),
     }
-    rows, part = splits.by_ratio(split, pieces, test_fraction=test_fraction, source=name, in_order=True)
     classes = [chr(code) for code in known]
-    return Arrays({key: values[rows] for key, values in features.items()}, part, len(classes), name, classes=classes)
+    options = {"test_fraction": test_fraction, "name": name, "num_classes": len(classes), "classes": classes}
+    return divide(split, features, in_order=True, **options)

@@ -1,6 +1,5 @@
 """Datasets prepared by TensorFlow Datasets."""
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,19 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import cache, read_ahead, stream
 from tfdist.zoo import splits
 from tfdist.zoo.sources import tfds_builder
-from tfdist.zoo.sources.files import decoding, from_disk, record_files
-from tfdist.zoo.sources.files.record_files import ArrayRecords, RecordSpan
-
-# Records decoded by one call when the whole source is read.
-CHUNK_SIZE = 512
-# Errors of TensorFlow and array_record for a damaged record.
-_READ_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError)
+from tfdist.zoo.sources.files import decoding, file_source, record_files
 
 
-class tfds:
+class tfds(record_files.RecordSource):
     """Examples of a TensorFlow Datasets dataset, such as cifar10 or mnist.
 
     Nothing is downloaded unless `download` is True. The examples have the order of the prepared files.
@@ -35,15 +27,14 @@ class tfds:
         size: (height, width) to which images are scaled when read, bilinear with antialiasing; needed if they differ
             in size.
         memory_limit_mb: if the decoded examples need at most this many MiB, they are decoded once and kept in host
-            memory; otherwise, and with 0, they are read from ArrayRecord files batch by batch.
+            memory; otherwise, and with 0, they are read from the files batch by batch.
         encoded: keep "image" encoded, a JPEG or PNG string, for `tfdist.zoo.inception:image`.
 
     A source of {entry: [n, ...]}; `num_classes` is that of the feature taken as "label".
 
     Raises:
         FileNotFoundError: the dataset or one of its files is not found, or could not be downloaded.
-        ValueError: there is no such dataset, split or feature; features have no fixed shape; or the dataset needs
-            more than `memory_limit_mb` and is not prepared as ArrayRecord files.
+        ValueError: there is no such dataset, split or feature, or features have no fixed shape.
     """
 
     def __init__(
@@ -60,105 +51,52 @@ class tfds:
     ):
         if size is not None and (np.shape(size) != (2,) or min(size) < 1):
             raise ValueError(f"tfds: size must be (height, width) in pixels. Received: {size!r}")
-        builder = tfds_builder.open_builder(name, data_dir, download=download)
-        self._title = f"tfds dataset {builder.info.full_name!r}"
-        lengths = {key: info.num_examples for key, info in builder.info.splits.items()}
-        self._part = splits.resolve(split, lengths, source=self._title)
-        self._features = features or _default_features(builder.info, self._title)
+        info = tfds_builder.open_builder(name, data_dir, download=download).info
+        title = f"tfds dataset {info.full_name!r}"
+        part = splits.resolve(split, {key: one.num_examples for key, one in info.splits.items()}, source=title)
+        self._features = features or _default_features(info, title)
         self._decoder, self._decoders, self._specs = _decoder_and_specs(
-            builder.info.features, self._features, size, encoded, self._title
+            info.features, self._features, size, encoded, title
         )
-        label = self._features.get("label")
-        self.num_classes = getattr(builder.info.features[label], "num_classes", None) if label else None
-        self.classes = getattr(builder.info.features[label], "names", None) if label else None
+        chosen = {key: info.features[feature] for key, feature in self._features.items()}
+        label, image = chosen.get("label"), chosen.get("image")
+        self.num_classes, self.classes = getattr(label, "num_classes", None), getattr(label, "names", None)
+        self.channels = (getattr(image, "shape", None) or (3,))[-1]
+        array_record = _choose_format(info, title) == "array_record"
+        self._spans = info.splits[f"{part.name}[{part.start}:{part.stop}]"].file_instructions
+        files = [os.fspath(span.filename) for span in self._spans]
+        for file in files:
+            if not tf.io.gfile.exists(file):
+                raise FileNotFoundError(f"{title} is incomplete: there is no file {file!r}.")
+        index = None if array_record else record_files.open_index(part.name, files, title)
+        places = np.concatenate([_places(number, span, index) for number, span in enumerate(self._spans)])
+        super().__init__(title, part, files, places, array_record=array_record)
+        if _estimate_bytes(self._specs, info.splits[part.name]) * len(self) <= memory_limit_mb * 2**20:
+            self.keep_in_memory()
 
-        image = self._features.get("image")
-        self.channels = (builder.info.features[image].shape or (3,))[-1] if image else 3
+    def decode(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the features of records, strings [n]."""
+        return decoding.decode_each(self._decode_one, records, self._specs)
 
-        self._format = _choose_format(builder, self._title)
-        self._spans = _find_spans(builder, self._part, self._title)
-        num_bytes = _estimate_bytes(self._specs, builder.info.splits[self._part.name], len(self))
-        self._in_memory = num_bytes <= memory_limit_mb * 2**20
-        if self._in_memory:
-            self._memory = cache.InMemoryArrays(self._load)
-        elif self._format == "array_record":
-            self._records = ArrayRecords(self._spans)
-        else:
-            raise ValueError(tfds_builder.too_large_message(builder, name, num_bytes, memory_limit_mb))
-
-    def __len__(self) -> int:
-        return self._part.stop - self._part.start
-
-    def __repr__(self) -> str:
-        part, place = self._part, "in memory" if self._in_memory else f"read from {self._format} files"
-        return f"{self._title}, {part.name}[{part.start}:{part.stop}]: {len(self)} examples, {place}"
-
-    @tf.autograph.experimental.do_not_convert
-    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the examples `ids`, int64 [n], as {feature: [n, ...]}."""
-        return self._memory.gather(ids) if self._in_memory else self._decode(self._read_records(ids))
-
-    def arrays_of_part(self, examples: range) -> cache.InMemoryArrays | None:
-        """Moves these examples to arrays of their own; None: they are read from files."""
-        return self._memory.part(examples) if self._in_memory else None
-
-    def verify(self) -> None:
-        """Reads and decodes all records; raises ValueError, which names file and place of the first bad one."""
-        decode = tf.function(self._decode, autograph=False, input_signature=[tf.TensorSpec([None], tf.string)])
-        with tf.device("CPU:0"):
-            for span in self._spans:
-                done = 0
-                try:
-                    for chunk in record_files.chunks_of(span, self._format, CHUNK_SIZE):
-                        decode(chunk)
-                        done += len(chunk)
-                except _READ_ERRORS:
-                    self._find_damage(RecordSpan(span.path, span.start + done, span.count - done))
+    def _decode_one(self, record: tf.Tensor) -> dict[str, tf.Tensor]:
+        example = self._decoder.deserialize_example(record, decoders=self._decoders)
+        return {key: _fit(example[feature], self._specs[key]) for key, feature in self._features.items()}
 
     def fingerprint(self) -> str:
         """Returns a hash of the names and sizes of the files, and of the range of records read from each."""
-        spans = [(os.path.basename(s.path), tf.io.gfile.stat(s.path).length, s.start, s.count) for s in self._spans]
-        return hashlib.sha256(repr((self._title, spans)).encode()).hexdigest()[:16]
+        spans = [
+            (os.path.basename(file), tf.io.gfile.stat(file).length, span.skip, span.take)
+            for file, span in zip(self.files, self._spans, strict=True)
+        ]
+        return file_source.digest(repr((self.name, spans)))
 
-    def modified(self) -> str:
-        """Returns a hash of the sizes and times of the files."""
-        return from_disk.fingerprint(len(self._spans), lambda number: self._spans[number].path)
 
-    def _find_damage(self, span: RecordSpan) -> None:
-        position = span.start
-        try:
-            for record in record_files.chunks_of(span, self._format, 1):
-                self._decode_record(record[0])
-                position += 1
-        except _READ_ERRORS as error:
-            raise ValueError(
-                f"{self._title}: record {position} of {span.path!r} cannot be read: {from_disk.reason(error)} "
-                "Delete the folder and download the dataset again."
-            ) from None
-
-    def _load(self) -> dict[str, np.ndarray]:
-        if self._format == "tfrecord":
-            chunks = record_files.tfrecords(self._spans).batch(CHUNK_SIZE)
-        else:
-            self._records = ArrayRecords(self._spans)
-            chunks = tf.data.Dataset.range(len(self)).batch(CHUNK_SIZE).map(self._read_records)
-        with stream.name_damaged_example(self):
-            decoded = chunks.map(self._decode, num_parallel_calls=tf.data.AUTOTUNE)
-            return cache.collect(read_ahead.without_autotuning(decoded).as_numpy_iterator(), len(self))
-
-    @tf.autograph.experimental.do_not_convert
-    def _read_records(self, ids: tf.Tensor) -> tf.Tensor:
-        records = tf.numpy_function(self._records.read, [ids], tf.string, stateful=False)
-        return tf.ensure_shape(records, ids.shape)
-
-    @tf.autograph.experimental.do_not_convert
-    def _decode(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
-        return decoding.decode_each(self._decode_record, records, self._specs)
-
-    @tf.autograph.experimental.do_not_convert
-    def _decode_record(self, record: tf.Tensor) -> dict[str, tf.Tensor]:
-        example = self._decoder.deserialize_example(record, decoders=self._decoders)
-        return {key: _fit(example[feature], self._specs[key]) for key, feature in self._features.items()}
+def _places(number: int, span: Any, index: np.ndarray | None) -> np.ndarray:
+    """Returns the places of the records of a span of the file `number`; see `RecordSource`."""
+    if index is not None:
+        return index[index[:, 0] == number][span.skip : span.skip + span.take]
+    positions = np.arange(span.skip, span.skip + span.take)
+    return np.stack([np.full_like(positions, number), positions, np.zeros_like(positions)], axis=1)
 
 
 def _default_features(info: Any, title: str) -> dict[str, str]:
@@ -175,8 +113,8 @@ def _default_features(info: Any, title: str) -> dict[str, str]:
 
 
 def _decoder_and_specs(
-    features: Any, chosen: Mapping[str, str], size: tuple[int, int] | None, encoded: bool, title: str
-) -> tuple[Any, dict[str, Any], dict[str, tf.TensorSpec]]:
+    features: Any, chosen: Mapping[str, str], size: Sequence[int] | None, encoded: bool, title: str
+) -> tuple[Any, dict[str, Any] | None, dict[str, tf.TensorSpec]]:
     """Returns the decoder of the `chosen` features, the features to keep encoded, and shapes and dtypes."""
     import tensorflow_datasets
 
@@ -185,15 +123,14 @@ def _decoder_and_specs(
         if name not in features:
             raise ValueError(f"{title} has no feature {name!r}. It has: {', '.join(sorted(features))}.")
         spec = features[name].get_tensor_spec()
-        if not isinstance(spec, tf.TensorSpec):
-            raise ValueError(f"{title}: the feature {name!r} is not a single tensor but {spec}. Choose other features.")
-        if encoded and key == "image" and isinstance(features[name], tensorflow_datasets.features.Image):
+        is_image = isinstance(features[name], tensorflow_datasets.features.Image)
+        if is_image and encoded and key == "image":
             spec, skipped[name] = tf.TensorSpec([], tf.string), tensorflow_datasets.decode.SkipDecoding()
-        elif size is not None and isinstance(features[name], tensorflow_datasets.features.Image):
+        elif is_image and size is not None:
             spec = tf.TensorSpec([*size, spec.shape[-1]], spec.dtype)
-        if not spec.shape.is_fully_defined():
+        if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined():
             raise ValueError(
-                f"{title}: the feature {name!r} has no fixed shape ({spec.shape}) and cannot be batched. "
+                f"{title}: the feature {name!r} has no fixed shape ({spec}) and cannot be batched. "
                 "Set size=(height, width) for images, or choose other features."
             )
         specs[key] = spec
@@ -201,29 +138,20 @@ def _decoder_and_specs(
     return tensorflow_datasets.features.FeaturesDict(subset), skipped or None, specs
 
 
-def _choose_format(builder: Any, title: str) -> str:
-    formats = {kind.value for kind in builder.info.available_file_formats()}
+def _choose_format(info: Any, title: str) -> str:
+    formats = {kind.value for kind in info.available_file_formats()}
     for kind in ("array_record", "tfrecord"):
         if kind in formats:
-            builder.info.set_file_format(kind, override=True, override_if_initialized=True)
+            info.set_file_format(kind, override=True, override_if_initialized=True)
             return kind
     raise ValueError(f"{title} is prepared as {', '.join(sorted(formats))}: use array_record or tfrecord.")
 
 
-def _find_spans(builder: Any, part: Any, title: str) -> list[RecordSpan]:
-    instructions = builder.info.splits[f"{part.name}[{part.start}:{part.stop}]"].file_instructions
-    spans = [RecordSpan(file.filename, file.skip, file.take) for file in instructions]
-    for span in spans:
-        if not tf.io.gfile.exists(span.path):
-            raise FileNotFoundError(f"{title} is incomplete: there is no file {span.path!r}.")
-    return spans
-
-
-def _estimate_bytes(specs: Mapping[str, tf.TensorSpec], info: Any, num_examples: int) -> int:
-    """Returns the bytes in memory: exact for numbers; strings are estimated by the size of the records."""
+def _estimate_bytes(specs: Mapping[str, tf.TensorSpec], split: Any) -> float:
+    """Returns the bytes of an example in memory: exact for numbers; of strings, about those of the record."""
     numbers = sum(spec.shape.num_elements() * spec.dtype.size for spec in specs.values() if spec.dtype != tf.string)
-    text = info.num_bytes / info.num_examples if any(spec.dtype == tf.string for spec in specs.values()) else 0
-    return int((numbers + text) * num_examples)
+    strings = any(spec.dtype == tf.string for spec in specs.values())
+    return numbers + strings * split.num_bytes / split.num_examples
 
 
 def _fit(value: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:

@@ -1,7 +1,6 @@
 """TFRecord files of tf.train.Example, whose features a config describes."""
 
 import glob
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,13 +10,12 @@ import tensorflow as tf
 
 from tfdist.config import paths
 from tfdist.zoo import splits
-from tfdist.zoo.sources.files import decoding, record_files
+from tfdist.zoo.sources.files import decoding, file_source, record_files
 
-_DECODINGS = (None, "image", "raw")
 _OPTIONS = {"key", "dtype", "shape", "decode", "size", "channels"}
 
 
-class tfrecord(record_files.IndexedRecords):
+class tfrecord(record_files.RecordSource):
     """TFRecord files of tf.train.Example, by a description of their features.
 
     An index of the places of the records gives random access; it is built once and stored beside the files, or in
@@ -65,14 +63,13 @@ class tfrecord(record_files.IndexedRecords):
         files = sorted(glob.glob(pattern))
         if not files:
             raise FileNotFoundError(f"{name}: there are no files {os.path.abspath(pattern)!r}.")
-        key = hashlib.sha256(pattern.encode()).hexdigest()[:8]
-        index = record_files.open_index(os.path.dirname(files[0]), f"{plain}-{key}", files, name)
+        index = record_files.open_index(f"{plain}-{file_source.digest(pattern)[:8]}", files, name)
         if pattern == path:
             rows, part = splits.by_ratio(split, len(index), test_fraction=test_fraction, source=name)
             index = index[rows]
         else:
             part = splits.resolve(split, {plain: len(index)}, source=name)
-        super().__init__(files, index[part.start : part.stop], part, name)
+        super().__init__(name, part, files, index[part.start : part.stop])
         self._features = described
         self._parsed = {
             spec["key"]: tf.io.FixedLenFeature([] if spec["decode"] else spec["shape"], spec["stored"])
@@ -80,63 +77,42 @@ class tfrecord(record_files.IndexedRecords):
         }
         self.classes, self.num_classes = classes, num_classes or (classes and len(classes))
 
-    @tf.autograph.experimental.do_not_convert
-    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the examples `ids`, int64 [n], as {feature: [n, ...]}."""
-        parsed = tf.io.parse_example(self.records(ids), self._parsed)
+    def decode(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the features of records, strings [n]."""
+        parsed = tf.io.parse_example(records, self._parsed)
         return {name: _decode(parsed[spec["key"]], spec) for name, spec in self._features.items()}
 
     def fingerprint(self) -> str:
         """Returns a hash of the names and sizes of the files, and of the places of the examples."""
-        sizes = [(os.path.basename(file), os.path.getsize(file)) for file in self._files]
-        places = np.ascontiguousarray(self._index).tobytes()
-        return hashlib.sha256(repr(sizes).encode() + places).hexdigest()[:16]
+        places = np.ascontiguousarray(self.places).tobytes()
+        return file_source.digest(repr(record_files.sizes(self.files)), places)
 
 
 def _check_feature(feature: str, spec: Mapping[str, Any], name: str) -> dict[str, Any]:
-    unknown = sorted(set(spec) - _OPTIONS)
-    if unknown or spec.get("decode") not in _DECODINGS:
-        raise ValueError(
-            f"{name}: features[{feature!r}] may have {', '.join(sorted(_OPTIONS))}, with decode 'image', 'raw' or "
-            f"None. Received: {dict(spec)!r}"
-        )
-    decode = spec.get("decode")
+    decode, where = spec.get("decode"), f"{name}: features[{feature!r}]={dict(spec)!r}"
+    if set(spec) - _OPTIONS or decode not in (None, "image", "raw"):
+        raise ValueError(f"{where} may have {', '.join(sorted(_OPTIONS))}, with decode 'image', 'raw' or None.")
     try:
         dtype = tf.as_dtype(spec.get("dtype", "uint8" if decode else "float32"))
     except TypeError:
-        raise ValueError(f"{name}: features[{feature!r}] has an unknown dtype. Received: {spec['dtype']!r}") from None
+        raise ValueError(f"{where} has an unknown dtype.") from None
     if decode == "image" and np.shape(spec.get("size")) != (2,):
-        raise ValueError(f'{name}: features[{feature!r}] needs "size", [height, width]. Received: {dict(spec)!r}')
+        raise ValueError(f'{where} needs "size", [height, width].')
     stored = tf.string if decode else dtype
     if stored not in (tf.string, tf.int64, tf.float32):
-        raise ValueError(
-            f'{name}: features[{feature!r}] must have the dtype "float32", "int64" or "string", or "decode": "raw". '
-            f"Received: {dict(spec)!r}"
-        )
-    return {
-        "key": spec.get("key", feature),
-        "dtype": dtype,
-        "stored": stored,
-        # `tf.io.decode_raw` lacks these types; a cast keeps the bits.
-        "raw": {tf.uint32: tf.int32, tf.uint64: tf.int64}.get(dtype, dtype),
-        "shape": list(spec.get("shape", [])),
-        "decode": decode,
-        "size": spec.get("size"),
-        "channels": spec.get("channels", 3),
-    }
+        raise ValueError(f'{where} must have the dtype "float32", "int64" or "string", or "decode": "raw".')
+    defaults = {"key": feature, "shape": [], "channels": 3, "decode": None}
+    return {**defaults, **spec, "dtype": dtype, "stored": stored}
 
 
 def _decode(values: tf.Tensor, spec: Mapping[str, Any]) -> tf.Tensor:
     if spec["decode"] == "raw":
-        rows = -1 if values.shape[0] is None else values.shape[0]
-        return tf.reshape(tf.cast(tf.io.decode_raw(values, spec["raw"]), spec["dtype"]), [rows, *spec["shape"]])
+        rows = tf.shape(values)[0] if values.shape[0] is None else values.shape[0]
+        return tf.reshape(tf.io.decode_raw(values, spec["dtype"]), [rows, *spec["shape"]])
     if spec["decode"] != "image":
         return values
-    shape = [*spec["size"], spec["channels"]]
 
     def decode(encoded: tf.Tensor) -> tf.Tensor:
-        image = tf.io.decode_image(encoded, channels=spec["channels"], expand_animations=False)
-        image = tf.ensure_shape(image, [None, None, spec["channels"]])
-        return tf.ensure_shape(decoding.scale(image, spec["size"]), shape)
+        return decoding.scale(decoding.decode_image(encoded, spec["channels"]), spec["size"])
 
-    return decoding.decode_each(decode, values, tf.TensorSpec(shape, tf.uint8))
+    return decoding.decode_each(decode, values, tf.TensorSpec([*spec["size"], spec["channels"]], tf.uint8))

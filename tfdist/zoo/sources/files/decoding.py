@@ -17,6 +17,7 @@ def decode_each(decode: Callable[[tf.Tensor], Any], contents: tf.Tensor, signatu
 
     `contents` is string [n]; `signature`, nested tf.TensorSpec, has the shapes and dtypes that `decode` returns.
     """
+    decode = tf.autograph.experimental.do_not_convert(decode)
     group = math.gcd(contents.shape[0] or 1, _GROUP)
     if group == 1:
         return tf.map_fn(decode, contents, fn_output_signature=signature, parallel_iterations=_PARALLEL)
@@ -36,9 +37,14 @@ def decode_each(decode: Callable[[tf.Tensor], Any], contents: tf.Tensor, signatu
     )
 
 
-def decode_file(path: tf.Tensor, channels: int) -> tf.Tensor:
-    """Returns the image in a file, uint8 [height, width, channels]."""
-    image = tf.io.decode_image(tf.io.read_file(path), channels=channels, expand_animations=False)
+def sizes(decode: Callable[[tf.Tensor], tf.Tensor], contents: tf.Tensor) -> tf.Tensor:
+    """Decodes images, string [n], of any sizes, and returns how many values they have, int32 [n]."""
+    return tf.map_fn(lambda content: tf.size(decode(content)), contents, fn_output_signature=tf.int32)
+
+
+def decode_image(content: tf.Tensor, channels: int) -> tf.Tensor:
+    """Returns the image in the content of a file, uint8 [height, width, channels]; of a GIF, the first one."""
+    image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     return tf.ensure_shape(image, [None, None, channels])
 
 
@@ -55,8 +61,6 @@ def image_size(path: str) -> tuple[int, int]:
     try:
         with Image.open(path, formats=("JPEG", "PNG", "GIF", "BMP")) as image:
             return image.height, image.width
-    except (OSError, Image.DecompressionBombError) as error:
-        if getattr(error, "errno", None) is not None:
-            raise
+    except (Image.UnidentifiedImageError, Image.DecompressionBombError):
         why = "not a JPEG, PNG, GIF or BMP file, cut off, or too large"
         raise ValueError(f"The image {path!r} cannot be read: {why}.") from None

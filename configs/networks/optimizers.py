@@ -1,4 +1,4 @@
-"""Optimizers that Keras lacks. Saved models do not depend on them."""
+"""The optimizers of configs/cifar.py and configs/cifar_fast.py. Saved models do not depend on them."""
 
 import functools
 import math
