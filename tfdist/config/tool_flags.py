@@ -24,7 +24,7 @@ from tfdist.config.command_line import closed_streams, flag_errors
 
 _WIDTH = 100
 # A field of a config: "--config.data.batch_size=64", "--noconfig.data.shuffle".
-_FIELD = re.compile(r"--?(no)?config\.[\w.\[\]]+")
+_FIELD = re.compile(r"--?(no)?config\.[\w.\[\]-]+")
 
 
 class Parser(argparse.ArgumentParser):
@@ -81,6 +81,10 @@ class Parser(argparse.ArgumentParser):
             meaning = f"Resume the run in the workdir even if the {meaning}."
             self.add_argument(f"--allow_{changed}_changes", action="store_true", help=meaning)
 
+    def names(self) -> list[str]:
+        """Returns the names of the flags."""
+        return [each.removeprefix("--") for action in self._actions for each in action.option_strings]
+
     def read(
         self, words: Sequence[str], before_config: Callable[[argparse.Namespace], None] = lambda args: None
     ) -> argparse.Namespace:
@@ -90,7 +94,7 @@ class Parser(argparse.ArgumentParser):
             before_config: called with the flags and the workdir before the config file is run.
         """
         self.add_argument("-h", "--help", action="store_true", help="Print this text.")
-        self.add_argument("--verbosity", metavar="N", type=int, default=0, help="1: the stack of an error as well.")
+        self.add_argument("--verbosity", metavar="N", type=int, default=-1, help="1: the stack of an error as well.")
         fields, own = self._divide(words)
         if not self.has_config and {"-h", "--help"}.intersection(own):
             self._help()
@@ -112,19 +116,16 @@ class Parser(argparse.ArgumentParser):
             word = left.pop(0)
             name, equals, value = word.partition("=")
             underscores = f"--{name[2:].replace('-', '_')}"
-            if name == "--epochs" and self.has_config and not self._has(name):
+            if name == "--epochs" and self.has_config and "epochs" not in self.names():
                 value = value if equals or not left else left.pop(0)
                 fields += [f"--config.train.epochs={value}", "--config.train.steps=none"]
             elif not self.has_config or not _FIELD.fullmatch(name):
-                own.append(f"{underscores}{equals}{value}" if self._has(underscores) else word)
+                own.append(f"{underscores}{equals}{value}" if name[2:].replace("-", "_") in self.names() else word)
             elif equals or not left or left[0].startswith("--"):
                 fields.append(word)
             else:
                 fields.append(f"{word}={left.pop(0)}")
         return fields, own
-
-    def _has(self, flag: str) -> bool:
-        return any(flag in action.option_strings for action in self._actions)
 
     def _read_config(
         self, args: argparse.Namespace, fields: list[str], before_config: Callable[[argparse.Namespace], None]
@@ -167,12 +168,13 @@ class Parser(argparse.ArgumentParser):
         if not word:
             self.error(f"{unknown[0]!r} is one word too many. Flags begin with --")
         name, equals, value = word.lstrip("-").partition("=")
-        names = [each.removeprefix("--") for action in self._actions for each in action.option_strings]
+        names = self.names()
         if sentence := removed.of_flag(name, names):
             self.error(sentence)
-        field = flag_errors.field_meant(name) if self.has_config else ""
-        near = text.closest(name, names, 0.8) or (f"config.{field}" if field else text.closest(name, names, 0.5))
-        hint = f" Did you mean --{near}{equals}{value}?" if near else ""
+        first, dot, rest = name.partition(".")
+        field = flag_errors.field_meant(name) if self.has_config and not dot else ""
+        near = text.closest(first, names, 0.8) or (f"config.{field}" if field else text.closest(first, names, 0.5))
+        hint = f" Did you mean --{near}{dot}{rest}{equals}{value}?" if near else ""
         self.error(f"there is no flag --{name}.{hint} --help lists all flags. Received: {word}")
 
     def error(self, message: str) -> NoReturn:

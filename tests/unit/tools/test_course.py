@@ -60,15 +60,17 @@ def check(line):
             config = getattr(parser.read(arguments), "config", None)
             return config and check_config(config)
     if module == "tfdist.main":
-        define, parse = config_flags.define_run_flags, config_flags.parse
+        parser = tool_flags.Parser("tfdist", "")
+        parser.add_run_flags()
+        check_config(parser.read(arguments).config)
     else:
         assert module == "tfdist", module
         define, parse = tool.define_flags, getattr(tool, "parse", config_flags.parse)
-    define()
-    sys.argv = ["tfdist", *arguments]  # ml_collections reads the overrides from it.
-    parse(sys.argv)
-    if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
-        check_config(flags.FLAGS["config"].value)
+        define()
+        sys.argv = ["tfdist", *arguments]  # ml_collections reads the overrides from it.
+        parse(sys.argv)
+        if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
+            check_config(flags.FLAGS["config"].value)
 
 
 def check_config(config):
