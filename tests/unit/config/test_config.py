@@ -15,7 +15,6 @@ from parameters import slow_except
 from tfdist import config
 from tfdist.config import config_dict, diff, schema, specs, tool_flags, validate
 from tfdist.config.command_line import meanings as meanings_lib
-from tfdist.config.command_line import words as words_lib
 from tfdist.training import features
 
 LAB = """
@@ -497,27 +496,6 @@ def test_help_lists_the_fields_of_a_config_with_their_values_and_meanings(comman
         in_help = " ".join(pydoc.render_doc(kind, renderer=pydoc.plaintext).replace("|", " ").split())
         for field, meaning in meanings.items():
             assert f"{field}: {' '.join(meaning.replace('|', ' ').split())}" in in_help
-
-
-def test_modules_that_are_no_commands_say_so(capsys):
-    by_hand = "tfdist.configs.laboratory.by_hand"  # In the folder of the shipped configs.
-    for module in ("tfdist", "tfdist.main", "tfdist.launch", "tests.benchmark.worker", "tests.support.chaos", by_hand):
-        words_lib.check_module(["python", "-u", "-m", module, "--config=configs/digits.py"])
-    words_lib.check_module(["python", "script.py"])
-    for module, hint in (
-        ("tfdist.train", "tfdist.train is not a command. Did you mean: python -m tfdist.main ?"),
-        ("tfdist.mian", "tfdist.mian is not a command. Did you mean: python -m tfdist.main ?"),
-        ("tfdist.tools.doctor", "Did you mean: python -m tfdist doctor ?"),
-        ("tfdist.configs.digits", "tfdist.configs.digits is not a command."),
-        ("tfdist.training.loop", "tfdist.training.loop is not a command. python -m tfdist lists all commands."),
-    ):
-        with pytest.raises(SystemExit, match=re.escape(hint)):
-            words_lib.check_module(["python", "-m", module])
-
-
-def test_a_module_that_is_no_command_does_not_end_with_success():
-    done = subprocess.run([sys.executable, "-m", "tfdist.config.schema"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "tfdist.config.schema is not a command" in done.stderr
 
 
 def test_the_package_lists_its_public_functions():
