@@ -18,9 +18,8 @@ from typing import NoReturn
 from absl import app, flags
 
 from tfdist import configs
-from tfdist.config import flags as config_flags
-from tfdist.config import paths, removed, saved_run, text
-from tfdist.config.command_line import closed_streams, flag_errors
+from tfdist.config import load, paths, removed, saved_run, text
+from tfdist.config.command_line import closed_streams
 
 _WIDTH = 100
 # A field of a config: "--config.data.batch_size=64", "--noconfig.data.shuffle".
@@ -149,7 +148,7 @@ class Parser(argparse.ArgumentParser):
             args.workdir = Path(self._workdir.replace("NAME", args.config_name))
         if found:
             before_config(args)
-            args.config = config_flags.load(found, fields)
+            args.config = load.load(found, fields)
         if args.help:
             self._help(args)
 
@@ -172,7 +171,7 @@ class Parser(argparse.ArgumentParser):
         if sentence := removed.of_flag(name, names):
             self.error(sentence)
         first, dot, rest = name.partition(".")
-        field = flag_errors.field_meant(name) if self.has_config and not dot else ""
+        field = load.field_meant(name) if self.has_config and not dot else ""
         near = text.closest(first, names, 0.8) or (f"config.{field}" if field else text.closest(first, names, 0.5))
         hint = f" Did you mean --{near}{dot}{rest}{equals}{value}?" if near else ""
         self.error(f"there is no flag --{name}.{hint} --help lists all flags. Received: {word}")
@@ -194,8 +193,11 @@ def run(tool: types.ModuleType, name: str) -> NoReturn:
     parser.usage = f"python -m tfdist {name} {words}"
 
     def call(args: argparse.Namespace) -> int | None:
-        with config_flags.one_message(f"tfdist {name}"):
-            return tool.main(args)
+        try:
+            with closed_streams.quiet():
+                return tool.main(args)
+        except (ValueError, OSError) as error:
+            sys.exit(f"tfdist {name}: {error}")
 
     app.run(call, flags_parser=lambda argv: parser.read(argv[1:]))
 
