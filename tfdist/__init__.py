@@ -13,12 +13,13 @@ In a script with a compiled Keras model (docs/scripts.md):
     tfdist.fit(cluster, model, x, y, epochs=10)
 """
 
-import contextlib
 import os
 import sys
+import types
+from collections.abc import Callable
 from typing import Any
 
-from tfdist.config import tensorflow_log
+from tfdist.config import patching, tensorflow_log
 from tfdist.report import interpreter  # It notes the time.
 
 # Imported on first use: `import tfdist.config` must not import TensorFlow.
@@ -45,17 +46,14 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if sys.argv[:1] == ["-m"]:  # `python -m tfdist.NAME`: a module that is no command must not end with exit code 0.
-    from tfdist.config.command_line import words
-
-    words.check_module(sys.orig_argv)
-
-
-def _onednn() -> contextlib.AbstractContextManager[None]:
+def _import_tensorflow(execute: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
     from tfdist.cluster.devices import onednn
 
-    return onednn.apply_choice(os.environ)
+    tensorflow_log.hide(os.environ)
+    with onednn.apply_choice(os.environ):
+        execute(module)
 
 
-tensorflow_log.hide_at_import(_onednn)
+if "tensorflow" not in sys.modules:
+    sys.meta_path.insert(0, patching.ImportHook({"tensorflow"}, _import_tensorflow))
 os.environ["KERAS_BACKEND"] = "tensorflow"  # Keras reads it at its import, before its file keras.json.

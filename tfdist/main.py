@@ -5,35 +5,35 @@ resume); 76 another worker was lost (restart all workers); 77 replicas hold diff
 data; 78 stopped by a file STOP, and saved.
 """
 
+import argparse
 import os
+import sys
 from collections.abc import Mapping
-from pathlib import Path
 
-from absl import flags
+from absl import app
 
 from tfdist.cluster import process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.cluster.discovery import environment
-from tfdist.config import flags as config_flags
-from tfdist.config import tensorflow_log
+from tfdist.config import tensorflow_log, tool_flags
+from tfdist.config.command_line import closed_streams
 from tfdist.config.schema import ClusterOptions
 from tfdist.training import features
 
 
-def train_or_evaluate(workdir: Path) -> int:
-    """Runs the training or evaluation that the flags name, in `workdir`; returns the exit code."""
+def train_or_evaluate(args: argparse.Namespace) -> int:
+    """Runs the training or evaluation that the flags name; returns the exit code."""
     from tfdist.training import loop, setup
 
-    config = flags.FLAGS["config"].value
-    trains = flags.FLAGS.mode == "train"
-    experiment_run = setup.build_run(config, workdir, config_file=config_flags.config_file() if trains else None)
+    trains = args.mode == "train"
+    experiment_run = setup.build_run(args.config, args.workdir, config_file=args.config_file if trains else None)
     if trains:
-        allowed = {name: flags.FLAGS[name].value for name in ("allow_config_changes", "allow_data_changes")}
+        allowed = {name: getattr(args, name) for name in ("allow_config_changes", "allow_data_changes")}
         code = loop.train(experiment_run, **allowed)
     else:
         from tfdist.training.evaluation import saved_checkpoint
 
-        code = saved_checkpoint.evaluate_only(experiment_run, flags.FLAGS.checkpoint)
+        code = saved_checkpoint.evaluate_only(experiment_run, args.checkpoint)
     experiment_run.cluster.leave()
     return code
 
@@ -47,23 +47,25 @@ def keep_freed_memory(options: ClusterOptions, env: Mapping[str, str]) -> bool:
     return malloc.keep_freed_between_workers(options, env)
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command after its flags are parsed, and exits the process."""
-    config = flags.FLAGS["config"].value
-    with config_flags.one_message("tfdist"):
-        features.check(config)  # Before TensorFlow is imported, so that errors appear at once.
+def main(args: argparse.Namespace) -> None:
+    """Runs the command, and exits the process."""
+    try:
+        features.check(args.config)  # Before TensorFlow is imported, so that errors appear at once.
+    except ValueError as error:
+        sys.exit(f"tfdist: {error}")
     tensorflow_log.announce()
-    keep_freed_memory(config.cluster, os.environ)  # Before TensorFlow allocates memory.
-    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
-    process_exit.run_and_exit(lambda: train_or_evaluate(workdir))
+    keep_freed_memory(args.config.cluster, os.environ)  # Before TensorFlow allocates memory.
+    process_exit.run_and_exit(lambda: train_or_evaluate(args))
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Chooses oneDNN's settings, then parses the flags: a config file may import TensorFlow."""
-    onednn.choose(os.environ, config_flags.workdir_of(argv[1:]))
-    return config_flags.parse(argv)
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Parses the command line; before the config file is run, which may import TensorFlow, chooses oneDNN."""
+    parser = tool_flags.Parser("python -m tfdist.main", __doc__)
+    parser.add_run_flags()
+    parser.usage = "python -m tfdist.main --config=FILE [flags]"
+    return parser.read(argv[1:], lambda args: onednn.choose(os.environ, args.workdir))
 
 
 if __name__ == "__main__":
-    config_flags.define_run_flags()
-    config_flags.run_main(main, purpose=__doc__, usage="python -m tfdist.main --config=FILE [flags]", parser=parse)
+    closed_streams.open_closed()
+    app.run(main, flags_parser=parse)

@@ -88,9 +88,10 @@ class Clock:
 def worker() -> None:
     """Runs tfdist.main, and prints the phases of its start."""
     clock = Clock()
+    from absl import app
+
     from tfdist import main as command
     from tfdist.cluster import process_exit
-    from tfdist.config import flags as config_flags
 
     def with_imports(original: Callable[..., Any], *args: Any) -> int:
         """Imports what a run imports, and marks the phases of the modules."""
@@ -128,13 +129,12 @@ def worker() -> None:
         return result
 
     sys.argv[1:] = sys.argv[2:]
-    config_flags.define_run_flags()
     imported = clock.around("interpreter, flags", "TensorFlow")
     with (
         patching.patch(process_exit, "import_tensorflow_quietly", imported),
         patching.patch(command, "train_or_evaluate", with_imports),
     ):
-        config_flags.run_main(command.main, purpose="", usage="", parser=command.parse)
+        app.run(command.main, flags_parser=command.parse)
 
 
 if __name__ == "__main__":

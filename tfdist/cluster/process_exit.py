@@ -79,15 +79,12 @@ def _end_unsaved(text: str, number: int) -> None:
 
 
 def import_tensorflow_quietly() -> None:
-    """Imports TensorFlow without its log lines; see `tensorflow_log`.
-
-    If TF_CPP_MIN_LOG_LEVEL is set to another value than "3", it applies instead; "0" shows everything. Processes that
-    this one starts inherit "3".
-    """
+    """Imports TensorFlow with few of its log lines; see `tensorflow_log`."""
     tensorflow_log.announce()
     if "tensorflow" not in sys.modules:
         machine.check_before_import()
-    with tensorflow_log.quiet():
-        import tensorflow as tf
-    if tensorflow_log.hide(os.environ):  # The initialisation of its devices logs more.
+    hidden = tensorflow_log.hide(os.environ)
+    import tensorflow as tf
+
+    if hidden:
         tf.get_logger().setLevel("ERROR")

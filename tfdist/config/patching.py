@@ -17,27 +17,53 @@ _ABSENT = object()
 _blocks: list[list[tuple[Any, str, Any, Any]]] = []
 
 
+def put(owner: Any, name: str, value: Any) -> None:
+    """Sets an attribute of an object, which keeps it unless the call is in a block of `restore_after`."""
+    setattr(owner, name, value)
+
+
+def _restore(owner: Any, name: str, before: Any) -> None:
+    """Sets or removes an attribute of an object or class; of a layer, not by its `__setattr__`."""
+    if isinstance(owner, type):
+        delattr(owner, name) if before is _ABSENT else setattr(owner, name, before)
+    elif before is _ABSENT:
+        vars(owner).pop(name, None)
+    else:
+        vars(owner)[name] = before
+
+
+@contextlib.contextmanager
+def restore_after(owners: Sequence[Any], names: Sequence[str]) -> Iterator[None]:
+    """Restores at its end the attributes `names` of each of `owners`, which the block may set, add or remove."""
+    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner in owners for name in names]
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            if vars(owner).get(name, _ABSENT) is not value:
+                _restore(owner, name, value)
+
+
 @contextlib.contextmanager
 def patch(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """In the block, calls of `owner.name`, which may be inherited, return `function(original, *args, **keywords)`."""
-    is_own, original = name in vars(owner), getattr(owner, name)
+    original = getattr(owner, name)
 
     @functools.wraps(original)
     def call(*args: Any, **keywords: Any) -> Any:
         return function(original, *args, **keywords)
 
-    setattr(owner, name, call)
-    try:
+    with restore_after([owner], [name]):
+        setattr(owner, name, call)
         yield
-    finally:
-        setattr(owner, name, original)
-        if not is_own:
-            delattr(owner, name)
 
 
-def put(owner: Any, name: str, value: Any) -> None:
-    """Sets an attribute of an object, which keeps it unless the call is in a block of `restore_after`."""
-    setattr(owner, name, value)
+@contextlib.contextmanager
+def set_in_block(holder: Any, **values: Any) -> Iterator[None]:
+    """Sets attributes of an object of tfdist's own, such as settings of a thread; at the end they are as before."""
+    with restore_after([holder], [*values]):
+        vars(holder).update(values)
+        yield
 
 
 def put_until_end(owner: Any, name: str, value: Any) -> None:
@@ -57,48 +83,8 @@ def undo_puts() -> Iterator[None]:
     finally:
         _blocks.remove(made)
         for owner, name, value, before in reversed(made):
-            if vars(owner).get(name) is not value:
-                continue
-            # Of a layer, not by its `__setattr__`.
-            kind = type if isinstance(owner, type) else object
-            if before is _ABSENT:
-                kind.__delattr__(owner, name)
-            else:
-                kind.__setattr__(owner, name, before)
-
-
-@contextlib.contextmanager
-def restore_after(owners: Sequence[Any], names: Sequence[str]) -> Iterator[None]:
-    """Restores at its end the attributes `names` of each of `owners`, which the block may set, add or remove."""
-    before = [(vars(owner), {name: vars(owner)[name] for name in names if name in vars(owner)}) for owner in owners]
-    try:
-        yield
-    finally:
-        for attributes, values in before:
-            for name in names:
-                attributes.pop(name, None)
-            attributes.update(values)
-
-
-@contextlib.contextmanager
-def restore_class_after(owner: type, name: str) -> Iterator[None]:
-    """Restores at its end an attribute of a class, which may be inherited, and which the block may set."""
-    before = vars(owner).get(name, _ABSENT)
-    try:
-        yield
-    finally:
-        if before is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-
-@contextlib.contextmanager
-def set_in_block(holder: Any, **values: Any) -> Iterator[None]:
-    """Sets attributes of an object of tfdist's own, such as settings of a thread; at the end they are as before."""
-    with restore_after([holder], [*values]):
-        vars(holder).update(values)
-        yield
+            if vars(owner).get(name) is value:
+                _restore(owner, name, before)
 
 
 class ImportHook(importlib.abc.MetaPathFinder):

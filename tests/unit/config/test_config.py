@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import pathlib
 import pydoc
 import re
 import subprocess
@@ -9,13 +10,11 @@ import sys
 
 import ml_collections
 import pytest
-from absl import flags
 from parameters import slow_except
 
-from tfdist import config, configs
-from tfdist.config import config_dict, diff, schema, specs, validate
+from tfdist import config
+from tfdist.config import config_dict, diff, schema, specs, tool_flags, validate
 from tfdist.config.command_line import meanings as meanings_lib
-from tfdist.config.command_line import words as words_lib
 from tfdist.training import features
 
 LAB = """
@@ -272,16 +271,17 @@ def get_config():
     return config
 """
 SCRIPT = """
-import dataclasses, sys
-from tfdist.config import diff, flags, validate
+import sys
+from tfdist.config import diff, tool_flags, validate
 
-flag = flags.define_config()
-
-def main(argv):
-    validate.validate(flag.value)
-    print(repr(dict(diff.flatten(flag.value))), "tensorflow" in sys.modules)
-
-flags.run_main(main, purpose="Prints a config.", usage="script.py --config=FILE")
+parser = tool_flags.Parser("script.py", "Prints a config.")
+parser.add_config()
+args = parser.read(sys.argv[1:])
+try:
+    validate.validate(args.config)
+except ValueError as error:
+    sys.exit(str(error))
+print(repr(dict(diff.flatten(args.config))), "tensorflow" in sys.modules)
 """
 
 
@@ -382,8 +382,8 @@ def test_overrides_reach_sections_and_specs_by_their_types(command_line):
         ("--config.model.width=wide", "--config.model.width=wide: must be a whole number"),
         ("--config.lr=1", "config.lr: base.py has no such field. Did you mean 'learning_rate.peak'?"),
         ("--config.blue=1", "config.blue: base.py has no such field. --config=base.py --help lists all fields."),
-        ("--batch-size=3", "There is no flag --batch-size. Did you mean --config.data.batch_size=3? "),
-        ("--confg.seed=3", "There is no flag --confg.seed. Did you mean --config.seed? "),
+        ("--batch-size=3", "there is no flag --batch-size. Did you mean --config.data.batch_size=3? "),
+        ("--confg.seed=3", "there is no flag --confg.seed. Did you mean --config.seed=3? "),
     ],
 )
 def test_a_wrong_override_is_refused_with_its_field(command_line, argument, message):
@@ -395,22 +395,22 @@ def test_a_wrong_override_is_refused_with_its_field(command_line, argument, mess
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing --config: give a config file, such as configs/digits.py, or the workdir of a run"),
-        (["--config="], "Missing --config: give a config file"),
-        (["digitz"], "There is no config file, no config of tfdist and no run 'digitz'. Did you mean digits?"),
-        (["--config"], "Missing --config: give a config file"),
-        (["--confg=base.py"], "There is no flag --confg. Did you mean --config? "),
+        ([], "script.py: give a config file, such as configs/digits.py, or the workdir of a run (--config)"),
+        (["--config="], "give a config file"),
+        (["digitz"], "--config=digitz: there is no file"),
+        (["digitz"], "Did you mean --config=configs/digits.py?"),
+        (["--config"], "script.py: --config: expected one argument"),
+        (["--confg=base.py"], "there is no flag --confg. Did you mean --config=base.py? "),
         (["--config=bas"], "Did you mean --config=base.py?"),
         (["--config=empty.py"], "--config=empty.py: the file must define get_config(), which returns a tfdist.config"),
         (["--config=syntax.py"], "--config=syntax.py: syntax.py, line 2, `def get_config(:`: invalid syntax."),
-        (["--config=base.py", "--config=nowhere.py"], "--config is given 2 times: give one config file. Received: --c"),
         (["--config=typo.py"], "Config.__init__() got an unexpected keyword argument 'sed'."),
         (["bse.py"], "/bse.py. Did you mean --config=base.py?"),
         (["--config=nowhere.py"], "--config=nowhere.py: there is no file /"),
         (["--config", "nowhere.py"], "--config=nowhere.py: there is no file /"),
-        (["--config=base.py", "eval"], "Arguments without a flag are not supported. Received: 'eval'"),
+        (["--config=base.py", "eval"], "'eval' is one word too many."),
+        (["base.py", "eval"], "'eval' is one word too many."),
         (["--config=other.py"], "get_config() must return a tfdist.config.Config or a ConfigDict. Received: dict"),
-        (["--config.seed=3", "--config=base.py"], "Found --config.seed=3 in argv before a value for --config"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_so_is_refused(command_line, arguments, message):
@@ -418,17 +418,22 @@ def test_a_command_line_that_cannot_be_meant_so_is_refused(command_line, argumen
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_config_file_may_be_given_without_its_flag(command_line, monkeypatch):
-    with_flag, without = command_line("--config=base.py", "--config.seed=3"), command_line("base.py", "--config.seed=3")
-    assert with_flag.returncode == without.returncode == 0 and with_flag.stdout == without.stdout
-    monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
-    flags.DEFINE_string("config", None, "", flag_values=flags.FLAGS)
-    words = ["--workdir", "my.py", "configs/digits.py", "--config.seed=1"]
-    assert words_lib.complete(words) == ["--workdir", "my.py", "--config=configs/digits.py", "--config.seed=1"]
-    assert words_lib.complete(["--config", "a.py", "b.py"]) == ["--config", "a.py", "b.py"]
-    for given in (["--config", "digits"], ["--config=digits"], ["-config", "digits"]):
-        completed = words_lib.complete(["--workdir", "digits", *given, "--config.seed=1"])
-        assert completed == ["--workdir", "digits", f"--config={configs.FOLDER / 'digits.py'}", "--config.seed=1"]
+def read(*words):
+    """Reads the flags of a run."""
+    parser = tool_flags.Parser("main", "")
+    parser.add_run_flags()
+    return parser.read(words)
+
+
+def test_a_config_file_may_be_given_without_its_flag_and_fields_before_it():
+    for given in (["--config", "digits"], ["--config=digits"], ["digits"], ["configs/digits.py"], ["digits.py"]):
+        args = read("--workdir", "digits", "--config.seed", "1", *given, "--config.train.epochs=2")
+        assert (args.config.seed, args.config.train.epochs) == (1, 2.0)
+        assert args.workdir == pathlib.Path("digits") and args.config_name == "digits"
+        config, *fields = args.config_words
+        assert config == f"--config={args.config_file}" and pathlib.Path(args.config_file).is_file()
+        assert fields == ["--config.seed=1", "--config.train.epochs=2"]
+    assert read("digits").workdir == pathlib.Path("runs/digits")
 
 
 def fields(done):
@@ -465,12 +470,12 @@ def test_a_config_dict_is_checked_as_the_dataclass_is(command_line, argument, me
     assert done.returncode == 1 and message in done.stderr
 
 
-@pytest.mark.parametrize("word", slow_except(["--help", "-h", "--helpfull", "--help=config"], ["--help"]))
+@pytest.mark.parametrize("word", slow_except(["--help", "-h"], ["--help"]))
 def test_help_needs_no_config_and_is_a_success(command_line, word):
     done = command_line(word)
     assert done.returncode == 0 and done.stderr == ""
-    assert done.stdout.startswith("usage: script.py --config=FILE\n\nPrints a config.\n")
-    assert "  --config=FILE " in done.stdout and "--config.NAME=VALUE" in done.stdout
+    assert done.stdout.startswith("usage: script.py ") and "\n\nPrints a config.\n" in done.stdout
+    assert "  --config FILE " in done.stdout and "--config.NAME VALUE" in done.stdout
     assert "script.py:" not in done.stdout and "absl" not in done.stdout and "--stderrthreshold" not in done.stdout
 
 
@@ -491,27 +496,6 @@ def test_help_lists_the_fields_of_a_config_with_their_values_and_meanings(comman
         in_help = " ".join(pydoc.render_doc(kind, renderer=pydoc.plaintext).replace("|", " ").split())
         for field, meaning in meanings.items():
             assert f"{field}: {' '.join(meaning.replace('|', ' ').split())}" in in_help
-
-
-def test_modules_that_are_no_commands_say_so(capsys):
-    by_hand = "tfdist.configs.laboratory.by_hand"  # In the folder of the shipped configs.
-    for module in ("tfdist", "tfdist.main", "tfdist.launch", "tests.benchmark.worker", "tests.support.chaos", by_hand):
-        words_lib.check_module(["python", "-u", "-m", module, "--config=configs/digits.py"])
-    words_lib.check_module(["python", "script.py"])
-    for module, hint in (
-        ("tfdist.train", "tfdist.train is not a command. Did you mean: python -m tfdist.main ?"),
-        ("tfdist.mian", "tfdist.mian is not a command. Did you mean: python -m tfdist.main ?"),
-        ("tfdist.tools.doctor", "Did you mean: python -m tfdist doctor ?"),
-        ("tfdist.configs.digits", "tfdist.configs.digits is not a command."),
-        ("tfdist.training.loop", "tfdist.training.loop is not a command. python -m tfdist lists all commands."),
-    ):
-        with pytest.raises(SystemExit, match=re.escape(hint)):
-            words_lib.check_module(["python", "-m", module])
-
-
-def test_a_module_that_is_no_command_does_not_end_with_success():
-    done = subprocess.run([sys.executable, "-m", "tfdist.config.schema"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "tfdist.config.schema is not a command" in done.stderr
 
 
 def test_the_package_lists_its_public_functions():

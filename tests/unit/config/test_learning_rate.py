@@ -4,8 +4,7 @@ import pytest
 
 from tfdist import config as c
 from tfdist import configs
-from tfdist.config import learning_rate, schema
-from tfdist.config.command_line import flag_errors
+from tfdist.config import learning_rate, load, schema
 
 MUON = {"target": "tfdist.configs.networks.optimizers:muon"}
 
@@ -58,7 +57,7 @@ def test_a_rate_far_above_the_usual_is_warned_of_and_no_shipped_config_is():
         make(0.1, optimizer=of("Adam"))
     )
     assert learning_rate.note(make(0.02, optimizer=of("Adam"))) == ""
-    found = [flag_errors.load(str(path)) for path in sorted(configs.FOLDER.glob("*.py"))]
+    found = [load.load(str(path)) for path in sorted(configs.FOLDER.glob("*.py"))]
     assert len(found) > 8 and [learning_rate.note(learning_rate.resolve(one)) for one in found] == [""] * len(found)
 
 

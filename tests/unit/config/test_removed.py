@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from tfdist import config
-from tfdist.config import config_dict, diff, removed, specs, validate
-from tfdist.config.command_line import flag_errors
+from tfdist.config import config_dict, diff, load, removed, specs, validate
 
 MODEL = {"target": "tfdist.zoo.models:mlp"}
 
@@ -51,7 +50,7 @@ def test_a_flag_of_a_removed_field_gets_its_sentence(name, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(f"from tfdist import config\ndef get_config():\n    return config.Config(model={MODEL!r})\n")
     with pytest.raises(SystemExit) as end:
-        flag_errors.explain(["main", f"--config={path}", f"--config.{name}=1"])
+        load.load(str(path), [f"--config.{name}=1"])
     assert end.value.code == f"--config.{name} was removed: {removed.FIELDS[name][1]}"
 
 
@@ -66,7 +65,7 @@ def test_a_config_file_that_sets_a_removed_field_gets_its_sentence(name, tmp_pat
             f"from tfdist import config\ndef get_config():\n    made = config.Config(model={MODEL!r})\n    {line}\n"
         )
         with pytest.raises(SystemExit) as end:
-            flag_errors.explain(["main", f"--config={path}"])
+            load.load(str(path))
         assert f"config.{section}.{first} was removed: {removed.FIELDS[name][1]}" in end.value.code
 
 

@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
+import pathlib
 
 import pytest
-from absl import flags as absl_flags
 
 from tfdist import config as c
-from tfdist.config import diff, saved_run
-from tfdist.config.command_line import words
+from tfdist.config import diff, saved_run, tool_flags
 from tfdist.report import run_info
 
 
@@ -47,25 +46,27 @@ def test_modules_are_found_where_the_run_found_them(tmp_path):
     assert saved_run.import_folders("labs/mine.py")[0].endswith("labs")
 
 
+def read(*words, trains=True):
+    """Reads a command line of tfdist.main, or of a tool."""
+    parser = tool_flags.Parser("main", "")
+    if trains:
+        parser.add_run_flags()
+    else:
+        parser.add_config()
+        parser.add_workdir("runs/NAME-study")
+    return parser.read(words)
+
+
 def test_a_workdir_is_a_config_on_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(absl_flags, "FLAGS", absl_flags.FlagValues())
-    write_run(tmp_path / "runs" / "x", c.Config(model={"target": "a:b"}))
-    assert words.complete(["runs/x", "--epochs=20"]) == ["runs/x", "--epochs=20"]  # A command without a config.
-    absl_flags.DEFINE_string("config", None, "", flag_values=absl_flags.FLAGS)
-    assert words.complete(["runs/x"]) == ["--config=runs/x/config.json"]
-    absl_flags.DEFINE_bool("allow_config_changes", False, "", flag_values=absl_flags.FLAGS)
-    absl_flags.DEFINE_string("workdir", None, "", flag_values=absl_flags.FLAGS)
-    assert words.complete(["runs/x", "--epochs=20"]) == [
-        *("--config=runs/x/config.json", "--workdir=runs/x", "--allow_config_changes"),
-        *("--config.train.epochs=20", "--config.train.steps=none"),
-    ]
-    for given in (["--epochs", "20", "--config=runs/x"], ["--config", "runs/x", "--epochs", "20"]):
-        assert sorted(words.complete(given)) == sorted(words.complete(["runs/x", "--epochs=20"]))
-    with pytest.raises(SystemExit, match="runs is a folder without a run: it has no"):
-        words.complete(["--config=runs"])
-    for given in (["--workdir=y", "runs/x"], ["runs/x", "--workdir=y"]):  # Another run, with the same config.
-        assert sorted(words.complete(given)) == ["--config=runs/x/config.json", "--workdir=y"]
-    assert words.complete(["--workdir", "runs/x"]) == ["--workdir", "runs/x"]
-    with pytest.raises(SystemExit, match="runs is a folder without a run"):
-        words.complete(["runs"])
+    run = write_run(pathlib.Path("runs/x"), c.Config(model={"target": "a:b"}))
+    for given in (["--epochs", "20", "--config=runs/x"], ["runs/x", "--epochs=20"]):
+        args = read(*given)
+        assert args.workdir == run and args.allow_config_changes and args.config_file == "runs/x/config.json"
+        assert args.config.train.epochs == 20 and args.config.train.steps is None
+    args = read("--workdir=y", "runs/x")  # Another run, with the same config.
+    assert args.workdir == pathlib.Path("y") and not args.allow_config_changes
+    assert read("runs/x", trains=False).workdir == pathlib.Path("runs/x-study")
+    for given in (["--config=runs"], ["runs"]):
+        with pytest.raises(SystemExit, match="runs is a folder without a run: it has no"):
+            read(*given)

@@ -11,12 +11,11 @@ from tfdist import configs
 ROOT = pathlib.Path(__file__).parents[3]
 # Loads a config by its path and a network by its dotted path, in a folder without a clone.
 USER = """
-from absl import flags
 from tfdist import configs
-from tfdist.config.command_line import flag_errors, spec_arguments, words
-[word] = words.complete(["--config=configs/cifar_fast.py"])
-config = flag_errors.load(words.config_path([word]))
-print(word, config.model["target"], next(iter(spec_arguments.parameters(config.model["target"]))))
+from tfdist.config import load
+file = configs.find("configs/cifar_fast.py")
+config = load.load(file)
+print(file, config.model["target"], next(iter(load.parameters(config.model["target"]))))
 """
 
 
@@ -42,5 +41,5 @@ def test_the_wheel_has_the_configs_in_the_package(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     path, target, argument = done.stdout.split()
-    assert path == f"--config={tmp_path}/site/tfdist/shipped_configs/cifar_fast.py"
+    assert path == f"{tmp_path}/site/tfdist/shipped_configs/cifar_fast.py"
     assert (target, argument) == ("tfdist.configs.networks.airbench:network", "num_classes")

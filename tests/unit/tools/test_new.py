@@ -12,8 +12,7 @@ import pytest
 from launching import REPOSITORY
 from PIL import Image
 
-from tfdist.config import specs, validate
-from tfdist.config.command_line import flag_errors
+from tfdist.config import load, specs, validate
 from tfdist.tools.start import new, pages, templates
 
 
@@ -24,7 +23,7 @@ def make(tmp_path, monkeypatch):
 
     def run(name, kind, data, label="", splits=("train", "test")):
         said = new.write(pathlib.Path(name), kind, data, label)
-        config = flag_errors.load(f"{name}/{name}.py")
+        config = load.load(f"{name}/{name}.py")
         validate.validate(config)
         monkeypatch.syspath_prepend(tmp_path / name)
         importlib.invalidate_caches()

@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.devices import gpu_facts, host_gpus, unused_gpus
-from tfdist.config import tensorflow_log
 
 
 class GpusNotFoundError(ValueError):
@@ -15,13 +14,12 @@ class GpusNotFoundError(ValueError):
 
 
 def num_listed(env: Mapping[str, str]) -> int:
-    """Returns how many GPUs TensorFlow lists, without its log: on hosts without GPUs it reports a failed driver.
+    """Returns how many GPUs TensorFlow lists.
 
     Raises:
         GpusNotFoundError: none, but this host has GPUs.
     """
-    with tensorflow_log.quiet():
-        number = len(tf.config.list_physical_devices("GPU"))
+    number = len(tf.config.list_physical_devices("GPU"))
     if not number:
         check_found(env)
     return number

@@ -3,19 +3,14 @@
 import dataclasses
 import itertools
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from absl import flags
 
 from tfdist import configs
-from tfdist.config import saved_run, text
+from tfdist.config import saved_run
 
-# Modules that users start; these start other modules with a main program.
-COMMANDS = [f"tfdist.{name}" for name in ("main", "launch", "run")]
-# Modules that do not exist, which mean the first command.
-_TRAINING = ("train", "training", "run", "fit")
 HELP = {"h", "help", "helpfull", "helpshort", "?"}
 # Flags that only tfdist itself passes; they are not shown.
 _INTERNAL = {"trial"}
@@ -160,23 +155,3 @@ def _with_long_epochs(words: Sequence[str]) -> list[str]:
 def _takes_a_value(word: str) -> bool:
     match = re.fullmatch(r"--?([\w.\[\]]+)", word)
     return bool(match) and not (match[1] in flags.FLAGS and flags.FLAGS[match[1]].boolean)
-
-
-def check_module(argv: Sequence[str]) -> None:
-    """Exits with a message if `argv`, the interpreter's command line, starts a module of tfdist that is no command."""
-    module = next((after for word, after in itertools.pairwise(argv) if word == "-m"), "")
-    if module.partition(".")[0] != "tfdist" or is_command(module):
-        return
-    last = module.rpartition(".")[2]
-    near = COMMANDS[0] if last in _TRAINING else text.closest(module, COMMANDS, 0.8)
-    meant = near or (f"tfdist {last}" if ".tools." in module else "")
-    hint = f" Did you mean: python -m {meant} ?" if meant else ""
-    sys.exit(f"{module} is not a command.{hint} python -m tfdist lists all commands.")
-
-
-def is_command(module: str) -> bool:
-    """Returns True if the source of `module`, or of its `__main__`, has a main program."""
-    shipped, parts = module.startswith("tfdist.configs."), module.split(".")
-    path = configs.FOLDER.joinpath(*parts[2:]) if shipped else Path(__file__).parents[3].joinpath(*parts)
-    files = [file for file in (path.with_suffix(".py"), path / "__main__.py") if file.is_file()]
-    return any('__name__ == "__main__"' in file.read_text() for file in files)

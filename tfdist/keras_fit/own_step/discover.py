@@ -248,7 +248,7 @@ def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[ke
         return value.fget(variable)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patching.restore_class_after(keras.Variable, "value"))
+        stack.enter_context(patching.restore_after([keras.Variable], ["value"]))
         patching.put(keras.Variable, "value", property(read))
         for metric in all_metrics(model):
             stack.enter_context(patch(metric, "result", functools.partial(note, metric)))

@@ -35,7 +35,7 @@ def show_one_replica(applies: Callable[[str], bool]) -> Iterator[None]:
     """In the block, `num_replicas_in_sync` is 1 for code in a file for which `applies` is True."""
     with contextlib.ExitStack() as stack:
         for owner in (tf.distribute.Strategy, ReplicaContext):
-            stack.enter_context(patching.restore_class_after(owner, "num_replicas_in_sync"))
+            stack.enter_context(patching.restore_after([owner], ["num_replicas_in_sync"]))
             original = owner.num_replicas_in_sync
 
             def number(one: Any, original: property = original) -> int:

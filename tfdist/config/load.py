@@ -1,0 +1,211 @@
+"""Loads a config, and overrides its fields by `--config.section.field=VALUE`, with a sentence for each mistake.
+
+Values are parsed by absl and `ml_collections.config_flags`, which have no notation for None and no sentence for a field
+that does not exist. Functions that a config names are read from their files, not imported. Imports no TensorFlow.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import os
+import re
+import runpy
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from tfdist import configs
+from tfdist.config import config_dict, diff, removed, saved_run, schema, text, user_code
+
+_NONE = ("none", "None")
+_NO_CONFIG = "the file must define get_config(), which returns a tfdist.config.Config; see configs/digits.py."
+# What a field is called elsewhere -> the field.
+_USUAL_NAMES = {
+    **dict.fromkeys(("lr", "rate", "learning_rate"), "learning_rate.peak"),
+    **dict.fromkeys(("batch", "bs", "batchsize"), "data.batch_size"),
+    **dict.fromkeys(("epoch", "num_epochs", "max_epochs"), "train.epochs"),
+    **dict.fromkeys(("dtype", "mixed_precision"), "train.precision"),
+    **dict.fromkeys(("classes", "num_classes"), "model.num_classes"),
+}
+
+
+class _Value(flags.ArgumentParser):
+    """Parses the value of a field: None, or what `convert` returns."""
+
+    def __init__(self, convert: Callable[[str], Any], meant: str):
+        super().__init__()
+        self._convert, self._meant = convert, meant
+
+    def parse(self, argument: Any) -> Any:
+        try:
+            value = None if argument in _NONE else argument
+            return self._convert(value) if isinstance(value, str) else value
+        except (ValueError, TypeError, SyntaxError):
+            raise ValueError(f"must be {self._meant}") from None
+
+
+def _collection(kind: type[list] | type[dict]) -> Callable[[str], list | dict]:
+    def convert(word: str) -> list | dict:
+        value = ast.literal_eval(word)
+        if not isinstance(value, kind):
+            raise ValueError
+        return value
+
+    return convert
+
+
+def _any(word: str) -> Any:
+    with contextlib.suppress(ValueError, SyntaxError):
+        return ast.literal_eval(word)
+    return word
+
+
+for _kind, _convert, _meant in (
+    (int, flags.IntegerParser().parse, "a whole number"),
+    (float, flags.FloatParser().parse, "a number"),
+    (bool, flags.BooleanParser().parse, "true or false"),
+    (list, _collection(list), "a list in Python notation, or none"),
+    (dict, _collection(dict), "a dict in Python notation, or none"),
+    (types.NoneType, _any, ""),
+    (Any, _any, ""),
+):
+    config_flags.register_flag_parser_for_type(_kind, _Value(_convert, _meant))
+for _section in filter(dataclasses.is_dataclass, vars(schema).values()):
+    for _hint in typing.get_type_hints(_section).values():
+        if typing.get_origin(_hint) is typing.Literal:  # `validate` checks the value.
+            config_flags.register_flag_parser_for_type(_hint, flags.ArgumentParser())
+
+
+def load(path: str, fields: Sequence[str] = ()) -> schema.Config:
+    """Returns the config of `path`, the value of --config, in which `fields` such as "--config.seed=1" are overridden.
+
+    Exits with a sentence if the file fails, or a field or its value is wrong.
+    """
+    # A config may name a module beside it, however it is started.
+    sys.path += [each for each in saved_run.import_folders(path.partition(":")[0]) if each not in sys.path]
+    config = _read(path)
+    places = [_find(config, re.match(r"--?(?:no)?config\.([^=\[]+)", word)[1], path) for word in fields]
+    argv, values = ["tfdist", f"--config={path}", *fields], flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values, lock_config=False, sys_argv=argv)
+    values["config"].parser.parse = lambda path: config
+    try:
+        values(argv)
+    except flags.Error as error:
+        sys.exit(str(error).removeprefix("flag "))
+    for holder, field in places:
+        may_be = typing.get_args(typing.get_type_hints(type(holder)).get(field))
+        if types.NoneType in may_be and getattr(holder, field) in _NONE:  # A text, which has no parser for None.
+            setattr(holder, field, None)
+    return config
+
+
+def _read(path: str) -> schema.Config:
+    file, _, argument = path.partition(":")
+    if not Path(file).is_file():
+        found = {each.stem: Path("configs", each.name) for each in sorted(configs.FOLDER.glob("*.py"))}
+        found |= {each.stem: each for each in sorted(Path(file).parent.glob("*.py"))}
+        near = text.closest(Path(file).stem, found)
+        hint = f" Did you mean --config={found[near]}?" if near else ""
+        sys.exit(f"--config={path}: there is no file {os.path.abspath(file)}.{hint}")
+    if file.endswith(".json"):
+        try:
+            return saved_run.load(file)
+        except ValueError as error:
+            sys.exit(str(error))
+    if not re.search(rb"get_config|import \*", Path(file).read_bytes()):  # It is not run.
+        sys.exit(f"--config={path}: {_NO_CONFIG} A Keras script is started by tfdist run {file}")
+    try:
+        config = config_dict.to_config(runpy.run_path(file)["get_config"](*filter(None, [argument])))
+    except Exception as error:
+        sys.exit(f"--config={path}: {_explain(error)}")
+    if not isinstance(config, schema.Config):
+        wanted = "get_config() must return a tfdist.config.Config or a ConfigDict"
+        sys.exit(f"--config={path}: {wanted}. Received: {type(config).__name__}")
+    return config
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}, `{(error.text or '').strip()}`: {error.msg}."
+    if isinstance(error, KeyError) and error.args == ("get_config",):
+        return _NO_CONFIG
+    sentence = removed.of_error(error)
+    return sentence or user_code.explain(error) or f"{type(error).__name__}: {user_code.message(error)}"
+
+
+def _find(config: schema.Config, name: str, path: str) -> tuple[Any, str]:
+    """Returns the section or dict of a field, and its last name; adds an argument to a spec that lacks it.
+
+    Exits with a sentence if there is no such field.
+    """
+    holder: Any = config
+    parts = name.split(".")
+    for index, part in enumerate(parts):
+        items = holder if isinstance(holder, dict) else dict(diff.items(holder) if _is_section(holder) else ())
+        if part in items:
+            outer, holder = holder, items[part]
+            continue
+        near, names = text.closest(part, items), None
+        if isinstance(holder, dict):
+            names = parameters(str(holder.get("target")))
+            if part == parts[-1] and (names is None or part in names):
+                holder[part] = (names or {}).get(part)
+                return holder, part
+            near = text.closest(part, [*items, *(names or ())])
+        if sentence := removed.of_field(name):
+            sys.exit(f"--{sentence}")
+        meant = ".".join([*parts[:index], near, *parts[index + 1 :]]) if near else field_meant(parts[-1])
+        hint = f" Did you mean {meant!r}?" if meant else f" --config={path} --help lists all fields."
+        if isinstance(holder, dict) and not near:
+            hint = f" {'.'.join(parts[:index])!r} there sets: {', '.join(items)}."
+            hint += f" {holder['target']} has the arguments: {', '.join(names)}." if names else ""
+        sys.exit(f"--config.{name}: {path} has no such field.{hint}")
+    if _is_section(holder):
+        inner = ", ".join(f"--config.{name}.{field}" for field, _ in diff.items(holder))
+        sys.exit(f"--config.{name} is a group of fields. Set one of them: {inner}")
+    return outer, parts[-1]
+
+
+def _is_section(value: Any) -> bool:
+    return dataclasses.is_dataclass(value)
+
+
+def field_meant(word: str) -> str:
+    """Returns the field of a config that is called `word`, or nearly so, without its section; "" if there is none."""
+    lasts: dict[str, str] = {}
+    for name, _ in diff.flatten(schema.Config(model={})):
+        lasts.setdefault(name.rpartition(".")[2], name)
+    lasts |= _USUAL_NAMES
+    return lasts.get(text.closest(word.replace("-", "_").lower(), lasts, 0.8), "")
+
+
+def parameters(target: str) -> dict[str, Any] | None:
+    """Returns the arguments of `package.module:function` with their defaults; None where there is no plain value.
+
+    None instead of a dict: the function was not found.
+    """
+    module, _, name = target.partition(":")
+    files = [Path(folder, *module.split(".")) for folder in sys.path]
+    if module.startswith("tfdist.configs."):
+        files.insert(0, configs.FOLDER.joinpath(*module.split(".")[2:]))
+    for file in (each.with_suffix(".py") for each in files):
+        for node in ast.parse(file.read_bytes()).body if file.is_file() else ():
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                arguments = node.args
+                required = [None] * (len(arguments.args) - len(arguments.defaults))
+                defaults = [*required, *arguments.defaults, *arguments.kw_defaults]
+                names = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
+                return {each: value and _constant(value) for each, value in zip(names, defaults, strict=True)}
+    return None
+
+
+def _constant(node: ast.expr) -> Any:
+    with contextlib.suppress(ValueError, TypeError):
+        return ast.literal_eval(node)
+    return None
