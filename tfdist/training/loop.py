@@ -128,15 +128,13 @@ def next_due_step(tools: LoopTools, step: int) -> int:
 
 def run_due_actions(tools: LoopTools, state: TrainingState, *, save: bool = False) -> None:
     """Checks the replicas, evaluates and saves, each if due; `save`: a user asked for it. May raise StopRequested."""
-    run, config, step = tools.run, tools.run.config, state.step
+    run, step = tools.run, state.step
     for extra in tools.extras:
         extra.write_due(step)
     if tools.comparison_is_due(step):
         tools.consistency.check(state)
     improved = evaluate.is_due(run, step) and state.last_evaluated_step < step and _evaluate(tools, state)
     end_epoch_if_due(run, state)
-    if improved and tools.checkpointer is not None:
-        tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best.value)
     due = improved or run.save_is_due(step)
     if (due or save) and not run.callbacks.stopped_on_nan:
         checkpointing.save(tools, state, scheduled=due)
