@@ -51,8 +51,7 @@ def read(env: Mapping[str, str], root: Path = Path("/")) -> Machine:
         maker = _MAKERS.get(_line(device / "vendor"), "")
         if maker and _line(device / "class").startswith(_CLASSES):
             gpus[maker] = gpus.get(maker, 0) + 1
-    text = _content(root / "proc" / "cpuinfo")
-    flags = onednn.read_processor(text).flags
+    flags = onednn.read_processor(root / "proc" / "cpuinfo").flags
     return Machine(architecture=platform.machine(), processor_flags=flags, gpus=gpus, site=site(env))
 
 
