@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tfdist.cluster.devices import host_gpus, onednn
 
@@ -43,9 +42,7 @@ class Machine:
 def read(env: Mapping[str, str], root: Path = Path("/")) -> Machine:
     """Returns this machine; `root`: the folder of proc and sys."""
     gpus: dict[str, int] = {}
-    folder = root / "proc" / "driver" / "nvidia" / "gpus"
-    nvidia = len(host_gpus.list_gpus()) or (len(list(folder.iterdir())) if folder.is_dir() else 0)
-    if nvidia:
+    if nvidia := len(host_gpus.query() or [*(root / "proc" / "driver" / "nvidia" / "gpus").glob("*")]):
         gpus["nvidia"] = nvidia
     for device in sorted((root / "sys" / "bus" / "pci" / "devices").glob("*")):
         maker = _MAKERS.get(_line(device / "vendor"), "")
@@ -110,11 +107,7 @@ def version(name: str) -> str | None:
 
 
 def _line(path: Path) -> str:
-    return (_content(path) or "").strip()
-
-
-def _content(path: Path) -> Any:
     try:
-        return path.read_text()
+        return path.read_text().strip()
     except OSError:
-        return None
+        return ""
