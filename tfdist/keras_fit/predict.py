@@ -160,16 +160,16 @@ def gather(
     """
     batches = []
     callbacks.call("on_predict_begin")
-    with cluster.collective("tfdist.predict"):
+    with cluster.monitor.in_collective("tfdist.predict"):
         predict = predictor.bind(elements)
     for index in range(steps):
         if callbacks.begins_batch("predict", index):
             callbacks.call("on_predict_batch_begin", index)
-        with cluster.collective("tfdist.predict"):
+        with cluster.monitor.in_collective("tfdist.predict"):
             outputs = tf.nest.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, predict())
         if keep:
             batches.append(outputs)
-        cluster.note_progress(index + 1)
+        cluster.monitor.note_progress(index + 1)
         if callbacks.ends_batch("predict", index, steps):
             last = callbacks.last_of_batch("predict", index)
             callbacks.call("on_predict_batch_end", last, {"outputs": outputs})

@@ -200,7 +200,7 @@ def save(tools: LoopTools, state: TrainingState, *, scheduled: bool) -> None:
         raise nonfinite.make_diverged_error(tools, f"{bad} after step {state.step}", steps)
     if scheduled:
         state.last_scheduled_step = state.step
-    with run.cluster.pause_timers():  # Callbacks, and the checkpoint that is being written, may take long.
+    with run.cluster.monitor.pause_timers():  # Callbacks, and the checkpoint that is being written, may take long.
         arrays = _collect(tools, state)
         if arrays is not None:
             tools.checkpointer.save(state.step, arrays, state.to_json())
@@ -261,7 +261,7 @@ def save_stopped(tools: LoopTools, state: TrainingState) -> None:
 
 def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
     """Waits until the last checkpoint is written, or raises OSError."""
-    with tools.run.cluster.pause_timers():
+    with tools.run.cluster.monitor.pause_timers():
         saved = tools.checkpointer is None or tools.checkpointer.wait()
     if not saved:
         left = directory.safe_state(tools.run.checkpoints)
@@ -271,7 +271,7 @@ def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
 def close(tools: LoopTools) -> None:
     """Closes the files of a run, however it ends; a checkpoint that is being written is completed first."""
     if tools.checkpointer is not None:
-        with tools.run.cluster.pause_timers():
+        with tools.run.cluster.monitor.pause_timers():
             tools.checkpointer.wait()
     for extra in tools.extras:
         extra.close()

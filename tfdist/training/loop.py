@@ -27,7 +27,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a callback of a script raised it.
     """
-    run.cluster.watch_files(files.waits, lambda: 3 * run.stop.save_seconds())
+    run.cluster.monitor.watch_files(files.waits, lambda: 3 * run.stop.save_seconds())
     changes = checkpointing.check_same_config(run, allow_config_changes)
     finished = None if run.is_script else checkpointing.read_finished(run)
     if not run.is_script and run.cluster.broadcast(finished is not None):
@@ -67,11 +67,11 @@ def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
     """Returns the exit code of `train`."""
     try:
         train_loop(tools, state)
-        with tools.run.cluster.pause_timers():
+        with tools.run.cluster.monitor.pause_timers():
             end_run(tools, state)
         return 0
     except StopRequested:
-        with tools.run.cluster.pause_timers():
+        with tools.run.cluster.monitor.pause_timers():
             checkpointing.save_stopped(tools, state)
             return ending.stopped_code(tools.run)
 
@@ -89,7 +89,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         execution = tools.train_steps(batches, next_due_step(tools, state.step) - state.step)
         seconds = time.perf_counter() - started
         state.step += execution.steps
-        run.cluster.note_progress(state.step)
+        run.cluster.monitor.note_progress(state.step)
         tools.ledger.step = state.step
         rolled_back = handle_nonfinite(tools, state, execution)
         if rolled_back:
