@@ -48,7 +48,7 @@ class Inputs:
 class Distributor(Protocol):
     """The methods of `tfdist.cluster.cluster.Cluster` that a pipeline uses."""
 
-    strategy: tf.distribute.Strategy
+    strategy: Any  # Of TensorFlow.
     num_workers: int
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:

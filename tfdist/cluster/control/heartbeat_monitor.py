@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist.cluster import interruption
+from tfdist.cluster import interruption, slurm_requeue
 
 # Seconds between two looks, at most.
 _INTERVAL_SECONDS = 1.0
@@ -355,9 +355,9 @@ def requeue(missing: Collection[int] = ()) -> None:
     `missing`: the ranks of workers that did not connect, if this process ends before there is a monitor.
     """
     if _monitor is None:
-        interruption.requeue(missing)
+        slurm_requeue.requeue(missing)
     elif _monitor.loss.get("restart_helps"):
-        interruption.requeue(_monitor.loss["found"], substitutes=True)
+        slurm_requeue.requeue(_monitor.loss["found"], substitutes=True)
 
 
 def reason_of_exit(monitor: HeartbeatMonitor) -> str:
