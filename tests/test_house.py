@@ -63,6 +63,9 @@ PRIVATE_NAMES = {
         "tensorflow.python.eager.context": "configure_coordination_service: heartbeat and shutdown time-outs",
         "_config": "the coordination service's options are not all public",
     },
+    "tfdist.cluster.devices.onednn": {
+        "tensorflow.python.util._pywrap_util_port": "whether TensorFlow uses oneDNN, by its own rules for processors",
+    },
     "tfdist.cluster.distributed_dataset": {
         "tensorflow.python.data.ops.multi_device_iterator_ops": "device datasets have no options",
         "_create_device_dataset": "patched while an iterator is made, for the same reason",

@@ -14,7 +14,7 @@ from typing import Any
 from absl import flags
 
 from tests.benchmark import rounds, sections, workloads
-from tfdist.cluster.devices import gpu_table
+from tfdist.cluster.devices import host_gpus
 from tfdist.config import flags as config_flags
 from tfdist.launch import processes
 from tfdist.report import files
@@ -99,9 +99,9 @@ def main(argv: list[str]) -> None:
     unknown = [word for word in values.cases if word not in CASES]
     if unknown:
         sys.exit(f"--cases: there is no {unknown[0]!r}; there are {', '.join(CASES)}.")
-    gpus = gpu_table.query()
+    gpus = host_gpus.query()
     if not gpus:
-        sys.exit("tests.benchmark.gpu_steps: no GPU: nvidia-smi lists none.")
+        sys.exit("tests.benchmark.gpu_steps: no GPU: NVML lists none.")
     print(f"{gpus[0]}", flush=True)
     found: sections.Rows = []
     with config_flags.one_message("tests.benchmark.gpu_steps"), processes.cleanup_on_sigterm():

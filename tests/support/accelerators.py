@@ -14,7 +14,7 @@ import forked
 import processes
 from launching import REPOSITORY, free_ports, worker_environment
 
-from tfdist.cluster.devices import gpu_table, host_gpus
+from tfdist.cluster.devices import host_gpus
 
 # tests/conftest.py hides the GPUs from all other tests, and keeps the value that this variable had.
 VISIBLE = "TFDIST_TESTS_CUDA_VISIBLE_DEVICES"
@@ -87,7 +87,7 @@ def find() -> tuple[Devices | None, str]:
     env = visible_again(os.environ)
     names = host_gpus.assigned_gpus(env)
     if not names and not host_gpus.unused_by_tensorflow(env):
-        return None, f"no GPU: {gpu_table.why_none(env)}"
+        return None, f"no GPU: {host_gpus.why_none(env)}"
     code = "from tfdist.cluster import strategy; print(len(strategy.plan().gpus))"
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=SECONDS)
@@ -95,7 +95,7 @@ def find() -> tuple[Devices | None, str]:
         return None, f"no GPU: {done.stderr.strip().splitlines()[-1]}"
     count = int(done.stdout.split()[-1])
     if count == 0:
-        return None, f"no GPU: TensorFlow lists none. {gpu_table.why_none(env)}"
+        return None, f"no GPU: TensorFlow lists none. {host_gpus.why_none(env)}"
     return Devices("GPU", (names or tuple(map(str, range(count))))[:count]), ""
 
 

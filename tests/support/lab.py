@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -464,18 +463,6 @@ class Lowering(keras.callbacks.Callback):
         if batch == self.batch:
             self.batch = None
             self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
-
-
-class Removing(keras.callbacks.Callback):
-    """Removes a directory after the first epoch."""
-
-    def __init__(self, path: str):
-        super().__init__()
-        self.path = path
-
-    def on_epoch_end(self, epoch, logs=None):
-        if epoch == 0:
-            shutil.rmtree(self.path)
 
 
 class Scaled(keras.layers.Layer):

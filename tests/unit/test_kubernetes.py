@@ -35,17 +35,18 @@ def test_its_pods_find_one_another():
     job, service = manifests()["Job"], manifests()["Service"]
     name, spec = job["metadata"]["name"], job["spec"]
     pod = spec["template"]["spec"]
-    *plain, key = pod["containers"][0]["env"]
+    rank, *plain, key = pod["containers"][0]["env"]
     variables = {each["name"]: each["value"] for each in plain}
     assert key["name"] == keys.VARIABLE and "controller-uid" in key["valueFrom"]["fieldRef"]["fieldPath"]
-    assert pod["subdomain"] == service["metadata"]["name"] == variables["TFDIST_SERVICE"]
+    assert rank["name"] == "RANK" and "job-completion-index" in rank["valueFrom"]["fieldRef"]["fieldPath"]
+    assert pod["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"] == {"job-name": name} and service["spec"]["clusterIP"] == "None"
-    assert spec["completions"] == spec["parallelism"] == int(variables["TFDIST_NUM_WORKERS"])
+    assert spec["completions"] == spec["parallelism"] == int(variables["WORLD_SIZE"])
     for index in range(spec["completions"]):
-        env = variables | {"JOB_COMPLETION_INDEX": str(index), "HOSTNAME": f"{name}-{index}"}
+        env = variables | {"RANK": str(index)}
         worker = environment.resolve(env, port_base=10000, port_count=10000)
         assert (worker.rank, worker.num_workers) == (index, spec["completions"])
-        assert worker.addresses[index] == f"{name}-{index}.{service['metadata']['name']}:{worker.port}"
+        assert worker.chiefs == (f"{name}-0.{service['metadata']['name']}:{worker.port}",)
 
 
 def test_a_stopped_worker_is_no_failure_and_an_error_ends_the_job():

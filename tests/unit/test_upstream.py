@@ -106,6 +106,7 @@ FUNCTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "global_seed": (),
     },
     "tensorflow.python.framework.op_def_registry": {"get": ("name",)},
+    "tensorflow.python.util._pywrap_util_port": {"IsMklEnabled": ()},
     "keras.src.losses.loss": {
         "reduce_weighted_values": ("values", "sample_weight", "mask", "reduction", "dtype"),
         "scale_loss_for_distribution": ("value",),

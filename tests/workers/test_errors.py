@@ -20,7 +20,6 @@ from parameters import slow, slow_except
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import error_report, interruption
-from tfdist.config import user_code
 from tfdist.data import inspection
 from tfdist.training import checkpointing, loop, setup
 from tfdist.training.consistency import example_search
@@ -346,24 +345,6 @@ def test_a_damaged_config_of_the_workdir_is_named(fails, tmp_path):
     (tmp_path / "config.json").write_text('{"model": ')
     said = fails(tmp_path, config())
     assert said.startswith(f"{tmp_path}/config.json is damaged") and "restore it, or remove it" in said
-
-
-@pytest.mark.slow
-def test_a_run_whose_workdir_was_removed_ends_after_three_checkpoints(tmp_path, capsys):
-    """It trained to its end, for hours, and could save nothing."""
-    bad = config(
-        train=c.Train(epochs=20),
-        checkpoint=c.Checkpoint(every=c.Every(epochs=1)),
-        callbacks=[{"target": "lab:Removing", "path": str(tmp_path / "run")}],
-    )
-    keras.utils.clear_session()
-    with pytest.raises(
-        FileNotFoundError, match=r"no longer exists: 3 checkpoints .* ends at step 120\. Restore"
-    ) as ended:
-        loop.train(setup.build_run(bad, tmp_path / "run"))
-    assert user_code.is_user_error(ended.value)
-    said = capsys.readouterr().err
-    assert said.count("could not be written") == 3 and not (tmp_path / "run").exists()
 
 
 def finite(path: pathlib.Path) -> bool:

@@ -381,9 +381,9 @@ import sys
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
 from tfdist.cluster.several_workers import start
-from tfdist.cluster.devices import gpu_facts, gpu_software
+from tfdist.cluster.devices import gpu_software
 build = {"cuda_compute_capabilities": ["sm_70", "compute_80"]}
-found = gpu_facts.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
+found = gpu_software.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
 gpu_software.describe = lambda env: found
 count = start.count_connected
 def count_and_tell(made, monitor, seconds, one):

@@ -27,7 +27,7 @@ def run():
     assert own == float(cluster.rank) + 0.3
     values = {}
     for place, variable in enumerate([*(weight.value for weight in model.weights), *others]):
-        parts = [part.numpy() for part in cluster.local_values(variable)]
+        parts = [part.numpy() for part in cluster.strategy.experimental_local_results(variable)]
         assert len(parts) == 2
         if variable.dtype == tf.string:
             continue

@@ -554,13 +554,6 @@ def test_gpus_are_divided_among_the_workers():
     assert host_gpus.assigned_gpus({"CUDA_VISIBLE_DEVICES": "3,GPU-ab, 5"}) == ("3", "GPU-ab", "5")
     assert host_gpus.assigned_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
     assert host_gpus.assigned_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == ()
-    listed = (
-        "GPU 0: NVIDIA A100 (UUID: GPU-aa)\n"
-        "GPU 1: NVIDIA A100 (UUID: GPU-bb)\n"
-        "  MIG 3g.20gb Device 0: (UUID: MIG-cc)\n"
-        "  MIG 3g.20gb Device 1: (UUID: MIG-dd)\n"
-    )
-    assert host_gpus.parse_list(listed) == ("GPU-aa", "MIG-cc", "MIG-dd")
     assert local_workers.divide_gpus(("0", "1", "2", "3", "4"), 2) == [("0", "1"), ("2", "3")]
     assert local_workers.divide_gpus((), 2) == [(), ()]
     with pytest.raises(ValueError, match=r"--workers=3, but there are 2 GPU\(s\)"):

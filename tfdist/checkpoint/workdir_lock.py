@@ -1,12 +1,10 @@
 """One run per workdir: `workdir/.tfdist-run` names the run that writes there. Imports no TensorFlow.
 
-The chief creates the file with O_EXCL and updates its time in each heartbeat. While this run is alive, a second one is
+The chief creates the file with O_EXCL and writes it again in each heartbeat. While this run is alive, a second one is
 refused. If it is dead, the next run takes over the workdir: its process no longer exists on this machine, or it ran on
-another one and the time of its file is older than `_DEAD_HEARTBEATS` heartbeats. With NFS these times are those of the
-file server, so the clocks of hosts may differ. On Lustre each host stamps its own: if the clock of the second host is
-ahead by more than these heartbeats, one late sign of life is enough for a take-over, and the first run ends itself when
-it notices; if it is behind, a dead run is taken for a live one for longer. File locks are not used: network file
-systems may not support them, or may keep those of a dead host.
+another one and the time of its file has not changed for `_DEAD_HEARTBEATS` heartbeats, in which the next run waits. So
+no clocks are compared. File locks are not used: network file systems may not support them, or may keep those of a dead
+host.
 """
 
 import contextlib
@@ -17,13 +15,10 @@ import secrets
 import socket
 import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import psutil
 
 from tfdist.checkpoint import directory
 from tfdist.report import files
@@ -33,8 +28,6 @@ LOCK = ".tfdist-run"
 _DEAD_HEARTBEATS = 3
 # Seconds between two looks at the file of another run.
 _POLL_SECONDS = 0.5
-# The largest process id of Linux, and the longest interval between signs of life that is believed, in seconds.
-_MAX_PID, _MAX_HEARTBEAT = 2**22, 1e6
 
 
 class WorkdirInUseError(OSError):
@@ -51,7 +44,7 @@ class Owner:
     pid: int = 0
     # Boot and process namespace in which `pid` is valid; "" if unknown.
     machine: str = ""
-    # When the process started; see `_start_of`.
+    # When the process started, in clock ticks since boot.
     start: str = ""
     # When it acquired the workdir, in seconds since 1970.
     since: float = 0.0
@@ -98,21 +91,18 @@ class WorkdirLock:
         with contextlib.suppress(OSError), files.waiting(self._path):
             self._thread.join(self._owner.heartbeat_seconds)  # Not longer: the file system may hang.
             found = _look(self._path)
-            if found is not None and found.owner.nonce == self._owner.nonce:
+            if found is not None and found[0].nonce == self._owner.nonce:
                 self._path.unlink()
 
     def _send_heartbeats(self) -> None:
         while not self._released.wait(self._owner.heartbeat_seconds):
-            try:
+            with contextlib.suppress(OSError):  # The file system is not available, or standard error is closed.
                 found = _look(self._path, touch=self._owner.nonce)
                 if found is None and not self._released.is_set():  # Removed by hand, or with the whole workdir.
                     _create(self._path, self._owner)
-            except OSError:
-                continue  # The file system is not available at the moment.
-            if found is not None and found.owner.nonce != self._owner.nonce:
-                self._lost(str(found.owner))
-                return
-            with contextlib.suppress(OSError):  # The file system is not available, or standard error is closed.
+                if found is not None and found[0].nonce != self._owner.nonce:
+                    self._lost(str(found[0]))
+                    return
                 self._take_requests()
 
     def _take_requests(self) -> None:
@@ -150,30 +140,29 @@ def acquire(
     files.make_workdir(workdir)
     directory.note_workdir(workdir, os.environ)
     path, mine = workdir / LOCK, _this_process(job, heartbeat_seconds)
-    started, first = time.monotonic(), None
+    started, seen, alive = time.monotonic(), None, False
     while not _create(path, mine):
         found = _look(path)
         if found is None:  # Released between the two calls.
-            time.sleep(_POLL_SECONDS / 10)
             continue
-        if first is None or first.owner.nonce != found.owner.nonce:
-            first, seen = found, time.monotonic()
-        alive = _is_alive(found, first, mine, time.monotonic() - seen, workdir)
-        if alive is False:
-            if _take_over(path, found.owner, mine):
-                log(f"took over {workdir} from a run that no longer exists: {found.owner}")
-                break
-            if found is first:
-                log(f"waiting: another process is taking over {workdir}, or was killed while it did")
-            continue
-        same_job = job != "" and found.owner.job == job
-        if (alive and not same_job) or time.monotonic() - started > wait_seconds:
+        holder, is_new = found[0], seen is None or found[0] != seen[0]
+        if found != seen:
+            seen, since, alive = found, time.monotonic(), not is_new
+        dead = time.monotonic() - since > _DEAD_HEARTBEATS * holder.heartbeat_seconds
+        if holder.machine and holder.machine == mine.machine:
+            alive = _runs(holder)
+            dead = not alive
+        if dead and _take_over(path, holder, mine):
+            log(f"took over {workdir} from a run that no longer exists: {holder}")
+            break
+        same_job = job != "" and holder.job == job
+        if (alive and not dead and not same_job) or time.monotonic() - started > wait_seconds:
             raise WorkdirInUseError(
-                f"{workdir} is in use by another run: {found.owner}. Stop that run, or choose another workdir. Its "
-                f"file is {path}."
+                f"{workdir} is in use by another run: {holder}. Stop that run, or choose another workdir; if there is "
+                f"no such run, remove {path}*."
             )
-        if found is first:
-            log(f"waiting for the run that holds {workdir}: {found.owner}")
+        if is_new:
+            log(f"waiting for the run that holds {workdir}: {holder}")
         time.sleep(_POLL_SECONDS)
     return WorkdirLock(path, mine, lost, requests, requested)
 
@@ -184,7 +173,7 @@ def owner(workdir: Path) -> Owner | None:
         found = _look(workdir / LOCK)
     except OSError:
         return None
-    return None if found is None else found.owner
+    return None if found is None else found[0]
 
 
 def is_alive(workdir: Path, holder: Owner) -> bool:
@@ -201,15 +190,8 @@ def is_alive(workdir: Path, holder: Owner) -> bool:
     return age <= _DEAD_HEARTBEATS * holder.heartbeat_seconds
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Found:
-    owner: Owner
-    # Time of the last sign of life, by the clock that stamps files.
-    sign: float
-
-
-def _look(path: Path, touch: str | None = None) -> _Found | None:
-    """Reads the file, or returns None if there is none; renews the time of the file whose nonce is `touch`.
+def _look(path: Path, touch: str = "") -> tuple[Owner, float] | None:
+    """Returns the owner and the time of the file, None if there is none; renews the time if the nonce is `touch`.
 
     Raises:
         WorkdirInUseError: it is a link, a pipe or a directory, which no run makes.
@@ -218,13 +200,12 @@ def _look(path: Path, touch: str | None = None) -> _Found | None:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise WorkdirInUseError(f"{path} is not a file of tfdist, so no run can hold its workdir. Remove it.")
         # Opened each time: network file systems then read the current content and time from the server.
-        with files.waiting(path), open(path, "rb" if touch is None else "r+b") as file:
+        with files.waiting(path), open(path, "r+b" if touch else "rb") as file:
             content = file.read()
             owner = _parse(content)
             if owner.nonce == touch:
-                os.utime(file.fileno())
-                os.pwrite(file.fileno(), content, 0)  # Some file systems, such as gcsfuse, renew the time only by this.
-            return _Found(owner, os.fstat(file.fileno()).st_mtime)
+                os.pwrite(file.fileno(), content, 0)  # Some file systems, such as gcsfuse, cannot set times.
+            return owner, os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return None
 
@@ -236,8 +217,8 @@ def _parse(content: bytes) -> Owner:
         time.localtime(owner.since)
     except Exception:  # A damaged file may hold anything: numbers of 400 digits, 100,000 brackets.
         return _UNREADABLE
-    in_range = 0 < owner.pid <= _MAX_PID and 0 < owner.heartbeat_seconds <= _MAX_HEARTBEAT
-    return owner if in_range and owner.nonce.isalnum() and len(owner.nonce) <= 64 else _UNREADABLE
+    is_name = owner.nonce.isalnum() and len(owner.nonce) <= 64
+    return owner if is_name and owner.heartbeat_seconds > 0 else _UNREADABLE
 
 
 def _create(path: Path, owner: Owner) -> bool:
@@ -267,14 +248,10 @@ def _take_over(path: Path, dead: Owner, mine: Owner) -> bool:
     """Replaces the file of a dead run, unless another process has replaced it or is replacing it."""
     claim = path.with_name(f"{LOCK}.{dead.nonce}")  # Only its creator may replace the file of this dead run.
     if not _create(claim, mine):
-        with contextlib.suppress(OSError):  # Its creator may have been killed.
-            if _server_time(path.parent) - claim.stat().st_mtime > _DEAD_HEARTBEATS * dead.heartbeat_seconds:
-                claim.unlink()
-        time.sleep(_POLL_SECONDS)
         return False
     try:
         found = _look(path)
-        if found is None or found.owner.nonce != dead.nonce:
+        if found is None or found[0].nonce != dead.nonce:
             return False
         files.replace_file(path, _content(mine))
         return True
@@ -283,50 +260,19 @@ def _take_over(path: Path, dead: Owner, mine: Owner) -> bool:
             claim.unlink()
 
 
-def _is_alive(found: _Found, first: _Found, mine: Owner, watched: float, workdir: Path) -> bool | None:
-    """Returns whether the run that holds the workdir is alive; None: not known yet.
-
-    Args:
-        found: its file now.
-        first: its file when it was first seen, `watched` seconds ago.
-    """
-    owner = found.owner
-    if owner.machine and owner.machine == mine.machine:
-        return _runs(owner)
-    if found.sign != first.sign:
-        return True
-    # Not by age alone: after a pause of the file system, the next sign may be on its way.
-    silent = watched >= owner.heartbeat_seconds
-    old = _server_time(workdir) - found.sign > _DEAD_HEARTBEATS * owner.heartbeat_seconds
-    return False if silent and old else None
-
-
 def _runs(owner: Owner) -> bool:
     """Returns whether the owner's process exists on this machine, and its id does not belong to a newer process."""
-    try:
-        process = psutil.Process(owner.pid)
-        return process.status() != psutil.STATUS_ZOMBIE and _start_of(owner.pid) == owner.start
-    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-        return False
-    except psutil.AccessDenied:
-        return True
+    return owner.start == _start_of(owner.pid)
 
 
 def _start_of(pid: int) -> str:
-    """Returns when a process started: on Linux in clock ticks since boot, which no change of the clock moves."""
-    if sys.platform != "linux":
-        return f"{psutil.Process(pid).create_time()}"
-    # proc(5), field 22. The second field is the command in parentheses, which may hold spaces and parentheses.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-
-
-def _server_time(directory: Path) -> float:
-    """Returns the current time by the clock that stamps files: that of the file server, or on Lustre of this host."""
-    with tempfile.TemporaryFile(dir=directory) as probe:
-        probe.write(b"x")
-        probe.flush()
-        os.fsync(probe.fileno())
-        return os.fstat(probe.fileno()).st_mtime
+    """Returns when a process started, in clock ticks since boot; "": it has ended."""
+    try:
+        # proc(5), fields 3 and 22. The second field is the command in parentheses, which may hold spaces and those.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state == "Z" else fields[18]
 
 
 def _this_process(job: str, heartbeat_seconds: float) -> Owner:
@@ -344,8 +290,6 @@ def _this_process(job: str, heartbeat_seconds: float) -> Owner:
 
 def _machine() -> str:
     """Returns the boot id of the kernel and the process namespace: hosts may have equal names, containers equal ids."""
-    if sys.platform != "linux":
-        return ""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

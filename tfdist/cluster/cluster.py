@@ -110,10 +110,6 @@ class Cluster:
         """Returns an iterator over global batches, which TensorFlow divides; see `distributed_dataset`."""
         return distributed_dataset.distribute_global(self.strategy, dataset, policy, drop)
 
-    def local_values(self, value: Any) -> tuple[Any, ...]:
-        """Returns the parts of an iterator's element, or of a replicated value, of this worker's replicas, in order."""
-        return self.strategy.experimental_local_results(value)
-
     def created_here(self, variable: tf.Variable) -> bool:
         """Returns True if `variable` was created in the scope of this cluster."""
         return self.strategy.extended.variable_created_in_scope(variable)
@@ -160,7 +156,7 @@ class Cluster:
             return self.strategy.reduce("SUM", self.strategy.run(row, args=arguments), axis=None)
 
         def gather_from_all(*arguments: tf.Tensor) -> tf.Tensor:
-            with self.collective("an exchange of values"):
+            with self.monitor.in_collective("an exchange of values"):
                 return all_gather(*arguments)
 
         return gather_from_all
@@ -213,7 +209,7 @@ class Cluster:
 
         def call(values: list[tf.Tensor]) -> list[tf.Tensor]:
             check("a broadcast")
-            with self.collective("a broadcast"):
+            with self.monitor.in_collective("a broadcast"):
                 return values_of_chief(values)
 
         return call
@@ -221,29 +217,6 @@ class Cluster:
     def broadcast_variables(self, variables: Iterable[Any]) -> None:
         """Sets Keras variables to the chief's values on every worker. Collective."""
         self.make_broadcast_variables(variables)()
-
-    def note_progress(self, step: int) -> None:
-        """Notes that an execution has ended after `step` steps; the stall timer of the next one starts."""
-        self.monitor.note_progress(step)
-
-    def stop_timer(self) -> None:
-        """Stops the stall timer until the next heartbeat: what follows is not a step and may take any time."""
-        self.monitor.stop_timer()
-
-    def pause_timers(self) -> AbstractContextManager:
-        """Stops the stall timers of all workers in a block that may take any time on one of them."""
-        return self.monitor.pause_timers()
-
-    def collective(self, purpose: str) -> AbstractContextManager:
-        """Notes that this worker waits for all others in a block; `purpose` is for messages, such as "a broadcast"."""
-        return self.monitor.in_collective(purpose)
-
-    def watch_files(self, waits: Callable[[], tuple[str, float] | None], seconds: Callable[[], float]) -> None:
-        """Ends the process if it waits for a file, of which `waits` tells, longer than `stall_seconds` and `seconds`.
-
-        For so long a checkpoint may also be written after the loss of a worker; one minute is always allowed.
-        """
-        self.monitor.waits_for_file, self.monitor.writing_seconds = waits, seconds
 
     def leave(self) -> None:
         """Waits for all workers to finish: if one exits early, TensorFlow makes the others fail after about 8 s.

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.control import heartbeat_monitor
-from tfdist.config import patching, user_code
+from tfdist.config import patching
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,31 +29,25 @@ class ScriptCluster(Cluster):
         """Lets the chief run a `with` block first, and then the other workers, all at the same time. Collective.
 
         For downloads, and for files that the chief writes and all workers read. If the chief fails in the block, the
-        others skip it and raise ChiefFailedError with its message, or SystemExit if the chief raises that. In the
-        block, collectives and the creation of models raise RuntimeError: the chief would wait for workers that wait
-        for it.
+        others skip it and raise as `share` does. In the block, collectives and the creation of models raise
+        RuntimeError: the chief would wait for workers that wait for it.
         """
         if self.num_workers == 1:
             yield
             return
         if not self.is_chief:
-            end = json.loads(self.broadcast_bytes(b""))
-            if "exit_code" in end:
-                raise SystemExit(end["exit_code"])
-            if "error" in end:
-                raise heartbeat_monitor.ChiefFailedError(
-                    f"worker 0, the chief, failed in a block of cluster.chief_first: {end['error']}"
-                )
+            share(self, None, None)
         only_here = cluster_lib.on_one_worker("a block of cluster.chief_first", "call it outside of the block")
+        failed = None
         try:
-            with self.pause_timers(), only_here, tf.variable_creator_scope(_reject_replicated):
+            with self.monitor.pause_timers(), only_here, tf.variable_creator_scope(_reject_replicated):
                 yield
         except (Exception, SystemExit) as error:
-            if self.is_chief:
-                self.broadcast_bytes(json.dumps(_describe(error)).encode())
-            raise
+            if not self.is_chief:
+                raise
+            failed = error
         if self.is_chief:
-            self.broadcast_bytes(b"{}")
+            share(self, None, failed)
 
     @contextlib.contextmanager
     def alone(self, model: keras.Model) -> Iterator[None]:
@@ -76,12 +70,6 @@ class ScriptCluster(Cluster):
 def for_script(cluster: Cluster) -> ScriptCluster:
     """Returns the same workers with the methods of scripts."""
     return ScriptCluster(**{field.name: getattr(cluster, field.name) for field in dataclasses.fields(cluster)})
-
-
-def _describe(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, SystemExit):
-        return {"exit_code": error.code if isinstance(error.code, int | None) else 1}
-    return {"error": f"{type(error).__name__}: {user_code.message(error)}"}
 
 
 def _reject_replicated(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
@@ -138,7 +126,7 @@ def in_any_scope() -> bool:
     return tf.distribute.has_strategy()
 
 
-def share(cluster: Cluster, returned: Any, error: Exception | None) -> Any:
+def share(cluster: Cluster, returned: Any, error: Exception | SystemExit | None) -> Any:
     """Returns on every worker what a function on the chief returned, None if JSON cannot hold it. Collective.
 
     Args:
@@ -146,8 +134,8 @@ def share(cluster: Cluster, returned: Any, error: Exception | None) -> Any:
         error: what it raised there instead; None: it raised nothing.
 
     Raises:
-        Exception: on the chief `error`, on the others one of the same class and with the same text, if the class is
-            known there and takes a text.
+        Exception, SystemExit: on the chief `error`, on the others one of the same class and with the same text, if the
+            class is known there and takes a text.
         ChiefFailedError: on the others, if it is not.
     """
     if not cluster.is_chief:
@@ -172,8 +160,8 @@ def _of_chief(found: dict[str, Any]) -> Any:
         return found.get("returned")
     module, name, arguments, text = found["raised"]
     kind = getattr(sys.modules.get(module), name, None)
-    error: Exception = heartbeat_monitor.ChiefFailedError(f"worker 0, the chief, failed: {name}: {text}")
-    if isinstance(kind, type) and issubclass(kind, Exception):
+    error: BaseException = heartbeat_monitor.ChiefFailedError(f"worker 0, the chief, failed: {name}: {text}")
+    if isinstance(kind, type) and issubclass(kind, Exception | SystemExit):
         with contextlib.suppress(TypeError):  # Its constructor takes other arguments.
             error = kind(*arguments)
     raise error

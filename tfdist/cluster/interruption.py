@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 # Exit code after a stop request and a save: EX_TEMPFAIL of sysexits.h, "try again later".
@@ -108,8 +108,6 @@ def within(seconds: float, function: Callable[[], T]) -> T | None:
     return found[0] if found else None
 
 
-# Requeues the Slurm job as `slurm_requeue.requeue`, which `slurm_requeue.enable_requeue` sets; None: nothing does.
-_requeue: Callable[..., None] | None = None
 # Signals received before `install_handlers`.
 _early: StopRequest | None = None
 # What the last `install_handlers` returned.
@@ -228,18 +226,6 @@ def block_signals() -> Iterator[None]:
             if handler is not None:
                 signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def call_to_requeue(function: Callable[..., None]) -> None:
-    """Sets what `requeue` calls."""
-    global _requeue
-    _requeue = function
-
-
-def requeue(lost: Collection[int] = (), *, substitutes: bool = False) -> None:
-    """Requeues the Slurm job of this process, which ends, if the config says so; see `slurm_requeue.requeue`."""
-    if _requeue is not None:
-        _requeue(lost, substitutes=substitutes)
 
 
 def ignore_signals() -> None:

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 
-from tfdist.cluster import interruption
+from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.control import heartbeat_monitor
 from tfdist.cluster.devices import machine
 from tfdist.cluster.stderr import print_error
@@ -41,7 +41,7 @@ def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
 
 def _requeue(code: int, missing: Collection[int] = ()) -> None:
     if code == interruption.EXIT_STOPPED:
-        interruption.requeue()
+        slurm_requeue.requeue()
     elif code == interruption.EXIT_PEER_LOST:
         heartbeat_monitor.requeue(missing)
 

@@ -43,7 +43,6 @@ def enable_requeue(rank: int, stop: interruption.StopRequest, progressed: Callab
     # The workdir may hang.
     known = functools.partial(interruption.within, _ANSWER_SECONDS, progressed)
     _policy = RequeuePolicy(rank=rank, stop=stop, progressed=lambda: bool(known()))
-    interruption.call_to_requeue(requeue)
 
 
 def restart_helps() -> bool | None:

@@ -42,7 +42,7 @@ def open_inputs(config: config_lib.Config) -> Inputs:
         adapt=adapt,
         described=_spec_of_finished(finish) if halves and finish else lambda spec: spec,
     )
-    return inputs if inputs.pipeline.connects_first else with_sources(config, inputs)
+    return inputs if inputs.pipeline.needs_cluster_first else with_sources(config, inputs)
 
 
 def choose_pipeline(options: config_lib.Data) -> pipelines.Pipeline:

@@ -19,7 +19,7 @@ class Pipeline:
     """One of the values of `config.data.pipeline`."""
 
     # Whether the workers connect before the sources are made: a tf.data.Dataset starts TensorFlow.
-    connects_first: bool
+    needs_cluster_first: bool
     # (dataset, config.data) -> the source of a tf.data.Dataset that `config.data.source` has returned; or a ValueError.
     open_dataset: Callable[[tf.data.Dataset, Any], Any]
     # (config, inputs, sizes, shard, cluster) -> the feed of one worker; see `make_stream_feed`.
@@ -38,7 +38,7 @@ class Inputs:
     objective: Callable[..., dict[str, tf.Tensor]]
     # adapt(model, read); None: not set.
     adapt: Callable[..., None] | None
-    # None until all workers are connected, if the pipeline `connects_first`.
+    # None until all workers are connected, if the pipeline `needs_cluster_first`.
     train_source: Any = None
     evaluation_source: Any = None
     # Spec of a batch of the pipeline -> spec of the batch that `config.data.prepare` returns; see `image.halves`.
@@ -48,6 +48,7 @@ class Inputs:
 class Distributor(Protocol):
     """The methods of `tfdist.cluster.cluster.Cluster` that a pipeline uses."""
 
+    strategy: Any  # Of TensorFlow.
     num_workers: int
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
@@ -55,9 +56,6 @@ class Distributor(Protocol):
 
     def distribute_global(self, dataset: tf.data.Dataset, policy: str, drop: int) -> Iterator[Any]:
         """Returns an iterator over global batches, which TensorFlow divides among all replicas."""
-
-    def local_values(self, value: Any) -> tuple[Any, ...]:
-        """Returns the parts of an iterator's element that belong to this worker's replicas."""
 
 
 def combine(
@@ -213,4 +211,4 @@ def _refuse_dataset(dataset: tf.data.Dataset, options: config_lib.Data) -> Any:
     )
 
 
-STREAM = Pipeline(connects_first=False, open_dataset=_refuse_dataset, make_feed=make_stream_feed)
+STREAM = Pipeline(needs_cluster_first=False, open_dataset=_refuse_dataset, make_feed=make_stream_feed)

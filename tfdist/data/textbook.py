@@ -301,7 +301,9 @@ def make_feed(
 
     def rows_of_steps(first_number: int, last_number: int) -> Iterator[inspection.Rows]:
         elements = open_training(first_number - 1, last_number, make_training(numbered=True))
-        batches = map(cluster.local_values, itertools.islice(elements, last_number - first_number + 1))
+        batches = map(
+            cluster.strategy.experimental_local_results, itertools.islice(elements, last_number - first_number + 1)
+        )
         return _rows_of_batches(batches, train_source, options.train_split, first_number)
 
     spec = {
@@ -333,7 +335,7 @@ def make_feed(
 
 
 PIPELINE = Pipeline(
-    connects_first=True,
+    needs_cluster_first=True,
     open_dataset=lambda dataset, options: DatasetSource(dataset, options.source["target"]),
     make_feed=make_feed,
 )

@@ -142,7 +142,7 @@ def _train(
         name = f"{type(model).__name__}.train_step"
         with own_setup.explain_mismatch(name, run.objective), data_errors.explain(sizes.steps_per_epoch):
             code = trainer.train(run)
-    cluster.stop_timer()
+    cluster.monitor.stop_timer()
     if code in interruption.EXITS_SAVED:
         raise SystemExit(code)
     plain_values.note_end(model, traced)
@@ -205,7 +205,7 @@ def evaluate(
 
         tools = trainer.make_silent_tools(run, keep)
         logs = trainer.evaluate(tools, 0)
-    cluster.stop_timer()
+    cluster.monitor.stop_timer()
     return dict(sorted(logs.items())) if return_dict else compiled_model.in_order(model, logs)
 
 
@@ -256,7 +256,7 @@ def predict(
         predict_lib.build(cluster, model, data.element_spec)
         found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner, keep=keep)
     data.end_epoch()
-    cluster.stop_timer()
+    cluster.monitor.stop_timer()
     return found
 
 

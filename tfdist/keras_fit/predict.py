@@ -160,15 +160,15 @@ def gather(
     """
     batches = []
     callbacks.call("on_predict_begin")
-    with cluster.collective("tfdist.predict"):
+    with cluster.monitor.in_collective("tfdist.predict"):
         predict = predictor.bind(elements)
     for index in range(steps):
         callbacks.before_steps("predict", index)
-        with cluster.collective("tfdist.predict"):
+        with cluster.monitor.in_collective("tfdist.predict"):
             outputs = tf.nest.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, predict())
         if keep:
             batches.append(outputs)
-        cluster.note_progress(index + 1)
+        cluster.monitor.note_progress(index + 1)
         callbacks.after_steps("predict", index, steps, functools.partial(dict, outputs=outputs))
         if callbacks.ends("predict", index + 1):
             break

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from tfdist import config as config_lib
-from tfdist.cluster.devices import gpu_table, host_gpus, onednn
+from tfdist.cluster.devices import host_gpus, onednn
 from tfdist.cluster.devices import machine as machine_lib
 
 # (limit, usage) of a control group's memory, in versions 2 and 1.
@@ -107,7 +107,7 @@ def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 def machine() -> str:
     """Returns this host's name and its GPUs or processor, for captions: "host n9, 4 x NVIDIA A100-SXM4-40GB"."""
-    gpus = Counter(gpu.name for gpu in gpu_table.query()) if host_gpus.assigned_gpus(os.environ) else {}
+    gpus = Counter(gpu.name for gpu in host_gpus.query()) if host_gpus.assigned_gpus(os.environ) else {}
     devices = [f"{count} x {name}" for name, count in gpus.items()]
     if not devices:
         devices = [f"{machine_lib.num_cores()} CPU cores ({onednn.read_processor().name or platform.machine()})"]

@@ -36,7 +36,7 @@ def save(tools: LoopTools, state: TrainingState) -> None:
     run = tools.run
     run.stop.save_wanted = False
     check_state(tools, state)
-    with run.cluster.pause_timers():  # It may wait for hooks, and for the previous checkpoint.
+    with run.cluster.monitor.pause_timers():  # It may wait for hooks, and for the previous checkpoint.
         arrays = _collect(tools, state)
         if arrays is not None:
             tools.checkpointer.save(state.step, arrays, state.to_json())
@@ -99,7 +99,7 @@ def save_stopped(tools: LoopTools, state: TrainingState) -> None:
 
 def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
     """Waits until the last checkpoint is written, or raises OSError."""
-    with tools.run.cluster.pause_timers():
+    with tools.run.cluster.monitor.pause_timers():
         saved = tools.checkpointer is None or tools.checkpointer.wait()
     if not saved:
         left = directory.safe_state(tools.run.checkpoints)
@@ -109,7 +109,7 @@ def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
 def close(tools: LoopTools) -> None:
     """Closes the files of a run, however it ends; a checkpoint that is being written is completed first."""
     if tools.checkpointer is not None:
-        with tools.run.cluster.pause_timers():
+        with tools.run.cluster.monitor.pause_timers():
             tools.checkpointer.wait()
     for extra in tools.extras:
         extra.close()

@@ -71,7 +71,7 @@ class StepRunner:
         """Runs up to `max_steps` steps; `first`: the index of the first batch of an evaluation."""
         steps = self.length.next_steps(max_steps)
         stop = tf.constant(self.run.stop.value(), tf.float64)
-        with self.run.cluster.collective("an execution"), self.run.execution_context():
+        with self.run.cluster.monitor.in_collective("an execution"), self.run.execution_context():
             vector, replica_seconds = self.run_steps(iterator, tf.constant(steps), stop, tf.constant(first))
             totals = dict(zip(self.run.context.names_of_execution, vector.numpy().tolist(), strict=True))
         self.seconds += replica_seconds.numpy()
@@ -120,7 +120,7 @@ def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[...,
             id(local.handle): may_write
             for variables, may_write in ((run.hooks.held, False), (written, True))
             for variable in map(checkpoint_format.tf_variable, variables)
-            for local in run.cluster.local_values(variable)
+            for local in run.cluster.strategy.experimental_local_results(variable)
         }
 
     return guard.around(step, name, writable, draws=run.checks_draws)

@@ -28,7 +28,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a hook of a script raised it.
     """
-    run.cluster.watch_files(files.waits, lambda: 3 * run.stop.save_seconds())
+    run.cluster.monitor.watch_files(files.waits, lambda: 3 * run.stop.save_seconds())
     config_changes = opening.check_same_config(run, allow_config_changes)
     finished = None if run.is_script else opening.read_finished(run)
     if not run.is_script and run.cluster.broadcast(finished is not None):
@@ -70,11 +70,11 @@ def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
     """Returns the exit code of `train`."""
     try:
         train_loop(tools, state)
-        with tools.run.cluster.pause_timers():
+        with tools.run.cluster.monitor.pause_timers():
             end_run(tools, state)
         return 0
     except StopRequested:
-        with tools.run.cluster.pause_timers():
+        with tools.run.cluster.monitor.pause_timers():
             checkpointing.save_stopped(tools, state)
             return ending.stopped_code(tools.run)
 
@@ -92,7 +92,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         execution = tools.train_steps(batches, next_due_step(tools, state.step) - state.step)
         seconds = time.perf_counter() - started
         state.step += execution.steps
-        run.cluster.note_progress(state.step)
+        run.cluster.monitor.note_progress(state.step)
         tools.ledger.step = state.step
         for extra in tools.extras:  # The part of each feature in the loop.
             extra.after_execution(tools, state, execution)
@@ -124,15 +124,13 @@ def run_due_actions(tools: LoopTools, state: TrainingState, *, save: bool = Fals
 
     Raises StopRequested if all workers agreed to stop during the evaluation.
     """
-    run, config, step = tools.run, tools.run.config, state.step
+    run, step = tools.run, state.step
     for extra in tools.extras:
         extra.act_if_due(tools, state)
     improved = False
     if evaluate.is_due(run, step) and state.last_evaluated_step < step:
         improved = _evaluate(tools, state)
     end_epoch_if_due(run, state)  # As in Keras, after the evaluation.
-    if improved and tools.checkpointer is not None:
-        tools.checkpointer.mark_best(step, config.checkpoint.best_metric, state.best.value)
     due = improved or run.save_is_due(step)
     if (due or save) and not run.hooks.stopped_on_nan:
         checkpointing.save(tools, state)

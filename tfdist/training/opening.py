@@ -189,9 +189,6 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
         ended = run.is_script and (state.step >= run.total_steps or run.hooks.stop())
         advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""
         report.event(f"resumed from {saved.path}{advice}", saved.step)
-        # The run may have died after this save, before best.json.
-        if state.best.step == saved.step and run.config.checkpoint.best_metric is not None:
-            checkpointer.mark_best(saved.step, run.config.checkpoint.best_metric, state.best.value)
     return checkpointer
 
 

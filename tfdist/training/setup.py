@@ -53,7 +53,7 @@ def build_run(
     inputs = inputs_lib.open_inputs(config)
     config = learning_rate.resolve(config)
     plan = strategy.plan(config.cluster, communication=config.communication)
-    if inputs.pipeline.connects_first:  # The textbook pipeline opens its sources with the strategy.
+    if inputs.pipeline.needs_cluster_first:  # The textbook pipeline opens its sources with the strategy.
         cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
         inputs = inputs_lib.with_sources(config, inputs)
     sizes = inputs_lib.make_sizes(config, inputs, (cluster or plan).num_replicas, trains=shared is not None)
@@ -106,7 +106,7 @@ def connect(
         cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=shared, stop=stop)
     except interruption.StopError as error:
         raise interruption.StopError(f"{error}: {directory.safe_state(workdir / 'checkpoints')}") from None
-    cluster.watch_files(files.waits, lambda: 0.0)  # `loop.train` allows as long as a save takes.
+    cluster.monitor.watch_files(files.waits, lambda: 0.0)  # `loop.train` allows as long as a save takes.
     if cluster.is_chief:  # Only the chief checks the time limit.
         stop.job_end = slurm_job.end_time(os.environ)
         if config.cluster.time_limit_seconds is not None:

@@ -13,7 +13,6 @@ import time
 
 import forked
 import numpy as np
-import psutil
 import pytest
 from launching import REPOSITORY
 from processes import until
@@ -112,13 +111,14 @@ def test_a_lock_of_another_host_is_taken_only_when_its_heartbeats_stop(tmp_path,
     held.kill()
     started = time.monotonic()
     lock = acquire(tmp_path, wait=20.0)
-    assert HEARTBEAT_SECONDS <= time.monotonic() - started < 10
+    assert 3 * HEARTBEAT_SECONDS <= time.monotonic() - started < 10
     lock.release()
 
 
 def test_a_live_run_holds_its_lock_where_times_of_files_cannot_be_set(tmp_path):
     """The lock of a run on gcsfuse looked dead after three heartbeats."""
-    with holder(tmp_path, "17", before="import os\nos.utime = lambda *arguments, **options: None\n") as process:
+    before = "import os\nos.utime = None\n"
+    with holder(tmp_path, "17", before=before) as process:
         try:
             assert process.stdout.readline() == "acquired\n"
             move_away(tmp_path)
@@ -164,15 +164,15 @@ def damaged(**changes) -> bytes:
     "content",
     [
         *(b"", b'{"job": "1', b"[]", b"null", b'{"nonce": "../../x"}', b"[" * 100_000, b"\x00" * 50, b"\xff\xfe"),
-        *(damaged(pid=pid) for pid in (-1, 0, 10**400, "x", None)),
+        *(damaged(pid=pid) for pid in ("x", None)),
         *(damaged(since=seconds) for seconds in (float("inf"), float("nan"), 10**400, -(10**300))),
-        *(damaged(heartbeat_seconds=seconds) for seconds in (float("nan"), float("inf"), -1, 0, 10**400)),
+        *(damaged(heartbeat_seconds=seconds) for seconds in (float("nan"), -1, 0, 10**400)),
         damaged(nonce="n" * 70_000),
     ],
 )
 def test_a_damaged_file_is_taken_for_a_half_written_one(tmp_path, content):
     (tmp_path / workdir_lock.LOCK).write_bytes(content)
-    assert workdir_lock._look(tmp_path / workdir_lock.LOCK).owner == workdir_lock.Owner()
+    assert workdir_lock._look(tmp_path / workdir_lock.LOCK)[0] == workdir_lock.Owner()
 
 
 @pytest.mark.parametrize("content", [b"", b'{"job": "1'])
@@ -185,19 +185,6 @@ def test_a_half_written_file_does_not_block_the_workdir(tmp_path, content, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wait_for_a_process_that_was_killed_in_a_take_over_is_announced(tmp_path, held):
-    held.kill()
-    held.wait()
-    values = json.loads((tmp_path / workdir_lock.LOCK).read_text()) | {"heartbeat_seconds": HEARTBEAT_SECONDS}
-    (tmp_path / workdir_lock.LOCK).write_text(json.dumps(values))
-    (tmp_path / f"{workdir_lock.LOCK}.{values['nonce']}").write_text("")
-    said = []
-    acquire(tmp_path, log=said.append).release()
-    assert said[0] == f"waiting: another process is taking over {tmp_path}, or was killed while it did"
-    assert len(said) == 2 and said[1].startswith(f"took over {tmp_path} from a run that no longer exists")
-    assert not [*tmp_path.iterdir()]
-
-
 @pytest.mark.parametrize("kind", ["dangling link", "pipe", "directory"])
 def test_names_that_are_no_files_are_refused_at_once(tmp_path, kind):
     path = tmp_path / workdir_lock.LOCK
@@ -208,13 +195,6 @@ def test_names_that_are_no_files_are_refused_at_once(tmp_path, kind):
     with pytest.raises(workdir_lock.WorkdirInUseError, match=r"tfdist-run is not a file of tfdist, .* Remove it"):
         acquire(tmp_path, wait=20.0)
     assert time.monotonic() - started < 5
-
-
-def test_a_live_owner_is_known_whatever_its_clock_says(tmp_path, held, monkeypatch):
-    """psutil computes start times from the clock; ticks since boot do not move with it."""
-    monkeypatch.setattr(psutil.Process, "create_time", lambda self: time.time() + 3600)
-    with pytest.raises(workdir_lock.WorkdirInUseError, match=f"process {held.pid}"):
-        acquire(tmp_path)
 
 
 def test_of_many_starts_at_once_one_gets_the_lock(tmp_path, held):

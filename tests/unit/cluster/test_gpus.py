@@ -1,4 +1,4 @@
-"""Which GPUs a worker uses, and what it says if TensorFlow finds none; a script on the PATH replaces nvidia-smi."""
+"""Which GPUs a worker uses, and what it says if TensorFlow finds none; a module replaces that of the driver."""
 
 import importlib.metadata
 import json
@@ -12,48 +12,74 @@ from launching import REPOSITORY, worker_environment
 
 from tfdist import config
 from tfdist.cluster import strategy
-from tfdist.cluster.devices import gpu_facts, gpu_software, gpu_table, host_gpus, machine, unused_gpus
+from tfdist.cluster.devices import gpu_software, host_gpus, machine, unused_gpus
 from tfdist.cluster.discovery import gpus as gpus_lib
 
-LIST = """GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-aa)
-GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-bb)
+# Two GPUs, of which the second has two MIG slices and no memory of its own; what of them fails is in FAILS.
+NVML = """
+import os, types
+
+class NVMLError(Exception):
+    pass
+
+class NVMLError_NotFound(NVMLError):
+    pass
+
+fails, count, slices = os.environ["FAILS"].split(), int(os.environ["GPUS"]), {1: ["MIG-cc", "MIG-dd"]}
+
+def nvmlInit():
+    if "init" in fails:
+        raise NVMLError("Driver/library version mismatch")
+
+def nvmlDeviceGetCount():
+    return count
+
+def nvmlDeviceGetHandleByIndex(index):
+    return index
+
+def nvmlDeviceGetName(gpu):
+    return "NVIDIA A100"
+
+def nvmlDeviceGetUUID(gpu):
+    return gpu if isinstance(gpu, str) else f"GPU-{gpu}"
+
+def nvmlDeviceGetMemoryInfo(gpu):
+    if gpu:
+        raise NVMLError("Not Supported")
+    return types.SimpleNamespace(total=2**30)
+
+def nvmlDeviceGetMaxMigDeviceCount(gpu):
+    if gpu == 0:
+        raise NVMLError("Not Supported")
+    return 7
+
+def nvmlDeviceGetMigDeviceHandleByIndex(gpu, index):
+    if index >= len(slices[gpu]):
+        raise NVMLError_NotFound
+    return slices[gpu][index]
+
+def nvmlSystemGetDriverVersion():
+    return "550.54.15"
 """
-TABLE = """0, NVIDIA A100-SXM4-80GB, GPU-aa, 81920, 8.0, 4, 16
-1, Tesla V100-SXM2-16GB, GPU-bb, 16384, [N/A], [N/A], [N/A]
-"""
-VERSION = """NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024
-GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)
-"""
-# As the driver 545 and newer, with the open kernel modules, write it.
-OPEN_VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs@builder)\n"
 BUILT = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
 
 
 @pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """Puts a program nvidia-smi on the PATH: (output of -L, of the query, exit code) -> its folder."""
+def nvml(tmp_path, monkeypatch):
+    """Replaces the module of the driver's library: (number of GPUs, what fails) -> the folder with it."""
+    folder = tmp_path / "nvml"
+    folder.mkdir()
+    (folder / "pynvml.py").write_text(NVML)
 
-    def make(listed=LIST, table=TABLE, code=0):
-        folder = tmp_path / "bin"
-        folder.mkdir()
-        (folder / "listed").write_text(listed)
-        (folder / "table").write_text(table)
-        program = folder / "nvidia-smi"
-        program.write_text(
-            f"#!/bin/sh\ncase $1 in -L) read_from=listed;; *) read_from=table;; esac\n"
-            f'while read -r line; do echo "$line"; done < {folder}/$read_from\nexit {code}\n'
-        )
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(folder))
+    def make(count=2, fails=""):
+        monkeypatch.setenv("GPUS", str(count))
+        monkeypatch.setenv("FAILS", fails)
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.delitem(sys.modules, "pynvml", raising=False)
         return folder
 
-    return make
-
-
-@pytest.fixture
-def no_program(monkeypatch):
-    """A PATH without nvidia-smi."""
-    monkeypatch.setenv("PATH", "/nowhere")
+    yield make
+    sys.modules.pop("pynvml", None)
 
 
 @pytest.fixture
@@ -61,56 +87,45 @@ def proc(tmp_path):
     """A /proc with the driver's files for two GPUs."""
     for name in ("0000:07:00.0", "0000:0f:00.0"):
         (tmp_path / "driver" / "nvidia" / "gpus" / name).mkdir(parents=True)
-    (tmp_path / "driver" / "nvidia" / "version").write_text(VERSION)
     return tmp_path
 
 
-def test_the_table_of_nvidia_smi(nvidia_smi):
-    nvidia_smi()
-    first, second = gpu_table.query()
-    assert (first.index, first.name, first.uuid) == (0, "NVIDIA A100-SXM4-80GB", "GPU-aa")
-    assert (first.memory_mib, first.compute_capability) == (81920, (8, 0))
-    assert (first.pcie_generation, first.pcie_width) == (4, 16)
-    assert second.compute_capability is None and second.pcie_width == 0
-    assert host_gpus.list_gpus() == ("GPU-aa", "GPU-bb")
-    assert gpu_table.parse_query("No devices were found\n") == ()
+def test_the_gpus_of_the_host(nvml):
+    nvml()
+    first, second = host_gpus.query()
+    assert first == host_gpus.HostGpu(name="NVIDIA A100", uuids=("GPU-0",), memory_mib=1024)
+    assert second == host_gpus.HostGpu(name="NVIDIA A100", uuids=("MIG-cc", "MIG-dd"), memory_mib=0)
+    assert host_gpus.assigned_gpus({}) == ("GPU-0", "MIG-cc", "MIG-dd")
+    assert host_gpus.driver_version() == "550.54.15"
 
 
-def test_the_drivers_version(proc, tmp_path):
-    assert gpu_table.driver_version(proc) == "550.54.15"
-    (proc / "driver" / "nvidia" / "version").write_text(OPEN_VERSION)
-    assert gpu_table.driver_version(proc) == "570.86.15"
-    assert gpu_table.driver_version(tmp_path / "nothing") == ""
+def test_this_machine_may_have_no_driver():
+    assert len(host_gpus.assigned_gpus({})) >= len(host_gpus.query())
+    assert bool(host_gpus.query()) <= bool(host_gpus.driver_version())
 
 
-def test_gpus_that_tensorflow_does_not_list_stop_the_training(nvidia_smi):
-    nvidia_smi()
+def test_gpus_that_tensorflow_does_not_list_stop_the_training(nvml):
+    nvml()
     with pytest.raises(gpu_software.GpusNotFoundError) as error:
         strategy.plan(config.ClusterOptions(), env={})
     said = str(error.value)
-    assert said.startswith(f"This host has 2 GPU(s), according to nvidia-smi -L, but TensorFlow {tf.__version__} lists")
-    assert f"pip install 'tensorflow[and-cuda]=={tf.__version__}'" in said
+    assert said.startswith(f"This host has 2 GPU(s), according to NVML, but TensorFlow {tf.__version__} lists none")
+    assert "pip install 'tensorflow[and-cuda]" in said
     assert said.endswith("To train on the CPU, set --config.cluster.gpus=0.")
     assert strategy.plan(config.ClusterOptions(gpus=0), env={}).gpus == ()
     assert strategy.plan(config.ClusterOptions(), env={"CUDA_VISIBLE_DEVICES": ""}).gpus == ()
     assert strategy.plan(config.ClusterOptions(gpus=0, logical_devices=2), env={}).local_replicas == 2
 
 
-@pytest.mark.parametrize(("listed", "code"), [("No devices were found", 6), ("", 0)])
-def test_a_host_without_gpus_trains_on_its_cpu(nvidia_smi, proc, listed, code):
-    nvidia_smi(listed, "", code)
+def test_a_host_without_gpus_trains_on_its_cpu(nvml, proc):
+    nvml(0)
     gpu_software.check_found({}, proc)
-    assert gpu_table.query() == ()
+    assert host_gpus.query() == ()
 
 
-def test_an_error_of_nvidia_smi_does_not_hide_the_gpus(nvidia_smi, proc):
-    nvidia_smi("Failed to initialize NVML: Driver/library version mismatch", "", 18)
-    with pytest.raises(gpu_software.GpusNotFoundError, match=r"2 GPU\(s\), according to .*/driver/nvidia/gpus"):
-        gpu_software.check_found({}, proc)
-
-
-def test_without_nvidia_smi_the_drivers_files_count(no_program, proc):
-    with pytest.raises(gpu_software.GpusNotFoundError, match=r"2 GPU\(s\).*apptainer exec --nv"):
+def test_where_nvml_fails_the_drivers_files_count(nvml, proc):
+    nvml(fails="init")
+    with pytest.raises(gpu_software.GpusNotFoundError, match=r"2 GPU\(s\), according to .*/driver/nvidia/gpus.*--nv"):
         gpu_software.check_found({}, proc)
     gpu_software.check_found({"CUDA_VISIBLE_DEVICES": "-1"}, proc)
     gpu_software.check_found({}, proc / "nothing")
@@ -148,26 +163,26 @@ def test_missing_libraries_are_those_that_the_wheel_names():
     ],
 )
 def test_code_for_an_architecture(capability, kind):
-    assert gpu_facts.generated_code(capability, BUILT) == kind
+    assert gpu_software.generated_code(capability, BUILT) == kind
 
 
 def test_facts_and_notes():
     build = {"cuda_compute_capabilities": BUILT, "cuda_version": "12.5.1", "cudnn_version": "9"}
     details = [{"device_name": "NVIDIA B200", "compute_capability": (10, 0)}] * 2
     env = {"NCCL_DEBUG": "INFO", "TF_DETERMINISTIC_OPS": "1", "HOME": "/h"}
-    found = gpu_facts.facts(details, build, env)
+    found = gpu_software.facts(details, build, env)
     assert json.loads(json.dumps(found)) == found
     assert found["gpus"] == [{"name": "NVIDIA B200", "compute_capability": "10.0", "code": "PTX"}] * 2
     assert found["variables"] == {"NCCL_DEBUG": "INFO", "TF_DETERMINISTIC_OPS": "1"}
     assert found["cudnn"].startswith("9") and found["built_for"] == BUILT
-    assert found["tf32"] and not gpu_facts.facts(details, build, {"NVIDIA_TF32_OVERRIDE": "0"})["tf32"]
-    (note,) = gpu_facts.notes(found)
+    assert found["tf32"] and not gpu_software.facts(details, build, {"NVIDIA_TF32_OVERRIDE": "0"})["tf32"]
+    (note,) = gpu_software.notes(found)
     assert "no machine code for NVIDIA B200" in note and "CUDA_CACHE_PATH" in note
-    old = gpu_facts.facts([{"device_name": "Tesla K80", "compute_capability": (3, 7)}], build, {})
-    assert gpu_facts.notes(old) == [
+    old = gpu_software.facts([{"device_name": "Tesla K80", "compute_capability": (3, 7)}], build, {})
+    assert gpu_software.notes(old) == [
         "TensorFlow has no code for Tesla K80, only for sm_60, sm_70, sm_80, sm_89, compute_90: use another build"
     ]
-    assert gpu_facts.notes(gpu_facts.facts([{}], build, {})) == gpu_facts.notes({}) == []
+    assert gpu_software.notes(gpu_software.facts([{}], build, {})) == gpu_software.notes({}) == []
     assert gpu_software.describe({}) == {}
 
 
@@ -230,19 +245,19 @@ def test_bfloat16_is_not_sent_with_nccl(monkeypatch):
 
 
 @pytest.mark.workers
-def test_the_command_says_why_it_does_not_train(nvidia_smi, tmp_path):
-    folder = nvidia_smi()
+def test_the_command_says_why_it_does_not_train(nvml, tmp_path):
+    folder = nvml()
     env = {name: value for name, value in worker_environment().items() if name != "CUDA_VISIBLE_DEVICES"}
     words = ["--config=configs/digits.py", f"--workdir={tmp_path / 'run'}"]
     keywords = {
         "cwd": REPOSITORY,
-        "env": env | {"PATH": f"{folder}:/usr/bin:/bin"},
+        "env": env | {"PYTHONPATH": f"{folder}:{env.get('PYTHONPATH', '')}", "GPUS": "2", "FAILS": ""},
         "capture_output": True,
         "text": True,
     }
     done = forked.run([sys.executable, "-m", "tfdist.main", *words], timeout=300, **keywords)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "This host has 2 GPU(s), according to nvidia-smi -L" in done.stderr
+    assert "This host has 2 GPU(s), according to NVML" in done.stderr
     done = forked.run([sys.executable, "-m", "tfdist", "doctor", *words], timeout=300, **keywords)
     assert done.returncode == 1, done.stderr
     assert re.search(r"^GPUs +BAD +rank 0: This host has 2 GPU\(s\), .*pip install", done.stdout, re.MULTILINE)

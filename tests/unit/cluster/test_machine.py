@@ -16,8 +16,8 @@ GH200 = Machine(architecture="aarch64", gpus={"nvidia": 4})
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A / with the PCI devices that it is given, as (maker, class), and no nvidia-smi."""
-    monkeypatch.setenv("PATH", "/nowhere")
+    """A / with the PCI devices that it is given, as (maker, class), and no driver's library."""
+    monkeypatch.setattr(machine.host_gpus, "query", lambda: ())
 
     def make(*devices, flags="fpu sse4_2 avx avx2"):
         for number, (maker, kind) in enumerate(devices):
@@ -40,7 +40,7 @@ def test_gpus_of_all_makers_are_counted_and_graphics_in_processors_are_not(root)
     assert found.processor_flags == {"fpu", "sse4_2", "avx", "avx2"} and found.architecture == platform.machine()
 
 
-def test_nvidias_gpus_are_counted_without_their_program(root):
+def test_nvidias_gpus_are_counted_without_their_library(root):
     folder = root()
     (folder / "proc" / "driver" / "nvidia" / "gpus" / "0000:01:00.0").mkdir(parents=True)
     assert machine.read({}, folder).gpus == {"nvidia": 1}

@@ -16,7 +16,7 @@ from rendezvous_threads import GRACE_SECONDS, Outcome, Workers, assert_all_ports
 
 from tfdist.cluster import interruption
 from tfdist.cluster.control import decision, keys, listener, rendezvous
-from tfdist.cluster.discovery import environment, gpus
+from tfdist.cluster.discovery import environment
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
@@ -199,22 +199,6 @@ def test_a_gpu_that_two_workers_hold_is_named():
         assert isinstance(outcome.error, ValueError)
         assert f"GPU 0 on host {socket.gethostname()} is used by ranks 0-1" in outcome.message
         assert "GPU 1" not in outcome.message
-
-
-def test_gpus_that_a_wrapper_has_divided_are_not_divided_again():
-    torchrun = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "TORCHELASTIC_RUN_ID": "7", "LOCAL_WORLD_SIZE": "2"}
-    divided = []
-    for rank, given in enumerate(("1,0", "2,3")):
-        env = torchrun | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "CUDA_VISIBLE_DEVICES": given}
-        divided.append(gpus.divided_gpus(environment.resolve(env, port_base=10000, port_count=10000), env))
-    own = environment.resolve(env | {"CUDA_VISIBLE_DEVICES": "3"}, port_base=10000, port_count=10000)
-    assert gpus.divided_gpus(own, {"CUDA_VISIBLE_DEVICES": "3"}) == ""
-    outcomes = run([(p, {"metadata": {"divided_gpus": divided[p.rank]}}) for p in worker_specs(free_ports(2))])
-    host = socket.gethostname()
-    for outcome in outcomes:
-        assert isinstance(outcome.error, ValueError)
-        assert "CUDA_VISIBLE_DEVICES, whose GPUs tfdist divides among the workers of a host: give it" in outcome.message
-        assert f"the same value for all: '0,1' on rank 0 ({host}); '2,3' on rank 1 ({host})" in outcome.message
 
 
 def test_two_processes_with_one_rank_are_noticed(found):

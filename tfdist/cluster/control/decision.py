@@ -63,7 +63,7 @@ def decide(workers: Mapping[int, dict[str, Any]], spec_addresses: Sequence[str],
         return failure(failed, addresses, port_in_use=all(workers[rank]["port_in_use"] for rank in failed))
     if absent := [rank for rank in range(size) if rank not in workers]:
         return missing(absent, addresses, size, seconds)
-    differing = [*_mismatches(workers), *_divided_twice(workers, addresses), *_shared_exclusives(workers, addresses)]
+    differing = [*_mismatches(workers), *_shared_exclusives(workers, addresses)]
     if differing:
         return _error(ValueError, "The workers differ:", differing)
     elsewhere = [
@@ -140,29 +140,15 @@ def _names(ranks: Sequence[int], addresses: Sequence[str]) -> list[str]:
 def _mismatches(workers: Mapping[int, dict]) -> list[str]:
     lines = []
     for name in dict.fromkeys(name for worker in workers.values() for name in worker["must_match"]):
-        values = {rank: worker["must_match"].get(name, "(absent)") for rank, worker in workers.items()}
-        if name.startswith(FILE):
-            values = {rank: value for rank, value in values.items() if value != "(absent)"}
-        lines += _differing(name, values, workers)
+        ranks = collections.defaultdict(list)
+        for rank, worker in workers.items():
+            value = worker["must_match"].get(name, "(absent)")
+            if value != "(absent)" or not name.startswith(FILE):
+                ranks[value].append(rank)
+        if len(ranks) > 1:
+            texts = (f"{value!r} on {_ranks(found, workers)}" for value, found in ranks.items())
+            lines.append(f"{name}: {'; '.join(texts)}")
     return lines
-
-
-def _differing(name: str, values: Mapping[int, str], workers: Mapping[int, dict]) -> list[str]:
-    ranks = collections.defaultdict(list)
-    for rank, value in values.items():
-        ranks[value].append(rank)
-    texts = (f"{value!r} on {_ranks(found, workers)}" for value, found in ranks.items())
-    return [f"{name}: {'; '.join(texts)}"] if len(ranks) > 1 else []
-
-
-def _divided_twice(workers: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:
-    """Returns a line for each host whose workers divide GPUs that a wrapper has divided among them before."""
-    hosts = collections.defaultdict(dict)
-    for rank, worker in workers.items():
-        if divided := worker["metadata"].get("divided_gpus"):
-            hosts[hostlist.split_address(addresses[rank])[0], worker["host"]][rank] = divided
-    name = "CUDA_VISIBLE_DEVICES, whose GPUs tfdist divides among the workers of a host: give it the same value for all"
-    return [line for values in hosts.values() for line in _differing(name, values, workers)]
 
 
 def _shared_exclusives(workers: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist.cluster import interruption
+from tfdist.cluster import interruption, slurm_requeue
 
 # Seconds between two looks, at most.
 _INTERVAL_SECONDS = 1.0
@@ -132,12 +132,19 @@ class HeartbeatMonitor:
 
     @contextlib.contextmanager
     def in_collective(self, purpose: str) -> Iterator[None]:
-        """Notes that this worker waits for all others in a block."""
+        """Notes that this worker waits for all others in a block; `purpose` is for messages, such as "a broadcast"."""
         self.progress.collective = (outer := self.progress.collective) or (purpose, time.monotonic())
         try:
             yield
         finally:
             self.progress.collective = outer
+
+    def watch_files(self, waits: Callable[[], tuple[str, float] | None], seconds: Callable[[], float]) -> None:
+        """Ends the process if it waits for a file, of which `waits` tells, longer than `stall_seconds` and `seconds`.
+
+        For so long a checkpoint may also be written after the loss of a worker; one minute is always allowed.
+        """
+        self.waits_for_file, self.writing_seconds = waits, seconds
 
     def wait_until_finished(self, seconds: float) -> None:
         """Waits until all workers have finished; after that, lost workers are ignored.
@@ -348,9 +355,9 @@ def requeue(missing: Collection[int] = ()) -> None:
     `missing`: the ranks of workers that did not connect, if this process ends before there is a monitor.
     """
     if _monitor is None:
-        interruption.requeue(missing)
+        slurm_requeue.requeue(missing)
     elif _monitor.loss.get("restart_helps"):
-        interruption.requeue(_monitor.loss["found"], substitutes=True)
+        slurm_requeue.requeue(_monitor.loss["found"], substitutes=True)
 
 
 def reason_of_exit(monitor: HeartbeatMonitor) -> str:

@@ -1,12 +1,16 @@
-"""The GPUs that TensorFlow finds on this host, and what it was built with for them."""
+"""The GPUs that TensorFlow finds on this host, what it was built with for them, and what results on them depend on."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.devices import gpu_facts, host_gpus, unused_gpus
+from tfdist.cluster.devices import host_gpus, machine, unused_gpus
+
+# Environment variables that change how GPUs compute or communicate.
+_VARIABLES = ("TF_DETERMINISTIC_OPS", "TF_FORCE_GPU_ALLOW_GROWTH", "NVIDIA_TF32_OVERRIDE", "XLA_FLAGS", "NCCL_")
 
 
 class GpusNotFoundError(ValueError):
@@ -27,9 +31,8 @@ def num_listed(env: Mapping[str, str]) -> int:
 
 def check_found(env: Mapping[str, str], proc: Path = Path("/proc")) -> None:
     """Raises GpusNotFoundError, with the reason and what to install, if this host has GPUs; TensorFlow lists none."""
-    found = host_gpus.unused_by_tensorflow(env, proc)
-    if found:
-        raise GpusNotFoundError(unused_gpus.explain(found, env, proc))
+    if found := host_gpus.unused_by_tensorflow(env, proc):
+        raise GpusNotFoundError(unused_gpus.explain(found, env))
 
 
 def is_deterministic(env: Mapping[str, str]) -> bool:
@@ -40,12 +43,65 @@ def is_deterministic(env: Mapping[str, str]) -> bool:
 def describe(env: Mapping[str, str]) -> dict[str, Any]:
     """Returns what results and speed on this worker's GPUs depend on, as JSON values; {} without GPUs."""
     devices = tf.config.get_visible_devices("GPU")
-    if not devices:
-        return {}
     details = [tf.config.experimental.get_device_details(device) for device in devices]
-    return gpu_facts.facts(details, tf.sysconfig.get_build_info(), env)
+    return facts(details, tf.sysconfig.get_build_info(), env) if devices else {}
+
+
+def facts(details: Sequence[Mapping[str, Any]], build: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
+    """See `describe`; for GPUs with these `device_name` and `compute_capability`."""
+    built = list(build.get("cuda_compute_capabilities", []))
+    gpus = []
+    for detail in details:
+        capability = detail.get("compute_capability")
+        gpus.append(
+            {
+                "name": detail.get("device_name", "unknown"),
+                "compute_capability": capability and ".".join(map(str, capability)),
+                "code": capability and generated_code(capability, built),
+            }
+        )
+    return {
+        "gpus": gpus,
+        "driver": host_gpus.driver_version(),
+        "built_for": built,
+        "cuda": machine.version("nvidia-cuda-runtime-cu12") or f"{build.get('cuda_version')} (build)",
+        "cudnn": machine.version("nvidia-cudnn-cu12") or f"{build.get('cudnn_version')} (build)",
+        "nccl": machine.version("nvidia-nccl-cu12") or "unknown",
+        "tf32": tf.config.experimental.tensor_float_32_execution_enabled() and env.get("NVIDIA_TF32_OVERRIDE") != "0",
+        "variables": {name: value for name, value in sorted(env.items()) if name.startswith(_VARIABLES)},
+    }
+
+
+def generated_code(compute_capability: Sequence[int], built: Sequence[str]) -> str:
+    """Returns what this build of TensorFlow contains for a GPU: "binary", "PTX", or "" for nothing.
+
+    Args:
+        compute_capability: (major, minor).
+        built: TensorFlow's `cuda_compute_capabilities`, such as ["sm_80", "compute_90"]. Both have machine code for
+            X.Y and later minor versions; compute_XY also has PTX, which the driver compiles for all later versions.
+            Element-wise kernels of compute_XY have PTX only; on an H200 (9.0) they make the first start 4 s longer.
+    """
+    major, minor = compute_capability
+    code = ""
+    for kind, theirs, less in re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built)):
+        if int(theirs) == major and int(less) <= minor:
+            return "binary"
+        if kind == "compute" and (int(theirs), int(less)) <= (major, minor):
+            code = "PTX"
+    return code
 
 
 def notes(found: Mapping[str, Any]) -> list[str]:
     """Returns warnings about the result of `describe`: GPUs for which TensorFlow contains no machine code."""
-    return gpu_facts.notes(found) if found else []
+    lines = []
+    for name, code in dict.fromkeys((gpu["name"], gpu["code"]) for gpu in found.get("gpus", ())):
+        if code == "PTX":
+            lines.append(
+                f"TensorFlow has no machine code for {name}: the driver compiles each kernel at its first use, for "
+                "minutes in all. Set CUDA_CACHE_PATH to a local disk and CUDA_CACHE_MAXSIZE=4294967296 to keep them"
+            )
+        elif code == "":
+            lines.append(
+                f"TensorFlow has no code for {name}, only for {', '.join(found['built_for'])}: use another build"
+            )
+    return lines

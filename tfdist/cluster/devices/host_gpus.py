@@ -1,40 +1,64 @@
-"""The NVIDIA GPUs of this host, as nvidia-smi and the driver's files in /proc list them. Imports no TensorFlow."""
+"""The NVIDIA GPUs of this host, as NVML, the driver's library, lists them. Imports no TensorFlow."""
 
-import re
-import subprocess
+import contextlib
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfdist.cluster.discovery import worker_spec
 
+if TYPE_CHECKING:
+    import pynvml
+
 _PROC = Path("/proc")
-_SECONDS = 60.0
-# Exit code of nvidia-smi without a GPU, as in a job that has requested none; other codes are errors of the driver.
-_NO_DEVICE = 6
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HostGpu:
+    """A GPU of this host."""
+
+    name: str
+    # By which CUDA_VISIBLE_DEVICES names it: its UUID, or those of its MIG slices.
+    uuids: tuple[str, ...]
+    # 0: unknown.
+    memory_mib: int
+
+
+def query() -> tuple[HostGpu, ...]:
+    """Returns the GPUs that this process may use, in the driver's order; () without a driver that works."""
+    return _query() or ()
+
+
+def _query() -> tuple[HostGpu, ...] | None:
+    import pynvml  # Some 20 ms.
+
+    try:
+        pynvml.nvmlInit()
+        return tuple(_describe(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError:  # There is no driver, or it is broken.
+        return None
+
+
+def _describe(gpu: "pynvml.c_nvmlDevice_t") -> HostGpu:
+    import pynvml
+
+    slices, memory = [], 0
+    with contextlib.suppress(pynvml.NVMLError):  # No MIG.
+        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+            with contextlib.suppress(pynvml.NVMLError_NotFound):
+                slices.append(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)))
+    with contextlib.suppress(pynvml.NVMLError):  # It has none of its own, as in a GB10.
+        memory = pynvml.nvmlDeviceGetMemoryInfo(gpu).total // 2**20
+    # CUDA uses a GPU with slices only through its slices.
+    uuids = tuple(slices) or (pynvml.nvmlDeviceGetUUID(gpu),)
+    return HostGpu(name=pynvml.nvmlDeviceGetName(gpu), uuids=uuids, memory_mib=memory)
 
 
 def assigned_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns names of this machine's GPUs: the entries of CUDA_VISIBLE_DEVICES, or the UUIDs of `nvidia-smi -L`."""
+    """Returns names of this machine's GPUs: the entries of CUDA_VISIBLE_DEVICES, or the UUIDs of all."""
     visible = worker_spec.cuda_devices(env)
-    return list_gpus() if visible is None else visible
-
-
-def list_gpus() -> tuple[str, ...]:
-    """Returns the UUIDs of `nvidia-smi -L`; () without the program or a GPU."""
-    return parse_list(nvidia_smi("-L") or "")
-
-
-def parse_list(text: str) -> tuple[str, ...]:
-    """Parses the output of `nvidia-smi -L`: the UUIDs of GPUs; of a GPU with MIG slices, those of the slices."""
-    found: list[str] = []
-    for line in text.splitlines():
-        match = re.search(r"\(UUID: ([\w/-]+)\)", line)
-        if match is None:
-            continue
-        if line.startswith(" ") and found and not found[-1].startswith("MIG"):
-            found.pop()  # CUDA uses a GPU with slices only through its slices.
-        found.append(match[1])
-    return tuple(found)
+    return tuple(uuid for gpu in query() for uuid in gpu.uuids) if visible is None else visible
 
 
 def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
@@ -44,27 +68,34 @@ def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
         env: without effect on a process that hides all GPUs with CUDA_VISIBLE_DEVICES.
 
     Returns:
-        Such as "4 GPU(s), according to nvidia-smi -L"; "" if there are none.
+        Such as "4 GPU(s), according to NVML"; "" if there are none.
     """
     if worker_spec.cuda_devices(env) == ():
         return ""
-    text = nvidia_smi("-L")
-    if text is not None:
-        names = parse_list(text)
-        return f"{len(names)} GPU(s), according to nvidia-smi -L" if names else ""
-    # /proc lists all GPUs of the host, also in a job that has requested none.
-    slurm = [name for name in env if name.startswith("SLURM_") and "GPU" in name]
-    if "SLURM_JOB_ID" in env and not slurm and "CUDA_VISIBLE_DEVICES" not in env:
-        return ""
-    folder = proc / "driver" / "nvidia" / "gpus"
-    count = len(list(folder.iterdir())) if folder.is_dir() else 0
-    return f"{count} GPU(s), according to {folder}" if count else ""
+    found, source = _query(), "NVML"
+    if found is None:
+        # /proc lists all GPUs of the host, also in a job that has requested none.
+        slurm = [name for name in env if name.startswith("SLURM_") and "GPU" in name]
+        if "SLURM_JOB_ID" in env and not slurm and "CUDA_VISIBLE_DEVICES" not in env:
+            return ""
+        source = f"{proc}/driver/nvidia/gpus"
+        found = tuple(Path(source).glob("*"))
+    return f"{len(found)} GPU(s), according to {source}" if found else ""
 
 
-def nvidia_smi(*arguments: str) -> str | None:
-    """Returns the output of the program; None: there is no such program, or it cannot use the driver."""
-    try:
-        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True, timeout=_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode in (0, _NO_DEVICE) else None
+def why_none(env: Mapping[str, str]) -> str:
+    """Returns the reason for a user why a process has no GPU: they are hidden, or there are none."""
+    name = "CUDA_VISIBLE_DEVICES"
+    if name in env:
+        return f"{name}={env[name]!r} hides them, or this machine has none."
+    return "NVML and /proc/driver/nvidia list none."
+
+
+def driver_version() -> str:
+    """Returns the version of the NVIDIA driver, such as "550.54.15"; "" without one that works."""
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        return pynvml.nvmlSystemGetDriverVersion()
+    return ""

@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tfdist.cluster.devices import host_gpus, onednn
 
@@ -43,16 +42,13 @@ class Machine:
 def read(env: Mapping[str, str], root: Path = Path("/")) -> Machine:
     """Returns this machine; `root`: the folder of proc and sys."""
     gpus: dict[str, int] = {}
-    folder = root / "proc" / "driver" / "nvidia" / "gpus"
-    nvidia = len(host_gpus.list_gpus()) or (len(list(folder.iterdir())) if folder.is_dir() else 0)
-    if nvidia:
+    if nvidia := len(host_gpus.query() or [*(root / "proc" / "driver" / "nvidia" / "gpus").glob("*")]):
         gpus["nvidia"] = nvidia
     for device in sorted((root / "sys" / "bus" / "pci" / "devices").glob("*")):
         maker = _MAKERS.get(_line(device / "vendor"), "")
         if maker and _line(device / "class").startswith(_CLASSES):
             gpus[maker] = gpus.get(maker, 0) + 1
-    text = _content(root / "proc" / "cpuinfo")
-    flags = onednn.read_processor(text).flags
+    flags = onednn.read_processor(root / "proc" / "cpuinfo").flags
     return Machine(architecture=platform.machine(), processor_flags=flags, gpus=gpus, site=site(env))
 
 
@@ -111,11 +107,7 @@ def version(name: str) -> str | None:
 
 
 def _line(path: Path) -> str:
-    return (_content(path) or "").strip()
-
-
-def _content(path: Path) -> Any:
     try:
-        return path.read_text()
+        return path.read_text().strip()
     except OSError:
-        return None
+        return ""

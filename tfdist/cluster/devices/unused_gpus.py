@@ -1,26 +1,23 @@
-"""Why TensorFlow lists no GPU on a host that has some: CUDA build and libraries, driver, another maker.
-
-Imports TensorFlow only where it lists no GPU: `tfdist doctor` reads the rest without.
-"""
+"""Why TensorFlow lists no GPU on a host that has some: CUDA build and libraries, driver, another maker."""
 
 import importlib.metadata
 import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from tfdist.cluster.devices import gpu_table, machine
+from tfdist.cluster.devices import host_gpus, machine
+
+_INSTALL = f"{sys.executable} -m pip install 'tensorflow[and-cuda]>=2.21,<2.22'"
 
 
-def explain(found: str, env: Mapping[str, str], proc: Path) -> str:
+def explain(found: str, env: Mapping[str, str]) -> str:
     """Returns the message about GPUs that `host_gpus.unused_by_tensorflow` `found`: the reason, and what to install."""
-    import tensorflow as tf
+    import tensorflow as tf  # `tfdist doctor` reads the rest without.
 
     here = machine.Machine(architecture=platform.machine(), site=machine.site(env))
-    driver = gpu_table.driver_version(proc)
-    reason = why_unused(tf.sysconfig.get_build_info(), missing_libraries(), driver, here)
+    reason = why_unused(tf.sysconfig.get_build_info(), missing_libraries(), host_gpus.driver_version(), here)
     return (
         f"This host has {found}, but TensorFlow {tf.__version__} lists none: {reason} To train on the CPU, set "
         "--config.cluster.gpus=0."
@@ -35,16 +32,13 @@ def why_unused(build: Mapping[str, Any], missing: Sequence[str], driver: str, he
         driver: version of the NVIDIA driver; "": unknown.
         here: the architecture and the site.
     """
-    import tensorflow as tf
-
-    install = f"{sys.executable} -m pip install 'tensorflow[and-cuda]=={tf.__version__}'"
     if not build.get("is_cuda_build"):
         return f"it was built without CUDA. {advice(here, 'nvidia')}"
     cuda = f"CUDA {build.get('cuda_version')} and cuDNN {build.get('cudnn_version')}"
     container = "In a container, also pass the GPUs: apptainer exec --nv, docker run --gpus=all."
     if missing:
         return (
-            f"CUDA's libraries are missing ({', '.join(missing)}). Run: {install} (or load the site's modules of "
+            f"CUDA's libraries are missing ({', '.join(missing)}). Run: {_INSTALL} (or load the site's modules of "
             f"{cuda} before Python starts). {container}"
         )
     return (
@@ -66,18 +60,16 @@ def missing_libraries() -> list[str]:
 
 def advice(here: machine.Machine, maker: str) -> str:
     """Returns what to do about GPUs of `maker`, "nvidia", "amd" or "intel", for which TensorFlow was not built."""
-    install = f"{sys.executable} -m pip install 'tensorflow[and-cuda]>=2.21,<2.22'"
-    kind = f"nvidia {here.architecture}" if maker == "nvidia" else maker
     known = machine.KNOWN["advice"]
-    text = known.get(kind, known["nvidia x86_64"]).format(install=install)
+    kind = f"nvidia {here.architecture}" if maker == "nvidia" else maker
+    text = known.get(kind, known["nvidia x86_64"]).format(install=_INSTALL)
     return f"{machine.KNOWN['sites'][here.site]['advice']} {text}" if here.site else text
 
 
 def of_other_makers(here: machine.Machine) -> str:
     """Returns a note about GPUs of AMD and Intel, which TensorFlow's wheels do not use; "" without such GPUs."""
-    makers = {"amd": "AMD", "intel": "Intel"}
-    found = [(maker, here.gpus[maker]) for maker in makers if here.gpus.get(maker)]
     return " ".join(
-        f"This machine has {number} GPU(s) of {makers[maker]}, and the replicas run on the CPU. {advice(here, maker)}"
-        for maker, number in found
+        f"This machine has {number} GPU(s) of {maker.upper()}, and the replicas run on the CPU. {advice(here, maker)}"
+        for maker, number in here.gpus.items()
+        if maker != "nvidia"
     )

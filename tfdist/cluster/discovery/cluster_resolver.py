@@ -41,11 +41,9 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
     Differences from TensorFlow's: hosts keep Slurm's order, which is the order of the ranks; cyclic and plane
     distributions are supported, and the layout is verified against Slurm's variables of this task; all notations of
     host lists are supported; ports depend on the job and the step, so two of them can share a host; TensorFlow counts
-    the GPUs, without nvidia-smi, and there may be none; CUDA_VISIBLE_DEVICES is not changed.
+    the GPUs, without nvidia-smi, and there may be none; CUDA_VISIBLE_DEVICES is not changed; all are tasks of "worker".
 
     Args:
-        jobs: name -> number of tasks; the sum is the number of tasks of the step. Ranks are assigned in alphabetical
-            order of the names, as in TensorFlow's. None: all are tasks of "worker".
         port_base: ports lie in [port_base, port_base + port_count).
         gpus_per_task: GPUs of each task. None: unless Slurm has assigned them, they are divided evenly among the
             tasks of a node.
@@ -62,7 +60,7 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
 
     def __init__(
         self,
-        jobs: Mapping[str, int] | None = None,
+        *,
         port_base: int = 10000,
         port_count: int = 10000,
         gpus_per_task: int | None = None,
@@ -81,31 +79,20 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
                 "With an arbitrary distribution, Slurm provides no hosts of the tasks. Use tfdist.connect(), whose "
                 "workers exchange them, or srun -m block, cyclic or plane=<size>."
             )
-        jobs = dict(jobs or {"worker": spec.num_workers})
-        if sum(jobs.values()) != spec.num_workers:
-            raise ValueError(f"jobs must have as many tasks as the Slurm step, {spec.num_workers}. Received: {jobs!r}")
         tasks_per_node = collections.Counter(hostlist.split_address(address)[0] for address in self._addresses)
         # Zero GPUs: otherwise the parent class runs nvidia-smi and sets CUDA_VISIBLE_DEVICES.
-        super().__init__(jobs, port_base, 0, 0, dict(tasks_per_node), False, rpc_layer)
+        super().__init__({"worker": spec.num_workers}, port_base, 0, 0, dict(tasks_per_node), False, rpc_layer)
         self._num_gpus = gpus_per_task
         if auto_set_gpu:
             _show_gpus(spec, gpus_per_task)
-        first = 0
-        for name, count in sorted(jobs.items()):
-            if first <= spec.rank < first + count:
-                self.task_type, self.task_id = name, spec.rank - first
-            first += count
+        self.task_type, self.task_id = "worker", spec.rank
 
     def _resolve_own_rank(self) -> int:
         return self._spec.rank
 
     def cluster_spec(self) -> tf.train.ClusterSpec:
-        """Returns the addresses of all tasks of all jobs."""
-        cluster, first = {}, 0
-        for name, count in sorted(self._jobs.items()):
-            cluster[name] = self._addresses[first : first + count]
-            first += count
-        return tf.train.ClusterSpec(cluster)
+        """Returns the addresses of all tasks."""
+        return tf.train.ClusterSpec({"worker": self._addresses})
 
     def num_accelerators(self, task_type=None, task_id=None, config_proto=None) -> dict[str, int]:
         """Returns the number of GPUs of each task; the arguments are not used."""

@@ -1,8 +1,7 @@
 """Which of the GPUs of its host a worker uses. Imports no TensorFlow."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
@@ -41,12 +40,6 @@ def select_gpus(assigned: Sequence[int], wanted: int | Sequence[int] | None) -> 
             f"config.cluster.gpus={wanted!r}, but this worker has {len(assigned)} GPU(s): {fewer}0 trains on the CPU."
         )
     return tuple(assigned[place] for place in places)
-
-
-def divided_gpus(spec: WorkerSpec, env: Mapping[str, str]) -> str:
-    """Returns the GPUs that this worker divides with others of its host: a list or "all"; "" if it has its own."""
-    devices = worker_spec.cuda_devices(env)
-    return "" if spec.gpu_sharers == 1 else "all" if devices is None else ",".join(sorted(devices))
 
 
 def held_gpus(spec: WorkerSpec, indices: Sequence[int]) -> tuple[str, ...]:

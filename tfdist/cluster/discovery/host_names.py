@@ -2,16 +2,15 @@
 
 import concurrent.futures
 import socket
-import time
 from collections.abc import Mapping
 
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
-# Seconds in which names must resolve, and pause between two attempts: a name server may be busy.
-SECONDS, _PAUSE = 5.0, 1.0
+# Seconds in which a name server answers that there is no such name.
+SECONDS = 5.0
 _AT_ONCE = 16
-# Answers that another attempt does not change.
+# Answers that there is no such name; others mean that the name server is busy.
 _FINAL = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
@@ -35,34 +34,18 @@ def check(spec: WorkerSpec, env: Mapping[str, str]) -> None:
     if spec.num_workers == 1 or "SM_HOSTS" in env or "KUBERNETES_SERVICE_HOST" in env:
         return
     hosts = needed(spec)
-    unknown, end = hosts, time.monotonic() + SECONDS
-    while unknown:
-        unknown = _unresolved_names(unknown, end - time.monotonic())
-        if not unknown or time.monotonic() + _PAUSE > end:
-            break
-        time.sleep(_PAUSE)
+    unknown = _unresolved_names(hosts)
     # Of several hosts where rank 0 may be, one is enough.
     if not unknown or (not spec.addresses and len(unknown) < len(hosts)):
         return
     raise ValueError(
         f"host {socket.gethostname()} cannot resolve names of workers' hosts: {hostlist.compress_hostlist(unknown)}, "
-        f"from {_ORIGIN.get(spec.launcher, spec.launcher)}. The workers connect by these names: correct them, or have "
-        "the site's administrators enter them into DNS or /etc/hosts of all nodes. To look one up: "
-        f"getent hosts {unknown[0]}"
+        f"from the variables of {spec.launcher}. The workers connect by these names: correct them, or have the site's "
+        f"administrators enter them into DNS or /etc/hosts of all nodes. To look one up: getent hosts {unknown[0]}"
     )
 
 
-# Launcher -> where its names of hosts are.
-_ORIGIN = {
-    "slurm": "SLURM_STEP_NODELIST",
-    "tf_config": "TF_CONFIG",
-    "pbs": "PBS_NODEFILE",
-    "mpi": "TFDIST_CHIEF or the job's list of hosts",
-    "torchrun": "MASTER_ADDR",
-}
-
-
-def _unresolved_names(hosts: list[str], seconds: float) -> list[str]:
+def _unresolved_names(hosts: list[str]) -> list[str]:
     """Returns those of `hosts` that surely have no address."""
 
     def fails(host: str) -> bool:
@@ -75,7 +58,7 @@ def _unresolved_names(hosts: list[str], seconds: float) -> list[str]:
     pool = concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
     try:
         found = {pool.submit(fails, host): host for host in hosts}
-        done, _ = concurrent.futures.wait(found, max(0.0, seconds))
+        done, _ = concurrent.futures.wait(found, SECONDS)
         return [host for future, host in found.items() if future in done and future.result()]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

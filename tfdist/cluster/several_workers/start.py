@@ -95,13 +95,10 @@ def _rendezvous(
         "devices per worker": planned.devices,
         f"oneDNN, of {onednn.VARIABLE}": "on" if onednn.current(os.environ).enabled else "off",
     }
-    divided = gpus.divided_gpus(planned.worker_spec, os.environ) if planned.gpus else ""
     return rendezvous.rendezvous(
         planned.worker_spec,
         must_match=common | dict(must_match),
-        metadata={"devices": planned.devices, "processor": onednn.read_processor().name}
-        | ({"divided_gpus": divided} if divided else {})
-        | ports,
+        metadata={"devices": planned.devices, "processor": onednn.read_processor().name} | ports,
         exclusive=gpus.held_gpus(planned.worker_spec, planned.gpus),
         seconds=planned.options.connect_seconds,
         workdir=workdir,

@@ -71,7 +71,7 @@ class OneStep:
         with context.running():
             if batch.kind not in self._traced:
                 self.make(cluster, batch)
-            with cluster.collective("a step"):
+            with cluster.monitor.in_collective("a step"):
                 self._traced[batch.kind](batch.element)
             if not self._compared:
                 self._compared = True
@@ -244,13 +244,13 @@ def batches(
             try:
                 yield dataclasses.replace(batch, element=element)
             except GeneratorExit:  # The script leaves the pass.
-                cluster.stop_timer()
+                cluster.monitor.stop_timer()
                 raise
-            cluster.note_progress(index + 1)
+            cluster.monitor.note_progress(index + 1)
             if place is not None and index + 1 < data.steps and cluster.any_worker(stop.requested()):
                 place.save(cluster, index + 1)
                 raise _report_stop(cluster, stop, place)
-        cluster.stop_timer()
+        cluster.monitor.stop_timer()
         if place is not None:
             place.save(cluster, 0, finished=True)
             if cluster.any_worker(stop.requested()):

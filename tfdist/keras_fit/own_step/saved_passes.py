@@ -133,7 +133,7 @@ class Place:
         Raises:
             OSError: on the chief, a pass that is not finished cannot be written.
         """
-        with context.running(), cluster.pause_timers():
+        with context.running(), cluster.monitor.pause_timers():
             made = {index: step for index, step in enumerate(self.steps) if step.made_for}
             metrics = {str(index): step.objective.state() for index, step in made.items()}
             if cluster.is_chief:

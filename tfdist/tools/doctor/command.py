@@ -149,7 +149,7 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     import tensorflow as tf
 
     from tfdist.checkpoint import format as checkpoint_format
-    from tfdist.cluster.devices import gpu_table
+    from tfdist.cluster.devices import host_gpus
     from tfdist.tools import measure
     from tfdist.training import setup
 
@@ -169,7 +169,7 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
     stored = checkpoint_format.num_bytes(started.variables)
     num_bytes = sum(array.numpy().nbytes for array in started.context.model.trainable_variables)
     # Of the smallest of this worker's GPUs.
-    of_gpu = min((gpu.memory_mib for gpu in gpu_table.query()), default=0) * 2**20 if plan.gpus else 0
+    of_gpu = min((gpu.memory_mib for gpu in host_gpus.query()), default=0) * 2**20 if plan.gpus else 0
     free = of_gpu or measure.free_bytes() // (plan.worker_spec.local_size * plan.local_replicas)
     findings.append(checks.memory(stored, num_bytes, int(min(gather(cluster, lambda: free)))))
     findings.append(checks.disk(workdir, stored, config.checkpoint.keep))

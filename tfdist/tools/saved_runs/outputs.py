@@ -56,9 +56,9 @@ def compute(
 
     iterator, found, progress = cluster.distribute(dataset), [], _Progress(len(source), name, cluster.is_chief)
     for number in range(steps):
-        with cluster.collective("predictions"):
+        with cluster.monitor.in_collective("predictions"):
             found.append(tf.nest.map_structure(lambda value: value.numpy(), step(iterator)))
-        cluster.note_progress(number + 1)
+        cluster.monitor.note_progress(number + 1)
         progress.show(min((number + 1) * batch, len(source)))
     outputs, kept = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[: len(source)], *found)
     return outputs, kept

@@ -65,7 +65,7 @@ def _search(run: Run, reason: str, find: Callable[[], Any]) -> Any:
     """Returns the result of `find`; None if it takes too long. After `_QUIET_SECONDS` it prints `reason`."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(find()), daemon=True)
-    with run.cluster.pause_timers():
+    with run.cluster.monitor.pause_timers():
         thread.start()
         thread.join(_QUIET_SECONDS)
         if thread.is_alive():

@@ -34,7 +34,7 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
     run, hooks = tools.run, tools.run.hooks
     with run.evaluated_weights():
         started = time.perf_counter()
-        with run.cluster.pause_timers():  # It may read the whole split, to store it.
+        with run.cluster.monitor.pause_timers():  # It may read the whole split, to store it.
             found = run.stop.unless_stopped(run.feed.evaluation)
         if run.cluster.any_worker(found is None):
             raise StopRequested
@@ -50,7 +50,7 @@ def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare:
             max_steps = steps - done if until_hook is None else min(steps - done, until_hook)
             execution = tools.evaluation_steps(batches, max_steps, done)
             done += execution.steps
-            run.cluster.note_progress(step)
+            run.cluster.monitor.note_progress(step)
             totals = add_totals(totals, execution.totals)
             if execution.stop_requested and done < steps:
                 raise StopRequested

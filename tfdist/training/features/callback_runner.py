@@ -180,7 +180,7 @@ class CallbackRunner(Hooks):
             self._model.stop_predicting = False
         # Sorted and rounded like Keras' own: the last bits of a sum depend on the steps per execution.
         arguments = ([] if index is None else [index]) + [_round(logs or {})]
-        with self._cluster.pause_timers(), _quiet_unless(self._cluster.is_chief):
+        with self._cluster.monitor.pause_timers(), _quiet_unless(self._cluster.is_chief):
             for callback in self._called:
                 before = self.stop()
                 with self._context(callback, hook), self._guard(callback, hook):

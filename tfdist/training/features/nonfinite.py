@@ -158,7 +158,7 @@ def _search_data(tools: LoopTools, first_number: int, last_number: int) -> str:
     Each worker searches its own examples.
     """
     cluster = tools.run.cluster
-    with cluster.pause_timers():
+    with cluster.monitor.pause_timers():
         found = tools.run.feed.first_nonfinite(first_number, last_number)
     first = cluster.all_gather([last_number + 1 if found is None else found[0]])[:, 0]
     return cluster.all_gather_text("" if found is None else found[1])[int(first.argmin())]

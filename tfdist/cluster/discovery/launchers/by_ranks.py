@@ -1,12 +1,12 @@
-"""Launchers that number the workers, and give at most the host of rank 0. Imports no TensorFlow.
-
-Each function raises a ValueError if variables are missing or inconsistent, and says where they are documented.
-"""
+"""Launchers that set a rank, a number of workers and at most the host of rank 0. Imports no TensorFlow."""
 
 from collections.abc import Mapping, Sequence
 
 from tfdist.cluster.discovery import hostlist, variables, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
+
+# What torchrun sets, and a user may set for each worker in its place.
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 
 
 def of_ranks(
@@ -81,11 +81,11 @@ def _chiefs(env: Mapping[str, str], hosts: Sequence[str], port: int) -> tuple[st
 def torchrun(env: Mapping[str, str], **ports: int) -> WorkerSpec:
     """https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
 
-    MASTER_PORT is a port of torchrun's own, which tfdist leaves alone. Without LOCAL_RANK, as in the PyTorchJob of
-    Kubeflow's Training Operator (v1), there is one worker on each host.
+    MASTER_PORT is a port of torchrun's own, which tfdist leaves alone. Without LOCAL_RANK, as in a pod of Kubernetes,
+    there is one worker on each host.
     """
-    needed, local = ("RANK", "WORLD_SIZE", "MASTER_ADDR"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    variables.need(env, needed, "torchrun, or variables of its kind, started this process")
+    local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    variables.need(env, NEEDED, "torchrun, or variables of its kind, started this process")
     defaults = dict(zip(local, "01", strict=True))
     local_rank, local_size = (variables.integer(defaults | dict(env), name) for name in local)
     # Not the number of restarts, which each host counts by itself.
@@ -99,6 +99,6 @@ def torchrun(env: Mapping[str, str], **ports: int) -> WorkerSpec:
         local_size=local_size,
         chiefs=(env["MASTER_ADDR"],),
         job="/".join(env.get(name, "") for name in names),
-        received=(*needed, *local),
+        received=(*NEEDED, *local),
         **ports,
     )

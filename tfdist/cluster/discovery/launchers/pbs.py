@@ -5,8 +5,7 @@ With mpirun in a PBS job, the ranks are the workers: see mpi.py, which expects r
 
 from collections.abc import Mapping
 
-from tfdist.cluster.discovery import variables
-from tfdist.cluster.discovery.launchers import by_hosts
+from tfdist.cluster.discovery import hostlist, variables, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 _VARIABLES = ("PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM", "PBS_NODEFILE")
@@ -17,7 +16,7 @@ def in_task(env: Mapping[str, str]) -> bool:
     return bool(env.get("PBS_JOBID")) and env.get("PBS_TASKNUM", "").isdecimal() and int(env["PBS_TASKNUM"]) > 1
 
 
-def task(env: Mapping[str, str], **ports: int) -> WorkerSpec:
+def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Returns the worker spec of this task: one worker on each host of PBS_NODEFILE, in its order."""
     variables.need(env, _VARIABLES, "pbsdsh started this process")
     try:
@@ -34,7 +33,17 @@ def task(env: Mapping[str, str], **ports: int) -> WorkerSpec:
             f"PBS_NODENUM is beyond the {len(hosts)} host(s) of PBS_NODEFILE: start one task a host, with pbsdsh -u. "
             f"{variables.say_received(env, _VARIABLES)}"
         )
-    return by_hosts.of_hosts("pbs", env, rank=rank, hosts=hosts, job=env["PBS_JOBID"], received=_VARIABLES, **ports)
+    first, length = variables.port_block(port_base, port_count, variables.number([env["PBS_JOBID"]]), at_least=1)
+    return WorkerSpec(
+        launcher="pbs",
+        rank=rank,
+        num_workers=len(hosts),
+        addresses=tuple(hostlist.join_address(host, first) for host in hosts),
+        port=first,
+        heartbeat_port=first + 1 if length > 1 else 0,
+        job=f"pbs {env['PBS_JOBID']}",
+        gpu_names=worker_spec.cuda_devices(env) or (),
+    )
 
 
 def forgotten_launcher(env: Mapping[str, str]) -> str:
