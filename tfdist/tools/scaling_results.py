@@ -10,6 +10,7 @@ from typing import Any
 from absl import flags
 
 from tfdist import configs
+from tfdist.config import tool_flags
 from tfdist.report import files
 
 # Results that courses or their centres print: drawn behind one's own, with their hardware.
@@ -117,6 +118,13 @@ def define_published() -> None:
     names = ", ".join(json.loads(_PUBLISHED.read_text()))
     text = f"Also draw the results of a course or its centre, with their hardware: {names}. Default: none."
     flags.DEFINE_list("published", [], text)
+
+
+def add_published(parser: tool_flags.Parser) -> None:
+    """Adds the flag --published."""
+    names = ", ".join(json.loads(_PUBLISHED.read_text()))
+    meaning = f"Also draw the speedups that a course or its centre prints: {names}. Default: none."
+    parser.add_argument("--published", metavar="A,B,...", type=tool_flags.names, default=[], help=meaning)
 
 
 def find_published(name: str) -> dict[str, Any]:

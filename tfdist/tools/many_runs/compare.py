@@ -8,16 +8,14 @@ the states differ. The curves are drawn into one picture.
     python -m tfdist compare sweeps/lr --out=reports/lr
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-
-from tfdist.config import diff
-from tfdist.config.command_line import tool_words
+from tfdist.config import diff, tool_flags
 from tfdist.report import files, metrics_file, read_back, run_info
 from tfdist.tools import tables
 from tfdist.tools.many_runs import run_state
@@ -32,21 +30,20 @@ _MAX_CURVES = 14
 _OF_ONE_RUN = ("time", "command", "directory", "config", "config_file", "workers", "settings")
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    flags.DEFINE_string("out", None, "The picture, without .png. Default: compare in the directory of all DIRs.")
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags and words."""
+    parser.add_argument("paths", metavar="DIR", nargs="+", type=tool_flags.path, help="Runs, or directories of them.")
+    meaning = "The picture, without .png. Default: compare in the directory of all DIRs."
+    parser.add_argument("--out", metavar="FILE", type=tool_flags.path, help=meaning)
 
 
-parse = tool_words.need_words(1, "tfdist compare: give the workdirs of runs, such as runs/digits runs/digits-large.")
-
-
-def main(argv: list[str]) -> int:
+def main(args: argparse.Namespace) -> int:
     """Prints the table and the sentence, and draws the curves; returns 1 if there are no two runs to compare."""
-    rows, problems = run_state.read_all([Path(word).expanduser() for word in argv[1:]])
+    rows, problems = run_state.read_all(args.paths)
     for line in problems:
         print(f"tfdist compare: {line}", file=sys.stderr)
     if len(rows) < 2:
-        print(f"tfdist compare: two runs are needed. Found: {len(rows)} below {' '.join(argv[1:])}.", file=sys.stderr)
+        print(f"tfdist compare: two runs are needed. Found: {len(rows)} below {args.paths[0]}.", file=sys.stderr)
         return 1
     workdirs = [Path(row["run"]) for row in rows]
     names = run_state.labels(workdirs)
@@ -57,7 +54,7 @@ def main(argv: list[str]) -> int:
         print(f"No picture: {len(drawn)} runs have reports. `tfdist plot` draws those that you name.")
         return 0
     common = Path(os.path.commonpath([path.absolute() for path in workdirs]))
-    path = Path(flags.FLAGS.out or common / "compare").expanduser()
+    path = args.out or common / "compare"
     tables.make_folder(path.parent)
     print(style.save(path, lambda: curves.draw(curves.read(drawn))))
     return 0

@@ -11,6 +11,7 @@ evaluation), last.accuracy (of the last one) or training.loss (of the last repor
 examples_per_second, hours, replicas, job, trouble.
 """
 
+import argparse
 import contextlib
 import json
 import operator
@@ -20,9 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-
-from tfdist.config.command_line import tool_words
+from tfdist.config import tool_flags
 from tfdist.report import files, lines
 from tfdist.tools import tables
 from tfdist.tools.many_runs import run_state
@@ -36,30 +35,30 @@ _CONDITION = re.compile(r"([\w.\-/ ]+?)\s*(<=|>=|!=|=|<|>|~)\s*(.*)")
 _ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    text = "Show only runs for which this holds: NAME, one of < <= > >= = != ~ (contains), value. May be repeated."
-    flags.DEFINE_multi_string("where", [], text)
-    flags.DEFINE_string("sort", None, "Sort by this field, smallest first; with a minus before it, largest first.")
-    flags.DEFINE_list("columns", [], "More fields to show, as learning_rate.peak,seed.")
-    flags.DEFINE_bool("json", False, "Print all fields of the runs as JSON.")
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags and words."""
+    parser.add_argument("paths", metavar="DIR", nargs="*", type=tool_flags.path, help="Where the runs are.")
+    meaning = "Show only runs for which this holds: NAME, one of < <= > >= = != ~ (contains), VALUE. May be repeated."
+    parser.add_argument("--where", metavar="CONDITION", action="append", default=[], help=meaning)
+    meaning = "Sort by this field, smallest first; with a minus before it, as --sort=-hours, largest first."
+    parser.add_argument("--sort", metavar="FIELD", default="", help=meaning)
+    meaning = "More fields to show, as learning_rate.peak,seed."
+    parser.add_argument("--columns", metavar="A,B,...", type=tool_flags.names, default=[], help=meaning)
+    parser.add_argument("--json", action="store_true", help="Print all fields of the runs as JSON.")
 
 
-parse = tool_words.parse_words
-
-
-def main(argv: list[str]) -> int:
+def main(args: argparse.Namespace) -> int:
     """Prints the table, and the runs that cannot be read to standard error; returns 1 if there is no run."""
-    paths = [Path(word).expanduser() for word in argv[1:] or ["runs"]]
+    paths = args.paths or [Path("runs")]
     rows, problems = run_state.read_all(paths)
     if rows:
-        wanted = [_condition(text, rows) for text in flags.FLAGS.where]
+        wanted = [_condition(text, rows) for text in args.where]
         chosen = [row for row in rows if all(_holds(row.get(name), *rest) for name, *rest in wanted)]
-        more = [name for name, _, _ in wanted] + [run_state.resolve(name, rows) for name in flags.FLAGS.columns]
-        if flags.FLAGS.sort:
-            by = run_state.resolve(flags.FLAGS.sort.removeprefix("-"), rows)
-            chosen, more = _sorted(chosen, by, falls=flags.FLAGS.sort.startswith("-")), [*more, by]
-        if flags.FLAGS.json:
+        more = [name for name, _, _ in wanted] + [run_state.resolve(name, rows) for name in args.columns]
+        if args.sort:
+            by = run_state.resolve(args.sort.removeprefix("-"), rows)
+            chosen, more = _sorted(chosen, by, falls=args.sort.startswith("-")), [*more, by]
+        if args.json:
             print(json.dumps(files.nan_to_null(chosen), indent=1, default=repr))
         elif chosen:
             print(tables.text(*table(rows, chosen, more)))

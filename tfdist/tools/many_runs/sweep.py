@@ -14,6 +14,7 @@ With --slurm the runs are the tasks of one job array. Exit codes: 0 all runs are
 failed; 75 stopped.
 """
 
+import argparse
 import hashlib
 import itertools
 import math
@@ -25,12 +26,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-
 from tfdist.cluster import interruption
 from tfdist.config import flags as config_flags
-from tfdist.config import saved_run, schema
-from tfdist.config.command_line import tool_words, words
+from tfdist.config import schema, tool_flags
+from tfdist.config.command_line import words
 from tfdist.report import files, reporter
 from tfdist.tools import child_runs, tables
 from tfdist.tools.many_runs import run_state, sweep_jobs
@@ -58,92 +57,76 @@ Overrides = dict[str, str]
 Values = list[str] | Callable[[float], str]
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    config_flags.define_config()
-    flags.DEFINE_string("script", None, "In place of --config: a Keras script with its own flags, in quotes.")
-    flags.DEFINE_multi_string("set", [], "A field of the config, or a flag of the script, and its values: NAME=VALUES.")
-    flags.DEFINE_string("workdir", None, "Directory of the sweep. Default: sweeps/NAME for a config NAME.py.")
-    flags.DEFINE_integer("random", None, "Draw this many runs instead of taking all combinations.", lower_bound=1)
-    flags.DEFINE_string("metric", None, "The evaluation's value to compare. Default: checkpoint.best_metric, or loss.")
-    flags.DEFINE_enum("mode", None, ["max", "min"], "Which values of it are better. Default: checkpoint.best_mode.")
-    text = "Runs at a time. Default: one for each GPU, or for two cores; all that Slurm starts."
-    flags.DEFINE_integer("max_at_once", None, text, lower_bound=1)
-    text = "Submit one job array: options of sbatch and the batch file, in quotes, such as launch/slurm.sbatch."
-    flags.DEFINE_string("slurm", None, text)
-    flags.DEFINE_bool("dry_run", False, "Print the runs, and start none.")
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags and words."""
+    parser.add_config(required=False)
+    parser.add_argument("--script", metavar="WORDS", default="", help="A Keras script with its own flags, in quotes.")
+    meaning = "A field of the config, or a flag of the script, and its values. May be repeated."
+    parser.add_argument("--set", metavar="NAME=VALUES", action="append", default=[], help=meaning)
+    parser.add_workdir("sweeps/NAME", "Directory of the sweep.")
+    meaning = "Draw this many runs instead of taking all combinations."
+    parser.add_argument("--random", metavar="N", type=tool_flags.at_least(1), help=meaning)
+    meaning = "The evaluation's value to compare. Default: checkpoint.best_metric, or loss."
+    parser.add_argument("--metric", metavar="NAME", default="", help=meaning)
+    meaning = "Which values of it are better. Default: checkpoint.best_mode."
+    parser.add_argument("--mode", choices=["max", "min"], help=meaning)
+    meaning = "Runs at a time. Default: one for each GPU, or for two cores; all that Slurm starts."
+    parser.add_argument("--max_at_once", metavar="N", type=tool_flags.at_least(1), help=meaning)
+    meaning = "Submit one job array: options of sbatch and the batch file, in quotes, such as launch/slurm.sbatch."
+    parser.add_argument("--slurm", metavar="WORDS", default="", help=meaning)
+    parser.add_argument("--dry_run", action="store_true", help="Print the runs, and start none.")
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line, also with hyphens in names."""
-    given = [re.sub(r"^--(max-at-once|dry-run)", lambda name: f"--{name[1].replace('-', '_')}", word) for word in argv]
-    sys.argv[:] = given
-    if not any(flag.name == "script" for flag in words.read_flags(given[1:])):
-        return config_flags.parse(given)
-    if words.config_path(given[1:]):
-        sys.exit("tfdist sweep: give either --config or --script.")
-    config_flags.flags_only(tool_words.parse_words(given)[1:])
-    return given[:1]
-
-
-def main(argv: list[str]) -> int:
+def main(args: argparse.Namespace) -> int:
     """Runs the sweep that the flags name, or submits it; returns the exit code."""
-    values = flags.FLAGS
-    shared = words.config_arguments(sys.argv[1:])
-    script = shlex.split(values.script or "")
-    fields = dict(read_values(text) for text in values.set)
-    _check_flags(fields, shared, script)
-    rows = draws(fields, values.random) if values.random else grid(fields)
+    script = shlex.split(args.script)
+    fields = dict(read_values(text) for text in args.set)
+    _check_flags(args, fields, script)
+    rows = draws(fields, args.random) if args.random else grid(fields)
     runs = {name_of(row): row for row in rows}
-    configs = [] if script else _check(runs, shared)
-    metric, mode = _metric(configs)
-    workdir = Path(values.workdir or f"sweeps/{_config_name()}").expanduser().absolute()
-    if values.dry_run:
+    configs = [] if script else [_check(args, name, row) for name, row in runs.items()]
+    metric, mode = _metric(args, configs)
+    workdir = args.workdir.absolute()
+    if script and workdir == Path("sweeps").absolute():  # The default without a config.
+        workdir /= Path(script[0]).stem
+    if args.dry_run:
         print("\n".join([*runs, f"{len(runs)} runs in {workdir}; none is started."]))
         return 0
-    if values.slurm:
-        sweep_jobs.check_slurm(values.slurm)
-    slots = (
-        [] if values.slurm else sweep_jobs.slots(values.max_at_once, on_cpu=any(c.cluster.gpus == 0 for c in configs))
-    )
-    _keep(workdir / _SHARED, {"config": shared, "script": script}, "another sweep")
+    if args.slurm:
+        sweep_jobs.check_slurm(args.slurm)
+    on_cpu = any(config.cluster.gpus == 0 for config in configs)
+    slots = [] if args.slurm else sweep_jobs.slots(args.max_at_once, on_cpu=on_cpu)
+    _keep(workdir / _SHARED, {"config": args.config_words, "script": script}, "another sweep")
     jobs = []
     for name, row in runs.items():
         _keep(workdir / name / _OVERRIDES, row, "a run with other values")
-        jobs.append(Job(name, workdir / name, command(workdir / name, row, shared, script)))
-    left = [
-        job for job in jobs if read_end(job, metric, mode, script=bool(script))["state"] not in ("finished", "running")
-    ]
-    if values.slurm:
-        return sweep_jobs.submit(workdir, jobs, left, values.slurm, values.max_at_once)
-    print(f"{len(slots)} run(s) at a time, each with {slots[0].share}, in {workdir}", flush=True)
+        jobs.append(Job(name, workdir / name, command(workdir / name, row, args.config_words, script)))
 
     def read_now(job: Job) -> dict[str, Any]:
         return read_end(job, metric, mode, script=bool(script))
 
+    left = [job for job in jobs if read_now(job)["state"] not in ("finished", "running")]
+    if args.slurm:
+        return sweep_jobs.submit(workdir, jobs, left, args.slurm, args.max_at_once)
+    print(f"{len(slots)} run(s) at a time, each with {slots[0].share}, in {workdir}", flush=True)
     with sweep_jobs.signals() as stop:
         sweep_jobs.run_jobs(left, slots, stop, ended=lambda job: print(_in_words(read_now(job), metric), flush=True))
         return show([read_now(job) for job in jobs], metric, mode, stopped=bool(stop))
 
 
-def _check_flags(fields: Mapping[str, Values], shared: Sequence[str], script: Sequence[str]) -> None:
+def _check_flags(args: argparse.Namespace, fields: Mapping[str, Values], script: Sequence[str]) -> None:
     """Raises ValueError if there is nothing to vary, or the flags contradict each other."""
+    if bool(script) == bool(args.config_words):
+        raise ValueError("give either a config (--config), or a script (--script).")
     if not fields:
         raise ValueError("there is nothing to vary: add --set FIELD=VALUES, such as --set seed=0..4.")
-    if len(fields) < len(flags.FLAGS.set):
+    if len(fields) < len(args.set):
         raise ValueError("--set has a field twice: write all its values in one list.")
-    for name in words.overrides(shared):
+    for name in words.overrides(args.config_words):
         if name in fields:
             raise ValueError(f"--config.{name} and --set {name} contradict each other: give one of them.")
     if script and not Path(script[0]).is_file():
-        raise ValueError(f"--script={flags.FLAGS.script}: there is no file {script[0]}.")
-    if script and not flags.FLAGS.workdir:
-        raise ValueError("--script needs --workdir, the directory of the sweep.")
-
-
-def _config_name() -> str:
-    path = Path(config_flags.config_file().partition(":")[0])
-    return path.absolute().parent.name if path.name == saved_run.FILE else path.stem  # The workdir of a run, or a file.
+        raise ValueError(f"--script={args.script}: there is no file {script[0]}.")
 
 
 def _keep(path: Path, value: dict[str, Any], what: str) -> None:
@@ -231,10 +214,11 @@ def name_of(row: Overrides) -> str:
 
 
 def _overriding(row: Overrides, *, script: bool) -> list[str]:
-    """Returns the words of a run's values: flags of a script, or fields of a config; --epochs as a user types it."""
-    return [
-        f"--{name}={value}" if script or name == "epochs" else f"--config.{name}={value}" for name, value in row.items()
-    ]
+    """Returns the words of a run's values: flags of a script, or fields of a config."""
+    if script:
+        return [f"--{name}={value}" for name, value in row.items()]
+    steps = ["--config.train.steps=none"] if "epochs" in row else []
+    return steps + [f"--config.{'train.epochs' if name == 'epochs' else name}={value}" for name, value in row.items()]
 
 
 def command(workdir: Path, row: Overrides, shared: Sequence[str], script: Sequence[str]) -> list[str]:
@@ -245,34 +229,25 @@ def command(workdir: Path, row: Overrides, shared: Sequence[str], script: Sequen
     return [sys.executable, "-m", "tfdist.main", *shared, *given, f"--workdir={workdir}"]
 
 
-def _check(runs: Mapping[str, Overrides], shared: Sequence[str]) -> list[schema.Config]:
-    """Returns the config of each run.
+def _check(args: argparse.Namespace, name: str, row: Overrides) -> schema.Config:
+    """Returns the config of a run.
 
     Raises ValueError, which names the run, and says as `tfdist train` which of its fields does not exist or is invalid.
     """
-    configs = []
-    before = list(sys.argv)
     try:
-        for name, row in runs.items():
-            try:
-                flags.FLAGS.remove_flag_values([flag for flag in flags.FLAGS if flag.startswith("config.")])
-                sys.argv[1:] = words.complete([*shared, *_overriding(row, script=False)])
-                config_flags.parse(sys.argv)
-                configs.append(flags.FLAGS["config"].value)
-                features.check(configs[-1])
-            except (ValueError, SystemExit) as error:
-                raise ValueError(f"nothing was started, because the run {name} is invalid. {error}") from None
-    finally:
-        sys.argv[:] = before
-    return configs
+        config = config_flags.load(args.config_file, [*args.config_words[1:], *_overriding(row, script=False)])
+        features.check(config)
+        return config
+    except (ValueError, SystemExit) as error:
+        raise ValueError(f"nothing was started, because the run {name} is invalid. {error}") from None
 
 
-def _metric(configs: Sequence[schema.Config]) -> tuple[str, str]:
+def _metric(args: argparse.Namespace, configs: Sequence[schema.Config]) -> tuple[str, str]:
     """Returns the name of the value to compare, and which values are better: those of the flags, or of the config."""
-    values, options = flags.FLAGS, configs[0].checkpoint if configs else schema.Checkpoint()
-    metric = values.metric or options.best_metric or "loss"
+    options = configs[0].checkpoint if configs else schema.Checkpoint()
+    metric = args.metric or options.best_metric or "loss"
     known = {"loss": "min"} | ({options.best_metric: options.best_mode} if options.best_metric else {})
-    mode = values.mode or known.get(metric)
+    mode = args.mode or known.get(metric)
     if mode is None:
         raise ValueError(f"--metric={metric}: say which values are better, with --mode=max or --mode=min.")
     return metric, mode

@@ -10,6 +10,7 @@ the config: then each run is a point. Of workdirs of `tfdist scaling`, all studi
     python -m tfdist plot sweeps/lr --x=learning_rate.peak --y=best.accuracy
 """
 
+import argparse
 import collections
 import dataclasses
 import os
@@ -17,9 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-
-from tfdist.config.command_line import tool_words
+from tfdist.config import tool_flags
 from tfdist.tools import scaling_results, tables
 from tfdist.tools.many_runs import run_state
 from tfdist.tools.pictures import curves, scaling, style
@@ -29,23 +28,23 @@ USAGE = "DIR... [flags]"
 _WIDE = 20
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    flags.DEFINE_string("x", "epoch", "A column of the reports, as step or learning_rate, or a field of the config.")
-    flags.DEFINE_list("y", [], "The values to draw, as loss,accuracy. Default: all. By a field: one, as best.accuracy.")
-    flags.DEFINE_bool("log", False, "A logarithmic scale for the loss.")
-    flags.DEFINE_string(
-        "out", None, "The picture, without .png and .svg. Default: curves in DIR, or in the directory that holds all."
-    )
-    scaling_results.define_published()
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags and words."""
+    meaning = "Workdirs of runs, directories of runs, or workdirs of tfdist scaling."
+    parser.add_argument("given", metavar="DIR", nargs="+", type=tool_flags.path, help=meaning)
+    meaning = "A column of the reports, as step or learning_rate, or a field of the config. Default: epoch."
+    parser.add_argument("--x", metavar="NAME", default="epoch", help=meaning)
+    meaning = "The values to draw, as loss,accuracy. Default: all. By a field: one, as best.accuracy."
+    parser.add_argument("--y", metavar="A,B,...", type=tool_flags.names, default=[], help=meaning)
+    parser.add_argument("--log", action="store_true", help="A logarithmic scale for the loss.")
+    meaning = "The picture, without .png. Default: curves, or scaling, in the directory of all DIRs."
+    parser.add_argument("--out", metavar="FILE", type=tool_flags.path, help=meaning)
+    scaling_results.add_published(parser)
 
 
-parse = tool_words.need_words(1, "tfdist plot: give the workdir of a run, such as runs/digits.")
-
-
-def main(argv: list[str]) -> None:
+def main(args: argparse.Namespace) -> None:
     """Draws the runs or the studies in the directories of the command line, and prints the names of the files."""
-    given = [Path(word).expanduser() for word in argv[1:]]
+    given = args.given
     studied = [path for path in given if (path / scaling_results.FILE).is_file()]
     if studied and len(studied) < len(given):
         others = " ".join(str(path) for path in given if path not in studied)
@@ -53,29 +52,29 @@ def main(argv: list[str]) -> None:
     problems: list[str] = []
     workdirs = studied or [each for path in given for each in [*run_state.workdirs(path, problems)] or [path]]
     shared = workdirs[0] if len(workdirs) == 1 else Path(os.path.commonpath([path.absolute() for path in workdirs]))
-    path = Path(flags.FLAGS.out or shared / ("scaling" if studied else "curves")).expanduser()
+    path = args.out or shared / ("scaling" if studied else "curves")
     path = path.with_suffix("") if path.suffix in (".png", ".svg") else path
     tables.make_folder(path.parent)
-    said = _draw_studies(path, studied) if studied else _draw_runs(path, workdirs)
+    said = _draw_studies(path, studied, args) if studied else _draw_runs(path, workdirs, args)
     if said == style.MISSING:
         raise ValueError(said)
     print(said)
 
 
-def _draw_studies(path: Path, workdirs: Sequence[Path]) -> str:
+def _draw_studies(path: Path, workdirs: Sequence[Path], args: argparse.Namespace) -> str:
     studies = [scaling_results.read(workdir) for workdir in workdirs]
     if len({study.name for study in studies}) < len(studies):  # Of one config.
         studies = [dataclasses.replace(one, name=path.name) for one, path in zip(studies, workdirs, strict=True)]
-    studies += [scaling_results.read_published(name) for name in flags.FLAGS.published]
+    studies += [scaling_results.read_published(name) for name in args.published]
     return style.save(path, lambda: scaling.draw(studies))
 
 
-def _draw_runs(path: Path, workdirs: Sequence[Path]) -> str:
-    x, y, rows = flags.FLAGS.x, flags.FLAGS.y, [run_state.read(workdir) for workdir in workdirs]
+def _draw_runs(path: Path, workdirs: Sequence[Path], args: argparse.Namespace) -> str:
+    x, y, rows = args.x, args.y, [run_state.read(workdir) for workdir in workdirs]
     reported = [path for path, row in zip(workdirs, rows, strict=True) if "training.step" in row]
     runs = curves.read(reported or workdirs)
     if any(x in record for run in runs for record in run.train):
-        return style.save(path, lambda: curves.draw(runs, y, log=flags.FLAGS.log, x=x))
+        return style.save(path, lambda: curves.draw(runs, y, log=args.log, x=x))
     metric = rows[0].get("checkpoint.best_metric") or "loss"
     fields = [run_state.resolve(name, rows) for name in (x, *(y or [f"best.{metric}"]))]
     if len(fields) != 2:
