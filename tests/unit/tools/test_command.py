@@ -86,7 +86,7 @@ def test_unknown_flag_is_one_message():
 
 def test_the_nearest_flag_is_one_that_help_shows():
     _, _, error = tfdist("plot", "runs/digits", "--workdir=x")  # absl has a --log_dir.
-    assert error == "There is no flag --workdir. --help lists all flags. Received: --workdir=x\n"
+    assert error == "tfdist plot: there is no flag --workdir. --help lists all flags. Received: --workdir=x\n"
 
 
 def test_ctrl_c_is_no_stack():

@@ -184,7 +184,7 @@ def submit(workdir: Path, jobs: Sequence[Job], left: Sequence[Job], given: str, 
     limit = f"%{max_at_once}" if max_at_once else ""
     options = [f"--array={hostlist.ranges(range(len(new)), ',')}{limit}", f"--job-name={workdir.name}"]
     options.append(f"--output={str(workdir).replace('%', '%%')}/slurm-%A_%a.log")
-    task = ["python", "-m", "tfdist.tools.many_runs.sweep_jobs", str(path), "%a"]
+    task = ["python", "-m", __name__, str(path), "%a"]
     # Of an option that is given twice, sbatch takes the last one.
     job = _ask("sbatch", "--parsable", *options, *shlex.split(given), *task).strip().partition(";")[0]
     files.write_json(path, {"job": job, "tasks": tasks})
