@@ -26,7 +26,7 @@ TOOLS = {
     "runs": ("tfdist.tools.many_runs.runs", "List runs with state, progress and metrics; sort and filter them."),
     "compare": (
         "tfdist.tools.many_runs.compare",
-        "Show in what runs differ: fields, metrics, states, code; curves and a page.",
+        "Show in what runs differ: fields, metrics, code, and the first step; curves.",
     ),
     "verify": ("tfdist.tools.saved_runs.same_bits.verify", "Train parts of a finished run again, and compare hashes."),
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
@@ -39,7 +39,7 @@ TOOLS = {
         "Compare networks: parameters, memory, GFLOP, time of a step here.",
     ),
     "sweep": (
-        "tfdist.tools.many_runs.sweeps.command",
+        "tfdist.tools.many_runs.sweep",
         "Train with many values of fields or flags, here or as a job array.",
     ),
     "scaling": ("tfdist.tools.scaling", "Measure the training time for several numbers of replicas."),
@@ -52,7 +52,7 @@ TOOLS = {
         "Show what the usual mistakes of data-parallel training do.",
     ),
     "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course, with the page's answer beside yours."),
-    "plot": ("tfdist.tools.saved_runs.plot", "Draw curves of one or several runs, or scaling studies."),
+    "plot": ("tfdist.tools.pictures.plot", "Draw curves of runs, a value by a field, or scaling studies."),
     "all_reduce": ("tfdist.tools.all_reduce", "Measure all-reduce times and predict the step time of more workers."),
     "local_sgd": (
         "tfdist.configs.laboratory.local_sgd.command",
