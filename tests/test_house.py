@@ -94,13 +94,13 @@ PRIVATE_NAMES = {
         ("_deterministic", "_functions", "_inputs", "_seed", "_seed2"), "a pipeline cannot be inspected by public names"
     ),
     "tfdist.keras_fit.adapters.make_adapter": {
-        "keras.src.trainers.data_adapters.array_slicing": "validation_split as in Model.fit",
+        "keras.src.trainers.data_adapters.array_slicing": "arrays and validation_split as in Model.fit",
         **dict.fromkeys(
             (
                 "keras.src.trainers.data_adapters",
                 *(f"keras.src.trainers.data_adapters.{name}" for name in ("array_data_adapter", "data_adapter_utils")),
             ),
-            "grain, torch and scipy.sparse: Keras makes their batches",
+            "arrays as Keras checks and packs them; grain and torch: Keras makes their batches",
         ),
     },
     "tfdist.keras_fit.adapters.py_dataset": {

@@ -471,7 +471,6 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "no_model": lambda: tfdist.fit(good, X, LABELS),
         "arrays_for_model": lambda: tfdist.evaluate(cluster, X, LABELS),
         "lists": lambda: tfdist.fit(cluster, good, X.tolist(), LABELS),
-        "objects": lambda: tfdist.fit(cluster, good, {"x": object()}, LABELS),
         "object_rows": lambda: tfdist.fit(cluster, good, X.astype(object), LABELS),
         "validation_lengths": lambda: tfdist.fit(cluster, good, X, LABELS, validation_data=(X, LABELS[:9])),
         "targets_twice": lambda: tfdist.fit(cluster, good, dataset.batch(8), LABELS),

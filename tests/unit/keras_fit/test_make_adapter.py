@@ -26,7 +26,7 @@ def test_a_series_of_pandas_is_a_column_as_in_keras():
 def test_arrays_of_string_objects_are_string_tensors():
     x, y = adapter(np.array(["a b", "c"], object), np.array([0, 1])).read(tf.constant([1], tf.int64))
     assert x.dtype == tf.string and x.numpy().tolist() == [b"c"] and y.numpy().tolist() == [1]
-    with pytest.raises(ValueError, match="An array of Python objects is no tensor"):
+    with pytest.raises(ValueError, match="Invalid dtype: object"):
         adapter(np.array(["a", 1], object), np.array([0, 1]))
 
 
@@ -89,12 +89,21 @@ def test_texts_are_split_for_validation():
     assert list(np.asarray(x)) == [b"a b", b"c", b"d"] and list(np.asarray(validation)) == [b"e"]
 
 
-def test_batches_of_sparse_matrices_are_those_of_keras():
-    sparse = pytest.importorskip("scipy.sparse")
-    x = sparse.random(7, 5, density=0.5, format="csr", dtype=np.float32)
+@pytest.mark.parametrize("kind", ["tensorflow", "scipy"])
+def test_rows_of_sparse_matrices_are_read_by_their_numbers(kind):
+    dense = np.arange(35, dtype=np.float32).reshape(7, 5) * (np.arange(35).reshape(7, 5) % 2)
+    x = tf.sparse.from_dense(dense) if kind == "tensorflow" else pytest.importorskip("scipy.sparse").csr_matrix(dense)
     found = adapter(x, np.arange(7.0, dtype="float32"), batch_size=3)
-    first = next(iter(found.dataset(ReplicaShard(), 0, 3)))["data"]
-    assert found.steps == 3 and np.array_equal(tf.sparse.to_dense(first[0]), x[:3].toarray())
+    shard = ReplicaShard(first_replica=1, local_replicas=1, num_replicas=2)
+    rows, y = next(iter(found.dataset(shard, 0, 3)))["data"]
+    assert found.steps == 3 and y.numpy().tolist() == [1.0, 2.0]
+    assert np.array_equal(tf.sparse.to_dense(rows), dense[1:3])
+
+
+@pytest.mark.parametrize(("y", "reason"), [([0.0] * 7, "Lists are several inputs"), (np.zeros(6), "7")])
+def test_targets_that_do_not_fit_are_refused(y, reason):
+    with pytest.raises(ValueError, match=reason):
+        adapter(np.zeros((7, 2)), y)
 
 
 def test_data_that_keras_does_not_know_is_named_by_its_type():

@@ -1,6 +1,7 @@
 """Chooses the data adapter for `x`: arrays, a source, a tf.data dataset, a Keras PyDataset or a generator."""
 
 import dataclasses
+import functools
 import numbers
 from collections.abc import Iterator
 from typing import Any
@@ -42,8 +43,8 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
         return _generator(x, options)
     if _is_source(x):
         return _source(x, options)
-    if _is_of_other_library(x) or _has_sparse_matrices((x, y, sample_weight)):
-        return _by_keras(x, y, sample_weight, options)
+    if _is_of_other_library(x):
+        return _by_keras(x, options)
     return _arrays(x, y, sample_weight, options)
 
 
@@ -85,19 +86,11 @@ def _is_of_other_library(x: Any) -> bool:
     return not keras.tree.is_nested(x) and not array_data_adapter.can_convert_arrays(x)
 
 
-def _has_sparse_matrices(data: Any) -> bool:
-    return any(data_adapter_utils.is_scipy_sparse(part) for part in keras.tree.flatten(data))
-
-
-def _by_keras(x: Any, y: Any, sample_weight: Any, options: DataOptions, **known: Any) -> Stream:
+def _by_keras(x: Any, options: DataOptions, **known: Any) -> Stream:
     """Returns the adapter of the batches that Keras makes of data, or raises its ValueError, which names the type."""
-    made = {"batch_size": options.batch_size, "steps_per_epoch": options.steps}
-    given = dataclasses.replace(options, batch_size=None, input_ranks=None)
-    if is_arrays(x):
-        made |= {"class_weight": options.class_weight, "shuffle": options.shuffle}
-        given = dataclasses.replace(given, class_weight=None)
-    found = data_adapters.get_data_adapter(x, y, sample_weight, **made)
+    found = data_adapters.get_data_adapter(x, batch_size=options.batch_size, steps_per_epoch=options.steps)
     known = {"length": found.num_batches, "made_by_keras": True, **known}
+    given = dataclasses.replace(options, batch_size=None, input_ranks=None)
     return tf_dataset.of_dataset(found.get_tf_dataset(), given, **known)
 
 
@@ -107,7 +100,7 @@ def _generator(generator: Iterator, options: DataOptions) -> Stream:
     if options.steps is None:
         drawn = _draw_all(generator)
         known["length"], generator = len(drawn), iter(drawn)
-    found = _by_keras((py_dataset.as_tuple(batch) for batch in generator), None, None, options, **known)
+    found = _by_keras((py_dataset.as_tuple(batch) for batch in generator), options, **known)
     found.resume_caveat = (
         "a generator must return the same batches in every start and on every worker; a resumed run reads and skips "
         "the batches of finished steps"
@@ -130,96 +123,45 @@ def _draw_all(generator: Iterator) -> list[Any]:
 
 
 def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomAccess:
-    if options.preprocess is not None:
+    """Returns the adapter of arrays, which Keras checks, packs and converts."""
+    preprocesses = options.preprocess is not None
+    if preprocesses:
         x, y, sample_weight = (preprocess.as_arrays(part) for part in (x, y, sample_weight))
     if y is None and (sample_weight is not None or options.class_weight is not None):
         raise ValueError("Weights need targets. Received: y=None")
+    if any(isinstance(part, int | float | str | np.generic) for part in keras.tree.flatten((x, y, sample_weight))):
+        raise ValueError("Lists are several inputs, as in Keras, and not arrays of numbers: use numpy.array(...).")
     if options.class_weight is not None:
         if keras.tree.is_nested(y):
             raise ValueError(f"class_weight is for models with a single output. Received: {len(y)} arrays of targets")
-        sample_weight = _weights_of_classes(y, options.class_weight)
+        sample_weight = data_adapter_utils.class_weight_to_sample_weights(y, options.class_weight)
     elif sample_weight is not None and keras.tree.is_nested(y) and not keras.tree.is_nested(sample_weight):
         sample_weight = keras.tree.map_structure(lambda _: sample_weight, y)
-    parts = (x, *(part for part in (y, sample_weight) if part is not None))
-    for part in parts:
-        _check_no_lists(part)
+    packed = data_adapter_utils.pack_x_y_sample_weight(x, y, sample_weight)
     with tf.device("CPU:0"):
-        data = tf.nest.map_structure(_tensor, keras.tree.lists_to_tuples(parts))
-    sizes = {int(tensor.shape[0]) for tensor in _present(data)}
-    if len(sizes) != 1:
-        names = ("x", *(name for name, part in (("y", y), ("sample_weight", sample_weight)) if part is not None))
-        sizes_of = [", ".join(str(tensor.shape[0]) for tensor in _present(part)) for part in data]
-        found = [f"{name} {size}" for name, size in zip(names, sizes_of, strict=True)]
-        raise ValueError(f"All arrays must have the same number of examples. Received: {'; '.join(found)}")
-    # Tensors, not arrays: arrays would become constants of the map's graph.
-    preprocesses = options.preprocess is not None
-    if options.as_given and not preprocesses:  # As Keras packs them.
-        data = (data[0] if len(data) == 1 and not isinstance(x, list | tuple) else data,)
+        data = array_slicing.convert_to_sliceable(packed, target_backend="tensorflow")
+        # Tensors, not arrays: arrays would become constants of the map's graph.
+        data = keras.tree.map_structure(_tensor, keras.tree.lists_to_tuples(data))
+    data_adapter_utils.check_data_cardinality(data)
+    num_examples = next(int(part.shape[0]) for part in keras.tree.flatten(data) if part is not None)
+    if not preprocesses and (options.as_given or not isinstance(data, tuple)):
+        data = (data,)
+
+    def rows_of(part: Any, ids: tf.Tensor) -> Any:
+        if isinstance(part, array_slicing.TensorflowSparseWrapper):
+            return array_slicing.slice_tensorflow_sparse_wrapper(part, ids)
+        return tf.gather(part, ids) if tf.is_tensor(part) else None
 
     def read(ids: tf.Tensor) -> Any:
-        rows = tf.nest.map_structure(lambda one: None if one is None else tf.gather(one, ids), data)
+        rows = keras.tree.traverse(functools.partial(rows_of, ids=ids), data)
         return base.unpack(rows, options) if preprocesses else rows
 
     # As keras-hub, which does not shuffle arrays.
-    return _examples(read, sizes.pop(), dataclasses.replace(options, shuffle=options.shuffle and not preprocesses))
-
-
-def _weights_of_classes(y: Any, class_weight: dict[int, float]) -> np.ndarray:
-    """Returns the weight of each example, [examples], as `Model.fit` does; `y` has labels or one-hot rows."""
-    labels = keras.ops.convert_to_numpy(y)
-    if labels.ndim > 1:
-        labels = np.squeeze(labels, -1) if labels.shape[-1] == 1 else np.argmax(labels, -1)
-    weights = [class_weight.get(int(label), 1.0) for label in np.round(labels)]
-    return np.array(weights, keras.config.floatx())
-
-
-def _present(data: Any) -> list[Any]:
-    """Returns the tensors of nested data; None is the target of an output without a loss."""
-    return [one for one in tf.nest.flatten(data) if one is not None]
-
-
-def _check_no_lists(data: Any) -> None:
-    """Checks that no list or tuple holds numbers: Keras takes lists as several inputs, not as an array."""
-    for part in data if isinstance(data, list | tuple) else ():
-        if isinstance(part, bool | int | float | str | np.generic):
-            raise ValueError(
-                f"Lists are several inputs, as in Keras, and not arrays: use numpy.array(...). Received: a "
-                f"{type(data).__name__} of {len(data)} values of type {type(part).__name__}"
-            )
-        _check_no_lists(part)
+    return _examples(read, num_examples, dataclasses.replace(options, shuffle=options.shuffle and not preprocesses))
 
 
 def _tensor(array: Any) -> Any:
-    if array is None:
-        return None
-    if isinstance(array, tf.SparseTensor):
-        raise ValueError(
-            "Rows of a SparseTensor cannot be read one by one: pass a tf.data.Dataset, such as "
-            f"tf.data.Dataset.from_tensor_slices((x, y)).batch(32). Received: shape {tuple(array.shape)}"
-        )
-    if np.ma.is_masked(array):
-        advice = "fill them (numpy.ma.filled), and give them no weight by sample_weight"
-        raise ValueError(f"An array has masked values, which would count: {advice}. Received: shape {array.shape}")
-    if hasattr(array, "iloc") and getattr(array, "ndim", 0) == 1:  # A pandas.Series is a column, as in Keras.
-        array = np.expand_dims(array.to_numpy(), -1)
-    if hasattr(array, "iloc") and all(kind.kind in "biuf" for kind in array.dtypes):
-        kinds = {kind.kind for kind in array.dtypes}
-        array = array.astype(keras.config.floatx()) if "b" in kinds and len(kinds) > 1 else array
-    array = array if tf.is_tensor(array) else np.asarray(array)
-    if isinstance(array, np.ndarray) and array.dtype == object and len(array.shape):
-        if all(isinstance(one, str) for one in array.reshape(-1)):
-            return tf.convert_to_tensor(array, tf.string)
-        raise ValueError(
-            "An array of Python objects is no tensor: convert it, such as array.astype('float32'), or make its rows "
-            f"equally long. Received: shape {array.shape}"
-        )
-    if len(array.shape) == 0:
-        raise ValueError(
-            "Data must be arrays with one row per example, a tf.data.Dataset, a keras.utils.PyDataset, a generator or "
-            f"a source with len() and read(ids). Received: {type(array).__name__} of {array.dtype} {array.shape}"
-        )
-    tensor = array if isinstance(array, tf.RaggedTensor) else tf.convert_to_tensor(array)
-    return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
+    return tf.convert_to_tensor(array) if isinstance(array, np.ndarray) else array
 
 
 def _source(source: Any, options: DataOptions) -> RandomAccess:
