@@ -115,7 +115,7 @@ class Parser(argparse.ArgumentParser):
             word = left.pop(0)
             name, equals, value = word.partition("=")
             underscores = f"--{name[2:].replace('-', '_')}" if name[:2] == "--" else name
-            if name == "--epochs" and self.has_config and not self._has(name):
+            if name == "--epochs" and self.has_config and "epochs" not in self.names():
                 value = value if equals or not left else left.pop(0)
                 fields += [f"--config.train.epochs={value}", "--config.train.steps=none"]
             elif not self.has_config or not _FIELD.fullmatch(name):
