@@ -1,10 +1,9 @@
 """Reads the input pipelines of several configs on the devices of one worker, and records the examples of each step.
 
-usage: python pipeline_probe.py OUT DEVICES FOLDER CASE...   -> writes OUT, an .npz file, and once the files in FOLDER
+usage: python pipeline_probe.py OUT DEVICES CASE...   -> writes OUT, an .npz file
 """
 
 import dataclasses
-import pathlib
 import sys
 
 import numpy as np
@@ -18,19 +17,15 @@ from tfdist.training import run as run_lib
 
 EXAMPLES, BATCH, STEPS, STARTS = 50, 8, 14, (9,)
 SEED = 5
-FILES = 4
 SPOILED = 37
 # How many examples were read and prepared.
 COUNTS = {"read": 0, "prepared": 0}
-DATASET = {"pipeline": "textbook", "source": {"target": "pipeline_probe:slices"}}
 CASES = {
     "stream": {},
     "fixed": {"shards": "fixed"},
     "contiguous": {"shards": "contiguous"},
     "auto": {"pipeline": "textbook"},
     "hint": {"pipeline": "textbook", "auto_shard": "hint"},
-    "slices": DATASET,
-    "files": {**DATASET, "source": {"target": "pipeline_probe:records"}, "auto_shard": "file"},
 }
 
 
@@ -59,19 +54,6 @@ class Numbers:
         return {"image": count("read", ids)}
 
 
-def slices(split: str) -> tf.data.Dataset:
-    """A tf.data.Dataset of the same examples."""
-    numbers = tf.data.Dataset.range(EXAMPLES)
-    return numbers.map(lambda number: {"image": count("read", number)})
-
-
-def records(split: str) -> tf.data.Dataset:
-    """A tf.data.Dataset of the same examples in files."""
-    files = sorted(str(path) for path in pathlib.Path(sys.argv[3]).glob("*.records"))
-    number = lambda record: {"image": count("read", tf.strings.to_number(record, tf.int64))}  # noqa: E731
-    return tf.data.TFRecordDataset(files).map(number)
-
-
 def numbered(batch, seeds, *, training):
     """Returns the ids of the examples, and their seeds."""
     return {"id": count("prepared", batch["image"]), "seed": seeds[:, 1], "stream": seeds[:, 0]}
@@ -81,14 +63,6 @@ def spoiled(batch, seeds, *, training):
     """Makes a value of example `SPOILED` that is not finite."""
     bad = tf.equal(batch["image"], SPOILED)[:, tf.newaxis]
     return {"pair": tf.where(bad, tf.constant([0.0, np.nan]), 0.0)}
-
-
-def write(folder: pathlib.Path) -> None:
-    """Writes the files of `records`, of different lengths."""
-    for index, numbers in enumerate(np.array_split(np.arange(EXAMPLES), FILES)):
-        with tf.io.TFRecordWriter(str(folder / f"{index}.records")) as writer:
-            for number in numbers:
-                writer.write(str(number).encode())
 
 
 def take(cluster, iterator, steps: int) -> dict[str, np.ndarray]:
@@ -106,7 +80,7 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
     config = c.Config(model={"target": "lab:linear"}, data=data, train=c.Train(steps=STEPS), seed=SEED)
     train, test = (inputs_lib.open_source(config, split) for split in ("train", "test"))
     inputs = pipelines.Inputs(
-        pipeline=inputs_lib.choose_pipeline(data),
+        make_feed=inputs_lib.choose_pipeline(data),
         prepare=numbered,
         prepare_all=numbered,
         objective=lambda *args, **keywords: {},
@@ -115,7 +89,7 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
         evaluation_source=test,
     )
     sizes, shard = inputs_lib.make_sizes(config, inputs, cluster.num_replicas), run_lib.replica_shard(cluster)
-    made = inputs.pipeline.make_feed(config, inputs, sizes, shard, cluster)
+    made = inputs.make_feed(config, inputs, sizes, shard, cluster)
     COUNTS.update(dict.fromkeys(COUNTS, 0))
     found = take(cluster, made.open_training(0, STEPS), STEPS)
     found |= {what: np.array(number) for what, number in COUNTS.items()}
@@ -130,17 +104,14 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
         for batch, mask in zip(batches, masks, strict=True):
             kept += batch["id"].numpy()[mask.numpy()].tolist()
     inputs = dataclasses.replace(inputs, prepare=spoiled)
-    searched = inputs.pipeline.make_feed(config, inputs, sizes, shard, cluster).first_nonfinite
+    searched = inputs.make_feed(config, inputs, sizes, shard, cluster).first_nonfinite
     nonfinite = [searched(first, STEPS) or (0, "") for first in (1, STARTS[0] + 1)]
     return found | {"evaluated": np.array(kept), "nonfinite": np.array(nonfinite, str)}
 
 
 if __name__ == "__main__":
     sys.modules["pipeline_probe"] = sys.modules["__main__"]  # Sources are found by name, and count here.
-    out, devices, folder, *cases = sys.argv[1:]
+    out, devices, *cases = sys.argv[1:]
     connected = strategy.connect(c.ClusterOptions(logical_devices=int(devices), connect_seconds=240.0))
-    if connected.is_chief:
-        write(pathlib.Path(folder))
-    connected.any_worker(True)  # All wait until the files are written.
     measured = {f"{case}/{key}": v for case in cases for key, v in measure(connected, CASES[case]).items()}
     np.savez(out, **measured)

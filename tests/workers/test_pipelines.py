@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import shutil
 import sys
 
 import keras
@@ -26,7 +25,7 @@ WORKERS = 2
 
 
 # The cases that are measured together; each takes a second of each worker.
-QUICK = ("stream", "auto", "files")
+QUICK = ("stream", "auto")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def measured(tmp_path_factory):
         script = str(REPOSITORY / "tests/support/pipeline_probe.py")
         outs = [folder / f"worker{rank}.npz" for rank in range(WORKERS)]
         cases = [case for case in probe.CASES if (case in QUICK) != slow]
-        lines = [[sys.executable, script, str(out), "2", str(folder), *cases] for out in outs]
+        lines = [[sys.executable, script, str(out), "2", *cases] for out in outs]
         run_all(lines, topologies.environments(WORKERS))
         return [dict(np.load(out)) for out in outs]
 
@@ -61,7 +60,7 @@ def of_step(workers, case):
 def test_an_epoch_has_each_example_once_and_a_resume_has_the_same_steps(workers, case):
     epoch = probe.EXAMPLES // probe.BATCH
     steps = of_step(workers, case)
-    for first in (0, epoch) if case != "files" else (0,):  # Workers of uneven files end their epochs at other steps.
+    for first in (0, epoch):
         assert len(set(steps[first : first + epoch].ravel())) == epoch * probe.BATCH
     assert len({tuple(step) for step in steps}) == probe.STEPS
     for worker in workers:
@@ -72,7 +71,7 @@ def test_an_epoch_has_each_example_once_and_a_resume_has_the_same_steps(workers,
     np.testing.assert_array_equal(np.sort(evaluated), np.arange(probe.EXAMPLES))
 
 
-@pytest.mark.parametrize("case", slow_except(["auto", "hint", "slices"], ["auto"]))
+@pytest.mark.parametrize("case", slow_except(["auto", "hint"], ["auto"]))
 def test_the_textbook_batches_of_two_workers_are_those_of_one(workers, case):
     data = c.Data(**{"source": {"target": "pipeline_probe:Numbers"}, "batch_size": probe.BATCH} | probe.CASES[case])
     source = inputs_lib.open_source(c.Config(model={}, data=data), "train")
@@ -91,14 +90,11 @@ def test_a_worker_reads_and_prepares_its_rows_only(workers, case):
         if case in ("stream", "fixed", "contiguous"):
             # Half of what is taken, and what is read ahead: three steps.
             assert taken / 2 <= read == prepared < taken * 0.8
-        elif case in ("auto", "slices"):
+        elif case == "auto":
             # Everything, for the worker's half.
             assert min(read, prepared) >= taken
-        elif case == "hint":
-            assert read >= taken > prepared >= taken / 2
         else:
-            # TensorFlow chooses how far it reads ahead in the worker's own files.
-            assert taken / 2 <= prepared < worker["auto/prepared"] and read < worker["auto/read"]
+            assert read >= taken > prepared >= taken / 2
 
 
 @pytest.mark.parametrize("case", slow_except(probe.CASES, QUICK))
@@ -149,56 +145,6 @@ def as_tuples(split):
     """The digits as a user's tf.data.Dataset of (image, label)."""
     digits = sources.digits(split)
     return tf.data.Dataset.range(len(digits)).batch(100).map(lambda ids: tuple(digits.read(ids).values())).unbatch()
-
-
-def endless(split):
-    """A dataset that cannot be used."""
-    return as_tuples(split).repeat()
-
-
-def batched(split):
-    """Batches, as keras.utils.image_dataset_from_directory makes by default."""
-    return as_tuples(split).batch(8)
-
-
-def weighted(split):
-    """Examples with weights, which no shipped objective reads."""
-    return as_tuples(split).map(lambda image, label: (image, label, 1.0))
-
-
-def shuffled(split):
-    """A dataset that cannot be used."""
-    return as_tuples(split).shuffle(10, seed=1)
-
-
-def in_any_order(split):
-    """A dataset that cannot be used."""
-    return tf.data.Dataset.range(2).interleave(lambda _: as_tuples(split), num_parallel_calls=2, deterministic=False)
-
-
-def ragged(split):
-    """Examples of several lengths."""
-    return tf.data.Dataset.from_tensor_slices({"image": tf.ragged.constant([[1.0], [2.0, 3.0]]), "label": [0, 1]})
-
-
-@pytest.mark.slow
-def test_a_users_dataset_trains_as_the_source_does_and_resumes_to_the_same_bits(digits, tmp_path):
-    own = {"source": {"target": f"{__name__}:as_tuples"}}
-    assert loop.train(digits("whole", pipeline="textbook", **own)) == 0
-    shutil.copytree(tmp_path / "whole", tmp_path / "again")
-    (tmp_path / "again" / "finished.json").unlink()
-    shutil.rmtree(tmp_path / "again" / "checkpoints" / "step-00000020")
-    assert loop.train(digits("again", pipeline="textbook", **own)) == 0
-    # After the last step, too, there is nothing left to do.
-    (tmp_path / "again" / "finished.json").unlink()
-    assert loop.train(digits("again", pipeline="textbook", **own)) == 0
-    whole, again = (topologies.arrays(tmp_path / name) for name in ("whole", "again"))
-    for name, array in whole.items():
-        assert array.tobytes() == again[name].tobytes(), name
-    *_, line = topologies.records(tmp_path / "whole", "evaluation")
-    assert line["num_examples"] == 355 and line["accuracy"] > 0.5
-    (note,) = [line["text"] for line in topologies.records(tmp_path / "whole", "warning")]
-    assert "a resume reads the interrupted epoch again" in note
 
 
 @pytest.mark.parametrize("pipeline", slow_except(["stream", "textbook"], ["stream"]))
@@ -271,17 +217,8 @@ def test_both_pipelines_have_the_same_losses_on_two_workers_without_a_shuffle(tm
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"source": {"target": f"{__name__}:as_tuples"}}, r'no random access: set config.data.pipeline to "textbook"'),
-        ({"source": {"target": f"{__name__}:endless"}, "pipeline": "textbook"}, r"never ends: remove repeat\(\)"),
-        ({"source": {"target": f"{__name__}:shuffled"}, "pipeline": "textbook"}, r"shuffles.*remove shuffle\(\)"),
-        (
-            {"source": {"target": f"{__name__}:in_any_order"}, "pipeline": "textbook"},
-            r"deterministic=False.*Remove this",
-        ),
-        ({"source": {"target": f"{__name__}:ragged"}, "pipeline": "textbook"}, r"ragged ones padded to one length"),
-        ({"source": {"target": f"{__name__}:batched"}, "pipeline": "textbook"}, r"has batches.*remove batch\(\)"),
-        ({"source": {"target": f"{__name__}:weighted"}, "pipeline": "textbook"}, r"must have elements \(image, "),
-        ({"pipeline": "textbook", "auto_shard": "file"}, r'auto_shard="file" needs .* set it to "data"'),
+        ({"source": {"target": f"{__name__}:as_tuples"}}, r"as_tuples returns a tf.data.Dataset.*tfdist\.fit"),
+        ({"pipeline": "textbook", "auto_shard": "file"}, r"auto_shard.*'file'"),
         ({"pipeline": "textbook", "shards": "fixed"}, r'data.shards="fixed" needs data.pipeline="stream"'),
         ({"pipeline": "textbook", "shards": "contiguous"}, r'data.shards="contiguous" needs data.pipeline="stream"'),
         ({"auto_shard": "hint"}, r"data.auto_shard='hint' has no effect"),

@@ -32,23 +32,14 @@ def distribute_global(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset
     """Returns an iterator over `dataset` of global batches, which TensorFlow divides among all replicas.
 
     Args:
-        policy: of `tf.data.experimental.AutoShardPolicy`: "auto", "data", "file" or "hint".
+        policy: of `tf.data.experimental.AutoShardPolicy`: "auto", "data" or "hint".
         drop: the number of steps to take and drop first.
-
-    Raises:
-        ValueError: the dataset has no files to shard.
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
     dataset = without_autotuning(dataset.with_options(options))
-    try:
-        with device_datasets_without_autotuning():
-            iterator = iter(strategy.experimental_distribute_dataset(dataset))
-    except tf.errors.NotFoundError as error:
-        raise ValueError(
-            f'config.data.auto_shard={policy!r} needs a tf.data.Dataset that reads files: set it to "data". '
-            f"TensorFlow: {error.message.splitlines()[0][:200]}"
-        ) from None
+    with device_datasets_without_autotuning():
+        iterator = iter(strategy.experimental_distribute_dataset(dataset))
     for _ in range(drop):
         next(iterator)
     return iterator

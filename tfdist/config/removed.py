@@ -66,6 +66,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
 }
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {
+    ("data.auto_shard", "file"): "a tf.data.Dataset of files trains by tfdist.fit in a script (docs/from-fit.md).",
     ("train.precision", "auto"): 'set "bfloat16" or "float16" on GPUs; tfdist doctor says what the GPU can.',
     (
         "train.nonfinite",

@@ -57,8 +57,8 @@ class Data:
     pipeline: Literal["stream", "textbook"] = "stream"
     """Input pipeline: "stream", random access to examples, each worker reads its shard of each batch; "textbook",
     Dataset.shuffle, batch and strategy.experimental_distribute_dataset (docs/pipelines.md)."""
-    auto_shard: Literal["auto", "data", "file", "hint"] = "auto"
-    """Textbook pipeline: the auto-shard policy, "auto", "data", "file" or "hint" (docs/pipelines.md)."""
+    auto_shard: Literal["auto", "data", "hint"] = "auto"
+    """Textbook pipeline: the auto-shard policy, "auto", "data" or "hint" (docs/pipelines.md)."""
     shuffle_buffer: int | None = None
     """Textbook pipeline: examples in the buffer of Dataset.shuffle, at least 1. None: all."""
     shards: Literal["batch", "fixed", "contiguous"] = "batch"

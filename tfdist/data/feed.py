@@ -67,7 +67,7 @@ class About:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """The input of a run; made by a `pipelines.Pipeline` from a config, or from the data of a script."""
+    """The input of a run; made by `pipelines` or `textbook` from a config, or from the data of a script."""
 
     sizes: Sizes
     # Nested tf.TensorSpec: of the batch of a replica; for scripts of a global batch.

@@ -1,6 +1,5 @@
 """Resolves and checks the functions and sources that a config names, before TensorFlow uses a device."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.config import batches, specs, validate
 from tfdist.data import autograph, guard, order, pipelines, stream
-from tfdist.data.feed import Batch, Prepare, Sizes
+from tfdist.data.feed import Batch, Feed, Prepare, Sizes
 from tfdist.data.pipelines import Inputs
 
 
@@ -34,24 +33,26 @@ def open_inputs(config: config_lib.Config) -> Inputs:
     finish = finish and guard.around(autograph.convert(finish, "config.data.finish"), "config.data.finish")
     objective = guard.around(autograph.convert(objective, "config.objective"), "config.objective")
     adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
-    inputs = Inputs(
-        pipeline=choose_pipeline(config.data),
+    train, evaluation = config.data.train_split, config.data.evaluation_split
+    return Inputs(
+        make_feed=choose_pipeline(config.data),
         prepare=prepare,
         prepare_all=finish_on_host(prepare, finish),
         objective=_finish_on_device(finish, objective),
         adapt=adapt,
         described=_spec_of_finished(finish) if halves and finish else lambda spec: spec,
+        train_source=open_source(config, train),
+        evaluation_source=None if evaluation is None else open_source(config, evaluation),
     )
-    return inputs if inputs.pipeline.needs_cluster_first else with_sources(config, inputs)
 
 
-def choose_pipeline(options: config_lib.Data) -> pipelines.Pipeline:
-    """Returns the pipeline that `config.data.pipeline` names."""
+def choose_pipeline(options: config_lib.Data) -> Callable[..., Feed]:
+    """Returns the function that makes the feed, of the pipeline that `config.data.pipeline` names."""
     if options.pipeline == "stream":
-        return pipelines.STREAM
+        return pipelines.make_stream_feed
     from tfdist.data import textbook
 
-    return textbook.PIPELINE
+    return textbook.make_feed
 
 
 def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,21 +84,14 @@ def finish_on_host(prepare: Prepare, finish: Callable[..., Batch] | None) -> Pre
     return finish_first
 
 
-def with_sources(config: config_lib.Config, inputs: Inputs) -> Inputs:
-    """Returns `inputs` with the sources of both splits."""
-    train, evaluation = config.data.train_split, config.data.evaluation_split
-    return dataclasses.replace(
-        inputs,
-        train_source=open_source(config, train),
-        evaluation_source=None if evaluation is None else open_source(config, evaluation),
-    )
-
-
 def open_source(config: config_lib.Config, split: str) -> Any:
-    """Makes the source of one split; a `stream.Source` runs no TensorFlow operation."""
+    """Makes the source of one split; no TensorFlow operation runs."""
     source = specs.build(config.data.source, split, field="config.data.source")
     if isinstance(source, tf.data.Dataset):
-        source = choose_pipeline(config.data).open_dataset(source, config.data)
+        raise ValueError(
+            f"config.data.source: {config.data.source['target']} returns a tf.data.Dataset, without random access: "
+            "train it by tfdist.fit in a script (docs/from-fit.md), or return an object with len() and read(ids)."
+        )
     return stream.check_source(source, config.data.source["target"], split)
 
 

@@ -60,12 +60,11 @@ def example_with_label(
     Of divided shards (`config.data.shards`) it is the first of this worker's part, and the text says so.
 
     Args:
-        sources: split -> its source, and the part of the split that it is, see `stream.locate_rows`. A
-            tf.data.Dataset, which has no random access, is not searched.
+        sources: split -> its source, and the part of the split that it is, see `stream.locate_rows`.
         column: the column of the labels, as the source reads it.
     """
     for split, (source, part) in sources.items():
-        if source is None or hasattr(source, "find"):
+        if source is None:
             continue
         part = order.WorkerExamples(total=len(source)) if part is None else part
         read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
@@ -111,13 +110,11 @@ def describe_place(
 ) -> str:
     """Returns the place of a value, for a message; see `Rows.place`. `rows`: the numbers of examples in `source`."""
     row = int(rows[at[0]])
-    # With a tf.data.Dataset, the row is a hash of the example.
-    example, read = source.find(row) if hasattr(source, "find") else (part.ids(row), _read(source, row))
     index = f"[{', '.join(map(str, at[1:]))}]" if at[1:] else ""
-    floats = [value for value in read.values() if value.dtype.is_floating]
+    floats = [value for value in _read(source, row).values() if value.dtype.is_floating]
     finite = all(bool(tf.reduce_all(tf.math.is_finite(value))) for value in floats)
     origin = "made by config.data.prepare" if finite else "as the source reads it"
-    return f"{column}{index} of example {example} of the split {split!r} ({origin})"
+    return f"{column}{index} of example {part.ids(row)} of the split {split!r} ({origin})"
 
 
 def _read(source: Source, row: int) -> Batch:

@@ -15,22 +15,11 @@ from tfdist.data.stream import ReplicaShard, Source
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """One of the values of `config.data.pipeline`."""
-
-    # Whether the workers connect before the sources are made: a tf.data.Dataset starts TensorFlow.
-    needs_cluster_first: bool
-    # (dataset, config.data) -> the source of a tf.data.Dataset that `config.data.source` has returned; or a ValueError.
-    open_dataset: Callable[[tf.data.Dataset, Any], Any]
-    # (config, inputs, sizes, shard, cluster) -> the feed of one worker; see `make_stream_feed`.
-    make_feed: Callable[..., Feed]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """The user's functions and sources; made by `inputs.open_inputs`."""
 
-    pipeline: Pipeline
+    # The pipeline: (config, inputs, sizes, shard, cluster) -> the feed of one worker; see `make_stream_feed`.
+    make_feed: Callable[..., Feed]
     prepare: Prepare
     # `prepare` and then `config.data.finish`, for `adapt`.
     prepare_all: Prepare
@@ -38,7 +27,6 @@ class Inputs:
     objective: Callable[..., dict[str, tf.Tensor]]
     # adapt(model, read); None: not set.
     adapt: Callable[..., None] | None
-    # None until all workers are connected, if the pipeline `needs_cluster_first`.
     train_source: Any = None
     evaluation_source: Any = None
     # Spec of a batch of the pipeline -> spec of the batch that `config.data.prepare` returns; see `image.halves`.
@@ -118,20 +106,17 @@ def _read_examples(sources: Mapping[str, Any], count: int, *, reads_files: bool)
     """Reads a few examples of each source, at positions that depend on its length only.
 
     Args:
-        sources: split -> its source, or None. One without random access has `first_rows`.
+        sources: split -> its source, or None.
         reads_files: whether to look at the sizes and times of files: one worker is enough.
     """
     columns, facts, files = {}, {}, {}
     for split, source in sources.items():
         if source is None:
             continue
-        if hasattr(source, "first_rows"):
-            batch = source.first_rows(count)
-        else:
-            ids = np.random.RandomState(0).randint(0, len(source), count, np.int64)
-            # As training reads. AutoGraph would convert every function that `read` calls, for about a second.
-            read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
-            batch = next(iter(tf.data.Dataset.from_tensors(ids).map(read)))
+        ids = np.random.RandomState(0).randint(0, len(source), count, np.int64)
+        # As training reads. AutoGraph would convert every function that `read` calls, for about a second.
+        read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
+        batch = next(iter(tf.data.Dataset.from_tensors(ids).map(read)))
         columns |= {f"{name!r} of the {split} split": value for name, value in batch.items()}
         facts[f"the number of examples of the {split} split"] = len(source)
         if hasattr(source, "fingerprint"):
@@ -202,13 +187,3 @@ def _note(num_workers: int, shards: str) -> str:
         "examples. The examples of a batch depend on the number of workers, and so do the weights "
         "(docs/consistency.md)."
     )
-
-
-def _refuse_dataset(dataset: tf.data.Dataset, options: config_lib.Data) -> Any:
-    raise ValueError(
-        f"config.data.source: {options.source['target']} returns a tf.data.Dataset, which has no random access: set "
-        'config.data.pipeline to "textbook", or return an object with len() and read(ids).'
-    )
-
-
-STREAM = Pipeline(needs_cluster_first=False, open_dataset=_refuse_dataset, make_feed=make_stream_feed)

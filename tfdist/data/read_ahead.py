@@ -46,8 +46,3 @@ def num_bytes(spec: Any, rows: int) -> int:
             lengths = (rows if length is None else length for length in one.shape.as_list())
             total += one.dtype.size * math.prod(lengths)
     return total
-
-
-def prefetch(dataset: tf.data.Dataset, *, rows: int, local_replicas: int) -> tf.data.Dataset:
-    """Returns `dataset` with the buffer of `limits` after it."""
-    return dataset.prefetch(limits(dataset.element_spec, rows=rows, local_replicas=local_replicas)[1])

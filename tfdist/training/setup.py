@@ -53,16 +53,13 @@ def build_run(
     inputs = inputs_lib.open_inputs(config)
     config = learning_rate.resolve(config)
     plan = strategy.plan(config.cluster, communication=config.communication)
-    if inputs.pipeline.needs_cluster_first:  # The textbook pipeline opens its sources with the strategy.
-        cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
-        inputs = inputs_lib.with_sources(config, inputs)
     sizes = inputs_lib.make_sizes(config, inputs, (cluster or plan).num_replicas, trains=shared is not None)
     for feature in features.ALL:
         inputs = feature.change_inputs(config, inputs, sizes.replicas)
     cluster = connect(config, plan, inputs, workdir, stop, shared) if cluster is None else cluster
     guard.begin(guard.Guarded(several_workers=cluster.num_workers > 1))
     config = _with_saved_xla(config, workdir)
-    feed = inputs.pipeline.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
+    feed = inputs.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context, chosen = build_model(config, cluster, inputs, feed)
     check_names(config, context.names)
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)

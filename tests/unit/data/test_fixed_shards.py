@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist import config
-from tfdist.data import cache, fixed_shards, inspection, order, stream, textbook
+from tfdist.data import cache, fixed_shards, inspection, order, stream
 from tfdist.zoo import sources
 
 EXAMPLES = 8_000
@@ -158,11 +158,3 @@ def test_a_label_is_found_in_a_part_and_has_its_number_in_the_split(tmp_path, sh
     expected = next(number for number in numbers.examples() if labels[number] == 7)
     found = inspection.example_with_label({"test": (None, None), "train": (part, numbers)}, "label", 7)
     assert found == f"Example {expected} of the split 'train', the first in the part of worker 1,"
-
-
-def test_a_dataset_without_random_access_is_not_searched_for_a_label(tmp_path):
-    dataset = tf.data.Dataset.from_tensor_slices((np.zeros([4, 2]), np.arange(4)))
-    np.savez(tmp_path / "data.npz", x_test=np.zeros((4, 2, 2), np.uint8), y_test=np.arange(4))
-    whole = sources.npz("test", path=str(tmp_path / "data.npz"))
-    given = {"train": (textbook.DatasetSource(dataset, "source"), None), "test": (whole, None)}
-    assert inspection.example_with_label(given, "label", 3) == "Example 3 of the split 'test'"

@@ -48,7 +48,7 @@ def change_inputs(config: Config, inputs: Inputs, num_replicas: int) -> Inputs:
     from tfdist.training.step.variants import virtual_replicas
 
     virtual = virtual_replicas.open_virtual_replicas(config, num_replicas)
-    return dataclasses.replace(inputs, pipeline=virtual.cut(inputs.pipeline))
+    return dataclasses.replace(inputs, make_feed=virtual.cut(inputs.make_feed))
 
 
 def compiles(config: Config, cluster: Cluster, model: keras.Model) -> bool:

@@ -18,7 +18,7 @@ from tfdist.cluster.devices import onednn
 from tfdist.cluster.devices.replicas import Replicas
 from tfdist.config import batches
 from tfdist.data.feed import Feed, Sizes
-from tfdist.data.pipelines import Distributor, Inputs, Pipeline
+from tfdist.data.pipelines import Distributor, Inputs
 from tfdist.data.stream import ReplicaShard
 from tfdist.report import files, lines, run_info
 from tfdist.training.loop_tools import Extra, LoopTools
@@ -44,10 +44,10 @@ class VirtualReplicas:
     # Shards of a replica.
     count: int
 
-    def cut(self, pipeline: Pipeline) -> Pipeline:
-        """Returns `pipeline` with batches [shards of a replica, examples of a shard, ...]."""
+    def cut(self, make_feed: Callable[..., Feed]) -> Callable[..., Feed]:
+        """Returns `make_feed` with batches [shards of a replica, examples of a shard, ...]."""
 
-        def make_feed(
+        def make_cut_feed(
             config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
         ) -> Feed:
             # As shards in the place of replicas.
@@ -57,7 +57,7 @@ class VirtualReplicas:
                 num_replicas=self.total,
             )
             distributor = _ByShards(cluster=cluster, stack_shards=self.stack_shards)
-            feed = pipeline.make_feed(config, inputs, sizes, local, distributor)
+            feed = make_feed(config, inputs, sizes, local, distributor)
             evaluation = feed.evaluation
 
             def evaluate() -> tuple[tf.data.Dataset, int]:
@@ -66,7 +66,7 @@ class VirtualReplicas:
 
             return dataclasses.replace(feed, evaluation=None if evaluation is None else evaluate)
 
-        return dataclasses.replace(pipeline, make_feed=make_feed)
+        return make_cut_feed
 
     def stack_shards(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Makes elements of a replica, [shards of a replica, ...], of those of shards; ragged, if shards may differ."""
