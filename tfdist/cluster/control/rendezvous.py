@@ -110,25 +110,32 @@ def rendezvous(
             own, port_in_use = None, error.errno == errno.EADDRINUSE and spec.launcher != "tf_config"
             failed = _explain_port(spec, error, port_in_use)
         me |= {"failed": failed, "port_in_use": port_in_use}
+        known = {"spec": spec, "key": key, "me": me, "seconds": seconds, "stop": stop}
         if spec.rank:
-            found = _run(_Follower(spec=spec, key=key, me=me, seconds=seconds, stop=stop).follow(own, path))
+            found = _run(_Follower(**known).follow(own, path))
         elif own:
-            found = _run(_Chief(spec=spec, key=key, me=me, seconds=seconds, stop=stop).lead(own, path))
+            found = _run(_Chief(**known).lead(own, path))
         else:
             found = decision.failure({0: failed}, spec.addresses, port_in_use=port_in_use)
     return decision.members_or_raise(found)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class _Chief:
-    """Rank 0, which hears all workers and decides."""
+class _Worker:
+    """What a worker knows before it meets the others."""
 
     spec: WorkerSpec
     key: Key
-    # What this worker itself would tell.
+    # What it tells rank 0 of itself.
     me: dict[str, Any]
     seconds: float
     stop: interruption.StopRequest
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Chief(_Worker):
+    """Rank 0, which hears all workers and decides."""
+
     # A new name for each start: a network file system may cache that a file does not exist.
     token: str = dataclasses.field(default_factory=lambda: f".tfdist-{secrets.token_hex(8)}")
     # rank -> what it has told, as for `decision.decide`; the ranks that have told all, and whether one cannot join.
@@ -250,14 +257,9 @@ class _Chief:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class _Follower:
+class _Follower(_Worker):
     """Another worker, which tells rank 0 all, and waits for its decision."""
 
-    spec: WorkerSpec
-    key: Key
-    me: dict[str, Any]
-    seconds: float
-    stop: interruption.StopRequest
     # Where rank 0 may be -> why there is no connection; empty as long as there is one.
     reasons: dict[str, str] = dataclasses.field(default_factory=dict)
 

@@ -21,7 +21,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing import connection
 from typing import Any
 
 import numpy as np
@@ -39,9 +38,8 @@ _ALIGNMENT = 64
 # Seconds without data until TCP asks whether the other side is there.
 _KEEPALIVE_SECONDS = 60
 _HEADER = struct.Struct("<QQ")  # The number of a pack, and its bytes.
-# Connections that may wait without a proof; one more closes the oldest.
-_MAX_UNPROVEN = 256
-_LONGEST_PROOF = 300
+# Seconds in which a connection proves that it has the key.
+_PROOF_SECONDS = 2.0
 _SWITCH_SECONDS = 2e-4
 # Smaller arrays are copied next to each other, so that pieces are not small.
 _COPIED_BYTES = 1 << 16
@@ -219,10 +217,10 @@ class TcpRing:
                     self._receive(_bytes(sums))
                 if hop < last:
                     self._pieces.put(_bytes(sums))
-        self._note_half(pack)
+        self._record_half(pack)
         return following
 
-    def _note_half(self, pack: _Pack) -> None:
+    def _record_half(self, pack: _Pack) -> None:
         """Notes that all of a pack has been received, or sent; after both its sums may be used."""
         with self._changed:
             if pack.number not in self._halves:
@@ -243,7 +241,7 @@ class TcpRing:
         while True:
             piece = self._pieces.get()
             if isinstance(piece, _Pack):
-                self._note_half(piece)
+                self._record_half(piece)
             else:
                 self._to_next.sendall(piece)
 
@@ -358,50 +356,18 @@ def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener,
 
 
 def _accept(listener: Listener, key: Key, until: float) -> socket.socket:
-    """Returns the first connection with a proof. All are read at the same time: a stranger's may send nothing."""
-    unproven: dict[socket.socket, bytes] = {}  # The bytes that each connection has sent; the oldest comes first.
+    """Returns the first connection with a proof, for which each has two seconds: a stranger's may send nothing."""
     with listener.socket as waiting:
-        waiting.setblocking(False)
-        try:
-            while (seconds := until - time.monotonic()) > 0:
-                ready = connection.wait([waiting, *unproven], seconds)
-                for one in (one for one in ready if one is not waiting):
-                    more = _read(one)
-                    unproven[one] += more
-                    if more and not _is_whole(unproven[one]):
-                        continue
-                    if key.verify(_message("to", listener.nonce), unproven.pop(one).strip()):
-                        return one
-                    one.close()  # A stranger's.
-                if waiting not in ready:
-                    continue
-                if len(unproven) >= _MAX_UNPROVEN:
-                    oldest = next(iter(unproven))
-                    del unproven[oldest]
-                    oldest.close()
-                with contextlib.suppress(OSError):  # It has been closed again.
-                    found, _ = waiting.accept()
-                    found.setblocking(False)
-                    unproven[found] = b""
-            raise TimeoutError("timed out: the worker before has not connected")
-        finally:
-            for one in unproven:
-                one.close()
-
-
-def _read(found: socket.socket) -> bytes:
-    try:
-        return found.recv(_LONGEST_PROOF)
-    except OSError:
-        return b""
-
-
-def _is_whole(received: bytes) -> bool:
-    return received.endswith(b"\n") or len(received) >= _LONGEST_PROOF
+        while True:
+            waiting.settimeout(max(0.01, until - time.monotonic()))
+            found, _ = waiting.accept()
+            if _is_proven(found, key, "to", listener.nonce, min(until, time.monotonic() + _PROOF_SECONDS)):
+                return found
+            found.close()
 
 
 def _proof(key: Key, direction: str, nonce: str) -> bytes:
-    return key.sign(_message(direction, nonce)) + b"\n"
+    return key.sign(_message(direction, nonce))
 
 
 def _message(direction: str, nonce: str) -> bytes:
@@ -409,11 +375,12 @@ def _message(direction: str, nonce: str) -> bytes:
 
 
 def _is_proven(found: socket.socket, key: Key, direction: str, nonce: str, until: float) -> bool:
-    received = b""
-    while not _is_whole(received):
-        found.settimeout(max(0.01, until - time.monotonic()))
-        more = _read(found)
-        if not more:
-            return False
-        received += more
-    return key.verify(_message(direction, nonce), received.strip())
+    received, size = b"", len(_proof(key, direction, nonce))
+    with contextlib.suppress(OSError):
+        while len(received) < size:
+            found.settimeout(max(0.01, until - time.monotonic()))
+            more = found.recv(size - len(received))
+            if not more:
+                break
+            received += more
+    return key.verify(_message(direction, nonce), received)
