@@ -436,9 +436,14 @@ class GlobalView:
 
     def _unread(self, own: Any, times: fractions.Fraction | int) -> Any:
         """Returns a tensor of the shape of the global batch, whose values nobody reads."""
-        if isinstance(own, _COMPOSITE):
-            return tf.identity(own)
-        whole = tf.zeros(tf.concat([self.rows.scaled(times).total[None], tf.shape(own, tf.int64)[1:]], 0), own.dtype)
+        total = self.rows.scaled(times).total
+        if isinstance(own, tf.SparseTensor):
+            shape = tf.concat([total[None], own.dense_shape[1:]], 0)
+            return tf.SparseTensor(*tf.identity_n([own.indices, own.values]), shape)
+        if isinstance(own, tf.RaggedTensor):
+            splits = tf.pad(own.row_splits, [[0, tf.cast(total, own.row_splits.dtype) - own.nrows()]])
+            return tf.RaggedTensor.from_row_splits(tf.identity(own.values), splits, validate=False)
+        whole = tf.zeros(tf.concat([total[None], tf.shape(own, tf.int64)[1:]], 0), own.dtype)
         static = own.shape[0] and self.rows.static and own.shape[0] * self.rows.replicas
         whole.set_shape([static, *own.shape[1:]])
         return whole
@@ -536,8 +541,9 @@ class GlobalView:
         return [gradient for gradient, _ in lists], [one for _, constants in lists for one in constants]
 
     def _once(self, gradient: tf.IndexedSlices) -> tuple[Any, list[tf.Tensor]]:
-        wholes, own = {one.tensor.ref() for one in self.wholes.values()}, {one.ref() for one in self.cut}
-        own |= {one.rows.ref() for one in self.wholes.values() if isinstance(one.rows, tf.Tensor)}
+        wholes = {part.ref() for one in self.wholes.values() for part in _parts(one.tensor)}
+        rows = [*self.cut, *(one.rows for one in self.wholes.values())]
+        own = {part.ref() for one in rows for part in _parts(one)}
         numbers = {op.name: number for number, op in enumerate(self.graph.get_operations())}
         ranges = [range(*one) for one in self.in_layers]
 
@@ -629,8 +635,16 @@ def _work(operation: tf.Operation) -> int:
 
 
 def _is_read(whole: Any) -> bool:
-    parts = tf.nest.flatten(whole, expand_composites=True)
-    return any(op.type not in _OF_SHAPE for part in parts for op in part.consumers())
+    parts, shapes = _parts(whole), []
+    if isinstance(whole, tf.SparseTensor):
+        parts.pop()  # Its shape.
+    elif isinstance(whole, tf.RaggedTensor):  # tf.shape counts its splits, of another type.
+        shapes = [op for op in whole.row_splits.consumers() if op.type == "Cast" and not _is_read(op.outputs[0])]
+    return any(op.type not in _OF_SHAPE and op not in shapes for part in parts for op in part.consumers())
+
+
+def _parts(value: Any) -> list[tf.Tensor]:
+    return [one for one in tf.nest.flatten(value, expand_composites=True) if isinstance(one, tf.Tensor)]
 
 
 def _is_tensor(value: Any) -> bool:
