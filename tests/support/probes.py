@@ -29,13 +29,14 @@ from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.configs.laboratory.local_sgd import rounds
+from tfdist.configs.networks import optimizers
 from tfdist.keras_fit import api
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.training import checkpointing, execution, loop, opening, setup
 from tfdist.training import run as run_lib
 from tfdist.training.step import multi_step, train_step
 from tfdist.training.step.updates import all_reduce, stages
-from tfdist.zoo import optimizers, schedules
+from tfdist.zoo import schedules
 
 Arrays = dict[str, np.ndarray]
 # One gradient per variable, for each of two replicas: of about 1, of very different sizes, a scalar.

@@ -12,9 +12,10 @@ import pytest
 import tensorflow as tf
 from launching import REPOSITORY, run_all, worker_environment
 
+from tfdist.configs.networks import optimizers
 from tfdist.training.step import timing
 from tfdist.training.step.random_numbers import seed_generators
-from tfdist.zoo import optimizers, schedules
+from tfdist.zoo import schedules
 
 # (kind, source, reader) -> why a step may have it.
 ALLOWED = {
