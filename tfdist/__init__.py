@@ -23,7 +23,7 @@ from tfdist.config import patching, tensorflow_log
 from tfdist.report import interpreter  # It notes the time.
 
 # Imported on first use: `import tfdist.config` must not import TensorFlow.
-__all__ = ["all_gather", "batches", "connect", "evaluate", "fit", "per_example", "predict", "step"]
+__all__ = ["batches", "connect", "evaluate", "fit", "per_example", "predict", "step"]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,8 +33,6 @@ def __getattr__(name: str) -> Any:
         from tfdist.keras_fit import api as module
     elif name in ("batches", "step"):
         from tfdist.keras_fit.own_step import own_loop as module
-    elif name == "all_gather":
-        from tfdist.keras_fit.whole_batch import global_view as module
     elif name == "per_example":
         from tfdist.keras_fit.whole_batch import per_example as module
     else:

@@ -98,7 +98,7 @@ def parse(arguments: list[str]) -> Command:
 def run_script(command: Command) -> int:
     """Connects the workers and runs the script as `__main__`; returns the exit code."""
     from tfdist.keras_fit import connect
-    from tfdist.keras_fit.script import caches, context, ending, entropy, files, model_methods
+    from tfdist.keras_fit.script import context, ending, entropy, files, model_methods
     from tfdist.keras_fit.whole_batch import global_view
 
     script = command.script
@@ -116,7 +116,6 @@ def run_script(command: Command) -> int:
             stack.enter_context(model_methods.distribute_methods(cluster, command.workdir))
             stack.enter_context(entropy.share_seed(cluster, command.workdir))
             stack.enter_context(context.script_runs(cluster))
-            stack.enter_context(caches.forget_killed_writers())
             stack.enter_context(files.write_once(cluster))
             end = stack.enter_context(ending.collect_endings())
             code = _run(script)

@@ -120,7 +120,6 @@ def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
         "applies_in_evaluation": lambda: tfdist.evaluate(cluster, own(applies), X, Y, verbose=0),
         "variable_outside": lambda: fit(counting(), X, Y),
         "variable_unowned": lambda: fit(made(lambda: keras.Sequential([keras.Input((3,)), Counted(2)])), X, Y),
-        "gathers_outside": lambda: cluster.strategy.run(lambda: tfdist.all_gather(tf.zeros([2, 1]))),
         "no_loss": lambda: fit(plain(loss=None), X, Y),
         "eager_ragged": lambda: fit(reads_words(run_eagerly=True), ragged),
         "weights_alone": lambda: fit(plain(), X, sample_weight=np.ones(8)),

@@ -288,13 +288,13 @@ def test_a_terminal_shows_what_keras_shows(followed):
 
 
 def test_a_log_file_has_a_line_an_epoch_of_the_chief_alone(followed):
-    chief, other = (re.findall(r"^Epoch.*$", text, re.MULTILINE) for text in followed("two workers").printed)
+    chief, other = (re.findall(r"^Epoch.*\n.*$", text, re.MULTILINE) for text in followed("two workers").printed)
     assert len(chief) == 3 and other == []
     for number, (line, theirs) in enumerate(
         zip(chief, shown(followed("keras").printed[0])[1::2], strict=True), start=1
     ):
         head, dash, rest = line.partition(" - accuracy")
-        assert re.fullmatch(rf"Epoch {number}/3 - 4/4 - \d+s - \d+[mu]?s/step", head), line
+        assert re.fullmatch(rf"Epoch {number}/3\n4/4 - \d+s - \d+[mu]?s/step", head), line
         assert_alike(dash + rest, "".join(theirs.partition(" - accuracy")[1:]))
 
 

@@ -85,12 +85,11 @@ def _reject_replicated(next_creator: Callable[..., tf.Variable], **keywords: Any
 @contextlib.contextmanager
 def local(model: keras.Model) -> Iterator[None]:
     """Lets Keras' own `model.predict` run on this worker, with all data; methods with collectives raise."""
-    rejected = ("fit", "evaluate", "train_on_batch", "test_on_batch")
-    with patching.restore_after([model], ["_distribute_strategy", *rejected]):
+    with patching.undo_puts():
         # None: TensorFlow's current strategy, the default one outside of scopes.
-        patching.put(model, "_distribute_strategy", None)
-        for name in rejected:
-            patching.put(model, name, functools.partial(_reject, name))
+        patching.put_until_end(model, "_distribute_strategy", None)
+        for name in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
+            patching.put_until_end(model, name, functools.partial(_reject, name))
         yield
 
 

@@ -81,7 +81,7 @@ def undo_puts() -> Iterator[None]:
     try:
         yield
     finally:
-        _blocks.remove(made)
+        _blocks[:] = [one for one in _blocks if one is not made]  # Empty lists are equal.
         for owner, name, value, before in reversed(made):
             if vars(owner).get(name) is value:
                 _restore(owner, name, before)

@@ -83,7 +83,7 @@ def fit(
     Args:
         cluster: what `connect` returned; the model was created and compiled in its scope.
         x: training data; see the module's docstring, also for `callbacks`. Other arguments: as for `model.fit`.
-        batch_size: examples per step over all replicas; default: 32. Also batches a dataset of single examples.
+        batch_size: examples per step over all replicas; default: 32.
         verbose: 1 or "auto" for a bar (in a log file a line per epoch), 2 for a line per epoch, 0 for no output.
         workdir: shared directory of the run: the same script resumes there. None: nothing is saved.
         seed: of the order of the examples.
@@ -131,10 +131,9 @@ def _train(
 ) -> keras.callbacks.History:
     if validation is not None:
         make_run.check_functions(model, "test")
-    name_shapes = data_errors.name_shapes(model, data.element_spec)
     traced = make_run.traced_values(cluster, model)
     plain_values.tell_of_changes(model, traced)
-    with interruption.handlers_if(workdir is not None) as stop, patches.patch_for_run(model) as stack, name_shapes:
+    with interruption.handlers_if(workdir is not None) as stop, patches.patch_for_run(model) as stack:
         run = make_run.make_run(
             cluster, model, config, data, validation, callbacks, verbose, workdir, stop, stack, initial_epoch
         )
@@ -193,7 +192,7 @@ def evaluate(
     make_run.check_model(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size=batch_size, steps=steps)
     config = run_config.of_evaluation(model, data.batch_size)
-    with patches.patch_for_run(model) as stack, data_errors.name_shapes(model, data.element_spec):
+    with patches.patch_for_run(model) as stack:
         stop = interruption.StopRequest()
         run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
         keep = None
@@ -201,7 +200,7 @@ def evaluate(
             made_for = make_run.evaluated_data(model, data)
 
             def keep(function: Callable) -> Callable:
-                return make_run.cache_on_model(cluster, model, "evaluation", function, *made_for)
+                return make_run.made_on_model(cluster, model, "evaluation", lambda: function, *made_for)
 
         tools = trainer.make_silent_tools(run, keep)
         logs = trainer.evaluate(tools, 0)
@@ -250,11 +249,10 @@ def predict(
     dataset = data.one_pass(trainer.replica_shard(cluster), reset=False)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     keep = outputs == "all" or cluster.is_chief
-    predictor = predict_lib.Predictor(cluster, model)
-    predictor = make_run.cache_on_model(cluster, model, "prediction", predictor, model.run_eagerly)
-    with data_errors.name_shapes(model, data.element_spec):
-        predict_lib.build(cluster, model, data.element_spec)
-        found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner, keep=keep)
+    make = functools.partial(predict_lib.Predictor, cluster, model)
+    predictor = make_run.made_on_model(cluster, model, "prediction", make, model.run_eagerly)
+    predict_lib.build(cluster, model, data.element_spec)
+    found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner, keep=keep)
     data.end_epoch()
     cluster.monitor.stop_timer()
     return found
@@ -281,11 +279,9 @@ def _data_adapter(
 ) -> DataAdapter:
     """Returns the adapter of data for `model`; `options`: those of `base.DataOptions` that do not follow from it."""
     preprocessing = preprocess.function_of(model)
-    inputs = None if preprocessing else getattr(model, "inputs", None)
     given = base.DataOptions(
         **options,
         steps=_at_most("max_steps_per_epoch", steps),
-        input_ranks=tuple(len(one.shape) for one in inputs) if inputs else None,
         as_given=bool(own_setup.overrides(model)) if as_given is None else as_given,
         preprocess=preprocessing,
     )

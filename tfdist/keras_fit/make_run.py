@@ -19,7 +19,7 @@ from tfdist.data import guard
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import same_data
-from tfdist.keras_fit.adapters.base import DataAdapter
+from tfdist.keras_fit.adapters.base import DataAdapter, RandomAccess
 from tfdist.keras_fit.own_step import eager_steps, own_objective, own_setup, plain_values
 from tfdist.keras_fit.run_parts import feed as feed_lib
 from tfdist.keras_fit.whole_batch import global_view, shard_layers
@@ -95,7 +95,7 @@ def make_run(
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
         execution_context=functools.partial(eager_steps.as_keras_runs, model, traced),
-        advice_if_diverged=functools.partial(_advice_if_diverged, workdir),
+        advice_if_diverged=functools.partial(_advice_if_diverged, workdir, isinstance(adapter, RandomAccess)),
     )
 
 
@@ -112,10 +112,17 @@ def _notes(cluster: Cluster, adapters: list[DataAdapter], workdir: Path | None) 
     return (*notes, *(text for text in (adapters[0].order_unknown, works) if text))
 
 
-def _advice_if_diverged(workdir: Path | None, in_data: bool) -> str:
-    """Returns what to do if a loss or weight is not finite; `in_data`: it is in the data already."""
+def _advice_if_diverged(workdir: Path | None, searched: bool, in_data: bool) -> str:
+    """Returns what to do if a loss or weight is not finite.
+
+    Args:
+        searched: whether such values in the data are searched for.
+        in_data: they are in the data already.
+    """
     if in_data:
         return "Remove or replace such values in the data."
+    if not searched:
+        return "Look for such values in the data, which is not searched, or lower the learning rate."
     again = "" if workdir is None else ", and start again in another workdir"
     return f"Lower the learning rate, or clip the gradients with the optimizer's global_clipnorm{again}."
 
@@ -125,18 +132,15 @@ def evaluated_data(model: keras.Model, adapter: DataAdapter) -> tuple[Any, ...]:
     return model.run_eagerly, str(adapter.element_spec), adapter.batch_size, adapter.rows
 
 
-def cache_on_model(cluster: Cluster, model: keras.Model, purpose: str, function: Callable, *depends: Any) -> Callable:
-    """Returns `function`; on later calls that of the first one, which is traced. As in Keras, until the next `compile`.
+def made_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Callable[[], Any], *depends: Any) -> Any:
+    """Returns what `make` returns; on later calls what it returned first, such as a traced function.
+
+    As in Keras, until the next `compile`.
 
     Args:
         purpose: such as "evaluation".
         depends: other values that it was made for.
     """
-    return made_on_model(cluster, model, purpose, lambda: function, *depends)
-
-
-def made_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Callable[[], Any], *depends: Any) -> Any:
-    """Returns what `make` returns; on later calls what it returned first, until the next `compile`."""
     compiled = (compiled_model.losses(model), compiled_model.metrics(model))
     made_for = (cluster, getattr(model, "optimizer", None), *compiled, *depends)
     name = f"_tfdist_{purpose}"
@@ -202,10 +206,6 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
     check_functions(model, {"fit": "train", "evaluate": "test"}[purpose])
-    # Metrics in the place of loss_weights, the third argument of compile.
-    given = compiled_model.compile_loss_weights(model)
-    if any(isinstance(one, str | keras.metrics.Metric) or callable(one) for one in keras.tree.flatten(given)):
-        raise ValueError(f"The third argument of compile is loss_weights: write metrics={given!r}. Received: {given!r}")
     if any(not cluster.created_here(variable.value) for variable in (*model.variables, *model.optimizer.variables)):
         raise ValueError(
             f"The {name} or its optimizer was made outside of cluster.scope(): build and compile the model "

@@ -27,7 +27,7 @@ def patch_keras() -> Iterator[None]:
     in_step = functools.partial(functools.partial, global_view.call_in_step)
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in (
-            (keras.layers.Layer, "__call__", in_step(_call)),
+            (keras.layers.Layer, "__call__", _call),
             (keras.layers.Layer, "add_loss", _add_loss),
             (keras.optimizers.Optimizer, "apply", global_view.apply),
             (keras.optimizers.LossScaleOptimizer, "apply", global_view.apply),
@@ -74,11 +74,11 @@ def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
         undo_puts(),
         contextlib.ExitStack() as undo,
         own_rows.patch_losses(),
-        shard_layers.losses_of_each_replica(trainer.layers_of_all_depths(model)),
         patch_keras(),
         contextlib.ExitStack() as stack,
     ):
         undo.callback(trainer.restore_seed_generators, model)
+        shard_layers.keep_losses_of_each_replica(trainer.layers_of_all_depths(model))
         yield stack
 
 
@@ -87,8 +87,9 @@ def _asks_in_step(file: str) -> bool:
     return global_view.of_step() is not None and user_code.is_users(file)
 
 
-def _call(view: GlobalView, original: Callable, layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
-    return view.call(original, layer, *args, **keywords)
+def _call(original: Callable, layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
+    view = global_view.of_step()
+    return original(layer, *args, **keywords) if view is None else view.call(original, layer, *args, **keywords)
 
 
 def _keep(view: GlobalView, original: Callable, *args: Any) -> Any:

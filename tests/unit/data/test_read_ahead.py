@@ -41,14 +41,14 @@ def of_stream(source: Counted) -> tf.data.Dataset:
 
 
 def of_arrays(source: Counted) -> tf.data.Dataset:
-    options = base.DataOptions(batch_size=BATCH, steps=None, shuffle=True, class_weight=None, seed=0, input_ranks=(2,))
+    options = base.DataOptions(batch_size=BATCH, steps=None, shuffle=True, class_weight=None, seed=0)
     return make_adapter.make_data_adapter(source, None, None, options).dataset(stream.ReplicaShard(), 0, 1000)
 
 
 def of_dataset(source: Counted) -> tf.data.Dataset:
     batches = tf.data.Dataset.range(4096).batch(BATCH, drop_remainder=True)
     batches = batches.map(lambda ids: (source.read(ids)["x"], ids)).prefetch(tf.data.AUTOTUNE)
-    options = base.DataOptions(batch_size=None, steps=None, shuffle=False, class_weight=None, seed=0, input_ranks=(2,))
+    options = base.DataOptions(batch_size=None, steps=None, shuffle=False, class_weight=None, seed=0)
     return make_adapter.make_data_adapter(batches, None, None, options).dataset(stream.ReplicaShard(), 0, 1000)
 
 

@@ -6,18 +6,15 @@ import os
 import random
 import runpy
 import signal
-import sys
 
-import forked
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from launching import worker_environment
 from parameters import slow_except
 
 import tfdist
-from tfdist.keras_fit.script import caches, context, entropy, model_methods
+from tfdist.keras_fit.script import context, entropy, model_methods
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -221,26 +218,6 @@ def test_calls_of_fit_that_a_later_start_skips_are_reported(cluster, tmp_path, c
     (tmp_path / "train.py").write_text(FITS.partition("if")[0])
     start(calls=1)
     assert f"fewer calls of fit than before: {tmp_path}/fit2 was not reached" in capsys.readouterr().err
-
-
-KILLED = """
-import os, tensorflow as tf
-for _ in tf.data.Dataset.range(9).cache("cached"):
-    os.kill(os.getpid(), 9)
-"""
-
-
-def test_a_cache_whose_writer_was_killed_begins_anew(tmp_path, capsys):
-    forked.run([sys.executable, "-c", KILLED], env=worker_environment(), cwd=tmp_path, timeout=120)
-    (part,) = tmp_path.glob("cached_*.tempstate*")
-    with caches.forget_killed_writers():
-        with open(part):  # A writer is alive.
-            tf.data.Dataset.range(9).cache(f"{tmp_path}/cached")
-        assert part.exists() and (tmp_path / "cached_0.lockfile").exists()
-        for _ in range(2):
-            data = tf.data.Dataset.range(9).cache(f"{tmp_path}/cached")
-            assert [*data.as_numpy_iterator()] == [*range(9)]
-    assert capsys.readouterr().err.count("a process was killed while it wrote it") == 1
 
 
 @pytest.mark.parametrize("content", ["", "no digits"])

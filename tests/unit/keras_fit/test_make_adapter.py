@@ -30,13 +30,6 @@ def test_arrays_of_string_objects_are_string_tensors():
         adapter(np.array(["a", 1], object), np.array([0, 1]))
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_a_dataset_that_is_batched_keeps_its_size_of_a_batch(batched):
-    dataset = tf.data.Dataset.from_tensor_slices((np.zeros((70, 3), np.float32), np.zeros(70)))
-    found = adapter(dataset.batch(32) if batched else dataset, batch_size=16)
-    assert found.batch_size == (32 if batched else 16)
-
-
 def slowly(x):
     """Every third element takes its time."""
     wait = tf.numpy_function(lambda x: time.sleep(0.05 * (x % 3 == 0)) or x, [x], tf.int64)

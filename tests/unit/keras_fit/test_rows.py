@@ -40,24 +40,6 @@ def test_masked_values_are_refused():
         sources.arrays("train", splits={"train": {"inputs": masked}})
 
 
-VECTORS = tf.data.Dataset.from_tensor_slices((np.zeros((128, 4), np.float32), np.zeros((128, 1), np.float32)))
-
-
-@pytest.mark.parametrize(
-    ("dataset", "batch_size", "steps"),
-    [
-        (VECTORS.batch(16), 16, 8),
-        (VECTORS.batch(16).map(lambda x, y: (x + 1.0, y)).prefetch(2), 8, 8),
-        (VECTORS.batch(64).unbatch(), 16, 8),
-        (VECTORS, 16, 8),
-    ],
-    ids=["batched", "mapped", "unbatched", "examples"],
-)
-def test_a_batched_dataset_is_not_batched_again_if_the_models_ranks_are_unknown(dataset, batch_size, steps):
-    adapter = make_adapter.make_data_adapter(dataset, None, None, base.DataOptions(batch_size=batch_size))
-    assert adapter.steps == steps and adapter.element_spec[0].shape.rank == 2
-
-
 def test_an_epoch_ends_with_the_data(recwarn):
     for data in (VECTORS.batch(16).take(3), np.zeros((40, 2), np.float32)):
         adapter = make_adapter.make_data_adapter(data, None, None, base.DataOptions(steps=10, batch_size=16))

@@ -126,16 +126,6 @@ def unwarned(monkeypatch):
     monkeypatch.setattr(messages, "_said", set())
 
 
-def test_a_tensorflow_with_other_attributes_is_reported_once(unwarned, capsys):
-    dataset = slices().map(work).batch(16)
-    assert pipelines.split_before_maps(dataset) is not None and capsys.readouterr().err == ""
-    del dataset._input_dataset._map_func
-    assert [pipelines.split_before_maps(dataset) for _ in range(2)] == [None, None]
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tfdist: WARNING: every worker maps all examples of a tf.data.Dataset, as it")
-    assert f"TensorFlow {tf.__version__}: " in line and "'_map_func'" in line
-
-
 def epoch(data, number, first=0, steps=None):
     """The batches of an epoch of training, as the loop reads them."""
     data.begin_epoch(number)
@@ -328,21 +318,3 @@ def test_a_choice_that_never_ends_needs_steps():
     assert not pipelines.ends_by_choice(tf.data.Dataset.choose_from_datasets([endless] * 2, endless))
     chosen = tf.data.Dataset.choose_from_datasets([endless] * 2, tf.data.Dataset.range(2))
     assert pipelines.ends_by_choice(chosen.batch(2)) and not pipelines.ends_by_choice(chosen.repeat())
-
-
-def test_a_value_that_is_not_finite_is_found_where_the_rows_are_made():
-    values = np.ones((12, 2), np.float32)
-    values[9, 1] = np.nan
-    data = make_adapter.make_data_adapter(
-        tf.data.Dataset.from_tensor_slices(values).batch(4), None, None, base.DataOptions()
-    )
-    data.reset(0)
-    shards = [ReplicaShard(first_replica=replica, num_replicas=2) for replica in range(2)]
-    epoch(data, 0)
-    for number, shard in enumerate(shards):
-        data.begin_epoch(1 + number)
-        list(data.elements(shard).take(3))
-        data.end_epoch()
-    assert data.first_nonfinite(shards[0], 1, 2) is None
-    assert data.first_nonfinite(shards[0], 1, 9) == (3, "in step 3, x[1, 1] of the batch is nan")
-    assert data.first_nonfinite(shards[0], 4, 9) == (6, "in step 6, x[1, 1] of the batch is nan")

@@ -78,11 +78,13 @@ class DataAdapter:
     def first_nonfinite(self, shard: ReplicaShard, first_number: int, last_number: int) -> tuple[int, str] | None:
         """Returns the first of these steps with a value that is not finite, and a sentence about it; None: none has.
 
+        Only data with random access is searched.
+
         Args:
             first_number: counted from 1.
             last_number: the last step, counted in the same way.
         """
-        raise NotImplementedError
+        return None
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -234,8 +236,6 @@ class DataOptions:
     shuffle: bool = False
     class_weight: Mapping[int, float] | None = None
     seed: int = 0
-    # Rank of each model input, including the batch dimension; None: unknown.
-    input_ranks: tuple[int, ...] | None = None
     # Whether elements are passed on as ((data),), as the model's own step receives `data` from Keras.
     as_given: bool = False
     # preprocess(x, y, sample_weight) -> a batch for the model; None: the data is one.

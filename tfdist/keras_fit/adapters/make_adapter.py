@@ -90,8 +90,7 @@ def _by_keras(x: Any, options: DataOptions, **known: Any) -> Stream:
     """Returns the adapter of the batches that Keras makes of data, or raises its ValueError, which names the type."""
     found = data_adapters.get_data_adapter(x, batch_size=options.batch_size, steps_per_epoch=options.steps)
     known = {"length": found.num_batches, "made_by_keras": True, **known}
-    given = dataclasses.replace(options, batch_size=None, input_ranks=None)
-    return tf_dataset.of_dataset(found.get_tf_dataset(), given, **known)
+    return tf_dataset.of_dataset(found.get_tf_dataset(), options, **known)
 
 
 def _generator(generator: Iterator, options: DataOptions) -> Stream:

@@ -2,8 +2,6 @@
 
 Of pipelines only the chain `shuffle -> map -> batch` is taken apart: global batches of unmapped examples, of which each
 worker takes its rows and maps them. Every other pipeline is walked by each worker as it is.
-
-This reads private attributes of TensorFlow's datasets. If they differ, workers map all examples, after a warning.
 """
 
 import dataclasses
@@ -14,7 +12,6 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from tfdist.data import dataset_traits, guard
-from tfdist.keras_fit import messages
 
 _MAPS = ("_MapDataset", "_ParallelMapDataset")
 _BATCHES = ("_BatchDataset", "_ParallelBatchDataset")
@@ -60,18 +57,6 @@ class Split:
 
 def split_before_maps(dataset: tf.data.Dataset) -> Split | None:
     """Returns the parts of `dataset`, or None if its maps cannot be moved after its batches."""
-    try:
-        return _split(dataset)
-    except AttributeError as error:
-        messages.say_once(
-            "WARNING: every worker maps all examples of a tf.data.Dataset, as it cannot be divided before its maps "
-            f"with TensorFlow {tf.__version__}: {error}",
-            key="split_before_maps",
-        )
-        return None
-
-
-def _split(dataset: tf.data.Dataset) -> Split | None:
     one, batch, maps = dataset, None, []
     # What is applied again to the dataset before the maps, last transformation first; and what no map follows yet.
     above: list[Callable[[tf.data.Dataset], tf.data.Dataset]] = []
@@ -127,14 +112,6 @@ def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     while type(dataset).__name__ == "_PrefetchDataset":
         (dataset,) = dataset_traits.inputs(dataset)
     return dataset
-
-
-def makes_batches(dataset: tf.data.Dataset) -> bool:
-    """Returns whether one of the operations of `dataset` makes batches, which no later one divides."""
-    kind = type(dataset).__name__
-    if "Unbatch" in kind:
-        return False
-    return "Batch" in kind or any(map(makes_batches, dataset_traits.inputs(dataset)))
 
 
 def ends_by_choice(dataset: tf.data.Dataset) -> bool:

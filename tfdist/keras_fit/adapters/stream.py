@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data import inspection, read_ahead
-from tfdist.data.inspection import Rows
+from tfdist.data import read_ahead
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
@@ -66,8 +65,6 @@ class Stream(DataAdapter):
 
     def __post_init__(self) -> None:
         self._epoch, self._within, self._opened = -1, False, False
-        # Step, counted from 1 -> a sentence about its first value that is not finite.
-        self._nonfinite: dict[int, str] = {}
         self._first_batch = same_data.summary([])
         self._made: dict[Any, tf.data.Dataset] = {}
 
@@ -141,15 +138,12 @@ class Stream(DataAdapter):
             batches = tf.data.Dataset.zip((_numbers(first), batches)).map(_convert(self._note_first))
         elements = _cut(batches, shard)
 
-        def finish(number: tf.Tensor, element: dict[str, Any]) -> dict[str, Any]:
-            element = element | {"data": self.unpack(self.map_rows(element["data"]))}
-            self._look(number, element, shard)
-            return element
+        def finish(element: dict[str, Any]) -> dict[str, Any]:
+            return element | {"data": self.unpack(self.map_rows(element["data"]))}
 
         rows = -(-self.batch_size // shard.num_replicas)
         calls, buffer = read_ahead.limits(elements.element_spec, rows=rows, local_replicas=shard.local_replicas)
-        numbered = tf.data.Dataset.zip((_numbers(first * shard.local_replicas), elements))
-        elements = numbered.map(_convert(finish), num_parallel_calls=calls, deterministic=True)
+        elements = elements.map(_convert(finish), num_parallel_calls=calls, deterministic=True)
         # As a dataset without end: `tf.distribute` would else ask each replica for its end. Nobody reads on after it.
         elements = elements.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
         return elements.prefetch(buffer)
@@ -164,34 +158,8 @@ class Stream(DataAdapter):
         tf.cond(tf.equal(step, 0), lambda: tf.numpy_function(note, parts, tf.int64), lambda: zero)
         return batch
 
-    def _look(self, number: tf.Tensor, element: dict[str, Any], shard: ReplicaShard) -> None:
-        """Notes a value that is not finite when the rows are made: they may not be made twice."""
-        columns = base.name_columns(base.given(element["data"]))
-        columns = {name: part for name, part in columns.items() if part.dtype.is_floating}
-        if not columns:
-            return
-
-        def note(number: np.int64, total: np.int64, *arrays: np.ndarray) -> np.int64:
-            step, local = divmod(int(number), shard.local_replicas)
-            low, _ = base.shard_bounds(np.int64(shard.first_replica + local), total, shard.num_replicas)
-            values = dict(zip(columns, arrays, strict=True))
-            rows = Rows(step=1 + self._epoch * self.steps + step, columns=values, place=_place_in_batch(int(low)))
-            found = inspection.first_nonfinite([rows])
-            if found is not None:
-                self._nonfinite.setdefault(*found)
-            return number
-
-        # A sum takes one pass and no memory.
-        sums = [tf.math.is_finite(tf.reduce_sum(part)) for part in columns.values()]
-        call = [number, element["total"], *columns.values()]
-        tf.cond(tf.reduce_all(sums), lambda: number, lambda: tf.numpy_function(note, call, tf.int64))
-
     def sample(self, count: int) -> dict[str, np.ndarray]:
         return {} if self.sample_columns is None else self.sample_columns()
-
-    def first_nonfinite(self, shard: ReplicaShard, first_number: int, last_number: int) -> tuple[int, str] | None:
-        steps = [step for step in self._nonfinite if first_number <= step <= last_number]
-        return (min(steps), self._nonfinite[min(steps)]) if steps else None
 
     def first_batch(self) -> tuple[float, ...]:
         """Returns the summary of the first batch of the epoch; zeros if it was not noted."""
@@ -200,11 +168,6 @@ class Stream(DataAdapter):
 
 def _numbers(first: int) -> tf.data.Dataset:
     return tf.data.Dataset.range(first, np.iinfo(np.int64).max)
-
-
-def _place_in_batch(low: int) -> Callable[[str, tuple[int, ...]], str]:
-    """Returns `inspection.Rows.place` for rows from row `low` of a global batch on: "x[5, 4] of the batch"."""
-    return lambda column, at: f"{column}{base.indices(low + at[0], *at[1:])} of the batch"
 
 
 def _cut(batches: tf.data.Dataset, shard: ReplicaShard) -> tf.data.Dataset:

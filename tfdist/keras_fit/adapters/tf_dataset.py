@@ -137,10 +137,12 @@ def of_dataset(
         made_by_keras: whether Keras has made it of other data, which a look would consume.
         is_generator: whether that is a generator, which does not start again.
     """
-    dataset, batch_size = _batch(dataset_traits.in_order(pipelines.without_prefetch(dataset)), options)
+    dataset = dataset_traits.in_order(pipelines.without_prefetch(dataset))
     traits, parts = dataset_traits.find(dataset), pipelines.split_before_maps(dataset)
     unpack = functools.partial(base.unpack, options=options)
     spec = base.spec_of(dataset, unpack)
+    if not any(base.have_rows(spec)):
+        raise ValueError("The tf.data.Dataset has single examples: batch it.")
     length = length or _length(dataset, options)
     steps = options.steps or _count(dataset) if length is None else base.steps_of_epoch(options, length)
     if length is not None and length % steps:
@@ -150,7 +152,7 @@ def of_dataset(
         )
     shape = tf.nest.flatten(spec)[0].shape
     static = shape[0] if shape.rank else None
-    known = static or batch_size or (parts.batch_size if parts else pipelines.last_batch_size(dataset))
+    known = static or (parts.batch_size if parts else pipelines.last_batch_size(dataset))
     sizes = () if known else _first_batch_sizes(dataset)
     return Stream(
         reader=DatasetReader(
@@ -175,29 +177,6 @@ def of_dataset(
         order_unknown=traits.order_unknown,
         work_of_all=None if parts or made_by_keras else _work_of_all(dataset),
     )
-
-
-def _batch(dataset: tf.data.Dataset, options: DataOptions) -> tuple[tf.data.Dataset, int | None]:
-    """Returns `dataset` in batches, of `options.batch_size` if it has single examples, and this size."""
-    inputs = dataset.element_spec
-    if not options.as_given:
-        inputs = keras.utils.unpack_x_y_sample_weight(inputs)[0]
-    ranks = tuple(spec.shape.rank for spec in tf.nest.flatten(inputs))
-    single = options.batch_size is not None and not _is_batched(dataset, options.batch_size)
-    if options.input_ranks is not None and None not in ranks and len(ranks) == len(options.input_ranks):
-        fits = sorted(rank + 1 for rank in ranks) == sorted(options.input_ranks)
-        single = fits and not pipelines.makes_batches(dataset)  # Keras adds a last axis to batches of numbers.
-        if single and options.batch_size is None:
-            raise ValueError("The tf.data.Dataset has single examples: pass batch_size, or batch it.")
-    return (dataset.batch(options.batch_size), options.batch_size) if single else (dataset, None)
-
-
-def _is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
-    """Returns whether the elements of `dataset` seem to be batches; in doubt they are, as Keras takes them to be."""
-    if pipelines.makes_batches(dataset):
-        return True
-    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
-    return all(shape.rank != 0 and (shape.rank is None or shape[0] in (None, batch_size)) for shape in shapes)
 
 
 def _length(dataset: tf.data.Dataset, options: DataOptions) -> int | None:

@@ -27,6 +27,7 @@ from tfdist.keras_fit.adapters.stream import Stream
 from tfdist.keras_fit.own_step import own_setup, saved_passes
 from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.keras_fit.script import context
+from tfdist.training import api as trainer
 
 _TRACKED = (keras.Layer, keras.Optimizer, keras.Metric, keras.Loss, keras.Variable, keras.random.SeedGenerator)
 
@@ -225,7 +226,7 @@ def batches(
         same_data.check_same_data(cluster, data)
 
         def read(first: int, *, nothing: bool = False) -> tuple[Iterator[Any], Batch]:
-            dataset = data.dataset(own_setup.replica_shard(cluster), first, data.steps)
+            dataset = data.dataset(trainer.replica_shard(cluster), first, data.steps)
             # An iterator of nothing takes no pass of a shuffle.
             elements = cluster.distribute(dataset.take(0) if nothing else dataset)
             bare = isinstance(dataset, keras.utils.PyDataset) and not isinstance(dataset[0], tuple | list | dict)
@@ -282,9 +283,9 @@ def on_batch(
     with context.running():
         options = base.DataOptions(as_given=True, class_weight=class_weight)
         adapter = _with_all_parts(make_adapter.make_data_adapter(dataset, None, None, options))
-        elements = cluster.distribute(adapter.dataset(own_setup.replica_shard(cluster), 0, 1))
+        elements = cluster.distribute(adapter.dataset(trainer.replica_shard(cluster), 0, 1))
         spec = elements.element_spec
-        make_step = make_run.cache_on_model(cluster, model, f"{kind}_on_batch", OneStep(model, kind))
+        make_step = make_run.made_on_model(cluster, model, f"{kind}_on_batch", lambda: OneStep(model, kind))
         return make_step(Batch(next(elements), spec, str(spec), adapter))
 
 

@@ -1,7 +1,6 @@
 """The objective of a script: the steps of its model, Keras' or the user's, under the view of `global_view.py`."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -114,13 +113,6 @@ class OwnStepObjective(trainer.Objective):
         return [keras.ops.convert_to_numpy(one).tolist() for one in self._state_variables]
 
     def restore_state(self, values: list[Any]) -> None:
-        if values and isinstance(values[0], dict):  # Of an earlier release: the part of each replica, in one row.
-            rows, values = np.array(values[0]["replicas"]), []
-            for variable in self._state_variables:
-                size = math.prod(variable.shape)
-                parts, rows = rows[:, :size], rows[:, size:]
-                is_sum = any(one is variable for one in (*self.pending.variables, *self.last_numbers.values()))
-                values.append((parts.sum(0) if is_sum else parts[0]).reshape(variable.shape))
         for variable, value in zip(self._state_variables, values, strict=True):
             variable.assign(value)
 

@@ -4,7 +4,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import text
 from tfdist.config.patching import patch, put
-from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import discover, own_objective
@@ -149,11 +149,6 @@ def _optimizers_in_scope(cluster: Cluster, model: keras.Model, steps: Iterable[A
     return optimizers
 
 
-def replica_shard(cluster: Cluster) -> ReplicaShard:
-    """See `trainer.replica_shard`."""
-    return trainer.replica_shard(cluster)
-
-
 def _per_replica(size: int) -> keras.Variable:
     return keras.Variable(
         tf.zeros([size], tf.float64),
@@ -219,24 +214,14 @@ def explain_mismatch(name: str, found: Any) -> Iterator[None]:
         first = error.equal_at is not None and error.step == error.equal_at + 1
         if not first or not isinstance(found, OwnStepObjective):
             raise
-        raise ValueError(_undistributable(name, error.variables)) from None
+        raise ValueError(
+            f"{name} cannot be distributed: after its first step the replicas have different values of "
+            f"{text.list_names(error.variables, _MAX_NAMED)}. Assign variables only from tensors of the batch, from "
+            "gradients of a tape and from random numbers of TensorFlow or Keras, which are equal on all replicas."
+        ) from None
 
 
 def compare_replicas(cluster: Cluster, name: str, context: trainer.StepContext, variables: dict[str, Any]) -> None:
     """Compares `variables` after the first step, called `name`, as a run does. Collective; raises ValueError."""
     with explain_mismatch(name, context.objective):
         trainer.Comparison(cluster=cluster, variables=variables, equal_at=0).check(1)
-
-
-def _undistributable(step_name: str, differing: Sequence[str]) -> str:
-    """Returns the error for a step, such as "GAN.train_step", after which replicas have `differing` variables."""
-    more = f"\n  and {len(differing) - _MAX_NAMED} more" if len(differing) > _MAX_NAMED else ""
-    return "\n  ".join(
-        [
-            f"{step_name} cannot be distributed. After its first step the replicas have different values of:",
-            *differing[:_MAX_NAMED],
-        ]
-    ) + (
-        f"{more}\nThe step computes on tensors of the global batch, which are equal on all replicas: assign variables "
-        "only from them, from gradients of a tape and from random numbers of TensorFlow or Keras."
-    )

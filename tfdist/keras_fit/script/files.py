@@ -19,7 +19,7 @@ import io
 import os
 import pathlib
 import shutil
-import sys
+import sqlite3.dbapi2
 import tarfile
 import tempfile
 import urllib.request
@@ -69,17 +69,6 @@ _SAVING = (
     (keras.saving, ("save_model",)),
     (keras.models, ("save_model",)),
 )
-# The same for modules that are replaced when the script imports them: module, class or None, functions, parameter. They
-# write by code that is not Python's, or more than a file.
-_WRITING_IF_IMPORTED = (
-    ("pandas", "DataFrame", ("to_parquet", "to_feather", "to_orc"), "path"),
-    ("pandas", "DataFrame", ("to_hdf",), "path_or_buf"),
-    ("cv2", None, ("imwrite",), "filename"),
-    ("soundfile", None, ("write",), "file"),
-    ("sqlite3", None, ("connect",), "database"),
-    ("sqlite3.dbapi2", None, ("connect",), "database"),
-)
-
 # Path of a file that the script has open for writing -> what it got.
 _written: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
@@ -104,6 +93,7 @@ def write_once(cluster: Cluster) -> Iterator[None]:
         (tf.train.Checkpoint, ["save", "write"], _save_checkpoint),
         (tf.train.CheckpointManager, ["save"], _save_checkpoint),
         (keras.utils, ["get_file"], _get_file),
+        *((module, ["connect"], _tell_of_database) for module in (sqlite3, sqlite3.dbapi2)),
     ]
     if not cluster.is_chief:
         replaced += [
@@ -120,7 +110,6 @@ def write_once(cluster: Cluster) -> Iterator[None]:
             for name in names:
                 if hasattr(owner, name):
                     stack.enter_context(patch(owner, name, function))
-        _patch_imported(stack)
         yield
 
 
@@ -128,15 +117,15 @@ def write_once(cluster: Cluster) -> Iterator[None]:
 def _own_temporary_files(is_chief: bool) -> Iterator[None]:
     """In the block, `tempfile` makes files and directories of this worker alone."""
     place = tempfile.mkdtemp(prefix="w")
-    with patching.restore_after([tempfile], ["tempdir"]):
-        patching.put(tempfile, "tempdir", place)
-        os.mkdir(context.unread_directory())
-        try:
-            yield
-        finally:
-            shutil.rmtree(context.unread_directory() if is_chief else place, ignore_errors=True)
-            with contextlib.suppress(OSError):  # What the script leaves on the chief stays.
-                os.rmdir(place)
+    patching.put(tempfile, "tempdir", place)
+    os.mkdir(context.unread_directory())
+    try:
+        yield
+    finally:
+        shutil.rmtree(context.unread_directory() if is_chief else place, ignore_errors=True)
+        with contextlib.suppress(OSError):  # What the script leaves on the chief stays.
+            os.rmdir(place)
+        patching.put(tempfile, "tempdir", None)
 
 
 def _make_temporary(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
@@ -177,8 +166,8 @@ def _save(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     return context.once(place, lambda: original(*args, **keywords), path)
 
 
-def _tell_of_database(parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    path = args[0] if args else keywords.get(parameter)
+def _tell_of_database(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    path = args[0] if args else keywords["database"]
     if path != ":memory:" and context.calling_line(path) and context.owns(path):
         messages.say_once(
             f"the database {os.fsdecode(path)} is open on every worker, and each adds its rows: write a file, or "
@@ -327,26 +316,3 @@ def _own_path(rank: int, parameter: str, original: Callable[..., Any], *args: An
     if path and isinstance(path, str | os.PathLike):
         given.arguments[parameter] = f"{os.fsdecode(path)}.worker{rank}"
     return original(*given.args, **given.kwargs)
-
-
-def _patch_imported(stack: contextlib.ExitStack) -> None:
-    """Replaces the functions of `_WRITING_IF_IMPORTED` until `stack` ends, of modules that are imported later, too."""
-
-    def patch_module(module: Any) -> None:
-        for name, kind, functions, parameter in _WRITING_IF_IMPORTED:
-            owner = module if kind is None else getattr(module, kind, None)
-            if name == module.__name__ and owner is not None:
-                replacement = _tell_of_database if name.startswith("sqlite3") else _once
-                for function in functions:
-                    stack.enter_context(patch(owner, function, functools.partial(replacement, parameter)))
-
-    def around(execute: Callable[[Any], None], module: Any) -> None:
-        execute(module)
-        patch_module(module)
-
-    names = {name for name, *_ in _WRITING_IF_IMPORTED}
-    for name in names & set(sys.modules):
-        patch_module(sys.modules[name])
-    hook = patching.ImportHook(names - set(sys.modules), around)
-    sys.meta_path.insert(0, hook)
-    stack.callback(sys.meta_path.remove, hook)

@@ -72,11 +72,11 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
 
         def compile(original: Callable[..., None], model: keras.Model, *args: Any, **keywords: Any) -> None:
             # The module of keras-hub's tasks is imported by the script.
-            pipeline = preprocess.pipeline_class(model)
-            if pipeline is not None and pipeline not in pipelines:
-                pipelines.add(pipeline)
+            owner = preprocess.pipeline_class(model)
+            if owner is not None and owner not in pipelines:
+                pipelines.add(owner)
                 for name in ("fit", "evaluate", "predict"):
-                    stack.enter_context(patch(pipeline, name, methods[name]))
+                    stack.enter_context(patch(owner, name, methods[name]))
             compile_for(cluster, original, model, *args, **keywords)
 
         def reset_graph(original: Callable[[], None]) -> None:

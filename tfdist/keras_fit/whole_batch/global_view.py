@@ -158,8 +158,10 @@ class GlobalView:
         """Calls a layer on this replica's rows of its arguments; returns its outputs for the global batch.
 
         In a branch, loop, map or function of its own in the graph, and without arguments that have rows, each replica
-        calls it on whole tensors, with the same random numbers on all.
+        calls it on whole tensors, with the same random numbers on all. A layer that another one calls gets its rows.
         """
+        if self.in_layer:
+            return original(layer, *args, **keywords)
         flat = tf.nest.flatten((args, keywords))
         if self.in_inner_graph:
             if self.discovers and self.rows.replicas > 1:
@@ -747,20 +749,3 @@ def call_in_step(method: Callable[..., Any], original: Callable[..., Any], *args
     """Returns `method(view, original, *args)` while the code of a step is traced, and else `original(*args)`."""
     view = current()
     return original(*args, **keywords) if view is None else method(view, original, *args, **keywords)
-
-
-def all_gather(tensor: Any) -> tf.Tensor:
-    """Returns the rows of all replicas. In a step that tfdist runs, tensors have them already, and are returned as is.
-
-    Args:
-        tensor: one row per example: [examples, ...].
-
-    Raises:
-        RuntimeError: several replicas run a step that is not tfdist's.
-    """
-    if of_step() is None and trainer.num_replicas() > 1:
-        raise RuntimeError(
-            "tfdist.all_gather works in a train_step or test_step that tfdist.fit or tfdist.evaluate runs. Call "
-            "tfdist.fit(cluster, model, ...) instead of model.fit(...)."
-        )
-    return tf.convert_to_tensor(tensor)

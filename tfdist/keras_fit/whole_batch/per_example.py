@@ -5,8 +5,6 @@ from typing import Any
 
 import keras
 
-from tfdist.config.patching import put
-
 # Means over examples. tests/unit/keras_fit/test_per_example.py compares shards with the whole for all of keras.losses.
 _LOSSES = (
     *("BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy", "CategoricalFocalCrossentropy"),
@@ -43,7 +41,7 @@ def per_example(loss: Any) -> Any:
     """
     if not callable(loss):
         raise ValueError(f"per_example takes a loss or metric, as a function or an object. Received: {loss!r}")
-    put(loss, _MARK, True)
+    vars(loss)[_MARK] = True  # Keras does not track what is set in this way.
     return loss
 
 

@@ -50,6 +50,8 @@ class Probe(GlobalView):
     numbers: list[tuple[str, tf.Tensor]] | None = None
 
     def call(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
+        if self.in_layer:
+            return self.compare(original, layer, *args, **keywords)
         return super().call(functools.partial(self.compare, original), layer, *args, **keywords)
 
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
@@ -225,7 +227,6 @@ def mixing_layers(
         probe = Probe.of_batch(size, 2, base.numbers_of_rows(batch, divided))
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras.StatelessScope(collect_losses=True))
-            stack.enter_context(patching.patch(keras.layers.Layer, "__call__", probe.compare))
             for owner, name in _DRAWS:
                 stack.enter_context(patching.patch(owner, name, probe.constant))
             trace(probe, batch)

@@ -1,15 +1,13 @@
 """Says which layers see the examples of one replica only, and refuses those that cannot."""
 
-import contextlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import text
-from tfdist.config.patching import put, restore_after
+from tfdist.config.patching import put_until_end
 from tfdist.keras_fit import messages
 
 
@@ -118,10 +116,7 @@ def added_losses(layer: keras.Layer) -> Any:
     return layer._losses
 
 
-@contextlib.contextmanager
-def losses_of_each_replica(layers: list[keras.Layer]) -> Iterator[None]:
-    """In the block, a replica reads in `layer.losses` what its own call of the layer has added."""
-    with restore_after(layers, ["_losses"]):
-        for layer in layers:
-            put(layer, "_losses", _LossesOfReplica())
-        yield
+def keep_losses_of_each_replica(layers: list[keras.Layer]) -> None:
+    """Makes a replica read in `layer.losses` what its own call of the layer has added, until the end of the run."""
+    for layer in layers:
+        put_until_end(layer, "_losses", _LossesOfReplica())
