@@ -19,7 +19,6 @@ import sys
 from typing import Any
 
 from tfdist.config import tensorflow_log
-from tfdist.report import interpreter  # It notes the time.
 
 # Imported on first use: `import tfdist.config` must not import TensorFlow.
 __all__ = ["all_gather", "batches", "connect", "evaluate", "fit", "per_example", "predict", "step"]
