@@ -22,7 +22,7 @@ from tfdist.cluster.discovery import slurm_job
 from tfdist.config import flags as config_flags
 from tfdist.config import tensorflow_log
 from tfdist.config.command_line import tool_words, words
-from tfdist.report import files, interpreter
+from tfdist.report import files, process_info
 from tfdist.tools import tables
 from tfdist.tools.doctor import checks, gpus, this_machine
 from tfdist.tools.doctor.checks import BAD, OK, Finding
@@ -179,7 +179,7 @@ def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding
         findings.append(checks.from_error("step", error))
         return
     # Without the measurements: of reading, and of steps.
-    start_seconds = interpreter.age() - flags.FLAGS.seconds - _STEPS * step_seconds
+    start_seconds = process_info.age() - flags.FLAGS.seconds - _STEPS * step_seconds
     seconds = measure.all_reduce_seconds(cluster, num_bytes) if replicas > 1 else 0.0
     findings.append(checks.communication(seconds, num_bytes, replicas, step_seconds))
     slowest = max(step_seconds + seconds, batch / plan.num_workers / min(rates))
