@@ -220,10 +220,9 @@ def _exchanges(cluster: Any, count: int) -> Iterator[list[Exchange]]:
     alone = cluster.num_workers == 1
     token = cluster.broadcast_bytes(secrets.token_bytes(_TOKEN_BYTES))
     with contextlib.ExitStack() as stack:
-        address = "127.0.0.1" if alone else listener.own_address(spec)
-        servers = [stack.enter_context(listener.listen(0, address)) for _ in range(count)]
+        servers = [stack.enter_context(listener.listen(0)) for _ in range(count)]
         ports = cluster.all_gather([server.getsockname()[1] for server in servers]).ravel()
-        hosts = [address] if alone else _hosts(cluster, spec)
+        hosts = ["127.0.0.1"] if alone else _hosts(cluster, spec)
         outgoing, incoming = [], []
         for index in range(count):
             following = (cluster.rank * count + index + 1) % cluster.num_replicas

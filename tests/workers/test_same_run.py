@@ -106,7 +106,7 @@ from tfdist import config
 from tfdist.cluster import process_exit, strategy
 from tfdist.cluster.devices import replicas
 from tfdist.cluster.several_workers import start, tcp_ring
-def closed(spec):
+def closed():
     made = socket.socket()
     made.bind(("127.0.0.1", 0))  # No connection is accepted, as behind a firewall that rejects it.
     return tcp_ring.Listener(socket=made, nonce="0")

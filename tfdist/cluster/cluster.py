@@ -4,8 +4,8 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -57,9 +57,7 @@ class Cluster:
     # Watches this worker, and the others if there are any.
     monitor: HeartbeatMonitor
     # Compiled collectives: they are traced once, not in every call.
-    compiled: dict[tuple[str, tf.DType], Callable[..., Any]] = dataclasses.field(
-        default_factory=dict, repr=False, compare=False
-    )
+    compiled: dict[tuple[str, tf.DType], Callable] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_chief(self) -> bool:
@@ -194,7 +192,7 @@ class Cluster:
             self.compiled[key] = self._collective_of_chief([[tf.TensorSpec([None], tf.int32)]])
         return broadcasts.bytes_of_chief(value, size, self.is_chief, self.compiled[key])
 
-    def make_broadcast_variables(self, variables: Iterable[Any]) -> Callable[[], None]:
+    def make_broadcast_variables(self, variables: Iterable[keras.Variable | tf.Variable]) -> Callable[[], None]:
         """Returns a function that sets variables, but no strings, to the chief's values on every worker. Collective."""
         if self.num_workers == 1:
             return lambda: None
@@ -202,7 +200,9 @@ class Cluster:
 
         return broadcasts.make_assign(variables, self._collective_of_chief())
 
-    def _collective_of_chief(self, input_signature: Any = None) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+    def _collective_of_chief(
+        self, input_signature: Sequence[list[tf.TensorSpec]] | None = None
+    ) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
         from tfdist.cluster.several_workers import broadcasts
 
         values_of_chief = broadcasts.values_of_chief(self.strategy, input_signature)
@@ -214,7 +214,7 @@ class Cluster:
 
         return call
 
-    def broadcast_variables(self, variables: Iterable[Any]) -> None:
+    def broadcast_variables(self, variables: Iterable[keras.Variable | tf.Variable]) -> None:
         """Sets Keras variables to the chief's values on every worker. Collective."""
         self.make_broadcast_variables(variables)()
 

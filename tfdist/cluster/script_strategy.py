@@ -16,7 +16,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config import patching
 
 # The global batches of what `experimental_distribute_dataset` returned.
-_global: weakref.WeakKeyDictionary[Any, tf.data.Dataset] = weakref.WeakKeyDictionary()
+_global: weakref.WeakKeyDictionary[tf.distribute.DistributedDataset, tf.data.Dataset] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def replace_strategies(cluster: Cluster, say_once: Callable[[str], None]) -> Ite
         *((experimental, name) for name in ("CentralStorageStrategy", "ParameterServerStrategy", "TPUStrategy")),
     ]
 
-    def refuse(original: Any, self: tf.distribute.Strategy, *args: Any, **keywords: Any) -> None:
+    def refuse(original: Callable[..., None], self: tf.distribute.Strategy, *args: Any, **keywords: Any) -> None:
         raise ValueError(
             f"The script makes a tf.distribute {type(self).__name__}, but tfdist.run trains on all replicas alike: "
             "make a tf.distribute.MirroredStrategy, which is the strategy of all workers, or start the script without "
@@ -64,7 +64,7 @@ def _strategy(cluster: Cluster, resolver: type, name: str, say_once: Callable[[s
     """Returns a class with the name `name` of tf.distribute. The strategy of the workers becomes its instance."""
 
     class Strategy(type(cluster.strategy)):
-        def __new__(cls, *args: Any, **keywords: Any) -> Any:
+        def __new__(cls, *args: Any, **keywords: Any) -> tf.distribute.Strategy:
             cluster.strategy.__class__ = cls
             return cluster.strategy
 
@@ -77,18 +77,20 @@ def _strategy(cluster: Cluster, resolver: type, name: str, say_once: Callable[[s
                 )
 
         @property
-        def cluster_resolver(self) -> Any:
+        def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver:
             return resolver()
 
-        def experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any = None) -> Any:
+        def experimental_distribute_dataset(
+            self, dataset: tf.data.Dataset, options: tf.distribute.InputOptions | None = None
+        ) -> tf.distribute.DistributedDataset:
             tuned = distributed_dataset.without_autotuning(dataset)
             found = super().experimental_distribute_dataset(tuned, options)
             _global[found] = dataset
             return found
 
         def distribute_datasets_from_function(
-            self, dataset_fn: Callable[..., tf.data.Dataset], options: Any = None
-        ) -> Any:
+            self, dataset_fn: Callable[..., tf.data.Dataset], options: tf.distribute.InputOptions | None = None
+        ) -> tf.distribute.DistributedDataset:
             def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
                 return distributed_dataset.without_autotuning(dataset_fn(context))
 

@@ -82,8 +82,8 @@ def test_a_worker_that_connects_causes_no_message_to_the_others():
     sent: list[list[bytes]] = []
 
     async def main() -> None:
-        waiting = listener.listen(0, "127.0.0.1")
-        address = waiting.getsockname()
+        waiting = listener.listen(0)
+        address = ("127.0.0.1", waiting.getsockname()[1])
         serving = asyncio.ensure_future(known._serve(waiting, KEY))
         channels = []
         for rank in range(1, 7):

@@ -89,20 +89,6 @@ def test_connections_of_other_programs_change_nothing():
     assert_all_ports_are_free(ports)
 
 
-def test_workers_listen_only_where_the_others_connect():
-    ports = free_ports(2)
-    place, workers = worker_specs(ports)[0], Workers()
-    workers.start(place, seconds=1.2)
-    time.sleep(0.3)
-    with contextlib.closing(socket.socket(socket.AF_INET6)) as other:  # The same port at another address is free.
-        other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        other.bind(("::", ports[0]))
-    socket.create_connection(("127.0.0.1", ports[0])).close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", ports[0]))
-    workers.join()
-
-
 def test_workers_without_known_addresses_connect():
     """MPI ranks over several hosts: rank 0 is found, and tells all where the others are."""
     port, other_port = free_ports(2)

@@ -38,8 +38,8 @@ async def echo(received: list[dict], key: keys.Key = KEY):
             channel.send(message)
             message = await channel.receive()
 
-    with contextlib.closing(listener_lib.listen(0, "127.0.0.1")) as listener:
-        address = listener.getsockname()
+    with contextlib.closing(listener_lib.listen(0)) as listener:
+        address = ("127.0.0.1", listener.getsockname()[1])
         async with listener_lib.serving(listener, key, handle):
             yield address
 
@@ -277,15 +277,3 @@ def test_the_key_comes_from_the_variable_or_from_a_file_that_others_cannot_read(
 
 def test_the_workers_of_the_tests_have_a_key_of_their_own():
     assert worker_environment()["HOME"] != pwd.getpwuid(os.geteuid()).pw_dir
-
-
-def test_workers_listen_only_where_the_others_connect():
-    def address(*hosts: str) -> str:
-        spec = WorkerSpec(launcher="tf_config", num_workers=len(hosts), addresses=tuple(f"{one}:7" for one in hosts))
-        return listener_lib.own_address(spec)
-
-    assert address("localhost", "localhost") == "127.0.0.1"
-    assert address("127.0.0.1", "10.1.2.3") == ""  # Loopback, with workers on other hosts.
-    assert address("192.0.2.1", "192.0.2.1") == ""  # Not an address of this machine: one of a service.
-    assert address("no-such-host.invalid", "localhost") == ""
-    assert listener_lib.own_address(WorkerSpec(launcher="mpi", num_workers=2)) == ""

@@ -194,7 +194,7 @@ class HeartbeatMonitor:
 # The monitor of this process; a process has at most one cluster.
 _monitor: HeartbeatMonitor | None = None
 # Called with the lost worker, in words, before a thread ends this process; None: nothing is.
-_before_exit: Callable[[str], Any] | None = None
+_before_exit: Callable[[str], object] | None = None
 
 
 def start(
@@ -314,7 +314,7 @@ def named_workers(error: str) -> list[str]:
     return [worker_name(_monitor, rank) for rank in sorted(ranks - {_monitor.rank}) if rank < len(_monitor.members)]
 
 
-def call_before_exit(function: Callable[[str], Any] | None) -> None:
+def call_before_exit(function: Callable[[str], object] | None) -> None:
     """Sets what is called with the lost worker, in words, before a thread ends this process; None: nothing."""
     global _before_exit
     _before_exit = function

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,8 +11,6 @@ from typing import Any
 from tfdist.cluster.control import wire
 from tfdist.cluster.control.keys import Key
 from tfdist.cluster.control.wire import Channel
-from tfdist.cluster.discovery import hostlist
-from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 # Connections that may wait: all workers connect at the same time.
 _BACKLOG = 1024
@@ -36,17 +33,14 @@ def raise_descriptor_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def listen(port: int, address: str = "") -> socket.socket:
-    """Opens `port` at an IP address; "": on all interfaces, for IPv6 and IPv4 where the machine has both.
+def listen(port: int) -> socket.socket:
+    """Opens `port` on all interfaces, as TensorFlow will, for IPv6 and IPv4 where the machine has both.
 
     SO_REUSEADDR is set: connections of an earlier job in TIME_WAIT do not block the port.
 
     Raises:
         OSError: the port is in use, or may not be opened.
     """
-    if address:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return socket.create_server((address, port), family=family, backlog=_BACKLOG)
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
@@ -56,37 +50,12 @@ def listen(port: int, address: str = "") -> socket.socket:
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 
-def listen_at_best(port: int, address: str = "") -> socket.socket:
+def listen_at_best(port: int) -> socket.socket:
     """Opens `port`, or any free port if it is in use; see `listen`."""
     try:
-        return listen(port, address)
+        return listen(port)
     except OSError:
-        return listen(0, address)
-
-
-def own_address(spec: WorkerSpec) -> str:
-    """Returns the IP address at which the other workers connect to this one; "" if it is not certain.
-
-    It is not certain without addresses from the launcher; if the name of this host has several addresses, or none of
-    this machine (a name of a service); and if it is a loopback address here (an entry in /etc/hosts), but the job has
-    workers on other hosts.
-    """
-    if not spec.addresses:
-        return ""
-    hosts = [hostlist.split_address(address)[0] for address in spec.addresses]
-    try:
-        found = socket.getaddrinfo(hosts[spec.rank], None, type=socket.SOCK_STREAM)
-    except OSError:
-        return ""
-    by_family = {family: [a[0] for f, *_, a in found if f == family] for family in (socket.AF_INET, socket.AF_INET6)}
-    candidates = dict.fromkeys(by_family[socket.AF_INET] or by_family[socket.AF_INET6])
-    loopback = any(ipaddress.ip_address(one[-1][0]).is_loopback for one in found)
-    if len(set(hosts)) > 1 and (len(candidates) > 1 or loopback):
-        return ""
-    for address in candidates:
-        with contextlib.suppress(OSError), listen(0, address):
-            return address
-    return ""
+        return listen(0)
 
 
 @contextlib.asynccontextmanager

@@ -105,7 +105,7 @@ def rendezvous(
     with contextlib.ExitStack() as stack:
         failed, port_in_use = "", False
         try:
-            own = stack.enter_context(listener.listen(spec.port, listener.own_address(spec)))
+            own = stack.enter_context(listener.listen(spec.port))
         except OSError as error:
             own, port_in_use = None, error.errno == errno.EADDRINUSE and spec.launcher != "tf_config"
             failed = _explain_port(spec, error, port_in_use)

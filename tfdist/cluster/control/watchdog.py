@@ -44,7 +44,7 @@ _BATCH_SECONDS = 0.2
 
 def listen(spec: WorkerSpec) -> socket.socket | None:
     """Opens the chief's port for heartbeats, or any free one, which the rendezvous announces; None on other workers."""
-    return listener_lib.listen_at_best(spec.heartbeat_port, listener_lib.own_address(spec)) if spec.rank == 0 else None
+    return listener_lib.listen_at_best(spec.heartbeat_port) if spec.rank == 0 else None
 
 
 def start(

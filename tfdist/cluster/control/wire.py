@@ -43,7 +43,7 @@ class Channel(asyncio.Protocol):
     key: Key
     is_server: bool
     # Called as soon as the first header proves that the client has the key.
-    proven: Callable[[], Any] = lambda: None
+    proven: Callable[[], object] = lambda: None
     # Called with each message; None: `messages` keeps it for `receive`.
     handle: Callable[[dict[str, Any]], Any] | None = None
     transport: asyncio.Transport | None = None
@@ -93,7 +93,7 @@ class Channel(asyncio.Protocol):
         self.handle = handle
         await self.wait(lambda: False)
 
-    async def wait(self, condition: Callable[[], Any]) -> None:
+    async def wait(self, condition: Callable[[], object]) -> None:
         """Waits until something that comes makes `condition` true; raises as `receive`."""
         while not condition():
             if self.error is not None:
@@ -194,7 +194,7 @@ class Channel(asyncio.Protocol):
         return b" ".join((_PROTOCOL, *parts, length, digest))
 
 
-async def accept(connection: socket.socket, key: Key, proven: Callable[[], Any]) -> Channel:
+async def accept(connection: socket.socket, key: Key, proven: Callable[[], object]) -> Channel:
     """Returns the server's end of an accepted connection; `proven`: see `Channel`."""
     factory = functools.partial(Channel, key=key, is_server=True, proven=proven)
     return (await asyncio.get_running_loop().connect_accepted_socket(factory, connection))[1]

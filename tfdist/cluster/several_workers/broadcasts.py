@@ -38,7 +38,7 @@ def bytes_of_chief(
 
 
 def make_assign(
-    variables: Iterable[Any], values_of_chief: Callable[[list[tf.Tensor]], list[tf.Tensor]]
+    variables: Iterable[keras.Variable | tf.Variable], values_of_chief: Callable[[list[tf.Tensor]], list[tf.Tensor]]
 ) -> Callable[[], None]:
     """Returns a function that sets variables, but no strings, to the chief's values on every worker. Collective."""
     values = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
@@ -55,7 +55,7 @@ def make_assign(
 
 
 def values_of_chief(
-    strategy: tf.distribute.Strategy, input_signature: Any = None
+    strategy: tf.distribute.Strategy, input_signature: Sequence[list[tf.TensorSpec]] | None = None
 ) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
     """Compiles a collective that returns the values of the first replica on all workers; their dtypes: see bits.py."""
 

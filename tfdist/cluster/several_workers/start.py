@@ -48,7 +48,7 @@ def start(
     if planned.device_type == "CPU" and malloc.keep_freed_memory(options, os.environ):
         details.append("malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false")
     listener = watchdog.listen(spec)
-    ring_listener = tcp_ring.listen(spec) if planned.implementation == "tcp" else None
+    ring_listener = tcp_ring.listen() if planned.implementation == "tcp" else None
     ports = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
     ports |= ring_listener.metadata() if ring_listener else {}
     key = keys.load(spec.job, os.environ)

@@ -30,7 +30,6 @@ from tfdist.cluster.control import heartbeat_monitor
 from tfdist.cluster.control import listener as listener_lib
 from tfdist.cluster.control.keys import Key
 from tfdist.cluster.discovery import hostlist
-from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 _PIECE_BYTES = 1 << 19
 # TensorFlow uses an array without a copy if it begins at such an address.
@@ -320,9 +319,9 @@ class Listener:
         return {"ring_port": self.socket.getsockname()[1], "ring_nonce": self.nonce}
 
 
-def listen(spec: WorkerSpec) -> Listener:
+def listen() -> Listener:
     """Opens any free port."""
-    return Listener(socket=listener_lib.listen(0, listener_lib.own_address(spec)), nonce=secrets.token_hex(16))
+    return Listener(socket=listener_lib.listen(0), nonce=secrets.token_hex(16))
 
 
 def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener, key: Key, seconds: float) -> TcpRing:
