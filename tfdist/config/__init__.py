@@ -4,12 +4,12 @@
     build, partial            specs.py: resolve a dotted path, check its arguments, call it
     validate                  validate.py: types, ranges and contradictions of a config
     flatten, differences      diff.py: dotted field names; differences between two configs
-    define_config, parse      flags.py, command_line/: `--config=FILE` and `--config.section.field=VALUE`
+    load                      load.py: `--config=FILE` and `--config.section.field=VALUE`
+    Parser                    tool_flags.py: the flags of all commands
 
 Imports no other package, and no TensorFlow.
 """
 
-from tfdist.config.command_line import meanings
 from tfdist.config.schema import (
     Checkpoint,
     ClusterOptions,
@@ -23,5 +23,3 @@ from tfdist.config.schema import (
     Report,
     Train,
 )
-
-meanings.add_to_docstrings()

@@ -174,13 +174,14 @@ def run_main(
     if path := words.config_path(sys.argv[1:]):  # A config may name a module beside it, however it is started.
         sys.path += saved_run.import_folders(path.partition(":")[0])
     if any(flag.name in words.HELP for flag in words.read_flags(sys.argv[1:])):
+        from tfdist.config import field_help
         from tfdist.config.command_line import flag_help
 
         with closed_streams.quiet():
             print(flag_help.text(purpose, usage, RUN_FLAGS))
             if path and Path(path.partition(":")[0]).is_file():
                 parse([sys.argv[0], *words.config_arguments(sys.argv[1:])])
-                print(f"\n{flag_help.fields(path, flags.FLAGS['config'].value)}")
+                print(f"\n{field_help.text(path, flags.FLAGS['config'].value)}")
         sys.exit(0)
     app.run(main, flags_parser=parser or parse)
 

@@ -3,30 +3,21 @@
 A command line or a config that names one of these gets its sentence, and no guess at a similar name.
 """
 
+import copy
 import re
 import typing
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from typing import Any
 
 from tfdist.config import schema
 
-# Errors of Python for a section with a field that it has not, and for a class that `tfdist.config` has not.
+# Errors of Python for a section with a field that it has not.
 _SETS = re.compile(
     r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'|'(\w+)' object has no attribute '(\w+)'"
 )
-_NAMES = re.compile(r"module 'tfdist\.config[\w.]*' has no attribute '(\w+)'")
 # A removed field whose value had a meaning only beside another one: saved configs may have any.
 ANY = object()
-_NO_AUDITS = (
-    "the comparisons of consistency.every find states that differ, and tfdist verify trains parts of a run again and "
-    "compares hashes."
-)
-_NO_COPY = "a run whose replicas differ ends; the same command continues from the newest checkpoint."
-_NO_COMPRESSION = 'set communication.dtype to "float16", or to "bfloat16" without NCCL, which halves the bytes.'
-_NO_SHARDED_OPTIMIZER = (
-    "use train.micro_batches, or an optimizer with fewer slots, such as SGD; for a model that does not fit one GPU, "
-    "another framework (FSDP)."
-)
+_NO_COPY = "a run whose replicas differ ends; the same command resumes from the newest checkpoint."
 _NO_PROPOSALS = "draw the runs with --random=N, or let an objective of Optuna call tfdist train."
 _KERAS_TENSORBOARD = (
     "add {'target': 'keras.callbacks:TensorBoard', 'log_dir': 'WORKDIR/tensorboard/keras', 'histogram_freq': 1} to "
@@ -40,23 +31,26 @@ FIELDS: dict[str, tuple[Any, str]] = {
         "{'target': 'tfdist.zoo.prepare:image_bytes'}, which leaves bytes.",
     ),
     "report.graph": (False, _KERAS_TENSORBOARD),
-    "report.histograms.steps": (None, _KERAS_TENSORBOARD),
-    "report.histograms.epochs": (None, _KERAS_TENSORBOARD),
-    "report.histograms.after": (None, _KERAS_TENSORBOARD),
+    "report.histograms": (ANY, _KERAS_TENSORBOARD),
     "report.notify": (
         None,
         "`tfdist runs` says how runs have ended, and so does the exit code of a run, after which a shell can call "
         "anything; Slurm sends mail with --mail-type=END,FAIL.",
     ),
-    "communication.compression.exact_steps": (ANY, _NO_COMPRESSION),
-    "communication.compression.rank": (None, _NO_COMPRESSION),
-    "communication.compression.smallest": (ANY, _NO_COMPRESSION),
+    "communication.compression": (
+        ANY,
+        'set communication.dtype to "float16", or to "bfloat16" without NCCL, which halves the bytes.',
+    ),
+    "consistency.audit": (
+        ANY,
+        "the comparisons of consistency.every find states that differ, and tfdist verify trains parts of a run again.",
+    ),
     "consistency.action": ("end", _NO_COPY),
     "consistency.limit": (ANY, _NO_COPY),
-    "consistency.audit.action": (ANY, _NO_AUDITS),
-    "consistency.audit.every": (None, _NO_AUDITS),
-    "consistency.audit.limit": (ANY, _NO_AUDITS),
-    "train.shard_optimizer": (False, _NO_SHARDED_OPTIMIZER),
+    "train.shard_optimizer": (
+        False,
+        "use train.micro_batches, or an optimizer with fewer slots; for a model that does not fit one GPU, FSDP.",
+    ),
     "report.noise_scale": (None, "`tfdist sweep` trains with several batch sizes, and compares the runs."),
     "train.asynchronous": (False, "tfdist asynchronous trains with parameter servers (docs/consistency.md)."),
     "train.local_steps": (1, "train by tfdist local_sgd --local_steps=4, a lesson (docs/consistency.md)."),
@@ -103,11 +97,7 @@ FLAGS: dict[tuple[str, str], str] = {
     ("time", "slurm"): 'options of sbatch are in --slurm: --slurm="--time=60 launch/slurm.sbatch".',
     ("to", "format"): "tfdist export has --format=tf_saved_model, onnx or litert.",
     ("out", "format"): "tfdist export takes the file as its last word: tfdist export RUN --format=onnx OUT.",
-    ("format=savedmodel", ""): "use --format=tf_saved_model.",
-    ("format=tflite", ""): "use --format=litert, as LiteRT is the new name of TensorFlow Lite.",
     ("format=safetensors", ""): "arrays.npz of a checkpoint has the weights by their names.",
-    ("format=jax", ""): "load model.keras in a process with KERAS_BACKEND=jax.",
-    ("format=keras", ""): "model.keras is in the workdir of a finished run.",
 }
 # Module of tfdist, or function as in a target, that configs may have named -> what to use instead.
 MODULES: dict[str, str] = {
@@ -120,9 +110,9 @@ MODULES: dict[str, str] = {
 
 
 def of_field(name: str) -> str:
-    """Returns the sentence for a field by its dotted name, or for a section of removed fields; "": it was none."""
+    """Returns the sentence for a field by its dotted name; "": there was none."""
     for field, (_, instead) in FIELDS.items():
-        if field == name or field.startswith(f"{name}.") or name.startswith(f"{field}."):
+        if field == name or name.startswith(f"{field}."):
             return f"config.{name} was removed: {instead}"
     return ""
 
@@ -137,18 +127,11 @@ def of_error(error: BaseException) -> str:
     """Returns the sentence for an error of a config file that sets or names what was removed; "": another error."""
     if not isinstance(error, TypeError | AttributeError):
         return ""
-    if found := _SETS.search(str(error)):
-        kind, name = filter(None, found.groups())
-        sections = {
-            getattr(hint, "__name__", ""): field for field, hint in typing.get_type_hints(schema.Config).items()
-        }
-        return of_field(f"{sections[kind]}.{name}") if kind in sections else ""
-    if found := _NAMES.search(str(error)):
-        for field in FIELDS:
-            section = field.rpartition(".")[0]
-            if section.rpartition(".")[2] == found[1].lower():
-                return of_field(section)
-    return ""
+    found = _SETS.search(str(error))
+    kind, name = filter(None, found.groups()) if found else ("", "")
+    hints = typing.get_type_hints(schema.Config).items()
+    section = next((field for field, hint in hints if getattr(hint, "__name__", "") == kind), "")
+    return of_field(f"{section}.{name}") if section else ""
 
 
 def of_command(name: str) -> str:
@@ -182,33 +165,16 @@ def without_removed(saved: dict[str, Any], refuses: Callable[[str], bool] = lamb
     Raises:
         ValueError: one of them has a value other than its default, or a field has a value that was removed.
     """
-    problems = list(_problems(saved, "", refuses))
+    kept, problems = copy.deepcopy(saved), []
+    for name, (default, _) in FIELDS.items():
+        section, _, field = name.partition(".")
+        value = kept[section].pop(field, default) if isinstance(kept.get(section), dict) else default
+        if default is not ANY and value != default and refuses(name):
+            problems.append(f"{of_field(name)} Received: {value!r}")
+    for name, value in VALUES:
+        section, _, field = name.partition(".")
+        if isinstance(kept.get(section), dict) and kept[section].get(field) == value and refuses(name):
+            problems.append(of_value(name, value))
     if problems:
         raise ValueError("The saved config cannot be used any more:\n" + "\n".join(f"  {line}" for line in problems))
-    return _kept(saved, "")
-
-
-def _problems(section: dict[str, Any], prefix: str, refuses: Callable[[str], bool]) -> Iterator[str]:
-    for key, value in section.items():
-        name = f"{prefix}{key}"
-        if name in FIELDS:
-            if FIELDS[name][0] not in (ANY, value) and refuses(name):
-                yield f"{of_field(name)} Received: {value!r}"
-        elif isinstance(value, dict):
-            yield from _problems(value, f"{name}.", refuses)
-        elif refuses(name) and (sentence := of_value(name, value)):
-            yield sentence
-
-
-def _kept(section: dict[str, Any], prefix: str) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for key, value in section.items():
-        name = f"{prefix}{key}"
-        if name in FIELDS:
-            continue
-        if isinstance(value, dict) and any(field.startswith(f"{name}.") for field in FIELDS):
-            value = _kept(value, f"{name}.")
-            if not value:  # All of its fields were removed.
-                continue
-        kept[key] = value
     return kept

@@ -156,9 +156,9 @@ class Parser(argparse.ArgumentParser):
         with closed_streams.quiet():
             print(self.format_help().strip())
             if args is not None and args.config is not None:
-                from tfdist.config.command_line import flag_help
+                from tfdist.config import field_help
 
-                print(f"\n{flag_help.fields(args.config_file, args.config)}")
+                print(f"\n{field_help.text(args.config_file, args.config)}")
         sys.exit(0)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:

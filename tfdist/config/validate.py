@@ -4,13 +4,12 @@ import contextlib
 import dataclasses
 import math
 import operator
-import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from tfdist.config import diff, paths, removed, schema, text
+from tfdist.config import diff, removed, schema, text
 
 
 def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lambda: ()) -> None:
@@ -22,36 +21,53 @@ def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lam
     problems = list(_type_problems(config, ""))
     if not problems:
         problems = [*_value_problems(config), *_contradictions(config), *find_more()]
-    if problems := problems or list(_json_problems(config)):
+    if problems:
         raise ValueError("The config is invalid:\n" + "\n".join(f"  config.{line}" for line in problems))
 
 
 def _type_problems(section: Any, prefix: str) -> Iterator[str]:
     hints = typing.get_type_hints(type(section))
-    for field in dataclasses.fields(section):
-        value, hint = getattr(section, field.name), hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            if isinstance(value, hint):
-                yield from _type_problems(value, f"{prefix}{field.name}.")
-            else:
-                yield f"{prefix}{field.name} must be a {hint.__name__}. Received: {value!r}"
-            continue
-        if hint is Any:
-            continue  # `_value_problems` checks it.
-        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        allowed = tuple(typing.get_origin(member) or member for member in members)
-        if float in allowed and type(value) is int:
-            continue
-        if typing.get_origin(hint) is Literal:
-            choices = typing.get_args(hint)
-            if value not in choices:
+    for field, value in diff.items(section):
+        name, hint = f"{prefix}{field}", hints[field]
+        if dataclasses.is_dataclass(hint) and isinstance(value, hint):
+            yield from _type_problems(value, f"{name}.")
+        elif dataclasses.is_dataclass(hint):
+            yield f"{name} must be a {hint.__name__}. Received: {value!r}"
+        elif typing.get_origin(hint) is Literal:
+            if value not in (choices := typing.get_args(hint)):
                 near = text.closest(value, choices, 0.5) if isinstance(value, str) else ""
-                hint = removed.of_value(f"{prefix}{field.name}", value)
-                hint = f" {hint}" if hint else f" Did you mean {near!r}?" if near else ""
-                yield f"{prefix}{field.name} must be one of {', '.join(choices)}.{hint} Received: {value!r}"
-        elif type(value) not in allowed:
-            names = " or ".join("None" if t is types.NoneType else t.__name__ for t in allowed)
-            yield f"{prefix}{field.name} must be {names}. Received: {value!r} ({type(value).__name__})"
+                instead = removed.of_value(name, value) or (f"Did you mean {near!r}?" if near else "")
+                meant = f" {instead}" if instead else ""
+                yield f"{name} must be one of {', '.join(choices)}.{meant} Received: {value!r}"
+        elif hint is not Any:  # `_value_problems` checks it.
+            members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+            allowed = [typing.get_origin(member) or member for member in members]
+            if type(value) not in allowed and not (type(value) is int and float in allowed):
+                names = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in allowed)
+                yield f"{name} must be {names}. Received: {value!r} ({type(value).__name__})"
+            elif isinstance(value, dict | list):
+                yield from _not_json(name, value)
+
+
+def _not_json(name: str, value: Any) -> Iterator[str]:
+    """Yields what cannot be saved and compared; NumPy's arrays are hashed."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                yield f"{name} must have texts as keys, such as {str(key)!r}. Received: {key!r}"
+            yield from _not_json(f"{name}.{key}", item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _not_json(f"{name}[{index}]", item)
+    elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
+        with contextlib.suppress(TypeError):
+            if name.startswith("data.source.") and not [*_not_json("", diff.to_json(value))]:
+                return
+        yield (
+            f"{name} must be a finite number, a text, True, False, None, or a list or dict of these, which a run can "
+            "save: make other objects in the function that `target` names. Received: "
+            f"{value if isinstance(value, float) else type(value).__name__}"
+        )
 
 
 def _value_problems(config: schema.Config) -> Iterator[str]:
@@ -89,47 +105,6 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         yield from at_least(f"cluster.{seconds}_seconds", 1)
 
 
-def _json_problems(config: schema.Config) -> Iterator[str]:
-    for name, value in diff.flatten(config):
-        if isinstance(value, str) and value.startswith(diff.ARRAY):
-            yield f"{name} is an array, and the workdir has only its hash: start with the config file. {value[:60]}"
-        for found in _not_json(value):
-            with contextlib.suppress(TypeError):
-                if name.startswith("data.source.") and not [*_not_json(diff.to_json(found))]:
-                    continue  # An array of NumPy: a saved config has its hash.
-            yield (
-                f"{name} must be a finite number, a text, True, False, None, or a list or dict of these: a run resumes "
-                "only with an equal config, and other objects cannot be compared. Make the object in the function that "
-                f"`target` names. Received: {found if isinstance(found, float) else type(found).__name__}"
-            )
-    for name, key in _other_keys(config):
-        yield (
-            f"{name} must have texts as keys, as a run saves its config in JSON: write {str(key)!r}, and convert it in "
-            f"the function that `target` names. Received: {key!r}"
-        )
-
-
-def _not_json(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _not_json(item)
-    elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-        yield value
-
-
-def _other_keys(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (field, key) for each key of a dict that is no text."""
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _other_keys(item, name)
-    elif dataclasses.is_dataclass(value) or isinstance(value, dict):
-        for key, item in diff.items(value):
-            if isinstance(key, str):
-                yield from _other_keys(item, f"{name}.{key}" if name else key)
-            else:
-                yield name, key
-
-
 def _gpu_problems(gpus: Any) -> Iterator[str]:
     numbers = gpus if isinstance(gpus, list) else [0 if gpus is None else gpus]
     valid = bool(numbers) and all(type(number) is int and number >= 0 for number in numbers)
@@ -148,8 +123,6 @@ def _contradictions(config: schema.Config) -> Iterator[str]:
     for name, default in (("auto_shard", "auto"), ("shuffle_buffer", None)):
         if data.pipeline == "stream" and getattr(data, name) != default:
             yield f'data.{name}={getattr(data, name)!r} has no effect with data.pipeline="stream": set it to "textbook"'
-    if data.cache_dir is not None and paths.is_address(os.path.expandvars(data.cache_dir)):
-        yield f"data.cache_dir={data.cache_dir!r} {paths.ADVICE}"
     if data.cache == "none" and data.cache_dir is not None:
         yield f'data.cache_dir={data.cache_dir!r} has no effect with data.cache="none": set data.cache to "raw"'
     if (train.epochs is None) == (train.steps is None):

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import pathlib
-import pydoc
 import re
 import subprocess
 import sys
@@ -13,8 +12,7 @@ import pytest
 from parameters import slow_except
 
 from tfdist import config
-from tfdist.config import config_dict, diff, schema, specs, tool_flags, validate
-from tfdist.config.command_line import meanings as meanings_lib
+from tfdist.config import config_dict, diff, field_help, schema, specs, tool_flags, validate
 from tfdist.training import features
 
 LAB = """
@@ -158,8 +156,12 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("checkpoint.best_mode", "maximum", r"must be one of max, min\..* Received: 'maximum'"),
         ("callbacks", {"target": "a:b"}, r"must be list\. Received: \{'target': 'a:b'\} \(dict\)"),
         ("callbacks", ["a:b"], r"must be a list of dicts with a \"target\"\. Received: 'a:b'"),
-        ("callbacks", [{"target": "a:b", "most": float("inf")}], r"must be a finite number, .* Received: inf"),
-        ("model", {"target": "a:b", 1: 2}, r"must have texts as keys, .*: write '1', .* Received: 1"),
+        (
+            "optimizer",
+            {"target": "a:b", "most": [float("inf")]},
+            r".most\[0\] must be a finite number, .* Received: inf",
+        ),
+        ("model", {"target": "a:b", 1: 2}, r"must have texts as keys, such as '1'\. Received: 1"),
         ("seed", -1, r"must be at least 0\. Received: -1"),
         ("seed", 2**31, r"must be below 2\*\*31\. Received: 2147483648"),
     ],
@@ -171,7 +173,7 @@ def test_a_wrong_value_is_refused_with_its_field(name, value, message):
     for section in sections:
         holder = getattr(holder, section)
     setattr(holder, field, value)
-    with pytest.raises(ValueError, match=rf"(?s)^The config is invalid:\n  config\.{name} {message}[^\n]*$"):
+    with pytest.raises(ValueError, match=rf"(?s)^The config is invalid:\n  config\.{name} ?{message}[^\n]*$"):
         features.check(whole)
 
 
@@ -490,12 +492,9 @@ def test_help_lists_the_fields_of_a_config_with_their_values_and_meanings(comman
     assert "data: The dataset, its preprocessing and the batches." in done.stdout
     plain = " ".join(done.stdout.split())
     for kind in (config.Data, config.LearningRate, config.Train, config.Checkpoint, config.Report, config.Config):
-        meanings = meanings_lib.of_fields()[kind.__name__]
+        meanings = {field: meaning for (name, field), meaning in field_help.meanings().items() if name == kind.__name__}
         assert all(meaning in plain for meaning in meanings.values())
         assert all(meanings.get(field.name) for field in dataclasses.fields(kind) if field.type is int)
-        in_help = " ".join(pydoc.render_doc(kind, renderer=pydoc.plaintext).replace("|", " ").split())
-        for field, meaning in meanings.items():
-            assert f"{field}: {' '.join(meaning.replace('|', ' ').split())}" in in_help
 
 
 def test_the_package_lists_its_public_functions():

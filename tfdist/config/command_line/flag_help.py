@@ -1,15 +1,10 @@
 """The text of --help: purpose, usage, flags in groups, and the fields of a config. Imports no TensorFlow."""
 
-import dataclasses
-import inspect
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from absl import flags
 
-from tfdist.config import schema, specs
-from tfdist.config.command_line import meanings as meanings_lib
 from tfdist.config.command_line import words
 
 WIDTH = 100
@@ -78,45 +73,3 @@ def _meaning(flag: flags.Flag) -> str:
         return meaning
     default = flag.default_as_str.strip("'")
     return f"{meaning} Default: {default}."
-
-
-def fields(path: str, config: Any) -> str:
-    """Returns the fields of a config, with their values and their meanings in `schema`."""
-    return "\n".join(
-        [f"fields of {path}, with their values:", *_section(config, ""), "", "none means None."],
-    )
-
-
-def _section(section: Any, prefix: str) -> Iterator[str]:
-    meanings, choices = meanings_lib.of_fields()[type(section).__name__], dict(specs.choices(section))
-    for field in dataclasses.fields(section):
-        name, value = f"{prefix}{field.name}", getattr(section, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, schema.Every):
-            yield ""
-            summary = f"{inspect.getdoc(type(value))}".partition("\n\n")[0]
-            yield from textwrap.wrap(f"{name}: {summary}", WIDTH, break_on_hyphens=False)
-            yield from _section(value, f"{name}.")
-            continue
-        yield from _leaves(name, value)
-        meaning = meanings.get(field.name, "")
-        meaning += f" One of {', '.join(choices[field.name])}." if field.name in choices else ""
-        yield from textwrap.wrap(
-            meaning, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False
-        )
-
-
-def _leaves(name: str, value: Any) -> Iterator[str]:
-    """Yields `  --config.NAME=VALUE` for a field, or for each part of an interval or a spec."""
-    if dataclasses.is_dataclass(value):
-        value = dataclasses.asdict(value)
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _leaves(f"{name}.{key}", item)
-    else:
-        yield f"  --config.{name}={_show(value)}"
-
-
-def _show(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return value if isinstance(value, str) else repr(value)
