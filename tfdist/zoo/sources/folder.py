@@ -126,6 +126,11 @@ class image_folder(file_source.FileSource):
         decode = functools.partial(decoding.decode_image, channels=self.channels)
         return decoding.sizes(decode, images) if self._encoded else images
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The file of each example."""
+        return self.files
+
     def place(self, example: int) -> str:
         """Returns the file of an image, for messages."""
         return f"The image {self.files[example]!r}"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.config import paths
+from tfdist.zoo import splits
 from tfdist.zoo.sources.arrays import Arrays, divide
 
 # Different texts of a column that is a category, and different whole numbers of a label that is a class.
@@ -54,7 +55,10 @@ def table(
     features = {"inputs": encode(frame, columns), **_encode_label(frame, label, columns[label], name)}
     classes = columns[label].get("values")
     options = {"num_classes": classes and len(classes), "classes": classes, "columns": columns}
-    return divide(split, features, test_fraction=test_fraction, name=name, **options)
+    made = divide(split, features, test_fraction=test_fraction, name=name, **options)
+    rows, part = splits.by_ratio(split, len(frame), test_fraction=test_fraction, source=name)
+    made.names = [f"row {row}" for row in rows[part.start : part.stop]]
+    return made
 
 
 def read(path: str, texts: Sequence[str] = ()) -> Any:
