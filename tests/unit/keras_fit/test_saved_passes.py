@@ -11,7 +11,11 @@ from tfdist.keras_fit import messages
 from tfdist.keras_fit.own_step import own_loop, saved_passes
 
 ALONE = types.SimpleNamespace(
-    num_workers=1, is_chief=True, pause_timers=contextlib.nullcontext, barrier=lambda: None, broadcast_bytes=bytes
+    num_workers=1,
+    is_chief=True,
+    monitor=types.SimpleNamespace(pause_timers=contextlib.nullcontext),
+    barrier=lambda: None,
+    broadcast_bytes=bytes,
 )
 
 
