@@ -3,9 +3,7 @@
 import dataclasses
 import math
 import os
-import re
 import shutil
-import textwrap
 import time
 from collections.abc import Sequence
 from typing import TextIO
@@ -75,8 +73,7 @@ class Console:
         """Writes a permanent line, `always` or unless nothing is shown; the next report redraws the bar below it."""
         self.flush()
         if always or self.verbosity != "nothing":
-            for one in wrap(text, self._columns()) if self.terminal else [text]:
-                self._line(one)
+            self._line(text)
 
     def parts(self, parts: Sequence[str], *, always: bool = False) -> None:
         """Writes `parts` as `line` does, in several lines if one would be too long."""
@@ -136,19 +133,6 @@ class Console:
             self.stream.flush()
         except OSError:
             pass  # A full disk or a closed pipe must not stop the training.
-
-
-def wrap(text: str, width: int) -> list[str]:
-    """Returns `text` in lines of at most `width` characters, divided between words; the others are indented.
-
-    They begin below the second column of a text such as "config     configs/digits.py".
-    """
-    if len(text) <= width:
-        return [text]
-    first = re.match(r"\w+ {2,}", text)
-    indent = first.end() if first else 2
-    options = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
-    return textwrap.wrap(text, width, subsequent_indent=" " * indent, **options)
 
 
 def is_terminal(stream: TextIO) -> bool:

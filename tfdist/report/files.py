@@ -16,8 +16,6 @@ from typing import Any
 
 # What a file system answers that works and does not hold such a file: not an error of the file system.
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# Levels of lists and dicts in a JSON file: Python's own limit is 1,000 calls.
-_MAX_LEVELS = 500
 # What the main thread waits for, and since when, as `time.monotonic`; None: for no file. See `waiting`.
 _waits: tuple[str, float] | None = None
 
@@ -102,24 +100,14 @@ def read_json(path: str | os.PathLike[str], advice: str = "") -> dict[str, Any] 
         return None
     try:
         value = json.loads(content)
-        if isinstance(value, dict) and not _exceeds_levels(value):
+        if isinstance(value, dict):
             return value
-        reason = "not an object, or with too many levels"
+        reason = "not an object"
     except RecursionError:
         reason = "too many levels"
     except ValueError as error:
         reason = str(error)
     raise ValueError(f"{path} is damaged ({reason}){advice and ': '}{advice}")
-
-
-def _exceeds_levels(value: Any) -> bool:
-    items = [value]
-    for _ in range(_MAX_LEVELS):
-        if not items:
-            return False
-        nested = [one.values() if isinstance(one, dict) else one for one in items if isinstance(one, dict | list)]
-        items = [item for one in nested for item in one]
-    return True
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

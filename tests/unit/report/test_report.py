@@ -710,25 +710,6 @@ def test_the_bar_is_redrawn_at_most_ten_times_a_second(terminal):
     assert 1 <= drawn.count("\r") <= 2 + (time.monotonic() - start) / console.REDRAW_SECONDS
 
 
-def test_a_wide_line_is_divided_between_words_on_a_terminal(terminal):
-    stream, resize, read = terminal
-    resize(40)
-    bar = console.Console(stream=stream, total_steps=10, line_format=lines_lib.LineFormat(epochs=1.0))
-    bar.line("model      tfdist.zoo.models:small_cnn, 29,354 parameters, float32")
-    bar.line("short")
-    screen = Screen(40)
-    screen.feed(read())
-    assert screen.lines[:3] == [
-        "model      tfdist.zoo.models:small_cnn,",
-        "           29,354 parameters, float32",
-        "short",
-    ]
-    text = "config.data.prepare: " + "word-word " * 20
-    lines = console.wrap(text, 50)
-    assert max(map(len, lines)) <= 50 and "".join(lines).replace(" ", "") == text.replace(" ", "")
-    assert all(line.startswith("  word-word") for line in lines[1:])
-
-
 def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
     stream, _, read = terminal
     monkeypatch.setenv("TERM", "dumb")
