@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(slurm_missing() is not None, reason=slurm_missing() or ""),
 ]
 DIGITS = ["--config=digits", "--config.evaluation.every.epochs=1", "--config.report.tensorboard=false"]
-SMALL = ["--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=8"]
+SMALL = "--nodes=1 --ntasks-per-node=1 --gpus-per-node=0 --cpus-per-task=8"
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +63,9 @@ def test_twelve_runs_as_one_array(slurm, tmp_path):
     # Each lasts 20 s at least, so that it is met while it runs.
     words += [
         '--config.callbacks=[{"target": "tests.configs.slow_epochs:SlowEpochs", "seconds": 0.5}]',
-        "--slurm=launch/slurm.sbatch",
+        f"--slurm={SMALL} --time=20 --signal=USR1@30 --output={tmp_path}/%x-%j.log launch/slurm.sbatch",
         "--max-at-once=2",
-        *SMALL,
     ]
-    words += ["--time=20", "--signal=USR1@30", f"--output={tmp_path}/%x-%j.log"]
     printed = sweep(slurm, tmp_path, *words)
     job = re.match(r"job (\d+): 12 of 12 runs\n", printed)[1]
     assert "12 are in the queue" in sweep(slurm, tmp_path, *words)  # None is submitted twice.

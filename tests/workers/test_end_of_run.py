@@ -33,7 +33,7 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
     with started([command], topologies.environments(1)) as (process,):
         born = time.time() - interpreter.process_age(process.pid)
         until(lambda: any(start["step"] > 0 for start in read_back.read_starts(tmp_path)), 120)
-        assert run_state.read(tmp_path).state == "running"
+        assert run_state.read(tmp_path)["state"] == "running"
         (tmp_path / "SAVE").touch()
         wait_for_steps(tmp_path)
         until(lambda: not (tmp_path / "SAVE").exists(), 60)
@@ -43,7 +43,7 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
     seconds = time.time() - born
     assert process.returncode == interruption.EXIT_ON_REQUEST, output
     assert "stopped by the file STOP and saved" in output and not (tmp_path / "STOP").exists()
-    assert len(saved(tmp_path)) == 2 and run_state.read(tmp_path).state == "stopped"
+    assert len(saved(tmp_path)) == 2 and run_state.read(tmp_path)["state"] == "stopped"
     (start,) = read_back.read_starts(tmp_path)
     assert start["end"] == "stopped" and f"saved at step {start['step']} in " in output
     parts = start["seconds"]
@@ -64,13 +64,13 @@ def test_a_lost_worker_and_a_divergence_are_recorded(tmp_path):
             output = processes[1 - victim].communicate(timeout=120)[0].decode()
         assert processes[1 - victim].returncode == interruption.EXIT_PEER_LOST, output
         run = run_state.read(lost)
-        assert run.state == "lost" and (victim == 0 or "worker 1 (host" in run.trouble)
+        assert run["state"] == "lost" and (victim == 0 or "worker 1 (host" in run["trouble"])
     command = topologies.command(bad, QUICKLY, "--config.learning_rate.peak=1e30", config=CONFIG)
     with started([command], topologies.environments(1)) as (process,):
         output = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 1 and "The loss is nan" in output, output
-    assert run_state.read(bad).state == "diverged"
-    assert "The loss is nan" in run_state.read(bad).trouble
+    assert run_state.read(bad)["state"] == "diverged"
+    assert "The loss is nan" in run_state.read(bad)["trouble"]
 
 
 @pytest.mark.slow
@@ -83,14 +83,14 @@ def test_the_ledger_of_a_killed_run_adds_up(tmp_path):
         process.send_signal(signal.SIGKILL)
         outside += time.time() - born
         process.communicate(timeout=60)
-    assert run_state.read(tmp_path).state == "lost"
+    assert run_state.read(tmp_path)["state"] == "lost"
     with started([command], topologies.environments(1)) as (process,):
         born = time.time() - interpreter.process_age(process.pid)
         output = process.communicate(timeout=120)[0].decode()
         outside += time.time() - born
     assert process.returncode == 0, output
     assert " in this start\n" in output
-    assert run_state.read(tmp_path).state == "finished"
+    assert run_state.read(tmp_path)["state"] == "finished"
     starts = read_back.read_starts(tmp_path)
     assert [start["end"] for start in starts] == ["", "finished"]
     assert starts[-1]["step"] == 96

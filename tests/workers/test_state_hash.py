@@ -5,7 +5,7 @@ import shutil
 import pytest
 import topologies
 
-from tfdist.tools.many_runs import differences
+from tfdist.tools.many_runs import compare
 from tfdist.training import checkpointing
 
 OPTIONS = [
@@ -43,12 +43,11 @@ def test_a_resumed_run_continues_the_list_of_hashes(tmp_path):
     assert "'image' of the train split" in data["hashes"]
     (environment,) = topologies.records(whole, "environment")
     assert {"processor", "threads", "code", "config", "git"} <= environment.keys()
-    names = ["whole", "resumed", "changed"]
-    assert differences.states([whole, resumed], names[:2]) == (
+    assert compare.first_difference([whole, resumed]) == (
         "State: equal until step 12, the last of 8 after which all runs have a hash."
     )
-    assert differences.states([whole, changed], names[::2]) == "State: equal until step 8, different at step 10."
-    assert differences.states([changed, resumed], names[:0:-1]) == "State: equal until step 8, different at step 9."
+    assert compare.first_difference([whole, changed]) == "State: equal until step 8, different at step 10."
+    assert compare.first_difference([changed, resumed]) == "State: equal until step 8, different at step 9."
 
 
 def test_without_hashes_a_single_replica_computes_none(tmp_path):

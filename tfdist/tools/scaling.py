@@ -204,5 +204,3 @@ def show(workdir: Path, found: Study, others: Sequence[Study]) -> None:
     print(workdir / "scaling.csv")
     every = [found, *others]
     print(style.save(workdir / "scaling", lambda: pictures.draw(every)))
-    if pictures.has_details(every):
-        print(style.save(workdir / "scaling-details", lambda: pictures.draw_details(every)))

@@ -76,7 +76,7 @@ def test_a_clock_that_is_set_does_not_change_the_durations(tmp_path, monkeypatch
     book.close()
     (start,) = read_back.read_starts(tmp_path)
     assert start["now"] == pytest.approx(clock() - 7200, abs=5)  # A time of day, as the start of the next one.
-    assert run_state.read(tmp_path).hours == pytest.approx(start["seconds"] / 3600)
+    assert run_state.read(tmp_path)["hours"] == pytest.approx(start["seconds"] / 3600)
 
 
 def test_the_age_of_a_process_is_precise():

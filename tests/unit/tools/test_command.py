@@ -86,14 +86,14 @@ def test_unknown_flag_is_one_message():
 
 def test_the_nearest_flag_is_one_that_help_shows():
     _, _, error = tfdist("plot", "runs/digits", "--workdir=x")  # absl has a --log_dir.
-    assert error == "There is no flag --workdir. --help lists all flags. Received: --workdir=x\n"
+    assert error == "tfdist plot: there is no flag --workdir. --help lists all flags. Received: --workdir=x\n"
 
 
 def test_ctrl_c_is_no_stack():
     code = (
-        "import sys\nfrom tfdist import __main__\nfrom tfdist.tools.many_runs import find\n"
+        "import sys\nfrom tfdist import __main__\nfrom tfdist.tools.many_runs import run_state\n"
         "def stop(paths):\n    raise KeyboardInterrupt\n"
-        "find.read_all = stop\nsys.argv[1:] = ['runs']\n__main__.main()\n"
+        "run_state.read_all = stop\nsys.argv[1:] = ['runs']\n__main__.main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "tfdist runs: stopped by Ctrl-C.\n")

@@ -9,10 +9,10 @@ import time
 import pytest
 
 from tfdist.checkpoint import workdir_lock
-from tfdist.tools.many_runs import find, run_state, selection
+from tfdist.tools.many_runs import run_state, runs
 
 
-def write_run(workdir, *, epochs=5, evaluated=5, finished=False, events=(), **fields):
+def write_run(workdir, *, epochs=5, evaluated=5, finished=False, end="failed", warnings=(), **fields):
     """Writes the files of a run as a run does; `fields`: of its config, by dotted names with __ for the dot."""
     workdir.mkdir(parents=True)
     config = {"model": {"target": "a:net"}, "data": {"batch_size": 64}, "train": {"epochs": 5.0}, "seed": 0}
@@ -33,10 +33,13 @@ def write_run(workdir, *, epochs=5, evaluated=5, finished=False, events=(), **fi
             values = {"loss": 2 / epoch, "accuracy": 0.5 + 0.1 * min(epoch, 6 - epoch), "best": epoch <= 3}
             lines.append({"kind": "evaluation", "step": 10 * epoch, "epoch": float(epoch), **values})
         lines[-1]["time"] = 1000.0 + 360 * epoch
-    lines += [{"time": 1000.0 + 360 * epochs, **event} for event in events]
+    lines += [{"kind": "warning", "text": text} for text in warnings]
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra')
     if finished:
         (workdir / "finished.json").write_text(json.dumps({"step": 10 * epochs}))
+    start = {"start": 1000, "now": 1900, "step": 10 * epochs, "seconds": 900.0, "end": "finished" if finished else end}
+    start |= {"replicas": 2, "steps_per_epoch": 10, "total_steps": 50}
+    (workdir / "starts.jsonl").write_text(json.dumps(start) + "\n")
     return workdir
 
 
@@ -54,47 +57,32 @@ def hold(workdir, *, pid=None, machine=None, age=0.0):
 
 
 def test_the_state_of_a_run_is_that_of_its_files(tmp_path):
-    stop = {"kind": "event", "text": "stopped by SIGTERM and saved at step 30 in x: run the same command"}
     cases = {
         "finished": write_run(tmp_path / "a", finished=True),
-        "stopped": write_run(tmp_path / "b", epochs=3, events=[{"kind": "warning", "text": "WARNING: slow"}, stop]),
+        "stopped": write_run(tmp_path / "b", epochs=3, warnings=["WARNING: slow"], end="stopped"),
         "failed": write_run(tmp_path / "c", epochs=3),
-        "running": write_run(tmp_path / "d", epochs=3),
-        "lost": write_run(tmp_path / "e", epochs=3),
+        "running": write_run(tmp_path / "d", epochs=3, end=""),
+        "lost": write_run(tmp_path / "e", epochs=3, end=""),
     }
     hold(cases["running"])
     hold(cases["lost"], pid=2**22 - 1)
-    assert {name: run_state.read(path).state for name, path in cases.items()} == {name: name for name in cases}
-    on_another = write_run(tmp_path / "f", epochs=2)
+    assert {name: run_state.read(path)["state"] for name, path in cases.items()} == {name: name for name in cases}
+    on_another = write_run(tmp_path / "f", epochs=2, end="")
     hold(on_another, machine="another", age=5.0)
-    assert run_state.read(on_another).state == "running" and run_state.read(on_another).job == "7_3"
+    assert run_state.read(on_another)["state"] == "running" and run_state.read(on_another)["job"] == "7_3"
     hold(on_another, machine="another", age=50.0)
-    assert run_state.read(on_another).state == "lost"
-    assert run_state.read(cases["stopped"]).trouble == "WARNING: slow"
+    assert run_state.read(on_another)["state"] == "lost"
+    assert run_state.read(cases["stopped"])["trouble"] == "WARNING: slow"
 
 
 def test_progress_and_metrics(tmp_path):
     run = run_state.read(write_run(tmp_path / "a", learning_rate__peak=0.2))
-    assert (run.step, run.epoch, run.epochs, run.replicas) == (50, 5.0, 5.0, 2)
-    assert run.best == {"step": 30, "epoch": 3.0, "loss": 2 / 3, "accuracy": pytest.approx(0.8)}
-    assert run.last["loss"] == 0.4 and run.train["loss"] == 0.2 and run.hours == pytest.approx(0.5, abs=0.001)
-    assert run.config["learning_rate.peak"] == 0.2
-    starts = [{"start": 1000, "now": 1100, "step": 40, "seconds": 100.0, "end": end} for end in ("", "finished")]
-    (tmp_path / "a" / "starts.jsonl").write_text("".join(json.dumps(start) + "\n" for start in starts))
-    assert run_state.read(tmp_path / "a").hours == 200 / 3600 and run_state.read(tmp_path / "a").state == "finished"
-    by_loss = run_state.read(
-        write_run(tmp_path / "b", checkpoint__best_metric=None, train__epochs=None, train__steps=80)
-    )
-    assert by_loss.best["step"] == 50 and by_loss.epochs == 8.0
-
-
-@pytest.mark.parametrize("metric", ["accuracy", None])
-def test_the_best_evaluation_may_be_far_from_the_end(tmp_path, metric):
-    workdir = write_run(tmp_path / "a", checkpoint__best_metric=metric)
-    line = json.dumps({"kind": "train", "step": 50, "epoch": 5.0, "loss": 0.2, "text": "x" * 2**20})
-    with (workdir / "metrics.jsonl").open("a") as file:
-        file.write("\n" + f"{line}\n" * 17)
-    assert run_state.read(workdir).best["step"] == (30 if metric else 50)
+    assert [run[name] for name in ("step", "epoch", "epochs", "replicas", "hours")] == [50, 5.0, 5.0, 2, 0.25]
+    best = {name: value for name, value in run.items() if name.startswith("best.")}
+    assert best == {"best.step": 30, "best.epoch": 3.0, "best.loss": 2 / 3, "best.accuracy": pytest.approx(0.8)}
+    assert run["last.loss"] == 0.4 and run["training.loss"] == 0.2 and run["learning_rate.peak"] == 0.2
+    by_loss = run_state.read(write_run(tmp_path / "b", checkpoint__best_metric=None))
+    assert by_loss["best.step"] == 50
 
 
 def test_runs_are_found_below_a_directory_and_damaged_ones_are_named(tmp_path):
@@ -103,15 +91,15 @@ def test_runs_are_found_below_a_directory_and_damaged_ones_are_named(tmp_path):
     (tmp_path / "b" / "config.json").write_text('{"model": ')
     (tmp_path / "empty").mkdir()
     os.symlink(tmp_path, tmp_path / "again")
-    found = [str(path.relative_to(tmp_path)) for path in find.workdirs(tmp_path, [])]
+    found = [str(path.relative_to(tmp_path)) for path in run_state.workdirs(tmp_path, [])]
     assert found == ["b", "script/fit2", "script/fit10", "sweep/a"]
-    runs, problems = find.read_all([tmp_path, tmp_path / "sweep"])
-    assert [run.workdir.name for run in runs] == ["fit2", "fit10", "a"]
+    rows, problems = run_state.read_all([tmp_path, tmp_path / "sweep"])
+    assert [row["run"].rpartition("/")[2] for row in rows] == ["fit2", "fit10", "a"]
     assert len(problems) == 1 and "b is passed over" in problems[0] and "config.json is damaged" in problems[0]
 
 
 def test_reading_runs_imports_no_tensorflow():
-    code = "import sys, tfdist.tools.many_runs.find; sys.exit('tensorflow' in sys.modules )"
+    code = "import sys, tfdist.tools.many_runs.run_state; sys.exit('tensorflow' in sys.modules )"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -135,7 +123,7 @@ def test_the_command_sorts_and_filters_200_runs_in_a_second(tmp_path):
         write_run(tmp_path / "lr" / f"r{number}", epochs=20, learning_rate__peak=number / 100, finished=number % 2 == 0)
     (tmp_path / "lr" / "r3" / "config.json").write_text("{")
     code, output, errors, seconds = list_runs(
-        "lr", "--where=peak>=1.9 and state=finished", "--sort=-peak", cwd=tmp_path
+        "lr", "--where=peak>=1.9", "--where=state=finished", "--sort=-peak", cwd=tmp_path
     )
     rows = output.splitlines()
     assert code == 0 and rows[0].split()[:4] == ["run", "state", "step", "epoch"]
@@ -152,25 +140,28 @@ def test_the_command_sorts_and_filters_200_runs_in_a_second(tmp_path):
     )
 
 
-def test_messages_about_fields_and_directories(tmp_path):
-    rows = [selection.values(run_state.read(write_run(tmp_path / "runs" / "a")))]
-    assert selection.select(rows, selection.conditions(["accuracy>=0.79, state!=lost and model.target~net"])) == rows
-    assert selection.select(rows, selection.conditions(["step>1000"])) == []
-    for words, values in {
-        "sizes=[1, 2], step>3": ["[1, 2]", "3"],
-        "model.name=rock and roll and seed=1": ["rock and roll", "1"],
-        "run~a=1,b=2": ["a=1,b=2"],
-        "run=peak=0.1,seed=0 and state=finished": ["peak=0.1,seed=0", "finished"],
+def test_conditions_and_messages_about_fields(tmp_path):
+    row = run_state.read(write_run(tmp_path / "runs" / "a", model__sizes=[1, 2], learning_rate__peak=0.1))
+    for text, holds in {
+        "accuracy>=0.79": True,
+        "state != lost": True,
+        "model.target~net": True,
+        "sizes=[1, 2]": True,
+        "peak=1e-1": True,
+        "step>1000": False,
+        "state>3": False,
+        "job!=7": True,
     }.items():
-        assert [each.text for each in selection.conditions([words])] == values
-    for words, message in {
+        name, *rest = runs._condition(text, [row])
+        assert runs._holds(row.get(name), *rest) == holds, text
+    for text, message in {
         "peek=1": "No run has a field 'peek'",
         "best.acuracy>1": "Nearest: best.accuracy",
-        "loss>1 and step": "--where='loss>1 and step' is no condition",
+        "loss>1 and step=3": "--where='loss>1 and step=3' is no condition",
         "step": "--where='step' is no condition",
     }.items():
         with pytest.raises(ValueError, match=message):
-            selection.select(rows, selection.conditions([words]))
+            runs._condition(text, [row])
     assert list_runs(cwd=tmp_path)[1].splitlines()[2].startswith("runs/a ")
     (tmp_path / "empty").mkdir()
     _, output, errors, _ = list_runs("empty", "nowhere", cwd=tmp_path)
@@ -180,4 +171,4 @@ def test_messages_about_fields_and_directories(tmp_path):
 def test_folders_whose_names_are_other_digits_are_passed_over(tmp_path):
     for name in ("²", "fit2", "fit10"):
         write_run(tmp_path / name)
-    assert [path.name for path in find.workdirs(tmp_path, [])] == ["fit2", "fit10", "²"]
+    assert [path.name for path in run_state.workdirs(tmp_path, [])] == ["fit2", "fit10", "²"]

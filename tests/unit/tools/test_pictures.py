@@ -1,8 +1,8 @@
 """The pictures of the tools: each is drawn from made-up numbers, and its SVG file has the texts that it should have."""
 
 import dataclasses
-import itertools
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -15,7 +15,8 @@ from PIL import Image
 from tests.benchmark import ratios
 from tfdist.configs.laboratory import stages, surface
 from tfdist.tools import all_reduce, scaling_results
-from tfdist.tools.pictures import curves, measured, scaling, scatter, style
+from tfdist.tools.many_runs import run_state
+from tfdist.tools.pictures import curves, measured, plot, scaling, style
 from tfdist.tools.scaling_results import Point, Study
 
 pytest.importorskip("matplotlib")
@@ -72,42 +73,49 @@ def test_curves_of_one_run_and_of_two(tmp_path):
     assert [run.names() for run in runs] == [["loss", "accuracy", "examples_per_second"]] * 2
     found = texts(tmp_path / "both", lambda: curves.draw(runs))
     assert {"loss", "accuracy", "examples per second", "one", "two", "training", "evaluation", "epoch"} <= {*found}
-    assert any("net, batch 64, 2 replicas" in text for text in found)
+    assert any("net, batch 64" in text for text in found)
     with pytest.raises(ValueError, match=r"no value 'acc'; they have loss, accuracy, examples_per_second"):
         curves.draw(runs, ["acc"])
-    assert {"run", "step", "loss", "evaluation loss", "accuracy", "evaluation accuracy"} == {*curves.compare(runs)[0]}
     (tmp_path / "two" / "config.json").write_text('{"model": {"target": "a:net"}, "learning_rate": {"peak": 0.1}}')
-    header, rows = curves.compare(curves.read([one, two]))
-    assert header[-2:] == ["data.batch_size", "learning_rate.peak"]
-    assert [row[:2] + row[-2:] for row in rows] == [["one", 50, "64", None], ["two", 50, None, "0.1"]]
-    assert rows[0][2:4] == [0.2, 1.0] and rows[1][3] is None
     found = texts(tmp_path / "differ", lambda: curves.draw(curves.read([one, two])))
     assert any("two: data.batch_size None, learning_rate.peak 0.1" in text for text in found)
-    assert curves.labels([tmp_path / "a/x", tmp_path / "b/x"]) == ["a/x", "b/x"]
+    assert run_state.labels([tmp_path / "a/x", tmp_path / "b/x"]) == ["a/x", "b/x"]
 
 
-def test_values_by_learning_rate_end_where_the_loss_diverges(tmp_path):
+def test_values_by_another_column_of_the_reports(tmp_path):
     workdir = write_run(tmp_path / "range", loss=1.0)
     rates = np.geomspace(1e-6, 1.0, 61)
-    losses = [2.0 + 0.1 * (step % 2) if step < 30 else 2.1 - step / 30 for step in range(50)]
-    losses += [0.5, 1.0, 5.0, 0.5, *[None] * 7]  # From 5.0 on nothing is drawn.
+    losses = [*np.linspace(2, 0.1, 50), *[None] * 11]  # It has diverged.
     lines = [
         {"kind": "train", "step": step, "epoch": step / 10, "loss": loss, "accuracy": 0.5, "learning_rate": rate}
         for step, (rate, loss) in enumerate(zip(rates, losses, strict=True), 1)
     ]
     lines.append({"kind": "evaluation", "step": 61, "epoch": 6.1, "loss": 1.0, "accuracy": 0.5})
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    loss, accuracy = curves.draw(curves.read([workdir]), x="learning_rate").axes
-    assert loss.get_xscale() == "log" and [axes.get_title() for axes in (loss, accuracy)] == ["loss", "accuracy"]
-    for axes, line in itertools.product((loss, accuracy), (0, 1)):
-        np.testing.assert_array_equal(axes.lines[line].get_xdata(), rates[:52])
-    each, smooth = (line.get_ydata() for line in loss.lines)
-    np.testing.assert_array_equal(each, losses[:52])
-    assert smooth[0] == each[0] and smooth[51] == each[51] and smooth[40] == pytest.approx(np.mean(each[35:46]))
+    loss, accuracy, _ = curves.draw(curves.read([workdir]), x="learning_rate", log=True).axes
+    assert loss.get_xscale() == "log" and loss.get_yscale() == "log" and accuracy.get_title() == "accuracy"
+    np.testing.assert_array_equal(loss.lines[0].get_xdata(), rates[:50])
+    np.testing.assert_array_equal(loss.lines[0].get_ydata(), losses[:50])
     command = [sys.executable, "-m", "tfdist", "plot", str(workdir), "--x=learning_rate"]
     subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), check=True, timeout=300)
     found = {element.text for element in ElementTree.parse(workdir / "curves.svg").iter() if element.text}
-    assert {"learning rate", "loss", "accuracy"} <= found and not {"epoch", "evaluation"} & found
+    assert {"learning rate", "loss", "accuracy"} <= found and "epoch" not in found
+
+
+def test_a_value_of_runs_by_a_field_of_their_configs(tmp_path):
+    """None is a place of the axis, a list, too; runs that differ only in the seed are one line."""
+    for clip, seed, value in (("0.5", 0, 0.7), ("0.5", 1, 0.9), ("null", 0, 0.8), ("[1, 2]", 0, 0.6)):
+        workdir = write_run(tmp_path / f"{clip}-{seed}", loss=1.0)
+        (workdir / "config.json").write_text(f'{{"optimizer": {{"clip": {clip}}}, "seed": {seed}}}')
+        with (workdir / "metrics.jsonl").open("a") as file:
+            file.write("\n" + json.dumps({"kind": "evaluation", "step": 60, "epoch": 6, "loss": value / 10}) + "\n")
+    rows, problems = run_state.read_all([tmp_path])
+    (axes,) = plot.draw_by_field(rows, "optimizer.clip", "best.loss").axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.5", "[1, 2]", "None"] and not problems
+    np.testing.assert_allclose(axes.lines[1].get_ydata(), [0.08, 0.06, 0.08])
+    command = [sys.executable, "-m", "tfdist", "plot", str(tmp_path), "--x=clip", "--y=best.loss"]
+    subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), check=True, timeout=300)
+    assert "best.loss by optimizer.clip" in (tmp_path / "curves.svg").read_text()
 
 
 @pytest.mark.slow
@@ -119,10 +127,10 @@ def test_the_command_draws_the_runs_in_these_directories(tmp_path):
         return done.stderr if code else done.stdout
 
     workdir = write_run(tmp_path / "one", loss=1.0)
-    assert plot(workdir, "--values=loss", "--log").strip() == f"{workdir}/curves.png, curves.svg"
+    assert plot(workdir, "--y=loss", "--log").strip() == f"{workdir}/curves.png, curves.svg"
     assert (workdir / "curves.svg").stat().st_size > 1000
-    table = plot(workdir, write_run(tmp_path / "other", loss=2.0), "--out", tmp_path / "both").splitlines()
-    assert table[0].split()[:3] == ["run", "step", "loss"] and table[-1].endswith("both.png, both.svg")
+    assert plot(workdir, write_run(tmp_path / "other", loss=2.0), "--out", tmp_path / "both").endswith("both.svg\n")
+    assert "--values was removed: tfdist plot has --y." in plot(workdir, "--values=loss", code=1)
     message = plot(tmp_path / "nowhere", code=1)
     assert f"There is no {tmp_path}/nowhere/metrics.jsonl: give the workdir of a run" in message
     assert "give the workdir of a run, such as runs/digits" in plot(code=1)
@@ -135,69 +143,28 @@ def test_without_matplotlib_the_command_fails_and_says_what_to_install(tmp_path)
     assert done.returncode == 1 and "pip install matplotlib" in done.stderr
 
 
-@pytest.mark.slow
-def test_results_that_a_course_prints_by_epoch_are_drawn_beside_a_run(tmp_path):
-    runs = [*curves.read([write_run(tmp_path / "one", loss=2.0)]), *curves.read_published("bsc_resnet50v2")]
-    found = texts(tmp_path / "curves", lambda: curves.draw(runs))
-    assert {"one", *(f"page, {gpus}" for gpus in ("1 GPU", "2 GPUs", "4 GPUs"))} <= {*found}
-    assert any(text.startswith("page: BSC CTE-POWER course") for text in found) and "net, batch 64" in str(found)
-    header, rows = curves.compare(runs)
-    assert rows[3][: header.index("loss") + 1] == [runs[3].label, 245, 1.3689]
-    assert curves.read_published("cscs_inceptionv3") == []
-
-
-@pytest.mark.slow
 def test_scaling_of_several_studies_with_published_results(tmp_path):
     studies = [a_study(), a_study("larger net", 2.0), scaling_results.read_published("bsc_resnet50v2")]
     found = texts(tmp_path / "scaling", lambda: scaling.draw(studies))
-    # Epochs of 1,000 and of 50,000 examples: 45 s are 0.9 s for 1,000.
-    assert {"Time of 1,000 examples", "Throughput", "Speedup", "replicas", "ideal", "net", "larger net", "0.9"} <= {
-        *found
-    }
-    assert any("NVIDIA V100 GPUs of 16 GB" in text for text in found)
-    remainder = dataclasses.replace(studies[0].points[1], examples=960)
-    alone = dataclasses.replace(studies[0], points=[studies[0].points[0], remainder])
-    assert "Time of an epoch" in texts(tmp_path / "alone", lambda: scaling.draw([alone]))
-    studies[0].points[1].shares.clear()
-    found = texts(tmp_path / "details", lambda: scaling.draw_details(studies[:1]))
-    assert "not measured in parts" in found
-    assert {"input", "compute", "communication", "Loss after the same epochs", "Accuracy after the same epochs"} <= {
-        *found
-    }
+    expected = {"Time of an epoch", "Throughput", "Speedup", "replicas", "ideal", "net", "larger net", "communication"}
+    assert expected <= {*found} and any("NVIDIA V100 GPUs of 16 GB" in text for text in found)
     assert any("the speedup is 3.31 and not 4, mainly because of" in text for text in found)
+    studies[0].points[1].shares.clear()
+    assert "not measured in parts" in texts(tmp_path / "without", lambda: scaling.draw(studies[:1]))
 
 
-def test_values_overlap_neither_each_other_nor_axes_or_curves():
-    def two(*seconds):
-        points = [
-            Point(replicas=n, batch_size=8 * n, first_epoch_seconds=20.0, later_epoch_seconds=[time], examples=32)
-            for n, time in zip((1, 2), seconds, strict=True)
-        ]
-        return Study(name="net", described="net, made up", points=points)
-
-    def draw(*studies):
-        figure = scaling.draw(studies)
-        style.separate_values(figure)
-        return figure
-
-    published = scaling_results.read_published("cscs_inceptionv3")
-    far_higher_on_more = draw(two(3.67, 2.23), published)
-    caption = far_higher_on_more.get_supxlabel()
-    assert caption.startswith("net, made up; 32 examples in an epoch.\nInceptionV3, Piz Daint")
-    for figure, numbers in (
-        (far_higher_on_more, [6, 2, 4]),
-        (draw(two(2.0, 4.0)), [2, 2, 1]),
-        (draw(two(2.0, 40.0), published), [2, 2, 4]),
-    ):
-        assert [len(axes.texts) for axes in figure.axes] == numbers
-        for axes in figure.axes:
-            boxes, frame = [text.get_window_extent() for text in axes.texts], axes.get_window_extent()
-            for index, box in enumerate(boxes):
-                assert frame.x0 < box.x0 and frame.y0 < box.y0 and box.count_overlaps(boxes[index + 1 :]) == 0
-                for line in axes.lines:
-                    points = axes.transData.transform(line.get_xydata())
-                    fine = np.linspace(points[:-1], points[1:], 200).reshape(-1, 2)
-                    assert box.count_contains(fine) == 0, axes.texts[index].get_text()
+def test_times_throughput_and_the_sentence_have_one_speedup():
+    """Of weak scaling, the epoch of more replicas has fewer examples: a remainder of the data is left out."""
+    first, second, _ = a_study().points
+    points = [first, dataclasses.replace(second, examples=900, shares=[0.1, 0.8, 0.1])]
+    study = dataclasses.replace(a_study(), points=points)
+    times, rates, speedups = scaling.draw([study]).axes
+    heights = [sum(bar.get_height() for bar in times.patches if round(bar.get_x()) == place) for place in (0, 1)]
+    reached = speedups.containers[0][0].get_ydata()[1]
+    np.testing.assert_allclose([heights[0] / heights[1], np.divide(*rates.containers[0][0].get_ydata()[::-1])], reached)
+    assert f"the speedup is {reached:.2f} and not 2" in scaling_results.reason(study)
+    longer = float(re.search(r"takes (\S+) s longer", scaling_results.reason(study))[1])
+    np.testing.assert_allclose(longer, heights[1] - heights[0] / 2, rtol=1e-2)
 
 
 @pytest.mark.slow
@@ -283,9 +250,15 @@ def test_equal_data_gives_equal_files(tmp_path):
 
 def test_dollars_of_names_are_no_formulas(tmp_path):
     """Names such as <$50k and >=$50k were drawn in italics, and a picture with $\\x$ failed."""
-    points = [scatter.Point(x=name, y=0.1, series=f"{name}$") for name in ("<$50k", "$\\x$")]
-    found = texts(tmp_path / "names", lambda: scatter.draw(points, x="$x$", y="$y$", caption="of $1 and $2"))
-    assert {"<$50k", "$\\x$", "<$50k$", "$x$", "$y$", "$y$ by $x$", "of $1 and $2"} <= set(found)
+
+    def draw():
+        figure, (axes,) = style.figure("$y$ by $x$", "of $1 and $2", size=(5.0, 3.0))
+        axes.set_xticks([0, 1], ["<$50k", "$\\x$"])
+        axes.set(xlabel="$x$")
+        return figure
+
+    found = texts(tmp_path / "names", draw)
+    assert {"<$50k", "$\\x$", "$x$", "$y$ by $x$", "of $1 and $2"} <= set(found)
     runs = curves.read([write_run(tmp_path / "run", loss=1.0)])
     assert "$" not in "".join(texts(tmp_path / "log", lambda: curves.draw(runs, ["loss"], log=True)))
 
@@ -299,8 +272,9 @@ def test_plot_finds_the_runs_below_the_workdir_of_a_script(tmp_path):
     (tmp_path / "script").mkdir()
     for number in (1, 2):
         write_run(tmp_path / "script" / f"fit{number}", loss=2.0)
-    command = [sys.executable, "-m", "tfdist", "plot", str(tmp_path / "script"), "--values=loss"]
+    command = [sys.executable, "-m", "tfdist", "plot", str(tmp_path / "script"), "--y=loss"]
     done = subprocess.run(
         command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0 and "fit2" in done.stdout and "curves.png" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "curves.png" in done.stdout, done.stdout + done.stderr
+    assert "fit2" in (tmp_path / "script" / "curves.svg").read_text()

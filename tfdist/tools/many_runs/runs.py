@@ -1,7 +1,7 @@
 """Lists runs: `python -m tfdist runs [DIR...]`, a line for each run below the directories, `runs` by default.
 
-A run is running, queued (its Slurm job waits), stopped (saved, the same command resumes it), finished, diverged, failed
-(by another error) or lost (its process no longer exists and left no word, or another worker was lost).
+A run is running, stopped (saved, the same command resumes it), finished, diverged, failed (by another error) or lost
+(its process no longer exists and left no word, or another worker was lost).
 
     python -m tfdist runs
     python -m tfdist runs sweeps/lr --where="learning_rate.peak>0.1" --where="state=finished" --sort=-best.accuracy
@@ -12,7 +12,10 @@ examples_per_second, hours, replicas, job, trouble.
 """
 
 import argparse
+import contextlib
 import json
+import operator
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,23 +24,24 @@ from typing import Any
 from tfdist.config import tool_flags
 from tfdist.report import files, lines
 from tfdist.tools import tables
-from tfdist.tools.many_runs import find, selection
-from tfdist.tools.many_runs.run_state import RunState
+from tfdist.tools.many_runs import run_state
 
 USAGE = "[DIR...] [flags]"
-# Fields that every table has.
-_SHOWN = ("run", "state", "step", "epoch", "examples_per_second", "hours", "trouble")
+# Fields that every table has, before and after the metrics.
+_FIRST, _LAST = ("run", "state", "step", "epoch"), ("examples_per_second", "hours", "trouble")
 # Letters of a warning or an error in the table.
 _TROUBLE = 60
+_CONDITION = re.compile(r"([\w.\-/ ]+?)\s*(<=|>=|!=|=|<|>|~)\s*(.*)")
+_ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags and words."""
     parser.add_argument("paths", metavar="DIR", nargs="*", type=tool_flags.path, help="Where the runs are.")
-    meaning = "Show only runs for which this holds; may be given several times."
+    meaning = "Show only runs for which this holds: NAME, one of < <= > >= = != ~ (contains), VALUE. May be repeated."
     parser.add_argument("--where", metavar="CONDITION", action="append", default=[], help=meaning)
     meaning = "Sort by this field, smallest first; with a minus before it, as --sort=-hours, largest first."
-    parser.add_argument("--sort", metavar="FIELD", help=meaning)
+    parser.add_argument("--sort", metavar="FIELD", default="", help=meaning)
     meaning = "More fields to show, as learning_rate.peak,seed."
     parser.add_argument("--columns", metavar="A,B,...", type=tool_flags.names, default=[], help=meaning)
     parser.add_argument("--json", action="store_true", help="Print all fields of the runs as JSON.")
@@ -46,45 +50,75 @@ def add_flags(parser: tool_flags.Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Prints the table, and the runs that cannot be read to standard error; returns 1 if there is no run."""
     paths = args.paths or [Path("runs")]
-    runs, problems = find.read_all(paths)
-    rows = [selection.values(run) for run in runs]
-    wanted = selection.conditions(args.where)
-    if runs:
-        chosen = selection.select(rows, wanted)
-        chosen = selection.sort(chosen, args.sort) if args.sort and chosen else chosen
+    rows, problems = run_state.read_all(paths)
+    if rows:
+        wanted = [_condition(text, rows) for text in args.where]
+        chosen = [row for row in rows if all(_holds(row.get(name), *rest) for name, *rest in wanted)]
+        more = [name for name, _, _ in wanted] + [run_state.resolve(name, rows) for name in args.columns]
+        if args.sort:
+            by = run_state.resolve(args.sort.removeprefix("-"), rows)
+            chosen, more = _sorted(chosen, by, falls=args.sort.startswith("-")), [*more, by]
         if args.json:
             print(json.dumps(files.nan_to_null(chosen), indent=1, default=repr))
         elif chosen:
-            asked = [each.name for each in wanted] + args.columns + [(args.sort or "run").lstrip("-")]
-            known = list(dict.fromkeys(name for row in rows for name in row))
-            print(tables.text(*table(runs, chosen, [selection.resolve(name, known) for name in asked])))
+            print(tables.text(*table(rows, chosen, more)))
         else:
-            print(f"None of the {len(runs)} runs satisfies --where.", file=sys.stderr)
+            print(f"None of the {len(rows)} runs satisfies --where.", file=sys.stderr)
     elif not problems:
         problems = [f"There is no run in {' '.join(map(str, paths))}: a run has a config.json. Give other directories."]
     for line in problems:
         print(f"tfdist runs: {line}", file=sys.stderr)
-    return 0 if runs else 1
+    return 0 if rows else 1
+
+
+def _condition(text: str, rows: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
+    """Returns the field, the operator and the value of a condition; raises ValueError if it is none."""
+    match = _CONDITION.fullmatch(text.strip())
+    if match is None or (match[2] in _ORDER and _number(match[3]) is None):
+        raise ValueError(
+            f"--where={text!r} is no condition: write NAME, one of < <= > >= = != ~ (contains), and a value, such as "
+            '"learning_rate.peak>0.1"; for a second condition a second --where.'
+        )
+    return run_state.resolve(match[1], rows), match[2], match[3].strip("'\"")
+
+
+def _holds(value: Any, sign: str, wanted: str) -> bool:
+    """Returns whether a condition holds; a field without a value satisfies only = and !=."""
+    if sign == "~":
+        return wanted in f"{value}"
+    number, limit = _number(value), _number(wanted)
+    if sign in _ORDER:
+        return number is not None and _ORDER[sign](number, limit)
+    same = f"{value}".lower() == wanted.lower() or (number is not None and number == limit)
+    return same == (sign == "=")
+
+
+def _number(value: Any) -> float | None:
+    with contextlib.suppress(ValueError, TypeError):
+        return float(value)
+    return None
+
+
+def _sorted(rows: Sequence[dict[str, Any]], name: str, *, falls: bool) -> list[dict[str, Any]]:
+    """Returns the rows by a field, numbers before texts; those without it come last."""
+    there = [row for row in rows if row.get(name) is not None]
+    there.sort(key=lambda row: (0, row[name], "") if tables.is_number(row[name]) else (1, 0, f"{row[name]}"))
+    return [*(reversed(there) if falls else there), *(row for row in rows if row.get(name) is None)]
 
 
 def table(
-    runs: Sequence[RunState], rows: Sequence[dict[str, Any]], more: Sequence[str] = ()
+    rows: Sequence[dict[str, Any]], chosen: Sequence[dict[str, Any]], more: Sequence[str] = ()
 ) -> tuple[list[str], list[list[Any]]]:
-    """Returns header and rows of a table of runs, with the best metrics of all `runs` and the fields `more` as columns.
-
-    `rows` are those of `selection.values`, for the runs that are shown.
-    """
-    metrics = list(dict.fromkeys(run.config.get("checkpoint.best_metric") or "loss" for run in runs))
-    metrics = [name for name in metrics if any(name in {**run.best, **run.train} for run in runs)]
-    last = list(dict.fromkeys(["loss", *metrics]))
-    fields = [*(f"best.{name}" for name in metrics), *(f"last.{name}" for name in last)]
-    fields = [name for name in fields if any(row.get(name) is not None for row in rows)]
-    fields += [name for name in dict.fromkeys(more) if name not in (*fields, *_SHOWN)]
+    """Returns header and lines of a table of the rows `chosen`, with the best metrics of `rows` and fields `more`."""
+    metrics = list(dict.fromkeys(row.get("checkpoint.best_metric") or "loss" for row in rows))
+    fields = [*(f"best.{name}" for name in metrics), *(f"last.{name}" for name in dict.fromkeys(["loss", *metrics]))]
+    fields = [name for name in fields if any(row.get(name) is not None for row in chosen)]
+    fields += [name for name in dict.fromkeys(more) if name not in (*fields, *_FIRST, *_LAST)]
     shown = []
-    for row in rows:
+    for row in chosen:
         trouble = " ".join(row["trouble"].removeprefix("WARNING: ").split())
         trouble = trouble if len(trouble) <= _TROUBLE else trouble[: _TROUBLE - 3] + "..."
         progress = "/".join(lines.epochs(one) for one in (row["epoch"], row["epochs"]) if one is not None)
-        start = [row["run"], row["state"], row["step"], "-" if row["epoch"] is None else progress]
-        shown.append([*start, *map(row.get, fields), row["examples_per_second"], row["hours"], trouble])
-    return ["run", "state", "step", "epoch", *fields, "examples/s", "hours", "trouble"], shown
+        shown.append([row["run"], row["state"], row["step"], progress or None])
+        shown[-1] += [*map(row.get, fields), row["examples_per_second"], row["hours"], trouble]
+    return [*_FIRST, *fields, "examples/s", "hours", "trouble"], shown

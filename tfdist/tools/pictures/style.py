@@ -6,7 +6,6 @@ distinguish. Each series also has its own marker. Surfaces use matplotlib's civi
 """
 
 import io
-import itertools
 import json
 import math
 import textwrap
@@ -23,18 +22,6 @@ SURFACE = "cividis"
 DPI = 200
 # Printed instead of file names.
 MISSING = "no picture: pip install matplotlib, and run the command again"
-# Where a value may be, the best place first: shift from its point in points (1/72 inch), and alignment.
-_PLACES = (
-    ((0, 9), "center", "bottom"),
-    ((6, 5), "left", "bottom"),
-    ((-6, 5), "right", "bottom"),
-    ((8, 0), "left", "center"),
-    ((6, -5), "left", "top"),
-    ((0, -10), "center", "top"),
-    ((-6, -5), "right", "top"),
-)
-# Pixels at 100 dpi between a value and what is next to it.
-_GAP = 4.0
 # Settings of matplotlib. Text in SVG files stays text, which can be searched and edited; names there are not random.
 _SETTINGS = Path(__file__).with_suffix(".json")
 
@@ -46,29 +33,18 @@ def save(path: Path, draw: Callable[[], Any]) -> str:
     """
     try:
         import matplotlib
+        from matplotlib.text import Text
     except ModuleNotFoundError:
         return MISSING
     with matplotlib.rc_context(json.loads(_SETTINGS.read_text())):
         figure = draw()
-        _keep_dollars(figure)
-        separate_values(figure)
+        for text in figure.findobj(Text):  # Two dollars of names would enclose a formula.
+            text.set_parse_math("$" not in text.get_text())
         for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
             content = io.BytesIO()
             figure.savefig(content, format=suffix, dpi=DPI, metadata=metadata)
             files.replace_file(f"{path}.{suffix}", content.getvalue())
     return f"{path}.png, {path.name}.svg"
-
-
-def _keep_dollars(figure: Any) -> None:
-    """Lets matplotlib draw the dollars of names as they are: two of them would enclose a formula."""
-    from matplotlib.text import Text
-    from matplotlib.ticker import FuncFormatter
-
-    for text in figure.findobj(Text):
-        text.set_text(text.get_text().replace("$", r"\$"))
-    for formatter in {axis.get_major_formatter() for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)}:
-        if isinstance(formatter, FuncFormatter):  # Of given labels; others write numbers, also as formulas.
-            formatter.func = lambda *place, given=formatter.func: given(*place).replace("$", r"\$")
 
 
 def figure(
@@ -120,45 +96,10 @@ def whole_numbers(axes: Any, numbers: Sequence[int]) -> None:
     axes.set_xticks([], minor=True)
 
 
-def value(axes: Any, x: float, y: float, text: str, *, color: str = "black") -> None:
-    """Writes the value of a point above it, from where `separate_values` may move it."""
-    shift, horizontal, vertical = _PLACES[0]
+def value(axes: Any, x: float, y: float, text: str, *, color: str = "black", below: bool = False) -> None:
+    """Writes the value of a point above it, or to the right and below it."""
     box = {"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.6}
-    look = {"ha": horizontal, "va": vertical, "fontsize": 11, "color": color, "bbox": box}
-    axes.annotate(text, (x, y), xytext=shift, textcoords="offset points", **look)
-
-
-def separate_values(figure: Any) -> None:
-    """Moves each value that covers a curve, another value or an axis to the first of `_PLACES` that is free.
-
-    Afterwards nothing may change the layout or the limits of the axes.
-    """
-    from matplotlib.text import Annotation
-
-    figure.draw_without_rendering()  # Computes the layout.
-    for axes in figure.axes:
-        values = [text for text in axes.texts if isinstance(text, Annotation)]
-        frame, curves, settled = axes.get_window_extent(), _pixels_of_curves(axes) if values else None, []
-        for text in values:
-            for shift, horizontal, vertical in (*_PLACES, _PLACES[0]):
-                text.set(ha=horizontal, va=vertical)
-                text.xyann = shift
-                box = text.get_window_extent().padded(_GAP)
-                inside = frame.x0 < box.x0 and box.x1 < frame.x1 and frame.y0 < box.y0 and box.y1 < frame.y1
-                if inside and not box.count_contains(curves) and not box.count_overlaps(settled):
-                    break
-            settled.append(box)
-
-
-def _pixels_of_curves(axes: Any) -> Any:
-    """Returns points on the lines of the axes, at most 2 pixels apart, [n, 2] in pixels."""
-    import numpy as np
-
-    found = [np.zeros((0, 2))]
-    for line in axes.lines:
-        points = line.get_transform().transform(line.get_xydata())
-        found.append(points)
-        for start, end in itertools.pairwise(points):
-            fractions = np.linspace(0, 1, 2 + int(np.abs(end - start).max() / 2))[:, None]
-            found.append(start + fractions * (end - start))
-    return np.concatenate(found)
+    place = (
+        {"xytext": (6, -6), "ha": "left", "va": "top"} if below else {"xytext": (0, 9), "ha": "center", "va": "bottom"}
+    )
+    axes.annotate(text, (x, y), textcoords="offset points", fontsize=11, color=color, bbox=box, **place)

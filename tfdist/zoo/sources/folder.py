@@ -117,6 +117,11 @@ class image_folder:
             f"{len(self)} images of {shape}, {self.num_classes} classes, {place}"
         )
 
+    @property
+    def names(self) -> list[str]:
+        """The file of each example."""
+        return [self._file(row) for row in range(len(self))]
+
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids`, int64 [n], as {"image": uint8 [n, h, w, c], "label": int64 [n]}.

@@ -55,7 +55,7 @@ def table(
     features = {"inputs": encode(frame, columns), **_encode_label(frame, label, columns[label], name)}
     rows, part = splits.by_ratio(split, len(frame), test_fraction=test_fraction, source=name)
     classes = columns[label].get("values")
-    return Arrays(
+    made = Arrays(
         {key: values[rows] for key, values in features.items()},
         part,
         classes and len(classes),
@@ -63,6 +63,8 @@ def table(
         classes=classes,
         columns=columns,
     )
+    made.names = [f"row {row}" for row in rows[part.start : part.stop]]
+    return made
 
 
 def read(path: str, texts: Sequence[str] = ()) -> Any:

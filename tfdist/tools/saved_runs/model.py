@@ -1,0 +1,146 @@
+"""The model of a run with the weights of a checkpoint, and its outputs for all examples of a source."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import config as config_lib
+from tfdist.checkpoint import directory, restore
+from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster import strategy
+from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import gather
+from tfdist.config import specs
+from tfdist.data import inputs, stream
+from tfdist.data.stream import Prepare, Source
+from tfdist.report import files
+from tfdist.tools.saved_runs import saved as saved_lib
+from tfdist.tools.saved_runs.saved import SavedRun
+from tfdist.training import run as run_lib
+from tfdist.training import setup
+
+# Seconds between two lines of progress.
+_SECONDS = 10.0
+
+
+def connect(saved: SavedRun, which: str) -> Cluster:
+    """Connects the workers of a command, with the options of the run; `which`: the checkpoint."""
+    options = config_lib.ClusterOptions() if saved.config is None else saved.config.cluster
+    must_match = {"the workdir": str(saved.workdir), "--checkpoint": which}
+    return strategy.connect(strategy.plan(options), must_match=must_match)
+
+
+def load(saved: SavedRun, cluster: Cluster, which: str) -> keras.Model:
+    """Returns the model of a run, made in the cluster's scope.
+
+    A finished run needs no data for it: it is model.keras. Another checkpoint, "best" or a step, needs the data of the
+    run, because its model is built again. Raises ValueError if there is no such checkpoint, or the model cannot be
+    loaded.
+    """
+    if which == "newest" and _is_exported(saved):
+        return _load_exported(saved, cluster)
+    if saved.config is None:
+        raise ValueError(
+            f"{saved.workdir} is the run of a script, and only the script can build its model for a checkpoint. This "
+            f"command uses {saved_lib.MODEL}, "
+            + ("without --checkpoint." if which != "newest" else "which a finished run has: run the script again.")
+        )
+    run = setup.build_run(saved.config, saved.workdir, cluster, config_file=None)
+    found = restore.find(cluster, lambda: checkpoint_format.find(saved.checkpoints, which))
+    restore.restore(cluster, found, run.variables)
+    contextlib.ExitStack().enter_context(run.evaluated_weights())  # Until the process ends.
+    with cluster.scope():
+        run.objective.finalise_weights()
+    return run.context.model
+
+
+def _is_exported(saved: SavedRun) -> bool:
+    finished = files.read_json(saved.workdir / saved_lib.FINISHED, "remove it, and train again.")
+    newest = directory.newest_step(saved.checkpoints)
+    complete = finished is not None and newest in (None, finished.get("step"))
+    return complete and (saved.workdir / saved_lib.MODEL).is_file()
+
+
+def _load_exported(saved: SavedRun, cluster: Cluster) -> keras.Model:
+    path = saved.workdir / saved_lib.MODEL
+    if saved.config is not None:
+        specs.resolve(saved.config.model, field="config.model")  # Its module registers its layers.
+    try:
+        with cluster.scope():
+            return keras.models.load_model(path, compile=False)
+    except (ValueError, TypeError, OSError) as error:
+        why = " ".join(str(error).split())[:400]
+        raise ValueError(
+            f"Keras cannot load {path}: {why} A layer or function of your own needs the decorator "
+            "@keras.saving.register_keras_serializable() in a module that the config names."
+        ) from None
+
+
+def input_shapes(saved: SavedRun, model: keras.Model) -> dict[str, tuple[int | None, ...] | None]:
+    """Returns the shape of an example of each input of the model by its key in a batch; None: not known.
+
+    Several inputs have their names, a single one that of the run's objective.
+    """
+    given = list(getattr(model, "inputs", None) or ())
+    if len(given) > 1:
+        return {each.name: tuple(each.shape[1:]) for each in given}
+    return {saved.input_key(): tuple(given[0].shape[1:]) if given else None}
+
+
+def _preparation(saved: SavedRun) -> Prepare:
+    """Returns prepare(batch, seeds, *, training) of a run with `config.data.finish`; it does nothing for a script."""
+    if saved.config is None:
+        return lambda batch, seeds, *, training: batch
+    data = saved.config.data
+    prepare = specs.partial(data.prepare, field="config.data.prepare", positional=2, training=True)
+    finish = data.finish and specs.partial(data.finish, field="config.data.finish", positional=1, training=True)
+    return inputs.finish_on_host(prepare, finish)
+
+
+def outputs(
+    saved: SavedRun, cluster: Cluster, model: keras.Model, source: Source, *, keep: tuple[str, ...] = ()
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Calls the model for every example once, prepared as in an evaluation. Collective: all workers call it.
+
+    `keep`: the columns of the prepared batch to return as well, if they are there. Returns the outputs [examples, ...]
+    as float32 in the order of `source`, and these columns.
+    """
+    data = config_lib.Data() if saved.config is None else saved.config.data
+    size = min(data.evaluation_batch_size or data.batch_size, len(source))
+    batch = -(-size // cluster.num_replicas) * cluster.num_replicas
+    shard, call = run_lib.replica_shard(cluster), _caller(saved, model)
+    dataset, steps = stream.evaluation(source, _preparation(saved), shard, global_batch=batch, seed=0)
+
+    def replica(element: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        columns, _ = element
+        kept = {key: columns[key] for key in keep if key in columns}
+        return tf.cast(tf.convert_to_tensor(call(columns)), tf.float32), kept
+
+    @tf.function(autograph=False)
+    def step(iterator: Iterator) -> Any:
+        return gather.gather(cluster, cluster.strategy.run(replica, args=(next(iterator),)))
+
+    iterator, found, said = cluster.distribute(dataset), [], time.monotonic()
+    for number in range(1, steps + 1):
+        with cluster.collective("predictions"):
+            found.append(tf.nest.map_structure(lambda value: value.numpy(), step(iterator)))
+        cluster.note_progress(number)
+        if cluster.is_chief and time.monotonic() > said + _SECONDS:
+            said = time.monotonic()
+            print(f"{number * batch:,}/{len(source):,} examples", file=sys.stderr, flush=True)
+    values, kept = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[: len(source)], *found)
+    return values, kept
+
+
+def _caller(saved: SavedRun, model: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """Returns call(batch) -> the outputs of `model` for the prepared batch."""
+    keys = list(input_shapes(saved, model))
+    if len(keys) > 1:
+        return lambda batch: model(keras.tree.map_structure(lambda one: batch[one.name], model.input), training=False)
+    return lambda batch: model(batch[keys[0]], training=False)

@@ -1,0 +1,242 @@
+"""Checks a finished run by training parts of it again: `python -m tfdist verify DIR --intervals=5`.
+
+DIR is the workdir of a run of a config. The data and every kept checkpoint are hashed and compared with metrics.jsonl,
+and the exported model with the last checkpoint. Then random intervals between two kept checkpoints, or the start and
+the first one, are trained again, and all hashes and reported values in them are compared. Nothing in DIR changes. The
+number of replicas must be that of the run, except with virtual replicas.
+
+    tfdist verify runs/digits --intervals=2
+
+Exit codes: 0 all are equal; 1 something is different, and named; 2 the run cannot be checked.
+"""
+
+import argparse
+import collections
+import functools
+import itertools
+import math
+import os
+import random
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tfdist.checkpoint import directory
+from tfdist.cluster.devices import onednn
+from tfdist.config import diff, tensorflow_log, tool_flags
+from tfdist.report import metrics_file, read_back, run_info
+from tfdist.tools import child_runs
+from tfdist.tools.saved_runs import saved as saved_lib
+from tfdist.tools.saved_runs.saved import SavedRun
+
+USAGE = "DIR [flags]"
+# A mean depends on how many steps were in an execution, which depends on their times: sums of float64.
+_RELATIVE = 1e-9
+
+
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags and words."""
+    parser.add_argument("dir", metavar="DIR", help="The workdir of a run.")
+    meaning = "Intervals between checkpoints to train again. Default: 5."
+    parser.add_argument("--intervals", metavar="N", type=tool_flags.at_least(0), default=5, help=meaning)
+    meaning = "Chooses the intervals. Default: another choice each time."
+    parser.add_argument("--seed", metavar="N", type=tool_flags.at_least(0), help=meaning)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prints what is different, and a sentence about what was checked; returns the exit code."""
+    try:
+        saved = saved_lib.open_run(args.dir)
+        recorded, facts = _read_states(saved), _read_facts(saved)
+        _check(saved, facts)
+    except ValueError as error:
+        print(f"tfdist verify: {error}", file=sys.stderr)
+        return 2
+    tensorflow_log.announce()
+    onednn.choose(os.environ, saved.workdir)
+    for line in _other_machine(facts):
+        print(f"tfdist verify: {line}: the same steps may have other hashes here", file=sys.stderr)
+    seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
+    steps = sorted({*directory.steps(saved.checkpoints), *([0] if 0 in recorded else [])} & recorded.keys())
+    intervals = list(itertools.pairwise(steps))  # Which can be trained again: from the start, and kept checkpoints.
+    chosen = sorted(random.Random(seed).sample(intervals, min(args.intervals, len(intervals))))
+    with tempfile.TemporaryDirectory() as scratch:
+        wrong = list(_Replay(saved, recorded, facts, Path(scratch)).differences(chosen))
+    for line in wrong:
+        print(line)
+    shown = ", ".join(f"{first} to {last}" for first, last in chosen) or "none"
+    print(
+        f"{'different' if wrong else 'all hashes are equal'}: the data, {len(steps)} kept states, and {len(chosen)} of "
+        f"{len(intervals)} intervals that were trained again, the steps {shown} (--seed={seed})"
+    )
+    return int(bool(wrong))
+
+
+def _read_states(saved: SavedRun) -> dict[int, str]:
+    """Returns the last hash of each step; raises ValueError if there is none."""
+    states = {record["step"]: record["hash"] for record in child_runs.reports(saved.workdir, "state")}
+    if not states:
+        raise ValueError(
+            f"{saved.workdir / metrics_file.METRICS} has no hashes of states: give the workdir of a run that this "
+            'version of tfdist has trained, without config.report.state_hash="none".'
+        )
+    return states
+
+
+def _read_facts(saved: SavedRun) -> dict[str, Any]:
+    """Returns what the last start was made of: "processor", "versions.keras", "data.'image' of the train split"."""
+    found: dict[str, Any] = {}
+    for record in read_back.read_records(saved.workdir / metrics_file.METRICS):
+        if record.get("kind") == "environment":
+            found = record
+        elif record.get("kind") == "data":
+            found = found | {"data": record["hashes"]}
+    return dict(diff.flatten(found))
+
+
+def _check(saved: SavedRun, facts: Mapping[str, Any]) -> None:
+    """Raises ValueError, which says why, if the steps of a run cannot be trained again here."""
+    config = saved.config
+    if config is None:
+        raise ValueError(f"{saved.workdir} is of a script, whose model and data cannot be built again.")
+    if config.callbacks:
+        raise ValueError(f"{saved.workdir} has callbacks, which may change what is trained between steps.")
+    if config.train.nonfinite == "rollback":
+        raise ValueError(
+            f'{saved.workdir} has train.nonfinite="rollback": its steps depend on those before a rollback.'
+        )
+    if config.train.virtual_replicas is None and facts.get("replicas.workers") != 1:
+        raise ValueError(
+            f"{saved.workdir} was trained by several workers, and this command is one: their sums have other bits. "
+            "Runs with config.train.virtual_replicas can be checked on any number of replicas."
+        )
+
+
+def _other_machine(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what of this machine differs from that of the run, and changes bits."""
+    now = {"processor": onednn.read_processor().name, "onednn.enabled": onednn.current(os.environ).enabled}
+    versions = run_info.versions()
+    now |= {f"versions.{name}": versions.get(name) for name in ("tensorflow", "keras", "numpy")}
+    for name, value in now.items():
+        if name in facts and facts[name] != value:
+            yield f"{name} was {facts[name]} and is {value} here"
+
+
+def _compare(what: str, found: str, expected: str | None) -> Iterator[str]:
+    if expected is not None and found != expected:
+        yield f"{what}: {found}, and metrics.jsonl has {expected}"
+
+
+def _compare_values(what: str, values: Mapping[str, float], record: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a line for each of `values` that has another value in a record of metrics.jsonl."""
+    for name, value in values.items():
+        old = record.get(name)  # None: NaN or infinite.
+        equal = not math.isfinite(value) if old is None else math.isclose(old, value, rel_tol=_RELATIVE)
+        if not equal:
+            yield f"{what}, step {record['step']}: {name} is {value}, and metrics.jsonl has {old}"
+
+
+class _Replay:
+    """A run that is built again, with an empty directory as its workdir."""
+
+    def __init__(self, saved: SavedRun, recorded: Mapping[int, str], facts: Mapping[str, Any], scratch: Path):
+        from tfdist.checkpoint import format as checkpoint_format
+        from tfdist.training import loop_tools, setup
+
+        self._saved, self._recorded, self._facts = saved, recorded, facts
+        self._run = setup.build_run(saved.config, scratch)
+        self._tools = loop_tools.make_silent_tools(self._run)
+        self._initial = checkpoint_format.snapshot(self._run.variables)
+        # Kind -> step -> the last record of this step.
+        self._reports = {
+            kind: {record["step"]: record for record in child_runs.reports(saved.workdir, kind)}
+            for kind in ("train", "evaluation")
+        }
+
+    def differences(self, chosen: list[tuple[int, int]]) -> Iterator[str]:
+        """Yields a line for each hash of data, checkpoints and `chosen` intervals that is not the recorded one."""
+        from tfdist.training.consistency import hashing, start_checks
+
+        hashes = start_checks.hash_examples(self._run.feed.examples(start_checks.EXAMPLES))["common"]
+        for name, value in hashes.items():
+            yield from _compare(f"data: {name}", hashing.as_text(value), self._facts.get(f"data.{name}"))
+        steps = sorted(directory.steps(self._saved.checkpoints))
+        for step in steps:
+            if step not in self._recorded:
+                yield f"checkpoint of step {step}: metrics.jsonl has no hash of it"
+            yield from self._restore(step)
+        exported = self._saved.workdir / saved_lib.MODEL
+        if steps and exported.is_file():  # The newest checkpoint is restored now.
+            for name in self._missing_in(exported):
+                yield f"{exported.name}: the weight {name} is not that of the checkpoint of step {steps[-1]}"
+        for first, last in chosen:
+            problem = list(self._restore(first))
+            yield from [] if first in steps else problem
+            yield from [] if problem else self._train(first, last)
+
+    def _restore(self, step: int) -> Iterator[str]:
+        """Restores the state after `step`, of its checkpoint, or before the first step for 0."""
+        from tfdist.checkpoint import format as checkpoint_format
+        from tfdist.checkpoint import restore
+
+        path = directory.step_path(self._saved.checkpoints, step)
+        try:
+            if step == 0 and not path.is_dir():
+                for name, array in self._initial.items():
+                    checkpoint_format.tf_variable(self._run.variables[name]).assign(array)
+            else:
+                restore.restore(self._run.cluster, checkpoint_format.verify(path), self._run.variables)
+        except ValueError as error:  # The checkpoint is damaged, or of another model or optimizer.
+            yield f"state of step {step}: {error}"
+            return
+        yield from _compare(f"state of step {step}", self._hash(), self._recorded.get(step))
+
+    def _hash(self) -> str:
+        from tfdist.training.consistency import hashing
+
+        return hashing.as_text(int(self._tools.consistency.hash_all().numpy()[0, 0]))
+
+    def _missing_in(self, path: Path) -> list[str]:
+        """Returns the weights of the model, as it is evaluated now, whose values are not in a file model.keras."""
+        import h5py
+        import keras
+
+        found: collections.Counter[bytes] = collections.Counter()
+        with zipfile.ZipFile(path) as archive, archive.open("model.weights.h5") as file, h5py.File(file) as weights:
+            weights.visititems(
+                lambda _, one: found.update([one[()].tobytes()]) if isinstance(one, h5py.Dataset) else None
+            )
+        with self._run.evaluated_weights():
+            values = {each.path: keras.ops.convert_to_numpy(each) for each in self._run.context.model.weights}
+        found.subtract(value.tobytes() for value in values.values())
+        return [name for name, value in values.items() if found[value.tobytes()] < 0]
+
+    def _train(self, first: int, last: int) -> Iterator[str]:
+        """Trains an interval again, and yields a line for what is not as recorded; ends at the first such hash."""
+        from tfdist.training import state
+        from tfdist.training.evaluation import evaluate
+
+        training, evaluations = self._reports["train"], self._reports["evaluation"]
+        batches, step = self._run.feed.open_training(first, self._run.total_steps), first
+        done: dict[int, dict[str, float]] = {}
+        for stop in sorted({one for one in (*self._recorded, *training) if first < one <= last}):
+            done[stop] = {}
+            while step < stop:
+                part = self._tools.train_steps(batches, stop - step)
+                step, done[stop] = step + part.steps, state.add_totals(done[stop], part.totals)
+            found = list(
+                _compare(f"after step {step}, trained again from {first}", self._hash(), self._recorded.get(step))
+            )
+            yield from found
+            if found:
+                return  # All later ones differ, too.
+            before = step - training[step]["steps"] if step in training else -1
+            if before >= first:  # The report has means over the steps since then.
+                totals = [one for place, one in done.items() if place > before]
+                values = self._run.objective.results(dict(functools.reduce(state.add_totals, totals)))
+                yield from _compare_values("training", values, training[step])
+            if step in evaluations:
+                yield from _compare_values("evaluations", evaluate.evaluate(self._tools, step), evaluations[step])
