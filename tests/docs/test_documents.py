@@ -125,7 +125,7 @@ def flag_problems(text):
 @functools.cache
 def fields():
     """Every field and section, and below the specs every argument that a shipped config or its target has."""
-    names = set()
+    names = {"model.trainable", "model.start"}  # Of the network that `tfdist new --pretrained` writes.
 
     def walk(section, prefix):
         hints = typing.get_type_hints(section)

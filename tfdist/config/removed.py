@@ -87,6 +87,8 @@ FLAGS: dict[tuple[str, str], str] = {
     ("pruner", "random"): _NO_PROPOSALS,
     ("sampler", "random"): _NO_PROPOSALS,
     ("suggest", "random"): _NO_PROPOSALS,
+    ("arrays", "pretrained"): "write the source of an .npz file into a config (docs/your-data.md).",
+    ("text", "pretrained"): "write the source of a text into a config (docs/your-data.md).",
     ("to", "format"): "tfdist export has --format=tf_saved_model, onnx or litert.",
     ("out", "format"): "tfdist export takes the file as its last word: tfdist export RUN --format=onnx OUT.",
     ("format=savedmodel", ""): "use --format=tf_saved_model.",
