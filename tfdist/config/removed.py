@@ -87,6 +87,7 @@ FLAGS: dict[tuple[str, str], str] = {
     ("pruner", "random"): _NO_PROPOSALS,
     ("sampler", "random"): _NO_PROPOSALS,
     ("suggest", "random"): _NO_PROPOSALS,
+    ("seconds", "job_minutes"): "reading is measured for 2 s.",
     ("arrays", "pretrained"): "write the source of an .npz file into a config (docs/your-data.md).",
     ("text", "pretrained"): "write the source of a text into a config (docs/your-data.md).",
     ("to", "format"): "tfdist export has --format=tf_saved_model, onnx or litert.",
