@@ -15,7 +15,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import process_exit
 from tfdist.config import flags as config_flags
 from tfdist.config import specs
-from tfdist.tools import batch_size_trial, child_runs, tables
+from tfdist.tools import batch_size, child_runs, tables
 
 HEADER = ("network", "parameters", "weights_mb", "gflop_per_image", "memory_mb", "step_ms", "images_per_second")
 
@@ -66,7 +66,7 @@ def count(spec: dict[str, Any]) -> tuple[int, float]:
 
 
 def trial_config(spec: dict[str, Any]) -> config_lib.Config:
-    """Returns the config of a training on random images, for `batch_size_trial.run_trial`."""
+    """Returns the config of a training on random images, for `batch_size.run_trial`."""
     source = {
         "target": "tfdist.zoo.sources:synthetic",
         "shape": spec["input_shape"],
@@ -79,7 +79,7 @@ def measure(name: str, workdir: Path) -> dict[str, Any]:
     """Makes a few training steps of a network in processes of their own.
 
     Returns:
-        As `batch_size_trial.combine`.
+        As `batch_size.combine`.
 
     Raises:
         ValueError: the training failed for another reason than memory; contains the end of its log.
@@ -89,7 +89,7 @@ def measure(name: str, workdir: Path) -> dict[str, Any]:
     arguments = [f"--{flag}={value}" for flag, value in values.items()]
     command = [sys.executable, "-m", "tfdist", "models", f"--trial={name}", f"--workdir={folder}", *arguments]
     log = workdir / f"{folder.name}.log"
-    found = batch_size_trial.combine(folder, child_runs.run_command(command, log, fresh=folder))
+    found = batch_size.combine(folder, child_runs.run_command(command, log, fresh=folder))
     if found is None:
         raise ValueError(f"The training of {name} failed; the end of {log}:\n{child_runs.end_of(log)}")
     return found
@@ -111,7 +111,7 @@ def row(name: str, counted: tuple[int, float], workdir: Path) -> tuple[Any, ...]
     if not flags.FLAGS.measure:
         return first
     found = measure(name, workdir)
-    if found["result"] != batch_size_trial.FITS:
+    if found["result"] != batch_size.FITS:
         return (*first, found["result"], None, None)
     rate = flags.FLAGS.batch * found["replicas"] / found["step_ms"] * 1e3
     print(f"{name}: measured", flush=True)
@@ -125,7 +125,7 @@ def main(argv: list[str]) -> None:
     workdir = Path(options.workdir).expanduser()
     if options.trial is not None:
         config = trial_config(model_spec(options.trial, options.image_size, options.num_classes))
-        process_exit.run_and_exit(lambda: batch_size_trial.run_trial(config, options.batch, workdir, None), saves=False)
+        process_exit.run_and_exit(lambda: batch_size.run_trial(config, options.batch, workdir, None), saves=False)
     tables.make_folder(workdir)
     process_exit.import_tensorflow_quietly()
     import tensorflow as tf

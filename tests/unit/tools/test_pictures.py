@@ -248,17 +248,6 @@ def test_the_cost_of_an_all_reduce(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_batches_that_fit(tmp_path):
-    rows = [
-        (8, 16, 2, "fits", 900.0, 5.0),
-        (16, 32, 2, "fits", 1100.0, 8.0),
-        (32, None, None, "out of memory", None, None),
-    ]
-    found = texts(tmp_path / "batch", lambda: measured.draw_batches(rows, 16, fits="fits", caption="x"))
-    assert {"Memory", "Throughput", "out of memory", "largest: 16", "1,100", "MiB per replica"} <= {*found}
-
-
-@pytest.mark.slow
 def test_the_ratios_of_a_benchmark(tmp_path):
     rows = [
         {"title": title, "name": name, "ratio": ratio, "milliseconds": 3 * ratio}

@@ -1,4 +1,4 @@
-"""Pictures of measurements: the cost of all-reduces, and the batch sizes that fit."""
+"""The picture of the cost of all-reduces."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,38 +48,6 @@ def draw_all_reduce(
     right.set_ylim(0, 1.2 * max(predicted + [each for _, each in observed]))
     for axes in (left, right):
         axes.legend(loc="upper left")
-    return figure
-
-
-def draw_batches(rows: Sequence[tuple], best: int | None, *, fits: str, caption: str) -> Any:
-    """Returns a figure: memory of a replica and examples per second by batch; batches that do not fit are crosses.
-
-    The rows are of `batch_size.HEADER`, by batch.
-    """
-    figure, (left, right) = style.figure("The largest batch that fits", caption, columns=2, size=(12.5, 4.8))
-    good = [row for row in rows if row[3] == fits]
-    bad = [row for row in rows if row[3] != fits]
-    memory = [row[4] for row in good]
-    speeds = [1e3 * row[1] / row[5] for row in good]
-    top = 1.25 * max(memory, default=1.0)
-    for axes, y, unit in ((left, memory, "MiB per replica"), (right, speeds, "examples per second")):
-        axes.plot([row[0] for row in good], y, **style.series(0), label="fits")
-        for row, each in zip(good, y, strict=True):
-            style.value(axes, row[0], each, f"{each:,.0f}", color=style.COLORS[0])
-        axes.set(xlabel="batch per replica", ylabel=unit, ylim=(0, 1.25 * max(y, default=1.0)))
-        axes.set_xscale("log", base=2)
-        axes.margins(x=0.14)
-        axes.xaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
-        axes.yaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
-        if best is not None:
-            axes.axvline(best, color=style.COLORS[2], linestyle="--", zorder=1, label=f"largest: {best:,}")
-    for result in dict.fromkeys(row[3] for row in bad):
-        place = [row[0] for row in bad if row[3] == result]
-        left.plot(place, [0.93 * top] * len(place), "x", color=style.COLORS[1], markeredgewidth=3, label=result)
-    left.set_title("Memory")
-    right.set_title("Throughput")
-    right.set_xlim(left.get_xlim())
-    left.legend(loc="lower left", frameon=True, edgecolor="none")
     return figure
 
 
