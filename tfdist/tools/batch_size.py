@@ -1,8 +1,8 @@
 """Finds the largest batch that fits into memory: `python -m tfdist batch_size --config=...`.
 
 Doubles the per-replica batch until a training step no longer fits, or there are no more examples. Each trial runs in
-its own processes, over all replicas of this machine or of a Slurm allocation, so that running out of memory ends only the
-trial. The limit is the memory of the GPUs, and on CPUs `--memory_mb` per worker, by default 90 % of what is free.
+its own processes, over all replicas of this machine or of a Slurm allocation, so that running out of memory ends
+only the trial. The limit is the memory of the GPUs, and on CPUs `--memory_mb` per worker, by default 90 % of what is free.
 """
 
 import functools
