@@ -12,7 +12,7 @@ import sys
 
 from tfdist.config.command_line import closed_streams
 
-# Tool -> (its module, which has define_flags() and main(argv) -> exit code or None; its line in the list).
+# Tool -> (its module, which has add_flags(parser) and main(args) -> exit code or None; its line in the list).
 TOOLS = {
     "predict": (
         "tfdist.tools.saved_runs.predict",
@@ -114,9 +114,12 @@ def _run_command(name: str, arguments: list[str]) -> None:
     from absl import flags
 
     from tfdist.config import flags as config_flags
+    from tfdist.config import tool_flags
     from tfdist.config.command_line import tool_words
 
     tool = importlib.import_module(TOOLS[name][0])
+    if hasattr(tool, "add_flags"):
+        tool_flags.run(tool, name)
     tool.define_flags()
     form = "--config=FILE [flags]" if "config" in flags.FLAGS else getattr(tool, "USAGE", "[flags]")
     usage = f"python -m tfdist {name} {form}"

@@ -13,7 +13,7 @@ In a Slurm allocation the same command runs over its tasks. Finished runs are no
 again.
 """
 
-import difflib
+import argparse
 import os
 import re
 import shlex
@@ -23,12 +23,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from absl import flags
-
 from tfdist import configs
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery.launchers import slurm
-from tfdist.config.command_line import tool_words
+from tfdist.config import text, tool_flags
 from tfdist.configs.laboratory import task as task_lib
 from tfdist.configs.laboratory.task import LAPTOP, PAGE, Course, Task
 from tfdist.tools import child_runs, measure, tables
@@ -55,24 +53,16 @@ _FILES = (
 )
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    flags.DEFINE_string("task", None, "The task, which may also follow the course. Default: list the tasks.")
-    flags.DEFINE_bool("list", False, "List the tasks with their commands; without NAME, of all courses.")
-    flags.DEFINE_string("data", None, "Path of the page's data. Default: run a size for a laptop, without it.")
-    flags.DEFINE_enum(
-        "size", "auto", ["auto", PAGE, LAPTOP], "What is run: as on the page, or a size for a laptop; auto: see data."
-    )
-    flags.DEFINE_bool("dry_run", False, "Print the commands, and do not run them.")
-    flags.DEFINE_string("workdir", "runs/course", "Directory of the results of all tasks.")
-
-
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name, the course and the task, if they are given."""
-    rest = tool_words.parse_words(argv)
-    if len(rest) > 3:
-        sys.exit(f"tfdist course: give one course and one of its tasks. Received: {' '.join(rest[1:])}")
-    return rest
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags and words."""
+    parser.add_argument("name", nargs="?", default="", help="The course; without it, all are listed.")
+    parser.add_argument("task", nargs="?", default="", help="The task; without it, the tasks are listed.")
+    parser.add_argument("--list", action="store_true", help="List the tasks with their commands.")
+    parser.add_argument("--data", metavar="DIR", help="The page's data. Default: a size for a laptop, without it.")
+    meaning = "What is run: as on the page, or a size for a laptop. Default: see --data."
+    parser.add_argument("--size", default="auto", choices=["auto", PAGE, LAPTOP], help=meaning)
+    parser.add_argument("--dry_run", action="store_true", help="Print the commands, and do not run them.")
+    parser.add_workdir("runs/course", "Directory of the results of all tasks.")
 
 
 def find_course(name: str) -> Course:
@@ -237,52 +227,47 @@ def copy_files(folder: Path) -> int:
     return 0
 
 
-def main(argv: list[str]) -> int:
+def main(args: argparse.Namespace) -> int:
     """Lists courses or tasks, or runs a task; returns the exit code of its first command that fails.
 
     Raises:
         ValueError: a name is unknown, or the task cannot run here.
     """
-    options, names = flags.FLAGS, argv[1:]
-    if names[:1] == ["files"]:
-        return copy_files(Path(names[1] if len(names) > 1 else "course"))
-    options.task, names = (names[1] if len(names) > 1 else options.task), names[:1]
-    base = Path(options.workdir).expanduser()
-    chosen = [find_course(name) for name in names] or list(COURSES.values())
-    if options.task is not None and len(names) != 1:
-        raise ValueError(f"--task needs the name of its course. The courses: {', '.join(COURSES)}.")
-    if options.task is None:
-        print(overview(chosen, base=base, with_commands=options.list))
+    if args.name == "files":
+        return copy_files(Path(args.task or "course"))
+    if not args.task:
+        chosen = [find_course(args.name)] if args.name else list(COURSES.values())
+        print(overview(chosen, base=args.workdir, with_commands=args.list))
         return 0
-    [course] = chosen
-    task, runs = find_task(course, options.task), base / course.name
-    size = choose_size(task, options.size, options.data, os.environ)
+    course = find_course(args.name)
+    task, runs = find_task(course, args.task), args.workdir / course.name
+    size = choose_size(task, args.size, args.data, os.environ)
     workdir = task.workdir(size, runs)
     missing = [number for number in task.earlier() if not (runs / size / number).is_dir()]
-    if missing and not options.dry_run:
+    if missing and not args.dry_run:
         raise ValueError(
             f"task {task.number} draws the results of task {' and '.join(missing)}, which are not in {runs / size}. "
             f"Run first: tfdist course {course.name} {missing[0]}"
         )
-    data = os.path.expandvars(os.path.expanduser(options.data or ""))
+    data = os.path.expandvars(os.path.expanduser(args.data or ""))
     print(introduction(course, task, size), flush=True)
     for line in command_lines(task, size, runs=runs, data=data, env=os.environ):
         print(f"\n$ {line}", flush=True)
-        if options.dry_run:
+        if args.dry_run:
             continue
         code = run_line(line, workdir / _LOG)
         if code:
             print(f"\ntfdist course: the command above exited with code {code}.", flush=True)
         if code not in task.exit_codes:
             return code
-    answers = page_answers(task) if options.dry_run else comparison(task, size, workdir)
+    answers = page_answers(task) if args.dry_run else comparison(task, size, workdir)
     print(f"\n{answers}" if answers else "")
     return 0
 
 
 def _nearest(word: str, names: Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.4)
-    return f"Nearest: {near[0]}. " if near else ""
+    near = text.closest(word.lower(), names, 0.4)
+    return f"Nearest: {near}. " if near else ""
 
 
 def _format(value: float | str | None) -> str:

@@ -5,30 +5,33 @@ momentum on random images, the memory of a training and the time of a step. A na
 or a dotted path such as tfdist.zoo.models:cifar_resnet, called with `num_classes` and `input_shape`.
 """
 
+import argparse
 import sys
-from pathlib import Path
 from typing import Any
-
-from absl import flags
 
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
-from tfdist.config import flags as config_flags
-from tfdist.config import specs
+from tfdist.config import specs, tool_flags
 from tfdist.tools import batch_size, child_runs, tables
 
 HEADER = ("network", "parameters", "weights_mb", "gflop_per_image", "memory_mb", "step_ms", "images_per_second")
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    flags.DEFINE_list("names", ["ResNet50V2", "ResNet152V2", "VGG16"], "Networks, separated by commas.")
-    flags.DEFINE_integer("image_size", 224, "Height and width of the images.", lower_bound=1)
-    flags.DEFINE_integer("num_classes", 1000, "Number of classes.", lower_bound=1)
-    flags.DEFINE_integer("batch", 8, "Images per replica in a step.", lower_bound=1)
-    flags.DEFINE_bool("measure", True, "Measure memory and steps; otherwise only count.")
-    flags.DEFINE_string("workdir", "runs/models", "Directory of the results.")
-    flags.DEFINE_string("trial", None, "Internal: the network whose steps are measured.")
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags; --trial, the network whose steps are measured, is for child processes."""
+    meaning = "Networks, separated by commas. Default: %(default)s."
+    parser.add_argument("--names", type=tool_flags.names, default="ResNet50V2,ResNet152V2,VGG16", help=meaning)
+    for name, default, meaning in (
+        ("image_size", 224, "Height and width of the images."),
+        ("num_classes", 1000, "Number of classes."),
+        ("batch", 8, "Images per replica in a step."),
+    ):
+        meaning = f"{meaning} Default: {default}."
+        parser.add_argument(f"--{name}", metavar="N", type=tool_flags.at_least(1), default=default, help=meaning)
+    meaning = "Only count: measure neither memory nor steps."
+    parser.add_argument("--nomeasure", dest="measure", action="store_false", help=meaning)
+    parser.add_workdir("runs/models")
+    parser.add_argument("--trial", help=argparse.SUPPRESS)
 
 
 def model_spec(name: str, image_size: int, num_classes: int) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def trial_config(spec: dict[str, Any]) -> config_lib.Config:
     return config_lib.Config(model=spec, data=config_lib.Data(source=source))
 
 
-def measure(name: str, workdir: Path) -> dict[str, Any]:
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Makes a few training steps of a network in processes of their own.
 
     Returns:
@@ -84,56 +87,53 @@ def measure(name: str, workdir: Path) -> dict[str, Any]:
     Raises:
         ValueError: the training failed for another reason than memory; contains the end of its log.
     """
-    folder = workdir / name.replace(":", "-")
-    values = {name: flags.FLAGS[name].value for name in ("image_size", "num_classes", "batch")}
-    arguments = [f"--{flag}={value}" for flag, value in values.items()]
+    folder = args.workdir / name.replace(":", "-")
+    arguments = [f"--{flag}={getattr(args, flag)}" for flag in ("image_size", "num_classes", "batch")]
     command = [sys.executable, "-m", "tfdist", "models", f"--trial={name}", f"--workdir={folder}", *arguments]
-    log = workdir / f"{folder.name}.log"
+    log = args.workdir / f"{folder.name}.log"
     found = batch_size.combine(folder, child_runs.run_command(command, log, fresh=folder))
     if found is None:
         raise ValueError(f"The training of {name} failed; the end of {log}:\n{child_runs.end_of(log)}")
     return found
 
 
-def row(name: str, counted: tuple[int, float], workdir: Path) -> tuple[Any, ...]:
+def row(name: str, counted: tuple[int, float], args: argparse.Namespace) -> tuple[Any, ...]:
     """Returns the row of a network in the table.
 
     Args:
         name: of the network.
         counted: of `count`.
-        workdir: of the results.
+        args: of the command.
 
     Raises:
         ValueError: as `measure`.
     """
     parameters, gflop = counted
     first = (name, parameters, round(4 * parameters / 2**20, 1), float(f"{gflop:.4g}"))
-    if not flags.FLAGS.measure:
+    if not args.measure:
         return first
-    found = measure(name, workdir)
+    found = measure(name, args)
     if found["result"] != batch_size.FITS:
         return (*first, found["result"], None, None)
-    rate = flags.FLAGS.batch * found["replicas"] / found["step_ms"] * 1e3
+    rate = args.batch * found["replicas"] / found["step_ms"] * 1e3
     print(f"{name}: measured", flush=True)
     return (*first, found["memory_mb"], found["step_ms"], round(rate, 1))
 
 
-def main(argv: list[str]) -> None:
+def main(args: argparse.Namespace) -> None:
     """Prints the table, or makes one trial."""
-    config_flags.flags_only(argv[1:])
-    options = flags.FLAGS
-    workdir = Path(options.workdir).expanduser()
-    if options.trial is not None:
-        config = trial_config(model_spec(options.trial, options.image_size, options.num_classes))
-        process_exit.run_and_exit(lambda: batch_size.run_trial(config, options.batch, workdir, None), saves=False)
+    workdir = args.workdir
+    if args.trial is not None:
+        config = trial_config(model_spec(args.trial, args.image_size, args.num_classes))
+        process_exit.run_and_exit(lambda: batch_size.run_trial(config, args.batch, workdir, None), saves=False)
     tables.make_folder(workdir)
     process_exit.import_tensorflow_quietly()
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")  # Their memory is for the trials.
-    header = HEADER if options.measure else HEADER[:4]
+    header = HEADER if args.measure else HEADER[:4]
     # All networks before the first is measured: a wrong name ends the command at once.
-    counted = [count(model_spec(name, options.image_size, options.num_classes)) for name in options.names]
-    rows = [row(name, one, workdir) for name, one in zip(options.names, counted, strict=True)]
+    counted = [count(model_spec(name, args.image_size, args.num_classes)) for name in args.names]
+    rows = [row(name, one, args) for name, one in zip(args.names, counted, strict=True)]
     print(tables.text(header, rows))
     tables.write_csv(workdir / "models.csv", header, rows)

@@ -6,16 +6,15 @@ then shuffle, and a learning rate that is not scaled. Prints a table, and draws 
 of the right run.
 """
 
+import argparse
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import flags
 
 from tfdist.cluster import process_exit
-from tfdist.config import specs
+from tfdist.config import specs, tool_flags
 from tfdist.configs.laboratory import by_hand
 from tfdist.configs.laboratory.by_hand import Recipe
 from tfdist.tools import child_runs, measure, tables
@@ -139,28 +138,29 @@ def rows(
     return table
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    flags.DEFINE_integer("workers", 4, "The number of workers.", lower_bound=2)
-    flags.DEFINE_integer("epochs", 12, "Epochs of each training.", lower_bound=1)
-    flags.DEFINE_enum("by", "auto", ["auto", "processes", "slurm"], "What a worker is: a process, or a Slurm task.")
-    flags.DEFINE_string("workdir", "runs/parallel_mistakes", "Directory of the results.")
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags."""
+    meaning = "The number of workers. Default: %(default)s."
+    parser.add_argument("--workers", metavar="N", type=tool_flags.at_least(2), default=4, help=meaning)
+    meaning = "Epochs of each training. Default: %(default)s."
+    parser.add_argument("--epochs", metavar="N", type=tool_flags.at_least(1), default=12, help=meaning)
+    meaning = "What a worker is: a process, or a Slurm task. Default: a task within Slurm."
+    parser.add_argument("--by", default="auto", choices=["auto", "processes", "slurm"], help=meaning)
+    parser.add_workdir("runs/parallel_mistakes")
 
 
-def main(argv: list[str]) -> None:
+def main(args: argparse.Namespace) -> None:
     """Runs all trainings, and prints and writes the results."""
-    del argv
-    values = flags.FLAGS
-    workdir = Path(values.workdir).expanduser()
-    backend = child_runs.choose_backend(values.by, os.environ)
+    workdir = args.workdir
+    backend = child_runs.choose_backend(args.by, os.environ)
     process_exit.import_tensorflow_quietly()
     problem = digits()
-    chosen = recipes(values.workers, values.epochs, problem.num_examples)
-    print(f"{len(chosen)} trainings on {values.workers} workers by {backend} ...", flush=True)
+    chosen = recipes(args.workers, args.epochs, problem.num_examples)
+    print(f"{len(chosen)} trainings on {args.workers} workers by {backend} ...", flush=True)
     found = by_hand.run_workers(
         {"target": "tfdist.configs.laboratory.parallel_mistakes:digits"},
         chosen,
-        workers=values.workers,
+        workers=args.workers,
         backend=backend,
         workdir=workdir / "workers",
     )
@@ -171,7 +171,7 @@ def main(argv: list[str]) -> None:
     tests = {name: [each["test"] for each in workers] for name, workers in found.items()}
     caption = (
         f"A perceptron with {_HIDDEN} hidden units on {problem.num_examples:,} digits, sorted by class as in folders; "
-        f"{values.workers} workers, batch {_BATCH} and learning rate {_RATE} for each, {values.epochs} epochs, "
+        f"{args.workers} workers, batch {_BATCH} and learning rate {_RATE} for each, {args.epochs} epochs, "
         f"{measure.machine()}"
     )
     print(style.save(workdir / "parallel_mistakes", lambda: draw(tests, table, caption=caption)))

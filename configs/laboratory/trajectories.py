@@ -8,22 +8,19 @@ the largest distance between the trajectories of one batch size: the batches are
 configs/courses/cscs_line.py, whose data it has. `--linear_scaling` trains with k times batch and rate, for each k.
 """
 
+import argparse
 import dataclasses
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from absl import flags
 
 from tfdist import config
 from tfdist.cluster import process_exit
-from tfdist.config import flags as config_flags
-from tfdist.config import learning_rate
-from tfdist.config.command_line import words
+from tfdist.config import learning_rate, tool_flags
 from tfdist.configs.laboratory import surface as pictures
-from tfdist.tools import child_runs, scaling, tables
+from tfdist.tools import child_runs, tables
 from tfdist.tools.pictures import style
 
 # (batch size, replicas) -> float64 [steps, 2], the (m, n) before each step.
@@ -31,18 +28,22 @@ Trajectories = dict[tuple[int, int], np.ndarray]
 HEADER = ("batch_size", "replicas", "step", "m", "n")
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    config_flags.define_config()
-    flags.DEFINE_list("batches", ["1", "8", "64"], "The global batch sizes.")
-    flags.DEFINE_list("replicas", ["1", "2"], "The numbers of replicas, as 1,2,4.")
-    child_runs.define_by()
-    flags.DEFINE_bool(
-        "stages", False, "Instead, the stages of the CSCS laboratory: workers alone, then broadcast, average, shard."
-    )
-    flags.DEFINE_integer("workers", 2, "The number of workers of --stages.", lower_bound=2)
-    flags.DEFINE_list("linear_scaling", None, "Instead, these multiples k of batch and rate (Goyal's rule), as 1,4,16.")
-    flags.DEFINE_string("workdir", None, "Directory of the results. Default: runs/NAME-trajectories for NAME.py.")
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags."""
+    parser.add_config()
+    numbers, default = tool_flags.numbers, "Default: %(default)s."
+    meaning = f"The global batch sizes. {default}"
+    parser.add_argument("--batches", metavar="N,N,...", type=numbers, default="1,8,64", help=meaning)
+    meaning = f"The numbers of replicas. {default}"
+    parser.add_argument("--replicas", metavar="N,N,...", type=numbers, default="1,2", help=meaning)
+    child_runs.add_by(parser)
+    meaning = "Instead, the stages of the CSCS laboratory: workers alone, then broadcast, average, shard."
+    parser.add_argument("--stages", action="store_true", help=meaning)
+    meaning = f"The number of workers of --stages. {default}"
+    parser.add_argument("--workers", metavar="N", type=tool_flags.at_least(2), default=2, help=meaning)
+    meaning = "Instead, these multiples k of batch and rate (Goyal's rule), as 1,4,16."
+    parser.add_argument("--linear_scaling", metavar="K,K,...", type=numbers, help=meaning)
+    parser.add_workdir("runs/NAME-trajectories")
 
 
 def run_one(arguments: Sequence[str], batch: int, replicas: int, *, backend: str, to: Path) -> np.ndarray:
@@ -109,39 +110,39 @@ def distance(trajectories: Mapping[tuple[int, int], np.ndarray]) -> list[tuple[i
     return found
 
 
-def run_stages(workdir: Path, options: config.Config) -> None:
+def run_stages(args: argparse.Namespace, options: config.Config) -> None:
     """Runs the stages of the CSCS laboratory; see `stages`."""
     from tfdist.configs.laboratory import stages
 
-    source, workers = options.data.source, flags.FLAGS.workers
+    source, workers = options.data.source, args.workers
     if not {"m", "n", "num_examples"} <= source.keys():
         raise ValueError(
             "--stages draws the points of each worker: config.data.source must be a line with m, n and num_examples, "
             f"as in configs/courses/cscs_line.py. Received: {source}"
         )
-    backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
+    backend = child_runs.choose_backend(args.by, os.environ)
     if backend == "devices":
         raise ValueError("--stages needs workers: give --by=processes or --by=slurm.")
     of_all = dataclasses.replace(options.data, source=source | {"num_examples": workers * source["num_examples"]})
     points = read_points(dataclasses.replace(options, data=of_all))
-    stages.train_stages(options, points, workers=workers, backend=backend, workdir=workdir)
+    stages.train_stages(options, points, workers=workers, backend=backend, workdir=args.workdir)
 
 
-def run_multiples(workdir: Path, options: config.Config) -> None:
+def run_multiples(args: argparse.Namespace, options: config.Config) -> None:
     """Trains with k times the batch and the rate, for each k of --linear_scaling; see `linear_scaling`."""
     from tfdist.configs.laboratory import linear_scaling
 
-    multiples = sorted({1, *scaling.parse_numbers("linear_scaling")})
+    workdir, multiples = args.workdir, sorted({1, *args.linear_scaling})
     batch, steps, rate = options.data.batch_size, options.train.steps, options.learning_rate.peak
     check_objective(options)
     x, y = read_points(options)
     linear_scaling.check(multiples, batch=batch, steps=steps, examples=len(x))
-    backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
+    backend = child_runs.choose_backend(args.by, os.environ)
     found = {}
     for k in multiples:
         print(f"{steps // k} steps of {k * batch} examples, learning rate {k * rate:g} ...", flush=True)
         scaled = [f"--config.learning_rate.peak={k * rate}", f"--config.train.steps={steps // k}"]
-        arguments = [*words.config_arguments(sys.argv[1:]), *scaled]
+        arguments = [*args.config_words, *scaled]
         found[k] = run_one(arguments, k * batch, 1, backend=backend, to=workdir / f"times-{k}")
     rows = linear_scaling.compare(found, batch=batch, rate=rate)
     tables.write_csv(workdir / "linear_scaling.csv", linear_scaling.HEADER, rows)
@@ -152,36 +153,31 @@ def run_multiples(workdir: Path, options: config.Config) -> None:
     print(style.save(workdir / "linear_scaling", lambda: pictures.draw(paths, x, y, caption=caption)))
 
 
-def main(argv: list[str]) -> None:
+def main(args: argparse.Namespace) -> None:
     """Runs the trainings that the flags name, and writes the results."""
-    del argv
-    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-trajectories").expanduser()
-    if flags.FLAGS.stages:
-        run_stages(workdir, learning_rate.resolve(flags.FLAGS["config"].value))
+    workdir, options = args.workdir, learning_rate.resolve(args.config)
+    if args.stages:
+        run_stages(args, options)
         return
-    if flags.FLAGS.linear_scaling:
-        run_multiples(workdir, learning_rate.resolve(flags.FLAGS["config"].value))
+    if args.linear_scaling:
+        run_multiples(args, options)
         return
-    backend = child_runs.choose_backend(flags.FLAGS.by, os.environ)
-    numbers = scaling.parse_numbers("replicas")
-    check_objective(flags.FLAGS["config"].value)
+    backend = child_runs.choose_backend(args.by, os.environ)
+    check_objective(args.config)
     trajectories: Trajectories = {}
     skipped = []
-    for batch in scaling.parse_numbers("batches"):
-        for replicas in numbers:
+    for batch in args.batches:
+        for replicas in args.replicas:
             if batch % replicas:
                 skipped.append(f"batch {batch} is not divisible by {replicas} replicas: skipped")
                 print(skipped[-1])
                 continue
             print(f"batch {batch} on {replicas} replica(s) by {backend} ...", flush=True)
             to = workdir / f"batch-{batch}-replicas-{replicas}"
-            trajectories[batch, replicas] = run_one(
-                words.config_arguments(sys.argv[1:]), batch, replicas, backend=backend, to=to
-            )
+            trajectories[batch, replicas] = run_one(args.config_words, batch, replicas, backend=backend, to=to)
     lines = [(*key, step, *point) for key, steps in trajectories.items() for step, point in enumerate(steps.tolist())]
     tables.write_csv(workdir / "trajectories.csv", HEADER, lines)
     print(tables.text(("batch_size", "replicas", "distance"), distance(trajectories)))
-    options = learning_rate.resolve(flags.FLAGS["config"].value)
     x, y = read_points(options)
     caption = f"{len(x):,} points, learning rate {options.learning_rate.peak:g}"
     if len({replicas for _, replicas in trajectories}) > 1:

@@ -41,7 +41,7 @@ def test_the_batch_job_of_task_3_has_all_answers(cte_power, tmp_path):
         arrays[f"y_{split}"] = generator.integers(0, 10, count, dtype=np.uint8)
     np.savez(tmp_path / "mnist.npz", **arrays)
     (tmp_path / "site.sh").write_text(f'export PATH="{sys.exec_prefix}/bin:$PATH"\n')
-    words = [*COURSE, "cte_power", "--task=3", f"--data={tmp_path}/mnist.npz", f"--workdir={tmp_path}/runs"]
+    words = [*COURSE, "cte_power", "3", f"--data={tmp_path}/mnist.npz", f"--workdir={tmp_path}/runs"]
     env = ON_CPUS | {"TFDIST_SITE": str(tmp_path / "site.sh")}
     done = cte_power.run(words, env=env, cwd=REPOSITORY, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr

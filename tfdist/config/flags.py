@@ -71,8 +71,11 @@ class _Literal(flags.ArgumentParser):
         return value
 
 
-def define_config() -> flags.FlagHolder:
-    """Defines --config and, for each field of the file it names, --config.section.field; see `parse`."""
+def define_config(flag_values: flags.FlagValues = flags.FLAGS, argv: list[str] | None = None) -> flags.FlagHolder:
+    """Defines --config and, for each field of the file it names, --config.section.field; see `parse`.
+
+    `argv` is parsed later; None: that of the process.
+    """
     for kind, parser, what in (
         (int, flags.IntegerParser(), "a whole number"),
         (float, flags.FloatParser(), "a number"),
@@ -90,19 +93,53 @@ def define_config() -> flags.FlagHolder:
         "config",
         None,
         "The config file, such as configs/digits.py. Required.",
+        flag_values,
         lock_config=False,
+        sys_argv=argv,
     )
-    parser = flags.FLAGS["config"].parser
+    parser = flag_values["config"].parser
     load = parser.parse
 
     def parse_path(path: str) -> Any:
         # Overrides see a `schema.Config` only.
         config = saved_run.load(path) if path.endswith(".json") else config_dict.to_config(load(path))
-        spec_arguments.add_missing(config, words.overrides(sys.argv[1:]))
+        spec_arguments.add_missing(config, words.overrides((argv or sys.argv)[1:]))
         return config
 
     parser.parse = parse_path
     return holder
+
+
+def load(path: str, fields: Sequence[str] = ()) -> schema.Config:
+    """Returns the config of `path`, the value of --config, in which `fields` such as "--config.seed=1" are overridden.
+
+    Exits with a message if the file fails, or a field or its value is wrong.
+    """
+    if problem := flag_errors.file_problem(path):
+        sys.exit(problem)
+    # A config may name a module beside it, however it is started.
+    sys.path += [each for each in saved_run.import_folders(path.partition(":")[0]) if each not in sys.path]
+    argv = ["tfdist", f"--config={path}", *fields]
+    values = flags.FlagValues()
+    define_config(values, argv)
+    try:
+        values(argv)
+    except Exception as error:
+        flag_errors.explain(argv)
+        if isinstance(error, flags.Error):
+            sys.exit(plain(error))
+        raise
+    return _checked(values, path)
+
+
+def _checked(values: flags.FlagValues, path: str) -> schema.Config:
+    config = values["config"].value
+    if not isinstance(config, schema.Config):
+        wanted = "get_config() must return a tfdist.config.Config or a ConfigDict"
+        sys.exit(f"--config={path}: {wanted}. Received: {type(config).__name__}")
+    for name, value in values["config"].override_values.items():
+        _set_none(config, name, value)
+    return config
 
 
 def define_run_flags() -> None:
@@ -174,12 +211,7 @@ def parse(argv: list[str]) -> list[str]:
             sys.exit(f"--{name}={flags.FLAGS[name].value} {paths.ADVICE}.")
     if not has_config:
         return rest
-    config, path = flags.FLAGS["config"].value, words.config_path(argv[1:])
-    if not isinstance(config, schema.Config):
-        wanted = "get_config() must return a tfdist.config.Config or a ConfigDict"
-        sys.exit(f"--config={path}: {wanted}. Received: {type(config).__name__}")
-    for name, value in flags.FLAGS["config"].override_values.items():
-        _set_none(config, name, value)
+    _checked(flags.FLAGS, words.config_path(argv[1:]))
     return rest
 
 

@@ -24,6 +24,14 @@ def workdirs(path: str | os.PathLike[str]) -> list[Path]:
     return sorted(found, key=lambda each: int(_FIT.match(each.name)[1]))
 
 
+def newest(path: str | os.PathLike[str]) -> Path:
+    """Returns the last of `workdirs`; exits with a message if there is none."""
+    found = workdirs(path)
+    if not found:
+        sys.exit(f"{path} is a folder without a run: it has no {FILE}. Give a config file, or a run's workdir.")
+    return found[-1]
+
+
 def load(path: str | os.PathLike[str]) -> schema.Config:
     """Returns the config that a run has saved in its workdir; ValueError if it is damaged, or a script made the run."""
     try:
@@ -72,12 +80,10 @@ def with_flags(words: Sequence[str], free: Sequence[str], *, trains: bool) -> li
     place = next((index for index, word in enumerate(words) if word in free and os.path.isdir(word)), None)
     if place is None:
         return list(words)
-    found = workdirs(words[place])
-    if not found:
-        sys.exit(f"{words[place]} is a folder without a run: it has no {FILE}. Give a config file, or a run's workdir.")
-    flags = [f"--config={found[-1] / FILE}"]
+    found = newest(words[place])
+    flags = [f"--config={found / FILE}"]
     if trains:
-        flags += [f"--workdir={found[-1]}", "--allow_config_changes"]
+        flags += [f"--workdir={found}", "--allow_config_changes"]
     return [*words[:place], *flags, *words[place + 1 :]]
 
 

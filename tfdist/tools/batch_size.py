@@ -2,9 +2,11 @@
 
 Doubles the per-replica batch until a training step no longer fits, or there are no more examples. Each trial runs in
 its own processes, over all replicas of this machine or of a Slurm allocation, so that running out of memory ends
-only the trial. The limit is the memory of the GPUs, and on CPUs `--memory_mb` per worker, by default 90 % of what is free.
+only the trial. The limit is the memory of the GPUs, and on CPUs `--memory_mb` per worker, by default 90 % of what is
+free.
 """
 
+import argparse
 import functools
 import json
 import os
@@ -17,13 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from absl import flags
-
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
-from tfdist.config import flags as config_flags
-from tfdist.config import tensorflow_log
-from tfdist.config.command_line import words
+from tfdist.config import tensorflow_log, tool_flags
 from tfdist.report import files
 from tfdist.tools import child_runs, measure, tables
 from tfdist.training import features
@@ -38,29 +36,29 @@ _FREE_FRACTION = 0.9
 _STEPS = 2
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    config_flags.define_config()
-    flags.DEFINE_integer("smallest", 8, "Per-replica batch to start with, which is doubled.", lower_bound=1)
-    backends = ["auto", "devices", "slurm"]
-    flags.DEFINE_enum("by", "auto", backends, "Replicas: all devices of this machine, or a Slurm step.")
-    flags.DEFINE_float("memory_mb", None, "On CPUs: memory limit of a worker, in MiB.", lower_bound=1.0)
-    flags.DEFINE_string("workdir", None, "Directory of the results. Default: runs/NAME-batch_size for NAME.py.")
-    flags.DEFINE_integer("trial", None, "Internal: the per-replica batch of one trial.")
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags; --trial, the per-replica batch of one trial, is for child processes."""
+    parser.add_config()
+    at_least = tool_flags.at_least
+    meaning = "Per-replica batch to start with, which is doubled. Default: 8."
+    parser.add_argument("--smallest", metavar="N", type=at_least(1), default=8, help=meaning)
+    meaning = "Replicas: all devices of this machine, or a Slurm step. Default: a step within an allocation."
+    parser.add_argument("--by", default="auto", choices=["auto", "devices", "slurm"], help=meaning)
+    meaning = "On CPUs: memory limit of a worker, in MiB."
+    parser.add_argument("--memory_mb", metavar="MB", type=at_least(1, float), help=meaning)
+    parser.add_workdir("runs/NAME-batch_size")
+    parser.add_argument("--trial", type=int, help=argparse.SUPPRESS)
 
 
-def main(argv: list[str]) -> None:
+def main(args: argparse.Namespace) -> None:
     """Runs the search or one trial."""
-    values, config = flags.FLAGS, flags.FLAGS["config"].value
-    if values.trial is not None:
-        arguments = config, values.trial, Path(values.workdir), values.memory_mb
+    if args.trial is not None:
+        arguments = args.config, args.trial, args.workdir, args.memory_mb
         process_exit.run_and_exit(functools.partial(run_trial, *arguments), saves=False)
     tensorflow_log.announce()
-    features.check(config)
-    workdir = Path(values.workdir or f"runs/{config_flags.config_name()}-batch_size").expanduser()
-    arguments = words.config_arguments(sys.argv[1:])
-    arguments += [f"--memory_mb={values.memory_mb}"] if values.memory_mb else []
-    find(arguments, workdir, values.smallest, child_runs.choose_backend(values.by, os.environ))
+    features.check(args.config)
+    words = args.config_words + ([f"--memory_mb={args.memory_mb}"] if args.memory_mb else [])
+    find(words, args.workdir, args.smallest, child_runs.choose_backend(args.by, os.environ))
 
 
 def find(arguments: Sequence[str], workdir: Path, smallest: int, backend: str) -> None:

@@ -1,5 +1,6 @@
 """Runs trainings as child processes, for the tools that compare them. Imports no TensorFlow."""
 
+import argparse
 import fcntl
 import os
 import shutil
@@ -34,6 +35,14 @@ BARE = {
 def define_by() -> None:
     """Defines the flag --by; not at import, because several tools have it."""
     flags.DEFINE_enum("by", "auto", list(BACKENDS), "What a replica is: a process, a logical device, or a Slurm task.")
+
+
+def add_by(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag --by."""
+    meaning = (
+        "What a replica is: a process, a logical device, or a Slurm task. Default: a process, or a task within Slurm."
+    )
+    parser.add_argument("--by", default="auto", choices=BACKENDS, help=meaning)
 
 
 def choose_backend(name: str, env: Mapping[str, str]) -> str:

@@ -8,20 +8,19 @@ is another algorithm than summing gradients in every step, so N replicas do not 
 replicas a run repeats and resumes bit for bit. Start it like tfdist.main, under any launcher.
 """
 
-from pathlib import Path
-
-from absl import flags
+import argparse
 
 from tfdist.cluster import process_exit
-from tfdist.config import flags as config_flags
+from tfdist.config import tool_flags
 from tfdist.config.schema import Config
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    config_flags.define_config()
-    flags.DEFINE_integer("local_steps", 4, "Optimizer steps of a replica between two averages.", lower_bound=1)
-    flags.DEFINE_string("workdir", None, "Directory of the run. Default: runs/NAME-local_sgd.")
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags."""
+    parser.add_config()
+    meaning = "Optimizer steps of a replica between two averages. Default: %(default)s."
+    parser.add_argument("--local_steps", metavar="N", type=tool_flags.at_least(1), default=4, help=meaning)
+    parser.add_workdir("runs/NAME-local_sgd", "Directory of the run.")
 
 
 def configure(config: Config, local_steps: int) -> None:
@@ -31,20 +30,19 @@ def configure(config: Config, local_steps: int) -> None:
     rate.reference_batch_size *= local_steps
 
 
-def train() -> int:
+def train(args: argparse.Namespace) -> int:
     """Trains the run that the flags name; returns the exit code."""
     from tfdist.configs.laboratory.local_sgd import rounds
     from tfdist.training import loop, setup
 
-    config, local_steps = flags.FLAGS["config"].value, flags.FLAGS.local_steps
-    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}-local_sgd").expanduser()
-    configure(config, local_steps)
-    run = rounds.compose(setup.build_run(config, workdir, config_file=config_flags.config_file()), local_steps)
+    configure(args.config, args.local_steps)
+    run = setup.build_run(args.config, args.workdir, config_file=args.config_file)
+    run = rounds.compose(run, args.local_steps)
     code = loop.train(run)
     run.cluster.leave()
     return code
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command after its flags are parsed, and exits the process."""
-    process_exit.run_and_exit(train)
+def main(args: argparse.Namespace) -> None:
+    """Runs the command, and exits the process."""
+    process_exit.run_and_exit(lambda: train(args))

@@ -8,6 +8,7 @@ the batches, distributes them to the workers, evaluates, saves and reports. The 
 two runs differ. If a task is lost, the run exits with code 76; the same command resumes from the newest checkpoint.
 """
 
+import argparse
 import contextlib
 import json
 import operator
@@ -16,17 +17,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from pathlib import Path
-
-from absl import flags
 
 from tfdist.cluster import process_exit
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.several_workers import malloc
-from tfdist.config import flags as config_flags
-from tfdist.config import schema
-from tfdist.config.command_line import words
+from tfdist.config import schema, tool_flags
 from tfdist.launch import local_workers, processes
 
 # Fields that have their defaults here.
@@ -36,15 +32,16 @@ _OF_SUMS = (
 )
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    config_flags.define_config()
-    flags.DEFINE_string("workdir", None, "Directory of the run. Default: runs/NAME for a config file NAME.py.")
-    flags.DEFINE_integer("workers", 2, "Workers to start on this machine; ignored with TF_CONFIG.", lower_bound=1)
-    flags.DEFINE_integer("servers", 1, "Parameter servers to start; ignored with TF_CONFIG.", lower_bound=1)
-    flags.DEFINE_bool(
-        "allow_config_changes", False, "Resume the run in the workdir even if the config differs from the saved one."
-    )
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags."""
+    parser.add_config()
+    parser.add_workdir("runs/NAME", "Directory of the run.")
+    meaning = "Workers to start on this machine; ignored with TF_CONFIG. Default: %(default)s."
+    parser.add_argument("--workers", metavar="N", type=tool_flags.at_least(1), default=2, help=meaning)
+    meaning = "Parameter servers to start; ignored with TF_CONFIG. Default: %(default)s."
+    parser.add_argument("--servers", metavar="N", type=tool_flags.at_least(1), default=1, help=meaning)
+    meaning = "Resume the run in the workdir even if the config differs from the saved one."
+    parser.add_argument("--allow_config_changes", action="store_true", help=meaning)
 
 
 def check(config: schema.Config) -> None:
@@ -57,7 +54,7 @@ def check(config: schema.Config) -> None:
         raise ValueError('config.train.precision="float16" needs a loss scale, which parameter servers do not have.')
 
 
-def run_or_start_tasks() -> int:
+def run_or_start_tasks(args: argparse.Namespace) -> int:
     """Runs the task of TF_CONFIG, or starts all tasks on this machine and is their chief; returns the exit code.
 
     Raises:
@@ -66,8 +63,7 @@ def run_or_start_tasks() -> int:
     """
     from tfdist.configs.laboratory.parameter_server import coordinator, tasks
 
-    config = flags.FLAGS["config"].value
-    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
+    config, workdir = args.config, args.workdir
 
     def train(check: Callable[[], None] = lambda: None) -> int:
         mine = tasks.task_spec(os.environ)
@@ -75,7 +71,7 @@ def run_or_start_tasks() -> int:
             tasks.serve(mine)
         seconds = worker_spec.connect_seconds(config.cluster.connect_seconds, len(mine.remote()))
         strategy, workers = tasks.connect(mine, seconds, check)
-        allow = flags.FLAGS.allow_config_changes
+        allow = args.allow_config_changes
         return coordinator.train(config, workdir, mine, strategy, workers, allow_config_changes=allow)
 
     if tasks.are_listed(os.environ):
@@ -86,19 +82,16 @@ def run_or_start_tasks() -> int:
         raise ValueError(
             f"give each task a TF_CONFIG with chief, worker and ps (docs/consistency.md): {error}"
         ) from None
-    arguments = [*words.config_arguments(sys.argv[1:]), f"--workdir={workdir}"]
-    command = [sys.executable, "-m", "tfdist", "asynchronous", *arguments]
-    counts = {"workers": flags.FLAGS.workers, "servers": flags.FLAGS.servers}
-    with start_tasks(command, os.environ, **counts) as check:
+    command = [sys.executable, "-m", "tfdist", "asynchronous", *args.config_words, f"--workdir={workdir}"]
+    with start_tasks(command, os.environ, workers=args.workers, servers=args.servers) as check:
         return train(check)
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command after its flags are parsed, and exits the process."""
-    config = flags.FLAGS["config"].value
-    check(config)
-    malloc.keep_freed_memory(config.cluster, os.environ)  # Before TensorFlow allocates.
-    process_exit.run_and_exit(run_or_start_tasks)
+def main(args: argparse.Namespace) -> None:
+    """Runs the command, and exits the process."""
+    check(args.config)
+    malloc.keep_freed_memory(args.config.cluster, os.environ)  # Before TensorFlow allocates.
+    process_exit.run_and_exit(lambda: run_or_start_tasks(args))
 
 
 @contextlib.contextmanager

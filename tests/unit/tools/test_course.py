@@ -24,7 +24,7 @@ IN_ALLOCATION = {"SLURM_JOB_ID": "7"}
 PARSER = """
 import functools, importlib, json, os, sys
 from tfdist import __main__ as tfdist
-from tfdist.config import flags as config_flags, specs, validate
+from tfdist.config import flags as config_flags, specs, tool_flags, validate
 from absl import flags
 
 CALLS = json.loads(sys.argv[1])
@@ -52,21 +52,30 @@ def check(line):
         if arguments[0] == "-m":
             return check(["python", *arguments])
         module = "tfdist.main"
+    if module == "tfdist":
+        tool = importlib.import_module(tfdist.TOOLS[arguments.pop(0)][0])
+        if hasattr(tool, "add_flags"):
+            parser = tool_flags.Parser("tfdist", "")
+            tool.add_flags(parser)
+            config = getattr(parser.read(arguments), "config", None)
+            return config and check_config(config)
     if module == "tfdist.main":
         define, parse = config_flags.define_run_flags, config_flags.parse
     else:
         assert module == "tfdist", module
-        tool = importlib.import_module(tfdist.TOOLS[arguments.pop(0)][0])
         define, parse = tool.define_flags, getattr(tool, "parse", config_flags.parse)
     define()
     sys.argv = ["tfdist", *arguments]  # ml_collections reads the overrides from it.
     parse(sys.argv)
     if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
-        config = flags.FLAGS["config"].value
-        validate.validate(config)
-        for name, (positional, keywords) in CALLS.items():
-            spec = functools.reduce(getattr, name.split("."), config)
-            specs.partial(spec, field=name, positional=positional, **dict.fromkeys(keywords))
+        check_config(flags.FLAGS["config"].value)
+
+
+def check_config(config):
+    validate.validate(config)
+    for name, (positional, keywords) in CALLS.items():
+        spec = functools.reduce(getattr, name.split("."), config)
+        specs.partial(spec, field=name, positional=positional, **dict.fromkeys(keywords))
 
 for line in json.loads(sys.argv[2]):
     child = os.fork()
@@ -361,7 +370,7 @@ def test_task_prints_and_runs_its_command_and_compares_answers(tmp_path):
     pytest.importorskip("matplotlib")
     runs = tmp_path / "cte_power" / LAPTOP
     made_up(runs / "7")
-    code, output, error = course("bsc", "--task=c", f"--workdir={tmp_path}")
+    code, output, error = course("bsc", "c", f"--workdir={tmp_path}")
     assert code == 0, output + error
     assert f"\n$ python -m tfdist plot {runs}/7 --published=bsc_resnet50v2 --out={runs}/C/scaling\n" in output
     assert (runs / "C" / "scaling.png").stat().st_size > 10_000
@@ -372,7 +381,7 @@ def test_task_prints_and_runs_its_command_and_compares_answers(tmp_path):
         assert re.search(r"^2 GPUs: later epoch, s +24 +2$", table, re.MULTILINE)
         assert re.search(r"^4 GPUs: accuracy at the end +0.5010 +-$", table, re.MULTILINE)
         assert "page: NVIDIA V100" in table and difference in table and "yours: host " in table
-    code, output, error = course("bsc", "--task=g", f"--workdir={tmp_path}")
+    code, output, error = course("bsc", "g", f"--workdir={tmp_path}")
     assert code == 1 and not output
     assert f"task G draws the results of task F, which are not in {runs}. Run first: tfdist course cte_power F" in error
 
@@ -406,7 +415,7 @@ def test_task_that_cannot_run_here_is_one_message(tmp_path):
 
 @pytest.mark.slow
 def test_the_job_of_task_5_saves_at_its_time_limit_and_resumes(tmp_path):
-    code, output, error = course("cte_power", "--task=5", f"--workdir={tmp_path}")
+    code, output, error = course("cte_power", "5", f"--workdir={tmp_path}")
     assert code == 0, output + error
     assert output.count("the command above exited with code 75") == 2
     (saved,) = re.findall(r"^at the time limit +CANCELLED DUE TO TIME LIMIT +stopped by .* step (\d+)$", output, re.M)
@@ -417,7 +426,7 @@ def test_the_job_of_task_5_saves_at_its_time_limit_and_resumes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, number, answers", [("cte_power", "2", 7), ("it4innovations", "mlp", 2)])
 def test_task_trains_and_finds_all_its_answers(name, number, answers, tmp_path):
-    code, output, error = course(name, f"--task={number}", f"--workdir={tmp_path}")
+    code, output, error = course(name, number, f"--workdir={tmp_path}")
     assert code == 0, output + error
     table = output[output.rindex(" page ") :].splitlines()
     rows = [re.split(r" {2,}", line.strip()) for line in table[2 : 2 + answers]]

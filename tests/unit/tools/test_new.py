@@ -1,5 +1,6 @@
 """`tfdist new` and `tfdist docs`: what they write and print. test_wheel.py trains with what is written."""
 
+import argparse
 import importlib
 import pathlib
 import re
@@ -136,7 +137,7 @@ def test_a_script_and_a_batch_file_where_slurm_is_found(tmp_path, monkeypatch):
 
 
 def test_pages_are_listed_and_printed(capsys):
-    pages.main(["docs"])
+    pages.main(argparse.Namespace(page=""))
     listed = capsys.readouterr().out
     assert "  guide " in listed and re.search(r"^  your-data +Your data$", listed, re.MULTILINE)
     for word, file in {
@@ -145,8 +146,8 @@ def test_pages_are_listed_and_printed(capsys):
         "launch/slurm.sbatch": "launch/slurm.sbatch",
         "docs/courses/line_exercise.py": "docs/courses/line_exercise.py",
     }.items():
-        pages.main(["docs", word])
+        pages.main(argparse.Namespace(page=word))
         assert capsys.readouterr().out == (REPOSITORY / file).read_text()
     for word in ("quokka", "launch/../pyproject.toml"):
         with pytest.raises(ValueError, match=f"there is no page '{word}'"):
-            pages.main(["docs", word])
+            pages.main(argparse.Namespace(page=word))

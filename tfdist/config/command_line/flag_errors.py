@@ -34,7 +34,7 @@ def check_names(argv: Sequence[str]) -> None:
         if sentence := removed.of_flag(flag.name, flags.FLAGS):
             sys.exit(sentence)
         first, dot, rest = flag.name.partition(".")
-        field = "" if dot or "config" not in flags.FLAGS else _field_meant(first)
+        field = "" if dot or "config" not in flags.FLAGS else field_meant(first)
         if field:
             value = "" if flag.value is None else f"={flag.value}"
             sys.exit(f"There is no flag --{flag.name}. Did you mean --config.{field}{value}? Received: {flag.word}")
@@ -43,7 +43,7 @@ def check_names(argv: Sequence[str]) -> None:
         sys.exit(f"There is no flag --{flag.name}.{hint} --help lists all flags. Received: {flag.word}")
 
 
-def _field_meant(word: str) -> str:
+def field_meant(word: str) -> str:
     """Returns the field of a config that is called `word`, or nearly so, without its section; "" if there is none."""
     names = [name for name, _ in diff.flatten(schema.Config(model={}))]
     lasts: dict[str, str] = {}
@@ -70,17 +70,17 @@ def check_file(argv: Sequence[str]) -> None:
         )
     if not path:
         sys.exit("Missing --config: give a config file, such as configs/digits.py, or the workdir of a run.")
-    if problem := _file_problem(path):
+    if problem := file_problem(path):
         sys.exit(problem)
-    if not words.may_hold_config(path):  # It is not run.
-        file = path.partition(":")[0]
-        sys.exit(f"--config={path}: {_NO_CONFIG} A Keras script is started by tfdist run {file}")
 
 
-def _file_problem(path: str) -> str:
+def file_problem(path: str) -> str:
+    """Returns what is wrong with the value of --config, before the file is run; "" if it may hold a config."""
     file = Path(path.partition(":")[0])
-    if file.is_file():
+    if words.may_hold_config(path):
         return ""
+    if file.is_file():
+        return f"--config={path}: {_NO_CONFIG} A Keras script is started by tfdist run {file}"
     found = {each.stem: Path("configs", each.name) for each in sorted(configs.FOLDER.glob("*.py"))}
     found |= {each.stem: each for folder in (Path("configs"), file.parent) for each in sorted(folder.glob("*.py"))}
     near = text.closest(file.stem, found)
@@ -136,7 +136,7 @@ def _check_field(config: schema.Config, name: str, file: str) -> None:
         elif near:
             hint = f" Did you mean {'.'.join([*parts[:index], near, *parts[index + 1 :]])!r}?"
         else:
-            meant = _field_meant(parts[-1])
+            meant = field_meant(parts[-1])
             hint = f" Did you mean {meant!r}?" if meant else f" --config={file} --help lists all fields."
         sys.exit(f"--config.{name}: {file} has no such field.{hint}")
     inner = ", ".join(f"--config.{name}.{field.name}" for field in section_fields(holder))

@@ -5,7 +5,9 @@ what to do. Exit code 1: a line is BAD, and a training would fail or hang. Witho
 only: processor, versions, GPUs, launcher, disk. `doctor --gpu` measures the GPUs instead.
 """
 
+import argparse
 import dataclasses
+import functools
 import math
 import os
 import platform
@@ -17,16 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from absl import flags
 
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
 from tfdist.cluster.devices import machine, unused_gpus
 from tfdist.cluster.devices.machine import Machine
 from tfdist.cluster.discovery import environment, host_names, slurm_job
-from tfdist.config import flags as config_flags
-from tfdist.config import tensorflow_log
-from tfdist.config.command_line import tool_words, words
+from tfdist.config import tensorflow_log, tool_flags
 from tfdist.report import files, interpreter, lines
 from tfdist.tools import tables
 from tfdist.tools.doctor import gpus
@@ -51,41 +50,29 @@ class Finding:
     advice: str = ""
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    flags.DEFINE_bool("gpu", False, "Without --config: measure GPUs, all-reduce and steps in each precision.")
-    if "--gpu" in sys.argv:
-        return
-    config_flags.define_config()
-    flags.DEFINE_string("workdir", None, "Workdir of the planned run. Default: runs/NAME for NAME.py.")
-    flags.DEFINE_float("job_minutes", None, "Time limit of the planned job, as of sbatch --time.", lower_bound=0.0)
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags."""
+    parser.add_config(required=False)
+    meaning = "Without a config: measure GPUs, all-reduce and steps in each precision."
+    parser.add_argument("--gpu", action="store_true", help=meaning)
+    parser.add_workdir("runs/NAME", "Workdir of the planned run.")
+    meaning = "Time limit of the planned job, as of sbatch --time."
+    parser.add_argument("--job_minutes", metavar="MINUTES", type=tool_flags.at_least(0, float), help=meaning)
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; a config is not required."""
-    given = [word for word in words.free(argv[1:]) if word[:1] != "-"] or words.config_path(argv[1:])
-    if given and "--gpu" in argv:
-        sys.exit("tfdist doctor: --gpu measures this machine: leave out the config, or --gpu.")
-    if given or "--gpu" in argv:
-        return config_flags.parse(argv)
-    rest = tool_words.parse_words(argv)
-    config_flags.flags_only(rest[1:])
-    return rest
-
-
-def main(argv: list[str]) -> None:
-    """Runs the command after its flags are parsed, and exits the process."""
-    if flags.FLAGS.gpu:
+def main(args: argparse.Namespace) -> int:
+    """Runs the checks, prints the table, and returns the exit code."""
+    if args.gpu and args.config:
+        raise ValueError("--gpu measures this machine: leave out the config, or --gpu.")
+    if args.gpu:
         process_exit.run_and_exit(gpus.measure_all, saves=False)
-    config = flags.FLAGS["config"].value
-    if config is None:
-        tensorflow_log.announce()
-        found = [*look_at_machine(os.environ), disk(Path.cwd())]
-        if not (code := report(found)) and not environment.resolve_roughly(os.environ).rank:
-            print("With a config it checks data, memory and time as well: tfdist doctor my_config.py")
-        sys.exit(code)
-    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
-    process_exit.run_and_exit(lambda: report(check_run(config, workdir, flags.FLAGS.job_minutes)), saves=False)
+    if args.config:
+        checks = functools.partial(check_run, args.config, args.workdir, args.job_minutes)
+        process_exit.run_and_exit(lambda: report(checks()), saves=False)
+    tensorflow_log.announce()
+    if not (code := report([*look_at_machine(os.environ), disk(Path.cwd())])):
+        print("With a config it checks data, memory and time as well: tfdist doctor my_config.py")
+    return code
 
 
 def look_at_machine(env: Mapping[str, str]) -> list[Finding]:

@@ -11,15 +11,14 @@ evaluation), last.accuracy (of the last one) or training.loss (of the last repor
 examples_per_second, hours, replicas, job, trouble.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-
-from tfdist.config.command_line import tool_words
+from tfdist.config import tool_flags
 from tfdist.report import files, lines
 from tfdist.tools import tables
 from tfdist.tools.many_runs import find, selection
@@ -32,30 +31,31 @@ _SHOWN = ("run", "state", "step", "epoch", "examples_per_second", "hours", "trou
 _TROUBLE = 60
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    flags.DEFINE_multi_string("where", [], "Show only runs for which this holds; may be given several times.")
-    flags.DEFINE_string("sort", None, "Sort by this field, smallest first; with a minus before it, largest first.")
-    flags.DEFINE_list("columns", [], "More fields to show, as learning_rate.peak,seed.")
-    flags.DEFINE_bool("json", False, "Print all fields of the runs as JSON.")
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags and words."""
+    parser.add_argument("paths", metavar="DIR", nargs="*", type=tool_flags.path, help="Where the runs are.")
+    meaning = "Show only runs for which this holds; may be given several times."
+    parser.add_argument("--where", metavar="CONDITION", action="append", default=[], help=meaning)
+    meaning = "Sort by this field, smallest first; with a minus before it, as --sort=-hours, largest first."
+    parser.add_argument("--sort", metavar="FIELD", help=meaning)
+    meaning = "More fields to show, as learning_rate.peak,seed."
+    parser.add_argument("--columns", metavar="A,B,...", type=tool_flags.names, default=[], help=meaning)
+    parser.add_argument("--json", action="store_true", help="Print all fields of the runs as JSON.")
 
 
-parse = tool_words.parse_words
-
-
-def main(argv: list[str]) -> int:
+def main(args: argparse.Namespace) -> int:
     """Prints the table, and the runs that cannot be read to standard error; returns 1 if there is no run."""
-    paths = [Path(word).expanduser() for word in argv[1:] or ["runs"]]
+    paths = args.paths or [Path("runs")]
     runs, problems = find.read_all(paths)
     rows = [selection.values(run) for run in runs]
-    wanted = selection.conditions(flags.FLAGS.where)
+    wanted = selection.conditions(args.where)
     if runs:
         chosen = selection.select(rows, wanted)
-        chosen = selection.sort(chosen, flags.FLAGS.sort) if flags.FLAGS.sort and chosen else chosen
-        if flags.FLAGS.json:
+        chosen = selection.sort(chosen, args.sort) if args.sort and chosen else chosen
+        if args.json:
             print(json.dumps(files.nan_to_null(chosen), indent=1, default=repr))
         elif chosen:
-            asked = [each.name for each in wanted] + flags.FLAGS.columns + [(flags.FLAGS.sort or "run").lstrip("-")]
+            asked = [each.name for each in wanted] + args.columns + [(args.sort or "run").lstrip("-")]
             known = list(dict.fromkeys(name for row in rows for name in row))
             print(tables.text(*table(runs, chosen, [selection.resolve(name, known) for name in asked])))
         else:

@@ -10,6 +10,7 @@ opened by the source that the config names, and are not copied.
     tfdist new mine --script                        # a script with Keras' own model.fit
 """
 
+import argparse
 import importlib.util
 import json
 import keyword
@@ -22,16 +23,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-
-from tfdist.config import specs
+from tfdist.config import specs, tool_flags
 from tfdist.config import text as text_lib
-from tfdist.config.command_line import tool_words
 from tfdist.tools import tables
 from tfdist.tools.start import shipped
 
 USAGE = "NAME --images=DIR [--pretrained=NETWORK] | --table=FILE [--label=COLUMN] | --script"
-_KINDS = ("images", "table")
 _EVALUATION = ("test", "val", "valid", "validation")
 # The largest side of images, which are scaled to it: for a network of its own, and for one of ImageNet.
 _SIDE, _PRETRAINED_SIDE = 96, 160
@@ -45,31 +42,28 @@ exit "$code"\
 """
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    flags.DEFINE_string("images", None, "A folder with a folder of images for each class, or for each split and class.")
-    flags.DEFINE_string("pretrained", "", "With --images: a network of keras.applications, with weights of ImageNet.")
-    flags.DEFINE_string("table", None, "A CSV, TSV or Parquet file with a row for each example.")
-    flags.DEFINE_string("label", "", "The column of the table to predict. Default: the last one.")
-    flags.DEFINE_list("ignore", [], "Columns of the table that are left out, such as numbers of rows.")
-    flags.DEFINE_bool("script", False, "Write a Keras script instead of a config.")
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags and the name of the directory."""
+    parser.add_argument(
+        "name", metavar="NAME", type=tool_flags.path, help="The directory, after which the config is called."
+    )
+    kinds = parser.add_mutually_exclusive_group(required=True)
+    meaning = "A folder with a folder of images for each class, or for each split and class."
+    kinds.add_argument("--images", metavar="DIR", help=meaning)
+    kinds.add_argument("--table", metavar="FILE", help="A CSV, TSV or Parquet file with a row for each example.")
+    kinds.add_argument("--script", action="store_true", help="Write a Keras script instead of a config.")
+    meaning = "With --images: a network of keras.applications, with weights of ImageNet."
+    parser.add_argument("--pretrained", metavar="NETWORK", default="", help=meaning)
+    meaning = "The column of the table to predict. Default: the last one."
+    parser.add_argument("--label", metavar="COLUMN", default="", help=meaning)
+    meaning = "Columns of the table that are left out, such as numbers of rows."
+    parser.add_argument("--ignore", metavar="A,B,...", type=tool_flags.names, default=[], help=meaning)
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name and the name of the directory."""
-    rest, values = tool_words.parse_words(argv), flags.FLAGS
-    given = [kind for kind in _KINDS if values[kind].value] + ["script"] * values.script
-    if len(rest) != 2 or len(given) != 1:
-        sys.exit(f"tfdist new: give a name and one kind of data: tfdist new {USAGE}")
-    return rest
-
-
-def main(argv: list[str]) -> None:
+def main(args: argparse.Namespace) -> None:
     """Writes the directory, and prints what was found and what to type next; see `write`."""
-    values = flags.FLAGS
-    kind = next((kind for kind in _KINDS if values[kind].value), "script")
-    data = values[kind].value if kind in _KINDS else ""
-    print(write(Path(argv[1]), kind, data, values.pretrained, values.label, values.ignore))
+    kind = "images" if args.images else "table" if args.table else "script"
+    print(write(args.name, kind, args.images or args.table or "", args.pretrained, args.label, args.ignore))
 
 
 def write(

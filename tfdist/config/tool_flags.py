@@ -1,0 +1,242 @@
+"""Command lines: argparse for the flags and words of a command, absl and ml_collections for its config.
+
+A tool is a module with `add_flags(parser)` and `main(args)`, which returns the exit code or None; its docstring is the
+purpose in --help. Imports no TensorFlow.
+"""
+
+import argparse
+import math
+import os
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from absl import app, flags
+
+from tfdist import configs
+from tfdist.config import flags as config_flags
+from tfdist.config import paths, removed, saved_run, text
+from tfdist.config.command_line import closed_streams, flag_errors
+
+_WIDTH = 100
+# A field of a config: "--config.data.batch_size=64", "--noconfig.data.shuffle".
+_FIELD = re.compile(r"--?(no)?config\.[\w.\[\]]+")
+
+
+class Parser(argparse.ArgumentParser):
+    """The flags of a command; a mistake ends the process with one sentence and exit code 1.
+
+    With `add_config`, `args` has: `config`, a `schema.Config`; `config_file`, the value of --config; `config_name`, how
+    a run of it is called; `config_words`, the words for a child process. Without a config given: None, "", "", [].
+    """
+
+    # A flag with which unknown words are no mistake but `args.unknown`, for another program.
+    passes_on = ""
+
+    def __init__(self, command: str, purpose: str):
+        """`command` as it is typed: "python -m tfdist doctor"."""
+        super().__init__(
+            prog=command.removeprefix("python -m "),
+            description=_wrap(purpose),
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=_WIDTH),
+            add_help=False,
+            allow_abbrev=False,
+        )
+        self._config: bool | None = None  # Whether it is required; None: there is none.
+        self._workdir = ""
+
+    @property
+    def has_config(self) -> bool:
+        """Whether the command takes a config."""
+        return self._config is not None
+
+    def add_config(self, *, required: bool = True) -> None:
+        """Adds the config, as --config=FILE or as a word, and its fields, as --config.NAME=VALUE."""
+        self._config = required
+        meaning = "The config file, such as configs/digits.py, or the workdir of a run."
+        self.add_argument("--config", metavar="FILE", default="", help=meaning)
+        meaning = "A field of the config. --config=FILE --help lists them."
+        self.add_argument("--config.NAME", metavar="VALUE", help=meaning)
+        self.add_argument("config_word", nargs="?", default="", help=argparse.SUPPRESS)
+
+    def add_workdir(self, default: str, meaning: str = "Directory of the results.") -> None:
+        """Adds --workdir, a `Path`; "NAME" in `default` stands for the name of the config."""
+        named = " for a config NAME.py" if "NAME" in default else ""
+        self._workdir = default
+        self.add_argument("--workdir", metavar="DIR", type=path, help=f"{meaning} Default: {default}{named}.")
+
+    def add_run_flags(self) -> None:
+        """Adds the config, and the flags of all commands that train it."""
+        self.add_config()
+        self.add_workdir("runs/NAME", "Directory of the run (config, metrics, checkpoints).")
+        meaning = "Train, or evaluate a checkpoint of the workdir. Default: train."
+        self.add_argument("--mode", default="train", choices=["train", "eval"], help=meaning)
+        meaning = 'The checkpoint to evaluate: "newest", "best", or a step. Default: newest.'
+        self.add_argument("--checkpoint", metavar="WHICH", default="newest", help=meaning)
+        for changed, meaning in (("config", "config differs from the saved one"), ("data", "data has changed")):
+            meaning = f"Resume the run in the workdir even if the {meaning}."
+            self.add_argument(f"--allow_{changed}_changes", action="store_true", help=meaning)
+
+    def read(
+        self, words: Sequence[str], before_config: Callable[[argparse.Namespace], None] = lambda args: None
+    ) -> argparse.Namespace:
+        """Parses the words after the command; --help and -h print the help and exit with 0.
+
+        Args:
+            before_config: called with the flags and the workdir before the config file is run.
+        """
+        self.add_argument("-h", "--help", action="store_true", help="Print this text.")
+        self.add_argument("--verbosity", metavar="N", type=int, default=0, help="1: the stack of an error as well.")
+        fields, own = self._divide(words)
+        if not self.has_config and {"-h", "--help"}.intersection(own):
+            self._help()
+        args, unknown = self.parse_known_intermixed_args(own)
+        if unknown and not (args.help or getattr(args, self.passes_on, None)):
+            self.refuse(unknown)
+        args.unknown = unknown
+        flags.FLAGS(["tfdist", f"--verbosity={args.verbosity}"])
+        if self._config is None:
+            args.workdir = getattr(args, "workdir", None) or Path(self._workdir)
+        else:
+            self._read_config(args, fields, before_config)
+        return args
+
+    def _divide(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Returns the fields of the config, each with its value in one word, and the other words."""
+        fields, own, left = [], [], [*words]
+        while left:
+            word = left.pop(0)
+            name, equals, value = word.partition("=")
+            underscores = f"--{name[2:].replace('-', '_')}"
+            if name == "--epochs" and self.has_config and not self._has(name):
+                value = value if equals or not left else left.pop(0)
+                fields += [f"--config.train.epochs={value}", "--config.train.steps=none"]
+            elif not self.has_config or not _FIELD.fullmatch(name):
+                own.append(f"{underscores}{equals}{value}" if self._has(underscores) else word)
+            elif equals or not left or left[0].startswith("--"):
+                fields.append(word)
+            else:
+                fields.append(f"{word}={left.pop(0)}")
+        return fields, own
+
+    def _has(self, flag: str) -> bool:
+        return any(flag in action.option_strings for action in self._actions)
+
+    def _read_config(
+        self, args: argparse.Namespace, fields: list[str], before_config: Callable[[argparse.Namespace], None]
+    ) -> None:
+        given = args.config or args.config_word
+        if args.config and args.config_word:
+            self.refuse([args.config_word])
+        if not given and not args.help and (self._config or fields):
+            self.error("give a config file, such as configs/digits.py, or the workdir of a run (--config)")
+        found = configs.find(given)
+        if os.path.isdir(given):
+            workdir = saved_run.newest(given)
+            found = str(workdir / saved_run.FILE)
+            if hasattr(args, "allow_config_changes") and args.workdir is None:  # It goes on, from its own config.
+                args.workdir, args.allow_config_changes = workdir, True
+        file = Path(found.partition(":")[0])
+        args.config_file, args.config = found, None
+        args.config_name = file.absolute().parent.name if file.name == saved_run.FILE else file.stem
+        args.config_words = [f"--config={found}", *fields] if found else []
+        if self._workdir and args.workdir is None:
+            args.workdir = Path(self._workdir.replace("NAME", args.config_name))
+        if found:
+            before_config(args)
+            args.config = config_flags.load(found, fields)
+        if args.help:
+            self._help(args)
+
+    def _help(self, args: argparse.Namespace | None = None) -> NoReturn:
+        with closed_streams.quiet():
+            print(self.format_help().strip())
+            if args is not None and args.config is not None:
+                from tfdist.config.command_line import flag_help
+
+                print(f"\n{flag_help.fields(args.config_file, args.config)}")
+        sys.exit(0)
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Exits with a sentence about words that are no flags of the command."""
+        word = next((each for each in unknown if each.startswith("-")), "")
+        if not word:
+            self.error(f"{unknown[0]!r} is one word too many. Flags begin with --")
+        name, equals, value = word.lstrip("-").partition("=")
+        names = [each.removeprefix("--") for action in self._actions for each in action.option_strings]
+        if sentence := removed.of_flag(name, names):
+            self.error(sentence)
+        field = flag_errors.field_meant(name) if self.has_config else ""
+        near = text.closest(name, names, 0.8) or (f"config.{field}" if field else text.closest(name, names, 0.5))
+        hint = f" Did you mean --{near}{equals}{value}?" if near else ""
+        self.error(f"there is no flag --{name}.{hint} --help lists all flags. Received: {word}")
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with `message`; argparse calls it for a wrong value."""
+        sys.exit(f"{self.prog}: {message.removeprefix('argument ')}")
+
+
+def run(tool: types.ModuleType, name: str) -> NoReturn:
+    """Runs `tfdist NAME` with the words in sys.argv, and exits the process.
+
+    `USAGE` of the module has the words beside the flags.
+    """
+    closed_streams.open_closed()
+    parser = Parser(f"python -m tfdist {name}", f"{tool.__doc__}")
+    tool.add_flags(parser)
+    words = getattr(tool, "USAGE", "--config=FILE [flags]" if parser.has_config else "[flags]")
+    parser.usage = f"python -m tfdist {name} {words}"
+
+    def call(args: argparse.Namespace) -> int | None:
+        with config_flags.one_message(f"tfdist {name}"):
+            return tool.main(args)
+
+    app.run(call, flags_parser=lambda argv: parser.read(argv[1:]))
+
+
+def at_least(low: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
+    """Returns the type of a flag: a whole number, or a finite one of `kind` float, that is at least `low`."""
+
+    def parse(word: str) -> float:
+        try:
+            value = kind(word)
+        except ValueError:
+            value = math.nan
+        if not low <= value < math.inf:
+            whole = "whole " if kind is int else ""
+            raise argparse.ArgumentTypeError(f"must be a {whole}number and at least {low}. Received: {word!r}")
+        return value
+
+    return parse
+
+
+def path(word: str) -> Path:
+    """The type of a flag: a path, with `~` expanded; no address such as gs://bucket."""
+    if paths.is_address(word):
+        raise argparse.ArgumentTypeError(f"{word!r} {paths.ADVICE}")
+    return Path(word).expanduser()
+
+
+def names(word: str) -> list[str]:
+    """The type of a flag: texts, separated by commas."""
+    return [each.strip() for each in word.split(",") if each.strip()]
+
+
+def numbers(word: str) -> list[int]:
+    """The type of a flag: whole numbers from 1 on, separated by commas, sorted and without duplicates."""
+    found = word.split(",")
+    if not all(each.strip().isdecimal() and int(each) > 0 for each in found):
+        raise argparse.ArgumentTypeError(f"must be whole numbers from 1 on, as 1,2,4. Received: {word!r}")
+    return sorted({*map(int, found)})
+
+
+def _wrap(paragraphs: str) -> str:
+    """Returns a docstring with lines of `_WIDTH`; indented paragraphs stay."""
+    wrapped = []
+    for paragraph in paragraphs.strip().split("\n\n"):
+        wrapped.append(paragraph if paragraph.startswith(" ") else textwrap.fill(paragraph, _WIDTH))
+    return "\n\n".join(wrapped)
