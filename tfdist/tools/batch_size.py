@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
 from tfdist.config import tensorflow_log, tool_flags

@@ -10,6 +10,7 @@ from typing import Any
 from absl import flags
 
 from tfdist import configs
+from tfdist.config import tool_flags
 from tfdist.report import files
 
 # Results that courses or their centres print: drawn behind one's own, with their hardware.
@@ -65,6 +66,10 @@ class Study:
         base = self.points[0].examples_per_second / self.points[0].replicas
         return [point.examples_per_second / base for point in self.points]
 
+    def seconds(self, point: Point) -> float:
+        """Seconds of as many examples as an epoch of the first training has: larger batches may leave out a few."""
+        return self.points[0].examples / point.examples_per_second
+
     def ideal_seconds(self, replicas: float) -> float:
         """Seconds of an epoch if each of `replicas` were as fast as one of the first training."""
         return self.points[0].epoch_seconds * self.points[0].replicas / replicas
@@ -94,19 +99,16 @@ def reason(study: Study) -> str:
     first, last = study.points[0], study.points[-1]
     if last.replicas == first.replicas or first.shares is None or last.shares is None:
         return ""
-    ideal = first.examples_per_second / first.replicas * last.replicas
-    ideal_seconds = last.examples / ideal
-    scale = ideal_seconds / first.epoch_seconds
-    before, after = first.part_seconds(), last.part_seconds()
-    more = {name: after[name] - scale * before[name] for name in CAUSES}
-    total = last.epoch_seconds - ideal_seconds
+    ideal, seconds = study.ideal_seconds(last.replicas), study.seconds(last)
+    shares = zip(CAUSES, first.shares, last.shares, strict=True)
+    more = {name: after * seconds - before * ideal for name, before, after in shares}
     speedup, linear = study.speedups()[-1], last.replicas
     if speedup >= 0.97 * linear:
         return f"On {last.replicas} replicas the speedup is {speedup:.2f}: at least linear, within the measurement."
     parts = ", ".join(f"{name} {seconds:+.3g} s" for name, seconds in sorted(more.items(), key=lambda each: -each[1]))
     return (
         f"On {last.replicas} replicas the speedup is {speedup:.2f} and not {linear}, mainly because of "
-        f"{max(more, key=more.get)}: an epoch takes {total:.3g} s longer than the ideal {ideal_seconds:.3g} s "
+        f"{max(more, key=more.get)}: an epoch takes {seconds - ideal:.3g} s longer than the ideal {ideal:.3g} s "
         f"({parts})."
     )
 
@@ -116,6 +118,13 @@ def define_published() -> None:
     names = ", ".join(json.loads(_PUBLISHED.read_text()))
     text = f"Also draw the results of a course or its centre, with their hardware: {names}. Default: none."
     flags.DEFINE_list("published", [], text)
+
+
+def add_published(parser: tool_flags.Parser) -> None:
+    """Adds the flag --published."""
+    names = ", ".join(json.loads(_PUBLISHED.read_text()))
+    meaning = f"Also draw the speedups that a course or its centre prints: {names}. Default: none."
+    parser.add_argument("--published", metavar="A,B,...", type=tool_flags.names, default=[], help=meaning)
 
 
 def find_published(name: str) -> dict[str, Any]:

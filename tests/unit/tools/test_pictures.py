@@ -237,14 +237,11 @@ def test_stages_and_their_losses(tmp_path):
 def test_the_cost_of_an_all_reduce(tmp_path):
     ring = all_reduce.RingCostModel(latency=1e-4, bandwidth=1e9)
     rows = [(size, size, 1e3 * ring.seconds(size, 2) * 1.1, 0.0, 0.0) for size in (4, 1024, 2**19, 2**20)]
-    steps = all_reduce.predictions(ring, 0.01, 1_000_000, 2, 0.013)
     found = texts(
         tmp_path / "ring",
-        lambda: measured.draw_all_reduce(rows, steps, lambda size: ring.seconds(size, 2), caption="x"),
+        lambda: measured.draw_all_reduce(rows, lambda size: ring.seconds(size, 2), caption="x"),
     )
-    assert {"measured", "formula of the ring", "predicted", "1 MiB", "replicas", "32"} <= {
-        *found
-    } and "512 KiB" not in found
+    assert {"measured", "formula of the ring", "1 MiB"} <= {*found} and "512 KiB" not in found
 
 
 @pytest.mark.slow

@@ -70,7 +70,8 @@ def main(args: argparse.Namespace) -> int:
         checks = functools.partial(check_run, args.config, args.workdir, args.job_minutes)
         process_exit.run_and_exit(lambda: report(checks()), saves=False)
     tensorflow_log.announce()
-    if not (code := report([*look_at_machine(os.environ), disk(Path.cwd())])):
+    code = report([*look_at_machine(os.environ), disk(Path.cwd())])
+    if not code and not environment.resolve_roughly(os.environ).rank:
         print("With a config it checks data, memory and time as well: tfdist doctor my_config.py")
     return code
 

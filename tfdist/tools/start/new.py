@@ -44,10 +44,8 @@ exit "$code"\
 
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags and the name of the directory."""
-    parser.add_argument(
-        "name", metavar="NAME", type=tool_flags.path, help="The directory, after which the config is called."
-    )
-    kinds = parser.add_mutually_exclusive_group(required=True)
+    parser.add_argument("name", metavar="NAME", type=tool_flags.path, help="The directory, and the name of the config.")
+    kinds = parser.add_mutually_exclusive_group()
     meaning = "A folder with a folder of images for each class, or for each split and class."
     kinds.add_argument("--images", metavar="DIR", help=meaning)
     kinds.add_argument("--table", metavar="FILE", help="A CSV, TSV or Parquet file with a row for each example.")
@@ -62,7 +60,9 @@ def add_flags(parser: tool_flags.Parser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Writes the directory, and prints what was found and what to type next; see `write`."""
-    kind = "images" if args.images else "table" if args.table else "script"
+    kind = "images" if args.images else "table" if args.table else "script" if args.script else ""
+    if not kind:
+        raise ValueError(f"give one kind of data: tfdist new {USAGE}")
     print(write(args.name, kind, args.images or args.table or "", args.pretrained, args.label, args.ignore))
 
 
