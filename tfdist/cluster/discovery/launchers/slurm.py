@@ -104,13 +104,17 @@ def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> WorkerSpe
 
 
 def forgotten_srun(env: Mapping[str, str]) -> str:
-    """Returns a warning if this process is the only worker in an allocation of several tasks, else ""."""
-    tasks = env.get("SLURM_NTASKS", "1")
-    if not env.get("SLURM_JOB_ID") or not tasks.isdecimal() or int(tasks) == 1:
+    """Returns a warning if this process is the only worker in an allocation of several tasks or nodes, else "".
+
+    Without a number of tasks, as in `sbatch --nodes=2`, Slurm sets that of the nodes only.
+    """
+    found = {what: env.get(name, "1") for what, name in (("tasks", "SLURM_NTASKS"), ("nodes", "SLURM_JOB_NUM_NODES"))}
+    several = [f"{count} {what}" for what, count in found.items() if count != "1"]
+    if not env.get("SLURM_JOB_ID") or not several:
         return ""
     return (
-        f"Slurm job {env['SLURM_JOB_ID']} has {tasks} tasks, but this process was not started by srun and trains "
-        "alone. Prefix the command with srun to use all tasks."
+        f"Slurm job {env['SLURM_JOB_ID']} has {several[0]}, but this process was not started by srun and trains alone. "
+        "Prefix the command with srun to use all."
     )
 
 
