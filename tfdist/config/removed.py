@@ -90,6 +90,8 @@ FLAGS: dict[tuple[str, str], str] = {
     ("multiple_of", "memory_mb"): "the batch is doubled: start with a multiple, such as --smallest=24.",
     ("powers_of_two", "memory_mb"): "the batch is doubled from --smallest on.",
     ("largest", "memory_mb"): "the batch is doubled until it does not fit.",
+    ("to", "output"): "images are written as JPEGs: give --size and --output.",
+    ("quality", "output"): "images are written as JPEGs of quality 90.",
     ("seconds", "job_minutes"): "reading is measured for 2 s.",
     ("arrays", "pretrained"): "write the source of an .npz file into a config (docs/your-data.md).",
     ("text", "pretrained"): "write the source of a text into a config (docs/your-data.md).",
