@@ -25,7 +25,6 @@ from pathlib import Path
 
 import psutil
 
-from tfdist.checkpoint import directory
 from tfdist.report import files
 
 LOCK = ".tfdist-run"
@@ -148,7 +147,6 @@ def acquire(
         WorkdirInUseError: another run is alive and writes there.
     """
     files.make_workdir(workdir)
-    directory.note_workdir(workdir, os.environ)
     path, mine = workdir / LOCK, _this_process(job, heartbeat_seconds)
     started, first = time.monotonic(), None
     while not _create(path, mine):

@@ -1,21 +1,18 @@
 """The GPUs of a job in one table: `python -m tfdist doctor --gpu`, alone or under a launcher. It needs no config.
 
-Devices and versions, links, all-reduce against the links, the step of a residual network in each precision and without
-XLA, and the fields to set. Exit code 1, with one line that says why: there is no GPU.
+Devices and versions, all-reduce by size, the step of a residual network in each precision and without XLA, and the
+fields to set. Exit code 1, with one line that says why: there is no GPU.
 """
 
 import os
-import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist.cluster.devices import gpu_table, host_gpus
 from tfdist.tools import measure, tables
-from tfdist.tools.doctor import checks
 
 # Of the all-reduces, ascending; examples per replica of a step, and steps.
 MEGABYTES = (1, 2, 4, 8, 16, 32, 64, 256)
@@ -25,24 +22,24 @@ MODEL = {"target": "tfdist.zoo.models:cifar_resnet", "depth": 20, "num_classes":
 _PRECISIONS = ("float32", "bfloat16", "float16")
 # A size of packs, or a precision, is preferred if it is better than that of the smaller ones by these factors.
 _WORTHWHILE_BANDWIDTH, _WORTHWHILE_SPEED = 0.9, 1.1
-# GB/s in one direction of an NVLink, by the major compute capability, and of a lane of PCIe, by its generation.
-_NVLINK = {6: 20.0, 7: 25.0, 8: 25.0, 9: 25.0, 10: 50.0}
-_PCIE_LANE = {3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}
 
 
 def measure_all() -> int:
     """Measures and prints the table on the chief; returns the exit code."""
     from tfdist.cluster import strategy
+    from tfdist.cluster.devices import gpu_table
 
-    options = config_lib.ClusterOptions()
+    reason = ""
     try:
-        plan = strategy.plan(options)
+        plan = strategy.plan(config_lib.ClusterOptions())
+        reason = "" if plan.gpus else gpu_table.why_none(os.environ)
     except ValueError as error:
-        return _no_gpu(str(error))
-    if not plan.gpus:
-        return _no_gpu(gpu_table.why_none(os.environ))
+        reason = str(error)
+    if reason:
+        print(f"tfdist doctor --gpu: no GPU: {' '.join(reason.split())}", file=sys.stderr)
+        return 1
     cluster = strategy.connect(plan)
-    rows = measure_rows(cluster, links(plan.gpus) if plan.num_workers == 1 else None)
+    rows = measure_rows(cluster)
     if cluster.is_chief:
         print("\n".join(cluster.roster.short_lines(verbose=True)))
         print(tables.text(("GPU", "result"), rows))
@@ -50,26 +47,19 @@ def measure_all() -> int:
     return 0
 
 
-def _no_gpu(reason: str) -> int:
-    print(f"tfdist doctor --gpu: no GPU: {' '.join(reason.split())}", file=sys.stderr)
-    return 1
-
-
-def measure_rows(cluster: Any, link: tuple[str, float] | None) -> list[tuple[str, str]]:
-    """Returns the rows of the table; `link` is a result of `links`. Collective: all workers call it."""
+def measure_rows(cluster: Any) -> list[tuple[str, str]]:
+    """Returns the rows of the table. Collective: all workers call it."""
     from tfdist.cluster.devices import gpu_software
 
     found, replicas = gpu_software.describe(os.environ), cluster.num_replicas
-    devices = f"{replicas} x {checks.describe_gpus(found)}" if found else f"{replicas} replica(s) on the CPU"
-    rows = [("devices", devices), ("links", _link_text(link))]
+    rows = [("devices", f"{replicas} x {describe(found)}" if found else f"{replicas} replica(s) on the CPU")]
     rows += [("code", note) for note in gpu_software.notes(found)]
     best_pack = None
     if replicas > 1:
         rates = {size: all_reduce_gigabytes(cluster, size) for size in MEGABYTES}
         best_pack = recommend_megabytes(rates)
         text = ", ".join(f"{size:g} MB {rate:.3g}" for size, rate in rates.items())
-        of_link = f"; {max(rates.values()) / link[1]:.0%} of the link" if link and link[1] else ""
-        rows.append(("all-reduce", f"GB/s each way, by size: {text}{of_link}"))
+        rows.append(("all-reduce", f"GB/s each way, by size: {text}"))
     seconds: dict[str, float] = {}
     for precision in _PRECISIONS:
         seconds[precision] = step_seconds(cluster, precision)
@@ -86,6 +76,13 @@ def measure_rows(cluster: Any, link: tuple[str, float] | None) -> list[tuple[str
     return rows
 
 
+def describe(found: Mapping[str, Any]) -> str:
+    """Returns the GPUs of a worker and the versions of their software, a result of `gpu_software.describe`."""
+    names = dict.fromkeys(f"{gpu['name']} (compute capability {gpu['compute_capability']})" for gpu in found["gpus"])
+    versions = ", ".join(f"{label} {found[label.lower()]}" for label in ("driver", "CUDA", "cuDNN", "NCCL"))
+    return f"{', '.join(names)}; {versions}; TF32 {'on' if found['tf32'] else 'off'}"
+
+
 def all_reduce_gigabytes(cluster: Any, megabytes: float) -> float:
     """GB/s that each replica sends in an all-reduce of this size: 2 (N - 1) / N times the bytes, as in nccl-tests."""
     sums = max(1, min(50, round(256 / megabytes)))
@@ -97,15 +94,11 @@ def step_seconds(cluster: Any, precision: str, *, xla: bool | None = None) -> fl
     """Seconds of a step of `MODEL` on images of 32x32 pixels, from memory; `xla` as `config.train.xla`."""
     from tfdist.training import setup
 
-    examples = 4 * BATCH * cluster.num_replicas
+    source = {"target": "tfdist.zoo.sources:synthetic", "num_examples": 4 * BATCH * cluster.num_replicas}
+    batch = BATCH * cluster.num_replicas
     config = config_lib.Config(
         model=dict(MODEL),
-        data=config_lib.Data(
-            source={"target": "tfdist.zoo.sources:synthetic", "num_examples": examples},
-            evaluation_split=None,
-            batch_size=BATCH * cluster.num_replicas,
-            cache="prepared",
-        ),
+        data=config_lib.Data(source=source, evaluation_split=None, batch_size=batch, cache="prepared"),
         train=config_lib.Train(steps=STEPS, precision=precision, xla=xla),
         checkpoint=config_lib.Checkpoint(export=False),
     )
@@ -123,53 +116,3 @@ def recommend_precision(seconds: Mapping[str, float]) -> str:
     # bfloat16 first: it needs no loss scaling.
     fastest = "bfloat16" if seconds["bfloat16"] <= _WORTHWHILE_SPEED * seconds["float16"] else "float16"
     return fastest if _WORTHWHILE_SPEED * seconds[fastest] < seconds["float32"] else "float32"
-
-
-def links(gpus: Sequence[int]) -> tuple[str, float] | None:
-    """Returns the slowest link between GPUs that the process sees, and its GB/s in one direction (0: unknown)."""
-    visible = host_gpus.assigned_gpus(os.environ)
-    on_host = gpu_table.query()
-    index = {name: gpu.index for gpu in on_host for name in (gpu.uuid, str(gpu.index))}
-    places = [index.get(visible[gpu]) for gpu in gpus if gpu < len(visible)]
-    if len(gpus) < 2 or len(places) < len(gpus) or None in places:
-        return None
-    return slowest_link(gpu_table.topology() or "", places, {gpu.index: gpu for gpu in on_host})
-
-
-def slowest_link(
-    topology: str, places: Sequence[int], gpus: Mapping[int, gpu_table.HostGpu]
-) -> tuple[str, float] | None:
-    """Returns the same as `links`, from the text of `nvidia-smi topo -m` and the GPUs by their index on the host."""
-    kinds = [kind for (a, b), kind in parse_topology(topology).items() if a != b and {a, b} <= set(places)]
-    if not kinds:
-        return None
-    gpu = gpus[places[0]]
-    major = (gpu.compute_capability or (0, 0))[0]
-    speeds = {}
-    for kind in kinds:
-        if kind.startswith("NV"):
-            speeds[f"{kind} (NVLink)"] = int(kind[2:]) * _NVLINK.get(major, 0.0)
-        else:
-            speeds[f"{kind} (PCIe through the host)"] = gpu.pcie_width * _PCIE_LANE.get(gpu.pcie_generation, 0.0)
-    return min(speeds.items(), key=lambda item: item[1])
-
-
-def parse_topology(text: str) -> dict[tuple[int, int], str]:
-    """Parses the matrix of `nvidia-smi topo -m`: (index, index) of two GPUs -> "NV12", "PIX", "SYS", ..."""
-    rows = [re.sub(r"\x1b\[[\d;]*m", "", line).split() for line in text.splitlines()]
-    names = next((row for row in rows if row[:1] == ["GPU0"] and row[1:2] != ["X"]), [])
-    columns = [int(name[3:]) for name in names if re.fullmatch(r"GPU\d+", name)]
-    found = {}
-    for row in rows:
-        if row and re.fullmatch(r"GPU\d+", row[0]) and row is not names:
-            for column, kind in zip(columns, row[1:], strict=False):
-                if kind != "X":
-                    found[int(row[0][3:]), column] = kind
-    return found
-
-
-def _link_text(link: tuple[str, float] | None) -> str:
-    if link is None:
-        return "none between GPUs of one process, or unknown"
-    kind, speed = link
-    return f"{kind}, {speed:.3g} GB/s each way" if speed else f"{kind}, unknown speed"
