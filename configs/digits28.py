@@ -20,7 +20,7 @@ def get_config() -> c.Config:
             batch_size=128,
         ),
         optimizer={"target": "keras.optimizers:SGD", "momentum": 0.9, "nesterov": True},
-        learning_rate=c.LearningRate(peak=0.05, schedule={"target": "tfdist.zoo.schedules:cosine"}, warmup_epochs=1),
+        learning_rate=c.LearningRate(peak=0.02, schedule={"target": "tfdist.zoo.schedules:cosine"}, warmup_epochs=1),
         train=c.Train(epochs=10),
         checkpoint=c.Checkpoint(best_metric="accuracy"),
     )

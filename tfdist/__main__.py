@@ -69,7 +69,7 @@ TRAINING = {
 }
 _BEGIN = (
     "  $ tfdist train digits             trains a small network on images that come with it",
-    "  $ tfdist new mine --images=DIR    writes a config for data of yours, also tables, arrays, text",
+    "  $ tfdist new mine --images=DIR    writes a config for data of yours, also for a table",
     "  $ tfdist run my_script.py         trains with a Keras script of yours, unchanged",
 )
 _HELP = {"--help", "-help", "--helpfull", "--helpshort", "-h", "-?", "help"}

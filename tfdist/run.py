@@ -11,110 +11,69 @@ Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The worker
 Exit codes: those of python -m tfdist.main, or the script's own.
 """
 
+import argparse
 import contextlib
-import dataclasses
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from tfdist import config as config_lib
 from tfdist.cluster import error_report, interruption, process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.cluster.several_workers import malloc
-from tfdist.config import paths, removed, tensorflow_log
+from tfdist.config import tensorflow_log, tool_flags
 from tfdist.config.command_line import closed_streams
-
-_USAGE = (
-    "usage: python -m tfdist.run [--workdir=DIR] [--logical_devices=N] [--whole_calls=true] SCRIPT.py [its own flags]"
-)
 
 # What the threads and the atexit functions of a script may take after an error.
 _ENDING_SECONDS = 60.0
 
 
-def _whole(text: str) -> int | None:
-    return int(text) or None if text.isdecimal() else None
-
-
-# The flags, which are fields of `Command`: what a value must be, and what reads it, or returns None.
-_READ: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "workdir": (
-        "a path, and no address: mount it",
-        lambda text: None if paths.is_address(text) else Path(text).expanduser(),
-    ),
-    "logical_devices": ("a whole number and at least 1", _whole),
-    "whole_calls": ("true", lambda text: text.lower() == "true" or None),
-}
-
-
-@dataclasses.dataclass
-class Command:
-    """What the command line says; `arguments` are the script's own."""
-
-    script: Path
-    arguments: list[str]
-    workdir: Path | None = None
-    logical_devices: int = 1
-    whole_calls: bool = False
-
-
-def parse(arguments: list[str]) -> Command:
-    """Reads the command line.
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line: the flags, `script`, and the script's own `arguments`.
 
     Raises:
-        SystemExit: there is no such script, or a flag before it is unknown; code 0 after --help.
+        SystemExit: there is no such script, or a flag before it is wrong; code 0 after --help.
     """
-    given: dict[str, Any] = {}
-    while arguments and arguments[0].startswith("-"):
-        flag, *arguments = arguments
-        name, equals, value = flag.partition("=")
-        if name in ("--help", "-h"):
-            print(f"{_USAGE}\n\n{__doc__.strip()}")
-            sys.exit(0)
-        field = name.removeprefix("--")
-        if sentence := removed.of_flag(field, _READ):
-            sys.exit(sentence)
-        if field not in _READ:
-            sys.exit(f"tfdist.run has no flag {name}: flags of the script follow its name. {_USAGE}")
-        if not equals and arguments:
-            value, *arguments = arguments
-        if not value:
-            sys.exit(f"tfdist.run: {name} has no value. {_USAGE}")
-        meant, read = _READ[field]
-        given[field] = read(value)
-        if given[field] is None:
-            sys.exit(f"tfdist.run: {name} must be {meant}. Received: {value!r}")
-    if not arguments:
-        sys.exit(f"tfdist.run needs a script. {_USAGE}")
-    script, *rest = arguments
-    if not Path(script).is_file():
-        meant = f" Did you mean {script}.py?" if Path(f"{script}.py").is_file() else ""
-        sys.exit(f"tfdist.run: there is no file {script}.{meant} {_USAGE}")
-    return Command(Path(script), rest, **given)
+    parser = tool_flags.Parser("python -m tfdist.run", f"{__doc__}")
+    parser.usage = (
+        "python -m tfdist.run [--workdir=DIR] [--logical_devices=N] [--whole_calls=true] SCRIPT.py [its flags]"
+    )
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    parser.add_argument("--workdir", type=tool_flags.path, help=argparse.SUPPRESS)
+    parser.add_argument("--logical_devices", type=tool_flags.at_least(1), default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--whole_calls", choices=["true"], help=argparse.SUPPRESS)
+    parser.add_argument("script", metavar="SCRIPT.py", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        parser.refuse(unknown, "flags of the script follow its name")
+    if not args.script.is_file():
+        found = args.script.with_suffix(".py")
+        parser.error(f"there is no file {args.script}." + (f" Did you mean {found}?" if found.is_file() else ""))
+    return args
 
 
-def run_script(command: Command) -> int:
+def run_script(args: argparse.Namespace) -> int:
     """Connects the workers and runs the script as `__main__`; returns the exit code."""
     from tfdist.keras_fit import connect
     from tfdist.keras_fit.script import context, ending, entropy, files, model_methods
     from tfdist.keras_fit.whole_batch import global_view
 
-    script = command.script
-    options = config_lib.ClusterOptions(logical_devices=command.logical_devices)
-    sys.argv[:] = [str(script), *command.arguments]  # The workers compare the script.
+    script = args.script
+    options = config_lib.ClusterOptions(logical_devices=args.logical_devices)
+    sys.argv[:] = [str(script), *args.arguments]  # The workers compare the script.
     cluster = connect.connect(options, seed=None)
-    if command.whole_calls:
+    if args.whole_calls:
         global_view.call_mixing_layers_whole()
-    if command.workdir is None:
+    if args.workdir is None:
         interruption.restore_handlers()  # Nothing is saved: signals end the script as usual.
     sys.path[0] = str(script.resolve().parent)
     end: Callable[[], None] = lambda: None  # noqa: E731
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(model_methods.distribute_methods(cluster, command.workdir))
-            stack.enter_context(entropy.share_seed(cluster, command.workdir))
+            stack.enter_context(model_methods.distribute_methods(cluster, args.workdir))
+            stack.enter_context(entropy.share_seed(cluster, args.workdir))
             stack.enter_context(context.script_runs(cluster))
             stack.enter_context(files.write_once(cluster))
             end = stack.enter_context(ending.collect_endings())
@@ -151,14 +110,14 @@ def _run(script: Path) -> int:
 def main() -> None:
     """Runs the script that the command line names, and exits the process."""
     closed_streams.open_closed()
-    command = parse(sys.argv[1:])
+    args = parse(sys.argv[1:])
     if "PYTHONHASHSEED" not in os.environ:  # Python reads it as it starts: sets of texts have one order on all workers.
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
     tensorflow_log.announce()
     # Before TensorFlow is imported, which allocates, and reads its settings.
     malloc.keep_freed_memory(config_lib.ClusterOptions(), os.environ)
-    onednn.choose(os.environ, command.workdir and command.workdir / "fit1")
-    process_exit.run_and_exit(lambda: run_script(command))
+    onednn.choose(os.environ, args.workdir and args.workdir / "fit1")
+    process_exit.run_and_exit(lambda: run_script(args))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
 from tfdist.config import specs, tool_flags
-from tfdist.tools import batch_size_trial, child_runs, tables
+from tfdist.tools import batch_size, child_runs, tables
 
 HEADER = ("network", "parameters", "weights_mb", "gflop_per_image", "memory_mb", "step_ms", "images_per_second")
 
@@ -69,7 +69,7 @@ def count(spec: dict[str, Any]) -> tuple[int, float]:
 
 
 def trial_config(spec: dict[str, Any]) -> config_lib.Config:
-    """Returns the config of a training on random images, for `batch_size_trial.run_trial`."""
+    """Returns the config of a training on random images, for `batch_size.run_trial`."""
     source = {
         "target": "tfdist.zoo.sources:synthetic",
         "shape": spec["input_shape"],
@@ -82,7 +82,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Makes a few training steps of a network in processes of their own.
 
     Returns:
-        As `batch_size_trial.combine`.
+        As `batch_size.combine`.
 
     Raises:
         ValueError: the training failed for another reason than memory; contains the end of its log.
@@ -91,7 +91,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     arguments = [f"--{flag}={getattr(args, flag)}" for flag in ("image_size", "num_classes", "batch")]
     command = [sys.executable, "-m", "tfdist", "models", f"--trial={name}", f"--workdir={folder}", *arguments]
     log = args.workdir / f"{folder.name}.log"
-    found = batch_size_trial.combine(folder, child_runs.run_command(command, log, fresh=folder))
+    found = batch_size.combine(folder, child_runs.run_command(command, log, fresh=folder))
     if found is None:
         raise ValueError(f"The training of {name} failed; the end of {log}:\n{child_runs.end_of(log)}")
     return found
@@ -113,7 +113,7 @@ def row(name: str, counted: tuple[int, float], args: argparse.Namespace) -> tupl
     if not args.measure:
         return first
     found = measure(name, args)
-    if found["result"] != batch_size_trial.FITS:
+    if found["result"] != batch_size.FITS:
         return (*first, found["result"], None, None)
     rate = args.batch * found["replicas"] / found["step_ms"] * 1e3
     print(f"{name}: measured", flush=True)
@@ -125,7 +125,7 @@ def main(args: argparse.Namespace) -> None:
     workdir = args.workdir
     if args.trial is not None:
         config = trial_config(model_spec(args.trial, args.image_size, args.num_classes))
-        process_exit.run_and_exit(lambda: batch_size_trial.run_trial(config, args.batch, workdir, None), saves=False)
+        process_exit.run_and_exit(lambda: batch_size.run_trial(config, args.batch, workdir, None), saves=False)
     tables.make_folder(workdir)
     process_exit.import_tensorflow_quietly()
     import tensorflow as tf

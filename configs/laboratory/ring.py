@@ -22,7 +22,6 @@ import numpy as np
 from tfdist import config as config_lib
 from tfdist.cluster.control import listener
 from tfdist.cluster.discovery import environment, hostlist
-from tfdist.config import flags as config_flags
 from tfdist.tools import measure as measure_lib
 from tfdist.tools import tables
 from tfdist.tools.pictures import style
@@ -181,12 +180,13 @@ def rows(record: Record) -> list[tuple]:
     return found
 
 
-def show(record: Record, by_tensorflow: float, workdir: Path) -> None:
+def show(record: Record, by_tensorflow: float, name: str, workdir: Path) -> None:
     """Prints, writes and draws the steps of a ring all-reduce by hand.
 
     Args:
         record: of the steps.
         by_tensorflow: seconds of TensorFlow's all-reduce of as many bytes.
+        name: of the config.
         workdir: of the results.
     """
     lines = rows(record)
@@ -205,7 +205,7 @@ def show(record: Record, by_tensorflow: float, workdir: Path) -> None:
         print(f"no picture of the ring: {record.replicas} replicas, more than {MAX}")
         return
     caption = (
-        f"{config_flags.config_name()}, gradients of the first batch, one element of each chunk; frame: just received; "
+        f"{name}, gradients of the first batch, one element of each chunk; frame: just received; "
         f"time: median of the replicas, line from the fastest to the slowest. {text[0].upper()}{text[1:]}. "
         f"{measure_lib.machine()}"
     )

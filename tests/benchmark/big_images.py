@@ -20,8 +20,8 @@ from tfdist.zoo import inception
 
 BATCH, SIZE = 64, 224
 _CLASSES, _FILES, _QUALITY = 10, 8, 90
-# Sides of prepared images.
-_SHORTER, _SQUARE = 256, (256, 256)
+# The shorter side of prepared images.
+_SHORTER = 256
 
 
 def write(folder: Path, count: int) -> None:
@@ -35,14 +35,8 @@ def write(folder: Path, count: int) -> None:
     _write_tfrecord(folder / "tfrecord", paths)
     _write_array_record(folder / "array_record", paths)
     spec = _source("files", folder)
-    for name, to, size in (
-        ("jpeg", "jpeg", _SHORTER),
-        ("raw", "raw", _SQUARE),
-        ("raw_sides", "raw", _SHORTER),
-    ):
-        form = resized_files.Form(to=to, size=size, quality=_QUALITY)
-        source = specs.build(spec, "train", field="source")
-        resized_files.write_split(source, spec, "train", form, folder / name)
+    source = specs.build(spec, "train", field="source")
+    resized_files.write_split(source, spec, "train", _SHORTER, 3, folder / "jpeg")
 
 
 def _contents(count: int) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """Images/s of one core from files of large images: `python -m tests.benchmark.input_files`.
 
 2,000 made JPEGs of about 500x400 pixels, Inception's random crop to 224, a batch of 64: from a folder of files,
-TFRecord, ArrayRecord, and the files of `tfdist prepare --to=jpeg` and `--to=raw`; beside the classic tf.data pipeline.
+TFRecord, ArrayRecord, and the files of `tfdist prepare --size=256`; beside the classic tf.data pipeline.
 All take turns of one pass in one run, each in its own process on the same core. The files are in the page cache. The
 table has medians of the images in a second, and in a second of CPU time, which other work changes less.
 """
@@ -26,9 +26,7 @@ _PARTICIPANTS = {
     "tfdist, folder of files": ("big_images", "files"),
     "tfdist, TFRecord by index": ("big_images", "tfrecord"),
     "tfdist, ArrayRecord": ("big_images", "array_record"),
-    "tfdist, --to=jpeg --size=256": ("big_images", "jpeg"),
-    "tfdist, --to=raw --size=256": ("big_images", "raw_sides"),
-    "tfdist, --to=raw --size=256x256": ("big_images", "raw"),
+    "tfdist, prepared --size=256": ("big_images", "jpeg"),
 }
 # https://docs.ffcv.io/benchmarks.html: images/s of all 96 vCPUs of a p3dn.24xlarge, random resized crop to 224 and
 # flip, from memory; of JPEGs of quality 90 at 512 pixels, and of raw pixels at 256. Normalised on the GPU.

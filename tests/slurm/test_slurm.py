@@ -126,16 +126,16 @@ def test_an_arbitrary_distribution_leaves_the_addresses_to_be_asked_for(slurm, t
     assert tasks[1].spec.port != tasks[2].spec.port
 
 
-def test_a_batch_script_without_srun_is_one_worker_and_says_so(slurm, tmp_path):
-    script = f"#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=2\nexec {sys.executable} {tmp_path}/tell.py {tmp_path}\n"
+@pytest.mark.parametrize(("options", "said"), [("-N2 --ntasks-per-node=2", "4 tasks"), ("-N2", "2 nodes")])
+def test_a_batch_script_without_srun_is_one_worker_and_says_so(slurm, tmp_path, options, said):
+    script = f"#!/bin/bash\n#SBATCH {options}\nexec {sys.executable} {tmp_path}/tell.py {tmp_path}\n"
     (tmp_path / "tell.py").write_text(TELL)
     (tmp_path / "job.sbatch").write_text(script)
     done = slurm.run(["sbatch", "--wait", "--output=/dev/null", tmp_path / "job.sbatch"])
     assert done.returncode == 0, done.stderr
     alone = environment.resolve(json.loads((tmp_path / "0.json").read_text())["env"], **PORTS)
     assert (alone.launcher, alone.num_workers) == ("local", 1)
-    assert "4 tasks" in alone.note
-    assert "srun" in alone.note
+    assert said in alone.note and "srun" in alone.note
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ from tfdist.report import files
 
 BEST = "best.json"
 _RESUME = "run the same command to resume"
-# Names a file of workdirs: whatever starts the workers of a script looks there for its checkpoints.
-WORKDIRS_VARIABLE = "TFDIST_WORKDIRS"
 _STEP_DIRECTORY = re.compile(r"step-(\d{8,})$")
 
 
@@ -59,15 +56,3 @@ def steps(directory: Path) -> list[int]:
         return []
     matches = map(_STEP_DIRECTORY.match, names)
     return sorted((int(match[1]) for match in matches if match), reverse=True)
-
-
-def note_workdir(workdir: Path, env: Mapping[str, str]) -> None:
-    """Adds a workdir to the file that the launcher has named in the environment, if it has."""
-    if env.get(WORKDIRS_VARIABLE):
-        with contextlib.suppress(OSError), open(env[WORKDIRS_VARIABLE], "a") as file:
-            file.write(f"{workdir.resolve()}\n")
-
-
-def noted_workdirs(file: Path) -> list[Path]:
-    """Returns the workdirs that `note_workdir` has added to a file, in order, each once."""
-    return [Path(line) for line in dict.fromkeys(file.read_text().splitlines())] if file.exists() else []

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tfdist.checkpoint import directory
 from tfdist.report import files
 
 LOCK = ".tfdist-run"
@@ -138,7 +137,6 @@ def acquire(
         WorkdirInUseError: another run is alive and writes there.
     """
     files.make_workdir(workdir)
-    directory.note_workdir(workdir, os.environ)
     path, mine = workdir / LOCK, _this_process(job, heartbeat_seconds)
     started, seen, alive = time.monotonic(), None, False
     while not _create(path, mine):

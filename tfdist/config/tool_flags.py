@@ -18,7 +18,7 @@ from typing import NoReturn
 from absl import app, flags
 
 from tfdist import configs
-from tfdist.config import load, paths, removed, saved_run, text
+from tfdist.config import paths, removed, text
 from tfdist.config.command_line import closed_streams
 
 _WIDTH = 100
@@ -129,6 +129,8 @@ class Parser(argparse.ArgumentParser):
     def _read_config(
         self, args: argparse.Namespace, fields: list[str], before_config: Callable[[argparse.Namespace], None]
     ) -> None:
+        from tfdist.config import load, saved_run
+
         given = args.config or args.config_word
         if args.config and args.config_word:
             self.refuse([args.config_word])
@@ -161,7 +163,7 @@ class Parser(argparse.ArgumentParser):
                 print(f"\n{field_help.text(args.config_file, args.config)}")
         sys.exit(0)
 
-    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+    def refuse(self, unknown: Sequence[str], more: str = "--help lists all flags") -> NoReturn:
         """Exits with a sentence about words that are no flags of the command."""
         word = next((each for each in unknown if each.startswith("-")), "")
         if not word:
@@ -171,10 +173,14 @@ class Parser(argparse.ArgumentParser):
         if sentence := removed.of_flag(name, names):
             self.error(sentence)
         first, dot, rest = name.partition(".")
-        field = load.field_meant(name) if self.has_config and not dot else ""
+        field = ""
+        if self.has_config and not dot:
+            from tfdist.config import load
+
+            field = load.field_meant(name)
         near = text.closest(first, names, 0.8) or (f"config.{field}" if field else text.closest(first, names, 0.5))
         hint = f" Did you mean --{near}{dot}{rest}{equals}{value}?" if near else ""
-        self.error(f"there is no flag --{name}.{hint} --help lists all flags. Received: {word}")
+        self.error(f"there is no flag --{name}.{hint} {more[0].upper()}{more[1:]}. Received: {word}")
 
     def error(self, message: str) -> NoReturn:
         """Exits with `message`; argparse calls it for a wrong value."""

@@ -1,39 +1,40 @@
 """The supervisor of several workers on this machine: starts them, and restarts them after one is lost.
 
-`python -m tfdist.launch --workers=4 -- --config=configs/digits.py` trains a config: the flags after `--` are those of
-tfdist.main, for every worker. `python -m tfdist.launch --workers=4 -- my_fit.py --its=flags` runs a script; also
-`-- -m MODULE ...` and `-- PROGRAM ...`. `--` may be left out. Each line of output starts with the rank of its worker.
+`python -m tfdist.launch --workers=4 -- configs/digits.py` trains a config: the words after `--` are those of
+tfdist.main, for every worker. `-- my_script.py --its=flags` runs a script over all workers, by tfdist.run, unless it
+connects them itself with tfdist.connect(); `-- run --workdir=DIR my_script.py` also saves it. `-- -m MODULE ...` and
+`-- PROGRAM ...` are started as they are. Each line of output starts with the rank of its worker.
 
 Exit codes are those of the workers: 0 finished, 75 and 78 stopped and saved (run the same command to resume), 1 an
 error; and 76 if it gave up restarting. See docs/launch.md.
 """
 
+import argparse
+import ast
 import dataclasses
-import functools
 import math
 import os
+import re
 import secrets
+import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
+from absl import app
 
-from tfdist.checkpoint import directory
 from tfdist.cluster import interruption
 from tfdist.cluster.control import keys
 from tfdist.cluster.devices import host_gpus
-from tfdist.config import flags as config_flags
-from tfdist.config import tensorflow_log
+from tfdist.config import tensorflow_log, tool_flags
 from tfdist.config.command_line import closed_streams
-from tfdist.launch import command_line, local_workers, processes
+from tfdist.config.command_line import words as words_lib
+from tfdist.launch import local_workers, processes
 
+OWN_FLAGS = ("workers", "max_restarts", "grace_seconds")
 _SUCCESS = (0, *interruption.EXITS_SAVED)
-# Exit codes after which workers are not restarted, whatever was saved: a second Ctrl-C, and replicas that differ.
-_FINAL = (130, interruption.EXIT_MISMATCH)
 # After exit code 76: seconds until the other workers are stopped, so that the failure that caused it is seen.
 _SYMPTOM_SECONDS = 3.0
 # After the first worker has finished, or ended as asked: seconds until the others are stopped.
@@ -50,30 +51,15 @@ class AttemptResult:
     cause: str = ""
 
 
-def run_config(arguments: list[str], _: list[str]) -> int:
-    """Trains a config, given the flags of tfdist.main, and restarts after failures; returns the exit code."""
-    # The supervisor restarts the workers itself, so they must not requeue the job.
-    command = [sys.executable, "-m", "tfdist.main", *arguments, "--config.cluster.requeue=false"]
-    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
-    return start(command, lambda: [workdir], on_cpu=flags.FLAGS["config"].value.cluster.gpus == 0)
-
-
-def run_script(command: list[str], _: list[str]) -> int:
-    """Runs a script or another program, and restarts it after failures; returns the exit code."""
-    with tempfile.TemporaryDirectory(prefix="tfdist-launch-") as folder:
-        noted = Path(folder, "workdirs")
-        os.environ[directory.WORKDIRS_VARIABLE] = str(noted)
-        return start(command, lambda: directory.noted_workdirs(noted), on_cpu=False)
-
-
-def start(command: list[str], workdirs: Callable[[], list[Path]], *, on_cpu: bool) -> int:
-    """Starts the workers and restarts them after failures; returns the exit code."""
+def start(command: list[str], args: argparse.Namespace) -> int:
+    """Starts the workers and restarts them after one is lost; returns the exit code."""
     if sys.platform != "linux":
         sys.exit("tfdist.launch: several workers on a machine need Linux. Without it, use python -m tfdist.main.")
+    config = getattr(args, "config", None)
     try:
         note = local_workers.refuse_other_launchers(os.environ)
-        gpus = () if on_cpu else host_gpus.assigned_gpus(os.environ)
-        gpus_by_rank = local_workers.divide_gpus(gpus, flags.FLAGS.workers)
+        gpus = () if config and config.cluster.gpus == 0 else host_gpus.assigned_gpus(os.environ)
+        gpus_by_rank = local_workers.divide_gpus(gpus, args.workers)
     except ValueError as error:
         sys.exit(f"tfdist.launch: {error}")
     tensorflow_log.announce()
@@ -81,19 +67,19 @@ def start(command: list[str], workdirs: Callable[[], list[Path]], *, on_cpu: boo
         unused = len(gpus) - sum(map(len, gpus_by_rank))
         if note or unused:
             group.log(note or f"{unused} of {len(gpus)} GPUs are unused: they cannot be divided evenly.")
-        return supervise(group, command, workdirs, gpus_by_rank)
+        return supervise(group, command, gpus_by_rank, args.max_restarts, args.grace_seconds)
 
 
 def supervise(
     group: processes.ProcessGroup,
     command: list[str],
-    workdirs: Callable[[], list[Path]],
     gpus_by_rank: list[tuple[str, ...]],
+    max_restarts: int,
+    grace_seconds: float,
 ) -> int:
-    """Runs attempts until one succeeds, is stopped, or fails for good; returns the exit code.
+    """Runs attempts until one succeeds, is stopped, or fails with an error; returns the exit code.
 
-    A new checkpoint in the `workdirs` of the runs so far counts as progress. The GPUs of each worker are empty on a
-    machine without GPUs.
+    The GPUs of each worker are empty on a machine without GPUs.
     """
     # Kept open: the ports stay reserved across restarts.
     reserved = local_workers.reserve_ports(len(gpus_by_rank))
@@ -101,39 +87,36 @@ def supervise(
     environment = {keys.VARIABLE: secrets.token_hex(32)} | os.environ
     causes: list[str] = []
     while True:
-        before = checkpoints(workdirs())
-        result = attempt(group, command, local_workers.environments(environment, ports, gpus_by_rank))
-        if group.forwarded:
-            return stopped_exit_code(group, result, checkpoints(workdirs()))
+        result = attempt(group, command, local_workers.environments(environment, ports, gpus_by_rank), grace_seconds)
         if result.code in _SUCCESS:
             if result.cause:
                 group.log(f"{result.cause}; everything was saved before.")
             return result.code
+        if group.forwarded:
+            return stopped_exit_code(group, result)
         causes.append(result.cause)
-        progressed = not before.issuperset(checkpoints(workdirs()))
-        lost = result.code < 0 or result.code == interruption.EXIT_PEER_LOST
-        if not lost and (result.code in _FINAL or not progressed):
+        if result.code >= 0 and result.code != interruption.EXIT_PEER_LOST:
             group.log(f"{result.cause}. Not restarted: the error would recur.")
             return result.code
-        if len(causes) > flags.FLAGS.max_restarts:
+        if len(causes) > max_restarts:
             last = f" Last cause: {causes[-1]}." if causes[-1] != causes[0] else ""
             group.log(f"gave up after {len(causes) - 1} restart(s). First cause: {causes[0]}.{last}")
-            return interruption.EXIT_PEER_LOST if lost else result.code
-        restart = f"Restart {len(causes)} of {flags.FLAGS.max_restarts}"
-        group.log(f"{result.cause}. {restart}, {from_where(workdirs())}.")
+            return interruption.EXIT_PEER_LOST
+        group.log(f"{result.cause}. Restart {len(causes)} of {max_restarts}, from the newest checkpoint.")
 
 
-def attempt(group: processes.ProcessGroup, command: list[str], environments: Sequence[dict[str, str]]) -> AttemptResult:
+def attempt(
+    group: processes.ProcessGroup, command: list[str], environments: Sequence[dict[str, str]], grace_seconds: float
+) -> AttemptResult:
     """Starts all workers once and waits until all have exited."""
     workers = [group.start(command, env, rank) for rank, env in enumerate(environments)]
     codes: dict[int, int] = {}  # In the order of the exits.
     before_sigterm: dict[int, int] | None = None
     killed: list[int] = []
-    asked_at, stop_at, kill_at = math.inf, math.inf, math.inf
+    stop_at, kill_at = math.inf, math.inf
     while len(codes) < len(workers):
         for number in group.wait():
             group.send(number)
-            asked_at = min(asked_at, time.monotonic())
             if group.forwarded.count(signal.SIGINT) > 1:
                 stop_at = 0.0
         now = time.monotonic()
@@ -143,12 +126,10 @@ def attempt(group: processes.ProcessGroup, command: list[str], environments: Seq
             as_asked = code in _SUCCESS or (group.forwarded and -code in processes.STOP_SIGNALS)
             seconds = _LEAVE_SECONDS if as_asked else 0.0
             stop_at = min(stop_at, now + (_SYMPTOM_SECONDS if code == interruption.EXIT_PEER_LOST else seconds))
-        if now > asked_at + flags.FLAGS.grace_seconds and any(group.suspended()):
-            stop_at = now
         if now >= stop_at and before_sigterm is None:
-            before_sigterm, kill_at = dict(codes), now + flags.FLAGS.grace_seconds
+            before_sigterm, kill_at = dict(codes), now + grace_seconds
             group.send(signal.SIGTERM)
-        if (now >= kill_at or (before_sigterm is not None and all(group.suspended()))) and not killed:
+        if now >= kill_at and not killed:
             killed = [rank for rank in range(len(workers)) if rank not in codes]
             group.send(signal.SIGKILL)
     group.drain()
@@ -179,54 +160,108 @@ def summarize(codes: dict[int, int], killed: Sequence[int]) -> AttemptResult:
     return AttemptResult(code=code, cause=cause)
 
 
-def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult, saved: Collection[tuple]) -> int:
-    """Returns the exit code after a stop signal to the supervisor, and logs the reason if the run was not saved."""
-    if result.code in _SUCCESS:
-        return result.code
+def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult) -> int:
+    """Returns the exit code after a stop signal to the supervisor, if the workers do not say that they have saved."""
+    again = "Run the same command to resume from the newest checkpoint."
     if group.forwarded.count(signal.SIGINT) > 1:
-        group.log("interrupted before the run was saved. Run the same command to resume from the newest checkpoint.")
+        group.log(f"interrupted before the run was saved. {again}")
         return 130
-    if result.code == 130 or -result.code in group.forwarded or result.code == -signal.SIGTERM:
-        if "config" not in flags.FLAGS:  # A script, which may be doing anything.
-            group.log(f"stopped; {'it resumes from its newest checkpoint' if saved else 'there is no checkpoint'}.")
-            return interruption.EXIT_STOPPED
-        left = f"the checkpoint of step {max(saved)[1]} is unchanged" if saved else "nothing to save"
-        group.log(f"stopped before training started: {left}. Run the same command to start.")
+    if result.code == 130 or -result.code in (*group.forwarded, signal.SIGTERM):
+        group.log(f"stopped before training started: nothing was saved by this start. {again}")
         return interruption.EXIT_STOPPED
-    group.log(f"{result.cause}. Run the same command to resume from the newest checkpoint.")
+    group.log(f"{result.cause}. {again}")
     return interruption.EXIT_PEER_LOST if result.code < 0 else result.code
 
 
-def checkpoints(workdirs: Sequence[Path]) -> set[tuple[str, int, int]]:
-    """Returns workdir, step and time of each checkpoint. A new one counts, not the newest, which may be damaged."""
-    return {(str(each), *found) for each in workdirs for found in directory.written(each / "checkpoints")}
+def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divides a command line into the launcher's flags, which come first, and what every worker runs.
+
+    A "--" may separate the two.
+    """
+    own, left = [], [*words]
+    while left and left[0] != "--" and left[0].startswith("-"):
+        name, equals, _ = left[0].partition("=")
+        if name.lstrip("-").replace("-", "_") not in (*OWN_FLAGS, *words_lib.HELP, "verbosity"):
+            break
+        count = 1 if equals or name.lstrip("-") in words_lib.HELP else 2
+        own, left = own + left[:count], left[count:]
+    return own, left[1:] if left[:1] == ["--"] else left
 
 
-def from_where(workdirs: Sequence[Path]) -> str:
-    """Returns from where a restart continues, in words."""
-    found = {workdir: directory.newest_step(workdir / "checkpoints") for workdir in workdirs}
-    saved = [(workdir, step) for workdir, step in found.items() if step is not None]
-    if not saved:
-        return "from the beginning: there is no checkpoint"
-    workdir, step = saved[-1]
-    return f"from the checkpoint of step {step}" + (f" in {workdir}" if len(found) > 1 else "")
+def worker_command(words: Sequence[str]) -> list[str]:
+    """Returns the command of a worker for `SCRIPT.py ...`, `-m MODULE ...` or `PROGRAM ...`; [] for a config."""
+    first = words[0] if words else "--config"
+    if first == "-m":
+        return [sys.executable, *words]
+    if first == "run":
+        return [sys.executable, "-m", "tfdist.run", *words[1:]]
+    if first.startswith("-") or os.path.isdir(first):  # The workdir of a run has a config.
+        return []
+    if file := words_lib.config_named(first).partition(":")[0]:
+        if not os.path.isfile(file):
+            sys.exit(f"tfdist.launch: there is no file {os.path.abspath(file)}.")
+        if is_config(file):
+            return []
+        return [sys.executable, *([] if connects(file) else ["-m", "tfdist.run"]), *words]
+    if shutil.which(first) is None:
+        sys.exit(
+            f"tfdist.launch: there is no program {first!r}. After the launcher's flags, write a config, a script, "
+            "-m MODULE, or a program."
+        )
+    return list(words)
+
+
+def is_config(file: str) -> bool:
+    """Returns True if a Python file exists and defines `get_config` at its top level."""
+    try:
+        body = ast.parse(Path(file).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return False  # Python itself shows the error.
+    names = {getattr(node, "name", "") for node in body}
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {ast.unparse(target) for target in node.targets}
+    return "get_config" in names
+
+
+def connects(file: str) -> bool:
+    """Returns whether a script calls tfdist.connect itself: it is started as it is, and any other one by tfdist.run."""
+    text = Path(file).read_bytes()
+    return re.search(rb"\btfdist\.connect\(|^from tfdist import .*\bconnect\b", text, re.MULTILINE) is not None
 
 
 def main() -> None:
     """Runs the command line, and exits the process."""
     closed_streams.open_closed()
-    launch_flags, words = command_line.divide(sys.argv[1:])
-    if of_main := command_line.flags_of_main(words):
-        more, words = command_line.divide(of_main)
-        launch_flags += more
-    command = command_line.worker_command(words)
-    command_line.define_flags()
+    own, words = divide(sys.argv[1:])
+    command = [] if words_lib.HELP.intersection(each.lstrip("-") for each in own) else worker_command(words)
+    parser = tool_flags.Parser("python -m tfdist.launch", f"{__doc__}")
+    parser.usage = "python -m tfdist.launch --workers=N [options] -- CONFIG [flags of the run] | SCRIPT.py [its flags]"
+    at_least = tool_flags.at_least
+    parser.add_argument("--workers", metavar="N", type=at_least(1), help="Number of workers to start on this machine.")
+    meaning = "Number of restarts before giving up. Default: 3."
+    parser.add_argument("--max_restarts", metavar="N", type=at_least(0), default=3, help=meaning)
+    meaning = "Seconds between SIGTERM and SIGKILL when workers are stopped. Default: 10."
+    parser.add_argument("--grace_seconds", metavar="S", type=at_least(0, float), default=10.0, help=meaning)
     if not command:
-        config_flags.define_run_flags()
-    sys.argv[1:] = launch_flags if command else [*launch_flags, *words]
-    body = functools.partial(run_script, command) if command else functools.partial(run_config, words)
-    usage = "python -m tfdist.launch --workers=N [options] -- --config=FILE [flags of the run] | SCRIPT.py [its flags]"
-    config_flags.run_main(body, purpose=__doc__, usage=usage, parser=command_line.parse)
+        parser.add_run_flags()
+
+    def run(args: argparse.Namespace) -> int:
+        if args.workers is None:
+            sys.exit("tfdist.launch: set the number of workers to start, such as --workers=2")
+        # The supervisor restarts the workers itself, so they must not requeue the job.
+        of_main = [sys.executable, "-m", "tfdist.main", *words, "--config.cluster.requeue=false"]
+        return start(command or of_main, args)
+
+    def parse(_: list[str]) -> argparse.Namespace:
+        misplaced = [word for word in words if re.match(rf"--({'|'.join(OWN_FLAGS)})\b", word)]
+        if misplaced and not command:
+            sys.exit(f"tfdist.launch: {misplaced[0]} is the launcher's: write it before the config.")
+        return parser.read([*own, *([] if command else words)])
+
+    app.run(run, flags_parser=parse)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,6 @@ from tfdist import config as config_lib
 from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import environment
 
-# Launcher that has started this process -> the advice.
-_INSTEAD = {
-    "slurm": "Slurm's tasks are the workers: srun python -m tfdist.main ... (docs/slurm.md)",
-    "mpi": "the ranks are the workers: mpirun ... python -m tfdist.main ...",
-    "pbs": "pbsdsh's tasks are the workers: pbsdsh -u ... python -m tfdist.main ...",
-    "tf_config": "start python -m tfdist.main for each of its workers, or unset TF_CONFIG",
-}
-_OTHERS = "its processes are the workers: start python -m tfdist.main in each (docs/launchers.md)"
-
 
 def refuse_other_launchers(env: Mapping[str, str]) -> str:
     """Returns a warning about the environment, for example after a forgotten srun, else "".
@@ -28,7 +19,7 @@ def refuse_other_launchers(env: Mapping[str, str]) -> str:
     if spec.num_workers > 1:
         raise ValueError(
             f"this is already process {spec.rank} of {spec.num_workers}, started by {spec.launcher}; each one "
-            f"would start its own workers. Do not use tfdist.launch here: {_INSTEAD.get(spec.launcher, _OTHERS)}."
+            f"would start its own workers. Start python -m tfdist.main in its place (docs/launchers.md)."
         )
     return spec.note
 

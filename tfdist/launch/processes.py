@@ -20,8 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import psutil
-
 from tfdist.config import tensorflow_log
 
 _PR_SET_PDEATHSIG = 1
@@ -62,8 +60,6 @@ class ProcessGroup:
     partial_lines: dict[int, bytes] = dataclasses.field(default_factory=dict)
     # Whether TensorFlow's lines of its import are left out.
     hides_noise: bool = False
-    # Process ids of the workers that are other programs, such as a shell, and have received a stop signal.
-    whole: set[int] = dataclasses.field(default_factory=set)
 
     def start(self, command: Sequence[str], env: Mapping[str, str], rank: int) -> subprocess.Popen:
         """Starts a worker, which the kernel kills if the supervisor dies; rank 0 starts a new list of workers."""
@@ -106,26 +102,15 @@ class ProcessGroup:
     def pop_exited(self) -> Iterator[tuple[int, int]]:
         """Yields (rank, exit code) of workers that exited since the last call; negative: killed by a signal."""
         for rank, worker in enumerate(self.workers):
-            # After a stop signal a shell may exit before the program that it runs: both are awaited.
-            awaited = worker.pid in self.whole and _states(worker.pid)
-            if worker.returncode is None and not awaited and worker.poll() is not None:
+            if worker.returncode is None and worker.poll() is not None:
                 yield rank, worker.returncode
 
-    def suspended(self) -> list[bool]:
-        """Returns for each running worker whether it is suspended (SIGSTOP) and so cannot handle a signal."""
-        running = [worker.pid for worker in self.workers if worker.returncode is None]
-        return [psutil.STATUS_STOPPED in _states(pid) for pid in running]
-
     def send(self, number: int) -> None:
-        """Sends a signal to each running worker; SIGKILL, and signals to other programs than Python, to its group."""
-        # Background programs of a shell ignore SIGINT; other programs pass it on, and a second one ends a run unsaved.
-        to_group = signal.SIGTERM if number == signal.SIGINT else number
+        """Sends a signal to each running worker; SIGKILL to the processes that it has started, too."""
         for worker in self.workers:
             if worker.returncode is None:  # Not reaped yet, so the process id is not reused.
-                self.whole |= {worker.pid} if _is_other_program(worker.pid) else set()
                 with contextlib.suppress(ProcessLookupError):
-                    whole = number == signal.SIGKILL or worker.pid in self.whole
-                    os.killpg(worker.pid, to_group) if whole else os.kill(worker.pid, number)
+                    os.killpg(worker.pid, number) if number == signal.SIGKILL else os.kill(worker.pid, number)
 
     def drain(self) -> None:
         """Copies the remaining output of workers that have exited."""
@@ -184,24 +169,6 @@ def open_group() -> Iterator[ProcessGroup]:
         group.send(signal.SIGKILL)
         for worker in group.workers:
             worker.wait()
-
-
-def _is_other_program(pid: int) -> bool:
-    """Returns whether a process runs a program such as a shell, which may not pass signals on, and not Python."""
-    try:
-        return not os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
-    except OSError:
-        return False
-
-
-def _states(group: int) -> set[str]:
-    """Returns the states of the processes of a group that have not ended, as psutil names them."""
-    found = set()
-    for pid in psutil.pids():
-        with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            if os.getpgid(pid) == group:
-                found.add(psutil.Process(pid).status())
-    return found - {psutil.STATUS_ZOMBIE}
 
 
 def _add_rank(rank: int, line: bytes) -> bytes:

@@ -205,6 +205,14 @@ def test_without_srun_an_allocation_of_several_tasks_is_one_worker_and_a_note(en
     assert "4 tasks" in place.note and "Prefix the command with srun" in place.note
 
 
+def test_two_nodes_without_a_number_of_tasks_are_noted_and_one_task_of_srun_is_meant():
+    """Half of the allocation was idle, without a word."""
+    nodes = {"SLURM_JOB_ID": "14", "SLURM_JOB_NUM_NODES": "2"}
+    for env in (nodes, nodes | LEFT_OVER | {"SLURM_STEP_ID": "4294967290"}):  # The shell of salloc may be a step.
+        assert "2 nodes" in resolve(env).note and "Prefix the command with srun" in resolve(env).note
+    assert resolve(nodes | LEFT_OVER).note == ""
+
+
 def test_a_step_of_one_task_is_one_worker():
     place = resolve(slurm(0, [("n9", 0, 0)]))
     assert (place.launcher, place.num_workers, place.note) == ("slurm", 1, "")

@@ -97,6 +97,5 @@ def test_what_reads_all_examples_is_not_tuned(monkeypatch):
     read = staticmethod(lambda ids: {"image": tf.gather(images, ids)})
     source = type("Images", (), {"read": read, "__len__": lambda self: 5})()
     assert [len(one["image"]) for one in example_files.chunks(source.read, 5, 5)] == [5]
-    form = resized_files.Form(to="raw", size=(4, 4), quality=90)
-    assert [len(one["image"]) for one in resized_files._chunks(source, form, "train")] == [5]
+    assert [len(one["image"]) for one in resized_files._chunks(source, (4, 4), 3, "train")] == [5]
     assert tuned == [False, False]

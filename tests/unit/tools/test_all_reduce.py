@@ -1,9 +1,7 @@
 """What an all-reduce costs: the ring that is fitted to measured times, and the command on two replicas."""
 
 import csv
-import dataclasses
 import re
-import subprocess
 import sys
 
 import forked
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist import config as config_lib
 from tfdist.tools import all_reduce
 
 
@@ -21,9 +18,6 @@ def test_fit_recovers_latency_and_bandwidth_from_times():
     found = all_reduce.fit(sizes, [ring.seconds(size, 4) for size in sizes], 4)
     np.testing.assert_allclose([found.latency, found.bandwidth], [2e-4, 5e8], rtol=1e-6)
     np.testing.assert_allclose(ring.seconds(1e6, 4), 6 * 2e-4 + 2 * 3 / 4 * 1e6 / 5e8)
-    rows = all_reduce.predictions(ring, 0.01, 1_000_000, 2, 0.013)
-    assert [row[0] for row in rows] == [2, 4, 8, 16, 32] and rows[0][2] == 13.0 and rows[1][2] is None
-    assert rows[0][1] == round(1e3 * (0.01 + 2 * 2e-4 + 1e6 / 5e8), 3) == 12.4 and rows[0][3] == 0.806
     assert all_reduce.fit([4, 1000], [1e-3, 5e-4], 2).latency >= 0
 
 
@@ -41,9 +35,8 @@ def test_all_reduce_measures_sizes_and_predicts_steps(tmp_path):
     assert all(float(row["measured_ms"]) > 0 for row in rows)
     # The weights of configs/digits.py: two normalised convolutions and the logits.
     weights = 9 * 32 + 64 + 9 * 32 * 64 + 128 + 4 * 4 * 64 * 10 + 10
-    assert f"; gradients: {4 * weights:,} bytes" in done.stdout and "ms per message" in done.stdout
-    assert re.search(r"^ +2 +[\d.,]+ +[\d.,]+ +[\d.]+$", done.stdout, re.MULTILINE)
-    assert re.search(r"^ +32 +[\d.,]+ +- +[\d.]+$", done.stdout, re.MULTILINE)
+    assert f"; gradients: {4 * weights:,} bytes," in done.stdout and "ms per message" in done.stdout
+    assert re.search(r"a step: \S+ ms without communication, \S+ ms with it", done.stdout)
     assert f"ring: 2 messages of a replica, 1 x the {4 * weights:,} bytes of its gradients" in done.stdout
     assert float(re.search(r"the sums differ by at most (\S+) of", done.stdout)[1]) < 1e-6
     with (tmp_path / "ring.csv").open(newline="") as file:
@@ -57,20 +50,9 @@ def test_all_reduce_measures_sizes_and_predicts_steps(tmp_path):
     assert steps[0]["value_after"] == steps[3]["value_after"] != "0.0"
 
 
-def test_all_reduce_refuses_one_replica_without_tensorflow():
-    options = config_lib.ClusterOptions(gpus=0)
-    with pytest.raises(ValueError, match="There is one replica, so there is no all-reduce to measure"):
-        all_reduce.check_replicas(options, {})
-    all_reduce.check_replicas(dataclasses.replace(options, logical_devices=2), {})
-    all_reduce.check_replicas(config_lib.ClusterOptions(), {"CUDA_VISIBLE_DEVICES": "0,1"})
-    words = ["tfdist", "all_reduce", "--config=configs/digits.py"]
-    code = f"import sys; sys.argv = {words}; from tfdist import __main__ as command\n"
-    code += "try: command.main()\nfinally: assert 'keras' not in sys.modules"
-    env = worker_environment()
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith(
-        "tfdist all_reduce: There is one replica"
-    )
-    assert done.stderr.count("\n") == 1
+@pytest.mark.workers
+def test_all_reduce_refuses_one_replica(tmp_path):
+    command = [sys.executable, "-m", "tfdist", "all_reduce", "--config=configs/digits.py", f"--workdir={tmp_path}"]
+    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("tfdist: There is one replica, so there is no all-reduce to measure")

@@ -1,4 +1,4 @@
-"""`tfdist doctor --gpu`: its table on two logical CPU devices."""
+"""`tfdist doctor --gpu`: its table on two logical CPU devices, and what it recommends."""
 
 import json
 import re

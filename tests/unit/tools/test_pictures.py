@@ -204,25 +204,11 @@ def test_stages_and_their_losses(tmp_path):
 def test_the_cost_of_an_all_reduce(tmp_path):
     ring = all_reduce.RingCostModel(latency=1e-4, bandwidth=1e9)
     rows = [(size, size, 1e3 * ring.seconds(size, 2) * 1.1, 0.0, 0.0) for size in (4, 1024, 2**19, 2**20)]
-    steps = all_reduce.predictions(ring, 0.01, 1_000_000, 2, 0.013)
     found = texts(
         tmp_path / "ring",
-        lambda: measured.draw_all_reduce(rows, steps, lambda size: ring.seconds(size, 2), caption="x"),
+        lambda: measured.draw_all_reduce(rows, lambda size: ring.seconds(size, 2), caption="x"),
     )
-    assert {"measured", "formula of the ring", "predicted", "1 MiB", "replicas", "32"} <= {
-        *found
-    } and "512 KiB" not in found
-
-
-@pytest.mark.slow
-def test_the_batches_that_fit(tmp_path):
-    rows = [
-        (8, 16, 2, "fits", 900.0, 5.0),
-        (16, 32, 2, "fits", 1100.0, 8.0),
-        (32, None, None, "out of memory", None, None),
-    ]
-    found = texts(tmp_path / "batch", lambda: measured.draw_batches(rows, 16, fits="fits", caption="x"))
-    assert {"Memory", "Throughput", "out of memory", "largest: 16", "1,100", "MiB per replica"} <= {*found}
+    assert {"measured", "formula of the ring", "1 MiB"} <= {*found} and "512 KiB" not in found
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`tfdist prepare --to=raw|jpeg`: the pixels that are stored, what a killed or wrong command leaves, and the stream."""
+"""`tfdist prepare --size`: the images that are stored, what a killed or wrong command leaves, and the stream."""
 
 import ast
 import errno
@@ -22,7 +22,6 @@ from tfdist.data import stream
 from tfdist.tools.prepare_data import command, resized_files
 from tfdist.zoo import inception, sources
 
-QUALITY = 90
 # A linear network on the photos, cropped to 16x16.
 CONFIG = """
 import keras
@@ -59,8 +58,7 @@ class Slow:
             return ids
         return self.source.read(tf.ensure_shape(tf.numpy_function(wait, [ids], tf.int64), ids.shape))
 source = Slow(sources.image_folder("train", path=sys.argv[1], encoded=True))
-form = resized_files.Form(to="raw", size=(20, 24), quality=90)
-resized_files.write_split(source, {}, "train", form, pathlib.Path(sys.argv[2]))
+resized_files.write_split(source, {}, "train", (20, 24), 3, pathlib.Path(sys.argv[2]))
 """
 
 
@@ -85,111 +83,78 @@ def configuration(photos):
     return c.Config(model={"target": "x:y"}, data=data, train=c.Train(epochs=1))
 
 
-def write(photos, output, to, size):
-    form = resized_files.Form(to=to, size=size, quality=QUALITY)
-    return command.write_files(configuration(photos), form, pathlib.Path(output))
+def write(photos, output, size):
+    return command.write_files(configuration(photos), size, pathlib.Path(output))
 
 
 def read_all(source):
     return {name: value.numpy() for name, value in source.read(tf.range(len(source), dtype=tf.int64)).items()}
 
 
-def decoded(content, shape=None):
-    if shape is not None:
-        return np.frombuffer(content, np.uint8).reshape(shape)
-    return tf.io.decode_jpeg(content, channels=3).numpy()
-
-
-def test_raw_images_of_one_size_are_those_of_the_folder_at_this_size(photos, tmp_path):
-    rows = write(photos, tmp_path / "raw", "raw", (20, 24))
+def test_images_of_one_size_are_those_of_the_folder_at_this_size(photos, tmp_path):
+    rows = write(photos, tmp_path / "files", (20, 24))
     assert [row[:2] for row in rows] == [("train", 24), ("test", 6)]
     for split in ("train", "train[:75%]", "train[75%:]", "test"):
-        found = read_all(sources.prepared(split, path=str(tmp_path / "raw")))
+        found = read_all(sources.prepared(split, path=str(tmp_path / "files"), decode=3))
         wanted = read_all(sources.image_folder(split, path=str(photos), size=(20, 24)))
         assert set(found) == {"image", "label"}
-        for name, values in wanted.items():
-            np.testing.assert_array_equal(found[name], values)
-    source = sources.prepared("train", path=str(tmp_path / "raw"))
+        np.testing.assert_array_equal(found["label"], wanted["label"])
+        assert found["image"].shape == wanted["image"].shape
+        assert np.abs(found["image"].astype(int) - wanted["image"]).mean() < 4  # Of 255 levels: JPEG of quality 90.
+    source = sources.prepared("train", path=str(tmp_path / "files"))
     assert (source.classes, source.num_classes) == (["a", "b"], 2)
-    assert source.fingerprint() != sources.prepared("train[:50%]", path=str(tmp_path / "raw")).fingerprint()
+    assert source.fingerprint() != sources.prepared("train[:50%]", path=str(tmp_path / "files")).fingerprint()
     source.verify()
 
 
-@pytest.mark.parametrize("to", slow_except(["raw", "jpeg"], ["jpeg"]))
-def test_grey_images_stay_grey(to, photos, tmp_path):
+@pytest.mark.parametrize("size", slow_except([(20, 24), 45], [(20, 24)]))
+def test_grey_images_stay_grey_and_are_read_in_colour(size, photos, tmp_path):
     config = configuration(photos)
     config.data.source["channels"] = 1
-    form = resized_files.Form(to=to, size=(20, 24), quality=QUALITY)
-    command.write_files(config, form, tmp_path)
-    decode = 1 if to == "jpeg" else 0
-    source = sources.prepared("test", path=str(tmp_path), decode=decode)
-    seeds = tf.zeros([6, 2], tf.int64)
-    cropped = inception.image(source.read(tf.range(6, dtype=tf.int64)), seeds, training=True, size=8, mean=(0,) * 3)
+    command.write_files(config, size, tmp_path)
+    batch = sources.prepared("test", path=str(tmp_path)).read(tf.range(6, dtype=tf.int64))
+    assert set(tf.map_fn(tf.io.extract_jpeg_shape, batch["image"], tf.int32)[:, 2].numpy()) == {1}
+    cropped = inception.image(batch, tf.zeros([6, 2], tf.int64), training=True, size=8, mean=(0,) * 3, std=(1,) * 3)
     assert cropped["image"].shape == (6, 8, 8, 3)
-    found = read_all(source)["image"].astype(int)
-    wanted = read_all(sources.image_folder("test", path=str(photos), size=(20, 24), channels=1))["image"].astype(int)
-    assert found.shape == wanted.shape == (6, 20, 24, 1)
-    assert np.abs(found - wanted).mean() <= (4 if to == "jpeg" else 0)  # Of 255 levels.
-
-
-@pytest.mark.slow
-def test_grey_images_of_any_size_have_one_channel_and_are_read_in_colour(photos, tmp_path):
-    for to in ("raw", "jpeg"):
-        config = configuration(photos)
-        config.data.source["channels"] = 1
-        form = resized_files.Form(to=to, size=45, quality=QUALITY)
-        command.write_files(config, form, tmp_path / to)
-        batch = sources.prepared("test", path=str(tmp_path / to)).read(tf.range(6, dtype=tf.int64))
-        shapes = batch["image_shape"] if to == "raw" else tf.map_fn(tf.io.extract_jpeg_shape, batch["image"], tf.int32)
-        assert set(shapes[:, 2].numpy()) == {1}
-        cropped = inception.image(batch, tf.zeros([6, 2], tf.int64), training=True, size=8, mean=(0,) * 3, std=(1,) * 3)
-        np.testing.assert_array_equal(cropped["image"][..., 0], cropped["image"][..., 2])
+    np.testing.assert_array_equal(cropped["image"][..., 0], cropped["image"][..., 2])
 
 
 @pytest.mark.slow
 def test_one_number_is_the_shorter_side_and_enlarges_nothing(photos, tmp_path):
-    write(photos, tmp_path / "raw", "raw", 45)
-    write(photos, tmp_path / "jpeg", "jpeg", 45)
+    write(photos, tmp_path, 45)
     originals = read_all(sources.image_folder("train", path=str(photos), encoded=True))
-    raw, jpeg = (read_all(sources.prepared("train", path=str(tmp_path / to))) for to in ("raw", "jpeg"))
-    kept = scaled = 0
-    for number, original in enumerate(originals["image"]):
-        pixels = decoded(original)
-        height, width = pixels.shape[:2]
-        shape = raw["image_shape"][number]
-        found = decoded(raw["image"][number], shape)
-        again = decoded(jpeg["image"][number])
-        if min(height, width) <= 45:
+    stored = read_all(sources.prepared("train", path=str(tmp_path)))
+    kept = 0
+    for original, found in zip(originals["image"], stored["image"], strict=True):
+        pixels, again = (tf.io.decode_jpeg(each, channels=3).numpy() for each in (original, found))
+        shorter = min(pixels.shape[:2])
+        if shorter <= 45:
             kept += 1
-            np.testing.assert_array_equal(found, pixels)
-            assert jpeg["image"][number] == original
+            assert found == original
             continue
-        scaled += 1
-        expected = tuple(round(length * 45 / min(height, width)) for length in (height, width))
-        assert tuple(shape) == (*expected, 3) and again.shape == (*expected, 3)
-        wanted = tf.image.resize(pixels, expected, antialias=True)
-        np.testing.assert_array_equal(found, np.round(wanted).astype(np.uint8))
+        expected = tuple(round(length * 45 / shorter) for length in pixels.shape[:2])
+        assert again.shape == (*expected, 3)
         # The loss of JPEG at quality 90 with halved colour: 4 of 255 levels in the mean, at most.
-        assert np.abs(again.astype(float) - found).mean() < 4
-    assert kept >= 5 and scaled >= 5
-    np.testing.assert_array_equal(jpeg["label"], originals["label"])
+        assert np.abs(again.astype(float) - tf.image.resize(pixels, expected, antialias=True)).mean() < 4
+    assert 5 <= kept <= len(originals["image"]) - 5
+    np.testing.assert_array_equal(stored["label"], originals["label"])
 
 
 @pytest.mark.slow
 def test_jpegs_of_one_size_can_be_decoded_to_pixels(photos, tmp_path):
-    write(photos, tmp_path, "jpeg", (20, 24))
+    write(photos, tmp_path, (20, 24))
     content = read_all(sources.prepared("test", path=str(tmp_path)))["image"]
     pixels = read_all(sources.prepared("test", path=str(tmp_path), decode=3))["image"]
-    np.testing.assert_array_equal(pixels, np.stack([decoded(one) for one in content]))
-    write(photos, tmp_path / "sides", "jpeg", 20)
+    np.testing.assert_array_equal(pixels, np.stack([tf.io.decode_jpeg(one, channels=3) for one in content]))
+    write(photos, tmp_path / "sides", 20)
     with pytest.raises(ValueError, match=r"decode is 0, or 1 or 3 channels for JPEGs of one size.*3 for jpeg of size"):
         sources.prepared("test", path=str(tmp_path / "sides"), decode=3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("to", "size"), [("raw", (32, 32)), ("raw", 32), ("jpeg", 32)])
-def test_two_workers_take_the_batches_of_one_and_a_resume_goes_on(to, size, photos, tmp_path):
-    write(photos, tmp_path, to, size)
+@pytest.mark.parametrize("size", [(32, 32), 32])
+def test_two_workers_take_the_batches_of_one_and_a_resume_goes_on(size, photos, tmp_path):
+    write(photos, tmp_path, size)
     source = sources.prepared("train", path=str(tmp_path))
 
     def prepare(batch, seeds, *, training):
@@ -218,7 +183,7 @@ def test_a_run_on_the_files_is_the_same_on_two_workers_and_after_a_resume(photos
     environment = worker_environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}")
     config = f"--config={tmp_path / 'photos_config.py'}"
     output = tmp_path / "files"
-    flags = ["--to=raw", "--size=32", f"--output={output}"]
+    flags = ["--size=32", f"--output={output}"]
     (said,) = run_all([[sys.executable, "-m", "tfdist", "prepare", config, *flags]], [environment])
     (spec,) = shlex.split(next(line for line in said.splitlines() if "--config.data.source=" in line))
     assert "MB" in said
@@ -252,41 +217,41 @@ def test_a_killed_command_leaves_no_readable_files_and_the_next_one_writes_all(p
     assert len(list(tmp_path.glob("train.writing"))) == 1 and not (tmp_path / "train").exists()
     with pytest.raises(FileNotFoundError, match="there is no prepared split in"):
         sources.prepared("train", path=str(tmp_path))
-    write(photos, tmp_path, "raw", (20, 24))
+    write(photos, tmp_path, (20, 24))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".test.lock", ".train.lock", "test", "train"]
     assert len(sources.prepared("train", path=str(tmp_path))) == 24
 
 
 def test_what_is_complete_is_kept_and_other_files_are_refused(photos, tmp_path):
-    write(photos, tmp_path, "raw", (20, 24))
+    write(photos, tmp_path, (20, 24))
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
-    rows = write(photos, tmp_path, "raw", (20, 24))
+    rows = write(photos, tmp_path, (20, 24))
     assert [row[-1] for row in rows] == ["present", "present"]
     assert times == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.npy")}
     with pytest.raises(ValueError, match=r"'train' is there, made from other data, with other .*: size=\[20, 24\]"):
-        write(photos, tmp_path, "raw", (20, 20))
+        write(photos, tmp_path, (20, 20))
     (tmp_path / "mine" / "train").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"'train' is there, .*not by this command: no complete examples. Remove"):
-        write(photos, tmp_path / "mine", "raw", 20)
+        write(photos, tmp_path / "mine", 20)
     # Another program's manifest, beside images: nothing may be removed.
     shutil.copytree(photos, tmp_path / "photos")
     (tmp_path / "photos" / "train" / "manifest.json").write_text('{"made": "by another program"}')
     before = sorted((tmp_path / "photos").rglob("*"))
     with pytest.raises(ValueError, match=r"'train' is there, .* not by this command: no complete examples"):
-        write(photos, tmp_path / "photos", "raw", 20)
+        write(photos, tmp_path / "photos", 20)
     assert [path for path in sorted((tmp_path / "photos").rglob("*")) if path.suffix != ".lock"] == before
     # Cut off, it is no longer complete.
-    image = tmp_path / "train" / "image.npy"
+    image = next((tmp_path / "train").glob("image*"))
     os.truncate(image, image.stat().st_size - 1)
     with pytest.raises(ValueError, match=r"prepared .* has no split 'train'\. It has: test\."):
         sources.prepared("train", path=str(tmp_path))
     with pytest.raises(ValueError, match=r"no complete examples. Remove \S+/train, or give another folder"):
-        write(photos, tmp_path, "raw", (20, 24))
+        write(photos, tmp_path, (20, 24))
 
 
 def test_the_printed_source_is_one_word_for_a_shell(tmp_path):
     output = tmp_path / "it's $HOME"
-    text = command._advice(resized_files.Form(to="raw", size=(20, 24), quality=QUALITY), output)
+    text = command._advice(output)
     (word,) = shlex.split(next(line for line in text.splitlines() if "--config.data.source=" in line))
     source = {"target": "tfdist.zoo.sources:prepared", "path": str(output)}
     assert ast.literal_eval(word.removeprefix("--config.data.source=")) == source
@@ -294,11 +259,11 @@ def test_the_printed_source_is_one_word_for_a_shell(tmp_path):
 
 def test_images_that_have_changed_since_are_refused(photos, tmp_path):
     mine = shutil.copytree(photos, tmp_path / "mine")
-    write(mine, tmp_path / "files", "raw", (20, 24))
+    write(mine, tmp_path / "files", (20, 24))
     path = next((mine / "train").glob("*/*.jpg"))
     path.write_bytes(tf.io.encode_jpeg(np.zeros((40, 36, 3), np.uint8)).numpy())
     with pytest.raises(ValueError, match=r"the sizes or times of its files have changed\. Remove .*/files/train"):
-        write(mine, tmp_path / "files", "raw", (20, 24))
+        write(mine, tmp_path / "files", (20, 24))
 
 
 def test_a_file_system_without_locks_is_refused(photos, tmp_path, monkeypatch):
@@ -307,7 +272,7 @@ def test_a_file_system_without_locks_is_refused(photos, tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(OSError, match=r"--output=\S+ cannot be written: No locks available\. .* give another folder"):
-        write(photos, tmp_path, "raw", (20, 24))
+        write(photos, tmp_path, (20, 24))
 
 
 class Bright:
@@ -324,20 +289,19 @@ class Bright:
 
 
 def test_the_code_of_a_source_is_converted_as_in_training(tmp_path):
-    form = resized_files.Form(to="raw", size=(20, 24), quality=QUALITY)
-    resized_files.write_split(Bright(), {}, "train", form, tmp_path)
-    assert (read_all(sources.prepared("train", path=str(tmp_path)))["image"] == 8).all()
+    resized_files.write_split(Bright(), {}, "train", (20, 24), 3, tmp_path)
+    assert (read_all(sources.prepared("train", path=str(tmp_path), decode=3))["image"] == 8).all()
 
 
 def test_a_full_disk_a_damaged_image_and_data_that_are_no_images_say_one_thing(photos, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], capture_output=True).returncode == 0:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", disk], capture_output=True).returncode == 0:
         try:
             with pytest.raises(
                 OSError, match=r"--output=\S+ cannot be written: No space left on device. Free space, or"
             ):
-                write(photos, disk, "raw", (64, 64))
+                write(photos, disk, (64, 64))
             assert [path.name for path in disk.iterdir()] == [".train.lock"]
         finally:
             subprocess.run(["umount", "-l", disk], check=True)
@@ -350,21 +314,18 @@ def test_a_full_disk_a_damaged_image_and_data_that_are_no_images_say_one_thing(p
     (bad / "train" / "b" / "1.jpg").write_bytes(content)
     (bad / "train" / "a" / "0.jpg").write_bytes(content[: 3 * len(content) // 4])
     with pytest.raises(ValueError, match=r"The image '\S+/train/a/0.jpg' cannot be read: .* Repair or remove it"):
-        write(bad, tmp_path / "out", "jpeg", 20)
+        write(bad, tmp_path / "out", 20)
     assert not (tmp_path / "out" / "train").exists()
-    form = resized_files.Form(to="raw", size=8, quality=QUALITY)
-    with pytest.raises(ValueError, match='--to=raw needs a source of images: "image", encoded, string'):
-        resized_files.write_split(sources.line("train"), {}, "train", form, tmp_path / "line")
+    with pytest.raises(ValueError, match='--size needs a source of images: "image", encoded, string'):
+        resized_files.write_split(sources.line("train"), {}, "train", 8, 3, tmp_path / "line")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--size=3"], "--size needs --to: add --to=raw or --to=jpeg."),
-        (["--to=raw"], "--to=raw needs --size: add --size=256x256 or --size=256."),
-        (["--to=jpeg", "--size=9"], "--to=jpeg needs --output: add --output=FOLDER."),
-        (["--to=raw", "--size=9", "--output=x", "--quality=8"], "--quality=8 is the quality of JPEGs: add --to=jpeg"),
-        (["--to=raw", "--size=9x0", "--output=x"], "--size=9x0: give HEIGHTxWIDTH in pixels, such as 256x256, or one"),
+        (["--size=3"], "give both --size=256 and --output=FOLDER"),
+        (["--to=raw", "--size=3"], "--to was removed: images are written as JPEGs"),
+        (["--size=9x0", "--output=x"], "--size: give HEIGHTxWIDTH in pixels, such as 256x256, or one"),
     ],
 )
 def test_flags_that_do_not_fit_together_are_one_message(flags, message):

@@ -1,1 +1,1 @@
-"""`tfdist doctor`: command.py runs the checks of checks.py on all workers; gpus.py measures the GPUs (`--gpu`)."""
+"""`tfdist doctor`: command.py has its checks, a line each; gpus.py measures the GPUs (`--gpu`)."""

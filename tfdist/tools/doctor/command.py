@@ -1,229 +1,303 @@
 """Checks the environment of a job within a minute: `srun python -m tfdist doctor --config=...`.
 
-Start it like tfdist.main, alone or under any launcher, with the same flags. The chief prints a table with one line for
-each finding, and advice. Exit code 1: a finding is BAD, and a training would fail or hang. Without a config, it looks
-at this machine only: processor, GPUs, versions, launcher. `doctor --gpu` measures the GPUs instead.
+Start it like tfdist.main, alone or under any launcher, with the same flags. The chief prints a line for each check, and
+what to do. Exit code 1: a line is BAD, and a training would fail or hang. Without a config, it looks at this machine
+only: processor, versions, GPUs, launcher, disk. `doctor --gpu` measures the GPUs instead.
 """
 
+import argparse
 import dataclasses
+import functools
 import math
 import os
 import platform
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
+import psutil
 
+from tfdist import config as config_lib
 from tfdist.cluster import process_exit
-from tfdist.cluster.discovery import slurm_job
-from tfdist.config import flags as config_flags
-from tfdist.config import tensorflow_log
-from tfdist.config.command_line import tool_words, words
-from tfdist.report import files, process_info
+from tfdist.cluster.devices import machine, unused_gpus
+from tfdist.cluster.devices.machine import Machine
+from tfdist.cluster.discovery import environment, host_names, slurm_job
+from tfdist.config import tensorflow_log, tool_flags
+from tfdist.report import files, interpreter, lines
 from tfdist.tools import tables
-from tfdist.tools.doctor import checks, gpus, this_machine
-from tfdist.tools.doctor.checks import BAD, OK, Finding
+from tfdist.tools.doctor import gpus
 from tfdist.training import features
 
-_STEPS = 3
+OK, LOOK, BAD = "ok", "look", "BAD"
+# Steps that are measured, and seconds for which reading is measured.
+_STEPS, _READ_SECONDS = 3, 2.0
+# Time of a batch in an evaluation, which has no backward pass, in training steps.
+_FORWARD = 1 / 3
+# In addition to checkpoint.keep: the best, and the one that is being written.
+_MORE_CHECKPOINTS = 2
 
 
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    flags.DEFINE_bool("gpu", False, "Without --config: measure GPUs, links, all-reduce and steps in each precision.")
-    if "--gpu" in sys.argv:
-        return
-    config_flags.define_config()
-    flags.DEFINE_string("workdir", None, "Workdir of the planned run. Default: runs/NAME for NAME.py.")
-    flags.DEFINE_float("job_minutes", None, "Time limit of the planned job, as of sbatch --time.", lower_bound=0.0)
-    flags.DEFINE_float("seconds", 2.0, "Seconds for which reading is measured.", lower_bound=0.1)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table."""
+
+    check: str
+    verdict: str
+    finding: str
+    advice: str = ""
 
 
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; a config is not required."""
-    given = [word for word in words.free(argv[1:]) if word[:1] != "-"] or words.config_path(argv[1:])
-    if given and "--gpu" in argv:
-        sys.exit("tfdist doctor: --gpu measures this machine: leave out the config, or --gpu.")
-    if given or "--gpu" in argv:
-        return config_flags.parse(argv)
-    rest = tool_words.parse_words(argv)
-    config_flags.flags_only(rest[1:])
-    return rest
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags."""
+    parser.add_config(required=False)
+    meaning = "Without a config: measure GPUs, all-reduce and steps in each precision."
+    parser.add_argument("--gpu", action="store_true", help=meaning)
+    parser.add_workdir("runs/NAME", "Workdir of the planned run.")
+    meaning = "Time limit of the planned job, as of sbatch --time."
+    parser.add_argument("--job_minutes", metavar="MINUTES", type=tool_flags.at_least(0, float), help=meaning)
 
 
-def run_without_config() -> int:
-    """Looks at this machine, and prints the findings; returns the exit code."""
+def main(args: argparse.Namespace) -> int:
+    """Runs the checks, prints the table, and returns the exit code."""
+    if args.gpu and args.config:
+        raise ValueError("--gpu measures this machine: leave out the config, or --gpu.")
+    if args.gpu:
+        process_exit.run_and_exit(gpus.measure_all, saves=False)
+    if args.config:
+        checks = functools.partial(check_run, args.config, args.workdir, args.job_minutes)
+        process_exit.run_and_exit(lambda: report(checks()), saves=False)
     tensorflow_log.announce()
-    findings, rank = this_machine.look(os.environ)
-    code = report(findings, rank)
-    if rank == 0 and not code:
-        print("With a config it checks data, workers, memory and time as well: tfdist doctor my_config.py")
+    code = report([*look_at_machine(os.environ), disk(Path.cwd())])
+    if not code and not environment.resolve_roughly(os.environ).rank:
+        print("With a config it checks data, memory and time as well: tfdist doctor my_config.py")
     return code
 
 
-def run_checks() -> int:
-    """Runs all checks that are possible and prints the findings; returns the exit code."""
-    from tfdist.cluster import strategy
+def look_at_machine(env: Mapping[str, str]) -> list[Finding]:
+    """Returns the lines about this machine, and about how this process was started."""
+    here = machine.read(env)
+    known = " ".join(flag for flag in ("avx", "avx2", "avx512f", "amx_bf16") if flag in here.processor_flags)
+    cores = f"{psutil.cpu_count(logical=False) or os.cpu_count()} cores"
+    memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB"
+    text = ", ".join(filter(None, [here.architecture, cores, memory, known, here.site]))
+    versions = software(here, machine.package_versions())
+    found = [Finding("machine", OK, text), versions]
+    if versions.verdict == OK:  # TensorFlow can be imported.
+        found.append(check_gpus(here, env))
+    return [*found, launcher(env)]
+
+
+def software(here: Machine, versions: Mapping[str, str | None]) -> Finding:
+    """Checks processor and versions; TensorFlow is not imported."""
+    names = [f"{name} {each or 'of unknown version'}" for name, each in versions.items()]
+    text = ", ".join([f"Python {platform.python_version()}", *names])
+    problem = machine.refusal(here, versions)
+    return Finding("software", BAD, f"{text}: {problem}") if problem else Finding("software", OK, text)
+
+
+def check_gpus(here: Machine, env: Mapping[str, str]) -> Finding:
+    """Compares the GPUs of this machine with those that TensorFlow lists and that this process sees."""
     from tfdist.cluster.devices import gpu_software
 
-    config = flags.FLAGS["config"].value
-    workdir = Path(flags.FLAGS.workdir or f"runs/{config_flags.config_name()}").expanduser()
-    findings: list[Finding] = []
-    rank = 0
     try:
-        features.check(config)
-        findings.append(Finding("config", OK, "types, ranges and names"))
-        try:
-            plan, problem = strategy.plan(config.cluster, communication=config.communication), ""
-        except gpu_software.GpusNotFoundError as error:
-            plan, problem = strategy.plan(dataclasses.replace(config.cluster, gpus=0)), str(error)
-        rank = plan.worker_spec.rank
-    except ValueError as error:
-        findings.append(checks.from_error("config", error))
-        return report(findings, rank)
-    workers = check_workers(plan, workdir, findings, problem)
-    if workers and all(finding.verdict != BAD for finding in findings):
-        check_training(config, plan, workdir, findings)
-    return report(findings, rank)
-
-
-def check_workers(plan: Any, workdir: Path, findings: list[Finding], gpu_problem: str = "") -> list[dict[str, Any]]:
-    """Runs the rendezvous and compares the workers; adds to `findings`.
-
-    Returns the metadata of each worker in rank order; [] if the rendezvous failed. `gpu_problem` says why TensorFlow
-    lists no GPU although this host has some.
-    """
-    import keras
-    import tensorflow as tf
-
-    from tfdist.cluster.control import alone, rendezvous
-    from tfdist.cluster.devices import gpu_software
-    from tfdist.cluster.discovery import gpus as gpus_lib
-    from tfdist.cluster.discovery import host_names
-
-    alone.unset_proxies(os.environ)
-    place = plan.worker_spec
-    metadata = {
-        "versions": {"python": platform.python_version(), "tensorflow": tf.__version__, "keras": keras.__version__},
-        "gpus": len(plan.gpus),
-        "gpu_problem": gpu_problem,
-        "gpu_software": gpu_software.describe(os.environ) if plan.gpus else {},
-        "gpus_visible": len(tf.config.list_physical_devices("GPU")),
-        "gpus_on_node": place.gpus_on_node,
-        "local_size": place.local_size,
-        "unresolved": checks.unresolved(host_names.needed(place)),
-        "devices": f"{plan.local_replicas} {plan.device_type}",
-    }
-    check = "workdir"
-    try:
-        files.make_workdir(workdir)
-        check = "workers"
-        workers = rendezvous.rendezvous(
-            place,
-            must_match={},
-            seconds=plan.options.connect_seconds,
-            metadata=metadata,
-            exclusive=gpus_lib.held_gpus(place, plan.gpus),
-            workdir=workdir,
+        listed = gpu_software.num_listed(env)
+    except gpu_software.GpusNotFoundError as error:
+        return from_error("GPUs", error)
+    if not listed:
+        note = unused_gpus.of_other_makers(here)
+        return Finding("GPUs", LOOK if note else OK, note or "none: the replicas run on the CPU")
+    found, spec = gpu_software.describe(env), environment.resolve_roughly(env)
+    text = f"{listed} x {gpus.describe(found)}"
+    if notes := gpu_software.notes(found):
+        return Finding("GPUs", LOOK, text, " ".join(notes))
+    if spec.local_size > 1 and listed < spec.gpus_on_node:
+        advice = (
+            f"This task sees {listed} of the {spec.gpus_on_node} GPUs of its node, and NCCL uses NVLink only between "
+            "GPUs that each task sees: request --gpus-per-node, or add --gpu-bind=none (docs/slurm.md)."
         )
-    except (ValueError, OSError) as error:
-        findings.append(checks.from_error(check, error))
-        return []
-    hosts = ", ".join(f"{worker['rank']} on {worker['host']}" for worker in workers[:8])
-    findings.append(Finding("workers", OK, f"{len(workers)} by {place.launcher}: rank {hosts}"))
-    if place.note:
-        findings.append(Finding("workers", checks.LOOK, place.note))
-    if place.num_workers > 1:
-        ports = sorted({int(worker["address"].rpartition(":")[2]) for worker in workers})
-        findings.append(Finding("ports", OK, f"{ports[0]} to {ports[-1]}: all workers can connect to rank 0"))
-    findings.append(Finding("workdir", OK, f"{workdir} is writable and shared by all workers"))
-    findings += [*checks.versions(workers), checks.host_names(workers), *checks.gpus(workers)]
-    return workers
+        return Finding("GPUs", LOOK, text, advice)
+    return Finding("GPUs", OK, text)
 
 
-def check_training(config: Any, plan: Any, workdir: Path, findings: list[Finding]) -> None:
-    """Opens the data, builds the model and runs a few steps, as a training does; adds to `findings`."""
+def launcher(env: Mapping[str, str]) -> Finding:
+    """Describes how this process was started, and checks the names of the other workers' hosts."""
+    options = config_lib.ClusterOptions()
+    try:
+        spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
+        host_names.check(spec, env)
+    except ValueError as error:
+        return from_error("workers", error)
+    if spec.note:
+        return Finding("workers", LOOK, spec.note)
+    alone = "one, started by no launcher"
+    return Finding("workers", OK, f"{spec.num_workers} by {spec.launcher}" if spec.num_workers > 1 else alone)
+
+
+def check_run(config: config_lib.Config, workdir: Path, job_minutes: float | None) -> list[Finding]:
+    """Starts as a training does, opens the data, builds the model and runs a few steps; stops at what is BAD."""
+    findings = look_at_machine(os.environ)
+    if any(finding.verdict == BAD for finding in findings):
+        return findings
     import tensorflow as tf
 
     from tfdist.checkpoint import format as checkpoint_format
-    from tfdist.cluster.devices import host_gpus
     from tfdist.tools import measure
     from tfdist.training import setup
 
     try:
-        started = setup.build_run(config, workdir)
-    except (ValueError, OSError) as error:
-        findings.append(checks.from_error("data and model", error))
-        return
-    cluster, replicas = started.cluster, plan.num_replicas
-    batch = config.data.batch_size
-    findings.append(Finding("batch", OK, f"{batch} examples / {replicas} replica(s): {batch // replicas} per replica"))
-    times = gather(cluster, lambda: time.time() % 1e6)
-    findings.append(checks.clocks(times))
-    rate = read_rate(started, flags.FLAGS.seconds, batch // plan.num_workers)
-    rates = gather(cluster, lambda: rate)
-    findings.append(checks.data(rates, batch // plan.num_workers))
-    stored = checkpoint_format.num_bytes(started.variables)
-    num_bytes = sum(array.numpy().nbytes for array in started.context.model.trainable_variables)
-    # Of the smallest of this worker's GPUs.
-    of_gpu = min((gpu.memory_mib for gpu in host_gpus.query()), default=0) * 2**20 if plan.gpus else 0
-    free = of_gpu or measure.free_bytes() // (plan.worker_spec.local_size * plan.local_replicas)
-    findings.append(checks.memory(stored, num_bytes, int(min(gather(cluster, lambda: free)))))
-    findings.append(checks.disk(workdir, stored, config.checkpoint.keep))
-    try:
-        step_seconds = measure.step_seconds(started, _STEPS, communication=False)
-    except (ValueError, tf.errors.OpError) as error:
-        findings.append(checks.from_error("step", error))
-        return
-    # Without the measurements: of reading, and of steps.
-    start_seconds = process_info.age() - flags.FLAGS.seconds - _STEPS * step_seconds
-    seconds = measure.all_reduce_seconds(cluster, num_bytes) if replicas > 1 else 0.0
-    findings.append(checks.communication(seconds, num_bytes, replicas, step_seconds))
-    slowest = max(step_seconds + seconds, batch / plan.num_workers / min(rates))
-    findings.append(duration(started, slowest, start_seconds))
+        features.check(config)
+        files.make_workdir(workdir)
+        run = setup.build_run(config, workdir)
+        cluster, batch = run.cluster, config.data.batch_size
+        replicas, share = cluster.num_replicas, batch // cluster.num_workers
+        devices = cluster.roster.short_lines(verbose=False)
+        findings.append(Finding("config", OK, f"{devices[0]}; {batch // replicas} of {batch} examples per replica"))
+        reads = gather(cluster, _read_rate(run, share))
+        findings.append(data(reads, share))
+        stored = checkpoint_format.num_bytes(run.variables)
+        gradients = sum(array.numpy().nbytes for array in run.context.model.trainable_variables)
+        findings.append(
+            memory(stored + gradients, int(min(gather(cluster, _free_bytes(replicas // cluster.num_workers)))))
+        )
+        findings.append(disk(workdir, stored, config.checkpoint.keep))
+        step = measure.step_seconds(run, _STEPS, communication=False)
+        summed = measure.all_reduce_seconds(cluster, gradients) if replicas > 1 else 0.0
+    except (ValueError, OSError, tf.errors.OpError) as error:
+        return [*findings, from_error("start", error)]
+    findings.append(communication(summed, gradients, replicas, step))
+    # Of a start, without the measurements of reading and of steps.
+    start_seconds = interpreter.age() - _READ_SECONDS - _STEPS * step
+    planned = config.cluster.time_limit_seconds if job_minutes is None else 60 * job_minutes
+    limit = min(slurm_job.end_time(os.environ) - time.time(), math.inf if planned is None else planned)
+    slowest = max(step + summed, share / min(reads))
+    findings.append(duration(slowest, run.total_steps, _evaluated_batches(run), start_seconds, limit))
     cluster.leave()
+    return findings
 
 
-def duration(started: Any, step_seconds: float, start_seconds: float) -> Finding:
-    """Estimates the time of the run and the number of its jobs, from the seconds of a step and of a start."""
-    config, minutes = started.config, flags.FLAGS.job_minutes
-    limit = config.cluster.time_limit_seconds if minutes is None else 60 * minutes
-    left = min(slurm_job.end_time(os.environ) - time.time(), math.inf if limit is None else limit)
-    every = config.evaluation.every
-    periods = [every.steps, every.epochs and every.epochs * started.steps_per_epoch]
-    times = sum(started.total_steps / period for period in periods if period)
-    times = max(1, times + sum(epoch * started.steps_per_epoch <= started.total_steps for epoch in every.after or ()))
-    evaluated = times * (started.feed.sizes.evaluation_examples or 0) / config.data.batch_size
-    limit = left if math.isfinite(left) else None
-    return checks.duration(step_seconds, started.total_steps, evaluated, start_seconds, limit)
+def from_error(check: str, error: Exception) -> Finding:
+    """The finding for an error, whose message says what to do."""
+    return Finding(check, BAD, " ".join(str(error).split()))
 
 
-def gather(cluster: Any, value: Callable[[], float]) -> list[float]:
-    """Calls `value` on all workers at about the same time; returns the results in rank order."""
-    cluster.barrier()
-    return cluster.all_gather([float(value())])[:, 0].tolist()
+def data(rates: Sequence[float], worker_batch: int) -> Finding:
+    """Compares the examples/s that the workers read and prepare, in rank order, with those of a step."""
+    slowest = min(range(len(rates)), key=lambda rank: rates[rank])
+    text = f"{rates[slowest]:,.0f} examples/s on the slowest worker (rank {slowest})"
+    step = f"a step's {worker_batch} take {1e3 * worker_batch / max(rates[slowest], 1e-9):,.1f} ms"
+    if len(rates) > 1 and rates[slowest] < 0.5 * max(rates):
+        advice = "One slow node slows all: check its disk, or cache the examples (config.data.cache)."
+        return Finding("data", LOOK, f"{text}, {max(rates):,.0f} on the fastest; {step}", advice)
+    return Finding("data", OK, f"{text}; {step}")
 
 
-def read_rate(started: Any, seconds: float, batch: int) -> float:
+def memory(needed: int, free: int) -> Finding:
+    """Checks that weights, slots and gradients fit into the free memory of a replica; both arguments in bytes."""
+    text = f"weights, slots and gradients take {needed / 2**20:,.0f} MiB of {free / 2**20:,.0f} MiB free per replica"
+    if needed > free:
+        return Finding("memory", BAD, text, "Use a smaller model, or an optimizer with fewer slots.")
+    if needed > 0.5 * free:
+        return Finding("memory", LOOK, text, "Little memory is left for activations: run tfdist batch_size.")
+    return Finding("memory", OK, f"{text}; the rest is for activations (tfdist batch_size)")
+
+
+def disk(folder: Path, checkpoint_bytes: int = 2**29, keep: int = 0) -> Finding:
+    """Checks that checkpoints, `keep` and `_MORE_CHECKPOINTS`, can be written to `folder`, and fit there."""
+    free = shutil.disk_usage(folder).free
+    needed = (keep + _MORE_CHECKPOINTS) * checkpoint_bytes
+    text = f"{folder} has {free / 2**20:,.0f} MiB free, and the checkpoints of a run take {needed / 2**20:,.0f} MiB"
+    if not os.access(folder, os.W_OK):
+        return Finding("disk", LOOK, f"{folder} cannot be written", "Start where you can write, or give --workdir.")
+    if needed > free:
+        advice = "Free space, choose another --workdir, or lower config.checkpoint.keep."
+        return Finding("disk", BAD if keep else LOOK, text, advice)
+    return Finding("disk", OK, text)
+
+
+def communication(seconds: float, num_bytes: int, replicas: int, step_seconds: float) -> Finding:
+    """Compares the all-reduce of `num_bytes` of gradients with the rest of a step, both in seconds."""
+    if replicas == 1:
+        return Finding("all-reduce", OK, "one replica: no communication")
+    rate = 8e-9 * 2 * (replicas - 1) / replicas * num_bytes / seconds
+    text = f"{num_bytes / 2**20:.3g} MiB of gradients over {replicas} replicas: {1e3 * seconds:.3g} ms, "
+    text += f"{rate:.3g} Gbit/s; the rest of a step {1e3 * step_seconds:.3g} ms"
+    advice = (
+        "More than half of a step: use larger batches, config.communication.dtype=bfloat16 (with NCCL float16), or a "
+        "faster network."
+    )
+    return Finding("all-reduce", LOOK, text, advice) if seconds > step_seconds else Finding("all-reduce", OK, text)
+
+
+def duration(step_seconds: float, steps: int, evaluated: float, start_seconds: float, limit: float) -> Finding:
+    """Estimates how long the run takes, and how many jobs it needs.
+
+    Args:
+        step_seconds: of a training step, with reading and communication.
+        steps: of the run.
+        evaluated: the examples of all its evaluations, in global batches.
+        start_seconds: from the start of a process to its first step.
+        limit: time limit of a job in seconds; infinite: unknown.
+    """
+    seconds = (steps + _FORWARD * evaluated) * step_seconds
+    text = f"{steps:,} steps of {1e3 * step_seconds:.3g} ms: about {lines.duration(seconds)} for the run"
+    text += f", and {lines.duration(start_seconds)} for each start"
+    if math.isinf(limit):
+        return Finding("time", OK, text)
+    job = lines.duration(limit)
+    if limit <= start_seconds:
+        return Finding("time", LOOK, text, f"A job of {job} ends before the first step: raise its time limit.")
+    jobs = math.ceil(seconds / (limit - start_seconds))
+    if jobs == 1:
+        return Finding("time", OK, f"{text}: within one job of {job}")
+    advice = (
+        f"It resumes {jobs - 1} time(s): run the same command again, or set config.cluster.requeue (docs/slurm.md)."
+    )
+    return Finding("time", LOOK, f"{text}: {jobs} jobs of {job}", advice)
+
+
+def _evaluated_batches(run: Any) -> float:
+    """Returns the examples of all evaluations of a `training.run.Run`, in global batches."""
+    every = run.config.evaluation.every
+    periods = [every.steps, every.epochs and every.epochs * run.steps_per_epoch]
+    times = sum(run.total_steps / period for period in periods if period)
+    times += sum(epoch * run.steps_per_epoch <= run.total_steps for epoch in every.after or ())
+    return max(1, times) * (run.feed.sizes.evaluation_examples or 0) / run.config.data.batch_size
+
+
+def gather(cluster: Any, value: float) -> list[float]:
+    """Returns the values of all workers in rank order."""
+    return cluster.all_gather([float(value)])[:, 0].tolist()
+
+
+def _free_bytes(local_replicas: int) -> int:
+    """Free memory of a replica in bytes: of this worker's smallest GPU, or its share of the host's."""
+    from tfdist.cluster.devices import host_gpus
+    from tfdist.tools import measure
+
+    of_gpu = min((gpu.memory_mib for gpu in host_gpus.query()), default=0) * 2**20
+    return of_gpu or measure.free_bytes() // (environment.resolve_roughly(os.environ).local_size * local_replicas)
+
+
+def _read_rate(run: Any, batch: int) -> float:
     """Measures the examples per second that this worker reads and prepares; the first step is not measured."""
-    elements = started.feed.open_training(0, started.steps_per_epoch)
+    elements = run.feed.open_training(0, run.steps_per_epoch)
     next(elements)
     started_at, count = time.perf_counter(), 0
-    while time.perf_counter() - started_at < seconds:
+    while time.perf_counter() - started_at < _READ_SECONDS:
         next(elements)
         count += batch
     return count / (time.perf_counter() - started_at)
 
 
-def report(findings: list[Finding], rank: int) -> int:
+def report(findings: list[Finding]) -> int:
     """Prints the table on the chief, and the first BAD finding on other workers; returns the exit code."""
+    rank = environment.resolve_roughly(os.environ).rank
     bad = [finding for finding in findings if finding.verdict == BAD]
     if rank == 0:
-        rows = [(f.check, f.verdict, f.finding) for f in findings]
-        print(tables.text(("check", "", "finding"), rows))
+        print(tables.text(("check", "", "finding"), [(each.check, each.verdict, each.finding) for each in findings]))
         for finding in findings:
             if finding.advice:
                 print(f"{finding.check}: {finding.advice}")
@@ -231,10 +305,3 @@ def report(findings: list[Finding], rank: int) -> int:
     elif bad:
         print(f"tfdist: worker {rank}: {bad[0].check}: {bad[0].finding}", file=sys.stderr)
     return 1 if bad else 0
-
-
-def main(argv: list[str]) -> None:
-    """Runs the command after its flags are parsed, and exits the process."""
-    if not flags.FLAGS.gpu and flags.FLAGS["config"].value is None:
-        sys.exit(run_without_config())  # TensorFlow is imported only if it can be.
-    process_exit.run_and_exit(gpus.measure_all if flags.FLAGS.gpu else run_checks, saves=False)

@@ -1,7 +1,7 @@
 """The GPUs of a job in one table: `python -m tfdist doctor --gpu`, alone or under a launcher. It needs no config.
 
-Devices and versions, the all-reduce, the step of a residual network in each precision and without
-XLA, and the fields to set. Exit code 1, with one line that says why: there is no GPU.
+Devices and versions, all-reduce by size, the step of a residual network in each precision and without XLA, and the
+fields to set. Exit code 1, with one line that says why: there is no GPU.
 """
 
 import os
@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import config as config_lib
-from tfdist.cluster.devices import host_gpus
 from tfdist.tools import measure, tables
-from tfdist.tools.doctor import checks
 
 # Of the all-reduces, ascending; examples per replica of a step, and steps.
 MEGABYTES = (1, 2, 4, 8, 16, 32, 64, 256)
@@ -29,14 +27,17 @@ _WORTHWHILE_BANDWIDTH, _WORTHWHILE_SPEED = 0.9, 1.1
 def measure_all() -> int:
     """Measures and prints the table on the chief; returns the exit code."""
     from tfdist.cluster import strategy
+    from tfdist.cluster.devices import host_gpus
 
-    options = config_lib.ClusterOptions()
+    reason = ""
     try:
-        plan = strategy.plan(options)
+        plan = strategy.plan(config_lib.ClusterOptions())
+        reason = "" if plan.gpus else host_gpus.why_none(os.environ)
     except ValueError as error:
-        return _no_gpu(str(error))
-    if not plan.gpus:
-        return _no_gpu(host_gpus.why_none(os.environ))
+        reason = str(error)
+    if reason:
+        print(f"tfdist doctor --gpu: no GPU: {' '.join(reason.split())}", file=sys.stderr)
+        return 1
     cluster = strategy.connect(plan)
     rows = measure_rows(cluster)
     if cluster.is_chief:
@@ -46,18 +47,12 @@ def measure_all() -> int:
     return 0
 
 
-def _no_gpu(reason: str) -> int:
-    print(f"tfdist doctor --gpu: no GPU: {' '.join(reason.split())}", file=sys.stderr)
-    return 1
-
-
 def measure_rows(cluster: Any) -> list[tuple[str, str]]:
     """Returns the rows of the table. Collective: all workers call it."""
     from tfdist.cluster.devices import gpu_software
 
     found, replicas = gpu_software.describe(os.environ), cluster.num_replicas
-    devices = f"{replicas} x {checks.describe_gpus(found)}" if found else f"{replicas} replica(s) on the CPU"
-    rows = [("devices", devices)]
+    rows = [("devices", f"{replicas} x {describe(found)}" if found else f"{replicas} replica(s) on the CPU")]
     rows += [("code", note) for note in gpu_software.notes(found)]
     best_pack = None
     if replicas > 1:
@@ -81,6 +76,13 @@ def measure_rows(cluster: Any) -> list[tuple[str, str]]:
     return rows
 
 
+def describe(found: Mapping[str, Any]) -> str:
+    """Returns the GPUs of a worker and the versions of their software, a result of `gpu_software.describe`."""
+    names = dict.fromkeys(f"{gpu['name']} (compute capability {gpu['compute_capability']})" for gpu in found["gpus"])
+    versions = ", ".join(f"{label} {found[label.lower()]}" for label in ("driver", "CUDA", "cuDNN", "NCCL"))
+    return f"{', '.join(names)}; {versions}; TF32 {'on' if found['tf32'] else 'off'}"
+
+
 def all_reduce_gigabytes(cluster: Any, megabytes: float) -> float:
     """GB/s that each replica sends in an all-reduce of this size: 2 (N - 1) / N times the bytes, as in nccl-tests."""
     sums = max(1, min(50, round(256 / megabytes)))
@@ -92,15 +94,11 @@ def step_seconds(cluster: Any, precision: str, *, xla: bool | None = None) -> fl
     """Seconds of a step of `MODEL` on images of 32x32 pixels, from memory; `xla` as `config.train.xla`."""
     from tfdist.training import setup
 
-    examples = 4 * BATCH * cluster.num_replicas
+    source = {"target": "tfdist.zoo.sources:synthetic", "num_examples": 4 * BATCH * cluster.num_replicas}
+    batch = BATCH * cluster.num_replicas
     config = config_lib.Config(
         model=dict(MODEL),
-        data=config_lib.Data(
-            source={"target": "tfdist.zoo.sources:synthetic", "num_examples": examples},
-            evaluation_split=None,
-            batch_size=BATCH * cluster.num_replicas,
-            cache="prepared",
-        ),
+        data=config_lib.Data(source=source, evaluation_split=None, batch_size=batch, cache="prepared"),
         train=config_lib.Train(steps=STEPS, precision=precision, xla=xla),
         checkpoint=config_lib.Checkpoint(export=False),
     )

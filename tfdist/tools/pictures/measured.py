@@ -1,4 +1,4 @@
-"""Pictures of measurements: the cost of all-reduces, and the batch sizes that fit."""
+"""The picture of the cost of all-reduces."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,77 +9,31 @@ from tfdist.tools.pictures import style
 _FINE = 200
 
 
-def draw_all_reduce(
-    rows: Sequence[tuple], predictions: Sequence[tuple], ring: Callable[[float], float], *, caption: str
-) -> Any:
-    """Returns a figure: all-reduce time by size, measured and by the ring's formula; step time by replicas.
+def draw_all_reduce(rows: Sequence[tuple], ring: Callable[[float], float], *, caption: str) -> Any:
+    """Returns a figure of the all-reduce time by size, measured and by the formula of the ring, bytes -> seconds.
 
-    The rows are of `all_reduce.HEADER` and `all_reduce.STEP_HEADER`, the formula is bytes -> seconds.
+    The rows are of `all_reduce.HEADER`.
     """
     import numpy as np
     from matplotlib import ticker
 
-    figure, (left, right) = style.figure("Cost of an all-reduce", caption, columns=2, size=(12.5, 4.8))
+    figure, (axes,) = style.figure("Cost of an all-reduce", caption, size=(9.0, 5.4))
     sizes, measured = [row[0] for row in rows], [row[2] for row in rows]
     fine = np.geomspace(sizes[0], sizes[-1], _FINE)
-    left.plot(fine, [1e3 * ring(size) for size in fine], color=style.GREY, linestyle="--", label="formula of the ring")
-    left.plot(sizes, measured, linestyle="none", **style.series(0), label="measured")
+    axes.plot(fine, [1e3 * ring(size) for size in fine], color=style.GREY, linestyle="--", label="formula of the ring")
+    axes.plot(sizes, measured, linestyle="none", **style.series(0), label="measured")
     for size, each in zip(sizes, measured, strict=True):
-        style.value(left, size, each, f"{each:.3g}", color=style.COLORS[0])
-    left.set(xscale="log", yscale="log", xlabel="bytes of the tensor", ylabel="milliseconds", title="All-reduce")
+        style.value(axes, size, each, f"{each:.3g}", color=style.COLORS[0])
+    axes.set(xscale="log", yscale="log", xlabel="bytes of the tensor", ylabel="milliseconds")
     # Labels of neighbours would cover each other: the largest size may be close to the one before.
     marked = [size for size in sizes[:-1] if 8 * size <= sizes[-1]] + sizes[-1:]
-    left.set_xticks(marked, [_bytes(size) for size in marked])
-    left.set_xticks([], minor=True)
-    left.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    left.yaxis.set_major_formatter("{x:g}")
-    left.yaxis.set_minor_formatter("")
-    left.margins(y=0.15)
-    numbers, predicted = [row[0] for row in predictions], [row[1] for row in predictions]
-    right.plot(
-        numbers, predicted, color=style.GREY, linestyle="--", marker="o", markerfacecolor="white", label="predicted"
-    )
-    observed = [(row[0], row[2]) for row in predictions if row[2] is not None]
-    right.plot(*zip(*observed, strict=True), linestyle="none", **style.series(0), label="measured")
-    for number, each, row in zip(numbers, predicted, predictions, strict=True):
-        style.value(right, number, each, f"{row[3]:.0%}")
-    style.whole_numbers(right, numbers)
-    right.set(title="Time of a step, and efficiency", xlabel="replicas", ylabel="milliseconds")
-    right.set_ylim(0, 1.2 * max(predicted + [each for _, each in observed]))
-    for axes in (left, right):
-        axes.legend(loc="upper left")
-    return figure
-
-
-def draw_batches(rows: Sequence[tuple], best: int | None, *, fits: str, caption: str) -> Any:
-    """Returns a figure: memory of a replica and examples per second by batch; batches that do not fit are crosses.
-
-    The rows are of `batch_size.HEADER`, by batch.
-    """
-    figure, (left, right) = style.figure("The largest batch that fits", caption, columns=2, size=(12.5, 4.8))
-    good = [row for row in rows if row[3] == fits]
-    bad = [row for row in rows if row[3] != fits]
-    memory = [row[4] for row in good]
-    speeds = [1e3 * row[1] / row[5] for row in good]
-    top = 1.25 * max(memory, default=1.0)
-    for axes, y, unit in ((left, memory, "MiB per replica"), (right, speeds, "examples per second")):
-        axes.plot([row[0] for row in good], y, **style.series(0), label="fits")
-        for row, each in zip(good, y, strict=True):
-            style.value(axes, row[0], each, f"{each:,.0f}", color=style.COLORS[0])
-        axes.set(xlabel="batch per replica", ylabel=unit, ylim=(0, 1.25 * max(y, default=1.0)))
-        axes.set_xscale("log", base=2)
-        axes.margins(x=0.14)
-        axes.xaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
-        axes.yaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
-        if best is not None:
-            axes.axvline(best, color=style.COLORS[2], linestyle="--", zorder=1, label=f"largest: {best:,}")
-    for result in dict.fromkeys(row[3] for row in bad):
-        place = [row[0] for row in bad if row[3] == result]
-        left.plot(place, [0.93 * top] * len(place), "x", color=style.COLORS[1], markeredgewidth=3, label=result)
-    left.set_title("Memory")
-    right.set_title("Throughput")
-    right.set_xlim(left.get_xlim())
-    left.legend(loc="lower left", frameon=True, edgecolor="none")
+    axes.set_xticks(marked, [_bytes(size) for size in marked])
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+    axes.margins(y=0.15)
+    axes.legend(loc="upper left")
     return figure
 
 

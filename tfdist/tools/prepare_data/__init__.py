@@ -1,1 +1,1 @@
-"""Data before a job, `python -m tfdist prepare --config=...`: command.py; --to=raw|jpeg writes resized_files.py."""
+"""Data before a job, `python -m tfdist prepare --config=...`: command.py; --size writes resized_files.py."""

@@ -1,15 +1,15 @@
-"""Writes the images of a config's splits once, at the size that training needs: raw pixels or JPEG.
+"""Writes the images of a config's splits once, at the size that training needs, as JPEGs.
 
 The files are those of a cache on disk (`tfdist.data.cache.example_files`), a folder for each split, which
 `tfdist.zoo.sources:prepared` reads.
 """
 
-import dataclasses
 import errno
+import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +24,29 @@ from tfdist.data.stream import Source
 
 _CHUNK = 64
 _PARALLEL_IMAGES = 16
+# Of the JPEGs, 1 to 100.
+QUALITY = 90
 # Seconds between two lines about the progress.
 _PROGRESS_SECONDS = 20.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """How images are stored."""
-
-    # "raw": the pixels, which training need not decode. "jpeg".
-    to: str
-    # (height, width), exactly; or the shorter side in pixels at most, with the aspect ratio kept.
-    size: tuple[int, int] | int
-    # 1 to 100, of JPEG.
-    quality: int
-    # Of images that the source does not decode: 1 (grey) or 3 (colour).
-    channels: int = 3
-
-
-def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, output: Path) -> tuple[int, float]:
+def write_split(
+    source: Source, spec: dict[str, Any], split: str, size: tuple[int, int] | int, channels: int, output: Path
+) -> tuple[int, float]:
     """Writes the examples of `split` to OUTPUT/SPLIT, completely or not at all, unless they are there.
 
     Args:
         source: the split; "image" is encoded, string [n], or uint8 [n, h, w, c]. Other columns are kept.
         spec: of the source, to know it again.
+        size: (height, width), exactly; or the shorter side in pixels at most, with the aspect ratio kept.
+        channels: of images that the source does not decode: 1 (grey) or 3 (colour).
 
     Returns bytes of the files, and seconds that writing took, 0 if they were there. Raises ValueError if another
     folder is there, or the source has no images; OSError, which names the folder, if it cannot be written.
     """
     folder = output / split
-    made = {"source": diff.to_json(spec), "split": split, **diff.to_json(dataclasses.asdict(form))}
+    made = {"source": diff.to_json(spec), "split": split, "to": "jpeg", "size": diff.to_json(size)}
+    made |= {"quality": QUALITY, "channels": channels}
     made |= {"fingerprint": getattr(source, "fingerprint", str)(), "examples": len(source)}
     made["modified"] = getattr(source, "modified", str)()
     facts = {"made": made, "num_classes": getattr(source, "num_classes", None)}
@@ -64,7 +57,7 @@ def write_split(source: Source, spec: dict[str, Any], split: str, form: Form, ou
         with example_files.hold_lock(output / f".{split}.lock"):
             present = folder.exists()
             if not present:
-                example_files.write(folder, _chunks(source, form, split), len(source), facts)
+                example_files.write(folder, _chunks(source, size, channels, split), len(source), facts)
             elif different := _difference(example_files.read_manifest(folder), made):
                 raise ValueError(
                     f"--output={output}: {split!r} is there, made from other data, with other flags or not by this "
@@ -93,11 +86,12 @@ def _difference(manifest: dict[str, Any] | None, wanted: dict[str, Any]) -> str:
     return "" if name is None else f"{name}={present.get(name)!r}, not {wanted[name]!r}"
 
 
-def _chunks(source: Source, form: Form, split: str) -> Iterator[dict[str, np.ndarray]]:
+def _chunks(source: Source, size: tuple[int, int] | int, channels: int, split: str) -> Iterator[dict[str, np.ndarray]]:
     read = autograph.convert_read(source)
     done, started, shown = 0, time.perf_counter(), time.perf_counter()
     with tf.device("CPU:0"):
-        for chunk in example_files.chunks(lambda ids: _store(read(ids), form), len(source), _CHUNK):
+        store = functools.partial(_store, size=size, channels=channels)
+        for chunk in example_files.chunks(lambda ids: store(read(ids)), len(source), _CHUNK):
             yield chunk
             done += len(chunk["image"])
             if time.perf_counter() - shown > _PROGRESS_SECONDS:
@@ -106,53 +100,32 @@ def _chunks(source: Source, form: Form, split: str) -> Iterator[dict[str, np.nda
                 print(f"{split}: {done:,} of {len(source):,} images, {rate:,.0f} images/s", file=sys.stderr, flush=True)
 
 
-def _store(batch: Batch, form: Form) -> Batch:
-    """Returns the batch with its images in the form in which they are stored."""
+def _store(batch: Batch, *, size: tuple[int, int] | int, channels: int) -> Batch:
+    """Returns the batch with its images as JPEGs."""
     images = batch.get("image")
-    pixels = images is not None and images.dtype == tf.uint8 and images.shape.rank == 4
-    if not pixels and (images is None or images.dtype != tf.string):
+    decoded = images is not None and images.dtype == tf.uint8 and images.shape.rank == 4
+    if not decoded and (images is None or images.dtype != tf.string):
         found = {name: (value.dtype.name, tuple(value.shape)) for name, value in batch.items()}
         raise ValueError(
-            f'--to={form.to} needs a source of images: "image", encoded, string [n], or uint8 [n, h, w, c]. '
-            f"Received: {found}"
+            f'--size needs a source of images: "image", encoded, string [n], or uint8 [n, h, w, c]. Received: {found}'
         )
-    channels = images.shape[-1] if pixels else form.channels
-    one, signature = _storing(form, channels, decoded=pixels)
-    stored = tf.map_fn(one, images, fn_output_signature=signature, parallel_iterations=_PARALLEL_IMAGES)
-    return {**batch, **stored}
+    channels = images.shape[-1] if decoded else channels
 
-
-def _storing(form: Form, channels: int, *, decoded: bool) -> tuple[Callable[[tf.Tensor], Batch], Batch]:
-    """Returns a function of one image that returns what is stored, and the shapes and dtypes."""
-
-    def decode(content: tf.Tensor) -> tf.Tensor:
+    def store(content: tf.Tensor) -> tf.Tensor:
         pixels = content if decoded else tf.io.decode_image(content, channels=channels, expand_animations=False)
-        return tf.ensure_shape(pixels, [None, None, channels])
+        pixels = tf.ensure_shape(pixels, [None, None, channels])
+        encoded = tf.io.encode_jpeg(resize(pixels, size), quality=QUALITY)
+        if decoded or not isinstance(size, int):
+            return encoded
+        # A JPEG that is small enough is not compressed a second time.
+        jpeg = tf.io.is_jpeg(content)
+        stored = tf.cond(jpeg, lambda: tf.io.extract_jpeg_shape(content), lambda: tf.shape(pixels))
+        kept = jpeg & (tf.reduce_min(stored[:2]) <= size) & (stored[2] <= channels)
+        return tf.where(kept, content, encoded)
 
-    def as_jpeg(content: tf.Tensor) -> Batch:
-        pixels = decode(content)
-        encoded = tf.io.encode_jpeg(resize(pixels, form.size), quality=form.quality)
-        if not decoded and isinstance(form.size, int):  # Not compressed a second time.
-            jpeg = tf.io.is_jpeg(content)
-            stored = tf.cond(jpeg, lambda: tf.io.extract_jpeg_shape(content), lambda: tf.shape(pixels))
-            kept = jpeg & (tf.reduce_min(stored[:2]) <= form.size) & (stored[2] <= channels)
-            encoded = tf.where(kept, content, encoded)
-        return {"image": encoded}
-
-    def as_pixels(content: tf.Tensor) -> Batch:
-        return {"image": tf.ensure_shape(resize(decode(content), form.size), [*form.size, channels])}
-
-    def as_bytes(content: tf.Tensor) -> Batch:
-        pixels = resize(decode(content), form.size)
-        content = tf.numpy_function(lambda image: image.tobytes(), [pixels], tf.string, stateful=False)
-        return {"image": tf.ensure_shape(content, []), "image_shape": tf.shape(pixels)}
-
-    string, pixels = tf.TensorSpec([], tf.string), tf.uint8
-    if form.to == "jpeg":
-        return as_jpeg, {"image": string}
-    if isinstance(form.size, int):
-        return as_bytes, {"image": string, "image_shape": tf.TensorSpec([3], tf.int32)}
-    return as_pixels, {"image": tf.TensorSpec([*form.size, channels], pixels)}
+    string = tf.TensorSpec([], tf.string)
+    stored = tf.map_fn(store, images, fn_output_signature=string, parallel_iterations=_PARALLEL_IMAGES)
+    return {**batch, "image": stored}
 
 
 def resize(pixels: tf.Tensor, size: tuple[int, int] | int) -> tf.Tensor:

@@ -128,9 +128,9 @@ def outputs(
 
     iterator, found, said = cluster.distribute(dataset), [], time.monotonic()
     for number in range(1, steps + 1):
-        with cluster.collective("predictions"):
+        with cluster.monitor.in_collective("predictions"):
             found.append(tf.nest.map_structure(lambda value: value.numpy(), step(iterator)))
-        cluster.note_progress(number)
+        cluster.monitor.note_progress(number)
         if cluster.is_chief and time.monotonic() > said + _SECONDS:
             said = time.monotonic()
             print(f"{number * batch:,}/{len(source):,} examples", file=sys.stderr, flush=True)

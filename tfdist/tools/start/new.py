@@ -4,92 +4,221 @@ It holds a config, a network, a README, and a batch file where Slurm is found; a
 opened by the source that the config names, and are not copied.
 
     tfdist new shapes --images=shapes               # DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg and DIR/test/...
+    tfdist new shapes --images=shapes --pretrained=MobileNetV2     # the last layer of a network of ImageNet
     tfdist new flowers --table=flowers.csv          # a CSV or Parquet file; the last column is predicted
-    tfdist new flowers --table=flowers.csv --label=species
-    tfdist new spectra --arrays=spectra.npz         # arrays x and y, or x_train, y_train, x_test and y_test
-    tfdist new poems --text=poems.txt               # predicts the next character
+    tfdist new flowers --table=flowers.csv --label=species --ignore=id,name
     tfdist new mine --script                        # a script with Keras' own model.fit
 """
 
+import argparse
+import importlib.util
+import json
 import keyword
+import os
 import re
 import shlex
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from absl import flags
-
-from tfdist.config.command_line import tool_words
+from tfdist.config import specs, tool_flags
+from tfdist.config import text as text_lib
 from tfdist.tools import tables
-from tfdist.tools.start import look, templates
+from tfdist.tools.start import shipped
 
-USAGE = "NAME --images=DIR | --table=FILE | --arrays=FILE | --text=FILE | --script"
-_KINDS = ("images", "table", "arrays", "text")
-
-
-def define_flags() -> None:
-    """Defines the flags; not at import, because other tools use the same names."""
-    flags.DEFINE_string("images", None, "A folder with a folder of images for each class, or for each split and class.")
-    flags.DEFINE_string("table", None, "A CSV, TSV or Parquet file with a row for each example.")
-    flags.DEFINE_string("label", "", "The column of the table to predict. Default: the last one.")
-    flags.DEFINE_string("arrays", None, "An .npz file.")
-    flags.DEFINE_string("text", None, "A text file in UTF-8.")
-    flags.DEFINE_bool("script", False, "Write a Keras script instead of a config.")
-
-
-def parse(argv: list[str]) -> list[str]:
-    """Parses the command line; returns the program's name and the name of the directory."""
-    rest, values = tool_words.parse_words(argv), flags.FLAGS
-    given = [kind for kind in _KINDS if values[kind].value] + ["script"] * values.script
-    if len(rest) != 2 or len(given) != 1:
-        sys.exit(f"tfdist new: give a name and one kind of data: tfdist new {USAGE}")
-    return rest
+USAGE = "NAME --images=DIR [--pretrained=NETWORK] | --table=FILE [--label=COLUMN] | --script"
+_EVALUATION = ("test", "val", "valid", "validation")
+# The largest side of images, which are scaled to it: for a network of its own, and for one of ImageNet.
+_SIDE, _PRETRAINED_SIDE = 96, 160
+_EPOCHS = 20
+# The end of the batch file of a script, which leaves that to it; a config requeues the job itself.
+_REQUEUE = """
+code=$?
+# 75: stopped in time and saved. The same command resumes.
+[ "$code" -ne 75 ] || scontrol requeue "$SLURM_JOB_ID"
+exit "$code"\
+"""
 
 
-def main(argv: list[str]) -> None:
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the flags and the name of the directory."""
+    parser.add_argument("name", metavar="NAME", type=tool_flags.path, help="The directory, and the name of the config.")
+    kinds = parser.add_mutually_exclusive_group()
+    meaning = "A folder with a folder of images for each class, or for each split and class."
+    kinds.add_argument("--images", metavar="DIR", help=meaning)
+    kinds.add_argument("--table", metavar="FILE", help="A CSV, TSV or Parquet file with a row for each example.")
+    kinds.add_argument("--script", action="store_true", help="Write a Keras script instead of a config.")
+    meaning = "With --images: a network of keras.applications, with weights of ImageNet."
+    parser.add_argument("--pretrained", metavar="NETWORK", default="", help=meaning)
+    meaning = "The column of the table to predict. Default: the last one."
+    parser.add_argument("--label", metavar="COLUMN", default="", help=meaning)
+    meaning = "Columns of the table that are left out, such as numbers of rows."
+    parser.add_argument("--ignore", metavar="A,B,...", type=tool_flags.names, default=[], help=meaning)
+
+
+def main(args: argparse.Namespace) -> None:
     """Writes the directory, and prints what was found and what to type next; see `write`."""
-    values = flags.FLAGS
-    kind = next((kind for kind in _KINDS if values[kind].value), "script")
-    print(write(Path(argv[1]), kind, values[kind].value if kind in _KINDS else "", values.label))
+    kind = "images" if args.images else "table" if args.table else "script" if args.script else ""
+    if not kind:
+        raise ValueError(f"give one kind of data: tfdist new {USAGE}")
+    print(write(args.name, kind, args.images or args.table or "", args.pretrained, args.label, args.ignore))
 
 
-def write(folder: Path, kind: str, data: str = "", label: str = "") -> str:
+def write(
+    folder: Path, kind: str, data: str = "", pretrained: str = "", label: str = "", ignore: Sequence[str] = ()
+) -> str:
     """Writes a directory that trains; returns what was found, what was written, and what to type next.
 
     Args:
         folder: the directory; its name is that of the config.
-        kind: "images", "table", "arrays", "text" or "script".
+        kind: "images", "table" or "script".
         data: the folder or file; "" for a script.
+        pretrained: a network of `keras.applications` whose last layer is trained on the images; "": a network of its
+            own.
         label: the column of a table to predict; "": the last one.
+        ignore: columns of a table that are left out.
 
     Raises ValueError or OSError if the name, the data or the directory cannot be used.
     """
     name = re.sub(r"\W", "_", folder.name)
-    if not name.isidentifier() or keyword.iskeyword(name):
-        raise ValueError(f"{str(folder)!r} is no name for a config: it must begin with a letter, such as run_{name}.")
+    if not name.isidentifier() or keyword.iskeyword(name) or importlib.util.find_spec(name):
+        raise ValueError(
+            f"{str(folder)!r} is no name for a config: it must begin with a letter, and not be that of a module of "
+            f"Python, such as run_{name}."
+        )
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"the directory {folder} exists and is not empty: choose another name, or remove it.")
-    lines: list[str] = []
+    path, found = Path(data).expanduser().absolute(), ""
     if kind == "script":
-        files, command = templates.of_script(name), f"tfdist run --workdir=runs/{name} {name}.py"
+        files = {f"{name}.py": shipped.fill("script", name=name)}
+        command, job = f"tfdist run --workdir=runs/{name} {name}.py", f"tfdist.run --workdir=runs/{name} {name}.py"
     else:
-        found = _look(kind, data, label)
-        files, command = templates.of_data(name, found), f"tfdist train {name}.py"
-        counts = f"{len(found.training):,} examples for training, {len(found.evaluation):,} for evaluation"
-        lines = [f"found      {line}" for line in (*found.lines, counts)]
+        print("Opening the data. TensorFlow starts, which takes some seconds.", flush=True)
+        found, files = _images(name, path, pretrained) if kind == "images" else _table(name, path, label, ignore)
+        command, job = f"tfdist train {name}.py", f"tfdist.main --config={name}.py --config.cluster.requeue=true"
+    readme = "script_readme" if kind == "script" else "pretrained_readme" if pretrained else "readme"
+    files["README.md"] = shipped.fill(readme, name=name, data=path.name, longer=2 * _EPOCHS)
+    if shutil.which("sbatch"):
+        then, python = _REQUEUE if kind == "script" else "", sys.executable
+        files["job.sbatch"] = shipped.fill("job", name=name, cpus=os.cpu_count(), python=python, command=job, then=then)
     tables.make_folder(folder)
     for file, content in files.items():
         (folder / file).write_text(content)
-    return "\n".join(
-        [*lines, f"written    {folder}: {', '.join(files)}", "", f"    cd {shlex.quote(str(folder))} && {command}"]
+    written = f"written    {folder}: {', '.join(files)}"
+    return f"{found}{written}\n\n    cd {shlex.quote(str(folder))} && {command}"
+
+
+def _images(name: str, path: Path, pretrained: str) -> tuple[str, dict[str, str]]:
+    """Returns what was found, and file name -> content, for a folder of images."""
+    train, test = "train", "test"
+    if (path / train).is_dir():
+        test = next((each for each in _EVALUATION if (path / each).is_dir()), "")
+        train, test = (train, test) if test else ("train[:80%]", "train[80%:]")
+    source: dict[str, Any] = {"target": "tfdist.zoo.sources:image_folder", "path": str(path)}
+    first = specs.build(source | {"encoded": True}, train, field="--images")
+    if pretrained:
+        function = specs.resolve({"target": "tfdist.zoo.models:find_application"}, field="--pretrained")(pretrained)
+        size = [_PRETRAINED_SIDE] * 2
+        package = function.__module__.rpartition(".")[2]
+        shape = (*size, 3)
+        module = shipped.fill("pretrained", name=name, shape=shape, pretrained=pretrained, package=package)
+    else:
+        size = [min(_SIDE, side) for side in _image_size(_read(first, 1)["image"][0])]
+        module = shipped.fill("images", name=name, shape=(*size, 3))
+    source["size"] = size
+    model = {"num_classes": first.num_classes} | ({"weights": "imagenet"} if pretrained else {})
+    objective = {"target": "tfdist.zoo.objectives:classification"}
+    config, counts = _config(name, source, (train, test), model, objective, "accuracy", "--images")
+    classes = text_lib.list_names(first.classes, limit=8)
+    found = f"found      {first.num_classes} classes: {classes}\n           images, scaled to {size[0]}x{size[1]}\n"
+    return found + counts, {f"{name}.py": config, f"{name}_model.py": module}
+
+
+def _table(name: str, path: Path, label: str, ignore: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Returns what was found, and file name -> content, for a table."""
+    if not label:
+        frame = specs.resolve({"target": "tfdist.zoo.sources.table:read"}, field="--table")(str(path))
+        label = str(frame.columns[-1])
+    source: dict[str, Any] = {"target": "tfdist.zoo.sources:table", "path": str(path), "label": label}
+    source |= {"ignore": list(ignore)} if ignore else {}
+    training = specs.build(source, "train", field="--table")
+    batch = _read(training, len(training))
+    classes = training.num_classes
+    if classes:
+        arguments, outputs = "num_classes, ", "return keras.Model(inputs, layers.Dense(num_classes)(x))"
+        objective = {"target": "tfdist.zoo.objectives:classification", "inputs": "inputs"}
+        what = f"a class, of {classes}: {text_lib.list_names(training.classes, limit=8)}"
+    else:
+        targets = batch["targets"].numpy().astype(float)
+        mean, deviation = targets.mean(), targets.std() or 1.0
+        arguments, objective = "", {"target": "tfdist.zoo.objectives:regression"}
+        outputs = (
+            "x = layers.Dense(1)(x)\n    # In the units of the targets: their deviation and mean.\n"
+            f"    return keras.Model(inputs, layers.Rescaling({deviation:.6g}, {mean:.6g})(x))"
+        )
+        what = f"a number, {targets.min():.4g} to {targets.max():.4g}"
+    shape = tuple(batch["inputs"].shape[1:])
+    module = shipped.fill("dense", name=name, shape=shape, arguments=arguments, outputs=outputs)
+    model, metric = ({"num_classes": classes}, "accuracy") if classes else ({}, "mae")
+    config, counts = _config(name, source, ("train", "test"), model, objective, metric, "--table")
+    inputs = text_lib.list_names((each for each, one in training.columns.items() if one["role"] == "input"), limit=8)
+    found = f"found      the column {label!r} is predicted: {what}\n           from the columns: {inputs}\n"
+    return found + counts, {f"{name}.py": config, f"{name}_model.py": module}
+
+
+def _config(
+    name: str,
+    source: dict[str, Any],
+    splits: Sequence[str],
+    model: dict[str, Any],
+    objective: dict[str, Any],
+    metric: str,
+    field: str,
+) -> tuple[str, str]:
+    """Returns the config, and the numbers of examples in words."""
+    training, evaluation = (len(specs.build(source, split, field=field)) for split in splits)
+    images = field == "--images"
+    batch = 32
+    while batch > 1 and 16 * batch > training:  # A power of 2: it can be divided among 1, 2, 4 or 8 devices.
+        batch //= 2
+    config = shipped.fill(
+        "config",
+        name=name,
+        data=Path(source["path"]).name,
+        model=_code({"target": f"{name}_model:network"} | model),
+        adapt="" if images else f'        adapt={{"target": "{name}_model:adapt"}},\n',
+        source=",\n".join(f"                {_code(key)}: {_code(value)}" for key, value in source.items()),
+        prepare="" if images else '            prepare={"target": "tfdist.zoo.prepare:identity"},\n',
+        train_split=splits[0],
+        training=training,
+        evaluation_split=splits[1],
+        evaluation=evaluation,
+        batch_size=batch,
+        objective=_code(objective),
+        epochs=_EPOCHS,
+        metric=metric,
+        mode="max" if metric == "accuracy" else "min",
     )
+    return config, f"           {training:,} examples for training, {evaluation:,} for evaluation\n"
 
 
-def _look(kind: str, data: str, label: str) -> look.Data:
-    path = Path(data).expanduser().absolute()
-    if kind == "images" and not path.is_dir():
-        raise FileNotFoundError(f"--images={data}: there is no folder {str(path)!r}.")
-    if kind != "images" and not path.is_file():
-        raise FileNotFoundError(f"--{kind}={data}: there is no file {str(path)!r}.")
-    print("Looking at the data. TensorFlow starts, which takes some seconds.", flush=True)
-    return look.table(path, label) if kind == "table" else getattr(look, kind)(path)
+def _read(source: Any, count: int) -> dict[str, Any]:
+    """Returns the first examples of a source."""
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):
+        return source.read(tf.range(count, dtype=tf.int64))
+
+
+def _image_size(encoded: Any) -> list[int]:
+    """Returns the height and width of an image, a string of its file."""
+    import tensorflow as tf
+
+    return tf.io.decode_image(encoded, expand_animations=False).shape[:2].as_list()
+
+
+def _code(value: object) -> str:
+    """Returns strings, numbers, and lists and dicts of them as Python code with double quotes."""
+    return json.dumps(value, ensure_ascii=False)

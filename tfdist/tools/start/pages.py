@@ -3,25 +3,24 @@
 The path of a file that the pages name, such as launch/slurm.sbatch, prints this file.
 """
 
+import argparse
 import re
 
-from tfdist.config.command_line import tool_words
+from tfdist.config import tool_flags
 from tfdist.tools.start import shipped
 
 USAGE = "[PAGE]"
 FOLDER = shipped.find("docs")
 
 
-def define_flags() -> None:
-    """Defines no flags."""
+def add_flags(parser: tool_flags.Parser) -> None:
+    """Adds the page."""
+    parser.add_argument("page", metavar="PAGE", nargs="?", default="", help="The page or file to print.")
 
 
-parse = tool_words.parse_words
-
-
-def main(argv: list[str]) -> None:
+def main(args: argparse.Namespace) -> None:
     """Prints the list of pages, or a page or file; raises ValueError if there is none of this name."""
-    word = " ".join(argv[1:])
+    word = args.page
     if not word:
         order = re.findall(r"\]\(([\w-]+)\.md\)", (FOLDER / "index.md").read_text(encoding="utf-8"))
         width = max(map(len, order))

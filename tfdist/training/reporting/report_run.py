@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import shlex
 from typing import Any
@@ -18,6 +19,7 @@ from tfdist.report.reporter import Reporter
 from tfdist.training.reporting import first_batch
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
+from tfdist.training.step.layers import model_layers
 
 # What the numbers of an example mean: class names, columns; see `tfdist.data.description.to_save`.
 DATA = "data.json"
@@ -99,14 +101,18 @@ def start_lines(run: Run, resumed_step: int | None) -> list[str]:
     per_replica = f", {sizes.per_replica} per replica" if replicas > 1 else ""
     epochs = sizes.total_steps / sizes.steps_per_epoch
     name = config.model.get("name")  # Of a network of keras.applications.
-    model = f"{config.model.get('target')}{f'(name={name})' if name else ''}"
+    model, network = f"{config.model.get('target')}{f'(name={name})' if name else ''}", run.context.model
+    parameters = f"{network.count_params():,} parameters"
+    if any(not layer.trainable and layer.weights for layer in model_layers.of_all_depths(network)):
+        trained = sum(math.prod(variable.shape) for variable in network.trainable_variables)
+        parameters += f" ({trained:,} trained)"  # Layers are frozen.
     return [
         *([f"config     {run.log.config_file}"] if run.log.config_file else []),
         f"workdir    {run.workdir}, {state}",
         f"data       {sizes.training_examples or 0:,} examples for training{evaluated}",
         f"batch      {sizes.global_batch:,} examples{per_replica}; {lines.count(sizes.steps_per_epoch, 'step')} per "
         f"epoch, {lines.count(sizes.total_steps, 'step')} in {lines.epochs(epochs)} epoch{'s' * (epochs != 1)}",
-        f"model      {model}, {run.context.model.count_params():,} parameters, {config.train.precision}",
+        f"model      {model}, {parameters}, {config.train.precision}",
         f"optimizer  {learning_rate.describe(config)}",
         f"devices    {replicas} replica{'s' * (replicas > 1)}{f' in {workers} workers' if workers > 1 else ''}",
         *run.log.chosen,

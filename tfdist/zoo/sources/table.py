@@ -184,8 +184,9 @@ def _describe_input(values: Any, name: str) -> dict[str, Any]:
     _refuse_commas(values, name)
     texts = sorted(values.dropna().astype(str).unique().tolist())
     if len(texts) > MAX_CATEGORIES:
+        other = min(texts, key=lambda text: text.replace(".", "", 1).isdigit())  # In a column of numbers, what is none.
         raise ValueError(
-            f"{name}: the column {values.name!r} has {len(texts):,} different texts, such as {texts[0]!r}, and is no "
+            f"{name}: the column {values.name!r} has {len(texts):,} different texts, such as {other!r}, and is no "
             f"category: leave it out, ignore=[{values.name!r}]."
         )
     return {"role": "input", "kind": "category", "values": texts}

@@ -15,6 +15,8 @@ _STEP_VARIABLES = (
     "SLURM_NODEID",
     "SLURM_LOCALID",
 )
+# The id of the step in which the shell of salloc runs.
+_INTERACTIVE_STEP = "4294967290"
 # Distance of consecutive steps of a job in port blocks, so that they do not overlap with steps of the next jobs.
 _BLOCKS_PER_STEP = 233
 # The same of consecutive starts of a requeued job: a port that another job uses may have ended the last start.
@@ -104,13 +106,19 @@ def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> WorkerSpe
 
 
 def forgotten_srun(env: Mapping[str, str]) -> str:
-    """Returns a warning if this process is the only worker in an allocation of several tasks, else ""."""
-    tasks = env.get("SLURM_NTASKS", "1")
-    if not env.get("SLURM_JOB_ID") or not tasks.isdecimal() or int(tasks) == 1:
+    """Returns a warning if this process is the only worker in an allocation of several tasks or nodes, else "".
+
+    Without a number of tasks, as in `sbatch --nodes=2`, Slurm sets that of the nodes only. One task that srun started,
+    of several nodes, is meant.
+    """
+    by_srun = in_step(env) and env.get("SLURM_STEP_ID") != _INTERACTIVE_STEP
+    tasks, nodes = env.get("SLURM_NTASKS", "1"), "1" if by_srun else env.get("SLURM_JOB_NUM_NODES", "1")
+    several = f"{tasks} tasks" if tasks != "1" else f"{nodes} nodes"
+    if not env.get("SLURM_JOB_ID") or tasks == nodes == "1":
         return ""
     return (
-        f"Slurm job {env['SLURM_JOB_ID']} has {tasks} tasks, but this process was not started by srun and trains "
-        "alone. Prefix the command with srun to use all tasks."
+        f"Slurm job {env['SLURM_JOB_ID']} has {several}, but this process was not started by srun and trains alone. "
+        "Prefix the command with srun to use all."
     )
 
 
