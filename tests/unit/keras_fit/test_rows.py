@@ -40,6 +40,9 @@ def test_masked_values_are_refused():
         sources.arrays("train", splits={"train": {"inputs": masked}})
 
 
+VECTORS = tf.data.Dataset.from_tensor_slices((np.zeros((128, 4), np.float32), np.zeros((128, 1), np.float32)))
+
+
 def test_an_epoch_ends_with_the_data(recwarn):
     for data in (VECTORS.batch(16).take(3), np.zeros((40, 2), np.float32)):
         adapter = make_adapter.make_data_adapter(data, None, None, base.DataOptions(steps=10, batch_size=16))
