@@ -111,7 +111,7 @@ PRIVATE_NAMES = {
         "moves maps behind batch(); without one of these it warns and shards batches",
     ),
     "tfdist.keras_fit.compiled_model": dict.fromkeys(
-        ("_compile_loss", "_compile_metrics", "_user_loss"),
+        ("_compile_loss", "_compile_metrics", "_user_loss", "_user_loss_weights"),
         "the losses and metrics that compile() made and was given (tensorflow#38269)",
     ),
     "tfdist.keras_fit.own_step.own_setup": {
@@ -324,7 +324,7 @@ def private_names(source):
     own |= {node.attr for node in attributes if ast.unparse(node.value) in ("self", "cls")} | {"_exit"}
     found = {node.attr for node in attributes} - own
     for node in ast.walk(tree):
-        by_name = ("put", "patch", "getattr", "hasattr", "setattr")
+        by_name = ("put", "put_until_end", "patch", "getattr", "hasattr", "setattr")
         if isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("patching.") in by_name:
             name = node.args[1]
             private = isinstance(name, ast.Constant) and re.match(r"_[a-z]", name.value) and name.value not in own

@@ -531,9 +531,7 @@ def other_data(options: c.ClusterOptions) -> Arrays:
     strings, values = np.array(texts), np.float32(np.random.default_rng(0).normal(size=(20, 3)))
     columns = {"text": np.array([text.encode() for text in texts], object).reshape(20, 1), "age": values}
     dataset = tf.data.Dataset.from_tensor_slices((columns["text"].astype(bytes), strings)).batch(4)
-    cases: dict[str, tuple[Any, Any]] = {
-        "same": ({"text": tf.constant(columns["text"]), "age": values}, tf.constant(strings))
-    }
+    cases: dict[str, tuple[Any, Any]] = {"same": ({"text": words, "age": values}, tf.constant(strings))}
     cases["strings"] = (dataset, None)
     if cluster.rank == 1:
         strings, other = strings.copy(), values.copy()
@@ -542,7 +540,7 @@ def other_data(options: c.ClusterOptions) -> Arrays:
     else:
         other = values
     cases["last bits"] = (values * np.float32(1 + 1e-7 * cluster.rank), None)
-    cases["content"] = ({"text": tf.constant(columns["text"]), "age": values}, tf.constant(strings))
+    cases["content"] = ({"text": words, "age": values}, tf.constant(strings))
     cases["floats"] = ({"a": values, "b": other}, None)
     cases["size"] = ({"age": values[:, : 3 - cluster.rank]}, None)
     cases["examples"] = (values[: 20 - cluster.rank], None)

@@ -151,7 +151,7 @@ def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_the_square(foun
         ("half_a_batch", r"batch_size must be a whole number and at least 1\. Received: 16\.5"),
         ("number_for_workdir", r'^workdir must be a path, such as workdir="runs/mine"\. Received: 3$'),
         ("address_for_workdir", r"^workdir='gs:/bucket/run' is an address, and must be a path"),
-        ("metrics_for_weights", r"loss_weights=\['accuracy'\]"),
+        ("metrics_for_weights", r"^The third argument of compile is loss_weights: write metrics=\['accuracy'\]\. "),
         ("columns", r"expected axis -1 of input shape to have value 6, but received input with shape \(\w+, 5\)"),
         ("large_split", r"validation_split must be between 0 and 1\. Received: 1\.5"),
         ("no_targets", r"^The loss of compile\(loss=\.\.\.\) needs targets, and the data has none: pass y"),

@@ -84,7 +84,7 @@ def fit(
         cluster: what `connect` returned; the model was created and compiled in its scope.
         x: training data; see the module's docstring, also for `callbacks`. Other arguments: as for `model.fit`.
         batch_size: examples per step over all replicas; default: 32.
-        verbose: 1 or "auto" for a bar (in a log file a line per epoch), 2 for a line per epoch, 0 for no output.
+        verbose: 1 or "auto" for a bar (in a log file as 2), 2 for a line per epoch, 0 for no output.
         workdir: shared directory of the run: the same script resumes there. None: nothing is saved.
         seed: of the order of the examples.
 

@@ -32,6 +32,11 @@ def loss_objects(model: keras.Model) -> list[keras.Loss]:
     return [keras.losses.get(one) for one in compile_losses(model) if one is not None]
 
 
+def compile_loss_weights(model: keras.Model) -> Any:
+    """Returns the loss_weights that `compile()` was given, nested; None without a loss."""
+    return None if losses(model) is None else losses(model)._user_loss_weights
+
+
 def in_order(model: keras.Model, logs: dict[str, float]) -> Any:
     """Returns values by name as `Model.evaluate` does: a list in the order of the metrics, or one number."""
     names: list[str] = []

@@ -206,6 +206,10 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
     check_functions(model, {"fit": "train", "evaluate": "test"}[purpose])
+    # Metrics in the place of loss_weights, the third argument of compile.
+    given = compiled_model.compile_loss_weights(model)
+    if any(isinstance(one, str | keras.metrics.Metric) or callable(one) for one in keras.tree.flatten(given)):
+        raise ValueError(f"The third argument of compile is loss_weights: write metrics={given!r}. Received: {given!r}")
     if any(not cluster.created_here(variable.value) for variable in (*model.variables, *model.optimizer.variables)):
         raise ValueError(
             f"The {name} or its optimizer was made outside of cluster.scope(): build and compile the model "
