@@ -17,13 +17,21 @@ pytestmark = [pytest.mark.unit, pytest.mark.docs]
 FLAGS = """
 import importlib, os
 from tfdist import __main__ as tfdist
-from tfdist.config import flags as config_flags
+from tfdist.config import tool_flags
 from tfdist.config.command_line import words
 for name, (module, _) in {"main": ("tfdist.main", ""), **tfdist.TOOLS}.items():
     child = os.fork()
     if child == 0:
-        getattr(importlib.import_module(module), "define_flags", config_flags.define_run_flags)()
-        print("tfdist.main" if name == "main" else f"tfdist-{name}", *words.own_flags(), flush=True)
+        parser, tool = tool_flags.Parser("tfdist", ""), importlib.import_module(module)
+        names = []
+        if name == "main":
+            parser.add_run_flags()
+        elif hasattr(tool, "add_flags"):
+            tool.add_flags(parser)
+        else:
+            tool.define_flags()
+            names = words.own_flags()
+        print("tfdist.main" if name == "main" else f"tfdist-{name}", *(each[2:] for a in parser._actions for each in a.option_strings), *names, flush=True)
         os._exit(0)
     os.waitpid(child, 0)
 """
