@@ -31,7 +31,8 @@ for name, (module, _) in {"main": ("tfdist.main", ""), **tfdist.TOOLS}.items():
         else:
             tool.define_flags()
             names = words.own_flags()
-        print("tfdist.main" if name == "main" else f"tfdist-{name}", *(each[2:] for a in parser._actions for each in a.option_strings), *names, flush=True)
+        names += [each[2:] for action in parser._actions for each in action.option_strings]
+        print("tfdist.main" if name == "main" else f"tfdist-{name}", *names, flush=True)
         os._exit(0)
     os.waitpid(child, 0)
 """
