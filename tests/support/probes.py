@@ -531,6 +531,7 @@ def other_data(options: c.ClusterOptions) -> Arrays:
     strings, values = np.array(texts), np.float32(np.random.default_rng(0).normal(size=(20, 3)))
     columns = {"text": np.array([text.encode() for text in texts], object).reshape(20, 1), "age": values}
     dataset = tf.data.Dataset.from_tensor_slices((columns["text"].astype(bytes), strings)).batch(4)
+    words = tf.constant(columns["text"])
     cases: dict[str, tuple[Any, Any]] = {"same": ({"text": words, "age": values}, tf.constant(strings))}
     cases["strings"] = (dataset, None)
     if cluster.rank == 1:

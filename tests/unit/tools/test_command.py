@@ -51,7 +51,7 @@ def test_a_tool_shows_its_own_flags(word):
     code, output, error = tfdist("doctor", "--config=configs/digits.py", word)
     assert (code, error) == (0, "")
     assert output.startswith("usage: python -m tfdist doctor --config=FILE [flags]\n")
-    assert "  --seconds=X " in output and "  --workdir=DIR " in output and str(REPOSITORY) not in output
+    assert "  --job_minutes MINUTES" in output and "  --workdir DIR" in output and str(REPOSITORY) not in output
     assert "--config.data.batch_size=64" in output and "Internal" not in output
 
 
@@ -80,7 +80,7 @@ def test_unknown_tool_names_the_nearest(word, nearest):
 
 def test_unknown_flag_is_one_message():
     code, _, error = tfdist("scaling", "--config=configs/digits.py", "--replica=1,2")
-    assert code == 1 and "There is no flag --replica. Did you mean --replicas?" in error
+    assert code == 1 and "there is no flag --replica. Did you mean --replicas=1,2?" in error
     assert "Traceback" not in error
 
 
