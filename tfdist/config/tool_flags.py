@@ -114,7 +114,7 @@ class Parser(argparse.ArgumentParser):
         while left:
             word = left.pop(0)
             name, equals, value = word.partition("=")
-            underscores = f"--{name[2:].replace('-', '_')}"
+            underscores = f"--{name[2:].replace('-', '_')}" if name[:2] == "--" else name
             if name == "--epochs" and self.has_config and "epochs" not in self.names():
                 value = value if equals or not left else left.pop(0)
                 fields += [f"--config.train.epochs={value}", "--config.train.steps=none"]
