@@ -18,12 +18,19 @@ FLAGS = """
 import importlib, os
 from tfdist import __main__ as tfdist
 from tfdist.config import flags as config_flags
+from tfdist.config import tool_flags
 from tfdist.config.command_line import words
 for name, (module, _) in {"main": ("tfdist.main", ""), **tfdist.TOOLS}.items():
     child = os.fork()
     if child == 0:
-        getattr(importlib.import_module(module), "define_flags", config_flags.define_run_flags)()
-        print("tfdist.main" if name == "main" else f"tfdist-{name}", *words.own_flags(), flush=True)
+        tool, parser = importlib.import_module(module), tool_flags.Parser("tfdist", "")
+        if hasattr(tool, "add_flags"):
+            tool.add_flags(parser)
+            found = [word.lstrip("-") for action in parser._actions for word in action.option_strings]
+        else:
+            getattr(tool, "define_flags", config_flags.define_run_flags)()
+            found = words.own_flags()
+        print("tfdist.main" if name == "main" else f"tfdist-{name}", *found, flush=True)
         os._exit(0)
     os.waitpid(child, 0)
 """
