@@ -33,7 +33,15 @@ SHELL = re.compile(r"\b(zoo|keras_fit)\b|\btfdist[./](launch|tools)\b")
 MAY_NAME_THE_SHELL = {"tfdist.config.schema", "tfdist.config.removed"}
 # What a user meets before TensorFlow has to be imported: --help, a wrong config, a missing worker.
 WITHOUT_TENSORFLOW = [
-    *("config", "config.validate", "config.flags", "report.files", "report.run_info", "report.console"),
+    *(
+        "config",
+        "config.validate",
+        "config.load",
+        "config.tool_flags",
+        "report.files",
+        "report.run_info",
+        "report.console",
+    ),
     *("report.reporter", "training.triggers", "cluster.interruption", "main", "__main__", "checkpoint.directory"),
     *("cluster.discovery.environment", "cluster.control.rendezvous", "cluster.control.heartbeat_monitor"),
     *("cluster.control.watchdog", "cluster.several_workers.malloc", "checkpoint.workdir_lock"),
@@ -447,9 +455,9 @@ def test_the_order_can_be_broken():
     sources = {
         "tfdist": "from tfdist.keras_fit.api import fit\n",
         "tfdist.config": "def late():\n    from tfdist.training import loop\n",
-        "tfdist.training.loop": "import tfdist\nfrom tfdist.config import flags\nfrom tfdist.training import run\n",
+        "tfdist.training.loop": "import tfdist\nfrom tfdist.config import load\nfrom tfdist.training import run\n",
         "tfdist.training.run": "from tfdist.zoo import models\n",
-        "tfdist.config.flags": "",
+        "tfdist.config.load": "",
         "tfdist.zoo.models": "import tfdist.config\nfrom tfdist.training import run\n",
         "tfdist.zoo.stateless_random": "import math\n",
         "tfdist.data.order": "from tfdist.data import stream\n",

@@ -10,7 +10,7 @@ import os
 import runpy
 import sys
 
-from tfdist.config.command_line import closed_streams
+from tfdist.config import closed_streams
 
 # Tool -> (its module, which has add_flags(parser) and main(args) -> exit code or None; its line in the list).
 TOOLS = {
@@ -111,25 +111,9 @@ def _run_command(name: str, arguments: list[str]) -> None:
     if name in TRAINING:
         runpy.run_module(TRAINING[name][0], run_name="__main__", alter_sys=True)
         return
-    from absl import flags
-
-    from tfdist.config import flags as config_flags
     from tfdist.config import tool_flags
-    from tfdist.config.command_line import tool_words
 
-    tool = importlib.import_module(TOOLS[name][0])
-    if hasattr(tool, "add_flags"):
-        tool_flags.run(tool, name)
-    tool.define_flags()
-    form = "--config=FILE [flags]" if "config" in flags.FLAGS else getattr(tool, "USAGE", "[flags]")
-    usage = f"python -m tfdist {name} {form}"
-
-    def call_tool(argv: list[str]) -> int | None:
-        tool_words.check_numbers()
-        with config_flags.one_message(f"tfdist {name}"):
-            return tool.main(argv)
-
-    config_flags.run_main(call_tool, purpose=tool.__doc__, usage=usage, parser=getattr(tool, "parse", None))
+    tool_flags.run(importlib.import_module(TOOLS[name][0]), name)
 
 
 def overview() -> str:

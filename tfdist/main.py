@@ -15,8 +15,7 @@ from absl import app
 from tfdist.cluster import process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.cluster.discovery import environment
-from tfdist.config import tensorflow_log, tool_flags
-from tfdist.config.command_line import closed_streams
+from tfdist.config import closed_streams, tensorflow_log, tool_flags
 from tfdist.config.schema import ClusterOptions
 from tfdist.training import features
 

@@ -22,8 +22,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import error_report, interruption, process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.cluster.several_workers import malloc
-from tfdist.config import tensorflow_log, tool_flags
-from tfdist.config.command_line import closed_streams
+from tfdist.config import closed_streams, tensorflow_log, tool_flags
 
 # What the threads and the atexit functions of a script may take after an error.
 _ENDING_SECONDS = 60.0

@@ -15,10 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from absl import flags
+from absl import app, flags
 
-from tests.benchmark import ratios, rounds, sections, slow_link, workloads
-from tfdist.config import flags as config_flags
+from tests.benchmark import messages, ratios, rounds, sections, slow_link, workloads
 from tfdist.launch import local_workers, processes
 from tfdist.report import files
 from tfdist.tools import measure as measure_lib
@@ -126,11 +125,11 @@ def measure() -> None:
 def main(argv: list[str]) -> None:
     """Runs the benchmark after its flags are parsed; an error of the user ends it with one message."""
     check_flags()
-    with config_flags.one_message("tests.benchmark"):
+    with messages.one_message("tests.benchmark"):
         check_machine()
         measure()
 
 
 if __name__ == "__main__":
     define_flags()
-    config_flags.run_main(main, purpose=__doc__, usage="python -m tests.benchmark [flags]")
+    app.run(main)

@@ -11,11 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from absl import flags
+from absl import app, flags
 
-from tests.benchmark import rounds, sections, workloads
+from tests.benchmark import messages, rounds, sections, workloads
 from tfdist.cluster.devices import host_gpus
-from tfdist.config import flags as config_flags
 from tfdist.launch import processes
 from tfdist.report import files
 
@@ -104,7 +103,7 @@ def main(argv: list[str]) -> None:
         sys.exit("tests.benchmark.gpu_steps: no GPU: NVML lists none.")
     print(f"{gpus[0]}", flush=True)
     found: sections.Rows = []
-    with config_flags.one_message("tests.benchmark.gpu_steps"), processes.cleanup_on_sigterm():
+    with messages.one_message("tests.benchmark.gpu_steps"), processes.cleanup_on_sigterm():
         for case in values.cases:
             with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder:
                 rows = measure(
@@ -118,4 +117,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    config_flags.run_main(main, purpose=__doc__, usage="python -m tests.benchmark.gpu_steps [flags]")
+    app.run(main)

@@ -10,10 +10,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from absl import flags
+from absl import app, flags
 
-from tests.benchmark import rounds
-from tfdist.config import flags as config_flags
+from tests.benchmark import messages, rounds
 from tfdist.launch import processes
 from tfdist.report import files
 from tfdist.tools import measure as measure_lib
@@ -96,7 +95,7 @@ def main(argv: list[str]) -> None:
     """Runs the benchmark after its flags are parsed."""
     values = flags.FLAGS
     with (
-        config_flags.one_message("tests.benchmark.input_files"),
+        messages.one_message("tests.benchmark.input_files"),
         processes.cleanup_on_sigterm(),
         tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder,
     ):
@@ -108,4 +107,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    config_flags.run_main(main, purpose=__doc__, usage="python -m tests.benchmark.input_files [flags]")
+    app.run(main)

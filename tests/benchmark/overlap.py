@@ -12,10 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from absl import flags
+from absl import app, flags
 
-from tests.benchmark import rounds, sections, slow_link, workloads
-from tfdist.config import flags as config_flags
+from tests.benchmark import messages, rounds, sections, slow_link, workloads
 from tfdist.launch import processes
 from tfdist.tools import measure as measure_lib
 from tfdist.tools import tables
@@ -70,7 +69,7 @@ def main(argv: list[str]) -> None:
     unknown = [word for word in values.workloads if word not in SIZES]
     if unknown:
         sys.exit(f"--workloads: there is no {unknown[0]!r}; there are {', '.join(SIZES)}.")
-    with config_flags.one_message("tests.benchmark.overlap"), processes.cleanup_on_sigterm():
+    with messages.one_message("tests.benchmark.overlap"), processes.cleanup_on_sigterm():
         for workload in values.workloads:
             print(f"{workloads.WORKLOADS[workload].title}, ms a step, {measure_lib.machine()}", flush=True)
             for link in values.links:
@@ -88,4 +87,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     define_flags()
-    config_flags.run_main(main, purpose=__doc__, usage="python -m tests.benchmark.overlap [flags]")
+    app.run(main)

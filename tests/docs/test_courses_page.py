@@ -18,20 +18,15 @@ FLAGS = """
 import importlib, os
 from tfdist import __main__ as tfdist
 from tfdist.config import tool_flags
-from tfdist.config.command_line import words
 for name, (module, _) in {"main": ("tfdist.main", ""), **tfdist.TOOLS}.items():
     child = os.fork()
     if child == 0:
         parser, tool = tool_flags.Parser("tfdist", ""), importlib.import_module(module)
-        names = []
         if name == "main":
             parser.add_run_flags()
-        elif hasattr(tool, "add_flags"):
-            tool.add_flags(parser)
         else:
-            tool.define_flags()
-            names = words.own_flags()
-        print("tfdist.main" if name == "main" else f"tfdist-{name}", *parser.names(), *names, flush=True)
+            tool.add_flags(parser)
+        print("tfdist.main" if name == "main" else f"tfdist-{name}", *parser.names(), flush=True)
         os._exit(0)
     os.waitpid(child, 0)
 """

@@ -90,7 +90,7 @@ def load(path: str, fields: Sequence[str] = ()) -> schema.Config:
     # A config may name a module beside it, however it is started.
     sys.path += [each for each in saved_run.import_folders(path.partition(":")[0]) if each not in sys.path]
     config = _read(path)
-    places = [_find(config, re.match(r"--?(?:no)?config\.([^=\[]+)", word)[1], path) for word in fields]
+    places = [_find(config, name_of(word), path) for word in fields]
     argv, values = ["tfdist", f"--config={path}", *fields], flags.FlagValues()
     config_flags.DEFINE_config_file("config", flag_values=values, lock_config=False, sys_argv=argv)
     values["config"].parser.parse = lambda path: config
@@ -103,6 +103,11 @@ def load(path: str, fields: Sequence[str] = ()) -> schema.Config:
         if types.NoneType in may_be and getattr(holder, field) in _NONE:  # A text, which has no parser for None.
             setattr(holder, field, None)
     return config
+
+
+def name_of(word: str) -> str:
+    """Returns the dotted name of the field that a word such as "--config.model.width=3" overrides."""
+    return re.match(r"--?(?:no)?config\.([^=\[]+)", word)[1]
 
 
 def _read(path: str) -> schema.Config:

@@ -18,8 +18,7 @@ from typing import NoReturn
 from absl import app, flags
 
 from tfdist import configs
-from tfdist.config import paths, removed, text
-from tfdist.config.command_line import closed_streams
+from tfdist.config import closed_streams, paths, removed, text
 
 _WIDTH = 100
 # A field of a config: "--config.data.batch_size=64", "--noconfig.data.shuffle".
@@ -119,7 +118,7 @@ class Parser(argparse.ArgumentParser):
                 value = value if equals or not left else left.pop(0)
                 fields += [f"--config.train.epochs={value}", "--config.train.steps=none"]
             elif not self.has_config or not _FIELD.fullmatch(name):
-                own.append(f"{underscores}{equals}{value}" if name[2:].replace("-", "_") in self.names() else word)
+                own.append(f"{underscores}{equals}{value}" if underscores[2:] in self.names() else word)
             elif equals or not left or left[0].startswith("--"):
                 fields.append(word)
             else:
@@ -206,6 +205,12 @@ def run(tool: types.ModuleType, name: str) -> NoReturn:
             sys.exit(f"tfdist {name}: {error}")
 
     app.run(call, flags_parser=lambda argv: parser.read(argv[1:]))
+
+
+def config_named(word: str) -> str:
+    """Returns the path of a Python file, which may be a shipped config, if a word names one by its form; else ""."""
+    found = configs.find(word) if word[:1] != "-" else word
+    return found if found != word or re.fullmatch(r"[^-].*\.py(:.*)?", word) else ""
 
 
 def at_least(low: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:

@@ -22,8 +22,7 @@ from tfdist.cluster import collective_guard, error_report, process_exit, strateg
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.collective_guard import ScriptCluster
 from tfdist.cluster.devices import eager_context
-from tfdist.config import user_code
-from tfdist.config.command_line import closed_streams
+from tfdist.config import closed_streams, user_code
 from tfdist.keras_fit import messages
 from tfdist.training import api as trainer
 

@@ -28,12 +28,11 @@ from absl import app
 from tfdist.cluster import interruption
 from tfdist.cluster.control import keys
 from tfdist.cluster.devices import host_gpus
-from tfdist.config import tensorflow_log, tool_flags
-from tfdist.config.command_line import closed_streams
-from tfdist.config.command_line import words as words_lib
+from tfdist.config import closed_streams, tensorflow_log, tool_flags
 from tfdist.launch import local_workers, processes
 
 OWN_FLAGS = ("workers", "max_restarts", "grace_seconds")
+_HELP = {"h", "help"}
 _SUCCESS = (0, *interruption.EXITS_SAVED)
 # After exit code 76: seconds until the other workers are stopped, so that the failure that caused it is seen.
 _SYMPTOM_SECONDS = 3.0
@@ -181,9 +180,9 @@ def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
     own, left = [], [*words]
     while left and left[0] != "--" and left[0].startswith("-"):
         name, equals, _ = left[0].partition("=")
-        if name.lstrip("-").replace("-", "_") not in (*OWN_FLAGS, *words_lib.HELP, "verbosity"):
+        if name.lstrip("-").replace("-", "_") not in (*OWN_FLAGS, *_HELP, "verbosity"):
             break
-        count = 1 if equals or name.lstrip("-") in words_lib.HELP else 2
+        count = 1 if equals or name.lstrip("-") in _HELP else 2
         own, left = own + left[:count], left[count:]
     return own, left[1:] if left[:1] == ["--"] else left
 
@@ -197,7 +196,7 @@ def worker_command(words: Sequence[str]) -> list[str]:
         return [sys.executable, "-m", "tfdist.run", *words[1:]]
     if first.startswith("-") or os.path.isdir(first):  # The workdir of a run has a config.
         return []
-    if file := words_lib.config_named(first).partition(":")[0]:
+    if file := tool_flags.config_named(first).partition(":")[0]:
         if not os.path.isfile(file):
             sys.exit(f"tfdist.launch: there is no file {os.path.abspath(file)}.")
         if is_config(file):
@@ -236,7 +235,7 @@ def main() -> None:
     """Runs the command line, and exits the process."""
     closed_streams.open_closed()
     own, words = divide(sys.argv[1:])
-    command = [] if words_lib.HELP.intersection(each.lstrip("-") for each in own) else worker_command(words)
+    command = [] if _HELP.intersection(each.lstrip("-") for each in own) else worker_command(words)
     parser = tool_flags.Parser("python -m tfdist.launch", f"{__doc__}")
     parser.usage = "python -m tfdist.launch --workers=N [options] -- CONFIG [flags of the run] | SCRIPT.py [its flags]"
     at_least = tool_flags.at_least

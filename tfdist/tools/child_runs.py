@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-
 from tfdist.cluster.discovery.launchers import slurm
 from tfdist.launch import local_workers, processes
 from tfdist.report import files, metrics_file, read_back
@@ -30,11 +28,6 @@ BARE = {
     "checkpoint.best_metric": "none",
     "checkpoint.export": "false",
 }
-
-
-def define_by() -> None:
-    """Defines the flag --by; not at import, because several tools have it."""
-    flags.DEFINE_enum("by", "auto", list(BACKENDS), "What a replica is: a process, a logical device, or a Slurm task.")
 
 
 def add_by(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from absl import flags
-
 from tfdist import configs
 from tfdist.config import tool_flags
 from tfdist.report import files
@@ -111,13 +109,6 @@ def reason(study: Study) -> str:
         f"{max(more, key=more.get)}: an epoch takes {seconds - ideal:.3g} s longer than the ideal {ideal:.3g} s "
         f"({parts})."
     )
-
-
-def define_published() -> None:
-    """Defines the flag --published; not at import, because several tools have it."""
-    names = ", ".join(json.loads(_PUBLISHED.read_text()))
-    text = f"Also draw the results of a course or its centre, with their hardware: {names}. Default: none."
-    flags.DEFINE_list("published", [], text)
 
 
 def add_published(parser: tool_flags.Parser) -> None:

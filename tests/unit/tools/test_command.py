@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import pytest
-from absl import flags
 from launching import REPOSITORY, worker_environment
 from parameters import slow, slow_except
 
@@ -42,7 +41,7 @@ def test_overview_imports_neither_tensorflow_nor_absl():
 @pytest.mark.parametrize("name", command.TOOLS)
 def test_each_tool_has_flags_and_an_entry(name):
     tool = importlib.import_module(command.TOOLS[name][0])
-    assert (hasattr(tool, "add_flags") or callable(tool.define_flags)) and callable(tool.main)
+    assert callable(tool.add_flags) and callable(tool.main)
     assert f"python -m tfdist {name}" in tool.__doc__
 
 
@@ -101,19 +100,6 @@ def test_ctrl_c_is_no_stack():
 
 def test_the_version_is_that_of_the_package():
     assert tfdist("--version") == (0, f"tfdist {importlib.metadata.version('tfdist')}\n", "")
-
-
-def test_a_shipped_config_is_named_without_its_folder_and_suffix(monkeypatch):
-    from tfdist import configs
-    from tfdist.config.command_line import words
-
-    monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
-    assert words.complete(["digits"]) == ["digits"]  # A command without a config: a page, or the name of a folder.
-    flags.DEFINE_string("config", None, "", flag_values=flags.FLAGS)
-    found = f"--config={configs.FOLDER / 'digits.py'}"
-    assert words.complete(["digits"]) == [found]
-    assert words.complete(["--config=digits"]) == [found]
-    assert words.complete(["--workdir", "digits"]) == ["--workdir", "digits"]
 
 
 def test_a_config_may_name_a_module_beside_it(tmp_path):

@@ -24,8 +24,7 @@ IN_ALLOCATION = {"SLURM_JOB_ID": "7"}
 PARSER = """
 import functools, importlib, json, os, sys
 from tfdist import __main__ as tfdist
-from tfdist.config import flags as config_flags, specs, tool_flags, validate
-from absl import flags
+from tfdist.config import specs, tool_flags, validate
 
 CALLS = json.loads(sys.argv[1])
 
@@ -52,25 +51,15 @@ def check(line):
         if arguments[0] == "-m":
             return check(["python", *arguments])
         module = "tfdist.main"
-    if module == "tfdist":
-        tool = importlib.import_module(tfdist.TOOLS[arguments.pop(0)][0])
-        if hasattr(tool, "add_flags"):
-            parser = tool_flags.Parser("tfdist", "")
-            tool.add_flags(parser)
-            config = getattr(parser.read(arguments), "config", None)
-            return config and check_config(config)
+    parser = tool_flags.Parser("tfdist", "")
     if module == "tfdist.main":
-        parser = tool_flags.Parser("tfdist", "")
         parser.add_run_flags()
-        check_config(parser.read(arguments).config)
     else:
         assert module == "tfdist", module
-        define, parse = tool.define_flags, getattr(tool, "parse", config_flags.parse)
-        define()
-        sys.argv = ["tfdist", *arguments]  # ml_collections reads the overrides from it.
-        parse(sys.argv)
-        if "config" in flags.FLAGS and flags.FLAGS["config"].value is not None:
-            check_config(flags.FLAGS["config"].value)
+        importlib.import_module(tfdist.TOOLS[arguments.pop(0)][0]).add_flags(parser)
+    config = getattr(parser.read(arguments), "config", None)
+    if config is not None:
+        check_config(config)
 
 
 def check_config(config):

@@ -13,8 +13,7 @@ import pytest
 from launching import REPOSITORY, worker_environment
 from PIL import Image
 
-from tfdist.config import specs, validate
-from tfdist.config.command_line import flag_errors
+from tfdist.config import load, specs, validate
 from tfdist.tools.start import new, pages
 
 
@@ -25,7 +24,7 @@ def make(tmp_path, monkeypatch):
 
     def run(name, kind, data, **options):
         said = new.write(pathlib.Path(name), kind, data, **options)
-        config = flag_errors.load(f"{name}/{name}.py")
+        config = load.load(f"{name}/{name}.py")
         validate.validate(config)
         monkeypatch.syspath_prepend(tmp_path / name)
         importlib.invalidate_caches()

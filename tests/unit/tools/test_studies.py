@@ -15,7 +15,6 @@ import pytest
 from launching import REPOSITORY, worker_environment
 
 from tfdist import config as c
-from tfdist.config.command_line import words as words_lib
 from tfdist.configs.laboratory import by_hand, linear_scaling, stages, trajectories
 from tfdist.configs.laboratory.by_hand import Recipe
 from tfdist.tools import child_runs, scaling, tables
@@ -326,7 +325,7 @@ def test_shares_are_means_over_workers():
     assert scaling.shares([{"input_wait_share": 0.25}], 2) is None
 
 
-def test_tables_align_columns_and_config_arguments_are_passed_on(tmp_path):
+def test_tables_align_columns(tmp_path):
     rows = [("a", 1, 0.123456), ("bb", 20000, None)]
     assert tables.text(("name", "n", "x"), rows).splitlines() == [
         *("name       n       x", "----  ------  ------", "a          1  0.1235", "bb    20,000       -"),
@@ -334,11 +333,6 @@ def test_tables_align_columns_and_config_arguments_are_passed_on(tmp_path):
     tables.write_csv(tmp_path / "t.csv", ("name", "n", "x"), rows)
     assert (tmp_path / "t.csv").read_text() == "name,n,x\na,1,0.123456\nbb,20000,\n"
     assert tables.text(("name",), [("a\nb",)]).splitlines()[2:] == ["a\\nb"]
-    words = ["x", "--config=c.py", "--replicas=1", "--config.a.b=1", "--noconfig.c", "--configure", "--workdir", "y"]
-    assert words_lib.config_arguments(words[1:]) == ["--config=c.py", "--config.a.b=1", "--noconfig.c"]
-    words = ["--config", "c.py", "--config.a.b", "-1", "--config.sizes[0]", "8", "--noconfig.c", "--config.d"]
-    two = ["--config", "c.py", "--config.a.b=-1", "--config.sizes[0]=8", "--noconfig.c", "--config.d"]
-    assert words_lib.config_arguments(words) == two
 
 
 def test_a_table_goes_through_a_link_or_a_pipe_and_replaces_neither(tmp_path):

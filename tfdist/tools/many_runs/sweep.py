@@ -27,9 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster import interruption
-from tfdist.config import flags as config_flags
-from tfdist.config import schema, tool_flags
-from tfdist.config.command_line import words
+from tfdist.config import load, schema, tool_flags
 from tfdist.report import files, reporter
 from tfdist.tools import child_runs, tables
 from tfdist.tools.many_runs import run_state, sweep_jobs
@@ -122,7 +120,7 @@ def _check_flags(args: argparse.Namespace, fields: Mapping[str, Values], script:
         raise ValueError("there is nothing to vary: add --set FIELD=VALUES, such as --set seed=0..4.")
     if len(fields) < len(args.set):
         raise ValueError("--set has a field twice: write all its values in one list.")
-    for name in words.overrides(args.config_words):
+    for name in map(load.name_of, args.config_words[1:]):
         if name in fields:
             raise ValueError(f"--config.{name} and --set {name} contradict each other: give one of them.")
     if script and not Path(script[0]).is_file():
@@ -235,7 +233,7 @@ def _check(args: argparse.Namespace, name: str, row: Overrides) -> schema.Config
     Raises ValueError, which names the run, and says as `tfdist train` which of its fields does not exist or is invalid.
     """
     try:
-        config = config_flags.load(args.config_file, [*args.config_words[1:], *_overriding(row, script=False)])
+        config = load.load(args.config_file, [*args.config_words[1:], *_overriding(row, script=False)])
         features.check(config)
         return config
     except (ValueError, SystemExit) as error:
