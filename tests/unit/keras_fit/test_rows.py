@@ -36,7 +36,7 @@ def test_sparse_and_ragged_rows_are_divided():
 def test_masked_values_are_refused():
     """They counted as any others."""
     masked = np.ma.masked_greater([[1.0], [2.0]], 1.5)
-    with pytest.raises(ValueError, match="'inputs' must be .* without masked values"):
+    with pytest.raises(ValueError, match=r"'inputs' must be .* without masked values"):
         sources.arrays("train", splits={"train": {"inputs": masked}})
 
 
