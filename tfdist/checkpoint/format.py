@@ -5,8 +5,8 @@
                                                       shapes, dtypes, the state of the training loop
                         best.json                     the step with the best evaluation
 
-TensorFlow's format omits layers in Python lists, never calls fsync, and treats a missing index file as a fresh start.
-Plain arrays avoid all three, and NumPy can read them.
+TensorFlow's checkpoint format omits layers in Python lists, never calls fsync, and treats a missing index file as a
+fresh start. Plain arrays avoid all three, and NumPy can read them.
 """
 
 import contextlib
@@ -32,12 +32,11 @@ from tfdist.config import text
 from tfdist.report import files
 
 FORMAT = 1
-# Prefix of arrays that hold the state of callbacks, not variables.
+# Prefix of arrays with the state of callbacks.
 CALLBACKS = "callbacks/"
-# In the names of Keras' layers and optimizers.
+# The number that Keras adds to names of layers and optimizers, as in dense_2.
 _NUMBER = re.compile(r"_\d+")
-# A network file system may list a checkpoint that another host has removed for this long, in seconds: 60 is the default
-# of NFS. Seconds between two looks.
+# NFS may list a checkpoint that another host has removed for so many seconds, by default. Seconds between two trials.
 _STALE_SECONDS, _LOOK_SECONDS = 60.0, 0.5
 
 
@@ -100,7 +99,7 @@ def write(
 ) -> Path:
     """Writes one checkpoint and returns its directory: complete and durable on return, absent if killed before.
 
-    `before` is called when the arrays are written, before the checkpoint is complete.
+    `before` is called after arrays.npz and before manifest.json is written.
 
     Raises:
         OSError: the disk is full, read-only or unavailable. Other checkpoints are not touched.
@@ -110,7 +109,7 @@ def write(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         if not directory.is_dir():
-            directory.mkdir(exist_ok=True)  # Not its parents: fail if the workdir is no longer mounted.
+            directory.mkdir(exist_ok=True)  # Not its parents: a lost mount is an error.
             files.sync_directory(directory.parent)
         temporary.mkdir()
         # NumPy's format supports only NumPy's dtypes: bfloat16 and float8 are stored as unsigned integers.
@@ -155,7 +154,7 @@ def _replace(temporary: Path, target: Path) -> None:
 
 
 def _rename_complete(directory: Path) -> None:
-    """Gives checkpoints their names that a run did not name, or had not yet removed, when it was killed."""
+    """Restores the names of complete checkpoints that a killed run had not yet renamed, or had started to remove."""
     for suffix in (".writing", ".removing"):
         for path in directory.glob(f"step-*{suffix}"):
             with contextlib.suppress(DamagedCheckpointError):  # Incomplete.
@@ -169,7 +168,7 @@ def verify(path: Path) -> Saved:
 
     Raises:
         DamagedCheckpointError: names the file and the reason.
-        OSError: the file system does not say, so that it may be whole.
+        OSError: a file could not be read, and may be intact.
     """
     try:
         manifest = files.read_json(path / "manifest.json")
@@ -197,7 +196,7 @@ def verify(path: Path) -> Saved:
 
 
 def _is_final(error: Exception) -> bool:
-    """Returns whether an error is not one of the content of a checkpoint."""
+    """Returns whether an error is raised as it is: it does not say that the content is damaged."""
     return isinstance(error, DamagedCheckpointError | OSError) and not isinstance(error, files.NO_FILE)
 
 
@@ -205,11 +204,12 @@ def newest_valid(directory: Path, report: Callable[[str], None], *, is_ours: boo
     """Returns the newest valid checkpoint, or None if there is none; reports every damaged one that is skipped.
 
     Args:
-        is_ours: whether no other run may write here; see `_rename_complete`.
+        is_ours: whether this run holds the lock of the workdir; see `_rename_complete`.
 
     Raises:
         DamagedCheckpointError: checkpoints exist, but none is valid. Starting from scratch would overwrite the run.
-        OSError: one cannot be read for a minute. It is not skipped: training again from an older one would replace it.
+        OSError: one could not be read for a minute. It is not skipped: a run that resumes from an older one would
+            overwrite it.
     """
     if os.path.lexists(directory) and not directory.is_dir():
         raise DamagedCheckpointError(f"{directory} is not a directory: restore it, or choose another --workdir.")
@@ -275,11 +275,11 @@ def find(
 
 
 def check_variables(saved: Saved, variables: Mapping[str, Any]) -> dict[str, str]:
-    """Checks that a checkpoint holds exactly `variables`; a ValueError lists others.
+    """Checks that a checkpoint holds exactly `variables`; a ValueError lists the differences.
 
     Returns:
-        The names that variables have in the checkpoint, where these are others: Keras numbers layers that have no name,
-        and a script that is started again does not make those which callbacks of finished trainings had made.
+        Name here -> name in the checkpoint; empty if all are equal. Names differ if a restarted script makes other
+        layers before, as Keras numbers layers that have no name.
     """
     expected = {name: (list(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables.items()}
     found = {name: array for name, array in saved.arrays.items() if not name.startswith(CALLBACKS)}
@@ -314,7 +314,7 @@ def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]
                 yield name, _with_dtype(arrays[name], saved.arrays[name][1])
     except MemoryError:
         raise
-    except Exception as error:  # Of NumPy and zipfile, for damaged files: some seven types.
+    except Exception as error:  # NumPy and zipfile raise some seven types for damaged files.
         if _is_final(error):
             raise
         raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {type(error).__name__}: {error}") from None
@@ -329,7 +329,9 @@ def _with_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
     """Returns an array as read from a file with its dtype, which may not be one of NumPy's, such as bfloat16."""
     if array.dtype.name != dtype:
         return array.view(getattr(ml_dtypes, dtype))
-    return array.astype(array.dtype.newbyteorder("="), copy=False)  # Names of dtypes have no byte order.
+    return array.astype(
+        array.dtype.newbyteorder("="), copy=False
+    )  # To the native byte order: names of dtypes have none.
 
 
 def _sha256(path: Path) -> str:

@@ -17,7 +17,7 @@ from tfdist.cluster.discovery.roster import Roster
 # Seconds that a finished worker waits for the others before it exits.
 SHUTDOWN_SECONDS = 600.0
 
-# (what runs on this worker only, advice to the user), outermost first.
+# The blocks that run on one worker only, outermost first: (description, advice to the user).
 _running: list[tuple[str, str]] = []
 
 
@@ -37,7 +37,7 @@ def on_this_worker_only() -> bool:
 
 
 def check(purpose: str) -> None:
-    """Called before each collective, `purpose`: raises RuntimeError in a block of `on_one_worker`."""
+    """Raises RuntimeError if a collective, `purpose`, is called inside `on_one_worker`."""
     if _running:
         what, advice = _running[-1]
         raise RuntimeError(f"{what} runs on one worker only, but {purpose} requires all workers: {advice}.")
@@ -51,8 +51,9 @@ class Cluster:
     rank: int
     num_workers: int
     num_replicas: int
-    # Of the sums in a step: "nccl", "ring" or "tcp".
+    # The implementation of the all-reduce of a step: "nccl", "ring" or "tcp".
     implementation: str
+    # Host and devices of each worker.
     roster: Roster
     # Watches this worker, and the others if there are any.
     monitor: HeartbeatMonitor
@@ -72,7 +73,7 @@ class Cluster:
     def scope(self) -> AbstractContextManager:
         """Returns the scope in which models, optimizers and metrics are created.
 
-        Collective at its end, if variables were created: all workers then have the chief's values.
+        At its end new variables get the chief's values, which is a collective.
         """
         if self.num_workers == 1:
             return self.strategy.scope()
@@ -134,7 +135,7 @@ class Cluster:
     def make_all_gather(
         self, compute: Callable[..., tf.Tensor], input_signature: Sequence[tf.TensorSpec] = ()
     ) -> Callable[..., tf.Tensor]:
-        """Compiles a collective that returns the results of `compute` on all replicas to every worker.
+        """Compiles a collective: `compute` runs on each replica, and every worker gets all results.
 
         Args:
             compute: called on each replica; returns k numbers: int32, int64, float32 or float64 [k].
@@ -144,7 +145,7 @@ class Cluster:
         """
 
         def row(*arguments: tf.Tensor) -> tf.Tensor:
-            # A sum exists on every topology: each replica fills its row, the others are zero. Exact for all dtypes.
+            # By a sum, which every strategy has: each replica fills its row, the others are zero. Exact for all dtypes.
             result = compute(*arguments)
             is_own = tf.equal(tf.range(self.num_replicas), replicas.replica_id())
             return tf.where(is_own[:, tf.newaxis], result[tf.newaxis], tf.zeros([], result.dtype))

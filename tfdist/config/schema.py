@@ -10,18 +10,18 @@ The config does not describe the machines: batch sizes are global, and the repli
 import dataclasses
 from typing import Any, Literal
 
-# The learning rate is a number that callbacks can set, and no schedule: for `learning_rate.schedule`.
+# A value of `learning_rate.schedule` that makes the learning rate a variable, which callbacks can set.
 SETTABLE_SCHEDULE = "tfdist.zoo.schedules:settable"
 
 
 def default_optimizer() -> dict[str, Any]:
-    """Returns the spec of the optimizer of a config that names none."""
+    """Returns the spec of the default optimizer."""
     return {"target": "keras.optimizers:SGD", "momentum": 0.9, "learning_rate": 0.1}
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Every:
-    """When something is due: at each multiple of `steps` and of `epochs`, and after the epochs `after`."""
+    """When something is due: at each multiple of `steps` and of `epochs`, and after each epoch listed in `after`."""
 
     steps: int | None = None
     """Optimizer steps, at least 1."""
@@ -39,11 +39,11 @@ class Data:
     """source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has fifteen. With
     the textbook pipeline also a tf.data.Dataset of single examples."""
     prepare: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.prepare:image"})
-    """prepare(batch, seeds, *, training, **kw) -> batch: preprocessing and augmentation of a batch, without state. All
+    """prepare(batch, seeds, *, training, **kw) -> batch: stateless preprocessing and augmentation of a batch. All
     randomness comes from `seeds`, int64 [n, 2], one row per example and epoch."""
     finish: dict[str, Any] | None = None
-    """finish(batch, *, training, **kw) -> batch: the last part of preprocessing, on the device and without randomness:
-    batches are copied to it in the types that `prepare` returns, such as uint8. None: `prepare` does everything."""
+    """finish(batch, *, training, **kw) -> batch: the last part of preprocessing, on the device and without randomness.
+    Batches are copied to the device with the types that `prepare` returns, such as uint8. None: `prepare` does all."""
     train_split: str = "train"
     """The training split, in the notation of TensorFlow Datasets: "train", "train[:90%]", "train[45000:]"."""
     evaluation_split: str | None = "test"
@@ -51,7 +51,8 @@ class Data:
     batch_size: int = 128
     """Global batch: examples per step over all replicas, a multiple of replicas x micro_batches."""
     evaluation_batch_size: int | None = None
-    """Examples per evaluation step over all replicas, rounded up to a multiple of them. None: batch_size."""
+    """Examples per evaluation step over all replicas, rounded up to a multiple of the number of replicas. None:
+    batch_size."""
     shuffle: bool = True
     """True: a new random order in every epoch. False: the order of the source."""
     pipeline: Literal["stream", "textbook"] = "stream"
@@ -62,16 +63,17 @@ class Data:
     shuffle_buffer: int | None = None
     """Textbook pipeline: examples in the buffer of Dataset.shuffle, at least 1. None: all."""
     shards: Literal["batch", "fixed", "contiguous"] = "batch"
-    """Examples of a worker: "batch", those of its shard of each batch, any in the course of a run; "fixed", example i
-    always with worker i mod W, so that memory and disk of a cache fall as 1/W; "contiguous", consecutive examples, so
-    that a worker also reads only its files. With both the result depends on the number of workers; runs on the same
-    workers still repeat and resume bit for bit."""
+    """Examples of a worker. "batch": its part of each batch, so that it may read any example. "fixed": worker i mod W
+    always reads example i, and a cache needs 1/W of the space. "contiguous": each worker reads consecutive examples,
+    and so only its files. With "fixed" and "contiguous" the result depends on the number of workers; runs on the same
+    number of workers repeat and resume bit for bit."""
     cache: Literal["none", "raw", "prepared"] = "none"
     """Cache of the examples: "none"; "raw": the examples as read from the source; "prepared": the output of `prepare`,
-    which must not be random. The first read fills the cache with the whole split. The results do not change."""
+    which must not be random. The first read fills the cache with the whole split. A cache does not change the
+    results."""
     cache_dir: str | None = None
-    """Directory of the cache, on a local disk of each host (RAM disk, NVMe), such as "$TMPDIR/examples"; jobs of a user
-    may share it. None: host memory of each worker."""
+    """Directory of the cache, on a local disk of each host (RAM disk, NVMe), such as "$TMPDIR/examples". Jobs of one
+    user may share it. None: host memory of each worker."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -79,8 +81,8 @@ class LearningRate:
     """The learning rate as a function of the optimizer step."""
 
     peak: float | None = None
-    """The highest learning rate, at least 0; if `scaling` is not "none", for a global batch of `reference_batch_size`.
-    None: the `learning_rate` in `optimizer`, or the default of its function, such as 0.001 of keras.optimizers:Adam."""
+    """The highest learning rate, at least 0. With `scaling`, it is that for `reference_batch_size`. None: the
+    `learning_rate` in `optimizer`, or the optimizer's default, such as 0.001 of keras.optimizers:Adam."""
     schedule: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.schedules:constant"})
     """schedule(peak, *, total_steps, warmup_steps, **kw) -> keras LearningRateSchedule, or a float for callbacks."""
     scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -89,7 +91,7 @@ class LearningRate:
     reference_batch_size: int = 256
     """Examples, above 0; used if `scaling` is not "none"."""
     warmup_epochs: float = 0.0
-    """Epochs in which the learning rate rises linearly from near 0 to its peak (arXiv 1706.02677). 0: no warm-up."""
+    """Warm-up: the learning rate rises linearly from near 0 to its peak in this many epochs (arXiv 1706.02677)."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -105,14 +107,15 @@ class Train:
     loss scaling."""
     xla: bool | None = None
     """Compile the forward and backward pass with XLA. Not with synchronised normalisation; mostly slower on CPUs.
-    None: on GPUs, if all layers of the model support it and TF_DETERMINISTIC_OPS is not set (docs/gpu.md)."""
+    None: true if the replicas are GPUs, all layers of the model support it and TF_DETERMINISTIC_OPS is not set
+    (docs/gpu.md)."""
     micro_batches: int = 1
     """Gradient accumulation: each replica processes its per-replica batch in this many micro-batches, one after
-    another, with one all-reduce and one update at the end. Needs less memory; the update is the same, except that Adam
-    squares the sum of an embedding's rows and not each of them (docs/scripts.md, "Embeddings")."""
+    another, with one all-reduce and one update at the end. Needs less memory; the update is the same, except for
+    embeddings with Adam, which squares the sum of their rows, not each row (docs/scripts.md, "Embeddings")."""
     virtual_replicas: int | None = None
-    """Shards into which each global batch is cut: the bits are the same on any number of replicas that divides this one
-    (docs/same-bits.md). Dropout and normalisation belong to a shard. None: not used."""
+    """Shards into which each global batch is cut: results are bitwise identical for any number of replicas that divides
+    this number (docs/same-bits.md). Dropout masks and batch statistics are computed per shard. None: not used."""
     recompute: list[str] = dataclasses.field(default_factory=list)
     """Names of layers whose activations are computed again in the backward pass, such as ["block_*"]: less memory, more
     time, the same bits (docs/guide.md, "The step")."""
@@ -123,8 +126,8 @@ class Train:
     nonfinite_limit: int = 10
     """Maximum number of skipped updates in the whole run; one more stops it."""
     call_seconds: float = 2.0
-    """Duration of one execution (a group of steps in one call of a tf.function) that its number of steps is chosen for,
-    in seconds; it has at least one step. Signals are handled between executions."""
+    """Target duration of an execution (one call of a tf.function that runs several steps), in seconds. An execution has
+    at least one step. Signals are handled between executions."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -132,18 +135,18 @@ class Communication:
     """The all-reduce of the gradients. `implementation` and `bytes_per_pack` may be changed when a run is resumed."""
 
     implementation: Literal["auto", "nccl", "ring", "tcp"] = "auto"
-    """"nccl", between GPUs; "tcp": tfdist's ring between CPUs (docs/speed.md); "ring": TensorFlow's, over gRPC, used in
-    place of "tcp" with several replicas a worker and on GPUs too. "auto": NCCL if replicas are GPUs, else "tcp"."""
+    """"nccl", between GPUs; "tcp": tfdist's ring between CPUs (docs/speed.md); "ring": TensorFlow's, over gRPC, which
+    also replaces "tcp" if a worker has several replicas or GPUs. "auto": NCCL if replicas are GPUs, else "tcp"."""
     bytes_per_pack: int | None = None
-    """Size of one all-reduce in bytes: gradients are packed, and a pack needs only its own gradients, so it can be sent
-    while others are computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, else 4 MB."""
+    """Size of an all-reduce pack in bytes: gradients are sent in packs of this size, each as soon as its gradients are
+    computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, else 4 MB."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Data type of the gradients on the network. "float32": not converted. "bfloat16" (not with NCCL) or "float16":
     half the bytes; weights and optimizer slots stay float32."""
     sparse_as_dense: bool = False
-    """The gradient of a table, such as an embedding's. False: a row for each lookup, which Keras' optimizers square and
-    clip one by one; the rows of all replicas are gathered. True: the rows are summed first, which sends as many bytes
-    as the table has and updates it as other weights."""
+    """How gradients of embedding tables are summed. False: the rows of all replicas are gathered, and optimizers square
+    and clip the row of each lookup by itself. True: the rows are summed first, the whole table is sent, and it is
+    updated as other weights."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -156,10 +159,10 @@ class Evaluation:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Consistency:
-    """Replica consistency check: all replicas must have the same state. Also at start and end, and before each save."""
+    """Comparison of the replicas: all must have the same state. Also at the start, at the end and before each save."""
 
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
-    """Interval of the checks. A run whose replicas differ ends, with the chief's state in workdir/mismatch."""
+    """Interval of the comparisons. A run whose replicas differ ends, with the chief's state in workdir/mismatch."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -171,7 +174,7 @@ class Checkpoint:
     keep: int = 3
     """Number of newest checkpoints to keep, at least 1."""
     keep_every: Every = dataclasses.field(default_factory=Every)
-    """Interval of the checkpoints that are never removed, of those that `every` makes; none by default."""
+    """Checkpoints at this interval are never removed; only those that `every` makes count. Default: none."""
     best_metric: str | None = None
     """Evaluation metric, such as "accuracy": the checkpoint with its best value is kept as well. None: no best
     checkpoint."""
@@ -195,7 +198,7 @@ class Report:
     """Write a hash of the state to metrics.jsonl at each comparison of the replicas; "reports": also at each report."""
     step_times: bool | None = None
     """Time each step: the fractions of time that each worker waits for input, computes and communicates. None: on CPUs
-    only, because a GPU then has to finish each step before the next one is launched."""
+    only, because timing makes a GPU finish each step before the next one starts."""
     tensorboard: bool = True
     """Write scalars to workdir/tensorboard."""
     profile: list[int] | None = None
@@ -212,22 +215,21 @@ class ClusterOptions:
     """Number of ports in the range, which must be within 1024 .. 65535."""
     connect_seconds: float | None = None
     """Rendezvous timeout: seconds in which all workers must connect. Then the run exits and lists the missing workers.
-    None: 120, or 0.6 for each worker if that is more."""
+    None: 120, or 0.6 x the number of workers if that is more."""
     heartbeat_seconds: float = 10.0
     """Seconds without a heartbeat after which a worker is lost."""
     stall_seconds: float | None = 600.0
-    """Seconds in which a worker must complete an execution, except its first, or write a file of its workdir; otherwise
-    the run exits. None: no limit."""
+    """Maximum seconds for an execution, except the first one, or for writing a file of the workdir; after that the run
+    exits. None: no limit."""
     first_stall_seconds: float | None = 3600.0
-    """The same until the first execution has ended, which compiles: seconds since the first call that waits for all
-    workers. None: no limit."""
+    """Limit for the first execution, which compiles, in seconds since the first collective. None: no limit."""
     time_limit_seconds: float | None = None
-    """Seconds after its start by which a process must have saved a checkpoint and exited. None: the job's time limit in
-    Slurm if there is one, otherwise no limit."""
+    """Time limit of a process in seconds: before it, the process saves a checkpoint and exits. None: the job's time
+    limit in Slurm if there is one, else no limit."""
     requeue: bool = False
     """Requeue the Slurm job after a time limit or the loss of a worker (docs/slurm.md)."""
     gpus: Any = None
-    """GPUs of each worker, of those that it may use, each with one replica. None: all. A number: the first ones; 0: the
+    """GPUs that each worker uses, one replica per GPU. None: all. A number: the first ones; 0: the
     CPU. A list, such as [0, 2]: these, counted from 0."""
     logical_devices: int = 1
     """Logical CPU devices per worker, each with one replica; for tests on machines without GPUs."""
@@ -253,7 +255,7 @@ class Config:
     has a keyword `inputs`, that is the key of the batch that the model is called with."""
     optimizer: dict[str, Any] = dataclasses.field(default_factory=default_optimizer)
     """optimizer(schedule, **kw) -> keras.optimizers.Optimizer; `schedule` is the result of learning_rate.schedule. An
-    argument `learning_rate` is a number, and the same as learning_rate.peak."""
+    argument `learning_rate` is a number, an alias of learning_rate.peak."""
     learning_rate: LearningRate = dataclasses.field(default_factory=LearningRate)
     train: Train = dataclasses.field(default_factory=Train)
     communication: Communication = dataclasses.field(default_factory=Communication)

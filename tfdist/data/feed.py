@@ -16,9 +16,9 @@ Evaluation = Callable[[], tuple[tf.data.Dataset, int]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Numbers of examples, replicas and steps; those of a config are checked by `inputs.make_sizes`."""
+    """Numbers of examples, replicas and steps. `inputs.make_sizes` checks those of a config."""
 
-    # Examples in one step, over all replicas. In a script the last step of a pass may have fewer.
+    # Examples in one step, over all replicas. In a script the last step of an epoch may have fewer.
     global_batch: int
     # Replicas of all workers.
     replicas: int
@@ -28,25 +28,25 @@ class Sizes:
     first_step: int = 0
     # Examples in one evaluation step, over all replicas.
     evaluation_batch: int = 0
-    # Examples of the splits; None: not known, or no evaluation.
+    # Examples of each split; None: unknown, or no evaluation.
     training_examples: int | None = None
     evaluation_examples: int | None = None
 
     @property
     def per_replica(self) -> int:
-        """Examples of one replica in a step, at most."""
+        """The maximum number of examples of one replica in a step."""
         return -(-self.global_batch // self.replicas)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """A few examples, and facts about the data: equal on all workers, and when a run resumes."""
+    """A few examples, and facts about the data. They must be equal on all workers, and unchanged on resume."""
 
     # Column -> values [examples, ...].
     columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Such as the number of examples: a number, or a text.
     facts: Mapping[str, int | str] = dataclasses.field(default_factory=dict)
-    # Facts of this worker alone. A difference when the run resumes is reported: a copy of files has other times.
+    # Facts of this worker alone. A difference on resume is only a warning: copied files have new times.
     own: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -54,9 +54,11 @@ class Examples:
 class About:
     """What the log and the workdir say about the data."""
 
-    # The chosen preparation and what it returns; () if there is none.
+    # Log lines: the `prepare` function, and what it returns; () if there is none.
     preparation: tuple[str, ...] = ()
+    # The unit of the examples in the log, such as "images".
     example_name: str = "examples"
+    # Warnings about the data.
     notes: tuple[str, ...] = ()
     # (count) -> the first training examples, completely prepared, without augmentation; None for a script.
     first_batch: Callable[[int], Batch] | None = None
@@ -70,14 +72,14 @@ class Feed:
     """The input of a run; made by `pipelines` or `textbook` from a config, or from the data of a script."""
 
     sizes: Sizes
-    # Nested tf.TensorSpec: of the batch of a replica; for scripts of a global batch.
+    # Nested tf.TensorSpec of a replica's batch; in scripts, of a global batch.
     spec: Any
-    # (start, stop) -> this worker's batches of the steps [start, stop), counted from 0, repeated endlessly: one for
-    # each local replica and step; with the textbook pipeline, global batches.
+    # (start, stop) -> this worker's dataset of the steps [start, stop), counted from 0 and repeated endlessly: one
+    # element for each local replica and step; with the textbook pipeline, global batches.
     training: Callable[[int, int], tf.data.Dataset]
-    # (start, stop) -> an iterator over them, with an element for all local replicas in each step.
+    # (start, stop) -> an iterator over those batches, with one element a step for all local replicas.
     open_training: Callable[[int, int], Iterator[Any]]
-    # (the present iterator, step) -> the iterator for `step`: another one where an epoch is read by itself.
+    # (iterator, step) -> the iterator to use at `step`: a new one if each epoch has its own dataset.
     iterator_at: Callable[[Iterator[Any], int], Iterator[Any]] = lambda present, step: present
     # Called after the last step of an epoch.
     end_epoch: Callable[[], None] = lambda: None
@@ -85,15 +87,15 @@ class Feed:
     evaluation: Evaluation | None
     # Called after the last step of an evaluation.
     end_evaluation: Callable[[], None] = lambda: None
-    # (count) -> examples of the splits, at positions that depend on the sizes only.
+    # (count) -> examples of the splits, at fixed positions.
     examples: Callable[[int], Examples]
-    # (first_number, last_number), counted from 1 -> the first of these steps whose examples, on this worker, have a
-    # value that is not finite, and a sentence about it; None: there is none.
+    # (first step, last step), counted from 1 -> (step, message) of the first value of this worker's examples in them
+    # that is not finite; None: there is none.
     first_nonfinite: Callable[[int, int], tuple[int, str] | None]
-    # (label) -> the first example with this label, such as "Example 17 of the split 'train'"; "": none was found.
+    # (label) -> the name of the first example with it, such as "Example 17 of the split 'train'"; "": there is none.
     find_label: Callable[[int], str]
     # Reads all examples, and raises a ValueError that names the first one that cannot be read.
     verify: Callable[[], None] = lambda: None
-    # step(context, batch) -> the same step, whose batches have the shapes of `spec`.
+    # (step) -> the same step, whose batches have the static shapes of `spec`.
     with_known_shapes: Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]] = lambda step: step
     about: About = About()

@@ -1,4 +1,4 @@
-"""Resolves and checks the functions and sources that a config names, before TensorFlow uses a device."""
+"""Resolves and checks the functions and sources that a config names."""
 
 import functools
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def choose_pipeline(options: config_lib.Data) -> Callable[..., Feed]:
 
 
 def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an objective that first calls `config.data.finish`: batches are copied to the device as bytes."""
+    """Returns an objective that first calls `config.data.finish`, on the device: batches are copied there as bytes."""
     if finish is None:
         return function
 
@@ -68,20 +68,20 @@ def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..
 
 
 def _spec_of_finished(finish: Callable[..., Batch]) -> Callable[[dict[str, tf.TensorSpec]], dict[str, tf.TensorSpec]]:
-    """Returns a function from the spec of a batch to that of the finished batch."""
+    """Returns a function: spec of a batch -> its spec after `finish`."""
     function = tf.function(functools.partial(finish, training=False), autograph=False)
     return lambda spec: function.get_concrete_function(spec).structured_outputs
 
 
 def finish_on_host(prepare: Prepare, finish: Callable[..., Batch] | None) -> Prepare:
-    """Returns a `prepare` that also finishes its batches."""
+    """Returns `prepare` followed by `finish`."""
     if finish is None:
         return prepare
 
-    def finish_first(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
+    def prepare_and_finish(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
         return finish(prepare(batch, seeds, training=training), training=training)
 
-    return finish_first
+    return prepare_and_finish
 
 
 def open_source(config: config_lib.Config, split: str) -> Any:
@@ -96,7 +96,7 @@ def open_source(config: config_lib.Config, split: str) -> Any:
 
 
 def make_sizes(config: config_lib.Config, inputs: Inputs, num_replicas: int, *, trains: bool = True) -> Sizes:
-    """Counts the examples and steps of a run; ValueError if batch sizes or classes contradict data or replicas."""
+    """Counts examples and steps; ValueError if the batch size does not fit the data or replicas, or classes differ."""
     if trains:
         batches.check_divisible(config, num_replicas)
     train, evaluation, batch = inputs.train_source, inputs.evaluation_source, config.data.batch_size

@@ -4,13 +4,13 @@ import dataclasses
 
 import tensorflow as tf
 
-# Separates the order of examples from other uses of the run's seed.
+# An arbitrary constant: it separates the order of examples from other uses of the run's seed.
 SALT = 0x0DE2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExamples:
-    """The examples of a split that belong to one worker for the whole run, numbered from 0: rows."""
+    """The examples of a split that belong to one worker for the whole run. Their numbers there, from 0, are rows."""
 
     # Examples of the whole split.
     total: int
@@ -24,13 +24,13 @@ class WorkerExamples:
         return len(self.examples())
 
     def examples(self) -> range:
-        """Returns the numbers of the part's examples in the whole split."""
+        """Returns the ids, in the whole split, of this worker's examples."""
         if self.contiguous:
             return range(*(self.total * index // self.count for index in (self.index, self.index + 1)))
         return range(self.index, self.total, self.count)
 
     def ids(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the numbers, in the whole split, of the examples with the numbers `rows` in this part."""
+        """Converts rows to ids in the whole split."""
         examples = self.examples()
         return rows * examples.step + examples.start if self.count > 1 else rows
 
@@ -55,14 +55,14 @@ def example_ids(
 
     An epoch is floor(num_examples / global_batch) steps; the remainder is dropped, and each epoch has a new permutation
     of all examples. The permutation is a block cipher restricted to [0, num_examples) (`RandomIndexShuffle`), so any
-    position of any epoch is computed in O(1) time and memory. TensorFlow's public `index_shuffle` uses 4 rounds: epochs
-    of up to 60,000 examples are then correlated. With 8 rounds they are not.
+    position of any epoch is computed in O(1) time and memory. With the 4 rounds of
+    TensorFlow's public `index_shuffle`, epochs of up to 60,000 examples are correlated; with 8 they are not.
 
     Args:
         slots: int64 [n], positions in the global batch, in [0, global_batch).
         shuffle: False: the order of the source.
         epoch_steps: steps in an epoch, if fewer than floor(num_examples / global_batch).
-        salt: another one gives another permutation.
+        salt: selects an independent permutation.
 
     Returns:
         (ids, epoch): int64 [n] in [0, num_examples), and int64 [].
@@ -92,5 +92,5 @@ def seeds(ids: tf.Tensor, epoch: tf.Tensor, seed: int) -> tf.Tensor:
 
     Row i is ((seed << 32) | epoch, id): unique for each (seed, epoch, example), and the same on any topology.
     """
-    stream = tf.fill(tf.shape(ids), tf.constant(seed << 32, tf.int64)) | epoch
-    return tf.stack([stream, ids], axis=1)
+    seed_and_epoch = tf.fill(tf.shape(ids), tf.constant(seed << 32, tf.int64)) | epoch
+    return tf.stack([seed_and_epoch, ids], axis=1)

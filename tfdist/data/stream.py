@@ -1,9 +1,8 @@
 """Training and evaluation streams: the examples of each replica.
 
-A dataset created here belongs to one worker and has one element per local replica and step. It is passed to
-`strategy.distribute_datasets_from_function`. With `experimental_distribute_dataset`, the usual sharding policies would
-make every worker prepare all examples. `AutoShardPolicy.HINT` would make it prepare one global batch at a time, for as
-many steps ahead as there are workers: memory and the delay of the first step would not decrease with more workers.
+A dataset made here belongs to one worker and has one element per local replica and step.
+`experimental_distribute_dataset` is not used: its sharding policies would make each worker prepare all examples, or
+whole global batches.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ class Source(Protocol):
 
 
 def check_source(source: Any, name: str, split: str) -> Source:
-    """Returns `source`, which the function `name` made for `split`; raises ValueError if it is none, or is empty."""
+    """Returns `source`, which the function `name` made for `split`; ValueError: it is no Source, or is empty."""
     if not (hasattr(source, "__len__") and hasattr(source, "read")):
         raise ValueError(
             f"config.data.source: {name} must return an object with len() and read(ids). Received: {source!r}"
@@ -44,7 +43,7 @@ def check_source(source: Any, name: str, split: str) -> Source:
 
 @contextlib.contextmanager
 def name_damaged_example(source: Source) -> Iterator[None]:
-    """Raises, after an error of TensorFlow in the block, that of the source for its first damaged example, if any."""
+    """If the block raises an error of TensorFlow, raises that of the source for its first damaged example instead."""
     try:
         yield
     except tf.errors.OpError:
@@ -54,7 +53,7 @@ def name_damaged_example(source: Source) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaShard:
-    """The shard of each global batch that belongs to one worker: consecutive slots for each of its replicas."""
+    """Maps the elements of one worker's dataset to slots of the global batch: consecutive ones for each replica."""
 
     # Global index of this worker's first replica.
     first_replica: int = 0
@@ -62,7 +61,7 @@ class ReplicaShard:
     num_replicas: int = 1
 
     def locate(self, element: tf.Tensor, global_batch: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the step (int64 []) and the slots (int64 [global_batch / num_replicas]) of an element number."""
+        """Returns the step (int64 []) and the slots (int64 [global_batch / num_replicas]) of element `element`."""
         size = global_batch // self.num_replicas
         replica = self.first_replica + element % self.local_replicas
         return element // self.local_replicas, replica * size + tf.range(size, dtype=tf.int64)
@@ -105,9 +104,9 @@ def locate_rows(
     """Returns locate(element) -> the step (int64 []), the rows of the source (int64 [n]) and the epoch (int64 []).
 
     Args:
-        part: the source is this part of the split, and `shard` and `global_batch` are those of its batches.
+        part: the part of the split that the source holds; `shard` and `global_batch` are those of its batches.
     """
-    # Equal on all workers, although some parts have an example more.
+    # Equal on all workers, even if some parts have one example more.
     epoch_steps = order.steps_per_epoch(part.total, global_batch * part.count)
     permutation = {"seed": seed, "shuffle": shuffle, "salt": order.SALT + part.index}
 
@@ -168,8 +167,8 @@ def evaluation(
 
 def _pipeline(shard: ReplicaShard, load: Callable[[tf.Tensor], Any], start: int, stop: int) -> tf.data.Dataset:
     elements = tf.data.Dataset.range(start * shard.local_replicas, stop * shard.local_replicas)
-    # Endless, although the loop takes only the steps it needs: with a finite dataset, the workers would communicate in
-    # every step whether all have another batch, and batches would have dynamic shapes.
+    # Endless: with a finite dataset, the workers would exchange in each step whether all have another batch, and
+    # batches would have dynamic shapes.
     elements = elements.repeat()
     spec = elements.map(load).element_spec  # `load` is traced once for both maps.
     calls, buffer = read_ahead.limits(spec, rows=1, local_replicas=shard.local_replicas)
