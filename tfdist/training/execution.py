@@ -1,16 +1,14 @@
 """Executions: calls of several steps, which take about `config.train.call_seconds`."""
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.cluster.control import heartbeat_monitor
 from tfdist.cluster.devices import replicas
 from tfdist.data import guard
 from tfdist.training import triggers
@@ -130,15 +128,3 @@ def _make_runner(run: Run, run_steps: RunSteps) -> StepRunner:
     seconds = np.zeros([run.cluster.num_replicas, len(timing.COLUMNS)])
     length = triggers.ExecutionLength(run.config.train.call_seconds)
     return StepRunner(run=run, run_steps=run_steps, length=length, seconds=seconds)
-
-
-@contextlib.contextmanager
-def explain_errors(run: Run) -> Iterator[None]:
-    """In the block, raises a ValueError that names the example if the data makes an execution fail."""
-    try:
-        yield
-    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        heartbeat_monitor.first_exit()  # Else the loss of another worker could end this process during the search.
-        from tfdist.training.consistency import example_search
-
-        raise example_search.explain(run, error) or error from None

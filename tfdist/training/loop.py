@@ -5,9 +5,9 @@ import time
 
 from tfdist.report import files
 from tfdist.training import checkpointing, opening
-from tfdist.training.consistency import hashing, start_checks
+from tfdist.training.consistency import example_search, hashing, start_checks
 from tfdist.training.evaluation import evaluate
-from tfdist.training.execution import StopRequested, explain_errors
+from tfdist.training.execution import StopRequested
 from tfdist.training.loop_tools import LoopTools
 from tfdist.training.reporting import ending, report_run
 from tfdist.training.run import Run
@@ -23,7 +23,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
 
     Raises:
         ValueError: the workdir holds a run with another config or other data, or the data cannot be used
-            (`execution.explain_errors`).
+            (`example_search.explain_errors`).
         DivergedError: the loss or the weights are non-finite; the last good checkpoint is kept.
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a hook of a script raised it.
@@ -43,7 +43,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
     if opened is None:
         return _stop_early(run)
     tools, state = opened
-    with ending.record_end(tools, state), explain_errors(run):
+    with ending.record_end(tools, state), example_search.explain_errors(run):
         for line in config_changes:
             tools.report.event(f"changed: config.{line}", state.step)
         # It may read whole splits, to fill a cache: a stop request ends it.

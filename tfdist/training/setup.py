@@ -18,7 +18,7 @@ from tfdist.data import guard
 from tfdist.data import inputs as inputs_lib
 from tfdist.data.feed import Feed
 from tfdist.data.pipelines import Inputs
-from tfdist.report import files, reporter, run_info
+from tfdist.report import files, run_info
 from tfdist.training import features
 from tfdist.training import run as run_lib
 from tfdist.training.hooks import Hooks
@@ -61,7 +61,6 @@ def build_run(
     config = _with_saved_xla(config, workdir)
     feed = inputs.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context, chosen = build_model(config, cluster, inputs, feed)
-    check_names(config, context.names)
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
     notes = (*feed.about.notes, warmup_note, learning_rate.note(config))
     run = Run(
@@ -154,17 +153,3 @@ def build_model(
     optimizer_lib.start_averages(model, optimizer)
     seed_generators.make_stateless(model, optimizer.iterations, replicas_lib.replica_id, config.seed)
     return context, chosen
-
-
-def check_names(config: config_lib.Config, names: tuple[str, ...]) -> None:
-    """Raises ValueError if the objective uses a reserved name, or `checkpoint.best_metric` is not among its names."""
-    reserved = [name for name in names if name in reporter.RESERVED]
-    if reserved:
-        raise ValueError(
-            f"config.objective returns {reserved[0]!r}, a name that metrics.jsonl uses itself: choose another."
-        )
-    if config.checkpoint.best_metric not in (None, *names):
-        raise ValueError(
-            f"config.checkpoint.best_metric={config.checkpoint.best_metric!r} is not among the values that the "
-            f"objective returns: {', '.join(names)}"
-        )

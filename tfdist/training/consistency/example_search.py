@@ -1,21 +1,33 @@
 """Finds and names the example that ended an execution: after an error only."""
 
+import contextlib
 import functools
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster import error_report
+from tfdist.cluster.control import heartbeat_monitor
 from tfdist.data import inspection
 from tfdist.training.run import Run
 
 # Seconds after which the search for an example is announced.
 _QUIET_SECONDS = 5.0
 _LABEL = re.compile(r"Received a label value of (\S+) which is outside the valid range of \[0, (\d+)\)")
+
+
+@contextlib.contextmanager
+def explain_errors(run: Run) -> Iterator[None]:
+    """In the block, raises a ValueError that names the example if the data makes an execution fail."""
+    try:
+        yield
+    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
+        heartbeat_monitor.first_exit()  # Else the loss of another worker could end this process during the search.
+        raise explain(run, error) or error from None
 
 
 def explain(run: Run, error: tf.errors.OpError) -> ValueError | None:

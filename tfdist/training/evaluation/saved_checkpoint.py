@@ -7,8 +7,9 @@ from tfdist.checkpoint import restore
 from tfdist.cluster import interruption
 from tfdist.report import files
 from tfdist.training import checkpointing, opening
+from tfdist.training.consistency import example_search
 from tfdist.training.evaluation import evaluate
-from tfdist.training.execution import StopRequested, explain_errors
+from tfdist.training.execution import StopRequested
 from tfdist.training.reporting import report_run
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
@@ -19,7 +20,7 @@ def evaluate_only(run: Run, which: str) -> int:
 
     Raises:
         ValueError: there is no such checkpoint, or it is damaged, or the config names no evaluation split; or see
-            `execution.explain_errors`.
+            `example_search.explain_errors`.
     """
     if run.feed.evaluation is None:
         raise ValueError("--mode=eval needs a split to evaluate. Received: config.data.evaluation_split=None")
@@ -30,7 +31,7 @@ def evaluate_only(run: Run, which: str) -> int:
     tools = opening.make_tools(run, report, None)
     checkpointing.check_state(tools, TrainingState(step=saved.step))
     try:
-        with explain_errors(run):
+        with example_search.explain_errors(run):
             values = evaluate.evaluate(tools, saved.step, compare=False)
     except StopRequested:
         reason = run.stop.reason or "another worker"

@@ -12,6 +12,7 @@ from tfdist import config as config_lib
 from tfdist.cluster.devices import gpu_software, onednn
 from tfdist.cluster.devices.replicas import Replicas
 from tfdist.config import patching
+from tfdist.report import reporter
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import per_example, timing
@@ -58,6 +59,7 @@ def build_objective(
         names = per_example.check_values(function(model, blank, training=False), num_examples=2)
         if model.losses:
             names = (*names, "regularization")
+    _check_names(config, names)
     return per_example.PerExampleObjective(
         model=model,
         optimizer=optimizer,
@@ -68,6 +70,20 @@ def build_objective(
         accumulate=per_example.in_loop,
         xla=(compiles or bool(config.train.xla)) and by_xla(config.train, cluster.device_type, model),
     )
+
+
+def _check_names(config: config_lib.Config, names: tuple[str, ...]) -> None:
+    """Raises ValueError if the objective uses a reserved name, or `checkpoint.best_metric` is not among its names."""
+    reserved = [name for name in names if name in reporter.RESERVED]
+    if reserved:
+        raise ValueError(
+            f"config.objective returns {reserved[0]!r}, a name that metrics.jsonl uses itself: choose another."
+        )
+    if config.checkpoint.best_metric not in (None, *names):
+        raise ValueError(
+            f"config.checkpoint.best_metric={config.checkpoint.best_metric!r} is not among the values that the "
+            f"objective returns: {', '.join(names)}"
+        )
 
 
 def by_xla(train: config_lib.Train, device_type: str, model: keras.Model) -> bool:
