@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,26 +67,6 @@ def first_config(path: str) -> str:
     if path.endswith(".json"):
         return _environment(path).get("config_file", "")
     return path and os.path.abspath(path)
-
-
-def with_flags(words: Sequence[str], free: Sequence[str], *, trains: bool) -> list[str]:
-    """Returns the arguments of a command with flags in the place of the workdir of a run, if one is among them.
-
-    Exits with a message if a folder is among them that has no run.
-
-    Args:
-        free: those of them that are no value of a flag.
-        trains: whether the command trains in this workdir. The saved config is then the start, and every difference
-            from it was typed now.
-    """
-    place = next((index for index, word in enumerate(words) if word in free and os.path.isdir(word)), None)
-    if place is None:
-        return list(words)
-    found = newest(words[place])
-    flags = [f"--config={found / FILE}"]
-    if trains:
-        flags += [f"--workdir={found}", "--allow_config_changes"]
-    return [*words[:place], *flags, *words[place + 1 :]]
 
 
 def _environment(path: str | os.PathLike[str]) -> dict[str, Any]:

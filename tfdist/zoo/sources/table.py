@@ -142,13 +142,6 @@ def is_number(column: Any) -> bool:
     return types.is_numeric_dtype(column) or types.is_bool_dtype(column)
 
 
-def names_of_rows(frame: Any, label: str) -> list[str]:
-    """Returns the columns besides `label` that only tell rows apart: with too many different texts, or called "id"."""
-    names = [str(name) for name in frame.columns if name != label]
-    texts = [name for name in names if not is_number(frame[name]) and frame[name].nunique() > MAX_CATEGORIES]
-    return [*texts, *(name for name in names if name.lower() in _NUMBERS_OF_ROWS and name not in texts)]
-
-
 def encode(frame: Any, columns: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
     """Returns the inputs of the rows of a `pandas.DataFrame`, float32 [rows, inputs].
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import keras
 import tensorflow as tf
 
 # Without a limit, a long run without overflows would double the scale to infinity.
@@ -29,13 +28,6 @@ class LossScale:
             # int64: TensorFlow keeps int32 variables off GPUs.
             tf.Variable(0, dtype=tf.int64, trainable=False, aggregation=none, name="loss_scale_good_steps"),
         )
-
-    @classmethod
-    def of_optimizer(cls, optimizer: keras.optimizers.LossScaleOptimizer) -> "LossScale":
-        """Makes the scale that a built optimizer of Keras has, and shows; called in `strategy.scope`."""
-        made = cls.create()
-        made.good_steps.assign(tf.cast(optimizer.step_counter.value, tf.int64))
-        return cls(optimizer.dynamic_scale.value, made.good_steps, optimizer.dynamic_growth_steps)
 
     def variables(self) -> dict[str, tf.Variable]:
         """Returns the variables that a checkpoint must hold, by name."""
