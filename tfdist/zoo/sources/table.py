@@ -13,7 +13,6 @@ from tfdist.zoo.sources.arrays import Arrays, divide
 
 # Different texts of a column that is a category, and different whole numbers of a label that is a class.
 MAX_CATEGORIES, MAX_CLASSES = 100, 20
-_NUMBERS_OF_ROWS = ("id", "index", "row", "unnamed: 0")
 _SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
 
