@@ -22,9 +22,17 @@ def put(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
+def _present(owner: Any, name: str) -> Any:
+    """Returns the attribute of an object or class itself, or `_ABSENT`; a module of TensorFlow may load it now."""
+    return getattr(owner, name, _ABSENT) if isinstance(owner, types.ModuleType) else vars(owner).get(name, _ABSENT)
+
+
 def _restore(owner: Any, name: str, before: Any) -> None:
-    """Sets or removes an attribute of an object or class; of a layer, not by its `__setattr__`."""
-    if isinstance(owner, type):
+    """Sets or removes an attribute of an object or class; of a layer, not by its `__setattr__`.
+
+    Of a module by `setattr`: a lazy module of TensorFlow also sets the attribute of the module that it stands for.
+    """
+    if isinstance(owner, type | types.ModuleType):
         delattr(owner, name) if before is _ABSENT else setattr(owner, name, before)
     elif before is _ABSENT:
         vars(owner).pop(name, None)
@@ -35,12 +43,12 @@ def _restore(owner: Any, name: str, before: Any) -> None:
 @contextlib.contextmanager
 def restore_after(owners: Sequence[Any], names: Sequence[str]) -> Iterator[None]:
     """Restores at its end the attributes `names` of each of `owners`, which the block may set, add or remove."""
-    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner in owners for name in names]
+    before = [(owner, name, _present(owner, name)) for owner in owners for name in names]
     try:
         yield
     finally:
         for owner, name, value in before:
-            if vars(owner).get(name, _ABSENT) is not value:
+            if _present(owner, name) is not value:
                 _restore(owner, name, value)
 
 
@@ -69,7 +77,7 @@ def set_in_block(holder: Any, **values: Any) -> Iterator[None]:
 def put_until_end(owner: Any, name: str, value: Any) -> None:
     """Sets an attribute of an object or class until the end of the innermost block of `undo_puts`, or for good."""
     if _blocks:
-        _blocks[-1].append((owner, name, value, vars(owner).get(name, _ABSENT)))
+        _blocks[-1].append((owner, name, value, _present(owner, name)))
     setattr(owner, name, value)
 
 
@@ -83,7 +91,7 @@ def undo_puts() -> Iterator[None]:
     finally:
         _blocks[:] = [one for one in _blocks if one is not made]  # Empty lists are equal.
         for owner, name, value, before in reversed(made):
-            if vars(owner).get(name) is value:
+            if _present(owner, name) is value:
                 _restore(owner, name, before)
 
 

@@ -6,6 +6,7 @@ import re
 import threading
 import types
 
+import keras
 import pytest
 
 from tfdist.config import patching
@@ -139,3 +140,14 @@ def test_attributes_are_restored_unless_other_code_has_set_them_since():
         raise KeyError
     assert vars(one) == {"first": 1, "second": 9} and vars(kept) == {"of_no_block": 1}
     assert dict(vars(Kind)) == before and Kind().method() == 1
+
+
+def test_a_function_of_a_module_that_tensorflow_loads_lazily_is_restored():
+    import tensorflow as tf
+
+    kept, called = tf.compat.v1.reset_default_graph, []
+    with patching.patch(tf.compat.v1, "reset_default_graph", lambda original: called.append(original())):
+        keras.utils.clear_session()
+    assert called == [None] and tf.compat.v1.reset_default_graph is kept
+    keras.utils.clear_session()
+    assert called == [None]
