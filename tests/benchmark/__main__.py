@@ -124,6 +124,8 @@ def measure() -> None:
 
 def main(argv: list[str]) -> None:
     """Runs the benchmark after its flags are parsed; an error of the user ends it with one message."""
+    if argv[1:]:
+        sys.exit(f"Arguments without a flag are not supported. Received: {argv[1]!r}")
     check_flags()
     with messages.one_message("tests.benchmark"):
         check_machine()

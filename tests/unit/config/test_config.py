@@ -488,7 +488,7 @@ def test_help_lists_the_fields_of_a_config_with_their_values_and_meanings(comman
     flat = dict(named[1:] if named[0][0] == "NAME" else named)
     assert list(flat) == [name for name, _ in diff.flatten(make(model=SPEC, train=config.Train(epochs=1.0)))]
     assert flat["data.batch_size"] == "48" and flat["model.num_classes"] == "10" and flat["train.steps"] == "none"
-    assert "Examples per evaluation step over all replicas, rounded up to a multiple of them. None:" in done.stdout
+    assert "Examples per evaluation step over all replicas, rounded up to a multiple" in done.stdout
     assert "data: The dataset, its preprocessing and the batches." in done.stdout
     plain = " ".join(done.stdout.split())
     for kind in (config.Data, config.LearningRate, config.Train, config.Checkpoint, config.Report, config.Config):

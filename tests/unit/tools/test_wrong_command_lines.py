@@ -38,10 +38,12 @@ def tfdist(cwd, *words):
         (["train", "mine.py"], "--config=mine.py: the file must define get_config(), "),
         (["launch", "--workers=2", "--epochs=1", "mine.py"], "--config=mine.py: the file must define get_config(), "),
         # Values of flags, for commands with and without a config.
-        (["predict", "run", "x.png", "--batch_size=0"], "--batch_size=0: must be at least 1\n"),
-        slow(["predict", "run", "x.png", "--gpus=-1"], "--gpus=-1: must be at least 0\n"),
-        slow(["predict", "run", "x.png", "--gpus=x"], "--gpus=x: must be a whole number\n"),
-        (["sweep", "digits", "--random=0"], "--random=0: must be at least 1\n"),
+        (["predict", "run", "x.png", "--batch_size=0"], "tfdist predict: --batch_size was removed: "),
+        slow(["predict", "run", "x.png", "--gpus=1"], "tfdist predict: --gpus was removed: "),
+        (
+            ["sweep", "digits", "--random=0"],
+            "tfdist sweep: --random: must be a whole number and at least 1. Received: ",
+        ),
         (["prepare", "digits", "--quality=90"], "tfdist prepare: --quality was removed: "),
         (
             ["doctor", "digits", "--job_minutes=nan"],
@@ -49,7 +51,7 @@ def tfdist(cwd, *words):
         ),
         slow(["launch", "--workers=2", "--grace_seconds=inf", "digits"], "tfdist.launch: --grace_seconds: must be a "),
         slow(["doctor", "digits", "--seconds=1"], "tfdist doctor: --seconds was removed: reading is measured for 2 s."),
-        (["train", "digits", "--mode=x"], "--mode=x: must be one of train|eval\n"),
+        (["train", "digits", "--mode=x"], "tfdist.main: --mode: invalid choice: 'x' (choose from "),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
@@ -64,9 +66,8 @@ def test_a_mistake_is_one_message(tmp_path, words, message):
 @pytest.mark.parametrize("name", ["a.npz", "a.npy"])
 def test_a_damaged_file_of_arrays_is_named(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    for read in (lambda path: examples.read_array(path, "x", None), lambda path: examples.read_arrays(path, {"x": ()})):
-        with pytest.raises(ValueError, match=f"{name} is damaged, or holds no arrays of numbers: .* Write it again"):
-            read(tmp_path / name)
+    with pytest.raises(ValueError, match=f"{name} is damaged, or holds no arrays of numbers: .* Write it again"):
+        examples.read_arrays(tmp_path / name, {"x": ()})
 
 
 @pytest.mark.unit
