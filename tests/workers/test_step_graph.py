@@ -8,11 +8,11 @@ import pytest
 from launching import worker_environment
 from processes import REPOSITORY
 
-# The number of ops of an execution, and the hash of their types, function by function: those of commit d087032, before there were
-# virtual replicas, and for each replica a cast, a product and a constant, because the step normalises the images since;
-# and less a constant of each replica, its number, which only the gathering of rows of tables uses, and the product of
-# the steps so far with the number of optimizer steps in each; and for each replica nine of the assertion in
-# `tf.nn.compute_average_loss` about a constant, which TensorFlow removes when it optimizes the graph.
+# The number of ops of an execution, and the hash of their types, function by function: those of commit d087032, before
+# there were virtual replicas, and for each replica a cast, a product and a constant, because the step normalises the
+# images since; and less a constant of each replica, its number, which only the gathering of rows of tables uses, and
+# the product of the steps so far with the number of optimizer steps in each; and for each replica nine of the
+# assertion in `tf.nn.compute_average_loss` about a constant, which TensorFlow removes when it optimizes the graph.
 # For the versions of TensorFlow and Keras with which they were recorded.
 VERSIONS = {"tensorflow": "2.21", "keras": "3.15"}
 RECORDED = "1894 08c3a25fdaa2c6df"

@@ -42,7 +42,7 @@ def tfdist(cwd, *words):
         slow(["predict", "run", "x.png", "--gpus=1"], "tfdist predict: --gpus was removed: "),
         (
             ["sweep", "digits", "--random=0"],
-            "tfdist sweep: --random: must be a whole number and at least 1. Received: ",
+            "tfdist sweep: --random: must be a whole number and at least 1. ",
         ),
         (["prepare", "digits", "--quality=90"], "tfdist prepare: --quality was removed: "),
         (
