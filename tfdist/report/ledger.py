@@ -1,6 +1,6 @@
 """starts.jsonl: a line for each start of a run, how long it took and how it ended. Imports no TensorFlow.
 
-The time is that of the chief's process, from its start on. A thread rewrites the line every second,
+The time is that of the chief's process, from the start of its interpreter on. A thread rewrites the line every second,
 in place: after a kill it is about as old. Only this thread touches the file: a file system that hangs stops neither the
 training nor the exit.
 """
@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.report import files, process_info
+from tfdist.report import files, interpreter
 
 STARTS = "starts.jsonl"
 # Bytes of a line, which spaces fill, and of the text of an end; JSON may need two for each of these.
@@ -84,14 +84,14 @@ class Ledger:
 
 
 def open_ledger(workdir: str | os.PathLike[str] | None, step: int, about: Mapping[str, Any]) -> Ledger:
-    """Opens the ledger of this start, which counts from the start of the process, or from the end of its last fit.
+    """Opens the ledger of this start, which counts from the start of the interpreter, or from the end of its last fit.
 
     Nothing is written without a workdir. The run starts or resumes after `step`; `about` is what else the line says.
     """
     global _last
     if _last is not None:
         _last.close()
-    since = time.monotonic() - process_info.age() if _last is None else _last.closed
+    since = time.monotonic() - interpreter.age() if _last is None else _last.closed
     ledger = _last = Ledger(about=about, since=since, step=step)
     if workdir is not None:
         ledger.requests = queue.SimpleQueue()

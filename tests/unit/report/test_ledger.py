@@ -1,6 +1,7 @@
-"""starts.jsonl: how long a start takes and how it ends, and how old a process is."""
+"""starts.jsonl: how long a start takes and how it ends, and how old process and interpreter are."""
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ import hung
 import processes
 import pytest
 
-from tfdist.report import ledger, process_info, read_back
+from tfdist.report import interpreter, ledger, read_back
 from tfdist.tools.many_runs import run_state
 
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -67,7 +68,7 @@ def test_a_workdir_that_hangs_stops_neither_the_run_nor_its_end(tmp_path, call):
 
 def test_a_clock_that_is_set_does_not_change_the_durations(tmp_path, monkeypatch):
     book = ledger.open_ledger(tmp_path, 0, {})
-    age, begun, clock, off = process_info.age(), time.monotonic(), time.time, [7200.0]
+    age, begun, clock, off = interpreter.age(), time.monotonic(), time.time, [7200.0]
     monkeypatch.setattr(time, "time", lambda: clock() + off[0])
     off[0] = -7200.0
     time.sleep(0.05)
@@ -82,10 +83,26 @@ def test_the_age_of_a_process_is_precise():
     before = time.time()
     with subprocess.Popen(["sleep", "60"]) as process:
         after = time.time()
-        age = process_info.age(process.pid)
+        age = interpreter.process_age(process.pid)
         now = time.time()
         process.kill()
     assert now - after - 0.02 <= age <= now - before + 0.02  # Linux gives it in hundredths of a second.
+
+
+@pytest.mark.slow
+def test_the_time_of_a_shell_before_python_is_not_that_of_the_interpreter():
+    code = "import time; time.sleep(0.3); from tfdist.report import interpreter as i; print(i.process_age(), i.age())"
+    python = shlex.join([sys.executable, "-c", code])
+    process, interpreter_age = ages("bash", "-c", f"sleep 2 && exec {python}")
+    assert 0 < interpreter_age < process - 2
+    process, interpreter_age = ages("bash", "-c", f"exec {python}")
+    assert interpreter_age == pytest.approx(process, abs=0.1) and interpreter_age > 0.3
+
+
+def ages(*command):
+    """The age of the process and of the interpreter, which the command prints."""
+    process, interpreter_age = subprocess.check_output(command, text=True).split()
+    return float(process), float(interpreter_age)
 
 
 def test_a_long_line_and_damaged_lines(tmp_path):
