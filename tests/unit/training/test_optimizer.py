@@ -242,3 +242,26 @@ def test_a_schedule_computes_the_learning_rate_anew():
     optimizer = keras.optimizers.SGD(SCHEDULE)
     assert optimizer_lib.settable_learning_rate(optimizer) is None
     assert optimizer_lib.resume_learning_rate(optimizer, None, 0.5) == (None, None)
+
+
+def test_an_update_that_a_user_has_set_on_the_optimizer_stays():
+    optimizer, called = keras.optimizers.SGD(0.1, momentum=0.9), []
+    optimizer.update_step = lambda *given: called.append(given)
+    variable = keras.Variable([1.0, 2.0])
+    optimizer.build([variable])
+    fused_updates.fuse(optimizer)
+    optimizer.update_step(tf.ones([2]), variable, 0.1)
+    assert len(called) == 1
+
+
+def test_a_batch_may_have_a_part_that_is_none():
+    table, optimizer = tf.Variable(tf.ones([4, 2])), keras.optimizers.SGD()
+
+    @tf.function(input_signature=[tf.TensorSpec([3], tf.int32)])
+    def dense_gradient(ids):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(tf.gather(table, ids))
+        (gradient,) = tables.select([tape.gradient(total, table)], [table], (ids, None), optimizer)
+        return tf.convert_to_tensor(gradient)
+
+    assert dense_gradient(tf.constant([0, 0, 3])).numpy().tolist() == [[2.0, 2.0], [0.0, 0.0], [0.0, 0.0], [1.0, 1.0]]

@@ -15,13 +15,15 @@ def explain(steps: int) -> Iterator[None]:
     """In the block, raises a ValueError for ends and rows of the data that the model cannot be trained with."""
     try:
         yield
-    except (tf.errors.OutOfRangeError, tf.errors.InvalidArgumentError) as error:
+    except (
+        tf.errors.OutOfRangeError,
+        tf.errors.InvalidArgumentError,
+        tf.errors.FailedPreconditionError,  # The data ended exactly where an epoch did.
+    ) as error:
         if found := _CHECK.search(error.message):
             raise ValueError(f"{found[1]} {found[2]}") from None
-        if (
-            isinstance(error, tf.errors.InvalidArgumentError)
-            and "OutOfRangeError: End of sequence" not in error.message
-        ):
+        ends = ("OutOfRangeError: End of sequence", "infinite number of elements")
+        if not isinstance(error, tf.errors.OutOfRangeError) and not any(text in error.message for text in ends):
             raise
         raise ValueError(
             f"The data ended before an epoch of {steps} steps was complete, or before the last epoch. A generator must "

@@ -27,8 +27,12 @@ def fuse(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
     """
     shared: dict[tuple[str, str], dict[str, tf.Tensor]] = {}
     kind = type(optimizer)
+    present = vars(optimizer).get("update_step")
+    own_update = present is not None and getattr(present, "func", None) is not _decay_and_update  # A user's.
     for name in ("assign_add", "assign_sub"):
         patching.put(optimizer, name, functools.partial(_assign_tensor, optimizer, getattr(kind, name)))
+    if own_update:
+        return shared.clear
     if isinstance(optimizer, keras.optimizers.SGD):
         fused = _momentum if kind is keras.optimizers.SGD and optimizer.momentum else None
         update = functools.partial(_update_sgd, optimizer, fused)

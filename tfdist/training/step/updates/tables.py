@@ -59,7 +59,7 @@ def _of_single_examples(indices: tf.Tensor, shard: Any) -> bool:
     """Returns whether each example makes its own lookups: whether the indices depend on the values of `shard`."""
     if tf.executing_eagerly():
         return True
-    starts = {one.ref() for one in tf.nest.flatten(shard, expand_composites=True)}
+    starts = {one.ref() for one in tf.nest.flatten(shard, expand_composites=True) if one is not None}
     seen: set[str] = set()
     waiting, used = [indices], False
     while waiting:
