@@ -56,17 +56,3 @@ def test_a_batch_that_is_larger_than_the_first_one_cannot_be_gathered():
     part = rows.Rows(low=low, count=total, total=total, most=4, replicas=1)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"needs the largest batch first"):
         part.gather(tf.zeros([5, 2]))
-
-
-def test_inputs_have_rows_also_where_their_number_is_known():
-    spec = tf.TensorSpec
-    known, unknown, classes = spec([4, 3]), spec([None, 1]), spec([10])
-    assert base.have_rows((known, unknown)) == [True, True]
-    assert base.have_rows(((unknown, classes), unknown)) == [True, False, True]
-    assert base.have_rows((unknown, classes)) == [True, False]
-
-
-def test_rows_of_ragged_arrays_are_not_taken_for_known_ones():
-    ragged = tf.RaggedTensor.from_row_lengths(tf.range(9.0), [1, 2, 3, 1, 1, 1])
-    data = make_adapter.make_data_adapter(ragged, np.zeros([6, 1], np.float32), None, base.DataOptions(batch_size=3))
-    assert base.have_rows(data.element_spec) == [True, True]

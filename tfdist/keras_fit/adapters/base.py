@@ -114,11 +114,8 @@ class RandomAccess(DataAdapter):
     def _spec(self, rows: int) -> Any:
         # The number of rows is static if all batches are full, as in Keras: `ops.squeeze(labels)` depends on it.
         full = self.num_examples % self.batch_size == 0
-        read = tf.autograph.experimental.do_not_convert(lambda ids: self.read(ids))
-        spec = tf.data.Dataset.range(rows).batch(rows, drop_remainder=full).map(read).element_spec
-        if all(isinstance(one, tf.TensorSpec) for one in tf.nest.flatten(spec)):
-            return spec
-        return tf.data.Dataset.range(rows).batch(rows).map(read).element_spec  # A ragged tensor has no known rows.
+        ids = tf.data.Dataset.range(rows).batch(rows, drop_remainder=full)
+        return ids.map(tf.autograph.experimental.do_not_convert(lambda ids: self.read(ids))).element_spec
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         def load(element: tf.Tensor) -> dict[str, Any]:
@@ -187,19 +184,13 @@ def have_rows(element_spec: Any) -> list[bool]:
     """Returns which of the flat tensors of a batch have a row for each example.
 
     Others, such as a number or a vector of classes beside the examples, have no dimension, or one of a known size where
-    other tensors have the unknown one of a batch. The inputs always have rows: of a known number, if none is unknown.
+    other tensors have the unknown one of a batch.
     """
-    inputs = element_spec
-    while isinstance(inputs, tuple) and inputs:
-        inputs = inputs[0]
     flat = [spec for spec in tf.nest.flatten(element_spec) if spec is not None]
     ranked = [spec.shape.rank != 0 for spec in flat]
     unknown = [
         has and (spec.shape.rank is None or spec.shape[0] is None) for has, spec in zip(ranked, flat, strict=True)
     ]
-    count = len([spec for spec in tf.nest.flatten(inputs) if spec is not None])
-    if not any(unknown[:count]):
-        unknown[:count] = ranked[:count]
     return unknown if any(unknown) else ranked
 
 
