@@ -36,7 +36,7 @@ FORMAT = 1
 CALLBACKS = "callbacks/"
 # The number that Keras adds to names of layers and optimizers, as in dense_2.
 _NUMBER = re.compile(r"_\d+")
-# NFS may list a checkpoint that another host has removed for so many seconds, by default. Seconds between two trials.
+# For this long, by default, NFS may still list a checkpoint that another host has removed; the pause between trials.
 _STALE_SECONDS, _LOOK_SECONDS = 60.0, 0.5
 
 

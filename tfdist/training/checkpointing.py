@@ -73,9 +73,8 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     arrays = _collect(tools, state, wait=True)
     if arrays is None:
         return
-    shutil.rmtree(
-        directory.step_path(run.workdir / MISMATCH, state.step), ignore_errors=True
-    )  # Left by an earlier start.
+    # Of an earlier start.
+    shutil.rmtree(directory.step_path(run.workdir / MISMATCH, state.step), ignore_errors=True)
     try:
         path = checkpoint_format.write(run.workdir / MISMATCH, state.step, arrays(), state.to_json())
     except OSError as error:

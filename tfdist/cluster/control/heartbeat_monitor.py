@@ -140,9 +140,10 @@ class HeartbeatMonitor:
             self.progress.collective = outer
 
     def watch_files(self, waits: Callable[[], tuple[str, float] | None], seconds: Callable[[], float]) -> None:
-        """Ends the process if it waits for a file, of which `waits` tells, longer than `stall_seconds` and `seconds`.
+        """Sets the limit of file operations: the process ends if one takes longer than `stall_seconds` and `seconds`.
 
-        For so long a checkpoint may also be written after the loss of a worker; one minute is always allowed.
+        `waits` returns the file, and for how long it has been waited for; None: there is none. After the loss of a
+        worker, a checkpoint that is being written gets `seconds`, but at least a minute.
         """
         self.waits_for_file, self.writing_seconds = waits, seconds
 

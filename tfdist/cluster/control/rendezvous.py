@@ -126,7 +126,7 @@ class _Worker:
 
     spec: WorkerSpec
     key: Key
-    # What it tells rank 0 of itself.
+    # What it tells rank 0 about itself.
     me: dict[str, Any]
     seconds: float
     stop: interruption.StopRequest

@@ -184,7 +184,7 @@ def grid(fields: Mapping[str, Values]) -> list[Overrides]:
 
 
 def draws(fields: Mapping[str, Values], count: int) -> list[Overrides]:
-    """Returns `count` different random combinations, fewer if there are not so many.
+    """Returns `count` different random combinations, or all if there are fewer.
 
     Draw i of a field depends on the field's name and i only: a larger `count` keeps the ones before.
     """

@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tfdist.config.schema import Config
+from tfdist.config.schema import Config, Every
 from tfdist.training.loop_tools import Extra, LoopTools
+from tfdist.training.triggers import DueSteps
 
 if TYPE_CHECKING:
     from tfdist.report.reporter import Reporter
@@ -43,7 +44,8 @@ class Profile(Extra):
     def boundaries(self, step: int) -> list[int]:
         """Returns the step before the first one that is profiled, or the last one."""
         first, last = self.run.config.report.profile
-        return [one for one in (first - 1, last) if one > step]
+        due = DueSteps(Every(), self.run.steps_per_epoch, single=(first - 1, last)).next_after(step)
+        return [] if due is None else [due]
 
     def act_if_due(self, tools: LoopTools, state: TrainingState) -> None:
         """Starts or ends the profile after `state.step`."""
