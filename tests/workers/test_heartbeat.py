@@ -104,8 +104,11 @@ STARTING_GROUP = threading.Lock()
 
 
 @contextlib.contextmanager
-def plain(*tasks, seconds=2.0, hosts=None):
-    """Starts workers that do these tasks and train nothing, on this host or as `on_two_hosts` says."""
+def plain(*tasks, seconds=2.0, hosts=None, beats=True):
+    """Starts workers that do these tasks and train nothing, on this host or as `on_two_hosts` says.
+
+    They have exchanged heartbeats, unless `beats` is False.
+    """
     commands = [[sys.executable, "-c", WORKER, task, str(seconds)] for task in tasks]
     with contextlib.ExitStack() as stack:
         with STARTING_GROUP:
@@ -115,7 +118,8 @@ def plain(*tasks, seconds=2.0, hosts=None):
             workers = stack.enter_context(started(commands, environments))
             for process in workers.processes:
                 assert process.stdout.readline() == "ready\n", process.communicate()[1]
-        time.sleep(1.6)  # The second beat names a step.
+        if beats:
+            time.sleep(1.6)  # The second beat names a step.
         yield workers
 
 
@@ -126,6 +130,7 @@ class Scene(NamedTuple):
     ends: tuple[int, ...]
     victim: int | None = None
     number: int = KILL
+    beats: bool = True
 
 
 class Ended(NamedTuple):
@@ -139,7 +144,7 @@ class Ended(NamedTuple):
 
 def play(scene):
     """Runs the group of a scene; returns how its workers have ended."""
-    with plain(*scene.tasks) as workers:
+    with plain(*scene.tasks, beats=scene.beats) as workers:
         if scene.victim is not None:
             workers.hit(scene.victim, scene.number)
         both = [workers.processes[rank].communicate(timeout=120) for rank in scene.ends]
@@ -163,6 +168,7 @@ SCENES = {
     "no threads": Scene(("no threads", "run"), (0,), victim=1),
     (STOP, 0): killed_or_stopped(STOP, 0),
     (KILL, 2): killed_or_stopped(KILL, 2),
+    "killed before its first heartbeat": Scene(("run",) * 3, (0, 1), victim=2, beats=False),
     "failed": Scene(("run", "fail", "run"), (0, 1, 2)),
     "finished": Scene(("leave", "leave", "leave"), (0, 1, 2)),
 }
@@ -215,6 +221,15 @@ def test_a_worker_that_is_killed_or_stopped_is_named_by_all_others(request, numb
     assert seen.codes == [LOST, LOST], seen.said
     silent = (0.0 if number == KILL else 2.0, SEEN_WITHIN)
     assert_named(dict(zip(scene.ends, seen.said, strict=True)), victim, seen.processes[victim], silent=silent)
+
+
+def test_a_worker_that_is_killed_before_its_first_heartbeat_is_named(ended):
+    """Its watchdog process was still starting and ended in silence: the others waited for two minutes."""
+    seen = ended["killed before its first heartbeat"]
+    assert seen.codes == [LOST, LOST], seen.said
+    assert all(
+        f"worker 2 (host {os.uname().nodename}, pid {seen.processes[2].pid}) is lost" in text for text in seen.said
+    )
 
 
 def test_a_worker_that_can_start_no_threads_ends_after_a_loss(ended):
