@@ -310,4 +310,4 @@ class Peers:
 
 def interval(size: int, heartbeat_seconds: float) -> float:
     """Returns the seconds between two heartbeats of each of `size` workers."""
-    return min(max(INTERVAL_SECONDS, size / MAX_PER_SECOND), heartbeat_seconds / (4 if size < MAX_PER_SECOND else 3))
+    return min(max(INTERVAL_SECONDS, size / MAX_PER_SECOND), heartbeat_seconds / (4 if size < MAX_PER_SECOND else 2))
