@@ -39,8 +39,8 @@ KEY = keys.Key(b"k" * 64)
 VALUES = {f"config.field{number}": "value" for number in range(60)}
 IDLE_SECONDS = 10.0
 LAST_PORT = 32_000
-# Seconds after the last start in which all must have met; MiB (PSS) of the chief, which has a connection to each, and of
-# another worker; the chief's share of a core when idle.
+# Seconds after the last start in which all must have met; MiB (PSS) of the chief, which has a connection to each, and
+# of another worker; the chief's share of a core when idle.
 MOST_SECONDS, MOST_OF_CHIEF, MOST_MEMORY, MOST_BUSY = 10.0, 40.0, 15.0, 0.02
 
 
