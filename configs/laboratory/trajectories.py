@@ -22,6 +22,7 @@ from tfdist.config import learning_rate, tool_flags
 from tfdist.configs.laboratory import surface as pictures
 from tfdist.tools import child_runs, tables
 from tfdist.tools.pictures import style
+from tfdist.training import features
 
 # (batch size, replicas) -> float64 [steps, 2], the (m, n) before each step.
 Trajectories = dict[tuple[int, int], np.ndarray]
@@ -64,6 +65,7 @@ def check_objective(options: config.Config) -> None:
     Raises:
         ValueError: it does not, or the config cannot be used.
     """
+    features.check(options)
     process_exit.import_tensorflow_quietly()
     import tensorflow as tf
 

@@ -7,20 +7,19 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.config import batches, specs, validate
+from tfdist.config import batches, specs
 from tfdist.data import autograph, guard, order, pipelines, stream
 from tfdist.data.feed import Batch, Feed, Prepare, Sizes
 from tfdist.data.pipelines import Inputs
 
 
 def open_inputs(config: config_lib.Config) -> Inputs:
-    """Checks the config, and resolves the functions and sources that it names; no TensorFlow operation runs.
+    """Resolves the functions and sources that a checked config names; no TensorFlow operation runs.
 
     Raises:
         ValueError: names the field, the value received and what to do.
         OSError: the data cannot be read.
     """
-    validate.validate(config)
     prepare = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
     finish = config.data.finish and specs.partial(

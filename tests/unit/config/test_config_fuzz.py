@@ -5,6 +5,7 @@ import pytest
 
 from tfdist.config import diff, load, specs, user_code
 from tfdist.data import inputs as inputs_lib
+from tfdist.training import features
 from tfdist.training.step import optimizer as optimizer_lib
 
 FILE = "configs/digits.py"
@@ -23,6 +24,7 @@ def outcome(field: str, text: str) -> str | None:
     """Returns the message about `--config.FIELD=TEXT`; None if it is accepted. Other errors pass."""
     try:
         config = load.load(FILE, [f"--config.{field}={text}"])
+        features.check(config)
         inputs = inputs_lib.open_inputs(config)
         inputs_lib.make_sizes(config, inputs, 1)
         optimizer_lib.build_optimizer(config, 10, 100)
