@@ -36,7 +36,10 @@ def __getattr__(name: str) -> Any:
     elif name == "per_example":
         from tfdist.keras_fit.whole_batch import per_example as module
     else:
-        raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+        from tfdist.config import removed
+
+        gone = removed.of_module(f"tfdist.{name}")
+        raise AttributeError(gone or f"module 'tfdist' has no attribute {name!r}")
     return getattr(module, name)
 
 

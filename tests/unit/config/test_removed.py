@@ -1,11 +1,13 @@
 """What was removed gets its sentence: fields, values, commands, flags and modules, in files, flags and saved runs."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
+import tfdist
 from tfdist import config
 from tfdist.config import config_dict, diff, load, removed, specs, validate
 
@@ -80,6 +82,11 @@ def test_another_error_of_a_config_file_is_no_removed_field():
 def test_a_spec_that_names_a_removed_module_gets_its_sentence(name):
     with pytest.raises(ValueError, match="was removed: "):
         specs.resolve({"target": name if ":" in name else f"{name}:x"}, field="config.callbacks[0]")
+
+
+def test_a_removed_function_of_the_package_gets_its_sentence():
+    with pytest.raises(AttributeError, match=re.escape(removed.MODULES["tfdist.all_gather"])):
+        tfdist.all_gather  # noqa: B018
 
 
 def test_commands_and_flags_get_their_sentences_from_the_terminal(tmp_path):
