@@ -4,8 +4,11 @@ import ast
 import functools
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
+
+import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 # The packages, and which others each may import. zoo is for configs: nothing imports it.
@@ -564,3 +567,9 @@ def test_there_is_no_drawer_and_nothing_left_to_do():
     assert [str(path) for path in files if path.stem in DRAWERS] == []
     assert [str(path) for path in texts if words.search(path.read_text())] == []
     assert words.search("# " + "TO" + "DO: later")
+
+
+def test_each_planted_fault_has_one_place():
+    pytest.importorskip("tomllib", reason="Python 3.11")
+    faults = runpy.run_path(str(ROOT / "tests" / "planted" / "__main__.py"))["read_faults"]()
+    assert len(faults) >= 60
