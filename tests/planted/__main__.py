@@ -19,7 +19,10 @@ import sys
 import tempfile
 import time
 
-import tomllib
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings it.
+    import tomli as tomllib
 
 ROOT = pathlib.Path(__file__).parents[2]
 TABLE = pathlib.Path(__file__).with_name("faults.toml")
