@@ -34,7 +34,9 @@ def test_a_missing_task_is_named(slurm, tmp_path):
     command = f"if [ $SLURM_PROCID = 1 ]; then exit 3; else exec {train}; fi"
     done = slurm.run(["srun", "-N2", "--ntasks-per-node=1", "bash", "-c", command], env=ON_CPUS, cwd=REPOSITORY)
     assert done.returncode == 76  # srun's is the largest: 3, and 76 of the worker that a restart could help.
-    assert re.search(r"worker 0: 1 of 2 workers did not connect to rank 0 within 1 s.*rank 1 \(n10:\d+\)", done.stderr, re.DOTALL)
+    assert re.search(
+        r"worker 0: 1 of 2 workers did not connect to rank 0 within 1 s.*rank 1 \(n10:\d+\)", done.stderr, re.DOTALL
+    )
 
 
 def submit(
