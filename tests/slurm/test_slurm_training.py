@@ -34,7 +34,9 @@ def test_a_missing_task_is_named(slurm, tmp_path):
     command = f"if [ $SLURM_PROCID = 1 ]; then exit 3; else exec {train}; fi"
     done = slurm.run(["srun", "-N2", "--ntasks-per-node=1", "bash", "-c", command], env=ON_CPUS, cwd=REPOSITORY)
     assert done.returncode == 76  # srun's is the largest: 3, and 76 of the worker that a restart could help.
-    assert re.search(r"worker 0: 1 of 2 workers did not connect within 1 s.*rank 1 \(n10:\d+\)", done.stderr, re.DOTALL)
+    assert re.search(
+        r"worker 0: 1 of 2 workers did not connect to rank 0 within 1 s.*rank 1 \(n10:\d+\)", done.stderr, re.DOTALL
+    )
 
 
 def submit(
@@ -131,8 +133,7 @@ def test_a_job_whose_port_another_job_uses_is_requeued(slurm, tmp_path):
         finally:
             slurm.run(["scancel", "--name=other"])
     assert slurm.run(["scancel", job]).returncode == 0
-    said = f"a worker of another job is listening on it ('{other}.0'; this job is '{job}.0')"
-    assert f"is in use: {said}" in log.read_text(), log.read_text()
+    assert re.search(r"port \d+ on host n\d+ is in use", log.read_text()), log.read_text()
 
 
 @pytest.mark.slow
@@ -166,7 +167,7 @@ def test_studies_run_in_a_batch_job(slurm, tmp_path):
 def records(directory: pathlib.Path) -> int:
     """How many intervals of training the run has reported."""
     metrics = directory / "run" / "metrics.jsonl"
-    return metrics.read_text().count('"train"') if metrics.exists() else 0
+    return metrics.read_text().count('"kind": "train"') if metrics.exists() else 0
 
 
 def await_progress(slurm: SlurmCluster, job: str, log: pathlib.Path, before: int) -> None:

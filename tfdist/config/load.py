@@ -115,6 +115,7 @@ def _read(path: str) -> schema.Config:
     if not Path(file).is_file():
         found = {each.stem: Path("configs", each.name) for each in sorted(configs.FOLDER.glob("*.py"))}
         found |= {each.stem: each for each in sorted(Path(file).parent.glob("*.py"))}
+        found |= {each.stem: each for each in Path(file).parent.glob(f"*/{Path(file).name}")}
         near = text.closest(Path(file).stem, found)
         hint = f" Did you mean --config={found[near]}?" if near else ""
         sys.exit(f"--config={path}: there is no file {os.path.abspath(file)}.{hint}")

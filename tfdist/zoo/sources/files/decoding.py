@@ -19,19 +19,16 @@ def decode_each(decode: Callable[[tf.Tensor], Any], contents: tf.Tensor, signatu
     """
     decode = tf.autograph.experimental.do_not_convert(decode)
     group = math.gcd(contents.shape[0] or 1, _GROUP)
+    parallel = None if tf.executing_eagerly() else _PARALLEL // group
     if group == 1:
-        return tf.map_fn(decode, contents, fn_output_signature=signature, parallel_iterations=_PARALLEL)
+        return tf.map_fn(decode, contents, fn_output_signature=signature, parallel_iterations=parallel)
 
     def decode_group(strings: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda *values: tf.stack(values), *map(decode, tf.unstack(strings)))
 
     grouped = tf.nest.map_structure(lambda spec: tf.TensorSpec([group, *spec.shape], spec.dtype), signature)
-    decoded = tf.map_fn(
-        decode_group,
-        tf.reshape(contents, [-1, group]),
-        fn_output_signature=grouped,
-        parallel_iterations=_PARALLEL // group,
-    )
+    contents_of_groups = tf.reshape(contents, [-1, group])
+    decoded = tf.map_fn(decode_group, contents_of_groups, fn_output_signature=grouped, parallel_iterations=parallel)
     return tf.nest.map_structure(
         lambda values, spec: tf.reshape(values, [contents.shape[0], *spec.shape]), decoded, signature
     )
