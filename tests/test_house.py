@@ -58,7 +58,6 @@ TEXTBOOK = {"scope", "run", "reduce", "experimental_distribute_dataset", "experi
 COMMUNICATION = (
     "tfdist.training.step.collectives",
     "tfdist.training.step.updates.all_reduce",
-    "tfdist.training.step.updates.branches",
     "tfdist.training.step.updates.gathered_rows",
 )
 DISTRIBUTION = {"get_replica_context", "all_reduce", "merge_call", "replica_id_in_sync_group", "extended"}
@@ -118,20 +117,15 @@ PRIVATE_NAMES = {
         "keras.src.trainers.data_adapters.data_adapter_utils": "the element spec of batches of varying shapes",
     },
     "tfdist.keras_fit.adapters.pipelines": dict.fromkeys(
-        ("tensorflow.python.framework.op_def_registry", "_batch_size", "_count", "_drop_remainder", "_map_func"),
+        ("_batch_size", "_count", "_drop_remainder"),
         "moves maps behind batch(); without one of these it warns and shards batches",
     ),
     "tfdist.keras_fit.compiled_model": dict.fromkeys(
-        ("_compile_loss", "_compile_metrics", "_user_loss", "_user_loss_weights"),
-        "the losses and metrics that compile() made and was given (tensorflow#38269)",
+        ("_compile_loss", "_compile_metrics", "_user_loss_weights"),
+        "the losses and metrics that compile() made, and the weights that it was given (tensorflow#38269)",
     ),
     "tfdist.keras_fit.own_step.own_setup": {
         "_aggregation": "each replica holds a metric's value for the whole batch, and not its part of a sum",
-    },
-    "tfdist.training.step.updates.branches": {
-        "keras.src.ops": "gradients that an optimizer accumulates are applied in a replica's branch (keras#20582)",
-        "_backend_apply_gradients": "replaced, for the same reason",
-        "_overwrite_model_variables_with_average_value": "replaced, for the same reason",
     },
     "tfdist.keras_fit.script.ending": {"_shutdown": "Python's: how threads end before what atexit calls"},
     "tfdist.keras_fit.whole_batch.own_rows": {

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -86,14 +87,19 @@ def shuffle_seeds(dataset: tf.data.Dataset) -> list[tf.Tensor]:
     return [dataset._seed, dataset._seed2] if hasattr(dataset, "_seed2") else []
 
 
+def functions(dataset: tf.data.Dataset) -> list[Any]:
+    """Returns the functions that one transformation calls, traced; each has a `graph`."""
+    return [one.function for one in dataset._functions()]
+
+
 def ops_of_functions(dataset: tf.data.Dataset) -> set[str]:
     """Returns the types of the ops in the functions of one transformation."""
-    return {op for function in dataset._functions() for op in guard.called_ops(function.function.graph)}
+    return {op for function in functions(dataset) for op in guard.called_ops(function.graph)}
 
 
 def _is_unordered(dataset: tf.data.Dataset) -> bool:
     """Returns whether one transformation, or one in its functions, was made with `deterministic=False`."""
-    graphs = [function.function.graph.as_graph_def() for function in dataset._functions()]
+    graphs = [function.graph.as_graph_def() for function in functions(dataset)]
     # For an interleave only the graph has the argument. With one element, such as one file, the order is fixed.
     if type(dataset).__name__ == "_ParallelInterleaveDataset" and inputs(dataset)[0].cardinality() != 1:
         variant = tf.data.experimental.to_variant(dataset)

@@ -24,7 +24,7 @@ def metrics(model: keras.Model) -> Any:
 
 def compile_losses(model: keras.Model) -> list[Any]:
     """Returns the losses that `compile()` was given."""
-    return [] if losses(model) is None else keras.tree.flatten(losses(model)._user_loss)
+    return [] if losses(model) is None else keras.tree.flatten(model.loss)
 
 
 def loss_objects(model: keras.Model) -> list[keras.Loss]:

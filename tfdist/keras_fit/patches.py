@@ -34,6 +34,8 @@ def patch_keras() -> Iterator[None]:
             (keras.Loss, "__call__", in_step(own_rows.call_loss)),
             (keras.Model, "compute_loss", in_step(own_rows.compute_loss)),
             (keras.optimizers.Optimizer, "_all_reduce_sum_gradients", in_step(_keep)),
+            (keras.optimizers.Optimizer, "_overwrite_model_variables_with_average_value", _overwrite),
+            (tf.__internal__.smart_cond, "smart_cond", global_view.cond),
             (type(tf.function(keras.Model)), "__call__", in_step(_call_function)),
             (tf.GradientTape, "watch", in_step(_watch)),
             (tf.GradientTape, "gradient", in_step(_gradient)),
@@ -62,7 +64,6 @@ def expect_sums(optimizers: list[keras.optimizers.Optimizer], cluster: Cluster) 
             inner = getattr(optimizer, "inner_optimizer", optimizer)
             stack.enter_context(trainer.restore_methods(inner))
             trainer.prepare_optimizer(inner, cluster)
-            stack.enter_context(trainer.take_branches_once(inner))
         yield
 
 
@@ -95,6 +96,11 @@ def _call(original: Callable, layer: keras.Layer, *args: Any, **keywords: Any) -
 def _keep(view: GlobalView, original: Callable, *args: Any) -> Any:
     """Returns what it gets, the last argument: gradients and losses are those of the global batch already."""
     return args[-1]
+
+
+def _overwrite(original: Callable, optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
+    """Keras updates weights in cross-replica context, and calls this in a branch of a replica."""
+    trainer.call_once(functools.partial(original, optimizer, variables))
 
 
 def _add_loss(original: Callable, layer: keras.Layer, loss: Any) -> None:

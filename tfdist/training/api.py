@@ -13,6 +13,8 @@ from tfdist.training.run import Log, Run, replica_shard
 from tfdist.training.state import TrainingState
 from tfdist.training.step.build_context import build_context, by_xla, prepare_optimizer, restore_methods
 from tfdist.training.step.collectives import (
+    call_once,
+    cond_on_all_replicas,
     num_replicas,
     reduce_context,
     show_one_replica,
@@ -34,7 +36,6 @@ from tfdist.training.step.random_numbers.seed_generators import (
 from tfdist.training.step.random_numbers.seed_generators import restore as restore_seed_generators
 from tfdist.training.step.random_numbers.stateful_random import draw_statelessly as stateless_draws
 from tfdist.training.step.train_step import add_to_totals, after_update, check_trainable
-from tfdist.training.step.updates.branches import take_branches_once
 from tfdist.training.step.updates.gathered_rows import gather as gather_rows
 from tfdist.training.step.updates.loss_scale import LossScale
 from tfdist.training.step.updates.stages import scale as scale_gradients

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
 from tfdist.data import dataset_traits, guard
 
@@ -68,7 +67,7 @@ def split_before_maps(dataset: tf.data.Dataset) -> Split | None:
         elif kind in _BATCHES and batch is None:
             batch = one
             waiting.append(lambda below, one=one: below.batch(one._batch_size, drop_remainder=one._drop_remainder))
-        elif kind in _MAPS and batch is not None and _is_pure(one._map_func.function.graph):
+        elif kind in _MAPS and batch is not None and _is_pure(_mapped(one).graph):
             maps.append(one)
             above, waiting = above + waiting, []
         else:
@@ -86,17 +85,22 @@ def split_before_maps(dataset: tf.data.Dataset) -> Split | None:
         source = step(source)
     return Split(
         batches=source,
-        maps=tuple(one._map_func.function for one in reversed(maps)),
+        maps=tuple(map(_mapped, reversed(maps))),
         mapped_spec=maps[0].element_spec,
         batch_size=int(tf.get_static_value(batch._batch_size)),
     )
 
 
+def _mapped(dataset: tf.data.Dataset) -> Any:
+    """Returns the function of a map."""
+    (function,) = dataset_traits.functions(dataset)
+    return function
+
+
 def _is_pure(graph: tf.Graph) -> bool:
-    """Returns True if a function depends only on its arguments and has no side effects; of unknown ops False."""
+    """Returns True if a function depends only on its arguments and has no side effects."""
     called = {function.signature.name for function in graph.as_graph_def().library.function}
-    found = [op_def_registry.get(op) for op in guard.called_ops(graph) if op not in _PURE_OPS | called]
-    return all(one is not None and not one.is_stateful for one in found)
+    return not any(graph.op_def_for_type(op).is_stateful for op in {*guard.called_ops(graph)} - _PURE_OPS - called)
 
 
 def last_batch_size(dataset: tf.data.Dataset) -> int | None:

@@ -728,11 +728,23 @@ def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, *
         ValueError: a step applies it in a branch, a loop or a function of its own in the graph.
     """
     graph = getattr(_tracing, "graph", None)
-    in_optimizer = getattr(_tracing, "applies", False)
+    in_optimizer = getattr(_tracing, "applied", None) is not None
     if graph not in (None, tf.compat.v1.get_default_graph()) and not in_optimizer:
         refuse_apply(optimizer)
-    with patching.set_in_block(_tracing, applies=True):
+    with patching.set_in_block(_tracing, applied=optimizer):
         return original(optimizer, *args, **keywords)
+
+
+def cond(original: Callable[..., Any], pred: Any, true_fn: Any = None, false_fn: Any = None, name: Any = None) -> Any:
+    """Takes the branches of an optimizer once for all replicas: on a replica it cannot update weights in them.
+
+    Formulas, slots and the count of steps stay Keras'.
+    """
+    names = ("gradient_accumulation_steps", "ema_overwrite_frequency")
+    branches = any(getattr(getattr(_tracing, "applied", None), each, None) for each in names)
+    if not branches:
+        return original(pred, true_fn, false_fn, name)
+    return trainer.cond_on_all_replicas(pred, true_fn, false_fn)
 
 
 def refuse_apply(optimizer: keras.optimizers.Optimizer) -> None:

@@ -72,6 +72,10 @@ def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], whe
 
     In cross-replica context: Keras rejects an optimizer's update in a `tf.cond` on a replica.
     """
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        tf.cond(predicate, when_true, when_false)
+        return
 
     def on_all_replicas(strategy: tf.distribute.Strategy, predicate: tf.Tensor, *branches: Callable) -> None:
         def run(branch: Callable) -> tf.Tensor:
@@ -81,8 +85,37 @@ def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], whe
         chosen = strategy.experimental_local_results(predicate)[0]
         tf.cond(chosen, *(functools.partial(run, branch) for branch in branches))
 
-    tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(predicate, when_true, when_false))
+    context.merge_call(on_all_replicas, args=(predicate, when_true, when_false))
+
+
+def call_once(function: Callable[[], None]) -> None:
+    """Calls `function` once for all replicas, in cross-replica context."""
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        function()
+    else:
+        context.merge_call(lambda strategy: function())
 
 
 def _call(function: Callable[[], Any]) -> None:
     function()  # Without its result, which may differ between branches.
+
+
+def repeat_on_all_replicas(function: Callable[[], tf.Tensor]) -> None:
+    """Calls `function` on every replica until it returns False: bool [], equal on all replicas.
+
+    In cross-replica context: TensorFlow rejects collectives of mirrored replicas in a loop on a replica.
+    """
+
+    def on_all_replicas(strategy: tf.distribute.Strategy, function: Callable) -> None:
+        def run(again: tf.Tensor) -> tuple[tf.Tensor]:
+            again = strategy.extended.call_for_each_replica(_result, args=(function,))
+            return (strategy.experimental_local_results(again)[0],)
+
+        tf.while_loop(lambda again: again, run, (tf.constant(True),), parallel_iterations=1)
+
+    tf.distribute.get_replica_context().merge_call(on_all_replicas, args=(function,))
+
+
+def _result(function: Callable[[], Any]) -> Any:
+    return function()

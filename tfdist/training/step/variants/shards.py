@@ -17,7 +17,7 @@ from tfdist.data.feed import Batch
 from tfdist.training.step import collectives, train_step
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.random_numbers import repeated_passes
-from tfdist.training.step.updates import branches, stages, tables
+from tfdist.training.step.updates import stages, tables
 from tfdist.training.step.updates.tables import Gradients
 from tfdist.training.step.variants import integers as integers_lib
 from tfdist.training.step.variants.integers import Integers
@@ -92,7 +92,7 @@ class ShardedStep:
             collectives.cond_on_all_replicas(repeat, lambda: self._enlarge(context, found.sizes, ranges), update)
             return repeat
 
-        branches.repeat_on_all_replicas(attempt)
+        collectives.repeat_on_all_replicas(attempt)
         return train_step.after_update(context, tf.zeros([], tf.float64))
 
     def _forward_backward(
