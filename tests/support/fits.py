@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import io
 import itertools
-import json
 import os
 import pathlib
 import signal
@@ -18,8 +17,6 @@ import keras
 import numpy as np
 import own_steps
 import tensorflow as tf
-from launching import run_all
-from topologies import environments
 
 import tfdist
 from tfdist import config as c
@@ -795,17 +792,8 @@ def of_many_types(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def measure(directory: pathlib.Path, names: Sequence[str], *, workers: int = 1, devices: int = 1) -> list[dict]:
-    """Runs the cases and trials `names` on a topology; returns the results of each worker, by name."""
-    paths = [directory / f"worker{rank}.json" for rank in range(workers)]
-    commands = [[sys.executable, __file__, str(path), str(devices), *names] for path in paths]
-    run_all(commands, environments(workers), timeout=900)
-    return [json.loads(path.read_text()) for path in paths]
-
-
-def main() -> None:
-    """Writes {name: result} to the path of the command line; names that begin with "keras:" are for Keras' own fit."""
-    path, devices = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+def measure(names: Sequence[str], devices: int, directory: pathlib.Path) -> dict[str, Any]:
+    """Runs cases and trials; returns their results by name. Names that begin with "keras:" are for Keras' own fit."""
     cluster = tfdist.connect(c.ClusterOptions(logical_devices=devices, connect_seconds=240))
     cases = {case.__name__: case for case in CASES}
     trials = {
@@ -813,22 +801,18 @@ def main() -> None:
         "not_finite": lambda: not_finite(cluster, "array", "rate"),
         "not_finite_slow": lambda: not_finite(cluster, "batches", "weights", "label"),
         "second_orders": lambda: second_orders(cluster),
-        "resumed": lambda: resumed(cluster, path.parent, with_dropout),
-        "resumed_step": lambda: resumed(cluster, path.parent, noisy),
+        "resumed": lambda: resumed(cluster, directory, with_dropout),
+        "resumed_step": lambda: resumed(cluster, directory, noisy),
         "refused_steps": lambda: refused_steps(cluster),
         "eager": lambda: eager(cluster, with_dropout),
         "eager_step": lambda: eager(cluster, noisy),
         "unbuilt": lambda: unbuilt(cluster),
         "application": lambda: application(cluster),
         "of_many_types": lambda: of_many_types(cluster),
-        "chief_first": lambda: chief_first(cluster, path.parent),
+        "chief_first": lambda: chief_first(cluster, directory),
     }
     results = {}
-    for name in sys.argv[3:]:
+    for name in names:
         keras_own, _, case = name.rpartition(":")
         results[name] = trials[name]() if name in trials else run(cases[case], None if keras_own else cluster)
-    path.write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main()
+    return results

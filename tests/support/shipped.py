@@ -1,9 +1,6 @@
 """Makes steps with a shipped config on several numbers of replicas, in one process.
 
-usage: python shipped.py OUT.json CONFIG        ->  {replicas: [loss, largest change of a weight, difference]}
-       python shipped.py OUT.json CONFIG COUNT  ->  one step on COUNT replicas, in float32: see `one_step`
-
-The difference is the largest between a weight and that on one replica. What batch normalisation and dropout compute
+What batch normalisation and dropout compute
 depends on the number of replicas. A config with them is changed: statistics are those of the whole batch, nothing is
 dropped, and layers compute in float64: in float32, new weights amplify the rounding of the statistics to 2e-4, and the
 50 layers of a ResNet amplify it further. Such a config also makes steps on several replicas as it is: "unchanged".
@@ -11,10 +8,8 @@ dropped, and layers compute in float64: in float32, new weights amplify the roun
 
 import gc
 import importlib
-import json
 import pathlib
 import resource
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +17,6 @@ import keras
 import numpy as np
 import probes
 import tensorflow as tf
-from processes import REPOSITORY
 
 from tfdist import config as c
 from tfdist.config import specs
@@ -138,28 +132,29 @@ def norm_of_difference(first: Mapping[str, np.ndarray], second: Mapping[str, np.
     return float(np.sqrt(sum(np.sum(np.square(first[name] - second[name], dtype=np.float64)) for name in first)))
 
 
-def one_step(name: str, replicas: int, out: pathlib.Path) -> None:
+def one_step(name: str, replicas: int, folder: pathlib.Path) -> list[float]:
     """Makes one step of a network of keras.applications, whose copies and graphs fill the memory of one process.
 
-    Writes the loss, how far the weights of one replica have moved, the difference from them, both as norms, and the
-    largest memory of this process in GiB. A call with one replica leaves its weights beside `out`, for later ones.
+    Returns the loss, how far the weights of one replica have moved, the difference from them, both as norms, and the
+    largest memory of this process in GiB. A call with one replica leaves its weights in `folder`, for later ones.
     """
     config = smaller(name)
     config.cluster.logical_devices = replicas
     config.model = {"target": "shipped:of_whole_batches", "network": config.model, "dtype": "float32"}
-    reference = out.parent / "alone.npz"
-    loss, before, weights = steps(config, out.parent / f"{name}-{replicas}", 1)
+    reference = folder / "alone.npz"
+    loss, before, weights = steps(config, folder / f"{name}-{replicas}", 1)
     if replicas == 1:
         np.savez(reference, **weights)
     with np.load(reference) as alone:
         changes = [norm_of_difference(alone, before), norm_of_difference(alone, weights)]
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(name, replicas, loss, *changes, memory, flush=True)
-    out.write_text(json.dumps([loss, *changes, memory]))
+    return [loss, *changes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20]
 
 
-def all_counts(name: str, out: pathlib.Path) -> None:
-    """Makes steps on each of `REPLICAS`, one after the other."""
+def all_counts(name: str, folder: pathlib.Path) -> dict[int | str, list[float]]:
+    """Makes steps on each of `REPLICAS`, one after the other.
+
+    Returns for each the loss, the largest change of a weight, and the largest difference from a weight on one replica.
+    """
     most = 4 if name in APPLICATIONS else REPLICAS[-1]
     counts = [count for count in REPLICAS if count <= most and smaller(name).data.batch_size % count == 0]
     found, alone = {}, {}
@@ -170,17 +165,7 @@ def all_counts(name: str, out: pathlib.Path) -> None:
         config.cluster.logical_devices = unchanged if key == "unchanged" else key
         if name in PER_REPLICA and key != "unchanged":
             config.model = {"target": "shipped:of_whole_batches", "network": config.model}
-        loss, before, weights = steps(config, out.parent / name)
+        loss, before, weights = steps(config, folder / name)
         alone = alone or weights
         found[key] = [loss, largest_difference(before, weights), largest_difference(alone, weights)]
-        print(name, key, *found[key], flush=True)
-    out.write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    sys.path.append(str(REPOSITORY))  # For the package `configs`.
-    path, config_name, *numbers = sys.argv[1:]
-    if numbers:
-        one_step(config_name, int(numbers[0]), pathlib.Path(path))
-    else:
-        all_counts(config_name, pathlib.Path(path))
+    return found

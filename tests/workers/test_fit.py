@@ -4,6 +4,7 @@ import re
 
 import fits
 import numpy as np
+import on_workers
 import processes
 import pytest
 
@@ -76,12 +77,13 @@ def found(tmp_path_factory):
         directory = tmp_path_factory.mktemp("fits")
         if topology == "one device":
             names = [f"keras:{name}" for name in OF_KERAS if name not in SLOW]
-            return fits.measure(directory, [*names, "refused"])
+            return on_workers.call(fits.measure, [*names, "refused"], 1, directory)
         if topology == "one device, slow":
-            return fits.measure(directory, [*(f"keras:{name}" for name in SLOW), "summed_tokens"])
+            return on_workers.call(fits.measure, [*(f"keras:{name}" for name in SLOW), "summed_tokens"], 1, directory)
         names = [*TOPOLOGIES[topology], *TRIALS.get(topology, [])]
         count = {"one": 1, "two": 2, "four": 4}[topology.split()[0]]
-        return fits.measure(directory, names, **({"workers": count} if "workers" in topology else {"devices": count}))
+        workers, devices = (count, 1) if "workers" in topology else (1, count)
+        return on_workers.call(fits.measure, names, devices, directory, workers=workers)
 
     return processes.measure_groups(measure, ("one device", "two devices", "two workers"))
 
