@@ -1,22 +1,20 @@
 """Makes steps with a shipped config on several numbers of replicas, in one process.
 
-What batch normalisation and dropout compute
-depends on the number of replicas. A config with them is changed: statistics are those of the whole batch, nothing is
-dropped, and layers compute in float64: in float32, new weights amplify the rounding of the statistics to 2e-4, and the
-50 layers of a ResNet amplify it further. Such a config also makes steps on several replicas as it is: "unchanged".
+What batch normalisation and dropout compute depends on the number of replicas. A config with them is changed:
+statistics are those of the whole batch, nothing is dropped, and layers compute in float64: in float32, new weights
+amplify the rounding of the statistics to 2e-4, and the 50 layers of a ResNet amplify it further. Such a config also
+makes steps on several replicas as it is: "unchanged".
 """
 
 import gc
 import importlib
 import pathlib
-import resource
-from collections.abc import Mapping
 from typing import Any
 
 import keras
-import numpy as np
 import probes
 import tensorflow as tf
+from topologies import largest_difference
 
 from tfdist import config as c
 from tfdist.config import specs
@@ -37,7 +35,7 @@ IMAGES: dict[str, tuple[int, ...] | None] = {
     "imagenet": (32, 32, 3),
     "courses.cscs_imagenet": (75, 75, 3),  # The smallest images of InceptionV3.
 }
-# Networks of keras.applications: on up to four replicas in one process, and on eight by `one_step`.
+# Networks of keras.applications, whose copies and graphs fill the memory of one process: on up to four replicas.
 APPLICATIONS = (
     *("cifar_resnet50", "cifar_resnet50v2", "imagenet"),
     *("courses.bsc_resnet50v2", "courses.idris_resnet50", "courses.cscs_imagenet"),
@@ -93,10 +91,10 @@ def jpegs(split: str, **arguments: Any) -> Jpegs:
     return Jpegs(sources.synthetic(split, **arguments))
 
 
-def of_whole_batches(network: dict[str, Any], dtype: str = "float64") -> keras.Model:
-    """Returns a model of type `dtype` with synchronised statistics and without dropout."""
+def of_whole_batches(network: dict[str, Any]) -> keras.Model:
+    """Returns a model of type float64 with synchronised statistics and without dropout."""
     policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(dtype)
+    keras.config.set_dtype_policy("float64")
     model = specs.build(network, field="config.model")
     keras.config.set_dtype_policy(policy)
     for layer in model.layers:
@@ -107,47 +105,17 @@ def of_whole_batches(network: dict[str, Any], dtype: str = "float64") -> keras.M
     return model
 
 
-def steps(config: c.Config, workdir: pathlib.Path, count: int = STEPS) -> tuple[float, probes.Arrays, probes.Arrays]:
+def steps(config: c.Config, workdir: pathlib.Path) -> tuple[float, probes.Arrays, probes.Arrays]:
     """Makes some steps and an evaluation; returns the loss, and the weights before and after."""
     probes.forget()
     gc.collect()  # Frees the variables of the last run: one copy per replica.
     run = setup.build_run(config, workdir)
     before = {key: array.copy() for key, array in probes.weights(run).items()}
-    loss = probes.run_steps(run, count)["loss"]
+    loss = probes.run_steps(run, STEPS)["loss"]
     after = {key: array.copy() for key, array in probes.weights(run).items()}
     if run.feed.evaluation is not None:
         evaluate.evaluate(opening.make_silent_tools(run), STEPS)
     return loss, before, after
-
-
-def largest_difference(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:
-    """The largest difference between weights; NaN if there is one."""
-    assert first.keys() == second.keys()
-    return float(np.max([np.abs(first[name] - second[name]).max() for name in first]))
-
-
-def norm_of_difference(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> float:
-    """The Euclidean norm of the difference of all weights."""
-    assert first.keys() == second.keys()
-    return float(np.sqrt(sum(np.sum(np.square(first[name] - second[name], dtype=np.float64)) for name in first)))
-
-
-def one_step(name: str, replicas: int, folder: pathlib.Path) -> list[float]:
-    """Makes one step of a network of keras.applications, whose copies and graphs fill the memory of one process.
-
-    Returns the loss, how far the weights of one replica have moved, the difference from them, both as norms, and the
-    largest memory of this process in GiB. A call with one replica leaves its weights in `folder`, for later ones.
-    """
-    config = smaller(name)
-    config.cluster.logical_devices = replicas
-    config.model = {"target": "shipped:of_whole_batches", "network": config.model, "dtype": "float32"}
-    reference = folder / "alone.npz"
-    loss, before, weights = steps(config, folder / f"{name}-{replicas}", 1)
-    if replicas == 1:
-        np.savez(reference, **weights)
-    with np.load(reference) as alone:
-        changes = [norm_of_difference(alone, before), norm_of_difference(alone, weights)]
-    return [loss, *changes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20]
 
 
 def all_counts(name: str, folder: pathlib.Path) -> dict[int | str, list[float]]:

@@ -32,18 +32,6 @@ def test_a_config_makes_the_same_steps_on_every_number_of_replicas(tmp_path, nam
         assert moved > 1e-4 and difference < 1e-5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", shipped.APPLICATIONS)
-def test_a_network_of_keras_applications_makes_the_step_of_one_replica_on_eight(tmp_path, name):
-    found = {count: on_workers.call(shipped.one_step, name, count, tmp_path)[0] for count in (1, 8)}
-    (tmp_path / "alone.npz").unlink()  # About 100 MB.
-    loss, moved, difference, gibibytes = found[8]
-    # float32, amplified by 50 layers. Without one replica of eight, the weights would move by about an eighth less.
-    assert loss == pytest.approx(found[1][0], rel=1e-4)
-    assert moved == found[1][1] > 1e-4 and difference < 0.05 * moved
-    assert gibibytes < 10
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_batches_of_a_config_fit_every_number_of_replicas_that_divides_them(name):
     config = runpy.run_path(str(FOLDER / name))["get_config"]()
