@@ -1,7 +1,7 @@
 """Which test files the files changed since the branch left `main` can reach, the nearest first.
 
 A file reaches another that it imports, in functions too, and one that it names by a dotted path ("tfdist.main",
-"lab:linear"). Tests reach files that they name by a path, or outside Python by a name ("tests/configs/chaos.py",
+"lab:linear"). Tests reach files that they name by a path, or outside Python by a name ("tests/configs/gpu.py",
 "own_step.md"). Docstrings and comments do not count.
 """
 
