@@ -6,14 +6,12 @@ import gc
 import itertools
 import os
 import pathlib
-import re
 import shutil
 import signal
 import sys
 import tempfile
 
 import accelerators
-import changed
 import forked
 import pytest
 from processes import REPOSITORY
@@ -32,10 +30,6 @@ KINDS = {
 }
 # A line a file: how many seconds its tests have taken, and its path; `--record-durations` rewrites it.
 DURATIONS = TESTS / "durations.txt"
-# How many seconds of tests `--changed` runs, if the tests that have changed themselves do not take more.
-CHANGED_SECONDS = 60.0
-REACHED = pytest.StashKey[dict[str, int]]()
-CHOSEN = pytest.StashKey[set[pathlib.Path]]()
 # What the repository's root holds before the tests run.
 ROOT_BEFORE = pytest.StashKey[set[str]]()
 
@@ -56,13 +50,6 @@ def pytest_configure(config: pytest.Config) -> None:
         copy_list_of_fonts(pathlib.Path.home(), pathlib.Path(home.name))
         os.environ["HOME"] = home.name
         config.stash[ROOT_BEFORE] = set(os.listdir(REPOSITORY))
-    if config.getoption("--changed"):
-        files = changed.sources(REPOSITORY)
-        found = changed.distances(files, changed.changed_files(REPOSITORY))
-        seconds = {f"tests/{path}": value for path, value in durations().items()}
-        config.stash[REACHED] = {path: n for path, n in found.items() if re.fullmatch(r"tests/.*\btest_\w+\.py", path)}
-        chosen = changed.nearest(config.stash[REACHED], seconds, CHANGED_SECONDS)
-        config.stash[CHOSEN] = {REPOSITORY / path for path in chosen}
 
 
 def copy_list_of_fonts(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -71,21 +58,6 @@ def copy_list_of_fonts(source: pathlib.Path, target: pathlib.Path) -> None:
     for path in (source / folder).glob("fontlist-*.json"):
         (target / folder).mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target / folder)
-
-
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Says what `--changed` leaves out."""
-    if CHOSEN not in config.stash:
-        return []
-    reached, chosen = len(config.stash[REACHED]), len(config.stash[CHOSEN])
-    return [f"changed since main: runs the nearest {chosen} of the {reached} test files that the changes can reach"]
-
-
-def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
-    """Leaves out the files that `--changed` does not choose, without importing them."""
-    if CHOSEN in config.stash and collection_path.suffix == ".py":
-        return collection_path not in config.stash[CHOSEN]
-    return None
 
 
 def durations() -> dict[str, float]:
@@ -102,8 +74,6 @@ def pytest_unconfigure() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = "write how long the files of this run have taken to tests/durations.txt; run all tests with it"
     parser.addoption("--record-durations", action="store_true", help=help)
-    help = "run a minute of the tests that the files changed since the branch left main can reach, the nearest ones"
-    parser.addoption("--changed", action="store_true", help=help)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -8,8 +8,6 @@ each in its own processes. The tables show medians, and their ratio to tfdist's.
 """
 
 import contextlib
-import errno
-import functools
 import os
 import sys
 import tempfile
@@ -17,11 +15,9 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tests.benchmark import messages, ratios, rounds, sections, slow_link, workloads
+from tests.benchmark import messages, rounds, sections, slow_link, workloads
 from tfdist.launch import local_workers, processes
 from tfdist.report import files
-from tfdist.tools import measure as measure_lib
-from tfdist.tools.pictures import style
 
 
 def define_flags() -> None:
@@ -38,7 +34,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("rounds", 5, "Number of turns of each participant.", lower_bound=1)
     flags.DEFINE_bool("pin", True, "Pin each worker to its own CPU core.")
     flags.DEFINE_string("link", None, "Join two workers by a link of this rate, such as 1gbit. Root only.")
-    flags.DEFINE_string("json", None, "Also write the numbers to this file, and a picture of each section beside it.")
+    flags.DEFINE_string("json", None, "Also write the numbers to this file.")
 
 
 def check_flags() -> None:
@@ -79,11 +75,8 @@ def check_machine() -> None:
         rounds.choose_cores(max(counts, default=1))
     if values.json:
         try:
-            if os.path.isdir(values.json):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             os.makedirs(os.path.dirname(values.json) or ".", exist_ok=True)
-            with tempfile.TemporaryFile(dir=os.path.dirname(values.json) or "."):
-                pass
+            open(values.json, "a").close()
         except OSError as error:
             raise ValueError(f"--json={values.json} cannot be written: {error.strerror}. Give another path.") from None
 
@@ -114,12 +107,6 @@ def measure() -> None:
                 if values.json:  # After each table: a later one may fail or be interrupted.
                     files.write_json(values.json, {"link": values.link, "rows": found})
                 sections.show(rows)
-            if values.json:
-                of_section = [row for row in found if row["section"] == section]
-                caption = f"medians, turns: {values.rounds}, {measure_lib.machine()}"
-                path = Path(f"{os.path.splitext(values.json)[0]}-{section}")
-                draw = functools.partial(ratios.draw_ratios, of_section, caption=caption)
-                print(style.save(path, draw), flush=True)
 
 
 def main(argv: list[str]) -> None:

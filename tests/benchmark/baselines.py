@@ -19,12 +19,12 @@ Runner = Callable[[int], None]
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16"}
 
 
-def floor(workload: Workload, config: config_lib.Config, *, fused: bool, looped: bool) -> Runner:
+def floor(workload: Workload, config: config_lib.Config, *, fused: bool) -> Runner:
     """The arithmetic of a step in one `tf.function`, on one batch in memory, without a strategy.
 
     Args:
-        fused: use the normalisation of tfdist.zoo and the fused update; otherwise those of Keras.
-        looped: run many steps in one call of the function; otherwise one.
+        fused: the normalisation of tfdist.zoo, the fused update, and many steps in one call of the function; otherwise
+            those of Keras, and one.
     """
     keras.config.set_dtype_policy(POLICIES[config.train.precision])
     model = specs.build(config.model, field="config.model") if fused else keras_model(config)
@@ -52,7 +52,7 @@ def floor(workload: Workload, config: config_lib.Config, *, fused: bool, looped:
     single = tf.function(one)
 
     def run(steps: int) -> None:
-        if looped:
+        if fused:
             many(tf.constant(steps)).numpy()
             return
         for _ in range(steps):

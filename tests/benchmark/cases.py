@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.benchmark import baselines, big_images, input_pipelines, keras_baseline
+from tests.benchmark import baselines, input_pipelines, keras_baseline
 from tests.benchmark.baselines import Runner
 from tests.benchmark.workloads import of_job
 from tfdist import config as config_lib
@@ -28,9 +28,9 @@ def _config(job: Job, folder: Path) -> config_lib.Config:
     return config
 
 
-def floor(job: Job, folder: Path, *, fused: bool, looped: bool) -> dict[str, Runner]:
+def floor(job: Job, folder: Path, *, fused: bool) -> dict[str, Runner]:
     """See `baselines.floor`."""
-    return {"step": baselines.floor(of_job(job), _config(job, folder), fused=fused, looped=looped)}
+    return {"step": baselines.floor(of_job(job), _config(job, folder), fused=fused)}
 
 
 def textbook(job: Job, folder: Path) -> dict[str, Runner]:
@@ -94,15 +94,12 @@ def _sum_of(variables: list[tf.Variable], before: tf.Tensor, options: config_lib
 
 
 KINDS: dict[str, Callable[[Job, Path], dict[str, Runner]]] = {
-    "floor": functools.partial(floor, fused=False, looped=False),
-    "fused_floor": functools.partial(floor, fused=True, looped=False),
-    "looped_floor": functools.partial(floor, fused=True, looped=True),
+    "floor": functools.partial(floor, fused=False),
+    "looped_floor": functools.partial(floor, fused=True),
     "textbook": textbook,
     "keras_fit": fit,
     "tfdist": tfdist,
     "all_reduce": all_reduce,
     "input": input_pipelines.tfdist,
     "classic_input": input_pipelines.classic,
-    "big_images": big_images.tfdist,
-    "classic_big_images": big_images.classic,
 }

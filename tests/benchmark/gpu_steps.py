@@ -5,7 +5,6 @@ Keras' `fit` and tfdist compile by XLA on a GPU by default; PyTorch has `torch.c
 images in the GPU's memory and augments them there. All take turns in one run, each in its own process, on GPU 0.
 """
 
-import re
 import sys
 import tempfile
 from pathlib import Path
@@ -41,8 +40,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def jobs(case: str, wanted: str = "") -> dict[str, dict[str, Any]]:
-    """The participants of a table, by name, with their jobs; `wanted`: only those whose name this pattern matches."""
+def jobs(case: str) -> dict[str, dict[str, Any]]:
+    """The participants of a table, by name, with their jobs."""
     name, changes = CASES[case]
 
     def job(kind: str, overrides: dict[str, Any] | None = None, *, ours: bool = False, **more: Any) -> dict[str, Any]:
@@ -59,12 +58,12 @@ def jobs(case: str, wanted: str = "") -> dict[str, dict[str, Any]]:
             found[f"PyTorch {words} compiled"] = job("ddp", **half, compiled=True)
         found[f"tfdist {words}"] = job("tfdist", overrides, ours=True)
         found[f"tfdist {words} without XLA"] = job("tfdist", overrides | {"train.xla": False}, ours=True)
-    return {name: one for name, one in found.items() if name == REFERENCE or re.search(wanted, name)}
+    return found
 
 
-def measure(case: str, folder: Path, *, wanted: str, seconds: float, turns: int) -> sections.Rows:
+def measure(case: str, folder: Path, *, seconds: float, turns: int) -> sections.Rows:
     """The rows of one table; see `jobs`."""
-    participants = jobs(case, wanted)
+    participants = jobs(case)
     workload = workloads.of_job(participants[REFERENCE])
     workloads.write_data(workload, folder)
     with rounds.start(participants, folder, pin=False) as started:
@@ -86,7 +85,6 @@ def _is_compiled(job: dict[str, Any]) -> bool:
 def define_flags() -> None:
     """Defines the flags; not at import, because other tools use the same names."""
     flags.DEFINE_list("cases", list(CASES), f"Any of {', '.join(CASES)}.")
-    flags.DEFINE_string("participants", "", "A pattern: only participants whose name it matches.")
     flags.DEFINE_float("seconds", 1.0, "Length of a turn.", lower_bound=0.01)
     flags.DEFINE_integer("rounds", 5, "Number of turns of each participant.", lower_bound=1)
     flags.DEFINE_string("json", None, "Also write the numbers to this file.")
@@ -106,9 +104,7 @@ def main(argv: list[str]) -> None:
     with messages.one_message("tests.benchmark.gpu_steps"), processes.cleanup_on_sigterm():
         for case in values.cases:
             with tempfile.TemporaryDirectory(prefix="tfdist-benchmark-") as folder:
-                rows = measure(
-                    case, Path(folder), wanted=values.participants, seconds=values.seconds, turns=values.rounds
-                )
+                rows = measure(case, Path(folder), seconds=values.seconds, turns=values.rounds)
             sections.show(rows)
             found += rows
             if values.json:  # After each table: a later one may fail or be interrupted.

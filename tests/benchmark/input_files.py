@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from tests.benchmark import messages, rounds
+from tests.benchmark import messages, rounds, sections
 from tfdist.launch import processes
 from tfdist.report import files
 from tfdist.tools import measure as measure_lib
@@ -20,12 +20,12 @@ from tfdist.tools import tables
 
 _CLASSIC = "tf.data, TFRecord"
 _PARTICIPANTS = {
-    _CLASSIC: ("classic_big_images", "tfrecord"),
-    "tf.data, files": ("classic_big_images", "files"),
-    "tfdist, folder of files": ("big_images", "files"),
-    "tfdist, TFRecord by index": ("big_images", "tfrecord"),
-    "tfdist, ArrayRecord": ("big_images", "array_record"),
-    "tfdist, prepared --size=256": ("big_images", "jpeg"),
+    _CLASSIC: ("classic_input", "tfrecord"),
+    "tf.data, files": ("classic_input", "files"),
+    "tfdist, folder of files": ("input", "files"),
+    "tfdist, TFRecord by index": ("input", "tfrecord"),
+    "tfdist, ArrayRecord": ("input", "array_record"),
+    "tfdist, prepared --size=256": ("input", "prepared"),
 }
 # https://docs.ffcv.io/benchmarks.html: images/s of all 96 vCPUs of a p3dn.24xlarge, random resized crop to 224 and
 # flip, from memory; of JPEGs of quality 90 at 512 pixels, and of raw pixels at 256. Normalised on the GPU.
@@ -42,21 +42,15 @@ def define_flags() -> None:
 
 def measure(folder: Path, images: int, count: int) -> list[dict]:
     """Writes the images and measures all participants; returns a dict for each, as the table shows it."""
-    from tests.benchmark import big_images
+    from tests.benchmark import input_pipelines  # With TensorFlow.
 
-    big_images.write(folder, images)
+    input_pipelines.write_large(folder, images)
     jobs = {
-        name: {
-            "kind": kind,
-            "form": form,
-            "processes": 1,
-            "workers": 1,
-            "environment": {},
-            "keep_freed_memory": kind == "big_images",
-        }
+        name: sections.make_job(kind, images="large", form=form, ours=kind == "input")
         for name, (kind, form) in _PARTICIPANTS.items()
     }
-    steps = images // big_images.BATCH
+    batch = input_pipelines.BATCHES["large"]
+    steps = images // batch
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in jobs}
     with rounds.start(jobs, folder, pin=True) as participants:
         for turn in range(count + 1):
@@ -66,7 +60,7 @@ def measure(folder: Path, images: int, count: int) -> list[dict]:
                 if turn:  # The first turn warms up.
                     taken[participant.name].append(seconds)
         peaks = {participant.name: participant.peak_mb for participant in participants}
-    read = steps * big_images.BATCH
+    read = steps * batch
     rows = []
     for name, turns in taken.items():
         clock, cpu = (read / statistics.median(column) for column in zip(*turns, strict=True))

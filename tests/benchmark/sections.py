@@ -152,12 +152,19 @@ def pytorch_jobs(workload: str, workers: int, options: Options, interface: str) 
 
 def _inputs(options: Options, folder: Path) -> Iterator[Rows]:
     """Input pipelines on one worker, and on one worker of several."""
-    for source in ("memory", "records", "files"):
-        jobs = {"classic": make_job("classic_input", source=source)}
+    from tests.benchmark import input_pipelines  # With TensorFlow.
+
+    input_pipelines.write_small(folder)
+    for title, ours, classic in (
+        ("memory", "memory", "memory"),
+        ("records", "array_record", "tfrecord"),
+        ("files", "files", "files"),
+    ):
+        jobs = {"classic": make_job("classic_input", images="small", form=classic)}
         for workers in (1, 2, 4):
-            jobs[f"tfdist, 1 of {workers}"] = make_job("input", source=source) | {"workers": workers}
+            jobs[f"tfdist, 1 of {workers}"] = make_job("input", images="small", form=ours) | {"workers": workers}
         results = take_turns(jobs, options, folder)
-        yield rows("input", f"images of 32x32 in {source}, a global batch of 128", results, "tfdist, 1 of 1")
+        yield rows("input", f"images of 32x32 in {title}, a global batch of 128", results, "tfdist, 1 of 1")
 
 
 def _all_reduces(options: Options, folder: Path, hosts: rounds.Hosts | None) -> Iterator[Rows]:

@@ -70,7 +70,6 @@ def measure(folder: Path, *, rounds: int, core: int | None) -> dict[str, tuple[f
     Raises:
         ValueError: a run failed; contains the end of its standard error.
     """
-    (folder / "bare.py").write_text(_BARE)
     (folder / "start.py").write_text(_CONFIG.format(folder=str(folder)))
     bare = [sys.executable, "-c", _BARE, str(workloads.data_file(WORKLOADS["mlp"], folder))]
     taken: dict[str, list[float]] = {name: [] for name in NAMES}

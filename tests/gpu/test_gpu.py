@@ -85,9 +85,7 @@ def assert_close(first, second, step, absolute, relative):
 
 def assert_equal(first, second, step):
     """Asserts that two runs have the same variables, to the bit."""
-    ours, theirs = (topologies.arrays(workdir, step) for workdir in (first, second))
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()] == []
+    topologies.assert_same_bits(*(topologies.arrays(workdir, step) for workdir in (first, second)))
 
 
 @pytest.mark.parametrize("name", COMPARED)

@@ -1,10 +1,9 @@
 """Injects faults into trainings at random times, and compares them with an undisturbed training.
 
-`python -m tests.support.chaos --minutes=10`. Each training has a few hundred steps and is started by `tfdist.launch`; a
-pulled cable needs two networks, and so workers without it. The pulled cable and the full disk need root, and are left
-out otherwise. It ends with a table, and with 1 where anything was not as it should be: weights or evaluations
-that differ by a bit, a process left over, more than 60 s from a fault to the next step (on a machine that does nothing
-else; see --limit).
+`python -m tests.support.chaos --minutes=10`. Each training has a few hundred steps and is started by `tfdist.launch`.
+Faults of the disk need root, and are left out otherwise. It ends with a table, and with 1 where anything was not as it
+should be: weights or evaluations that differ by a bit, a process left over, more than 60 s from a fault to the next
+step (on a machine that does nothing else; see --limit).
 """
 
 import argparse
@@ -26,13 +25,10 @@ from collections.abc import Iterator
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # Where pytest finds these.
 import crews
 import faults
-import networks
 import topologies
 
 # The most faults of one training.
 _PER_RUN = 8
-# One in this number of trainings has its workers on two networks.
-_NETWORK_EVERY = 4
 
 
 def main() -> int:
@@ -90,10 +86,10 @@ def run_trainings(
         if workers not in references:
             references[workers] = parent / f"undisturbed-{workers}"
             undisturbed(references[workers], workers, lengths)
-        plan, apart = choose(options, rng, deck, min(_PER_RUN, options.faults - len(outcomes)), number)
+        plan = choose(options, rng, deck, min(_PER_RUN, options.faults - len(outcomes)))
         with disk(parent / f"run-{number}") as directory:
             workdir = directory / "training"
-            found, wrong, log = hit(workdir, workers, lengths, plan, rng, apart=apart, limit=options.limit)
+            found, wrong, log = hit(workdir, workers, lengths, plan, rng, options.limit)
             outcomes += found
             wrong += [f"{o.kind} ({o.phase}): {o.violation}" for o in found if o.violation]
             full = any(outcome.kind in faults.OF_THE_DISK for outcome in found)
@@ -118,31 +114,19 @@ def undisturbed(workdir: pathlib.Path, workers: int, lengths: list[str]) -> None
             sys.exit(f"{said}\nThe undisturbed training on {workers} workers failed: {problems}")
 
 
-def choose(
-    options: argparse.Namespace, rng: random.Random, deck: list[str], most: int, number: int
-) -> tuple[list[tuple[str, str]], bool]:
-    """Chooses the faults of one training and their phases; and whether its workers are on two networks."""
+def choose(options: argparse.Namespace, rng: random.Random, deck: list[str], most: int) -> list[tuple[str, str]]:
+    """Chooses the faults of one training and their phases."""
     names = [name for name in faults.KINDS if name in options.kinds.split(",") or not options.kinds]
     if os.geteuid() != 0:
         names = [name for name in names if name not in faults.OF_THE_DISK]
-    cable = faults.OF_THE_NETWORK in names and networks.namespaces_missing() is None
-    names = [name for name in names if name != faults.OF_THE_NETWORK]
-    if cable and (number % _NETWORK_EVERY == 0 or not names):
-        others = [name for name in names if name not in (*faults.SUPERVISED, *faults.OF_THE_DISK)]
-        picked = [faults.OF_THE_NETWORK] * 3 + rng.sample(others, min(2, len(others)))
-        rng.shuffle(picked)
-        picked = picked[:most]
-    else:
-        while len(deck) < most:  # All kinds in a random order, then all in another one.
-            deck += rng.sample(names, len(names))
-        picked, deck[:] = deck[:most], deck[most:]
+    while len(deck) < most:  # All kinds in a random order, then all in another one.
+        deck += rng.sample(names, len(names))
+    picked, deck[:] = deck[:most], deck[most:]
     plan = []
     for index, name in enumerate(picked):
         phases = [p for p in faults.KINDS[name].phases if p != "end" or index + 1 == len(picked)]
-        if faults.OF_THE_NETWORK in picked:  # Without the supervisor, the others wait long for a worker.
-            phases = [phase for phase in phases if phase != "start"]
         plan.append((name, rng.choice(phases)))
-    return plan, cable and faults.OF_THE_NETWORK in picked
+    return plan
 
 
 @contextlib.contextmanager
@@ -166,13 +150,11 @@ def hit(
     lengths: list[str],
     plan: list[tuple[str, str]],
     rng: random.Random,
-    *,
-    apart: bool,
     limit: float,
 ) -> tuple[list[faults.Outcome], list[str], str]:
     """Trains once with the faults of `plan`; returns their outcomes, other problems, and the log."""
     found: list[faults.Outcome] = []
-    with crews.crew(workdir, workers, lengths, apart=apart) as crew:
+    with crews.crew(workdir, workers, lengths) as crew:
         try:
             since = 0
             for name, phase in plan:
@@ -193,11 +175,11 @@ def hit(
 def _await_end(crew: crews.Crew) -> list[str]:
     """Waits for the end of a training after its last fault; returns problems."""
     deadline = time.monotonic() + 900
-    while crew.codes is None and time.monotonic() < deadline:
+    while crew.code is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    if crew.codes is None:
+    if crew.code is None:
         return ["it has not ended 900 s after the last fault"]
-    problems = [] if set(crew.codes) == {0} else [f"it ended with {crew.codes}"]
+    problems = [] if crew.code == 0 else [f"it ended with {crew.code}"]
     time.sleep(0.3)
     return problems + [f"left over: {line}" for line in crew.left_over()]
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import errno
-import json
 import os
 import pathlib
 import random
@@ -13,12 +12,9 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from crews import REPORT, STARTS, STEPS_PER_EPOCH, Crew, RunOverError, pull, step_of, write_data
-from processes import children, command_line
+from crews import REPORT, STARTS, STEPS_PER_EPOCH, Crew, RunOverError, step_of
 
-from tfdist.checkpoint import workdir_lock
-
-# As in tests/configs/chaos.py.
+# As in tests/configs/interrupted.py.
 EVALUATION_STEPS, SAVE_STEPS = 13, 8
 # Time limit of each wait, in seconds.
 _NEVER = 600.0
@@ -70,7 +66,7 @@ def _kill_chief(crew: Crew, rng: random.Random) -> None:
 
 
 def _ask_supervisor(crew: Crew, rng: random.Random) -> None:
-    crew.processes[0].send_signal(rng.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]))
+    crew.process.send_signal(rng.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]))
 
 
 def _stop_and_kill(crew: Crew, rng: random.Random) -> None:
@@ -100,63 +96,7 @@ def _damage(crew: Crew, rng: random.Random) -> None:
         os.truncate(file, rng.randrange(file.stat().st_size))
 
     crew.between.append(damage)
-    crew.processes[0].kill()
-
-
-def _kill_watchdog(crew: Crew, rng: random.Random) -> None:
-    for pid in children(crew.pid(rng.randrange(crew.workers))):
-        if "watchdog.main()" in command_line(pid):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _move(crew: Crew, rng: random.Random) -> None:
-    """Kills all, and restarts as on another machine, or on the same one after it has started anew."""
-    changes = {"machine": "another boot", "host": rng.choice(["another-host", os.uname().nodename])}
-
-    def move() -> None:
-        lock = crew.workdir / workdir_lock.LOCK
-        if lock.exists():
-            lock.write_text(json.dumps(json.loads(lock.read_text()) | changes))
-        else:
-            crew._note("skipped: the run did not hold its workdir")
-
-    crew.between.append(move)
-    crew.processes[0].kill()
-
-
-def _change_data(crew: Crew, rng: random.Random) -> None:
-    """Kills all, and restarts with an example fewer, which is refused; then with the same data."""
-    del rng
-
-    def change() -> None:
-        if not list(crew.workdir.glob("checkpoints/step-????????")):
-            crew._note("skipped: there is no checkpoint yet")
-            return
-        kept = crew.data.rename(crew.data.with_name("kept.npz"))
-        write_data(crew.data, 1441)
-        crew.between.append(lambda: kept.replace(crew.data))
-
-    crew.between.append(change)
-    crew.processes[0].kill()
-
-
-def _cut_cache(crew: Crew, rng: random.Random) -> None:
-    """Kills all, and restarts when the files of the stored examples are cut off."""
-    del rng
-
-    def cut() -> None:
-        for path in crew.cache.rglob("*.npy"):
-            os.truncate(path, path.stat().st_size - 1)
-
-    crew.between.append(cut)
-    crew.processes[0].kill()
-
-
-def _corrupt(crew: Crew, rng: random.Random) -> None:
-    """Changes the state of one replica; the run ends before it saves, and is started again."""
-    del rng
-    crew.between.append(crew.corruption.unlink)
-    crew.corruption.touch()
+    crew.process.kill()
 
 
 def _fill(crew: Crew, rng: random.Random) -> Callable[[], None]:
@@ -191,7 +131,6 @@ def _lock(crew: Crew, rng: random.Random) -> Callable[[], None]:
     return lambda: subprocess.run(["umount", "--lazy", path], check=True)
 
 
-_RUNNING = ("training", "evaluation", "saving")
 KINDS = {
     "kill -9": Kind(strike=_send(signal.SIGKILL), seen=_LOST),
     "kill -9 of the chief while it saves": Kind(strike=_kill_chief, seen=_LOST, phases=("saving",)),
@@ -207,23 +146,9 @@ KINDS = {
     "a full disk": Kind(strike=_fill, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
     "a vanished workdir": Kind(strike=_hide, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
     "a read-only workdir": Kind(strike=_lock, seen=_UNSAVED, restarts=False, phases=("training", "evaluation")),
-    "kill -9 of a watchdog": Kind(strike=_kill_watchdog, seen=_LOST, phases=("start", "training", "saving")),
-    "another machine": Kind(strike=_move, seen="took over .* from a run|skipped: the run did not", phases=_RUNNING),
-    "changed data": Kind(
-        strike=_change_data, seen="has changed since the run was saved|skipped: there is no", phases=_RUNNING
-    ),
-    "a damaged cache": Kind(strike=_cut_cache, seen="chaos: started", phases=_RUNNING),
-    "unequal replicas": Kind(strike=_corrupt, seen="replicas do not hold the same state", phases=("training",)),
-    "a pulled cable": Kind(strike=lambda crew, rng: pull(crew), seen=_LOST, phases=("training", "evaluation")),
 }
-OF_THE_NETWORK = "a pulled cable"
 # They need root.
 OF_THE_DISK = ("a full disk", "a vanished workdir", "a read-only workdir")
-# Faults that need the supervisor.
-SUPERVISED = (
-    *("a signal to the supervisor", "a truncated checkpoint", "SIGSTOP"),
-    *("another machine", "changed data", "a damaged cache", "unequal replicas"),
-)
 
 
 def wait_for_phase(crew: Crew, phase: str, rng: random.Random, since: int) -> None:
@@ -256,7 +181,7 @@ def wait_for_save(crew: Crew) -> None:
     """Waits for a checkpoint that is being written."""
     deadline = time.monotonic() + _NEVER
     while not any(entry.name.endswith(".writing") for entry in _entries(crew.workdir / "checkpoints")):
-        if crew.codes is not None or time.monotonic() > deadline:
+        if crew.code is not None or time.monotonic() > deadline:
             raise RunOverError
         time.sleep(0.001)
 
@@ -284,7 +209,7 @@ def inflict(crew: Crew, name: str, phase: str, rng: random.Random, since: int, l
     """
     kind, outcome = KINDS[name], Outcome(kind=name, phase=phase)
     wait_for_phase(crew, phase, rng, since)
-    if crew.codes is not None or (name in OF_THE_DISK and crew.steps_left() < 2 * SAVE_STEPS):
+    if crew.code is not None or (name in OF_THE_DISK and crew.steps_left() < 2 * SAVE_STEPS):
         raise RunOverError
     mark, step = len(crew.lines), crew.last_step()
     started = time.monotonic()
@@ -297,7 +222,7 @@ def inflict(crew: Crew, name: str, phase: str, rng: random.Random, since: int, l
     except RunOverError:
         # It came too late to have an effect, or when the last worker ended.
         if not any(re.search(_OVER, text) for _, text in crew.lines):
-            outcome.violation = f"the run ended with {crew.codes}"
+            outcome.violation = f"the run ended with {crew.code}"
     except TimeoutError as error:
         outcome.violation = str(error)
     finally:

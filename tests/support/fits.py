@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import io
 import itertools
-import json
 import os
 import pathlib
 import signal
@@ -18,8 +17,6 @@ import keras
 import numpy as np
 import own_steps
 import tensorflow as tf
-from launching import run_all
-from topologies import environments
 
 import tfdist
 from tfdist import config as c
@@ -45,10 +42,10 @@ class Case:
     # Data for Keras if it does not support the data for tfdist.
     for_keras: tuple | None = None
     batch_size: int | None = 16
-    # Inputs of `predict`, called after `evaluate`; None: neither is called.
-    inputs: Any = None
     # Calls of `fit`, one after another.
     calls: int = 1
+    # Inputs of `predict`, called after `evaluate`; None: neither is called.
+    inputs: Any = None
 
 
 def dense(outputs: int, activation: str | None = None, **keywords) -> keras.Model:
@@ -100,132 +97,6 @@ def regression() -> Case:
     return Case(build=build, data=(X[:51], TARGETS[:51]), options=options, batch_size=8)
 
 
-def outputs_in_dicts() -> Case:
-    """Two inputs, a shared layer, two outputs with separate losses, weights and metrics; one loss is a function.
-
-    The dataset has single examples and unknown cardinality.
-    """
-
-    def distance(target, output):
-        return tf.reduce_mean(tf.abs(target - output), axis=-1)
-
-    def build():
-        inputs = {name: keras.Input((6,), name=name) for name in ("left", "right")}
-        shared = keras.layers.Dense(5, activation="relu", name="shared")
-        joined = keras.layers.Concatenate()([shared(inputs["left"]), shared(inputs["right"])])
-        outputs = {
-            "kind": keras.layers.Dense(3, name="kind")(joined),
-            "place": keras.layers.Dense(2, name="place")(joined),
-        }
-        return compiled(
-            keras.Model(inputs, outputs),
-            loss={"kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "place": distance},
-            loss_weights={"kind": 0.3, "place": 2.0},
-            metrics={"kind": ["accuracy"]},
-            weighted_metrics={"place": [keras.metrics.MeanAbsoluteError(name="error")]},
-        )
-
-    inputs = {"left": X[:48], "right": X[:48] ** 2}
-    targets = {"kind": LABELS[:48], "place": TARGETS[:48]}
-    weights = {"kind": WEIGHTS[:48], "place": WEIGHTS[:48] ** 2}
-    singles = tf.data.Dataset.from_tensor_slices((inputs, targets, weights)).filter(lambda *parts: True)
-    return Case(build=build, data=(singles,), for_keras=(inputs, targets, weights))
-
-
-def outputs_in_lists() -> Case:
-    def build():
-        inputs = keras.Input((6,))
-        hidden = keras.layers.Dense(5, activation="relu")(inputs)
-        outputs = [keras.layers.Dense(3, name="kind")(hidden), keras.layers.Dense(2, name="place")(hidden)]
-        losses = [keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"), "huber"]
-        return compiled(keras.Model(inputs, outputs), loss=losses, metrics=[["accuracy"], ["mae"]])
-
-    return Case(build=build, data=(X[:48], [LABELS[:48], TARGETS[:48]]), inputs=X)
-
-
-class Slices(keras.utils.PyDataset):
-    """Batches of token sequences of different lengths, in a different order in each epoch."""
-
-    def __init__(self):
-        super().__init__()
-        self.offset = 0
-
-    @property
-    def num_batches(self):
-        return 4
-
-    def __getitem__(self, index):
-        number = (index + self.offset) % 4
-        tokens = TOKENS[16 * number : 16 * number + 16, : 4 + number]
-        return tokens, tokens[:, ::-1]
-
-    def on_epoch_end(self):
-        self.offset += 1
-
-
-def masked_sequences() -> Case:
-    """A recurrent network with masked time steps: each example has the weight of its length."""
-
-    def build():
-        layers = [
-            keras.Input((None,)),
-            keras.layers.Embedding(20, 4, mask_zero=True),
-            keras.layers.LSTM(5, return_sequences=True),
-            keras.layers.Dense(20, activation="softmax"),
-        ]
-        return compiled(keras.Sequential(layers), metrics=["accuracy"])
-
-    return Case(build=build, data=(Slices(),), batch_size=None)
-
-
-class Branches(keras.Model):
-    """Sub-layers in lists and dicts, and an overridden compute_loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = [keras.layers.Dense(6, activation="tanh") for _ in range(2)]
-        self.heads = {"mean": keras.layers.Dense(2), "scale": keras.layers.Dense(2)}
-
-    def call(self, x):
-        for layer in self.hidden:
-            x = layer(x)
-        return self.heads["mean"](x) + 0.1 * self.heads["scale"](x)
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
-        return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
-
-
-def subclass() -> Case:
-    def batches():
-        while True:
-            for first in range(0, 53, 16):
-                yield X[first : first + 16], TARGETS[first : first + 16]
-
-    def build():
-        return compiled(Branches(), loss="mse", metrics=["mae"])
-
-    return Case(build=build, data=(batches(),), options={"steps_per_epoch": 4}, batch_size=None)
-
-
-def transformer() -> Case:
-    """Class weights; epochs of 3 steps over a mapped, shuffled and repeated dataset of 4 batches."""
-
-    def build():
-        inputs = keras.Input((7,))
-        embedded = keras.layers.Embedding(20, 8)(inputs)
-        attended = keras.layers.MultiHeadAttention(2, 4)(embedded, embedded)
-        normal = keras.layers.LayerNormalization()(embedded + attended)
-        pooled = keras.layers.GlobalAveragePooling1D()(normal)
-        model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(pooled))
-        return compiled(model, "sgd", metrics=["accuracy"])
-
-    dataset = tf.data.Dataset.from_tensor_slices((TOKENS, LABELS)).shuffle(53, 3, reshuffle_each_iteration=False)
-    dataset = dataset.map(lambda tokens, label: (tokens, label)).batch(16).repeat()
-    options = {"steps_per_epoch": 3, "validation_data": dataset.take(9), "validation_steps": 2}
-    return Case(build=build, data=(dataset,), options=options | {"class_weight": {0: 0.5, 2: 3.0}}, batch_size=None)
-
-
 def shuffled() -> Case:
     """Shuffles with seeds: each epoch has another order, that of Keras; the batches have no static size.
 
@@ -254,39 +125,6 @@ def accumulating() -> Case:
         return compiled(keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")]), adam)
 
     return Case(build=build, data=(TOKENS, LABELS))
-
-
-class Composite(keras.Model):
-    """Takes a ragged and a sparse input."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.flags = keras.layers.Embedding(20, 4), keras.layers.Dense(4)
-        self.bags = keras.layers.Embedding(200, 4)
-        self.kind = keras.layers.Dense(3, activation="softmax")
-
-    def call(self, inputs):
-        words = inputs["words"].to_tensor()  # Its width is that of the shard.
-        present = keras.ops.cast(words != 0, "float32")[..., None]
-        words = keras.ops.sum(self.embedding(words) * present, axis=1)
-        # More lookups than examples.
-        bags = tf.reduce_sum(inputs["words"].with_values(self.bags(inputs["words"].values)), axis=1)
-        return self.kind(words + bags + self.flags(inputs["flags"]))
-
-
-def composites(make_optimizer=keras.optimizers.Adam) -> Case:
-    def build():
-        return compiled(Composite(), make_optimizer(), metrics=["accuracy"])
-
-    words = tf.RaggedTensor.from_tensor(TOKENS, padding=0)
-    flags = tf.sparse.from_dense((X * (X > 0.5)).astype(np.float32))
-    dataset = tf.data.Dataset.from_tensor_slices(({"words": words, "flags": flags}, LABELS)).batch(16)
-    return Case(build=build, data=(dataset,), batch_size=None)
-
-
-def clipped_composites() -> Case:
-    """An optimizer that squares rows and clips by their norm."""
-    return composites(lambda: keras.optimizers.Nadam(0.01, global_clipnorm=0.05))
 
 
 def without_target() -> Case:
@@ -345,18 +183,7 @@ def transfer() -> Case:
         outputs = keras.layers.Dense(3, activation="softmax")(features)
         return compiled(keras.Model(inputs, outputs), "sgd", metrics=["accuracy"])
 
-    return Case(build=build, batch_size=25)
-
-
-def by_xla() -> Case:
-    """Batches of static size, compiled by XLA except in Keras' own fit."""
-    dataset = tf.data.Dataset.from_tensor_slices((X, LABELS, WEIGHTS)).batch(16)
-
-    def build():
-        by_tfdist = tf.distribute.has_strategy()  # Keras' own step would be compiled whole, which takes seconds.
-        return compiled(dense(3, "softmax"), jit_compile=by_tfdist, weighted_metrics=["accuracy"])
-
-    return Case(build=build, data=(dataset,), options={"validation_data": dataset.take(2)}, batch_size=None)
+    return Case(build=build, batch_size=25, inputs=X)
 
 
 class Memory:
@@ -403,9 +230,8 @@ def preprocessed() -> Case:
 
 CASES = [
     *map(_own_step, own_steps.CASES),
-    *(regression, outputs_in_dicts, outputs_in_lists, masked_sequences, transfer, classification, subclass),
-    *(transformer, shuffled, repeated_tokens, summed_tokens, accumulating, composites, without_target, by_xla),
-    *(preprocessed, clipped_composites),
+    *(regression, transfer, classification, shuffled, repeated_tokens, summed_tokens, accumulating, without_target),
+    preprocessed,
 ]
 
 
@@ -445,53 +271,110 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
     }
 
 
+class OwnFunctions(keras.Sequential):
+    """Makes its functions by itself."""
+
+    def make_train_function(self, force=False):
+        super().make_train_function(force)
+
+    def make_test_function(self, force=False):
+        super().make_test_function(force)
+
+
+class Counted(keras.layers.Dense):
+    """Counts its calls in a variable that Keras does not track."""
+
+    def __init__(self, units: int):
+        super().__init__(units)
+        self.calls = tf.Variable(0, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA, name="calls")
+
+    def call(self, inputs):
+        self.calls.assign_add(1)
+        return super().call(inputs)
+
+
 def refused(cluster: Cluster) -> dict[str, str]:
     """Returns the errors for models and data that are not supported, by name."""
-    outside = simple()
+
+    def made(build: Callable[[], keras.Model], **keywords: Any) -> keras.Model:
+        with cluster.scope():
+            return compiled(build(), **{"optimizer": "sgd", "loss": "mse"} | keywords)
+
+    def own() -> keras.Model:
+        return made(lambda: own_steps.Improper(own_steps.applies))
+
+    def given(model: keras.Model, **attributes: Any) -> keras.Model:
+        for name, value in attributes.items():
+            setattr(model, name, value)
+        return model
+
+    def of_words() -> keras.Model:
+        layers = [keras.layers.Embedding(20, 3, mask_zero=True), keras.layers.GRU(2)]
+        return keras.Sequential([keras.Input((None,)), *layers])
+
+    def two_outputs() -> keras.Model:
+        inputs = keras.Input((6,))
+        return keras.Model(inputs, [keras.layers.Dense(2)(inputs), keras.layers.Dense(2)(inputs)])
+
+    outside, counting = simple(), given(own(), steps=tf.Variable(0))
     with cluster.scope():
-        good, unused = simple(), simple()
+        good, unused, functions = simple(), simple(), compiled(OwnFunctions([keras.Input((6,)), keras.layers.Dense(3)]))
         uncompiled = dense(3)
-        vectors = compiled(dense(3), loss=keras.losses.MeanSquaredError(reduction=None))
-        frozen = dense(3)
-        frozen.trainable = False
-        compiled(frozen, loss="mse")
-        weighted = dense(3)
-        weighted.compile("sgd", "mse", ["accuracy"])
+    frozen = made(lambda: given(dense(3), trainable=False))
+    counted = made(lambda: keras.Sequential([keras.Input((6,)), Counted(3)]))
     dataset = tf.data.Dataset.from_tensor_slices((X, LABELS))
-    endless_data = dataset.batch(8).repeat()
+    ragged = tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1], [2, 3]]), TARGETS[:2])).batch(2)
+
+    def fit(model: Any, *data: Any, **keywords: Any) -> None:
+        tfdist.fit(cluster, model, *data, **{"verbose": 0} | keywords)
+
+    huge = np.broadcast_to(np.float32(0), [2**15, 2**15])
     attempts = {
-        "outside": lambda: tfdist.fit(cluster, outside, X, LABELS),
-        "uncompiled": lambda: tfdist.fit(cluster, uncompiled, X, LABELS),
-        "vectors": lambda: tfdist.fit(cluster, vectors, X, X[:, :3]),
-        "frozen": lambda: tfdist.fit(cluster, frozen, X, X[:, :3]),
-        "lengths": lambda: tfdist.fit(cluster, good, X, LABELS[:9]),
+        "outside": lambda: fit(outside, X, LABELS),
+        "uncompiled": lambda: fit(uncompiled, X, LABELS),
+        "vectors": lambda: fit(made(lambda: dense(3), loss=keras.losses.MeanSquaredError(reduction=None)), X, X[:, :3]),
+        "frozen": lambda: fit(frozen, X, X[:, :3]),
+        "no_loss": lambda: fit(made(lambda: dense(3), loss=None), X, LABELS),
+        "metrics_for_weights": lambda: fit(made(lambda: dense(3), loss_weights=["accuracy"]), X, X[:, :3]),
+        "train_function": lambda: fit(functions, X, LABELS),
+        "test_function": lambda: tfdist.evaluate(cluster, functions, X, LABELS),
+        "predict_function": lambda: tfdist.predict(cluster, given(unused, make_predict_function=len), X),
+        "applies_in_evaluation": lambda: tfdist.evaluate(cluster, own(), X, TARGETS),
+        "variable_outside": lambda: fit(counting, X, TARGETS),
+        "variable_unowned": lambda: fit(counted, X, X[:, :3]),
+        "eager_ragged": lambda: fit(made(of_words, run_eagerly=True), ragged),
         "no_cluster": lambda: tfdist.fit(None, good, X, LABELS),
         "no_model": lambda: tfdist.fit(good, X, LABELS),
         "arrays_for_model": lambda: tfdist.evaluate(cluster, X, LABELS),
-        "lists": lambda: tfdist.fit(cluster, good, X.tolist(), LABELS),
-        "object_rows": lambda: tfdist.fit(cluster, good, X.astype(object), LABELS),
-        "validation_lengths": lambda: tfdist.fit(cluster, good, X, LABELS, validation_data=(X, LABELS[:9])),
-        "targets_twice": lambda: tfdist.fit(cluster, good, dataset.batch(8), LABELS),
-        "weights_twice": lambda: tfdist.fit(cluster, good, X, LABELS, class_weight={0: 2.0}, sample_weight=WEIGHTS),
-        "single": lambda: tfdist.fit(cluster, good, tf.data.Dataset.range(9)),
-        "endless": lambda: tfdist.fit(cluster, good, endless_data),
-        "generator": lambda: tfdist.fit(cluster, good, iter([np.broadcast_to(np.float32(0), [2**15, 2**15])])),
-        "split": lambda: tfdist.fit(cluster, good, dataset.batch(8), validation_split=0.1),
-        "epochs": lambda: tfdist.fit(cluster, good, X, LABELS, epochs=0),
-        "epochs_as_text": lambda: tfdist.fit(cluster, good, X, LABELS, epochs="3"),
-        "half_a_batch": lambda: tfdist.fit(cluster, good, X, LABELS, batch_size=16.5),
-        "number_for_workdir": lambda: tfdist.fit(cluster, good, X, LABELS, workdir=3),
-        "address_for_workdir": lambda: tfdist.fit(cluster, good, X, LABELS, workdir=pathlib.Path("gs://bucket/run")),
-        "metrics_for_weights": lambda: tfdist.fit(cluster, weighted, X, X[:, :3]),
-        "columns": lambda: tfdist.evaluate(cluster, unused, X[:, :5], LABELS),
-        "large_split": lambda: tfdist.fit(cluster, good, X, LABELS, validation_split=1.5),
-        "no_targets": lambda: tfdist.fit(cluster, good, X),
-        "batch_size": lambda: tfdist.evaluate(cluster, good, X, LABELS, batch_size=0),
+        "lengths": lambda: fit(good, X, LABELS[:9]),
+        "validation_lengths": lambda: fit(good, X, LABELS, validation_data=(X, LABELS[:9])),
+        "only_x": lambda: fit(good, X, LABELS, validation_data=X),
+        "large_split": lambda: fit(good, X, LABELS, validation_split=1.5),
+        "split": lambda: fit(good, dataset.batch(8), validation_split=0.1),
+        "lists": lambda: fit(good, X.tolist(), LABELS),
+        "object_rows": lambda: fit(good, X.astype(object), LABELS),
+        "batch_of_text": lambda: fit(good, iter(["text", "text"]), steps_per_epoch=2),
+        "single": lambda: fit(good, tf.data.Dataset.range(9)),
+        "targets_twice": lambda: fit(good, dataset.batch(8), LABELS),
+        "no_targets": lambda: fit(good, X),
+        "weights_alone": lambda: fit(good, X, sample_weight=WEIGHTS),
+        "weights_twice": lambda: fit(good, X, LABELS, class_weight={0: 2.0}, sample_weight=WEIGHTS),
+        "class_weight_alone": lambda: fit(good, dataset.map(lambda x, y: x).batch(8), class_weight={0: 2.0}),
+        "class_weight_of_two": lambda: fit(made(two_outputs), X, [TARGETS] * 2, class_weight={0: 1.0}),
+        "endless": lambda: fit(good, dataset.batch(8).repeat()),
+        "generator": lambda: fit(good, iter([huge])),
+        "no_batches": lambda: fit(good, iter([]), steps_per_epoch=2),
+        "short": lambda: fit(good, iter([(X, LABELS)] * 3), steps_per_epoch=9),
         "empty": lambda: tfdist.predict(cluster, good, X[:0]),
-        "labels_from_1": lambda: tfdist.fit(cluster, good, X, LABELS + 1, verbose=0),
-        "short": lambda: tfdist.fit(cluster, good, iter([(X, LABELS)] * 3), steps_per_epoch=9, verbose=0),
-        "only_x": lambda: tfdist.fit(cluster, good, X, LABELS, validation_data=X),
-        "numbers": lambda: tfdist.fit(cluster, good, [list(row) for row in X], LABELS),
+        "columns": lambda: tfdist.evaluate(cluster, good, X[:, :5], LABELS),
+        "labels_from_1": lambda: fit(good, X, LABELS + 1),
+        "epochs": lambda: fit(good, X, LABELS, epochs=0),
+        "epochs_as_text": lambda: fit(good, X, LABELS, epochs="3"),
+        "batch_size": lambda: tfdist.evaluate(cluster, good, X, LABELS, batch_size=0),
+        "half_a_batch": lambda: fit(good, X, LABELS, batch_size=16.5),
+        "number_for_workdir": lambda: fit(good, X, LABELS, workdir=3),
+        "address_for_workdir": lambda: fit(good, X, LABELS, workdir=pathlib.Path("gs://bucket/run")),
+        "outputs": lambda: tfdist.predict(cluster, good, X, outputs="some"),
     }
     return messages_of(attempts)
 
@@ -571,7 +454,7 @@ def refused_steps(cluster: Cluster) -> dict[str, str]:
 
     def attempt(step: str, **keywords: Any) -> None:
         with cluster.scope():
-            model = own_steps.Improper(step)
+            model = own_steps.Improper(own_steps.STEPS[step])
             model.compile(optimizer="sgd", **keywords)
         tfdist.fit(cluster, model, X, TARGETS, batch_size=16, verbose=0)
 
@@ -728,22 +611,6 @@ def chief_first(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
     return found | {"ran": ran, "ranks": cluster.all_gather([cluster.rank])[:, 0].tolist()}
 
 
-def application(cluster: Cluster) -> dict[str, Any]:
-    """Trains a network of keras.applications for one step."""
-    keras.utils.set_random_seed(7)
-    with cluster.scope():
-        net = keras.applications.MobileNet((32, 32, 3), alpha=0.25, weights=None, classes=3, classifier_activation=None)
-        compiled(net, "sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    before = net.get_weights()
-    history = tfdist.fit(cluster, net, RANDOM.normal(size=(8, 32, 32, 3)), LABELS[:8], batch_size=8, verbose=0)
-    after = net.get_weights()
-    return {
-        "loss": history.history["loss"],
-        "norms": [float(np.linalg.norm(weights)) for weights in after],
-        "moved": [bool(np.any(one != other)) for one, other in zip(before, after, strict=True)],
-    }
-
-
 class InManyTypes(keras.layers.Layer):
     """Rows [n, 6] as bfloat16, truth values, bytes, complex numbers and texts."""
 
@@ -795,17 +662,8 @@ def of_many_types(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def measure(directory: pathlib.Path, names: Sequence[str], *, workers: int = 1, devices: int = 1) -> list[dict]:
-    """Runs the cases and trials `names` on a topology; returns the results of each worker, by name."""
-    paths = [directory / f"worker{rank}.json" for rank in range(workers)]
-    commands = [[sys.executable, __file__, str(path), str(devices), *names] for path in paths]
-    run_all(commands, environments(workers), timeout=900)
-    return [json.loads(path.read_text()) for path in paths]
-
-
-def main() -> None:
-    """Writes {name: result} to the path of the command line; names that begin with "keras:" are for Keras' own fit."""
-    path, devices = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+def measure(names: Sequence[str], devices: int, directory: pathlib.Path) -> dict[str, Any]:
+    """Runs cases and trials; returns their results by name. Names that begin with "keras:" are for Keras' own fit."""
     cluster = tfdist.connect(c.ClusterOptions(logical_devices=devices, connect_seconds=240))
     cases = {case.__name__: case for case in CASES}
     trials = {
@@ -813,22 +671,16 @@ def main() -> None:
         "not_finite": lambda: not_finite(cluster, "array", "rate"),
         "not_finite_slow": lambda: not_finite(cluster, "batches", "weights", "label"),
         "second_orders": lambda: second_orders(cluster),
-        "resumed": lambda: resumed(cluster, path.parent, with_dropout),
-        "resumed_step": lambda: resumed(cluster, path.parent, noisy),
+        "resumed": lambda: resumed(cluster, directory, with_dropout),
+        "resumed_step": lambda: resumed(cluster, directory, noisy),
         "refused_steps": lambda: refused_steps(cluster),
-        "eager": lambda: eager(cluster, with_dropout),
-        "eager_step": lambda: eager(cluster, noisy),
+        "eager": lambda: eager(cluster, noisy),
         "unbuilt": lambda: unbuilt(cluster),
-        "application": lambda: application(cluster),
         "of_many_types": lambda: of_many_types(cluster),
-        "chief_first": lambda: chief_first(cluster, path.parent),
+        "chief_first": lambda: chief_first(cluster, directory),
     }
     results = {}
-    for name in sys.argv[3:]:
+    for name in names:
         keras_own, _, case = name.rpartition(":")
         results[name] = trials[name]() if name in trials else run(cases[case], None if keras_own else cluster)
-    path.write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    main()
+    return results

@@ -1,16 +1,11 @@
-"""Trains a small model with callbacks that record their calls, under Keras' own fit or under tfdist.fit.
-
-usage: python tests/support/followed.py keras|tfdist DEVICES DIRECTORY TRIAL...   -> DIRECTORY/followed-RANK.json
-"""
+"""Trains a small model with callbacks that record their calls, under Keras' own fit or under tfdist.fit."""
 
 import contextlib
 import csv
 import functools
-import json
 import os
 import pathlib
 import signal
-import sys
 
 import keras
 import numpy as np
@@ -369,11 +364,7 @@ class Trials:
         self.remembering("killed", Killer(stop_at=(4, 1)))
 
 
-def main(how: str, devices: str, directory: str, *chosen: str) -> None:
-    trials = Trials(how, int(devices), pathlib.Path(directory))
-    found = {name: getattr(trials, name)() for name in chosen}
-    (trials.directory / f"followed-{trials.rank}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def run(how: str, devices: int, directory: pathlib.Path, *chosen: str) -> dict[str, dict]:
+    """Runs trials by "keras" or "tfdist" on this worker; returns what they have recorded."""
+    trials = Trials(how, devices, directory)
+    return {name: getattr(trials, name)() for name in chosen}

@@ -7,7 +7,6 @@ The comments mark the lines that the messages must name.
 import collections
 import dataclasses
 import itertools
-import random
 import statistics
 from typing import Any
 
@@ -35,14 +34,6 @@ def same_shape(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(made, x.shape)
 
 
-def planted_python(x):
-    return x * random.uniform(0.8, 1.2)  # here: python
-
-
-def honest_python(x):
-    return x * random.Random(0).uniform(0.8, 1.2)
-
-
 def planted_numpy(x):
     if np.random.rand() < 2:  # here: numpy
         x = x * 2
@@ -59,14 +50,6 @@ def planted_helper(x):
 
 def honest_helper(x):
     return x * impure_helpers.fixed_scale()
-
-
-def planted_closure(x):
-    return impure_helpers.make_jitter(None)(x)  # here: closure
-
-
-def honest_closure(x):
-    return impure_helpers.make_jitter(random.Random(0))(x)
 
 
 def planted_library(x):
@@ -95,14 +78,6 @@ def planted_numpy_function(x):
 
 def honest_numpy_function(x):
     return same_shape(tf.numpy_function(impure_helpers.darker, [x], tf.float32, stateful=False), x)
-
-
-def planted_py_function(x):
-    return same_shape(tf.py_function(lambda y: y + np.random.rand(), [x], tf.float32), x)  # here: py_function
-
-
-def honest_py_function(x):
-    return tf.map_fn(lambda one: one / 2, x)
 
 
 def planted_looped(x):

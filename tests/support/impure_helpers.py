@@ -1,11 +1,8 @@
 """A helper module of a user's, through which functions of impure.py draw, and pure twins of the same."""
 
 import os
-import random
-from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
 
 
 def scale() -> float:
@@ -16,16 +13,6 @@ def scale() -> float:
 def fixed_scale() -> float:
     """Draws the same factor at each start."""
     return float(np.random.default_rng(0).uniform(0.8, 1.2))
-
-
-def make_jitter(rng: random.Random | None) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns a function that draws from `rng`, or from Python's generator."""
-    draw = random if rng is None else rng
-
-    def jitter(x: tf.Tensor) -> tf.Tensor:
-        return x * draw.choice([0.9, 1.1])  # here: closure
-
-    return jitter
 
 
 def noisy(x: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.devices import replicas
-from tfdist.zoo import objectives, prepare, sources
+from tfdist.zoo import models, objectives, prepare, sources
 
 # AutoGraph converts all that functions of a user call: of these two, it takes half the time of a short training.
 _classification = tf.autograph.experimental.do_not_convert(objectives.classification)
@@ -69,6 +69,13 @@ def linear(num_classes: int = 10, input_shape=(8, 8, 1), l2: float = 0.0, kernel
     penalty = keras.regularizers.L2(l2) if l2 else None
     layer = keras.layers.Dense(num_classes, kernel_initializer=kernel, kernel_regularizer=penalty, name="logits")
     return keras.Model(inputs, layer(outputs), name="linear")
+
+
+def nested(**options) -> keras.Model:
+    """Returns `small_cnn` as a layer of another model."""
+    inner = models.small_cnn(**options)
+    inputs = keras.Input(inner.input_shape[1:], name="image")
+    return keras.Model(inputs, inner(inputs), name="nested")
 
 
 def fill(model: keras.Model, read, value: float) -> None:
@@ -450,19 +457,6 @@ def with_nan(batch, seeds, *, training, examples, **image) -> Mapping[str, tf.Te
     listed = tf.reduce_any(seeds[:, 1:] == tf.constant([examples], tf.int64), axis=1)
     bad = tf.reshape(listed & (epoch == 0) & training, [-1, 1, 1, 1])
     return prepared | {"image": tf.where(bad, tf.constant(float("nan"), prepared["image"].dtype), prepared["image"])}
-
-
-class Lowering(keras.callbacks.Callback):
-    """Halves the learning rate, once: after the batch with this index."""
-
-    def __init__(self, batch: int):
-        super().__init__()
-        self.batch = batch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == self.batch:
-            self.batch = None
-            self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
 
 
 class Scaled(keras.layers.Layer):

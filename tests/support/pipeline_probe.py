@@ -1,10 +1,6 @@
-"""Reads the input pipelines of several configs on the devices of one worker, and records the examples of each step.
-
-usage: python pipeline_probe.py OUT DEVICES CASE...   -> writes OUT, an .npz file
-"""
+"""Reads the input pipelines of several configs on the devices of one worker, and records the examples of each step."""
 
 import dataclasses
-import sys
 
 import numpy as np
 import tensorflow as tf
@@ -109,9 +105,7 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
     return found | {"evaluated": np.array(kept), "nonfinite": np.array(nonfinite, str)}
 
 
-if __name__ == "__main__":
-    sys.modules["pipeline_probe"] = sys.modules["__main__"]  # Sources are found by name, and count here.
-    out, devices, *cases = sys.argv[1:]
-    connected = strategy.connect(c.ClusterOptions(logical_devices=int(devices), connect_seconds=240.0))
-    measured = {f"{case}/{key}": v for case in cases for key, v in measure(connected, CASES[case]).items()}
-    np.savez(out, **measured)
+def run(cases: list[str]) -> dict[str, np.ndarray]:
+    """What the pipelines of `cases` give this worker."""
+    cluster = strategy.connect(c.ClusterOptions(logical_devices=2, connect_seconds=240.0))
+    return {f"{case}/{key}": value for case in cases for key, value in measure(cluster, CASES[case]).items()}

@@ -10,17 +10,17 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import forked
 import keras
 import lab
 import numpy as np
+import on_workers
 import tensorflow as tf
 from launching import run_all
 from tensorflow.python.eager import context
-from topologies import environments
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
@@ -50,6 +50,8 @@ SPARSE = [([0, 4, 4], [[1, 2], [3, 4], [5, 6]]), ([4, 1], [[10, 20], [30, 40]])]
 TOKENS = np.random.default_rng(0).integers(0, 20, (96, 3))
 BATCH = 24
 SEVERAL_WORKERS = "TF_CONFIG" in os.environ
+# Of the runs; a program that is no probe has its own as its first argument.
+DIRECTORY: pathlib.Path | None = None
 
 
 def measure(
@@ -60,17 +62,12 @@ def measure(
     A name that ends in ":1" is measured on one replica, in a process that has several. If `unlike`,
     the last worker multiplies matrices with the instructions of an older processor.
     """
-    paths = [directory / f"worker{rank}.npz" for rank in range(workers)]
-    commands = [[sys.executable, __file__, str(path), str(devices), *names] for path in paths]
-    variables = environments(workers)
-    if unlike:
-        variables[-1] |= {"ONEDNN_MAX_CPU_ISA": "SSE41"}
-    run_all(commands, variables, timeout=900)
-    measured = []
-    for path in paths:
-        with np.load(path) as file:
-            measured.append(dict(file))
-    return measured
+
+    def run(commands: list[list[str]], environments: list[dict[str, str]]) -> None:
+        more = {"ONEDNN_MAX_CPU_ISA": "SSE41"} if unlike else {}
+        run_all(commands, [*environments[:-1], environments[-1] | more], timeout=900)
+
+    return on_workers.call(run_probes, names, devices, directory, workers=workers, run=run)
 
 
 def forget() -> None:
@@ -94,8 +91,8 @@ def start(options: c.ClusterOptions, **changes) -> run_lib.Run:
         "train": c.Train(steps=20),
         "cluster": options,
     }
-    workdir = pathlib.Path(sys.argv[1]).parent / f"on{options.logical_devices}"
-    return setup.build_run(c.Config(**parts | changes), workdir)
+    directory = DIRECTORY or pathlib.Path(sys.argv[1]).parent
+    return setup.build_run(c.Config(**parts | changes), directory / f"on{options.logical_devices}")
 
 
 def run_steps(run: run_lib.Run, last: int, first: int = 0) -> dict[str, float]:
@@ -580,17 +577,20 @@ PROBES: dict[str, Callable[[c.ClusterOptions], Arrays]] = {
     **{f.__name__: f for f in (restored, other_data, predicted, clipped_alike, muon)},
 }
 
-if __name__ == "__main__":
-    out, all_devices, *names = sys.argv[1:]
-    measured: Arrays = {}
+
+def run_probes(names: Sequence[str], devices: int, directory: pathlib.Path) -> Arrays:
+    """Runs probes on this worker; their runs are in `directory`."""
+    global DIRECTORY
+    DIRECTORY = directory
     if SEVERAL_WORKERS:  # They connect once for all probes.
         once = functools.cache(functools.partial(strategy.connect, c.ClusterOptions(connect_seconds=60.0)))
         strategy.connect = lambda *args, **keywords: once()
         # As on machines with different numbers of cores, which add large tensors in different orders.
         rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
         tf.config.threading.set_intra_op_parallelism_threads(1 + 15 * rank)
+    measured: Arrays = {}
     for name in names:
-        probe, _, devices = name.partition(":")
-        options = c.ClusterOptions(logical_devices=int(devices or all_devices), connect_seconds=60.0)
+        probe, _, count = name.partition(":")
+        options = c.ClusterOptions(logical_devices=int(count or devices), connect_seconds=60.0)
         measured |= {f"{name}/{key}": value for key, value in PROBES[probe](options).items()}
-    np.savez(out, **measured)
+    return measured

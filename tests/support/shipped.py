@@ -1,28 +1,20 @@
 """Makes steps with a shipped config on several numbers of replicas, in one process.
 
-usage: python shipped.py OUT.json CONFIG        ->  {replicas: [loss, largest change of a weight, difference]}
-       python shipped.py OUT.json CONFIG COUNT  ->  one step on COUNT replicas, in float32: see `one_step`
-
-The difference is the largest between a weight and that on one replica. What batch normalisation and dropout compute
-depends on the number of replicas. A config with them is changed: statistics are those of the whole batch, nothing is
-dropped, and layers compute in float64: in float32, new weights amplify the rounding of the statistics to 2e-4, and the
-50 layers of a ResNet amplify it further. Such a config also makes steps on several replicas as it is: "unchanged".
+What batch normalisation and dropout compute depends on the number of replicas. A config with them is changed:
+statistics are those of the whole batch, nothing is dropped, and layers compute in float64: in float32, new weights
+amplify the rounding of the statistics to 2e-4, and the 50 layers of a ResNet amplify it further. Such a config also
+makes steps on several replicas as it is: "unchanged".
 """
 
 import gc
 import importlib
-import json
 import pathlib
-import resource
-import sys
-from collections.abc import Mapping
 from typing import Any
 
 import keras
-import numpy as np
 import probes
 import tensorflow as tf
-from processes import REPOSITORY
+from topologies import largest_difference
 
 from tfdist import config as c
 from tfdist.config import specs
@@ -43,7 +35,7 @@ IMAGES: dict[str, tuple[int, ...] | None] = {
     "imagenet": (32, 32, 3),
     "courses.cscs_imagenet": (75, 75, 3),  # The smallest images of InceptionV3.
 }
-# Networks of keras.applications: on up to four replicas in one process, and on eight by `one_step`.
+# Networks of keras.applications, whose copies and graphs fill the memory of one process: on up to four replicas.
 APPLICATIONS = (
     *("cifar_resnet50", "cifar_resnet50v2", "imagenet"),
     *("courses.bsc_resnet50v2", "courses.idris_resnet50", "courses.cscs_imagenet"),
@@ -99,10 +91,10 @@ def jpegs(split: str, **arguments: Any) -> Jpegs:
     return Jpegs(sources.synthetic(split, **arguments))
 
 
-def of_whole_batches(network: dict[str, Any], dtype: str = "float64") -> keras.Model:
-    """Returns a model of type `dtype` with synchronised statistics and without dropout."""
+def of_whole_batches(network: dict[str, Any]) -> keras.Model:
+    """Returns a model of type float64 with synchronised statistics and without dropout."""
     policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(dtype)
+    keras.config.set_dtype_policy("float64")
     model = specs.build(network, field="config.model")
     keras.config.set_dtype_policy(policy)
     for layer in model.layers:
@@ -113,53 +105,24 @@ def of_whole_batches(network: dict[str, Any], dtype: str = "float64") -> keras.M
     return model
 
 
-def steps(config: c.Config, workdir: pathlib.Path, count: int = STEPS) -> tuple[float, probes.Arrays, probes.Arrays]:
+def steps(config: c.Config, workdir: pathlib.Path) -> tuple[float, probes.Arrays, probes.Arrays]:
     """Makes some steps and an evaluation; returns the loss, and the weights before and after."""
     probes.forget()
     gc.collect()  # Frees the variables of the last run: one copy per replica.
     run = setup.build_run(config, workdir)
     before = {key: array.copy() for key, array in probes.weights(run).items()}
-    loss = probes.run_steps(run, count)["loss"]
+    loss = probes.run_steps(run, STEPS)["loss"]
     after = {key: array.copy() for key, array in probes.weights(run).items()}
     if run.feed.evaluation is not None:
         evaluate.evaluate(opening.make_silent_tools(run), STEPS)
     return loss, before, after
 
 
-def largest_difference(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:
-    """The largest difference between weights; NaN if there is one."""
-    assert first.keys() == second.keys()
-    return float(np.max([np.abs(first[name] - second[name]).max() for name in first]))
+def all_counts(name: str, folder: pathlib.Path) -> dict[int | str, list[float]]:
+    """Makes steps on each of `REPLICAS`, one after the other.
 
-
-def norm_of_difference(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> float:
-    """The Euclidean norm of the difference of all weights."""
-    assert first.keys() == second.keys()
-    return float(np.sqrt(sum(np.sum(np.square(first[name] - second[name], dtype=np.float64)) for name in first)))
-
-
-def one_step(name: str, replicas: int, out: pathlib.Path) -> None:
-    """Makes one step of a network of keras.applications, whose copies and graphs fill the memory of one process.
-
-    Writes the loss, how far the weights of one replica have moved, the difference from them, both as norms, and the
-    largest memory of this process in GiB. A call with one replica leaves its weights beside `out`, for later ones.
+    Returns for each the loss, the largest change of a weight, and the largest difference from a weight on one replica.
     """
-    config = smaller(name)
-    config.cluster.logical_devices = replicas
-    config.model = {"target": "shipped:of_whole_batches", "network": config.model, "dtype": "float32"}
-    reference = out.parent / "alone.npz"
-    loss, before, weights = steps(config, out.parent / f"{name}-{replicas}", 1)
-    if replicas == 1:
-        np.savez(reference, **weights)
-    with np.load(reference) as alone:
-        changes = [norm_of_difference(alone, before), norm_of_difference(alone, weights)]
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(name, replicas, loss, *changes, memory, flush=True)
-    out.write_text(json.dumps([loss, *changes, memory]))
-
-
-def all_counts(name: str, out: pathlib.Path) -> None:
-    """Makes steps on each of `REPLICAS`, one after the other."""
     most = 4 if name in APPLICATIONS else REPLICAS[-1]
     counts = [count for count in REPLICAS if count <= most and smaller(name).data.batch_size % count == 0]
     found, alone = {}, {}
@@ -170,17 +133,7 @@ def all_counts(name: str, out: pathlib.Path) -> None:
         config.cluster.logical_devices = unchanged if key == "unchanged" else key
         if name in PER_REPLICA and key != "unchanged":
             config.model = {"target": "shipped:of_whole_batches", "network": config.model}
-        loss, before, weights = steps(config, out.parent / name)
+        loss, before, weights = steps(config, folder / name)
         alone = alone or weights
         found[key] = [loss, largest_difference(before, weights), largest_difference(alone, weights)]
-        print(name, key, *found[key], flush=True)
-    out.write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    sys.path.append(str(REPOSITORY))  # For the package `configs`.
-    path, config_name, *numbers = sys.argv[1:]
-    if numbers:
-        one_step(config_name, int(numbers[0]), pathlib.Path(path))
-    else:
-        all_counts(config_name, pathlib.Path(path))
+    return found

@@ -4,7 +4,7 @@ import json
 import pathlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from launching import free_ports, run_all, worker_environment
@@ -47,10 +47,16 @@ def records(workdir: pathlib.Path, kind: str) -> list[dict]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def largest_difference(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> float:
-    """The largest difference between two sets of equally named arrays."""
+def largest_difference(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> float:
+    """The largest difference between two sets of equally named arrays; NaN if there is one."""
     assert first.keys() == second.keys()
-    return max(float(np.max(np.abs(first[name].astype(float) - second[name]))) for name in first)
+    return float(np.max([np.max(np.abs(first[name].astype(float) - second[name])) for name in first]))
+
+
+def assert_same_bits(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> None:
+    """Asserts that two sets of arrays have the same names, and the same bits."""
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name].tobytes() != second[name].tobytes()] == []
 
 
 def cut_back(workdir: pathlib.Path, copy: pathlib.Path, step: int = 20) -> pathlib.Path:

@@ -1,14 +1,6 @@
-"""Trains small models with losses and metrics that see the whole batch: by Keras on one device, and by tfdist.
-
-    python tests/support/whole_batch.py PATH DEVICES [CASE ...]
-
-writes results to PATH as JSON; DEVICES is 0 for Keras' own fit. Several workers are started with TF_CONFIG.
-"""
+"""Trains small models with losses and metrics that see the whole batch: by Keras on one device, and by tfdist."""
 
 import functools
-import json
-import pathlib
-import sys
 
 import keras
 import numpy as np
@@ -295,12 +287,10 @@ def train(name, cluster):
     return {"history": history, "values": np.concatenate([[], *values]).tolist(), "weights": weights}
 
 
-if __name__ == "__main__":
-    path, devices, names = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or list(CASES)
-    if devices:
-        cluster = tfdist.connect(c.ClusterOptions(logical_devices=devices, connect_seconds=240))
-        with cluster.scope():
-            found = {name: train(name, cluster) for name in names}
-    else:
-        found = {name: train(name, None) for name in names}
-    path.write_text(json.dumps(found))
+def measure(names, devices):
+    """Trains the cases; returns their results by name. `devices` is 0 for Keras' own fit."""
+    if not devices:
+        return {name: train(name, None) for name in names}
+    cluster = tfdist.connect(c.ClusterOptions(logical_devices=devices, connect_seconds=240))
+    with cluster.scope():
+        return {name: train(name, cluster) for name in names}

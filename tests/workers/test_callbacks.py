@@ -14,16 +14,17 @@ import termios
 import threading
 from typing import NamedTuple
 
+import followed as trained
 import forked
 import keras
 import numpy as np
+import on_workers
 import processes
 import pytest
 import tensorflow as tf
 from launching import REPOSITORY, run_all, train_command, worker_environment
 from parameters import slow_except
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from topologies import environments
 
 import tfdist
 from tfdist import config as c
@@ -68,6 +69,12 @@ def on_a_terminal(command: list[str]) -> str:
     return text
 
 
+def is_killed(commands: list[list[str]], each: list[dict[str, str]]) -> None:
+    """Runs a command that kills itself."""
+    codes, outputs = processes.run(commands, each, timeout=1500.0)
+    assert codes == [-signal.SIGKILL], outputs
+
+
 # The trials of each topology that Keras can also run, and those that it cannot.
 TRIALS = {
     "two devices, slow": ["others", "executions", "epochs", "batches", "cut_short", "not_finite", "own", "averaged"],
@@ -109,19 +116,17 @@ def followed(tmp_path_factory):
 
     def follow(topology: str) -> Followed:
         directory = tmp_path_factory.mktemp("followed")
-        how = ["keras" if topology in OF_KERAS else "tfdist", "2" if "devices" in topology else "1"]
-        line = [sys.executable, "tests/support/followed.py", *how, str(directory)]
+        how = ["keras" if topology in OF_KERAS else "tfdist", 2 if "devices" in topology else 1, directory]
         trials = [*OF_KERAS.get(topology, ()), *TRIALS.get(topology, ()), *OF_TFDIST.get(topology, ())]
         if "resumed_after_kill" in trials:
-            killed = forked.run(
-                [*line, "killed"], cwd=REPOSITORY, env=worker_environment(), capture_output=True, timeout=1500
-            )
-            assert killed.returncode == -signal.SIGKILL, killed.stderr
-        if "workers" in topology:
-            printed = run_all([[*line, *trials]] * 2, environments(2), timeout=1500.0)
-        else:
-            printed = [on_a_terminal([*line, *trials])]
-        results = [json.loads(path.read_text()) for path in sorted(directory.glob("followed-*.json"))]
+            on_workers.call(trained.run, *how, "killed", run=is_killed)
+        printed: list[str] = []
+
+        def run(commands: list[list[str]], each: list[dict[str, str]]) -> None:
+            workers = "workers" in topology
+            printed.extend(run_all(commands, each, timeout=1500.0) if workers else [on_a_terminal(*commands)])
+
+        results = on_workers.call(trained.run, *how, *trials, workers=2 if "workers" in topology else 1, run=run)
         return Followed(results, printed, directory)
 
     return processes.measure_groups(follow, ("keras", "one device", "two workers"))

@@ -13,21 +13,19 @@ import pytest
 from launching import REPOSITORY, worker_environment
 
 KINDS = ("kill -9", "kill -9 of the chief while it saves", "SIGTERM to a worker", "a truncated checkpoint")
-OTHER_STARTS = ("kill -9 of a watchdog", "another machine", "changed data", "unequal replicas")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kinds", "more"), [(KINDS, "a vanished workdir"), (OTHER_STARTS, "a damaged cache")])
-def test_a_training_with_many_faults_equals_an_undisturbed_one(kinds, more):
-    command = [sys.executable, "-m", "tests.support.chaos", "--workers=2", f"--faults={len(kinds) + 1}", "--seed=3"]
+def test_a_training_with_many_faults_equals_an_undisturbed_one():
+    command = [sys.executable, "-m", "tests.support.chaos", "--workers=2", f"--faults={len(KINDS) + 1}", "--seed=3"]
     # A machine that others use as well may take any time.
-    command += ["--limit=600", "--steps=110", f"--kinds={','.join([*kinds, more])}"]
+    command += ["--limit=600", "--steps=110", f"--kinds={','.join([*KINDS, 'a vanished workdir'])}"]
     done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == "" and "faults, 0 violations, seed 3" in done.stdout, done.stdout
     rows = [re.split(r"  +", line) for line in done.stdout.splitlines()]
     counts = {row[0]: int(row[1]) for row in rows if row[0] in faults.KINDS}
-    assert {*kinds} <= {*counts} and sum(counts.values()) >= len(kinds), done.stdout
+    assert {*KINDS} <= {*counts} and sum(counts.values()) >= len(KINDS), done.stdout
 
 
 @pytest.fixture
@@ -41,10 +39,6 @@ def two_runs(tmp_path):
     (first / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     shutil.copytree(first, second)
     return first, second
-
-
-def test_equal_runs_do_not_differ(two_runs):
-    assert chaos.differences(*two_runs, may_miss=False) == []
 
 
 def test_a_single_bit_is_noticed(two_runs):

@@ -1,13 +1,12 @@
 """Shipped configs make steps on 1, 2, 4 and 8 replicas, and their batches fit every number that divides them."""
 
-import json
 import runpy
-import sys
 
 import numpy as np
+import on_workers
 import pytest
 import shipped
-from launching import REPOSITORY, run_all, worker_environment
+from launching import REPOSITORY
 
 from tfdist.config import batches, specs, validate
 from tfdist.training.step.layers import normalization
@@ -21,35 +20,16 @@ CONFIGS = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py") 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", shipped.IMAGES)
 def test_a_config_makes_the_same_steps_on_every_number_of_replicas(tmp_path, name):
-    line = [sys.executable, "tests/support/shipped.py", str(tmp_path / "found.json"), name]
-    run_all([line], [worker_environment()], timeout=1800.0)
-    found = json.loads((tmp_path / "found.json").read_text())
+    (found,) = on_workers.call(shipped.all_counts, name, tmp_path)
     if name in shipped.PER_REPLICA:
         loss, moved, _ = found.pop("unchanged")
         assert np.isfinite(loss) and moved > 1e-4
     # Batches of 100 and of 12 are not divided by 8.
     few = name in ("courses.bsc_mnist", "char_gpt") or name in shipped.APPLICATIONS
-    assert list(found) == (["1", "2", "4"] if few else ["1", "2", "4", "8"])
+    assert list(found) == ([1, 2, 4] if few else [1, 2, 4, 8])
     for loss, moved, difference in found.values():
-        assert loss == pytest.approx(found["1"][0], abs=1e-5)
+        assert loss == pytest.approx(found[1][0], abs=1e-5)
         assert moved > 1e-4 and difference < 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", shipped.APPLICATIONS)
-def test_a_network_of_keras_applications_makes_the_step_of_one_replica_on_eight(tmp_path, name):
-    found = {}
-    for count in (1, 8):
-        out = tmp_path / f"{count}.json"
-        line = [sys.executable, "tests/support/shipped.py", str(out), name, str(count)]
-        run_all([line], [worker_environment()], timeout=1800.0)
-        found[count] = json.loads(out.read_text())
-    (tmp_path / "alone.npz").unlink()  # About 100 MB.
-    loss, moved, difference, gibibytes = found[8]
-    # float32, amplified by 50 layers. Without one replica of eight, the weights would move by about an eighth less.
-    assert loss == pytest.approx(found[1][0], rel=1e-4)
-    assert moved == found[1][1] > 1e-4 and difference < 0.05 * moved
-    assert gibibytes < 10
 
 
 @pytest.mark.parametrize("name", CONFIGS)

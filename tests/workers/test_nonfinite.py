@@ -53,10 +53,6 @@ def options(*steps: int, nonfinite: str) -> list[str]:
     ]
 
 
-def same_bits(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
-    return first.keys() == second.keys() and all(first[name].tobytes() == second[name].tobytes() for name in first)
-
-
 @pytest.fixture(scope="module")
 def skipped(tmp_path_factory):
     """The workdir of a run that has skipped step 7."""
@@ -103,7 +99,7 @@ def cut_back(workdir: pathlib.Path, copy: pathlib.Path, newest: int) -> pathlib.
 @pytest.mark.parametrize("newest", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_run_that_skips_is_killed_and_resumed_to_the_same_bits(skipped, tmp_path, newest):
     copy = cut_back(skipped, tmp_path / "run", newest)
-    assert same_bits(run(copy, config("skip", 7)), topologies.arrays(skipped))
+    topologies.assert_same_bits(run(copy, config("skip", 7)), topologies.arrays(skipped))
     ours, theirs = (topologies.records(workdir, "train") for workdir in (copy, skipped))
     assert [(line["step"], line["skipped"]) for line in ours] == [(line["step"], line["skipped"]) for line in theirs]
 
@@ -159,7 +155,7 @@ def test_either_a_loss_or_a_gradient_that_is_not_finite_is_enough(tmp_path, obje
     assert topologies.records(tmp_path, "train")[-1]["skipped"] == 3
     before, after = (topologies.arrays(tmp_path, step) for step in (4, 6))
     assert after.pop(ITERATION) == 6 and before.pop(ITERATION) == 4
-    assert same_bits(before, after)
+    topologies.assert_same_bits(before, after)
 
 
 @pytest.mark.slow

@@ -2,15 +2,15 @@
 
 import dataclasses
 import functools
-import sys
 
 import keras
 import numpy as np
+import on_workers
 import pipeline_probe as probe
 import pytest
 import tensorflow as tf
 import topologies
-from launching import REPOSITORY, run_all
+from launching import run_all
 from parameters import slow_except
 from processes import started, until
 
@@ -29,18 +29,12 @@ QUICK = ("stream", "auto")
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measured():
     """Whether slow -> what two workers of two devices each have taken: case -> name -> array, for each worker."""
 
     @functools.cache
     def measure(slow):
-        folder = tmp_path_factory.mktemp("probe")
-        script = str(REPOSITORY / "tests/support/pipeline_probe.py")
-        outs = [folder / f"worker{rank}.npz" for rank in range(WORKERS)]
-        cases = [case for case in probe.CASES if (case in QUICK) != slow]
-        lines = [[sys.executable, script, str(out), "2", *cases] for out in outs]
-        run_all(lines, topologies.environments(WORKERS))
-        return [dict(np.load(out)) for out in outs]
+        return on_workers.call(probe.run, [case for case in probe.CASES if (case in QUICK) != slow], workers=WORKERS)
 
     return measure
 
@@ -245,9 +239,7 @@ def test_two_workers_that_are_killed_resume_to_the_bit(option, tmp_path):
             outputs = [process.communicate(timeout=120)[0].decode() for process in processes]
         assert "is lost" in outputs[1 - victim]
     run_all([command] * 2, topologies.environments(2))
-    whole, killed = (topologies.arrays(tmp_path / name, 96) for name in ("whole", "killed"))
-    for name, array in whole.items():
-        assert array.tobytes() == killed[name].tobytes(), name
+    topologies.assert_same_bits(*(topologies.arrays(tmp_path / name, 96) for name in ("whole", "killed")))
 
 
 def newest(tmp_path):

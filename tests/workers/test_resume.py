@@ -100,10 +100,7 @@ def reported(workdir: pathlib.Path) -> list[tuple[str, int]]:
 
 def assert_same_run(whole: pathlib.Path, resumed: pathlib.Path) -> None:
     """Asserts that the runs have the same weights, slots and statistics to the bit, and the same records."""
-    first, second = (topologies.arrays(workdir, STEPS) for workdir in (whole, resumed))
-    assert first.keys() == second.keys()
-    for name in first:
-        assert first[name].tobytes() == second[name].tobytes(), name
+    topologies.assert_same_bits(*(topologies.arrays(workdir, STEPS) for workdir in (whole, resumed)))
     # In its order, and nothing twice.
     assert reported(whole) == reported(resumed)
     for kind in ("train", "evaluation"):
@@ -216,8 +213,7 @@ def test_a_run_with_a_shortened_warmup_continues_as_the_longer_run_to_the_bit(tm
     said = capsys.readouterr()
     assert re.search(r"changed: config\.train\.epochs: 1 was saved, now 3", said.out) and "shortened" not in said.err
     last = saved_steps(whole)[-1]
-    first, second = (topologies.arrays(workdir, last) for workdir in (whole, continued))
-    assert first.keys() == second.keys() and all(first[name].tobytes() == second[name].tobytes() for name in first)
+    topologies.assert_same_bits(*(topologies.arrays(workdir, last) for workdir in (whole, continued)))
 
 
 def test_any_checkpoint_can_be_evaluated_and_nothing_changes(uninterrupted, capsys):

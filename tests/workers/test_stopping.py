@@ -115,9 +115,7 @@ def test_a_run_with_a_signal_after_the_last_step_finishes_unchanged(workdir, tmp
     assert codes == [0, 0], "\n".join(outputs)
     assert json.loads((workdir / "finished.json").read_text())["step"] == STEPS
     assert run_hit(tmp_path, {})[0] == [0, 0]
-    ours, theirs = (topologies.arrays(path, STEPS) for path in (workdir, tmp_path))
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()] == []
+    topologies.assert_same_bits(*(topologies.arrays(path, STEPS) for path in (workdir, tmp_path)))
 
 
 @contextlib.contextmanager

@@ -1,17 +1,11 @@
 """Losses and metrics that see the whole batch give Keras' numbers of one device, on shards of unequal sizes."""
 
-import json
-import pathlib
-import sys
-
-import launching
 import numpy as np
+import on_workers
 import processes
 import pytest
 import whole_batch
-from topologies import environments
 
-PROGRAM = pathlib.Path(whole_batch.__file__)
 # Numbers of one output's loss: Keras counts a smaller last batch like a full one there. The norm of what a step makes
 # of a Jacobian is that of its replica.
 NOT_COMPARED = {"two_outputs": ("a_loss", "b_loss"), "jacobian": ("norm",)}
@@ -36,17 +30,12 @@ def parameters():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found():
     """Topology -> the results of each worker, by case."""
 
     def measure(topology):
-        directory = tmp_path_factory.mktemp("whole_batch")
-        names = TOPOLOGIES[topology]
         workers, devices = 2 if "workers" in topology else 1, {"three": 3, "two": 1}.get(topology.split()[0], 0)
-        paths = [directory / f"{worker}.json" for worker in range(workers)]
-        commands = [[sys.executable, str(PROGRAM), str(path), str(devices), *names] for path in paths]
-        launching.run_all(commands, environments(workers), timeout=500)
-        return [json.loads(path.read_text()) for path in paths]
+        return on_workers.call(whole_batch.measure, TOPOLOGIES[topology], devices, workers=workers)
 
     return processes.measure_groups(measure, ("Keras", "two workers"))
 

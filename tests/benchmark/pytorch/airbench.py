@@ -61,7 +61,7 @@ def save_images(folder: pathlib.Path, output: pathlib.Path) -> None:
         torch.save(content, output / f"{split}.pt")
 
 
-def load_record(path: str, folder: str, epochs: float, dtype: torch.dtype) -> types.ModuleType:
+def load_record(path: str, folder: str, epochs: float) -> types.ModuleType:
     """Returns the record's code as a module that trains on the CPU.
 
     Raises:
@@ -73,7 +73,7 @@ def load_record(path: str, folder: str, epochs: float, dtype: torch.dtype) -> ty
             sys.exit(f"{path} has no {old!r}: this program knows airbench94_muon.py of November 2024")
         code = code.replace(old, new)
     module = types.ModuleType("airbench")
-    module.__dict__.update(CLOCK=Clock, DTYPE=dtype, EPOCHS=epochs, FOLDER=folder)
+    module.__dict__.update(CLOCK=Clock, DTYPE=torch.bfloat16, EPOCHS=epochs, FOLDER=folder)
     exec(compile(code, path, "exec"), module.__dict__)
     return module
 
@@ -85,19 +85,15 @@ def main() -> None:
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--epochs", type=float, default=6.0)
     parser.add_argument("--seeds", default="0")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--compile", action="store_true", help="compile the network, as the record does on GPUs")
     flags = parser.parse_args()
     sys.argv = [flags.record]  # The record reads its own file, whose name is the first word of the command.
     sys.stdout.reconfigure(line_buffering=True)
     with tempfile.TemporaryDirectory() as folder:
         save_images(flags.folder, pathlib.Path(folder))
-        record = load_record(flags.record, folder, flags.epochs, getattr(torch, flags.dtype))
+        record = load_record(flags.record, folder, flags.epochs)
         for seed in flags.seeds.split(","):
             torch.manual_seed(int(seed))
             model = record.CifarNet().to(memory_format=torch.channels_last)
-            if flags.compile:
-                model.compile(mode="max-autotune")
             record.print_columns(record.logging_columns_list, is_head=True)
             record.main(int(seed), model)
 

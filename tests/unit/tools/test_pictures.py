@@ -12,7 +12,6 @@ import pytest
 from launching import REPOSITORY, worker_environment
 from PIL import Image
 
-from tests.benchmark import ratios
 from tfdist.configs.laboratory import stages, surface
 from tfdist.tools import all_reduce, scaling_results
 from tfdist.tools.many_runs import run_state
@@ -209,17 +208,6 @@ def test_the_cost_of_an_all_reduce(tmp_path):
         lambda: measured.draw_all_reduce(rows, lambda size: ring.seconds(size, 2), caption="x"),
     )
     assert {"measured", "formula of the ring", "1 MiB"} <= {*found} and "512 KiB" not in found
-
-
-@pytest.mark.slow
-def test_the_ratios_of_a_benchmark(tmp_path):
-    rows = [
-        {"title": title, "name": name, "ratio": ratio, "milliseconds": 3 * ratio}
-        for title in ("MLP, 1 worker", "MLP, 2 workers", "ResNet-20, 1 worker")
-        for name, ratio in (("floor", 0.9), ("Keras fit", 4.5), ("tfdist float32", 1.0))
-    ]
-    found = texts(tmp_path / "steps", lambda: ratios.draw_ratios(rows, caption="x"))
-    assert {"MLP, 2 workers", "Keras fit", "tfdist float32", "4.50  (13.5 ms)"} <= {*found}
 
 
 def test_equal_data_gives_equal_files(tmp_path):
