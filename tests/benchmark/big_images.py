@@ -36,7 +36,7 @@ def write(folder: Path, count: int) -> None:
     _write_array_record(folder / "array_record", paths)
     spec = _source("files", folder)
     source = specs.build(spec, "train", field="source")
-    resized_files.write_split(source, spec, "train", _SHORTER, 3, folder / "jpeg")
+    resized_files.write_split(source, spec, "train", _SHORTER, folder / "jpeg")
 
 
 def _contents(count: int) -> Iterator[bytes]:

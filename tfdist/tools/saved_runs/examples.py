@@ -1,5 +1,6 @@
 """Files to predict as a source of examples: images, .npy and .npz arrays, tables, lines of text."""
 
+import functools
 import os
 import sys
 import zipfile
@@ -12,7 +13,6 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import specs
-from tfdist.tools.prepare_data import resized_files
 from tfdist.tools.saved_runs import model as model_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
@@ -80,7 +80,8 @@ class ImageFiles(Rows):
         image = tf.io.decode_image(tf.io.read_file(path), channels=self._shape[-1], expand_animations=False)
         image = tf.ensure_shape(image, [None, None, self._shape[-1]])
         fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], self._shape[:2]))
-        image = tf.cond(fits, lambda: image, lambda: resized_files.resize(image, self._shape[:2]))
+        resize = functools.partial(tf.image.resize, image, self._shape[:2], antialias=True)
+        image = tf.cond(fits, lambda: image, lambda: tf.saturate_cast(tf.round(resize()), tf.uint8))
         return tf.cast(tf.ensure_shape(image, self._shape), self._dtype)
 
     def damaged(self) -> list[str]:
