@@ -147,11 +147,7 @@ def test_files_in_folders_are_those_that_a_training_reads(tmp_path, capsys):
             examples.find([str(tmp_path / name) for name in names])
 
 
-def test_lines_of_text_become_numbers_and_inputs_are_found_by_name(tmp_path):
-    path = tmp_path / "lines.txt"
-    path.write_text("ab\n\nb a\n")
-    rows, lines = examples.read_lines(path, [" ", "a", "b"], 4)
-    assert lines == ["ab", "b a"] and rows.tolist() == [[0, 0, 1, 2], [0, 2, 0, 1]]
+def test_arrays_are_found_by_the_names_of_inputs(tmp_path):
     np.savez(tmp_path / "two.npz", left=np.zeros((3, 2)), right=np.zeros((3, 5)), more=np.zeros(1))
     found = examples.read_arrays(tmp_path / "two.npz", {"left": (2,), "right": (None,)})
     assert {name: value.shape for name, value in found.items()} == {"left": (3, 2), "right": (3, 5)}
@@ -162,20 +158,16 @@ def test_lines_of_text_become_numbers_and_inputs_are_found_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("read", "words"),
     [
-        (lambda path: examples.read_lines(path / "lines.txt", ["a", "b"], 2), "has no ' '"),
         (lambda path: examples.read_arrays(path / "two.npz", {"left": (2,), "up": (5,)}), r"up \[n, 5\]. It has: left"),
         (lambda path: table_of(path, "x\n", x=NUMBER), "rows.csv' has no rows"),
         (lambda path: table_of(path, "x\n1.5\n\nmuch\n", x=NUMBER), "'x' .*'much'"),
         (lambda path: of_file(path / "x.npy", (4,)), "x.npy has no examples"),
-        (lambda path: of_file(path / "x.txt", (4,)), "x.txt is no text in UTF-8"),
         (lambda path: of_file(path / "x.png", (4, 4, 3)), "x.png cannot be read"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch, read, words):
-    (tmp_path / "lines.txt").write_text("b a\n")
     np.savez(tmp_path / "two.npz", left=np.zeros((3, 2)))
     np.save(tmp_path / "x.npy", np.zeros((0, 4), np.float32))
-    (tmp_path / "x.txt").write_bytes(b"\xff\xfe")
     (tmp_path / "x.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=words) as caught:
         read(tmp_path)
@@ -360,14 +352,7 @@ model.fit([np.zeros((16, 2)), np.zeros((16, 3))], np.zeros(16), batch_size=8, ve
 
 
 @pytest.mark.slow
-def test_text_and_several_inputs_are_predicted(tmp_path):
-    (tmp_path / "poem.txt").write_text("the ring adds, and adds again.\n" * 200)
-    tfdist(tmp_path, "new", "poem", "--text=poem.txt")
-    tfdist(tmp_path, "train", "poem/poem.py", "--epochs=8", "--workdir=runs/poem")
-    (tmp_path / "lines.txt").write_text("the ring adds, and add\nthe rin\n")
-    tfdist(tmp_path, "predict", "runs/poem", "lines.txt", "--out=next.csv")
-    found = [row[:2] for row in read_csv(tmp_path / "next.csv")[1:]]
-    assert found == [["the ring adds, and add", "s"], ["the rin", "g"]]
+def test_several_inputs_are_predicted(tmp_path):
     (tmp_path / "two.py").write_text(TWO_INPUTS)
     tfdist(tmp_path, "run", "--workdir=runs/two", "two.py")
     random = np.random.default_rng(0)
