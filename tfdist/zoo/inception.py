@@ -35,8 +35,8 @@ def image(
     half of the images. Evaluation crops the central square of size / (size + margin) of the shorter side.
 
     Args:
-        batch: "image" string [n], JPEG or another format of `tf.io.decode_image`; or uint8 [n, h, w, 3], or 1 channel;
-            or string [n], the bytes of such pixels, with "image_shape" int32 [n, 3]. Other entries are unchanged.
+        batch: "image" string [n], JPEG or another format of `tf.io.decode_image`; or uint8 [n, h, w, 3], or 1 channel.
+            Other entries are unchanged.
         seeds: int64 [n, 2].
         training: False: no augmentation.
         size: height and width of the result.
@@ -49,7 +49,7 @@ def image(
         scale: factor that scales bytes to [0, 1]; with mean 0, std 1 and `scale=1`, values are 0 .. 255.
 
     Returns:
-        The batch with "image" float32 [n, size, size, 3], without "image_shape".
+        The batch with "image" float32 [n, size, size, 3].
 
     Raises:
         ValueError: an argument is out of range, or the batch has no such images.
@@ -57,11 +57,11 @@ def image(
     _check_ranges(area, aspect)
     contents, shape_of, cut = _images(batch)
 
-    def one(example: tuple[tuple[tf.Tensor, ...], tf.Tensor]) -> tf.Tensor:
+    def one(example: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         content, draws = example
-        shape = shape_of(*content)
+        shape = shape_of(content)
         window = random_window(shape, draws, area, aspect) if training else central_window(shape, size, margin)
-        pixels = tf.image.resize(cut(window, *content), (size, size), antialias=not training)
+        pixels = tf.image.resize(cut(window, content), (size, size), antialias=not training)
         if training and flip:
             pixels = _mirror(pixels, draws[-1] < 0.5)
         # Normalised while it is in the caches of the core.
@@ -71,8 +71,7 @@ def image(
     draws = stateless_random.uniform(seeds, 0, 4 * _TRIES + 1)
     signature = tf.TensorSpec([size, size, 3], tf.float32)
     images = tf.map_fn(one, (contents, draws), fn_output_signature=signature, parallel_iterations=_PARALLEL_IMAGES)
-    prepared = {**batch, "image": tf.ensure_shape(images, [contents[0].shape[0], size, size, 3])}
-    return {name: value for name, value in prepared.items() if name != "image_shape"}
+    return {**batch, "image": tf.ensure_shape(images, [contents.shape[0], size, size, 3])}
 
 
 def _check_ranges(area: Sequence[float], aspect: Sequence[float]) -> None:
@@ -86,19 +85,16 @@ def _mirror(pixels: tf.Tensor, condition: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Reverse(tensor=pixels, dims=tf.stack([False, condition, False]))
 
 
-def _images(batch: prepare.Batch) -> tuple[tuple[tf.Tensor, ...], _ShapeOf, _Cut]:
-    """Returns the contents of the images, [n, ...] each, and functions of the contents of one image.
+def _images(batch: prepare.Batch) -> tuple[tf.Tensor, _ShapeOf, _Cut]:
+    """Returns the contents of the images, [n, ...], and functions of the content of one image.
 
     They return its shape, and the pixels of a window: uint8 [height, width, 3].
     """
-    images, shapes = batch.get("image"), batch.get("image_shape")
-    encoded = images is not None and images.dtype == tf.string and images.shape.rank == 1
-    if encoded and shapes is not None:
-        return (images, shapes), lambda content, shape: shape, _cut_bytes
-    if encoded:
-        return (images,), _shape, _decode
+    images = batch.get("image")
+    if images is not None and images.dtype == tf.string and images.shape.rank == 1:
+        return images, _shape, _decode
     if images is not None and images.dtype == tf.uint8 and images.shape.rank == 4:
-        return (images,), tf.shape, _cut_pixels
+        return images, tf.shape, _cut_pixels
     found = {key: (value.dtype.name, tuple(value.shape)) for key, value in batch.items()}
     raise ValueError(
         'inception:image needs a batch with "image", encoded, string [n], or pixels, uint8 [n, height, width, 1 or 3]. '
@@ -152,17 +148,5 @@ def _decode(window: tf.Tensor, content: tf.Tensor) -> tf.Tensor:
 
 
 def _cut_pixels(window: tf.Tensor, pixels: tf.Tensor) -> tf.Tensor:
-    return _in_colour(pixels[window[0] : window[0] + window[2], window[1] : window[1] + window[3]])
-
-
-def _in_colour(pixels: tf.Tensor) -> tf.Tensor:
-    """Returns pixels, [height, width, 1 or 3], with three channels."""
+    pixels = pixels[window[0] : window[0] + window[2], window[1] : window[1] + window[3]]
     return pixels if pixels.shape[-1] == 3 else tf.tile(pixels, [1, 1, 3 // tf.shape(pixels)[2]])
-
-
-def _cut_bytes(window: tf.Tensor, content: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-    """Cuts a window of an image whose pixels are the bytes `content`; only its rows are copied."""
-    row = shape[1] * shape[2]
-    rows = tf.io.decode_raw(tf.strings.substr(content, window[0] * row, window[2] * row), tf.uint8)
-    pixels = tf.reshape(rows, tf.stack([window[2], shape[1], shape[2]]))
-    return tf.ensure_shape(_in_colour(pixels[:, window[1] : window[1] + window[3]]), [None, None, 3])

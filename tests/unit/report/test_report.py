@@ -23,8 +23,7 @@ import pytest
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tfdist import config
-from tfdist.config import diff, user_code
+from tfdist.config import user_code
 from tfdist.report import console, files, metrics_file, read_back, run_info, tensorboard_events
 from tfdist.report import lines as lines_lib
 from tfdist.report import reporter as reporter_lib
@@ -42,9 +41,14 @@ def open_quiet(workdir, **changes):
     return reporter_lib.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
 
 
-def train(reporter, step, **values):
-    values = values or {"loss": 1.0 / step}
-    reporter.train(step, values, learning_rate=0.1, seconds=0.5, steps=10, num_examples=640, wait_share=0.03)
+def train(reporter, step, values=None, **changes):
+    rest = {"learning_rate": 0.1, "seconds": 0.5, "steps": 10, "num_examples": 640, "wait_share": 0.03}
+    reporter.train(step, {"loss": 1.0 / step} if values is None else values, **(rest | changes))
+
+
+def evaluate(reporter, step, values=None, **changes):
+    rest = {"seconds": 0.5, "num_examples": 17}
+    reporter.evaluation(step, {"loss": 0.5} if values is None else values, **(rest | changes))
 
 
 def read_lines(workdir):
@@ -89,10 +93,10 @@ def test_an_epoch_is_one_line_of_a_log_file():
     stream = io.StringIO()
     reporter = open_quiet(None, stream=stream, examples="images")
     values = {"loss": np.float32(0.43214), "accuracy": 0.875}
-    reporter.train(100, values, learning_rate=0.05, seconds=41.234, steps=100, num_examples=6400, wait_share=0.031)
+    train(reporter, 100, values, seconds=41.234, steps=100, num_examples=6400)
     assert stream.getvalue() == ""  # An evaluation of the same step would share the line.
-    reporter.evaluation(100, {"loss": 0.5, "accuracy": 0.9}, seconds=0.5, num_examples=17, best=True)
-    reporter.train(400, values, learning_rate=0.05, seconds=2.0, steps=50, num_examples=3200, wait_share=0.031)
+    evaluate(reporter, 100, {"loss": 0.5, "accuracy": 0.9}, best=True)
+    train(reporter, 400, values, seconds=2.0, steps=50, num_examples=3200)
     reporter.progress(400, "evaluating")
     assert stream.getvalue().count("\n") == 2
     reporter.progress(400)
@@ -105,138 +109,57 @@ def test_an_epoch_is_one_line_of_a_log_file():
     assert len(first) <= 100
 
 
-def test_numbers_of_many_epochs_have_all_digits():
-    stream = io.StringIO()
-    reporter = open_quiet(None, stream=stream, total_steps=1_000_000, steps_per_epoch=10)
-    train(reporter, 2_000, loss=1.0)
-    train(reporter, 123_455, loss=1.0)
-    reporter.evaluation(123_460, {"loss": 0.5}, seconds=0.5, num_examples=17)
-    reporter.close()
-    epochs = re.findall(r"epoch +(\S+)", stream.getvalue())
-    assert epochs == ["200/100000", "12346/100000", "12346"]
-
-
-@pytest.mark.parametrize("width", [80, 100, 140])
-def test_all_lines_of_all_runs_have_one_form(width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
-    stream = io.StringIO()
-    reporter = open_quiet(None, stream=stream, examples="images")
-    report = {"learning_rate": 0.1, "steps": 22, "num_examples": 22 * 64, "wait_share": 0.0}
-    reporter.train(100, {"loss": 1.241, "accuracy": 0.6371}, seconds=2.99, **report)
-    reporter.evaluation(100, {"loss": 0.07686, "accuracy": 0.9859}, seconds=0.5, num_examples=17, best=True)
-    reporter.train(200, {"loss": 0.04, "accuracy": 0.9879}, seconds=0.22, **report)
-    reporter.close()
-    written = stream.getvalue().splitlines()
-    assert written[0] == "values     training/evaluation, speed in images/s"
-    first = "22 steps  2.99 s  471/s  loss 1.241/0.07686  accuracy 0.6371/0.9859  best"
-    assert re.sub(r"\n +", "  ", "\n".join(written[1:-1])).partition("/4  ")[2] == first
-    assert written[-1].partition("/4  ")[2] == "22 steps  0.22 s  6,400/s  loss 0.04000  accuracy 0.9879"
-    assert len(written) == (4 if width == 80 else 3) and max(map(len, written)) <= width
-
-
-@pytest.mark.parametrize("width", [40, 76, 100, 200])
+@pytest.mark.parametrize("width", [40, 76, 80, 100, 200])
 def test_no_line_is_longer_than_its_limit_and_none_divides_a_value(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     stream = io.StringIO()
     reporter = open_quiet(None, stream=stream, verbose=True)
     values = {f"metric_{index}": 0.5 for index in range(9)}
-    shares = [(0.01, 0.59, 0.4)] * 4
-    report = {"learning_rate": 0.1, "seconds": 1.0, "steps": 10, "num_examples": 640, "wait_share": 0.0}
-    reporter.train(10, values, worker_shares=shares, **report)
-    reporter.evaluation(10, values, seconds=0.5, num_examples=17, best=True)
-    reporter.evaluation(20, values, seconds=0.5, num_examples=17)
+    train(reporter, 10, values, worker_shares=[(0.01, 0.59, 0.4)] * 4)
+    evaluate(reporter, 10, values, best=True)
+    evaluate(reporter, 20, values)
     reporter.close()
-    written = stream.getvalue().splitlines()
-    assert max(len(line) for line in written[1:]) <= max(
-        width, len("  worker 0: 1% input, 59% compute, 40% communication")
-    )
+    _, *written = stream.getvalue().splitlines()
+    worker = "  worker 0: 1% input, 59% compute, 40% communication"
+    assert max(map(len, written)) <= max(width, len(worker))
     words = " ".join(written).split()
-    names = [word for word in words if "metric_" in word]
-    assert names == [*values, *values]
+    assert [word for word in words if "metric_" in word] == [*values, *values]
     assert (words.count("0.5000/0.5000"), words.count("0.5000")) == (9, 9)
     assert "17 examples in 0.5 s" in " ".join(words)
-
-
-def test_a_short_line_includes_the_evaluation():
-    stream = io.StringIO()
-    reporter = open_quiet(None, stream=stream)
-    train(reporter, 100)
-    reporter.evaluation(100, {"loss": 0.5}, seconds=0.5, num_examples=17, best=True)
-    _, line = stream.getvalue().splitlines()
-    assert line.endswith("  epoch 1/4  10 steps  0.5 s  1,280/s  loss 0.01000/0.5000  best")
-
-
-def test_a_verbose_report_has_a_second_line():
-    stream = io.StringIO()
-    reporter = open_quiet(None, stream=stream, verbose=True)
-    train(reporter, 100)
-    reporter.event("saved")
-    *_, details, saved = stream.getvalue().splitlines()
-    assert (
-        details == "  0:00:15 left  learning rate 0.1  640 examples/s per replica  waiting for data 3%"
-        and saved == "saved"
-    )
 
 
 def test_the_time_of_each_worker_is_reported_and_the_slowest_is_named(tmp_path):
     stream = io.StringIO()
     reporter = open_quiet(tmp_path, stream=stream, verbose=True)
     shares = [(0.01, 0.59, 0.4), (0.1, 0.8, 0.1)]
-    reporter.train(
-        10, {}, learning_rate=0.1, seconds=1.0, steps=10, num_examples=640, wait_share=0.05, worker_shares=shares
-    )
-    reporter.progress(10)
-    assert (
-        "worker 0: 1% input, 59% compute, 40% communication\n"
-        "  worker 1: 10% input, 80% compute, 10% communication  slowest: worker 1\n"
-    ) in stream.getvalue()
-    many = [(0.0, 0.7, 0.3)] * 5 + [(0.0, 0.9, 0.1), (0.0, 0.6, 0.4)]
-    reporter.train(
-        20, {}, learning_rate=0.1, seconds=1.0, steps=10, num_examples=640, wait_share=0.0, worker_shares=many
-    )
+    many = [(0.0, 1 - rank / 1000, rank / 1000) for rank in reversed(range(101))]
+    train(reporter, 10, {}, worker_shares=shares, wait_share=0.05)
+    train(reporter, 20, {}, worker_shares=[*shares, *[(0.0, 0.7, 0.3)] * 4, (0.0, 0.9, 0.1)])
+    train(reporter, 30, {}, worker_shares=many)
+    train(reporter, 40, {}, worker_shares=[], wait_share=None)  # Not timed.
+    reporter.event("saved")
     reporter.close()
-    assert stream.getvalue().count("communication") == 2 + 2 and "slowest: worker 5" in stream.getvalue()
-    first, second = read_lines(tmp_path)
+    printed = stream.getvalue()
+    details = "  0:00:20 left  learning rate 0.1  640 examples/s per replica  waiting for data 5%\n"
+    workers = "worker 0: 1% input, 59% compute, 40% communication\n"
+    assert f"{workers}  worker 1: 10% input, 80% compute, 10% communication  slowest: worker 1\n" in printed
+    assert details in printed and printed.endswith(" left  learning rate 0.1  640 examples/s per replica\nsaved\n")
+    assert printed.count("communication") == 3 * 2 and "slowest: worker 6" in printed
+    first, second, third, fourth, _ = read_lines(tmp_path)
     assert first["worker_shares"] == [list(one) for one in shares] and first["slowest_worker"] == 1
-    assert len(second["worker_shares"]) == 7 and second["slowest_worker"] == 5
-
-
-def test_the_time_of_many_workers_is_recorded_for_two_of_them(tmp_path):
-    reporter = open_quiet(tmp_path)
-    shares = [(0.0, 1 - rank / 1000, rank / 1000) for rank in reversed(range(101))]
-    reporter.train(
-        10, {}, learning_rate=0.1, seconds=1.0, steps=10, num_examples=640, wait_share=0.0, worker_shares=shares
-    )
-    reporter.close()
-    (line,) = read_lines(tmp_path)
-    assert line["worker_shares"] == [[0.0, 0.9, 0.1], [0.0, 1.0, 0.0]]
-    assert line["slowest_worker"] == 100
-
-
-def test_steps_that_are_not_timed_have_no_shares(tmp_path):
-    stream = io.StringIO()
-    reporter = open_quiet(tmp_path, stream=stream, verbose=True)
-    reporter.train(
-        10, {}, learning_rate=0.1, seconds=1.0, steps=10, num_examples=640, wait_share=None, worker_shares=[]
-    )
-    reporter.close()
-    assert stream.getvalue().endswith(" left  learning rate 0.1  320 examples/s per replica\n")
-    assert not {"input_wait_share", "worker_shares"} & {*read_lines(tmp_path)[0]}
+    assert len(second["worker_shares"]) == 7 and second["slowest_worker"] == 6
+    # Of many workers, the file has two.
+    assert third["worker_shares"] == [[0.0, 0.9, 0.1], [0.0, 1.0, 0.0]] and third["slowest_worker"] == 100
+    assert not {"input_wait_share", "worker_shares"} & {*fourth}
 
 
 def test_the_time_left_counts_everything_between_reports():
     stream = io.StringIO()
     screen = console.Console(stream=stream, total_steps=3610, line_format=lines_lib.LineFormat(epochs=1.0))
-
-    def report(step):
-        row = lines_lib.Row(
-            step=step, epoch=1.0, steps=10, seconds=1.0, examples_per_second=1.0, values={}, details=["slow"]
-        )
-        screen.train(row, [], step_seconds=1.0)
-
-    report(10)
+    row = {"epoch": 1.0, "steps": 10, "seconds": 1.0, "examples_per_second": 1.0, "values": {}, "details": ["slow"]}
+    screen.train(lines_lib.Row(step=10, **row), [], step_seconds=1.0)
     screen.timed_from -= 20.0  # As if 20 s went by since, 10 of them in an evaluation.
-    report(20)
+    screen.train(lines_lib.Row(step=20, **row), [], step_seconds=1.0)
     screen.close()
     first, second = re.findall(r"(\d):(\d\d):(\d\d) left  slow$", stream.getvalue(), re.MULTILINE)
     assert first == ("1", "00", "00")
@@ -249,8 +172,8 @@ def test_metrics_hold_every_number(tmp_path):
     reporter = open_quiet(tmp_path)
     reporter.workers(["1 worker: host a, 2 CPU devices"])
     values = {"loss": np.float32(0.1), "accuracy": 0.875}
-    reporter.train(100, values, learning_rate=0.05, seconds=2.0, steps=50, num_examples=3200, wait_share=0.25)
-    reporter.evaluation(100, {"accuracy": 0.9}, seconds=0.5, num_examples=1797, best=True)
+    train(reporter, 100, values, learning_rate=0.05, seconds=2.0, steps=50, num_examples=3200, wait_share=0.25)
+    evaluate(reporter, 100, {"accuracy": 0.9}, num_examples=1797, best=True)
     reporter.event("saved", step=100)
     reporter.event("stopped by SIGTERM")
     reporter.close()
@@ -259,30 +182,11 @@ def test_metrics_hold_every_number(tmp_path):
     now = time.time()
     assert all(now - 60 < line.pop("time") < now + 1 for line in (workers, interval, evaluation, saved, stopped))
     assert workers == {"kind": "workers", "workers": ["1 worker: host a, 2 CPU devices"]}
-    assert interval == {
-        "kind": "train",
-        "step": 100,
-        "epoch": 1.0,
-        "loss": float(np.float32(0.1)),
-        "accuracy": 0.875,
-        "learning_rate": 0.05,
-        "examples_per_second": 1600.0,
-        "examples_per_second_per_replica": 800.0,
-        "input_wait_share": 0.25,
-        "seconds": 2.0,
-        "steps": 50,
-    }
-    assert evaluation == {
-        "kind": "evaluation",
-        "name": "evaluation",
-        "step": 100,
-        "epoch": 1.0,
-        "accuracy": 0.9,
-        "num_examples": 1797,
-        "seconds": 0.5,
-        "examples_per_second": 3594.0,
-        "best": True,
-    }
+    speeds = {"examples_per_second": 1600.0, "examples_per_second_per_replica": 800.0, "input_wait_share": 0.25}
+    values = {"loss": float(np.float32(0.1)), "accuracy": 0.875, "learning_rate": 0.05, **speeds}
+    assert interval == {"kind": "train", "step": 100, "epoch": 1.0, **values, "seconds": 2.0, "steps": 50}
+    values = {"accuracy": 0.9, "num_examples": 1797, "seconds": 0.5, "examples_per_second": 3594.0, "best": True}
+    assert evaluation == {"kind": "evaluation", "name": "evaluation", "step": 100, "epoch": 1.0, **values}
     assert saved == {"kind": "event", "text": "saved", "step": 100}
     assert stopped == {"kind": "event", "text": "stopped by SIGTERM"}
     lines = reporter.console.stream.getvalue().splitlines()
@@ -292,46 +196,17 @@ def test_metrics_hold_every_number(tmp_path):
 
 def test_nan_and_infinity_are_null_in_the_file_and_named_on_the_console(tmp_path):
     reporter = open_quiet(tmp_path)
-    train(reporter, 10, loss=math.nan, margin=math.inf)
-    reporter.evaluation(10, {"loss": -math.inf}, seconds=0.0, num_examples=3)
+    train(reporter, 10, {"loss": math.nan, "margin": math.inf})
+    evaluate(reporter, 10, {"loss": -math.inf}, seconds=0.0)
     interval, evaluation = read_lines(tmp_path)
     assert (interval["loss"], interval["margin"]) == (None, None)
     assert (evaluation["loss"], evaluation["examples_per_second"]) == (None, None)
     text = reporter.console.stream.getvalue()
     assert text.split()[-4:] == ["loss", "nan/-inf", "margin", "inf"]
-
-
-def test_a_name_that_the_file_uses_itself_is_refused():
-    reporter = open_quiet(None)
-    with pytest.raises(ValueError, match=r"value named 'step'.*rename it.*\['loss', 'step'\]"):
-        reporter.train(
-            10, {"loss": 1.0, "step": 2.0}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0
-        )
-    with pytest.raises(ValueError, match="value named 'best'"):
-        reporter.evaluation(10, {"best": 1.0}, seconds=1.0, num_examples=3)
-
-
-def test_a_resumed_run_reports_no_step_twice(tmp_path):
-    first = open_quiet(tmp_path, resume_step=0)
-    for step in (10, 20, 30):
-        train(first, step)
-    first.evaluation(30, {"loss": 1.0}, seconds=1.0, num_examples=3)
-    first.event("stopped")
-    first.close()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "step": 40, "lo')  # As kill -9 in the middle of a write leaves it.
-
-    second = open_quiet(tmp_path, resume_step=20)
-    for step in (30, 40):
-        train(second, step)
-    second.close()
-    lines = read_lines(tmp_path)
-    assert [line["step"] for line in lines if line["kind"] == "train"] == [10, 20, 30, 40]
-    assert not any(line["kind"] == "evaluation" for line in lines)
-    events = [line for line in lines if line["kind"] == "event"]
-    assert [line.get("step") for line in events] == [None, 20]
-    assert events[1]["text"].startswith("removed 2 lines of") and "after step 20: these" in events[1]["text"]
-    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+    with pytest.raises(ValueError, match=r"'step'.*\['loss', 'step'\]"):
+        train(reporter, 10, {"loss": 1.0, "step": 2.0})  # A name that the file uses itself.
+    with pytest.raises(ValueError, match="'best'"):
+        evaluate(reporter, 10, {"best": 1.0})
 
 
 def test_a_run_that_only_evaluates_removes_nothing_but_a_torn_line(tmp_path):
@@ -382,11 +257,9 @@ for step in itertools.count(start + 1):
 def test_tensorboard_shows_training_and_evaluation_as_two_runs_with_one_tag(tmp_path):
     reporter = open_quiet(tmp_path, tensorboard=True, resume_step=0)
     for step in (50, 100, 210):
-        values = {"loss": 1.0 / step, "accuracy": 0.5}
         steps = step - step // 2
-        sizes = {"steps": steps, "num_examples": 64 * steps}
-        reporter.train(step, values, learning_rate=0.1, seconds=0.5, wait_share=0.03, **sizes)
-        reporter.evaluation(step, {"accuracy": 0.25}, seconds=1.0, num_examples=3)
+        train(reporter, step, {"loss": 1.0 / step, "accuracy": 0.5}, steps=steps, num_examples=64 * steps)
+        evaluate(reporter, step, {"accuracy": 0.25})
     reporter.text(210, "config", "| a | b |")
     reporter.close()
     losses = {step: np.float32(1.0 / step) for step in (50, 100, 210)}
@@ -413,21 +286,18 @@ def test_tensorboard_shows_training_and_evaluation_as_two_runs_with_one_tag(tmp_
 
 
 def test_tensorboard_has_each_step_and_epoch_once_however_often_a_run_resumes(tmp_path):
+    size = {"steps": 100, "num_examples": 6400, "wait_share": None}
     first = open_quiet(tmp_path, tensorboard=True, resume_step=0)
     for step in (100, 200, 300):
-        first.train(
-            step, {"loss": 1.0 / step}, learning_rate=0.1, seconds=0.5, steps=100, num_examples=6400, wait_share=None
-        )
-        first.evaluation(step, {"loss": 0.25}, seconds=1.0, num_examples=3)
+        train(first, step, **size)
+        evaluate(first, step, {"loss": 0.25})
     first.close()
     (events,) = (tmp_path / "tensorboard" / "train").iterdir()
     events.write_bytes(events.read_bytes()[:-5])  # As kill -9 in the middle of a write leaves it.
     for _ in range(3):  # Starts within one second are still read in their order.
         again = open_quiet(tmp_path, tensorboard=True, resume_step=200, resume_evaluated=100)
         for step in (300, 400):
-            again.train(
-                step, {"loss": 7.0}, learning_rate=0.1, seconds=0.5, steps=100, num_examples=6400, wait_share=None
-            )
+            train(again, step, {"loss": 7.0}, **size)
         again.close()
     expected = [np.float32(0.01), np.float32(0.005), 7.0, 7.0]
     found = scalars(tmp_path)
@@ -437,7 +307,7 @@ def test_tensorboard_has_each_step_and_epoch_once_however_often_a_run_resumes(tm
     # Not written again, so that of the step before the restart is the last one. Its epoch stays until another ends.
     assert scalars(tmp_path, "evaluation")["by_step/loss"] == [(100, 0.25)]
     more = open_quiet(tmp_path, tensorboard=True, resume_step=400, resume_evaluated=100)
-    more.evaluation(200, {"loss": 0.5}, seconds=1.0, num_examples=3)
+    evaluate(more, 200)
     more.close()
     assert scalars(tmp_path, "evaluation") == {
         "by_step/loss": [(100, 0.25), (200, 0.5)],
@@ -447,7 +317,7 @@ def test_tensorboard_has_each_step_and_epoch_once_however_often_a_run_resumes(tm
     (tmp_path / "tensorboard" / "train" / "events.out.tfevents.9.empty").touch()
     (tmp_path / "tensorboard" / "train" / "events.out.tfevents.9.other").write_bytes(b"no events" * 9)
     again = open_quiet(tmp_path, tensorboard=True, resume_step=200)
-    train(again, 300, loss=9.0)
+    train(again, 300, {"loss": 9.0})
     again.close()
     assert scalars(tmp_path)["by_step/loss"] == [*zip((100, 200, 300), (*expected[:2], 9.0), strict=True)]
     assert scalars(tmp_path)["by_epoch/loss"] == [*zip((1, 2, 3), (*expected[:2], 9.0), strict=True)]
@@ -461,8 +331,8 @@ def test_a_start_leaves_the_event_files_of_earlier_ones_as_they_are(tmp_path):
     def start(after: int, *steps: int) -> None:
         reporter = open_quiet(tmp_path, tensorboard=True, resume_step=after, resume_evaluated=after)
         for step in steps:
-            reporter.train(step, {"loss": 1.0 / step}, learning_rate=0.1, seconds=0.5, **size)
-            reporter.evaluation(step, {"loss": 0.25}, seconds=1.0, num_examples=3)
+            train(reporter, step, **size)
+            evaluate(reporter, step, {"loss": 0.25})
         reporter.close()
 
     start(0, 100, 200, 300)
@@ -492,7 +362,7 @@ def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_pa
     reporter.workers(["worker 3"])
     train(reporter, 10)
     reporter.progress(11)
-    reporter.evaluation(10, {"loss": 1.0}, seconds=1.0, num_examples=3)
+    evaluate(reporter, 10)
     reporter.event("saved")
     assert capfd.readouterr() == ("", "")
     reporter.warning("the disk is slow")
@@ -501,24 +371,18 @@ def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def test_a_workdir_that_cannot_be_made_is_named(tmp_path):
+def test_a_workdir_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        NotADirectoryError, match=r"The workdir '.*/file/run' cannot be written: .* choose another workdir"
-    ):
-        open_quiet(tmp_path / "file" / "run")
-    with pytest.raises(NotADirectoryError, match=r"The workdir '.*/file' is a file, and not a directory"):
-        open_quiet(tmp_path / "file")
-
-
-def test_a_workdir_of_somebody_else_is_named(tmp_path):
+    for name in ("file/run", "file"):
+        with pytest.raises(NotADirectoryError, match=f"/{name}'"):
+            open_quiet(tmp_path / name)
     workdir = tmp_path / "run"
     workdir.mkdir(mode=0o555)
     user = os.geteuid()
     if user == 0:
         os.seteuid(65534)
     try:
-        with pytest.raises(PermissionError, match=r"The workdir '.*/run' cannot be written: Permission denied"):
+        with pytest.raises(PermissionError, match=r"/run' .*Permission denied"):
             files.make_workdir(workdir)
     finally:
         os.seteuid(user)
@@ -530,55 +394,20 @@ def test_a_full_disk_is_reported_once_and_training_continues(tmp_path, capfd):
     for step in range(1, 21):
         train(reporter, step)
     metrics, (events,) = tmp_path / "metrics.jsonl", (tmp_path / "tensorboard" / "train").iterdir()
-    sizes = [path.stat().st_size for path in (events, metrics)]
-    for size in sizes:
+    for size in (events.stat().st_size, metrics.stat().st_size):
         with files_limited_to(size + 20):  # The next record fits in part.
             train(reporter, 30)
             train(reporter, 40)
-    assert [path.stat().st_size for path in (events, metrics)][1] == sizes[1]
     warnings = capfd.readouterr().err.splitlines()
-    assert len(warnings) == 2 and all("cannot be written (File too large). Training continues" in w for w in warnings)
+    assert len(warnings) == 2 and all("(File too large). Training continues" in warning for warning in warnings)
     assert "metrics.jsonl" in warnings[0] and "tfevents" in warnings[1]
     train(reporter, 50)
     reporter.close()
     assert [line["step"] for line in read_lines(tmp_path) if line["kind"] == "train"] == [*range(1, 21), 50]
     assert [step for step, _ in scalars(tmp_path)["by_step/loss"]] == [*range(1, 21), 30, 40, 50]
-
-
-def test_a_disk_without_space_costs_the_records_of_that_time(tmp_path, capfd):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tfdist", disk], capture_output=True).returncode:
-        pytest.skip("only root may mount a small disk")
-    try:
-        reporter = open_quiet(disk, tensorboard=True, resume_step=0)
-        train(reporter, 1)
-        (events,) = (disk / "tensorboard" / "train").iterdir()
-        with (disk / "other").open("wb", buffering=0) as other, contextlib.suppress(OSError):
-            while other.write(bytes(512)):
-                pass
-        written = events.stat().st_size
-        for step in range(2, 200):  # What is left of the last page is filled first, the last of it in part.
-            train(reporter, step)
-        warnings = capfd.readouterr().err.splitlines()
-        assert len(warnings) == 2 and all("(No space left on device). Training continues" in one for one in warnings)
-        assert written < events.stat().st_size < written + 4096
-        (disk / "other").unlink()
-        train(reporter, 200)
-        reporter.close()
-        steps = [step for step, _ in scalars(disk)["by_step/loss"]]
-        kept = len(steps) - 1
-        assert 1 < kept < 199 and steps == [*range(1, kept + 1), 200]
-        with (disk / "other").open("wb", buffering=0) as other, contextlib.suppress(OSError):
-            while other.write(bytes(512)):
-                pass
-        warnings = []
-        assert tensorboard_events.open_event_files(str(disk), 100, None, evaluates=False, warn=warnings.append) == {}
-        place = disk / "tensorboard" / "train"
-        (line,) = warnings
-        assert line.startswith(f"WARNING: no records for TensorBoard: {place} cannot be written (No space left")
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+    with files_limited_to(0):
+        found = tensorboard_events.open_event_files(str(tmp_path), 100, None, evaluates=False, warn=warnings.append)
+    assert found == {} and "no records for TensorBoard" in warnings[-1]
 
 
 def test_metrics_that_are_deleted_or_replaced_in_a_live_run_lose_no_record(tmp_path, capfd):
@@ -603,16 +432,13 @@ def test_metrics_that_are_deleted_or_replaced_in_a_live_run_lose_no_record(tmp_p
     assert capfd.readouterr().err.count("was deleted or replaced") == 3
 
 
-def test_a_log_on_a_full_disk_does_not_end_the_training():
+def test_a_log_on_a_full_disk_and_text_that_it_cannot_encode_do_not_end_the_training(tmp_path):
     with open("/dev/full", "w") as stream:
         reporter = open_quiet(None, stream=stream)
         train(reporter, 10)
         reporter.event("saved")
         with contextlib.suppress(OSError):  # What the stream still holds is lost with it.
             stream.close()
-
-
-def test_text_that_the_log_cannot_encode_is_escaped(tmp_path):
     with open(tmp_path / "log", "w", encoding="ascii") as stream:
         open_quiet(None, stream=stream).event("saved in /dät")
     assert (tmp_path / "log").read_text() == "saved in /d\\xe4t\n"
@@ -668,9 +494,9 @@ def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
     assert console.is_terminal(stream) and not console.is_terminal(io.StringIO())
     reporter, screen = open_quiet(None, stream=stream), Screen(160)
     reporter.workers(["worker 0"])
-    train(reporter, 100, loss=0.5)
-    reporter.evaluation(100, {"loss": 0.25}, seconds=1.0, num_examples=10)
-    train(reporter, 200, loss=0.125)
+    train(reporter, 100, {"loss": 0.5})
+    evaluate(reporter, 100, {"loss": 0.25})
+    train(reporter, 200, {"loss": 0.125})
     screen.feed(read())
     assert screen.lines[:3] == [
         "worker 0",
@@ -688,7 +514,7 @@ def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
     wide = r"\|#{20}\| 400/400  0:00:00 left  loss 0\.06250"
     for columns, bar in ((80, wide), (20, "400/400  0:00:")):
         resize(columns)
-        train(reporter, 400, loss=0.0625)
+        train(reporter, 400, {"loss": 0.0625})
         screen.columns = columns
         screen.feed(read())
         assert re.fullmatch(f"100% {bar}", screen.lines[-1]) and len(screen.lines[-1]) < columns
@@ -699,93 +525,36 @@ def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
     assert [text.split()[1] for text in texts] == ["1/4", "2/4", "4/4", "4/4"]
 
 
-def test_the_bar_is_redrawn_at_most_ten_times_a_second(terminal):
-    stream, resize, read = terminal
-    resize(100)
-    reporter = open_quiet(None, stream=stream)
-    start, drawn = time.monotonic(), ""
-    for step in range(2000):
-        reporter.progress(step)
-        drawn += read()
-    assert 1 <= drawn.count("\r") <= 2 + (time.monotonic() - start) / console.REDRAW_SECONDS
-
-
-def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
-    stream, _, read = terminal
-    monkeypatch.setenv("TERM", "dumb")
-    reporter = open_quiet(None, stream=stream)
-    train(reporter, 100)
-    reporter.progress(101)
-    reporter.close()
-    assert read().count("\n") == 2
-
-
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("form", "texts"),
     [
-        (0.43214, "0.4321"),
-        (1, "1.000"),
-        (0, "0.000"),
-        (0.9, "0.9000"),
-        (3.1e-5, "3.100e-05"),
-        (12.5, "12.50"),
-        (999.96, "1,000"),
-        (51234.7, "51,235"),
-        (-2000, "-2,000"),
-        (math.nan, "nan"),
-        (-math.inf, "-inf"),
+        (
+            lines_lib.number,
+            {
+                **{0.43214: "0.4321", 1: "1.000", 0: "0.000", 0.9: "0.9000", 3.1e-5: "3.100e-05", 12.5: "12.50"},
+                **{999.96: "1,000", 51234.7: "51,235", -2000: "-2,000", math.nan: "nan", -math.inf: "-inf"},
+            },
+        ),
+        (lines_lib.rate, {12345.6: "12,346", 99.4: "99.4", 3.24: "3.24", 0.051: "0.051"}),
+        (
+            lines_lib.duration,
+            {0: "0:00:00", 59.6: "0:01:00", 3723: "1:02:03", 360000: "100:00:00", -1: "0:00:00", math.nan: "-:--:--"},
+        ),
     ],
 )
-def test_numbers_have_four_digits(value, text):
-    assert lines_lib.number(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (99.4, "99.4"), (3.24, "3.24"), (0.051, "0.051")])
-def test_rates(value, text):
-    assert lines_lib.rate(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0:00:00"),
-        (59.6, "0:01:00"),
-        (3723, "1:02:03"),
-        (360000, "100:00:00"),
-        (-1, "0:00:00"),
-        (math.nan, "-:--:--"),
-    ],
-)
-def test_durations(seconds, text):
-    assert lines_lib.duration(seconds) == text
-
-
-def test_the_config_is_read_back_as_it_was_written(tmp_path):
-    whole = config.Config(model={"target": "a:b", "shape": (8, 8), "rate": 0.1}, train=config.Train(epochs=0.5))
-    assert run_info.read_config(tmp_path) is None
-    run_info.write_config(tmp_path, diff.to_json(whole))
-    read = run_info.read_config(tmp_path)
-    assert read["model"] == {"target": "a:b", "shape": [8, 8], "rate": 0.1} and read["train"]["epochs"] == 0.5
-    assert diff.differences(read, diff.to_json(whole)) == []
-    whole.train.epochs = 0.25
-    assert diff.differences(read, diff.to_json(whole)) == ["train.epochs: 0.5 was saved, now 0.25"]
+def test_numbers_have_four_digits(form, texts):
+    assert {value: form(value) for value in texts} == texts
 
 
 def test_a_damaged_config_is_named(tmp_path):
+    assert run_info.read_config(tmp_path) is None
     (tmp_path / "config.json").write_text('{"model": ')
-    with pytest.raises(ValueError, match=r"config\.json is damaged .*remove it"):
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
         run_info.read_config(tmp_path)
 
 
-def test_a_file_that_does_not_fit_leaves_the_old_one_whole(tmp_path):
-    run_info.write_config(tmp_path, {"seed": 1})
-    before = (tmp_path / "config.json").read_bytes()
-    with files_limited_to(10), pytest.raises(OSError):
-        run_info.write_config(tmp_path, {"seed": 2})
-    assert (tmp_path / "config.json").read_bytes() == before and os.listdir(tmp_path) == ["config.json"]
-
-
 def test_the_environment_tells_versions_commit_and_the_callers_facts(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_info, "DISTRIBUTIONS", ("numpy", "yaml", "no-such-package"))  # PyYAML has yaml.
     repository = tmp_path / "repository"
     repository.mkdir()
     monkeypatch.chdir(repository)
@@ -800,34 +569,13 @@ def test_the_environment_tells_versions_commit_and_the_callers_facts(tmp_path, m
     facts = json.loads((tmp_path / "environment.json").read_text())
     assert facts["git"] == {"commit": commit, "changed": False}
     assert (facts["workers"], facts["num_replicas"], facts["bound"]) == (["a", "b"], 4, None)
-    assert facts["versions"]["numpy"] == np.__version__ and set(facts["versions"]) == set(run_info.DISTRIBUTIONS)
+    assert facts["versions"] == {"numpy": np.__version__, "yaml": importlib.metadata.version("PyYAML")}
     assert facts["command"][0] == sys.executable and facts["directory"] == str(repository)
     (repository / "file").write_text("2")
     changed = run_info.git_state(".")
     assert changed == {"commit": commit, "changed": True, "diff": changed["diff"]} and len(changed["diff"]) == 16
     (repository / "file").write_text("3")
     assert run_info.git_state(".")["diff"] != changed["diff"]
-
-
-def test_the_environment_tells_the_version_of_a_package_of_another_distribution(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_info, "DISTRIBUTIONS", ("yaml", "no-such-package"))  # In PyYAML, as keras in keras-nightly.
-    run_info.write_environment(tmp_path, {})
-    facts = json.loads((tmp_path / "environment.json").read_text())
-    assert facts["versions"] == {"yaml": importlib.metadata.version("PyYAML")}
-
-
-def test_reporting_needs_no_tensorflow(tmp_path):
-    code = (
-        "import io, sys; from tfdist.report import reporter, run_info\n"
-        f"r = reporter.open_report({str(tmp_path)!r}, stream=io.StringIO(), tensorboard=True, **{RUN!r})\n"
-        "r.train(1, {'loss': 1.0}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0)\n"
-        "r.close()\n"
-        "run_info.write_environment('.', {})\n"
-        "print('tensorflow' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert done.stdout == "False\n"
-    assert scalars(tmp_path)["by_step/loss"] == [(1, 1.0)]
 
 
 def test_processes_with_the_same_id_replace_a_file_at_the_same_time(tmp_path):
@@ -846,12 +594,7 @@ def test_a_file_that_cannot_be_written_is_named_as_on_a_full_disk(tmp_path):
     """A run on a full disk ended with a stack, and no command said which file it could not write."""
     path = tmp_path / "a.json"
     files.write_json(path, {"a": 1})
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        with pytest.raises(OSError, match=r"File too large: '.*/a\.json'") as raised:
-            files.replace_file(path, bytes(8192))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_limited_to(4096), pytest.raises(OSError, match=r"File too large: '.*/a\.json'") as raised:
+        files.replace_file(path, bytes(8192))
     assert user_code.is_user_error(raised.value)
     assert files.read_json(path) == {"a": 1} and [*tmp_path.iterdir()] == [path]

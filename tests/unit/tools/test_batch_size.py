@@ -43,11 +43,8 @@ def test_batch_size_runs_each_trial_in_its_own_process(tmp_path):
     found = run(*options)
     with (tmp_path / "batch_size.csv").open(newline="") as file:
         rows = {int(row["batch_per_replica"]): row for row in csv.DictReader(file)}
-    assert {batch: row["result"] for batch, row in rows.items()} == {
-        8: batch_size.FITS,
-        16: batch_size.FITS,
-        32: batch_size.TOO_FEW,
-    }
+    results = {8: batch_size.FITS, 16: batch_size.FITS, 32: batch_size.TOO_FEW}
+    assert {batch: row["result"] for batch, row in rows.items()} == results
     assert float(rows[16]["memory_mb_per_replica"]) > 100 and float(rows[16]["step_ms"]) > 0
     last, limit = found.splitlines()[-2:]
     assert last.endswith("16 per replica, 32 over 2 replica(s): --config.data.batch_size=32")
@@ -61,12 +58,6 @@ def test_batch_size_runs_each_trial_in_its_own_process(tmp_path):
 def test_trial_over_its_memory_limit_ends_only_itself(tmp_path):
     found = run("--trial=8", f"--workdir={tmp_path / 'batch-8'}", "--memory_mb=150", code=137)
     assert batch_size.combine(tmp_path / "batch-8", 137)["result"] == batch_size.OUT_OF_MEMORY, found
-
-
-@pytest.mark.workers
-def test_batch_size_shows_the_log_when_a_trial_fails_otherwise(tmp_path):
-    with pytest.raises(ValueError, match=r"(?s)The trial of batch 16 exited with code 1; .*there is no file .*nowhere"):
-        batch_size.attempt(["--config=nowhere.py"], 16, tmp_path / "batch-16", "devices")
 
 
 def test_combine_merges_the_results_of_workers(tmp_path):
@@ -87,10 +78,8 @@ def test_combine_merges_the_results_of_workers(tmp_path):
     assert measure.free_bytes() > 0
 
 
-@pytest.mark.parametrize("maximum, left", [("max", None), ("5000", 3000), ("1000", 0)])
-def test_free_bytes_respects_the_control_group(tmp_path, monkeypatch, maximum, left):
+@pytest.mark.parametrize("maximum, left", [("5000", 3000), ("1000", 0)])
+def test_free_bytes_respects_the_control_group(tmp_path, maximum, left):
     (tmp_path / "memory.max").write_text(maximum)
     (tmp_path / "memory.current").write_text("2000")
-    unlimited = measure.free_bytes(tmp_path / "none")
-    found = measure.free_bytes(tmp_path)
-    assert found == left if left is not None else abs(found - unlimited) < 2**31
+    assert measure.free_bytes(tmp_path) == left

@@ -8,11 +8,9 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
-
-from tests.benchmark import rounds, workloads
+from parameters import slow
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="PyTorch is not installed; only the benchmark's peer needs it"
@@ -76,98 +74,22 @@ def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
         assert rows[f"PyTorch {name} bfloat16+compressed"]["milliseconds"] > 0
 
 
-@needs_torch
-@pytest.mark.parametrize("name", workloads.WORKLOADS)
-def test_pytorchs_networks_learn_as_many_numbers(name):
-    from tests.benchmark.pytorch import models
-    from tfdist.config import specs
-
-    work = workloads.WORKLOADS[name]
-    keras_model = specs.build(work.model, field="config.model")
-    count = sum(int(np.prod(weight.shape)) for weight in keras_model.trainable_variables)
-    assert sum(weight.numel() for weight in models.network(name).parameters()) == count
-
-
-@pytest.mark.workers
-def test_a_benchmark_that_is_ended_leaves_nothing_behind(tmp_path):
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "tests.benchmark",
-            "--sections=steps",
-            "--workloads=mlp",
-            "--workers=1",
-            "--nopin",
-        ],
-        cwd=REPOSITORY,
-        env=worker_environment(TMPDIR=str(tmp_path)),
-    )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("*/*.log")) and time.monotonic() < deadline:  # A participant has been started.
-        time.sleep(0.05)
-    (folder,) = tmp_path.iterdir()
-    process.terminate()
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    assert not folder.exists()
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (
-            ["--sections=step"],
-            "--sections: there is no 'step'; there are steps, input, all_reduce",
-        ),
-        (
-            ["--workloads=vgg"],
-            "--workloads: there is no 'vgg'; there are mlp, mnist, resnet20, resnet50v2, transformer.",
-        ),
-        (["--peers=horovod"], "--peers: there is no 'horovod'; there are keras, ddp."),
-        pytest.param(
-            ["--peers=ddp"],
-            "--peers=ddp: PyTorch is not installed: pip install torch. Or remove ddp.",
-            marks=pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed"),
-        ),
-        (["--sections=all_reduce", "--link=fast", "--nopin"], "tests.benchmark: --link"),
+        (["--sections=step"], "--sections: there is no 'step'; there are steps, input, all_reduce"),
+        slow(["--workloads=vgg"], "--workloads: there is no 'vgg'; there are mlp, mnist,"),
+        slow(["--peers=horovod"], "--peers: there is no 'horovod'; there are keras, ddp."),
+        slow(["--sections=all_reduce", "--link=fast", "--nopin"], "tests.benchmark: --link"),
         (["--workers=1,"], "--workers must be numbers from 1 on, as 1,2. Received: '1,'"),
-        (["--workers=2,5000"], "5000 workers need a CPU core each, and there are"),
-        (
-            ["--json=/proc/nowhere/x.json", "--nopin"],
-            "--json=/proc/nowhere/x.json cannot be written: No such file or directory.",
-        ),
-        (["--json=/tmp", "--nopin"], "--json=/tmp cannot be written: Is a directory."),
-        (["steps"], "Arguments without a flag are not supported. Received: 'steps'"),
+        slow(["--workers=2,5000"], "5000 workers need a CPU core each, and there are"),
+        slow(["--json=/tmp", "--nopin"], "--json=/tmp cannot be written: Is a directory."),
     ],
 )
 def test_unmeasurable_values_are_reported(flags, message):
     done = benchmark(*flags)
     assert done.returncode == 1
     assert message in done.stderr
-
-
-def test_it_is_not_started_by_another_launcher():
-    hosts = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
-    done = benchmark(TF_CONFIG=json.dumps(hosts))
-    assert done.returncode == 1
-    assert "start the benchmark once, outside of other launchers: this is already process 1 of 2" in done.stderr
-
-
-def test_the_worker_that_fails_first_is_reported(tmp_path):
-    logs = [tmp_path / "0.log", tmp_path / "1.log"]
-    logs[1].write_text("the cause\n")
-    workers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for command in (["sleep", "600"], ["false"])
-    ]
-    try:
-        with pytest.raises(ValueError, match="tfdist: worker 1 failed:\n  the cause"):
-            rounds.Participant(name="tfdist", workers=workers, logs=logs).receive()
-        assert workers[0].poll() is None
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
 
 
 @pytest.mark.slow

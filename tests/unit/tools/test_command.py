@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from launching import REPOSITORY, worker_environment
-from parameters import slow, slow_except
+from parameters import slow
 
 from tfdist import __main__ as command
 
@@ -22,20 +22,14 @@ def tfdist(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [(), *(slow((word,)) for word in ("--help", "-h"))])
-def test_overview_has_a_line_for_each_tool(arguments):
-    code, output, error = tfdist(*arguments)
-    assert (code, error) == (0, "")
-    names = [line.split()[0] for line in output.splitlines() if line.startswith("  ") and "$" not in line]
-    assert "  $ tfdist train digits" in output
-    assert names == [*command.TRAINING, *command.TOOLS] and "python -m tfdist COMMAND --help" in output
-    assert all(len(line) <= 100 for line in output.splitlines())
-
-
-def test_overview_imports_neither_tensorflow_nor_absl():
-    heavy = "{'tensorflow', 'keras', 'absl'}"
-    code = f"import sys; from tfdist import __main__; __main__.overview(); sys.exit(len({heavy} & {{*sys.modules}}))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=60).returncode == 0
+def test_overview_has_a_line_for_each_tool_and_needs_neither_tensorflow_nor_absl():
+    program = "import sys; from tfdist import __main__ as command; command.main(); "
+    program += "sys.exit(len({'tensorflow', 'keras', 'absl'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ") and "$" not in line]
+    assert names == [*command.TRAINING, *command.TOOLS] and "python -m tfdist COMMAND --help" in done.stdout
+    assert all(len(line) <= 100 for line in done.stdout.splitlines())
 
 
 @pytest.mark.parametrize("name", command.TOOLS)
@@ -45,47 +39,35 @@ def test_each_tool_has_flags_and_an_entry(name):
     assert f"python -m tfdist {name}" in tool.__doc__
 
 
-@pytest.mark.parametrize("word", slow_except(["--help", "-h"], ["--help"]))
-def test_a_tool_shows_its_own_flags(word):
-    code, output, error = tfdist("doctor", "--config=configs/digits.py", word)
-    assert (code, error) == (0, "")
-    assert output.startswith("usage: python -m tfdist doctor --config=FILE [flags]\n")
-    assert "  --job_minutes MINUTES" in output and "  --workdir DIR" in output and str(REPOSITORY) not in output
-    assert "--config.data.batch_size=64" in output and "Internal" not in output
-
-
 @pytest.mark.parametrize(
-    ("name", "usage"),
+    ("words", "usage"),
     [
-        slow("train", "tfdist.main --config"),
-        ("run", "tfdist.run [--workdir=DIR] [--logical_devices=N] [--whole_calls=true] SCRIPT.py"),
-        slow("launch", "tfdist.launch --workers=N"),
+        slow("train -h", "tfdist.main --config"),
+        ("run -h", "tfdist.run [--workdir=DIR] [--logical_devices=N] [--whole_calls=true] SCRIPT.py"),
+        slow("launch -h", "tfdist.launch --workers=N"),
+        ("doctor --config=configs/digits.py --help", "tfdist doctor --config=FILE [flags]\n"),
     ],
 )
-def test_training_has_commands_too(name, usage):
-    code, output, error = tfdist(name, "-h")
+def test_a_command_shows_its_own_flags(words, usage):
+    code, output, error = tfdist(*words.split())
     assert (code, error) == (0, "") and output.startswith(f"usage: python -m {usage}")
+    if "doctor" in words:
+        assert "  --job_minutes MINUTES" in output and "  --workdir DIR" in output and str(REPOSITORY) not in output
+        assert "--config.data.batch_size=64" in output and "Internal" not in output
 
 
 @pytest.mark.parametrize(
-    ("word", "nearest"),
-    [slow("doctr", "doctor"), ("batchsize", "batch_size"), ("trian", "train"), slow("async", "asynchronous")],
+    ("words", "message"),
+    [
+        ("batchsize --config=configs/digits.py", "no command 'batchsize'. Nearest: batch_size. "),
+        slow("trian digits", "no command 'trian'. Nearest: train. "),
+        slow("scaling --config=configs/digits.py --replica=1,2", "no flag --replica. Did you mean --replicas=1,2?"),
+        ("plot runs/digits --workdir=x", "no flag --workdir. --help lists all flags. Received: --workdir=x\n"),
+    ],
 )
-def test_unknown_tool_names_the_nearest(word, nearest):
-    code, output, error = tfdist(word, "--config=configs/digits.py")
-    assert (code, output) == (1, "")
-    assert error.startswith(f"tfdist: there is no command '{word}'. Nearest: {nearest}. ") and "Traceback" not in error
-
-
-def test_unknown_flag_is_one_message():
-    code, _, error = tfdist("scaling", "--config=configs/digits.py", "--replica=1,2")
-    assert code == 1 and "there is no flag --replica. Did you mean --replicas=1,2?" in error
-    assert "Traceback" not in error
-
-
-def test_the_nearest_flag_is_one_that_help_shows():
-    _, _, error = tfdist("plot", "runs/digits", "--workdir=x")  # absl has a --log_dir.
-    assert error == "tfdist plot: there is no flag --workdir. --help lists all flags. Received: --workdir=x\n"
+def test_an_unknown_name_is_one_message_with_the_nearest(words, message):
+    code, output, error = tfdist(*words.split())
+    assert (code, output) == (1, "") and message in error and "Traceback" not in error
 
 
 def test_ctrl_c_is_no_stack():
@@ -115,13 +97,8 @@ def test_a_config_may_name_a_module_beside_it(tmp_path):
     assert done.returncode == 0 and "my_model:none" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("train", "digits", "--help"),
-        *(slow(words) for words in (("--help",), ("docs", "the"))),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [("train", "digits", "--help"), ("--help",), ("docs", "the")])
 def test_output_that_nobody_reads_ends_a_command_quietly(arguments):
     process = subprocess.Popen(
         [sys.executable, "-m", "tfdist", *arguments],

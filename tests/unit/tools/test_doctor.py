@@ -8,6 +8,7 @@ import sys
 import forked
 import pytest
 from launching import REPOSITORY, run_all, worker_environment
+from parameters import slow
 from topologies import environments
 
 from tfdist.cluster.devices.machine import Machine
@@ -46,27 +47,24 @@ def test_doctor_checks_two_workers_and_finds_no_problem(tmp_path):
 
 
 @pytest.mark.workers
-def test_doctor_names_a_bad_config_value(tmp_path):
-    bad = command(f"--workdir={tmp_path}", "--config.model.num_classes=12")
-    done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1, done.stderr
-    found = done.stdout
-    assert re.search(r"^start +BAD +config.model.num_classes=12, but the split 'train'", found, re.MULTILINE)
-    assert found.rstrip().endswith("BAD: 1 of 5 findings.")
+@pytest.mark.parametrize(
+    ("workdir", "bad", "words"),
+    [
+        ("", "--config.model.num_classes=12", "config.model.num_classes=12, but the split 'train'"),
+        slow("file", "--config.seed=1", "The workdir '.*/file' is a file, and not a directory"),
+        slow(
+            "",
+            "--config.objective={'target': 'tests.support.lab:changing'}",
+            ".*the same values in training and evaluation",
+        ),
+    ],
+)
+def test_doctor_names_a_bad_value(tmp_path, workdir, bad, words):
     (tmp_path / "file").touch()
-    bad = command(f"--workdir={tmp_path}/file")
-    done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
-    found = re.search(r"^start +BAD +The workdir '.*/file' is a file, and not a directory", done.stdout, re.MULTILINE)
-    assert done.returncode == 1 and found, done.stdout
-
-
-@pytest.mark.slow
-def test_doctor_reports_a_failing_step(tmp_path):
-    bad = command(f"--workdir={tmp_path}", "--config.objective={'target': 'tests.support.lab:changing'}")
-    done = forked.run(bad, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1, done.stderr
-    found = re.search(r"^start +BAD +.*", done.stdout, re.MULTILINE)
-    assert found and "must return the same values in training and evaluation" in found[0], done.stdout + done.stderr
+    line = command(f"--workdir={tmp_path}/{workdir}", bad)
+    done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and re.search(rf"^start +BAD +{words}", done.stdout, re.MULTILINE), done.stdout
+    assert done.stdout.rstrip().endswith(" findings.")
 
 
 @pytest.mark.slow

@@ -86,58 +86,43 @@ def test_progress_and_metrics(tmp_path):
 
 
 def test_runs_are_found_below_a_directory_and_damaged_ones_are_named(tmp_path):
-    for name in ("sweep/a", "script/fit2", "script/fit10", "b"):
+    for name in ("sweep/a", "script/fit2", "script/fit10", "script/²", "b"):
         write_run(tmp_path / name)
     (tmp_path / "b" / "config.json").write_text('{"model": ')
     (tmp_path / "empty").mkdir()
     os.symlink(tmp_path, tmp_path / "again")
     found = [str(path.relative_to(tmp_path)) for path in run_state.workdirs(tmp_path, [])]
-    assert found == ["b", "script/fit2", "script/fit10", "sweep/a"]
+    assert found == ["b", "script/fit2", "script/fit10", "script/²", "sweep/a"]
     rows, problems = run_state.read_all([tmp_path, tmp_path / "sweep"])
-    assert [row["run"].rpartition("/")[2] for row in rows] == ["fit2", "fit10", "a"]
+    assert [row["run"].rpartition("/")[2] for row in rows] == ["fit2", "fit10", "²", "a"]
     assert len(problems) == 1 and "b is passed over" in problems[0] and "config.json is damaged" in problems[0]
 
 
-def test_reading_runs_imports_no_tensorflow():
-    code = "import sys, tfdist.tools.many_runs.run_state; sys.exit('tensorflow' in sys.modules )"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-
-
-def list_runs(*arguments, cwd=None):
-    """Runs `tfdist runs`; returns its exit code, output, errors and seconds of processor time."""
-    before = os.times()
-    done = subprocess.run(
-        [sys.executable, "-m", "tfdist", "runs", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=cwd,
+def list_runs(*arguments, cwd):
+    """Runs `tfdist runs`; returns its exit code, output and errors."""
+    program = (
+        "import sys; from tfdist import __main__ as command; command.main(); assert 'tensorflow' not in sys.modules"
     )
-    after = os.times()
-    seconds = after.children_user + after.children_system - before.children_user - before.children_system
-    return done.returncode, done.stdout, done.stderr, seconds
+    command = [sys.executable, "-c", program, "runs", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
+    return done.returncode, done.stdout, done.stderr
 
 
-def test_the_command_sorts_and_filters_200_runs_in_a_second(tmp_path):
-    for number in range(200):
-        write_run(tmp_path / "lr" / f"r{number}", epochs=20, learning_rate__peak=number / 100, finished=number % 2 == 0)
+def test_the_command_sorts_and_filters_runs_without_tensorflow(tmp_path):
+    for number in range(20):
+        write_run(tmp_path / "lr" / f"r{number}", epochs=20, learning_rate__peak=number / 10, finished=number % 2 == 0)
     (tmp_path / "lr" / "r3" / "config.json").write_text("{")
-    code, output, errors, seconds = list_runs(
-        "lr", "--where=peak>=1.9", "--where=state=finished", "--sort=-peak", cwd=tmp_path
-    )
+    code, output, errors = list_runs("lr", "--where=peak>=1.5", "--where=state=finished", "--sort=-peak", cwd=tmp_path)
     rows = output.splitlines()
     assert code == 0 and rows[0].split()[:4] == ["run", "state", "step", "epoch"]
-    assert [row.split()[0] for row in rows[2:]] == [f"lr/r{number}" for number in (198, 196, 194, 192, 190)]
-    assert rows[2].split()[:4] == ["lr/r198", "finished", "200", "20/5"] and "1.98" in rows[2]
+    assert [row.split()[:4] for row in rows[2:]] == [[f"lr/r{n}", "finished", "200", "20/5"] for n in (18, 16)]
     assert "lr/r3 is passed over: lr/r3/config.json is damaged" in errors and errors.count("\n") == 1
-    assert seconds < 2  # About 0.6 where it was written; importing TensorFlow alone takes more than 3.
-    _, output, _, _ = list_runs("lr", "--where=run~r198", "--columns=replicas,hours", cwd=tmp_path)
+    _, output, _ = list_runs("lr", "--where=run~r18", "--columns=replicas,hours", cwd=tmp_path)
     assert "replicas" in output.splitlines()[0].split() and output.splitlines()[0].split().count("hours") == 1
-    code, output, _, _ = list_runs("lr", "--json", "--where=run~r198", cwd=tmp_path)
+    _, output, _ = list_runs("lr", "--json", "--where=run~r18", cwd=tmp_path)
     (row,) = json.loads(output)
-    assert (
-        row["best.accuracy"] == pytest.approx(0.8) and row["learning_rate.peak"] == 1.98 and row["state"] == "finished"
-    )
+    assert (row["learning_rate.peak"], row["state"]) == (1.8, "finished")
+    assert row["best.accuracy"] == pytest.approx(0.8)
 
 
 def test_conditions_and_messages_about_fields(tmp_path):
@@ -163,12 +148,5 @@ def test_conditions_and_messages_about_fields(tmp_path):
         with pytest.raises(ValueError, match=message):
             runs._condition(text, [row])
     assert list_runs(cwd=tmp_path)[1].splitlines()[2].startswith("runs/a ")
-    (tmp_path / "empty").mkdir()
-    _, output, errors, _ = list_runs("empty", "nowhere", cwd=tmp_path)
+    _, output, errors = list_runs("nowhere", cwd=tmp_path)
     assert "nowhere cannot be read (No such file or directory)" in errors and output == ""
-
-
-def test_folders_whose_names_are_other_digits_are_passed_over(tmp_path):
-    for name in ("²", "fit2", "fit10"):
-        write_run(tmp_path / name)
-    assert [path.name for path in run_state.workdirs(tmp_path, [])] == ["fit2", "fit10", "²"]

@@ -5,13 +5,11 @@ import sys
 
 import forked
 import numpy as np
-import pytest
 import tensorflow_datasets
 from launching import worker_environment
 
 from tfdist import config as c
 from tfdist.tools.prepare_data import command as prepare_data
-from tfdist.zoo import sources
 
 
 class LoginNodeImages(tensorflow_datasets.core.GeneratorBasedBuilder):
@@ -34,18 +32,11 @@ class LoginNodeImages(tensorflow_datasets.core.GeneratorBasedBuilder):
 
 def test_prepare_downloads_once_and_reads_a_batch_of_each_split(tmp_path):
     spec = {"target": "tfdist.zoo.sources:tfds", "name": "login_node_images", "data_dir": str(tmp_path)}
-    with pytest.raises(FileNotFoundError, match="python -m tfdist prepare --config"):
-        sources.tfds("train", name="login_node_images", data_dir=str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
     times = []
     for _ in range(2):
-        config = c.Config(
-            model={"target": "x:y"},
-            data=c.Data(
-                source=dict(spec), prepare={"target": "tfdist.zoo.prepare:image", "resize": (4, 4)}, batch_size=8
-            ),
-            train=c.Train(epochs=1),
-        )
+        prepare = {"target": "tfdist.zoo.prepare:image", "resize": (4, 4)}
+        data = c.Data(source=dict(spec), prepare=prepare, batch_size=8)
+        config = c.Config(model={"target": "x:y"}, data=data, train=c.Train(epochs=1))
         rows = prepare_data.prepare(config)
         assert [row[:3] for row in rows] == [
             ("train", 20, "image float32 [8, 4, 4, 3], label int64 [8]"),
@@ -59,16 +50,11 @@ def test_prepare_downloads_once_and_reads_a_batch_of_each_split(tmp_path):
 def test_ctrl_c_ends_the_command(tmp_path):
     """The signal was recorded, and the command went on to its end."""
     (tmp_path / "pressed.py").write_text(
-        "import os, signal\nfrom tfdist import config as c\nfrom tfdist.zoo import sources\n"
-        "def source(split):\n    os.kill(os.getpid(), signal.SIGINT)\n    return sources.digits(split)\n"
+        "import os, signal\nfrom tfdist import config as c\n"
+        "def source(split):\n    os.kill(os.getpid(), signal.SIGINT)\n"
         "def get_config():\n    data = c.Data(source={'target': 'pressed:source'})\n"
         "    return c.Config(model={'target': 'x:y'}, data=data, train=c.Train(steps=1))\n"
     )
     command = [sys.executable, "-m", "tfdist", "prepare", "--config=pressed.py"]
     done = forked.run(command, cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (130, "") and done.stderr.endswith("tfdist: interrupted\n"), done
-
-
-def test_prepare_keeps_sources_without_download():
-    spec = {"target": "tfdist.zoo.sources:digits"}
-    assert prepare_data.with_download(spec) == spec

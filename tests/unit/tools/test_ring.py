@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tfdist.configs.laboratory import ring
-from tfdist.tools.pictures import style
 
 
 def run(vectors, sample=None):
@@ -44,11 +43,6 @@ def test_each_replica_has_the_sum_after_2_n_minus_1_messages(replicas, length):
     np.testing.assert_array_equal(found[0][0], found[-1][0])
 
 
-def test_the_chunks_of_the_slides():
-    # Replica 1 of 4: its own chunk first; after three steps it has the sum of chunk 2, which it passes on.
-    assert [ring.chunks_of_step(1, step, 4) for step in range(6)] == [(1, 0), (0, 3), (3, 2), (2, 1), (1, 0), (0, 3)]
-
-
 def test_ring_refuses_a_connection_without_the_token():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
@@ -58,27 +52,3 @@ def test_ring_refuses_a_connection_without_the_token():
             with ring._accept(server, b"0123456789abcdef") as accepted:
                 assert ring._receive(accepted, 5) == b"chunk"
             assert stranger.recv(1) == b""
-
-
-@pytest.mark.slow
-def test_the_table_and_the_picture_have_the_values_of_the_run(tmp_path):
-    vectors = [np.full(6, float(replica + 1), np.float32) for replica in range(3)]
-    found, _ = run(vectors)
-    record = ring.Record(
-        values=np.array([values for _, values, _ in found]),
-        seconds=np.array([seconds for *_, seconds in found]),
-        chunk_bytes=(8, 8, 8),
-        difference=0.0,
-    )
-    rows = ring.rows(record)
-    assert len(rows) == 4 * 3 and record.bytes_sent(0) == 32
-    # Replica 0 receives chunk 2 of replica 2: 1 + 3.
-    assert rows[0][:6] == ("reduce-scatter", 1, 0, 0, 2, 8) and rows[0][-1] == 4.0
-    assert {row[-1] for row in rows if row[0] == "all-gather"} == {6.0}
-    # Each sum has all replicas at the end, and one of them before the last step of the reduce-scatter.
-    counts = ring._contributions(3)
-    assert (counts[0] == 1).all() and (counts[-1] == 3).all() and (counts[2] == 3).sum() == 3
-    pytest.importorskip("matplotlib")
-    style.save(tmp_path / "ring", lambda: ring.draw(record, caption="made up"))
-    text = (tmp_path / "ring.svg").read_text()
-    assert all(words in text for words in ["Own gradients", "Reduce-scatter 2", "All-gather 2", "Time of each step"])

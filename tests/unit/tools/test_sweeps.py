@@ -43,22 +43,15 @@ def test_lists_ranges_and_intervals():
     rows = sweeps.grid({"a": ["1", "2"], "b": ["0", "1", "2"]})
     assert rows[:2] == [{"a": "1", "b": "0"}, {"a": "1", "b": "1"}] and len(rows) == 6
     for text, said in (
-        ("a", "must be FIELD=VALUES"),
-        ("a=4..1", "is empty"),
-        ("a=0..1000000000000", "more than 10,000"),
-        ("a=1,,2", "must be FIELD=VALUES"),
-        ("a=loguniform(1,2)", "must be FIELD=VALUES"),
-        ("a=[1,2", "must be FIELD=VALUES"),
-        ("a=log(0,1)", "both above 0"),
-        ("a=int(0.5,3)", "both whole"),
-        ("a=uniform(2,1)", "a lower and a higher"),
+        *((text, "must be FIELD=VALUES") for text in ("a", "a=1,,2", "a=loguniform(1,2)", "a=[1,2")),
+        *(("a=4..1", "is empty"), ("a=0..1000000000000", "10,000")),
+        *(("a=log(0,1)", "above 0"), ("a=int(0.5,3)", "whole"), ("a=uniform(2,1)", "a lower and a higher")),
     ):
         with pytest.raises(ValueError, match=said):
             sweeps.read_values(text)
-    with pytest.raises(ValueError, match="add --random=N"):
-        sweeps.grid(dict([sweeps.read_values("a=log(1,2)")]))
-    with pytest.raises(ValueError, match="--set: 40,000 runs are more than 10,000: draw some of them with --random=N"):
-        sweeps.grid(dict(map(sweeps.read_values, ["a=1..200", "b=1..200"])))
+    for given, said in ((["a=log(1,2)"], "--random=N"), (["a=1..200", "b=1..200"], "40,000 .*10,000.*--random=N")):
+        with pytest.raises(ValueError, match=said):
+            sweeps.grid(dict(map(sweeps.read_values, given)))
 
 
 @pytest.mark.unit
@@ -107,15 +100,14 @@ def test_a_metric_that_no_evaluation_has_is_told(tmp_path, capsys):
         (job.workdir / metrics_file.METRICS).write_bytes(metrics_file.json_line(record))
 
     def show(metric):
-        return sweeps.show(
-            [sweeps.read_end(job, metric, "max", script=False) for job in jobs], metric, "max", stopped=False
-        )
+        ends = [sweeps.read_end(job, metric, "max", script=False) for job in jobs]
+        return sweeps.show(ends, metric, "max", stopped=False)
 
     assert show("f1") == 1  # They are not finished.
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[2:5]] == ["c", "a", "b"]
     assert printed[5] == f"best: {tmp_path}/c with f1 0.9"
-    with pytest.raises(ValueError, match=r"--metric=f2: no evaluation has this value\. They have: accuracy, f1"):
+    with pytest.raises(ValueError, match=r"--metric=f2: .* accuracy, f1"):
         show("f2")
 
 
@@ -142,27 +134,27 @@ def test_a_sweep_is_one_array_and_what_is_in_the_queue_is_not_submitted_again(tm
 
 ERRORS = (
     (["--set", "learning_rate.peek=1"], "Did you mean 'learning_rate.peak'?"),
-    (
-        ["--set", "data.batch_size=8,0"],
-        "the run .*batch_size=0 is invalid.*data.batch_size must be at least 1. Received: 0",
-    ),
+    (["--set", "data.batch_size=8,0"], "batch_size=0 .*data.batch_size .* 0"),
     (["--set", "learning_rate.peak=log(1e-5,1)"], "is an interval"),
     (["--set", "seed=1", "--config.seed=2"], "contradict each other"),
-    (["--set", "seed=1", "--prune=7"], "--prune was removed: all runs of a sweep train to their end"),
-    (["--set", "seed=1", "--nodes=3"], "--nodes was removed: options of sbatch are in --slurm"),
+    (["--set", "seed=1", "--nodes=3"], "--nodes was removed: .* --slurm"),
     (["--set", "seed=1", "--metric=f1"], "--mode=max or --mode=min"),
     (["--set", "seed=1", "--max-at-once=900"], "this machine has"),
 )
 
 
-def test_runs_of_another_sweep_and_of_other_values_are_refused(tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("sweep", {"config": ["--config=other"], "script": []}), ("seed=5/overrides", {"seed": "6"})],
+)
+def test_runs_of_another_sweep_and_of_other_values_are_refused(tmp_path, name, content):
     """The names of their directories are equal."""
-    for name, content in (("sweep", {"config": ["--config=other"], "script": []}), ("seed=5/overrides", {"seed": "6"})):
-        path = tmp_path / name.replace("/", "-") / f"{name}.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps(content))
-        printed = sweep("--config=digits", "--set", "seed=5", f"--workdir={tmp_path / name.replace('/', '-')}", code=1)
-        assert f"{path.name} has {content}, and not" in printed and "Choose another --workdir." in printed
+    path = tmp_path / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+    printed = sweep("--config=digits", "--set", "seed=5", f"--workdir={tmp_path}", code=1)
+    assert f"{path.name} has {content}, and not" in printed and "Choose another --workdir." in printed
 
 
 @pytest.mark.parametrize(("words", "said"), slow_except(ERRORS, ERRORS[:2]))

@@ -26,48 +26,40 @@ def tfdist(cwd, *words):
     ("words", "message"),
     [
         # Words that are names of shipped configs or end in ".py", for commands without a config.
-        (["new", "digits"], "tfdist new: give one kind of data: "),
-        slow(["docs", "mine.py"], "tfdist docs: there is no page 'mine.py'. "),
-        (["doctor", "mine"], "--config=mine: there is no file {cwd}/mine. "),
-        slow(
-            ["doctor", "--gpu", "digits"], "tfdist doctor: --gpu measures this machine: leave out the config, or --gpu."
+        ("new digits", "tfdist new: give one kind of data: "),
+        (
+            "prepare digits --size=9x0 --output=x",
+            "tfdist prepare: --size: must be a whole number and at least 1. ",
         ),
-        (["why", "a", "b"], "tfdist why was removed: `tfdist compare A B` names "),
-        (["sweep", "--script=none.py", "--set=a=1", "--workdir=x"], "tfdist sweep: --script=none.py: there is no file"),
-        slow(["sweep", "digits", "--set=seed=0", "--pruner=X"], "--pruner was removed: draw the runs with --random"),
-        (["train", "mine.py"], "--config=mine.py: the file must define get_config(), "),
-        (["launch", "--workers=2", "--epochs=1", "mine.py"], "--config=mine.py: the file must define get_config(), "),
+        slow("prepare digits --size=3", "tfdist prepare: give both --size=256 and --output=FOLDER"),
+        slow("docs mine.py", "tfdist docs: there is no page 'mine.py'. "),
+        slow("doctor mine", "--config=mine: there is no file {cwd}/mine. "),
+        slow("doctor --gpu digits", "tfdist doctor: --gpu measures this machine: "),
+        ("why a b", "tfdist why was removed: `tfdist compare A B` names "),
+        ("sweep --script=none.py --set=a=1 --workdir=x", "tfdist sweep: --script=none.py: there is no file"),
+        ("train mine.py", "--config=mine.py: the file must define get_config(), "),
+        slow("launch --workers=2 --epochs=1 mine.py", "--config=mine.py: the file must define get_config(), "),
         # Values of flags, for commands with and without a config.
-        (["predict", "run", "x.png", "--batch_size=0"], "tfdist predict: --batch_size was removed: "),
-        slow(["predict", "run", "x.png", "--gpus=1"], "tfdist predict: --gpus was removed: "),
-        (
-            ["sweep", "digits", "--random=0"],
-            "tfdist sweep: --random: must be a whole number and at least 1. ",
-        ),
-        (["prepare", "digits", "--quality=90"], "tfdist prepare: --quality was removed: "),
-        (
-            ["doctor", "digits", "--job_minutes=nan"],
-            "tfdist doctor: --job_minutes: must be a number and at least 0. Received: 'nan'\n",
-        ),
-        slow(["launch", "--workers=2", "--grace_seconds=inf", "digits"], "tfdist.launch: --grace_seconds: must be a "),
-        slow(["doctor", "digits", "--seconds=1"], "tfdist doctor: --seconds was removed: reading is measured for 2 s."),
-        (["train", "digits", "--mode=x"], "tfdist.main: --mode: invalid choice: 'x' (choose from "),
+        ("predict run x.png --batch_size=0", "tfdist predict: --batch_size was removed: "),
+        ("sweep digits --random=0", "tfdist sweep: --random: must be a whole number and at least 1. "),
+        slow("doctor digits --job_minutes=nan", "tfdist doctor: --job_minutes: must be a number and at least 0. "),
+        slow("launch --workers=2 --grace_seconds=inf digits", "tfdist.launch: --grace_seconds: must be a "),
+        slow("train digits --mode=x", "tfdist.main: --mode: invalid choice: 'x' (choose from "),
     ],
-    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
 def test_a_mistake_is_one_message(tmp_path, words, message):
     (tmp_path / "mine.py").write_text("open('started', 'w')\n")
-    code, printed = tfdist(tmp_path, *words)
+    code, printed = tfdist(tmp_path, *words.split())
     assert code and printed.startswith(message.format(cwd=tmp_path)) and printed.count("\n") == 1, printed
     assert not (tmp_path / "started").exists()  # A script is not run as a config.
 
 
-@pytest.mark.parametrize("content", [b"no archive", b"", np.array([{}]).dumps()], ids=["text", "empty", "pickled"])
 @pytest.mark.parametrize("name", ["a.npz", "a.npy"])
-def test_a_damaged_file_of_arrays_is_named(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name} is damaged, or holds no arrays of numbers: .* Write it again"):
-        examples.read_arrays(tmp_path / name, {"x": ()})
+def test_a_damaged_file_of_arrays_is_named(tmp_path, name):
+    for content in (b"no archive", b"", np.array([{}]).dumps()):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name} is damaged"):
+            examples.read_arrays(tmp_path / name, {"x": ()})
 
 
 @pytest.mark.unit

@@ -14,7 +14,7 @@ CHARACTERS = "\n abcde"
 @pytest.fixture(scope="module")
 def model():
     keras.utils.set_random_seed(3)
-    return char_gpt.network(len(CHARACTERS), length=8, layer_count=2, heads=2, width=8)
+    return char_gpt.network(len(CHARACTERS), length=8, layer_count=1, heads=2, width=8)
 
 
 def test_a_prediction_depends_on_no_later_character(model):
@@ -28,26 +28,14 @@ def test_a_prediction_depends_on_no_later_character(model):
 
 
 def test_a_text_is_drawn_from_the_predictions_and_a_seed_repeats_it(model):
-    texts = [char_gpt.write(model, CHARACTERS, "ab", count=20, length=8, seed=seed) for seed in (0, 0, 1)]
+    texts = [char_gpt.write(model, CHARACTERS, "ab", count=9, length=8, seed=seed) for seed in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]
-    assert texts[0].startswith("ab") and len(texts[0]) == 22 and set(texts[0]) <= set(CHARACTERS)
+    assert texts[0].startswith("ab") and len(texts[0]) == 11 and set(texts[0]) <= set(CHARACTERS)
     # At a low temperature, each character is the likeliest.
     text = char_gpt.write(model, CHARACTERS, "ab", count=3, length=8, temperature=1e-6)
     for end in (2, 3, 4):
         numbers = np.array([[CHARACTERS.index(one) for one in text[:end]]], np.int32)
         assert text[end] == CHARACTERS[int(np.argmax(model(numbers)[0, -1]))]
-
-
-@pytest.mark.parametrize(("start", "temperature"), [("x", 1.0), ("", 1.0), ("a", 0.0)])
-def test_a_start_that_cannot_be_continued_is_refused(model, start, temperature):
-    with pytest.raises(ValueError, match="start"):
-        char_gpt.write(model, CHARACTERS, start, temperature=temperature)
-
-
-def test_matrices_decay_and_scales_do_not(model):
-    optimizer = char_gpt.adamw(0.0, weight_decay=0.5)
-    optimizer.build(model.trainable_variables)
-    assert {v.name for v in model.trainable_variables if not optimizer._use_weight_decay(v)} == {"gamma"}
 
 
 @pytest.mark.slow

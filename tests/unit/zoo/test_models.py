@@ -1,5 +1,6 @@
 """The zoo's models: the published sizes, float32 logits, and exports that Keras alone can load."""
 
+import functools
 import subprocess
 import sys
 import textwrap
@@ -8,8 +9,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from parameters import slow_except
+from parameters import slow, slow_except
 
+from tfdist.configs.networks import airbench
 from tfdist.zoo import models
 
 SMALL = {
@@ -44,7 +46,7 @@ def test_mlp_and_mnist_cnn_have_the_sizes_of_their_layers():
     assert trainable(models.small_cnn()) == (9 * 32 + 64) + (9 * 32 * 64 + 128) + (4 * 4 * 64 * 10 + 10)
 
 
-@pytest.mark.parametrize("depth, millions", [(20, 0.27), (56, 0.85)])
+@pytest.mark.parametrize("depth, millions", [(20, 0.27), slow(56, 0.85)])
 def test_cifar_resnet_has_the_size_that_the_paper_states(depth, millions):
     model = models.cifar_resnet(depth)
     assert round(trainable(model) / 1e6, 2) == millions
@@ -54,21 +56,15 @@ def test_cifar_resnet_has_the_size_that_the_paper_states(depth, millions):
 
 
 def test_cifar_resnet_shortcuts_take_every_second_pixel_and_pad_with_zeros():
-    model = models.cifar_resnet(8, input_shape=(8, 8, 3), width=4)
+    model = models.cifar_resnet(8, input_shape=(7, 9, 3), width=4)
     for layer in model.layers:  # With the residual branches at 0, each block is ReLU of its shortcut.
         if layer.name.endswith("_2_norm"):
             layer.gamma.assign(np.zeros(layer.gamma.shape))
     stem, last = (model.get_layer(name).output for name in ("stem_relu", "stage3_block1_relu"))
-    stem, last = keras.Model(model.input, [stem, last])(images((8, 8, 3)))
-    assert last.shape == (4, 2, 2, 16)
+    stem, last = keras.Model(model.input, [stem, last])(images((7, 9, 3)))
+    assert last.shape == (4, 2, 3, 16)
     np.testing.assert_array_equal(last[..., :4], stem[:, ::4, ::4])
-    np.testing.assert_array_equal(last[..., 4:], np.zeros((4, 2, 2, 12)))
-
-
-@pytest.mark.parametrize("shape", [(7, 9, 3), (32, 32, 1)], ids=str)
-def test_cifar_resnet_takes_any_image_shape(shape):
-    model = models.cifar_resnet(8, num_classes=3, input_shape=shape, width=2)
-    assert model(images(shape), training=True).shape == (4, 3)
+    np.testing.assert_array_equal(last[..., 4:], np.zeros((4, 2, 3, 12)))
 
 
 @pytest.mark.parametrize(
@@ -88,56 +84,35 @@ def test_logits_are_float32_under_mixed_precision(name, precision):
 
 
 @pytest.mark.parametrize("name", slow_except(SMALL, QUICK))
-def test_starts_from_he_normal_weights(name):
+def test_weights_start_as_he_normal_are_named_alike_and_only_kernels_have_l2(name):
     keras.utils.set_random_seed(0)
-    for variable in SMALL[name]().trainable_variables:
-        if variable.name == "kernel":
-            fan_in = np.prod(variable.shape[:-1])
-            deviation = variable.numpy().std() / np.sqrt(2 / fan_in)
-            assert abs(deviation - 1) < 4 / np.sqrt(variable.numpy().size)
-
-
-@pytest.mark.parametrize("name", slow_except(SMALL, QUICK))
-def test_l2_is_of_the_kernels_alone(name):
-    assert SMALL[name]().losses == []
-    model = SMALL[name](l2=0.01)
-    expected = sum(0.01 * np.square(v.numpy()).sum() for v in model.trainable_variables if v.name == "kernel")
-    np.testing.assert_allclose(tf.add_n(model.losses), expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", slow_except(SMALL, QUICK))
-def test_weights_are_called_alike_whatever_was_built_before(name):
-    first, second = SMALL[name](), SMALL[name]()
+    first, model = SMALL[name](), SMALL[name](l2=0.01)
+    kernels = [variable for variable in model.trainable_variables if variable.name == "kernel"]
+    for kernel in kernels:
+        deviation = kernel.numpy().std() / np.sqrt(2 / np.prod(kernel.shape[:-1]))
+        assert abs(deviation - 1) < 4 / np.sqrt(kernel.numpy().size)
     paths = [variable.path for variable in first.variables]
-    assert paths == [variable.path for variable in second.variables]
-    assert len(set(paths)) == len(paths)
+    assert paths == [variable.path for variable in model.variables] and len(set(paths)) == len(paths)
+    assert first.losses == []
+    np.testing.assert_allclose(tf.add_n(model.losses), sum(0.01 * np.square(k).sum() for k in kernels), rtol=1e-5)
 
 
 def normalisations(model):
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda **kw: models.small_cnn(**kw),
-        pytest.param(lambda **kw: models.cifar_resnet(20, **kw), marks=pytest.mark.slow),
-        pytest.param(lambda **kw: models.application(**APPLICATION, **kw), marks=pytest.mark.slow),
-    ],
-    ids=["small_cnn", "cifar_resnet", "application"],
-)
+@pytest.mark.parametrize("build", [models.small_cnn, slow(functools.partial(models.application, **APPLICATION))])
 def test_normalization_is_over_replicas_or_groups_or_neither(build):
     assert all(layer.synchronized for layer in normalisations(build(normalization="sync_batch")))
     model = build(group_size=3)
     assert normalisations(model) and not any(layer.synchronized for layer in normalisations(model))
-    with pytest.raises(ValueError, match=r"group_size=3 .* must divide .* Received: 4 examples"):
-        model(images(model.input.shape[1:]), training=True)
-    with pytest.raises(ValueError, match=r'normalization="sync_batch" and group_size=3 are mutually exclusive'):
+    with pytest.raises(ValueError, match=r'normalization="sync_batch" and group_size=3'):
         build(normalization="sync_batch", group_size=3)
-    with pytest.raises(ValueError, match=r"normalization must be one of batch, sync_batch. Received: 'layer'"):
+    with pytest.raises(ValueError, match=r"batch, sync_batch.* 'layer'"):
         build(normalization="layer")
 
 
+@pytest.mark.slow
 def test_application_computes_what_keras_does():
     keras.config.set_dtype_policy("float64")  # In float32 its convolutions differ by 5e-4 with oneDNN and one thread.
     keras.utils.set_random_seed(0)
@@ -169,6 +144,7 @@ def test_saved_models_load_and_predict_alike_without_tfdist(tmp_path):
         "groups": lambda: models.cifar_resnet(8, input_shape=(8, 8, 3), width=4, group_size=2, l2=1e-4),
         "synchronised": lambda: models.small_cnn(normalization="sync_batch"),
         "application": lambda: models.application(**APPLICATION, group_size=2),
+        "airbench": lambda: airbench.network(widths=(8, 8, 8), group_size=2),
     }
     for name, build in builders.items():
         for precision in ("float32", "mixed_bfloat16"):
@@ -184,23 +160,3 @@ def test_saved_models_load_and_predict_alike_without_tfdist(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"{len(names)} loaded\n"
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: models.cifar_resnet(18), r"depth must be 6n \+ 2.* The nearest is 20. Received: 18"),
-        (lambda: models.cifar_resnet(2), r"depth must be .* The nearest is 8. Received: 2"),
-        (lambda: models.mnist_cnn(input_shape=(28, 28)), r"input_shape must be .* Received: \(28, 28\)"),
-        (lambda: models.application("ResNet5OV2", 10, (32, 32, 3)), r"no 'ResNet5OV2'\. Did you mean 'ResNet50V2'\?"),
-        (lambda: models.application("mobilenet_v2", 10, (32, 32, 3)), r"Did you mean 'MobileNetV2'\?"),
-        (
-            lambda: models.application("VGG16", 10, (32, 32, 3), alpha=1.0),
-            r"VGG16 does not accept 'alpha' here. It accepts:",
-        ),
-        (lambda: models.application("VGG16", 10, (32, 32, 3), weights="imagenet"), r"does not accept 'weights' here"),
-    ],
-)
-def test_models_refuse_wrong_arguments(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -41,9 +41,7 @@ def test_classification_with_integer_labels(dtype):
 
 
 def test_classification_with_distributions():
-    mixed = (
-        np.float32(0.7) * np.eye(7, dtype=np.float32)[LABELS] + np.float32(0.3) * np.eye(7, dtype=np.float32)[[2] * 6]
-    )
+    mixed = np.float32(0.7 * np.eye(7)[LABELS] + 0.3 * np.eye(7)[[2] * 6])
     values = classification(model(LOGITS), batch(mixed), training=True)
     np.testing.assert_allclose(values["loss"], -(mixed * log_softmax(LOGITS)).sum(-1), rtol=1e-5)
     np.testing.assert_array_equal(values["accuracy"], (LOGITS.argmax(-1) == LABELS).astype(np.float32))
@@ -75,29 +73,12 @@ def test_top5():
     np.testing.assert_array_equal(ties["top5"], np.float32(LABELS < 5))
 
 
-@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
-def test_half_precision_logits_are_computed_in_float32(dtype):
-    logits = tf.cast(LOGITS * 30, dtype)
+def test_half_precision_logits_are_computed_in_float32():
+    logits = tf.cast(LOGITS * 30, tf.bfloat16)
     values = classification(model(logits), batch(LABELS), training=True)
     assert values["loss"].dtype == tf.float32
     exact = tf.cast(logits, tf.float64).numpy()
     np.testing.assert_allclose(values["loss"], -log_softmax(exact)[range(6), LABELS], rtol=1e-5, atol=1e-5)
-
-
-def test_passes_training_and_other_keys_on():
-    spy = model(LOGITS)
-    for training in (True, False):
-        classification(spy, {"x": tf.zeros([6]), "y": tf.constant(LABELS)}, training=training, inputs="x", labels="y")
-        assert spy.training is training
-
-
-def test_gradient_is_softmax_minus_labels():
-    logits = tf.constant(LOGITS)
-    with tf.GradientTape() as tape:
-        tape.watch(logits)
-        loss = tf.reduce_sum(classification(lambda x, training: logits, batch(LABELS), training=True)["loss"])
-    expected = np.exp(log_softmax(LOGITS)) - np.eye(7)[LABELS]
-    np.testing.assert_allclose(tape.gradient(loss, logits), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae"])
@@ -117,87 +98,31 @@ def test_regression(loss, outputs, targets):
 
 
 @pytest.mark.parametrize(
-    "outputs, labels, arguments, message",
+    "outputs, labels, arguments, words",
     [
-        (LOGITS, LABELS, {"labels": "digit"}, r"batch\['digit'\], but the batch has: image, label"),
-        (LOGITS, LABELS, {"inputs": "x"}, r"batch\['x'\], but the batch has: image, label"),
-        (LOGITS, LABELS, {"label_smoothing": 1.0}, r"label_smoothing must be within \[0, 1\). Received: 1.0"),
-        (LOGITS[:, :4], LABELS, {"top5": True}, r"top5 needs at least 5 classes. Received: logits of shape \(6, 4\)"),
-        (LOGITS[:, 0], LABELS, {}, r"logits of shape \[n, classes\]. Received: \(6,\)"),
-        (LOGITS, LABELS[:, None], {}, r"integer labels need the shape \[n\]. Received: labels \(6, 1\) int64"),
-        (
-            LOGITS,
-            np.eye(10)[LABELS],
-            {},
-            r"distributions \[n, 7\].* Received: labels \(6, 10\) float64, logits \(6, 7\)",
-        ),
-        (LOGITS, LABELS.astype(np.float32), {}, r"distributions \[n, 7\].* Received: labels \(6,\) float32"),
-        (LOGITS, LABELS.astype(str), {}, r"labels must be integers .* Received: labels \(6,\) string"),
+        (LOGITS, LABELS, {"labels": "digit"}, r"batch\['digit'\].* image, label"),
+        (LOGITS[:, :4], LABELS, {"top5": True}, r"top5 .* \(6, 4\)"),
+        (LOGITS[:, 0], LABELS, {}, r"\(6,\)"),
+        (LOGITS, LABELS[:, None], {}, r"\(6, 1\) int64"),
+        (LOGITS, np.eye(10)[LABELS], {}, r"\[n, 7\].* \(6, 10\) float64"),
+        (LOGITS, LABELS.astype(str), {}, r"\(6,\) string"),
     ],
 )
-def test_classification_refuses(outputs, labels, arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_classification_refuses(outputs, labels, arguments, words):
+    with pytest.raises(ValueError, match=words):
         classification(model(outputs), batch(labels), training=True, **arguments)
 
 
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        (
-            [keras.Input((9,)), keras.layers.Dense(7)],
-            r"takes examples of shape \(9,\), and cannot be called with those of the data, of shape \(4, 4, 1\)",
-        ),
-        ([keras.layers.Flatten(), keras.layers.Conv2D(2, 3)], r"of shape \(4, 4, 1\): Input 0 .* min_ndim=4"),
-        (
-            [keras.layers.Flatten(), keras.layers.Reshape((5, 5))],
-            r"shape \(4, 4, 1\): Exception encountered when calling Reshape\.call\(\)\. The total .*=\(5, 5\)",
-        ),
-    ],
-)
-def test_refuses_a_model_for_other_shapes_in_one_line(layers, message):
+def test_a_model_for_other_shapes_is_refused_in_one_line():
     data = {"image": tf.zeros([2, 4, 4, 1]), "label": tf.zeros([2], tf.int64)}
-    with pytest.raises(ValueError, match=message):
+    layers = [keras.layers.Flatten(), keras.layers.Reshape((5, 5))]
+    with pytest.raises(ValueError, match=r"\(4, 4, 1\): .*\(5, 5\)"):
         classification(keras.Sequential(layers), data, training=False)
 
 
-def test_refuses_a_model_with_several_outputs():
-    with pytest.raises(ValueError, match=r"a model with one output. Received: a dict"):
-        classification(lambda x, training: {"a": x}, batch(LABELS), training=True)
-
-
-@pytest.mark.parametrize(
-    "outputs, targets, loss, message",
-    [
-        ((5, 2), (5,), "mse", r"shape of the model's outputs. Received: targets \(5,\), outputs \(5, 2\)"),
-        ((5,), (5, 1), "mse", r"Received: targets \(5, 1\), outputs \(5,\)"),
-        ((5, 3), (5, 4), "mae", r"Received: targets \(5, 4\), outputs \(5, 3\)"),
-        ((5,), (5,), "huber", r"loss must be \"mse\" or \"mae\". Received: 'huber'"),
-    ],
-)
-def test_regression_refuses(outputs, targets, loss, message):
-    data = {"inputs": tf.zeros([5]), "targets": tf.zeros(targets)}
-    with pytest.raises(ValueError, match=message):
-        regression(model(np.zeros(outputs)), data, training=True, loss=loss)
-
-
-def test_mirror_takes_the_mean_of_both_views_in_evaluation_alone():
-    images = np.random.default_rng(1).normal(size=(6, 4, 5, 3)).astype(np.float32)
-    weights = np.random.default_rng(2).normal(size=(60, 7)).astype(np.float32)
-
-    def linear(inputs, training):
-        return tf.reshape(inputs, [6, 60]) @ weights
-
-    both = (images.reshape(6, 60) @ weights + images[:, :, ::-1].reshape(6, 60) @ weights) / 2
-    received = {"label": tf.constant(LABELS), "image": tf.constant(images)}
-    losses = {
-        training: airbench.classification(linear, received, training=training, mirror=True)["loss"]
-        for training in (True, False)
-    }
-    np.testing.assert_allclose(losses[False], -log_softmax(both)[range(6), LABELS], rtol=1e-4)
-    np.testing.assert_allclose(losses[True], classification(linear, received, training=True)["loss"])
-
-
-def test_shifted_views_count_as_much_as_the_image_itself_in_evaluation_alone():
+@pytest.mark.parametrize("shift", [0, 1])
+def test_the_views_of_an_image_count_alike_in_evaluation_alone(shift):
+    """A mirrored one, and those shifted to two corners."""
     images = np.random.default_rng(1).normal(size=(6, 4, 5, 3)).astype(np.float32)
     weights = np.random.default_rng(2).normal(size=(60, 7)).astype(np.float32)
 
@@ -205,12 +130,10 @@ def test_shifted_views_count_as_much_as_the_image_itself_in_evaluation_alone():
         return tf.reshape(inputs, [6, 60]) @ weights
 
     padded = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
-    views = [images, images, padded[:, :4, :5], padded[:, 2:, 2:]]
-    logits = np.mean(
-        [each @ weights for v in views for each in (v.reshape(6, 60), v[:, :, ::-1].reshape(6, 60))], axis=0
-    )
+    views = [images, images, padded[:, :4, :5], padded[:, 2:, 2:]] if shift else [images]
+    logits = np.mean([each.reshape(6, 60) @ weights for v in views for each in (v, v[:, :, ::-1])], axis=0)
     received = {"label": tf.constant(LABELS), "image": tf.constant(images)}
-    options = {"mirror": True, "shift": 1}
+    options = {"mirror": True, "shift": shift}
     found = airbench.classification(linear, received, training=False, **options)["loss"]
     np.testing.assert_allclose(found, -log_softmax(logits)[range(6), LABELS], rtol=1e-4)
     plain = classification(linear, received, training=True)["loss"]

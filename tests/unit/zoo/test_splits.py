@@ -6,8 +6,8 @@ from tensorflow_datasets.core import splits as tfds_splits
 from tfdist.zoo.splits import resolve, split_name
 
 SLICES = (
-    *("[:]", "[:90%]", "[90%:]", "[10%:20%]", "[:-5%]", "[-5%:]", "[-100%:]", "[33.3%:66.6%]", "[0:10%]", "[10:20%]"),
-    *("[12.5%:]", "[:99.95%]", "[:0.5%]", "[5:]", "[:5]", "[-5:]", "[:-5]", "[2:-2]", "[1_0:2_0]", "[0:1]"),
+    *("[:90%]", "[90%:]", "[10%:20%]", "[:-5%]", "[-5%:]", "[-100%:]", "[33.3%:66.6%]", "[0:10%]", "[10:20%]", "[0:1]"),
+    *("[12.5%:]", "[:99.95%]", "[:0.5%]", "[5:]", "[:5]", "[-5:]", "[:-5]", "[2:-2]", "[1_0:2_0]"),
 )
 
 
@@ -16,13 +16,7 @@ def test_slices_are_those_of_tfds(length):
     infos = tfds_splits.SplitDict([tfds_splits.SplitInfo(name="train", shard_lengths=[length], num_bytes=0)])
     compared = 0
     for text in SLICES:
-        try:
-            (theirs,) = tfds_splits.AbstractSplit.from_spec(f"train{text}").to_absolute(infos)
-        except ValueError:
-            assert text == "[:]"  # tfds refuses a slice without bounds, and so do we.
-            with pytest.raises(ValueError, match="is not valid"):
-                resolve(f"train{text}", {"train": length}, source="x")
-            continue
+        (theirs,) = tfds_splits.AbstractSplit.from_spec(f"train{text}").to_absolute(infos)
         expected = (theirs.from_ or 0, length if theirs.to is None else theirs.to)
         if expected[0] < expected[1]:
             assert tuple(resolve(f"train{text}", {"train": length}, source="x")[1:]) == expected, text
@@ -31,44 +25,28 @@ def test_slices_are_those_of_tfds(length):
 
 
 def test_complementary_slices_make_the_whole():
-    for length in range(1, 400, 7):
+    for length in range(10, 400, 7):
         for percent in (10, 33, 50, 90):
-            lengths = {"a": length}
-            parts = []
-            for text in (f"a[:{percent}%]", f"a[{percent}%:]"):
-                try:
-                    parts += range(*resolve(text, lengths, source="x")[1:])
-                except ValueError as error:
-                    assert "is empty" in str(error)
-            assert parts == list(range(length))
+            parts = [resolve(f"a{text}", {"a": length}, source="x") for text in (f"[:{percent}%]", f"[{percent}%:]")]
+            assert [*range(*parts[0][1:]), *range(*parts[1][1:])] == list(range(length))
 
 
 @pytest.mark.parametrize(
     "split, words",
     [
-        ("valid", ["digits", "'valid'", "test, train"]),
-        ("train[", ["is not valid", "train[:90%]"]),
-        ("train[5]", ["is not valid"]),
-        ("train[a:b]", ["is not valid"]),
-        ("train[:1.5]", ["fractional"]),
-        ("train+test", ["no split 'train+test'"]),
-        ("", ["is not valid"]),
-        ("train[:101]", ["exceeds", "100 examples"]),
-        ("train[:101%]", ["exceeds", "100 examples"]),
-        ("train[50:50]", ["empty", "100 examples"]),
-        ("train[60%:40%]", ["empty"]),
-        ("train[:0.1%]", ["empty"]),
-        ("test", ["empty", "0 examples"]),
+        *(("valid", "'valid'.* test, train"), ("train+test", "'train[+]test'"), ("train[:1.5]", "fractional")),
+        *((text, "is not valid") for text in ("train[", "train[5]", "train[a:b]", "train[:]", "")),
+        *((text, "exceeds.* 100 examples") for text in ("train[:101]", "train[:101%]")),
+        *((text, "empty.* 100 examples") for text in ("train[50:50]", "train[60%:40%]", "train[:0.1%]")),
+        ("test", "empty.* 0 examples"),
     ],
 )
 def test_messages_name_the_split_and_what_there_is(split, words):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f"digits.*{words}"):
         resolve(split, {"train": 100, "test": 0}, source="digits")
-    for word in [*words, "digits"]:
-        assert word in str(caught.value)
 
 
 def test_split_name_needs_no_lengths():
     assert split_name("train[:90%]", ["test", "train"], source="x") == "train"
-    with pytest.raises(ValueError, match="It has: none"):
+    with pytest.raises(ValueError, match="none"):
         split_name("train", [], source="x")

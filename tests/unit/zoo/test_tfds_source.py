@@ -1,20 +1,16 @@
 """The tfds source, on small data sets that tfds itself writes: both formats, all ways to read, all ways to fail."""
 
-import pathlib
 import re
 import shlex
-import sys
-import time
 import types
 
-import forked
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets
 from parameters import slow_except
 
-from tfdist.zoo import inception, sources
+from tfdist.zoo import sources
 
 COUNTS = {"train": 61, "test": 9}
 
@@ -32,17 +28,12 @@ class SmallImages(tensorflow_datasets.core.GeneratorBasedBuilder):
 
     def _info(self):
         types = tensorflow_datasets.features
-        features = types.FeaturesDict(
-            {
-                "image": types.Image(shape=(5, 4, 3)),
-                "mask": types.Image(shape=(5, 4, 1)),
-                "label": types.ClassLabel(names=["even", "odd", "never"]),
-                "coarse": types.ClassLabel(num_classes=7),
-                "key": types.Text(),
-                "tags": types.Sequence(np.int64),
-            }
-        )
-        return tensorflow_datasets.core.DatasetInfo(builder=self, features=features, supervised_keys=("image", "label"))
+        features = {"image": types.Image(shape=(5, 4, 3)), "mask": types.Image(shape=(5, 4, 1)), "key": types.Text()}
+        features |= {"label": types.ClassLabel(names=["even", "odd", "never"])}
+        features |= {"coarse": types.ClassLabel(num_classes=7), "tags": types.Sequence(np.int64)}
+        keys = ("image", "label")
+        features = types.FeaturesDict(features)
+        return tensorflow_datasets.core.DatasetInfo(builder=self, features=features, supervised_keys=keys)
 
     def _split_generators(self, dl_manager):
         return {split: self._generate_examples(split) for split in COUNTS}
@@ -50,17 +41,9 @@ class SmallImages(tensorflow_datasets.core.GeneratorBasedBuilder):
     def _generate_examples(self, split):
         for number in range(COUNTS[split]):
             key = str(number if split == "train" else 1000 + number)
-            yield (
-                key,
-                {
-                    "image": picture(key)[:5],
-                    "mask": picture(key)[:5, :, :1],
-                    "label": number % 2,
-                    "coarse": number % 7,
-                    "key": key,
-                    "tags": list(range(number % 4)),
-                },
-            )
+            image = picture(key)[:5]
+            numbers = {"label": number % 2, "coarse": number % 7, "tags": list(range(number % 4))}
+            yield key, {"image": image, "mask": image[:, :, :1], "key": key, **numbers}
 
 
 class UnevenImages(SmallImages):
@@ -132,28 +115,6 @@ def test_every_way_of_reading_gives_what_was_written_in_the_same_order(folders):
             np.testing.assert_array_equal(result[key], values)
 
 
-def test_images_stay_as_they_are_stored_where_that_is_asked_for(folders):
-    for file_format, limit in WAYS:
-        keywords = dict(data_dir=folders[file_format], memory_limit_mb=limit)
-        encoded = sources.tfds("train[:5]", name="small_images", encoded=True, **keywords).read(
-            tf.range(5, dtype=tf.int64)
-        )
-        decoded = sources.tfds("train[:5]", name="small_images", **keywords).read(tf.range(5, dtype=tf.int64))
-        for content, image in zip(encoded["image"], decoded["image"], strict=True):
-            np.testing.assert_array_equal(tf.io.decode_image(content), image)
-        np.testing.assert_array_equal(encoded["label"], decoded["label"])
-    features = {"image": "image", "mask": "mask"}
-    of_two = sources.tfds("train[:5]", name="small_images", encoded=True, features=features, size=(5, 4), **keywords)
-    batch = of_two.read(tf.range(5, dtype=tf.int64))
-    assert batch["image"].dtype == tf.string and batch["mask"].shape == (5, 5, 4, 1)
-    uneven = sources.tfds(
-        "train", name="uneven_images", data_dir=folders["array_record"], features={"image": "image"}, encoded=True
-    )
-    batch = uneven.read(tf.constant([2, 0], tf.int64))
-    prepared = inception.image(batch, tf.zeros([2, 2], tf.int64), training=False, size=4)
-    assert prepared["image"].shape == (2, 4, 4, 3)
-
-
 @pytest.mark.parametrize("file_format, limit", slow_except(WAYS, [("array_record", 0)]))
 def test_slices_cross_shards(folders, file_format, limit):
     def source(split):
@@ -186,70 +147,29 @@ def test_images_of_several_sizes_need_a_size(folders):
     assert sorted(read_all(names)["name"].tolist()) == [str(k).encode() for k in range(9)]
 
 
-@pytest.mark.workers
-def test_constructor_leaves_tensorflow_untouched(folders):
-    program = f"""
-from tfdist.zoo import inception, sources
-made = [
-    sources.tfds("train[10:]", name="small_images", data_dir=folder, memory_limit_mb=limit)
-    for folder, limit in {[(folders[file_format], limit) for file_format, limit in WAYS]!r}
-]
-import tensorflow as tf
-# Raises once any operation has run.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
-)
-print([source.read(tf.constant([3, 50], tf.int64))["label"].numpy().tolist() for source in made])
-"""
-    result = forked.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    first, *others = eval(result.stdout)
-    assert others == [first] * 3
-
-
 # What is not there
 
 
-def run_command(message):
-    """Runs the Python program of the shell command in `message`, here, where the small data sets are known to tfds."""
-    (line,) = [line for line in message.splitlines() if line.strip().startswith("python -c")]
-    interpreter, flag, program = shlex.split(line)
-    assert (interpreter, flag) == ("python", "-c")
-    exec(program, {})
-
-
 def test_a_missing_data_set_is_reported_at_once_with_the_download_command(tmp_path):
-    started = time.monotonic()
-    with pytest.raises(FileNotFoundError) as caught:
-        sources.tfds("train", name="cifar10", data_dir=str(tmp_path))
-    assert time.monotonic() - started < 60  # tfds itself tries for minutes.
-    assert f"{tmp_path}/cifar10/" in str(caught.value) and "python -m tfdist prepare" in str(caught.value)
-    assert not list(tmp_path.iterdir())
-
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/cifar10/") as caught:
+        sources.tfds("train", name="cifar10", data_dir=str(tmp_path))  # tfds itself tries for minutes.
+    assert "python -m tfdist prepare" in str(caught.value) and not list(tmp_path.iterdir())
     with pytest.raises(FileNotFoundError) as caught:
         sources.tfds("train", name="small_images", data_dir=str(tmp_path))
-    run_command(str(caught.value))
-    assert len(sources.tfds("test", name="small_images", data_dir=str(tmp_path), memory_limit_mb=0)) == 9
-
-
-def test_download_fetches_once(tmp_path):
-    for _ in range(2):
+    # The command, run here, where the small data sets are known to tfds.
+    (line,) = [line for line in str(caught.value).splitlines() if line.strip().startswith("python -c")]
+    exec(shlex.split(line)[2], {})
+    for _ in range(2):  # It fetches once.
         source = sources.tfds("test", name="small_images:1.0.0", data_dir=str(tmp_path), download=True)
         assert len(source) == 9
-    assert list(tmp_path.glob("small_images/1.0.0/*.array_record*"))
-
-
-def test_a_failed_fetch_says_why(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(FileNotFoundError, match=r"'small_images' could not be downloaded"):
+    with pytest.raises(FileNotFoundError, match="'small_images' could not be downloaded"):
         sources.tfds("test", name="small_images", data_dir=str(tmp_path / "file"), download=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("far_images", r"localhost:9 does not answer"), ("broken_images", "connection reset")]
-)
+@pytest.mark.parametrize(("name", "reason"), [("far_images", "localhost:9"), ("broken_images", "connection reset")])
 def test_without_a_network_it_gives_up_at_once(tmp_path, name, reason):
-    with pytest.raises(FileNotFoundError, match=rf"'{name}' could not be downloaded: {reason}"):
+    with pytest.raises(FileNotFoundError, match=rf"'{name}' .*{reason}"):
         sources.tfds("test", name=name, data_dir=str(tmp_path / "new" / "data"), download=True)
     assert not list(tmp_path.glob("new/data/*_images/1.0.0/dataset_info.json"))
 
@@ -257,20 +177,19 @@ def test_without_a_network_it_gives_up_at_once(tmp_path, name, reason):
 @pytest.mark.parametrize(
     "keywords, words",
     [
-        (dict(name="small_image"), ["no dataset 'small_image'", "catalog"]),
-        (dict(name="small_images:7.0.0"), ["'small_images:7.0.0' cannot be used", "7.0.0"]),
-        (dict(split="valid"), ["no split 'valid'", "test, train"]),
-        (dict(split="train[61:]"), ["is empty", "61 examples"]),
-        (dict(features={"image": "picture"}), ["no feature 'picture'", "coarse, image, key, label, mask, tags"]),
-        (dict(features={"tags": "tags"}), ["'tags' has no fixed shape", "None"]),
-        (dict(size=3), ["size must be (height, width)", "3"]),
+        ({"name": "small_image"}, "(?s)'small_image'.*catalog"),
+        ({"name": "small_images:7.0.0"}, "'small_images:7.0.0'"),
+        ({"split": "valid"}, "'valid'.*test, train"),
+        ({"split": "train[61:]"}, "empty.*61 examples"),
+        ({"features": {"image": "picture"}}, "'picture'.*coarse, image, key, label, mask, tags"),
+        ({"features": {"tags": "tags"}}, "'tags' .*None"),
+        ({"size": 3}, r"size .*\(height, width\).*3"),
     ],
 )
 def test_messages_name_what_is_wrong(folders, keywords, words):
     keywords = {"split": "train", "name": "small_images", "data_dir": folders["tfrecord"], **keywords}
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=words):
         sources.tfds(**keywords)
-    assert all(word in str(caught.value) for word in words), caught.value
 
 
 # Damage
@@ -302,30 +221,15 @@ def test_a_damaged_record_is_named(tmp_path, file_format, limit, how):
     with pytest.raises(ValueError, match=rf"'{re.escape(str(path))}' ({words}|is damaged)"):
         source = sources.tfds("train", name="small_images", data_dir=str(tmp_path), memory_limit_mb=limit)
         source.verify()
-    if file_format == "tfrecord":  # Found while its records were counted.
-        return
-    with pytest.raises((ValueError, tf.errors.OpError)) as caught:
-        read_all(source)
-    if limit:
-        assert isinstance(caught.value, ValueError) and str(path) in str(caught.value)
-
-
-def test_an_image_that_is_none_is_named(tmp_path):
-    """The record is complete, but its content is not an image."""
-    path = damaged(tmp_path, "tfrecord", "nothing")
-    records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for number, record in enumerate(records):
-            writer.write(record.replace(b"PNG", b"GNP") if number == 5 else record)
-    source = sources.tfds("train", name="small_images", data_dir=str(tmp_path))
-    with pytest.raises(ValueError, match=rf"the record at byte \d+ of '{re.escape(str(path))}' cannot be read"):
-        source.verify()
+    if file_format == "array_record":  # Of the other one it is found while its records are counted.
+        with pytest.raises((ValueError, tf.errors.OpError)) as caught:
+            read_all(source)
+        assert not limit or (isinstance(caught.value, ValueError) and str(path) in str(caught.value))
 
 
 def test_a_missing_file_is_named(tmp_path):
     path = damaged(tmp_path, "array_record", "nothing")
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=rf"is incomplete: there is no file '{re.escape(str(path))}'"):
+    with pytest.raises(FileNotFoundError, match=rf"'{re.escape(str(path))}'"):
         sources.tfds("train", name="small_images", data_dir=str(tmp_path))
     assert len(sources.tfds("train[:10]", name="small_images", data_dir=str(tmp_path))) == 10
-    assert pathlib.Path(path).parent.exists()

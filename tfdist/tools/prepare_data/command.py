@@ -11,7 +11,6 @@ import argparse
 import functools
 import inspect
 import json
-import re
 import shlex
 import time
 from collections.abc import Callable
@@ -31,8 +30,8 @@ FILES_HEADER = ("split", "images", "MB", "seconds", "images/s")
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags."""
     parser.add_config()
-    meaning = "Write images of this shorter side, as --size=256, smaller ones as they are; or of HEIGHTxWIDTH."
-    parser.add_argument("--size", metavar="SIZE", type=parse_size, help=meaning)
+    meaning = "Write images of this shorter side, as --size=256, smaller ones as they are."
+    parser.add_argument("--size", metavar="PIXELS", type=tool_flags.at_least(1), help=meaning)
     meaning = "With --size: the folder, which gets a folder for each split."
     parser.add_argument("--output", metavar="DIR", type=tool_flags.path, help=meaning)
 
@@ -42,15 +41,6 @@ def main(args: argparse.Namespace) -> None:
     if (args.size is None) != (args.output is None):
         raise ValueError("give both --size=256 and --output=FOLDER to write images, or neither.")
     process_exit.run_and_exit(functools.partial(prepare_or_write, args), saves=False)
-
-
-def parse_size(word: str) -> tuple[int, int] | int:
-    """Returns the size that `word` means, "256" or "HEIGHTxWIDTH"."""
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)?", word):
-        text = f"give HEIGHTxWIDTH in pixels, such as 256x256, or one number, the shorter side. Received: {word!r}"
-        raise argparse.ArgumentTypeError(text)
-    numbers = [int(each) for each in word.split("x")]
-    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
 def with_download(spec: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +102,7 @@ def prepare(config: config_lib.Config) -> list[tuple]:
     return rows
 
 
-def write_files(config: config_lib.Config, size: tuple[int, int] | int, output: Path) -> list[tuple]:
+def write_files(config: config_lib.Config, size: int, output: Path) -> list[tuple]:
     """Downloads both splits, and writes their images to `output`.
 
     Returns a row of `FILES_HEADER` for each split, without its slice. Raises ValueError if the config cannot be used,
@@ -123,15 +113,13 @@ def write_files(config: config_lib.Config, size: tuple[int, int] | int, output: 
     from tfdist.tools.prepare_data import resized_files
 
     features.check(config)
-    encoded = config.data.source.get("encoded")
     spec = config.data.source = with_encoded(with_download(config.data.source))
     rows = []
     both = [split for split in (config.data.train_split, config.data.evaluation_split) if split is not None]
     for split in dict.fromkeys(split.partition("[")[0] for split in both):
         source = inputs_lib.open_source(config, split)
-        channels = 3 if encoded else getattr(source, "channels", 3)  # Training reads pixels, in grey or in colour.
         with stream.name_damaged_example(source):
-            num_bytes, seconds = resized_files.write_split(source, spec, split, size, channels, output)
+            num_bytes, seconds = resized_files.write_split(source, spec, split, size, output)
         rate = round(len(source) / seconds) if seconds else "present"
         rows.append((split, len(source), round(num_bytes / 1e6, 1), round(seconds, 1), rate))
     return rows

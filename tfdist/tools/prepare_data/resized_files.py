@@ -5,7 +5,6 @@ The files are those of a cache on disk (`tfdist.data.cache.example_files`), a fo
 """
 
 import errno
-import functools
 import os
 import sys
 import time
@@ -30,23 +29,19 @@ QUALITY = 90
 _PROGRESS_SECONDS = 20.0
 
 
-def write_split(
-    source: Source, spec: dict[str, Any], split: str, size: tuple[int, int] | int, channels: int, output: Path
-) -> tuple[int, float]:
+def write_split(source: Source, spec: dict[str, Any], split: str, size: int, output: Path) -> tuple[int, float]:
     """Writes the examples of `split` to OUTPUT/SPLIT, completely or not at all, unless they are there.
 
     Args:
-        source: the split; "image" is encoded, string [n], or uint8 [n, h, w, c]. Other columns are kept.
+        source: the split; "image" is encoded, string [n]. Other columns are kept.
         spec: of the source, to know it again.
-        size: (height, width), exactly; or the shorter side in pixels at most, with the aspect ratio kept.
-        channels: of images that the source does not decode: 1 (grey) or 3 (colour).
+        size: the shorter side in pixels at most, with the aspect ratio kept.
 
     Returns bytes of the files, and seconds that writing took, 0 if they were there. Raises ValueError if another
     folder is there, or the source has no images; OSError, which names the folder, if it cannot be written.
     """
     folder = output / split
-    made = {"source": diff.to_json(spec), "split": split, "to": "jpeg", "size": diff.to_json(size)}
-    made |= {"quality": QUALITY, "channels": channels}
+    made = {"source": diff.to_json(spec), "split": split, "size": size, "quality": QUALITY}
     made |= {"fingerprint": getattr(source, "fingerprint", str)(), "examples": len(source)}
     made["modified"] = getattr(source, "modified", str)()
     facts = {"made": made, "num_classes": getattr(source, "num_classes", None)}
@@ -57,7 +52,7 @@ def write_split(
         with example_files.hold_lock(output / f".{split}.lock"):
             present = folder.exists()
             if not present:
-                example_files.write(folder, _chunks(source, size, channels, split), len(source), facts)
+                example_files.write(folder, _chunks(source, size, split), len(source), facts)
             elif different := _difference(example_files.read_manifest(folder), made):
                 raise ValueError(
                     f"--output={output}: {split!r} is there, made from other data, with other flags or not by this "
@@ -86,12 +81,11 @@ def _difference(manifest: dict[str, Any] | None, wanted: dict[str, Any]) -> str:
     return "" if name is None else f"{name}={present.get(name)!r}, not {wanted[name]!r}"
 
 
-def _chunks(source: Source, size: tuple[int, int] | int, channels: int, split: str) -> Iterator[dict[str, np.ndarray]]:
+def _chunks(source: Source, size: int, split: str) -> Iterator[dict[str, np.ndarray]]:
     read = autograph.convert_read(source)
     done, started, shown = 0, time.perf_counter(), time.perf_counter()
     with tf.device("CPU:0"):
-        store = functools.partial(_store, size=size, channels=channels)
-        for chunk in example_files.chunks(lambda ids: store(read(ids)), len(source), _CHUNK):
+        for chunk in example_files.chunks(lambda ids: _store(read(ids), size), len(source), _CHUNK):
             yield chunk
             done += len(chunk["image"])
             if time.perf_counter() - shown > _PROGRESS_SECONDS:
@@ -100,42 +94,28 @@ def _chunks(source: Source, size: tuple[int, int] | int, channels: int, split: s
                 print(f"{split}: {done:,} of {len(source):,} images, {rate:,.0f} images/s", file=sys.stderr, flush=True)
 
 
-def _store(batch: Batch, *, size: tuple[int, int] | int, channels: int) -> Batch:
+def _store(batch: Batch, size: int) -> Batch:
     """Returns the batch with its images as JPEGs."""
     images = batch.get("image")
-    decoded = images is not None and images.dtype == tf.uint8 and images.shape.rank == 4
-    if not decoded and (images is None or images.dtype != tf.string):
+    if images is None or images.dtype != tf.string:
         found = {name: (value.dtype.name, tuple(value.shape)) for name, value in batch.items()}
-        raise ValueError(
-            f'--size needs a source of images: "image", encoded, string [n], or uint8 [n, h, w, c]. Received: {found}'
-        )
-    channels = images.shape[-1] if decoded else channels
+        raise ValueError(f'--size needs a source of encoded images, "image" string [n]. Received: {found}')
 
     def store(content: tf.Tensor) -> tf.Tensor:
-        pixels = content if decoded else tf.io.decode_image(content, channels=channels, expand_animations=False)
-        pixels = tf.ensure_shape(pixels, [None, None, channels])
-        encoded = tf.io.encode_jpeg(resize(pixels, size), quality=QUALITY)
-        if decoded or not isinstance(size, int):
-            return encoded
+        pixels = tf.io.decode_image(content, channels=3, expand_animations=False)
+        pixels = tf.ensure_shape(pixels, [None, None, 3])
         # A JPEG that is small enough is not compressed a second time.
-        jpeg = tf.io.is_jpeg(content)
-        stored = tf.cond(jpeg, lambda: tf.io.extract_jpeg_shape(content), lambda: tf.shape(pixels))
-        kept = jpeg & (tf.reduce_min(stored[:2]) <= size) & (stored[2] <= channels)
-        return tf.where(kept, content, encoded)
+        kept = tf.io.is_jpeg(content) & (tf.reduce_min(tf.shape(pixels)[:2]) <= size)
+        return tf.where(kept, content, tf.io.encode_jpeg(_resize(pixels, size), quality=QUALITY))
 
     string = tf.TensorSpec([], tf.string)
     stored = tf.map_fn(store, images, fn_output_signature=string, parallel_iterations=_PARALLEL_IMAGES)
     return {**batch, "image": stored}
 
 
-def resize(pixels: tf.Tensor, size: tuple[int, int] | int) -> tf.Tensor:
-    """Scales one image, uint8 [h, w, c], bilinear with antialiasing.
-
-    To (height, width); or to the shorter side: the aspect ratio is kept, and a smaller image its size.
-    """
-    if isinstance(size, int):
-        height_width = tf.shape(pixels)[:2]
-        shorter = tf.reduce_min(height_width)
-        factor = size / tf.maximum(shorter, size)
-        size = tf.maximum(1, tf.cast(tf.round(tf.cast(height_width, tf.float64) * factor), tf.int32))
-    return tf.saturate_cast(tf.round(tf.image.resize(pixels, size, antialias=True)), tf.uint8)
+def _resize(pixels: tf.Tensor, size: int) -> tf.Tensor:
+    """Scales one image to the shorter side `size`, bilinear with antialiasing; a smaller image keeps its size."""
+    height_width = tf.shape(pixels)[:2]
+    factor = size / tf.maximum(tf.reduce_min(height_width), size)
+    shape = tf.maximum(1, tf.cast(tf.round(tf.cast(height_width, tf.float64) * factor), tf.int32))
+    return tf.saturate_cast(tf.round(tf.image.resize(pixels, shape, antialias=True)), tf.uint8)

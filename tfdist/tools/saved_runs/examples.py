@@ -1,5 +1,6 @@
-"""Files to predict as a source of examples: images, .npy and .npz arrays, tables, lines of text."""
+"""Files to predict as a source of examples: images, .npy and .npz arrays, tables."""
 
+import functools
 import os
 import sys
 import zipfile
@@ -12,12 +13,11 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import specs
-from tfdist.tools.prepare_data import resized_files
 from tfdist.tools.saved_runs import model as model_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-ARRAYS, TABLES, TEXTS = (".npz", ".npy"), (".csv", ".tsv", ".parquet", ".pq"), (".txt",)
+ARRAYS, TABLES = (".npz", ".npy"), (".csv", ".tsv", ".parquet", ".pq")
 _PARALLEL_IMAGES = 16
 # Its modules find, read and encode the examples of files as in the training.
 _SOURCES = "tfdist.zoo.sources"
@@ -80,7 +80,8 @@ class ImageFiles(Rows):
         image = tf.io.decode_image(tf.io.read_file(path), channels=self._shape[-1], expand_animations=False)
         image = tf.ensure_shape(image, [None, None, self._shape[-1]])
         fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], self._shape[:2]))
-        image = tf.cond(fits, lambda: image, lambda: resized_files.resize(image, self._shape[:2]))
+        resize = functools.partial(tf.image.resize, image, self._shape[:2], antialias=True)
+        image = tf.cond(fits, lambda: image, lambda: tf.saturate_cast(tf.round(resize()), tf.uint8))
         return tf.cast(tf.ensure_shape(image, self._shape), self._dtype)
 
     def damaged(self) -> list[str]:
@@ -105,7 +106,7 @@ def size_of(path: Path | str) -> tuple[int, int]:
 
 
 def find(words: Sequence[str]) -> tuple[str, list[Path]]:
-    """Returns the kind of the files that `words` name, "images", "arrays", "table" or "text", and the files.
+    """Returns the kind of the files that `words` name, "images", "arrays" or "table", and the files.
 
     Of folders, images are taken, those in folders below too; what is left out is printed. Raises ValueError if there
     are none, or several kinds.
@@ -126,14 +127,14 @@ def find(words: Sequence[str]) -> tuple[str, list[Path]]:
         else:
             raise ValueError(f"There is no file or folder {os.path.abspath(path)}.")
     suffixes = {path.suffix.lower() for path in found}
-    for kind, known in (("images", IMAGES), ("arrays", ARRAYS), ("table", TABLES), ("text", TEXTS)):
+    for kind, known in (("images", IMAGES), ("arrays", ARRAYS), ("table", TABLES)):
         if suffixes <= {*known}:
             if kind != "images" and len(found) > 1:
                 raise ValueError(f"Give one file of this kind. Received: {', '.join(map(str, found[:3]))}")
             return kind, found
     raise ValueError(
         f"Files must be images ({', '.join(IMAGES)}), or one array ({', '.join(ARRAYS)}), or one table "
-        f"({', '.join(TABLES)}), or one text ({', '.join(TEXTS)}). Received: {', '.join(sorted(suffixes))}"
+        f"({', '.join(TABLES)}). Received: {', '.join(sorted(suffixes))}"
     )
 
 
@@ -165,24 +166,6 @@ def read_arrays(path: Path, shapes: Mapping[str, Sequence[int | None] | None]) -
 
 def _text(shape: Sequence[int | None] | None) -> str:
     return "..." if shape is None else ", ".join("any" if size is None else str(size) for size in shape)
-
-
-def read_lines(path: Path, characters: Sequence[str], length: int) -> tuple[np.ndarray, list[str]]:
-    """Returns the end of each line of a text, as numbers of its characters, int32 [lines, length], and the lines.
-
-    Empty lines are left out. Shorter ones are filled with spaces at their beginning, or with the first known character.
-    `characters` are those of the training, in the order of their numbers. Raises ValueError for another character.
-    """
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8: {error}") from None
-    if unknown := sorted({*"".join(lines)} - {*characters}):
-        raise ValueError(f"{path}: the text of the training has no {''.join(unknown)!r}.")
-    numbers = {character: number for number, character in enumerate(characters)}
-    fill = numbers.get(" ", 0)
-    rows = [[fill] * (length - len(line)) + [numbers[each] for each in line[-length:]] for line in lines]
-    return np.array(rows, np.int32).reshape(-1, length), lines
 
 
 def read_table(saved: SavedRun, key: str, path: Path) -> Rows:
@@ -231,15 +214,6 @@ def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str]) -> 
         return ImageFiles(files, size, tf.float32 if saved.config is None else tf.uint8, saved.classes)
     if kind == "table" and saved.label_column:
         return read_table(saved, key, files[0])
-    if (
-        kind == "text"
-        and shape
-        and len(shape) == 1
-        and shape[0]
-        and all(len(name) == 1 for name in saved.classes or ["no"])
-    ):
-        rows, lines = read_lines(files[0], saved.classes, shape[0])
-        return Rows({key: rows}, names=lines, kind="line")
     names = ", ".join(f"{name} [n, {_text(each)}]" for name, each in shapes.items())
     raise ValueError(f"{saved.workdir} was not trained on a {kind}: give a .npz file with {names}.")
 

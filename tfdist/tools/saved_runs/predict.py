@@ -1,7 +1,7 @@
 """Predicts files with the model of a run: `python -m tfdist predict RUN FILES`.
 
-RUN is the workdir of a run. FILES are images, folders of images, one .npy or .npz file, one table (.csv, .tsv,
-.parquet) or one text. They are prepared as in an evaluation of the run.
+RUN is the workdir of a run. FILES are images, folders of images, one .npy or .npz file, or one table (.csv, .tsv,
+.parquet). They are prepared as in an evaluation of the run.
 
     python -m tfdist predict runs/cats photos/ --out=cats.csv
     srun python -m tfdist predict runs/cats photos/ --out=cats.csv --checkpoint=best
@@ -66,7 +66,7 @@ def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str], which:
         if damaged := source.damaged():
             raise ValueError("\n".join(damaged)) from None
         raise
-    return found[:, -1] if source.kind == "line" and found.ndim == 3 else found, source
+    return found, source
 
 
 def class_names(saved: SavedRun, count: int) -> list[str]:
