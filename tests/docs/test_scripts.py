@@ -1,7 +1,6 @@
-"""Scripts of Keras' guides, and those of the pages for people who come from elsewhere, run on two workers."""
+"""The scripts of the pages for people who come from elsewhere run on two workers."""
 
 import csv
-import functools
 import json
 import pathlib
 import re
@@ -11,52 +10,6 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, run_all
 from topologies import command, environments
-
-# Those of Keras' guides that run together.
-SETS = [("mnist_convnet", "transfer_learning"), ("timeseries", "text_classification", "autoencoder")]
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """script -> what came of it under Keras' own fit on one device, and under tfdist.fit on two workers."""
-
-    @functools.cache
-    def results(names: tuple[str, ...]) -> list[dict]:
-        directory, found = tmp_path_factory.mktemp("scripts"), []
-        for how, workers in (("keras", 1), ("tfdist", 2)):
-            path = directory / f"{how}.json"
-            line = [sys.executable, "tests/scripts/trial.py", how, str(path), *names]
-            run_all([line] * workers, environments(workers), timeout=1500.0)
-            found.append(json.loads(path.read_text()))
-        return found
-
-    def of_script(name: str) -> list[dict]:
-        (names,) = [names for names in SETS if name in names]
-        return [result[name] for result in results(names)]
-
-    return of_script
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["transfer_learning", "timeseries", "autoencoder"])
-def test_without_dropout_the_numbers_are_those_of_keras_on_one_device(found, name):
-    before, after = found(name)
-    assert list(after["history"]) == list(before["history"])
-    for key, values in before["history"].items():
-        np.testing.assert_allclose(after["history"][key], values, rtol=2e-4, atol=2e-4, err_msg=key)
-    np.testing.assert_allclose(after["evaluated"], before["evaluated"], rtol=2e-4, atol=2e-4)
-    # Adam makes whole steps of gradients that are no more than roundings.
-    np.testing.assert_allclose(after["predicted"], before["predicted"], rtol=1e-3, atol=5e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["mnist_convnet", "text_classification"])
-def test_with_dropout_they_learn_as_much(found, name):
-    before, after = found(name)
-    assert list(after["history"]) == list(before["history"])
-    assert np.shape(after["predicted"]) == np.shape(before["predicted"])
-    assert before["evaluated"][1] > 0.9 and after["evaluated"][1] > 0.9
-    assert abs(after["evaluated"][0] - before["evaluated"][0]) < 0.25
 
 
 def scripts(page: str) -> dict[str, str]:
