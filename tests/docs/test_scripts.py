@@ -1,4 +1,4 @@
-"""Scripts of Keras' guides, and those of the pages for people who come from elsewhere, run on two workers."""
+"""The scripts of the pages for people who come from elsewhere run on two workers."""
 
 import csv
 import json
@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, run_all
 from topologies import command, environments
-
-# Those of Keras' guides that run together.
 
 
 def scripts(page: str) -> dict[str, str]:
