@@ -23,7 +23,7 @@ def cte_power(tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_ring_goes_from_node_to_node(cte_power, tmp_path):
-    words = ["salloc", "-N2", "--ntasks-per-node=1", *COURSE, "piz_daint", "--task=ring", f"--workdir={tmp_path}"]
+    words = ["salloc", "-N2", "--ntasks-per-node=1", *COURSE, "piz_daint", "ring", f"--workdir={tmp_path}"]
     done = cte_power.run(words, env=ON_CPUS, cwd=REPOSITORY, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "$ srun python -m tfdist all_reduce --ring" in done.stdout
@@ -57,7 +57,7 @@ def test_the_loop_of_idris_and_tfdist_main_train_on_both_nodes(tmp_path):
     (tmp_path / "slurm").mkdir()
     # TensorFlow's own resolver, as on the page, sorts the names of the nodes: with n9 and n10 the loop waits for ever.
     with slurm_cluster(tmp_path / "slurm", nodes=("n1", "n2"), cpus=4) as cluster:
-        words = ["salloc", "-N2", "--ntasks-per-node=1", *COURSE, "jean_zay", "--task=2", f"--workdir={tmp_path}"]
+        words = ["salloc", "-N2", "--ntasks-per-node=1", *COURSE, "jean_zay", "2", f"--workdir={tmp_path}"]
         done = cluster.run(words, env=ON_CPUS, cwd=REPOSITORY, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "$ srun python docs/courses/jean_zay_loop.py --replicas=2 " in done.stdout

@@ -101,6 +101,7 @@ FLAGS: dict[tuple[str, str], str] = {
     ("multiple_of", "memory_mb"): "the batch is doubled: start with a multiple, such as --smallest=24.",
     ("powers_of_two", "memory_mb"): "the batch is doubled from --smallest on.",
     ("largest", "memory_mb"): "the batch is doubled until it does not fit.",
+    ("task", "data"): "name the task after the course: tfdist course cte_power 7.",
     ("to", "output"): "images are written as JPEGs: give --size and --output.",
     ("quality", "output"): "images are written as JPEGs of quality 90.",
     ("seconds", "job_minutes"): "reading is measured for 2 s.",
