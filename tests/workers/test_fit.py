@@ -128,7 +128,7 @@ def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_the_square(foun
         ("outside", r"Sequential or its optimizer was made outside of cluster\.scope\(\)"),
         ("uncompiled", r"Call model\.compile\(optimizer=\.\.\., loss=\.\.\.\)"),
         ("vectors", r'^A loss with reduction=None is not a scalar: use reduction="sum_over_batch_size"'),
-        ("frozen", r"has no weights to train: of its 4 all are frozen"),
+        ("frozen", r"has no weights to train: all 4 are frozen"),
         ("lengths", r"same number of samples.*'x' sizes: 53\s+'y' sizes: 9"),
         (
             "no_cluster",
