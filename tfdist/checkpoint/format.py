@@ -110,7 +110,7 @@ def write(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         if not directory.is_dir():
-            directory.mkdir(exist_ok=True)  # Without parents: a lost mount is an error.
+            directory.mkdir(exist_ok=True)  # Does not create parents: a lost mount is an error.
             files.sync_directory(directory.parent)
         temporary.mkdir()
         # NumPy's format supports only NumPy's dtypes: bfloat16 and float8 are stored as unsigned integers.

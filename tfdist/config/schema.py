@@ -66,8 +66,8 @@ class Data:
     shards: Literal["batch", "fixed", "contiguous"] = "batch"
     """Which examples each of the W workers reads. "batch": its shard of each batch, which may contain any example.
     "fixed": worker i mod W always reads example i, so a cache needs 1/W of the space. "contiguous": each worker reads a
-    range of consecutive examples, so it opens only the files with these. With "fixed" and "contiguous" the result
-    depends on the number of workers; runs on the same number of workers repeat and resume bit for bit."""
+    range of consecutive examples, so it opens only the files that contain them. With "fixed" and "contiguous" the
+    result depends on the number of workers; runs on the same number of workers repeat and resume bit for bit."""
     cache: Literal["none", "raw", "prepared"] = "none"
     """Cache of the examples: "none"; "raw": the examples as read from the source; "prepared": the output of `prepare`,
     which must not be random. The first read fills the cache with the whole split. A cache does not change the
@@ -258,7 +258,7 @@ class Config:
         default_factory=lambda: {"target": "tfdist.zoo.objectives:classification"}
     )
     """objective(model, batch, *, training, **kw) -> {"loss": [n], "accuracy": [n], ...}: one value per example. A
-    keyword argument `inputs` is the key of the batch's entry with which the model is called."""
+    keyword argument `inputs` is the key of the batch entry that is passed to the model."""
     optimizer: dict[str, Any] = dataclasses.field(default_factory=default_optimizer)
     """optimizer(schedule, **kw) -> keras.optimizers.Optimizer; `schedule` is the result of learning_rate.schedule. An
     argument `learning_rate` is a number, an alias of learning_rate.peak."""

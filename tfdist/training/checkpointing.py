@@ -65,7 +65,7 @@ def _collect(tools: LoopTools, state: TrainingState, *, wait: bool = False) -> C
 def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     """After a replica mismatch, saves the chief's state in workdir/mismatch. Every worker calls it.
 
-    Its directory is not that of the checkpoints, so that no run resumes from it automatically.
+    It is not saved among the checkpoints, so that no run resumes from it automatically.
     """
     run = tools.run
     if run.workdir is None:

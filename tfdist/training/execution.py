@@ -51,7 +51,7 @@ class Execution:
 
     @property
     def save_requested(self) -> bool:
-        """Whether a worker requests a checkpoint and none requests a stop: a save adds a small fraction to the sum."""
+        """Whether a worker requests a checkpoint, which adds a fraction to the sum, and no worker requests a stop."""
         return 0 < self.totals["stop"] < 1
 
 

@@ -95,7 +95,7 @@ def make_update(
 
 
 def flag_nonfinite_loss(following: Stage, update: Update) -> tf.Tensor | None:
-    """Adds a flag, 1 if this replica's loss is non-finite, else 0; with the sum all replicas decide the same."""
+    """Adds a flag, 1 if this replica's loss is non-finite, else 0, so that all replicas decide by the same sum."""
     flag = tf.where(tf.math.is_finite(update.loss), 0.0, 1.0)
     return following(dataclasses.replace(update, flags=[*update.flags, flag]))
 
