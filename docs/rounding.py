@@ -1,4 +1,4 @@
-"""Measures "to rounding": how far the weights of two and four workers are from those of one, step by step.
+"""Measures "up to rounding": how far the weights of two and four workers are from those of one, step by step.
 
 usage: python docs/rounding.py [--models=mlp,mnist,resnet20] [--dtypes=float32,float64] [--workers=1,2,4]
        [--steps=5,20,100,360] [--same_start] [--directory=DIR]

@@ -21,7 +21,7 @@ from tfdist.training import features
 
 
 def train_or_evaluate(args: argparse.Namespace) -> int:
-    """Runs the training or evaluation that the flags name; returns the exit code."""
+    """Runs the training or evaluation that the flags request; returns the exit code."""
     from tfdist.training import loop, setup
 
     trains = args.mode == "train"
@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Parses the command line; before the config file is run, which may import TensorFlow, chooses oneDNN."""
+    """Parses the command line; chooses oneDNN before it runs the config file, which may import TensorFlow."""
     parser = tool_flags.Parser("python -m tfdist.main", __doc__)
     parser.add_run_flags()
     parser.usage = "python -m tfdist.main --config=FILE [flags]"

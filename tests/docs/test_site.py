@@ -69,5 +69,5 @@ def test_pages_name_one_another_by_links_and_functions_have_their_docstrings(sit
     guide = (site / "guide.html").read_text()
     assert 'href="slurm.html"' in guide and "docs/slurm.md" not in guide
     fields = (site / "api" / "config.html").read_text()
-    assert "Global batch: examples per step over all replicas," in fields and "Fields:" not in fields
+    assert "Global batch size: examples per step over all replicas," in fields and "Fields:" not in fields
     assert "validation_split" in (site / "api" / "scripts.html").read_text()

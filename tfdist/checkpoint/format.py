@@ -36,7 +36,8 @@ FORMAT = 1
 CALLBACKS = "callbacks/"
 # The number that Keras adds to names of layers and optimizers, as in dense_2.
 _NUMBER = re.compile(r"_\d+")
-# For this long, by default, NFS may still list a checkpoint that another host has removed; the pause between trials.
+# Seconds for which NFS, by default, may still list a checkpoint that another host has removed; seconds between
+# attempts.
 _STALE_SECONDS, _LOOK_SECONDS = 60.0, 0.5
 
 
@@ -109,7 +110,7 @@ def write(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         if not directory.is_dir():
-            directory.mkdir(exist_ok=True)  # Not its parents: a lost mount is an error.
+            directory.mkdir(exist_ok=True)  # Does not create parents: a lost mount is an error.
             files.sync_directory(directory.parent)
         temporary.mkdir()
         # NumPy's format supports only NumPy's dtypes: bfloat16 and float8 are stored as unsigned integers.
@@ -196,7 +197,7 @@ def verify(path: Path) -> Saved:
 
 
 def _is_final(error: Exception) -> bool:
-    """Returns whether an error is raised as it is: it does not say that the content is damaged."""
+    """Returns whether to raise `error` unchanged, instead of reporting damaged content."""
     return isinstance(error, DamagedCheckpointError | OSError) and not isinstance(error, files.NO_FILE)
 
 
@@ -208,8 +209,8 @@ def newest_valid(directory: Path, report: Callable[[str], None], *, is_ours: boo
 
     Raises:
         DamagedCheckpointError: checkpoints exist, but none is valid. Starting from scratch would overwrite the run.
-        OSError: one could not be read for a minute. It is not skipped: a run that resumes from an older one would
-            overwrite it.
+        OSError: a checkpoint could not be read for a minute. It is not skipped: a run that resumes from an older one
+            would overwrite it.
     """
     if os.path.lexists(directory) and not directory.is_dir():
         raise DamagedCheckpointError(f"{directory} is not a directory: restore it, or choose another --workdir.")
@@ -234,7 +235,7 @@ def newest_valid(directory: Path, report: Callable[[str], None], *, is_ours: boo
         except OSError as error:
             if time.monotonic() > give_up:
                 raise OSError(
-                    f"{directory} has a checkpoint that cannot be read, and may be whole: {error}. Mend the file "
+                    f"{directory} has a checkpoint that cannot be read, but may be intact: {error}. Repair the file "
                     "system, and run the same command again; or move that checkpoint away to resume from an older one."
                 ) from None
             time.sleep(_LOOK_SECONDS)
@@ -278,8 +279,8 @@ def check_variables(saved: Saved, variables: Mapping[str, Any]) -> dict[str, str
     """Checks that a checkpoint holds exactly `variables`; a ValueError lists the differences.
 
     Returns:
-        Name here -> name in the checkpoint; empty if all are equal. Names differ if a restarted script makes other
-        layers before, as Keras numbers layers that have no name.
+        Name here -> name in the checkpoint; empty if all are equal. Names differ if a restarted script creates other
+        layers first, because Keras numbers unnamed layers.
     """
     expected = {name: (list(v.shape), keras.backend.standardize_dtype(v.dtype)) for name, v in variables.items()}
     found = {name: array for name, array in saved.arrays.items() if not name.startswith(CALLBACKS)}
@@ -314,7 +315,7 @@ def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]
                 yield name, _with_dtype(arrays[name], saved.arrays[name][1])
     except MemoryError:
         raise
-    except Exception as error:  # NumPy and zipfile raise some seven types for damaged files.
+    except Exception as error:  # NumPy and zipfile raise about seven error types for damaged files.
         if _is_final(error):
             raise
         raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {type(error).__name__}: {error}") from None
@@ -326,12 +327,10 @@ def callback_names(saved: Saved) -> list[str]:
 
 
 def _with_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Returns an array as read from a file with its dtype, which may not be one of NumPy's, such as bfloat16."""
+    """Returns an array, as read from a file, with its saved dtype, which NumPy may lack, such as bfloat16."""
     if array.dtype.name != dtype:
         return array.view(getattr(ml_dtypes, dtype))
-    return array.astype(
-        array.dtype.newbyteorder("="), copy=False
-    )  # To the native byte order: names of dtypes have none.
+    return array.astype(array.dtype.newbyteorder("="), copy=False)  # In native byte order: names of dtypes have none.
 
 
 def _sha256(path: Path) -> str:

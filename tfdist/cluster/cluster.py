@@ -73,7 +73,7 @@ class Cluster:
     def scope(self) -> AbstractContextManager:
         """Returns the scope in which models, optimizers and metrics are created.
 
-        At its end new variables get the chief's values, which is a collective.
+        On exit, new variables are set to the chief's values. Collective.
         """
         if self.num_workers == 1:
             return self.strategy.scope()
@@ -82,7 +82,7 @@ class Cluster:
         return broadcasts.scope(self.strategy, self._equalise)
 
     def _equalise(self, variables: list[tf.Variable]) -> None:
-        """Sets new variables to the chief's values where a worker has others. Collective.
+        """Sets new variables to the chief's values if they differ on any worker. Collective.
 
         Raises:
             ValueError: the workers have created different numbers of variables.
@@ -94,7 +94,7 @@ class Cluster:
         if len({*counts}) > 1:
             raise ValueError(
                 "The workers have created different numbers of variables in cluster.scope(), by rank: "
-                f"{', '.join(map(str, counts))}. Build the same model on all."
+                f"{', '.join(map(str, counts))}. Build the same model on all workers."
             )
         if variables:
             found = self.all_gather(broadcasts.hash_values(self.strategy, variables))
@@ -145,7 +145,7 @@ class Cluster:
         """
 
         def row(*arguments: tf.Tensor) -> tf.Tensor:
-            # By a sum, which every strategy has: each replica fills its row, the others are zero. Exact for all dtypes.
+            # By a sum, which every strategy has: a replica fills its row and leaves the others 0. Exact for all dtypes.
             result = compute(*arguments)
             is_own = tf.equal(tf.range(self.num_replicas), replicas.replica_id())
             return tf.where(is_own[:, tf.newaxis], result[tf.newaxis], tf.zeros([], result.dtype))
@@ -165,7 +165,7 @@ class Cluster:
         return int(self.all_gather([int(value)])[0, 0])
 
     def all_gather_text(self, text: str) -> list[str]:
-        """Gathers a text of each worker on every worker, in rank order. Collective."""
+        """Gathers one string from each worker on every worker, in rank order. Collective."""
         encoded = text.encode()
         sizes = self.all_gather([len(encoded)])[:, 0].tolist()
         words = np.zeros(-(-max(sizes) // 8), np.int64)
@@ -194,7 +194,7 @@ class Cluster:
         return broadcasts.bytes_of_chief(value, size, self.is_chief, self.compiled[key])
 
     def make_broadcast_variables(self, variables: Iterable[keras.Variable | tf.Variable]) -> Callable[[], None]:
-        """Returns a function that sets variables, but no strings, to the chief's values on every worker. Collective."""
+        """Returns a function that sets variables (except strings) to the chief's values on every worker. Collective."""
         if self.num_workers == 1:
             return lambda: None
         from tfdist.cluster.several_workers import broadcasts

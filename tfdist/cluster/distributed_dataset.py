@@ -2,7 +2,7 @@
 
 tf.data tunes each iterator in a thread that sleeps up to a minute between two rounds. Closing an iterator wakes the
 thread and joins it; but `CancellationManager::StartCancel` wakes it before `IsCancelled` is true, so it may sleep
-again, often on a single CPU core. Closing then takes up to a minute, too long at the end of a job's time. Without
+again, often on a single CPU core. Closing then takes up to a minute, too long near a job's time limit. Without
 autotuning, `tf.data.AUTOTUNE` is one call per CPU core.
 """
 
@@ -18,7 +18,7 @@ from tfdist.config.patching import patch
 def distribute(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Iterator:
     """Returns an iterator over this worker's `dataset`, which has one element per local replica and step.
 
-    A single replica on the CPU that also holds the dataset reads it itself. TensorFlow's iterator for several devices
+    A single replica on the CPU reads the dataset, which is there, directly. TensorFlow's iterator for several devices
     passes each element through two more buffers and a remote call, which takes 0.3 ms of processor time.
     """
     devices = [tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices]
@@ -53,7 +53,7 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def device_datasets_without_autotuning() -> AbstractContextManager[None]:
-    """Also applies to the datasets that TensorFlow adds for each device, which have no options to set."""
+    """Turns autotuning off for the datasets that TensorFlow adds for each device: they have no options."""
     return patch(
         multi_device_iterator_ops,
         "_create_device_dataset",

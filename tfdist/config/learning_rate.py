@@ -1,4 +1,4 @@
-"""The learning rate that a config means: its own, or the default of its optimizer. Imports no TensorFlow by itself."""
+"""The learning rate of a config: the one it sets, or the optimizer's default. Imports no TensorFlow by itself."""
 
 import dataclasses
 import inspect
@@ -8,9 +8,9 @@ from typing import Any
 
 from tfdist.config import schema, specs
 
-# A rate that is higher than the usual one by more than this factor hardly ever trains.
+# Training hardly ever works at more than this many times the usual rate.
 _TOO_HIGH = 30
-# What is usual for SGD is not Keras' default of 0.01 (arXiv 1512.03385).
+# The usual rate for SGD is not Keras' default of 0.01 (arXiv 1512.03385).
 _USUAL = {"keras.optimizers:SGD": 0.1}
 
 
@@ -20,14 +20,14 @@ def resolve(config: schema.Config) -> schema.Config:
     The number is `learning_rate.peak`, or `optimizer["learning_rate"]`, or the default of the optimizer's function.
 
     Raises:
-        ValueError: both are set, the optimizer's function has no default, or one is no number.
+        ValueError: both are set, the optimizer's function has no default, or one is not a number.
     """
     spec, peak = dict(config.optimizer), config.learning_rate.peak
     given = spec.pop("learning_rate", None)
     number = isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < math.inf
     if given is not None and not number:
         raise ValueError(
-            "config.optimizer.learning_rate must be a number from 0; a schedule is config.learning_rate.schedule. "
+            "config.optimizer.learning_rate must be a number, at least 0; a schedule is config.learning_rate.schedule. "
             f"Received: {given!r}"
         )
     usual = schema.default_optimizer()
@@ -49,7 +49,7 @@ def resolve(config: schema.Config) -> schema.Config:
 
 
 def default(optimizer: Mapping[str, Any]) -> float | None:
-    """Returns the default learning rate of an optimizer's function: of `learning_rate`, or of its first parameter."""
+    """Returns the optimizer's default rate: of its parameter `learning_rate`, else of its first parameter."""
     parameters = inspect.signature(specs.resolve(dict(optimizer), field="config.optimizer")).parameters
     first = parameters.get("learning_rate") or next(iter(parameters.values()), None)
     number = first is not None and isinstance(first.default, int | float) and not isinstance(first.default, bool)
@@ -64,7 +64,7 @@ def peak(config: schema.Config) -> float:
 
 
 def note(config: schema.Config) -> str:
-    """Returns a warning if the learning rate of a resolved config is far above what its optimizer usually takes."""
+    """Returns a warning if the learning rate of a resolved config is far above the usual rate of its optimizer."""
     usual = _USUAL.get(config.optimizer["target"]) or default(config.optimizer)
     if not usual or config.learning_rate.peak <= _TOO_HIGH * usual:
         return ""

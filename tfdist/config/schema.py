@@ -2,9 +2,9 @@
 
 A config file defines `get_config()`, which returns a `Config`, or an `ml_collections.ConfigDict` with the same names.
 A field of type `dict` is a spec: it names a function by dotted path and gives its keyword arguments, such as
-`{"target": "my_lab.losses:focal", "gamma": 2.0}`. The arguments are numbers, texts, True, False, None, and lists and
-dicts of these, so that they can be saved and compared; those of `data.source` may be NumPy arrays.
-The config does not describe the machines: batch sizes are global, and the replicas are detected.
+`{"target": "my_lab.losses:focal", "gamma": 2.0}`. The arguments are numbers, strings, True, False, None, and lists and
+dicts of these, so that they can be saved and compared; arguments of `data.source` may also be NumPy arrays. The config
+does not describe the machines: batch sizes are global, and the replicas are detected.
 """
 
 import dataclasses
@@ -36,37 +36,38 @@ class Data:
     """The dataset, its preprocessing and the batches."""
 
     source: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.sources:digits"})
-    """source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has fifteen. With
-    the textbook pipeline also a tf.data.Dataset of single examples."""
+    """source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has fifteen such
+    functions. With the textbook pipeline it may also return a tf.data.Dataset of single examples."""
     prepare: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.prepare:image"})
     """prepare(batch, seeds, *, training, **kw) -> batch: stateless preprocessing and augmentation of a batch. All
     randomness comes from `seeds`, int64 [n, 2], one row per example and epoch."""
     finish: dict[str, Any] | None = None
     """finish(batch, *, training, **kw) -> batch: the last part of preprocessing, on the device and without randomness.
-    Batches are copied to the device with the types that `prepare` returns, such as uint8. None: `prepare` does all."""
+    Batches are copied to the device with the types that `prepare` returns, such as uint8. None: `prepare` does
+    everything."""
     train_split: str = "train"
     """The training split, in the notation of TensorFlow Datasets: "train", "train[:90%]", "train[45000:]"."""
     evaluation_split: str | None = "test"
     """The evaluation split, in the same notation. None: no evaluation."""
     batch_size: int = 128
-    """Global batch: examples per step over all replicas, a multiple of replicas x micro_batches."""
+    """Global batch size: examples per step over all replicas, a multiple of replicas x micro_batches."""
     evaluation_batch_size: int | None = None
     """Examples per evaluation step over all replicas, rounded up to a multiple of the number of replicas. None:
     batch_size."""
     shuffle: bool = True
     """True: a new random order in every epoch. False: the order of the source."""
     pipeline: Literal["stream", "textbook"] = "stream"
-    """Input pipeline: "stream", random access to examples, each worker reads its shard of each batch; "textbook",
+    """Input pipeline. "stream": random access to examples; each worker reads its shard of each batch. "textbook":
     Dataset.shuffle, batch and strategy.experimental_distribute_dataset (docs/pipelines.md)."""
     auto_shard: Literal["auto", "data", "hint"] = "auto"
     """Textbook pipeline: the auto-shard policy, "auto", "data" or "hint" (docs/pipelines.md)."""
     shuffle_buffer: int | None = None
     """Textbook pipeline: examples in the buffer of Dataset.shuffle, at least 1. None: all."""
     shards: Literal["batch", "fixed", "contiguous"] = "batch"
-    """Examples of a worker. "batch": its part of each batch, so that it may read any example. "fixed": worker i mod W
-    always reads example i, and a cache needs 1/W of the space. "contiguous": each worker reads consecutive examples,
-    and so only its files. With "fixed" and "contiguous" the result depends on the number of workers; runs on the same
-    number of workers repeat and resume bit for bit."""
+    """Which examples each of the W workers reads. "batch": its shard of each batch, which may contain any example.
+    "fixed": worker i mod W always reads example i, so a cache needs 1/W of the space. "contiguous": each worker reads a
+    range of consecutive examples, so it opens only the files that contain them. With "fixed" and "contiguous" the
+    result depends on the number of workers; runs on the same number of workers repeat and resume bit for bit."""
     cache: Literal["none", "raw", "prepared"] = "none"
     """Cache of the examples: "none"; "raw": the examples as read from the source; "prepared": the output of `prepare`,
     which must not be random. The first read fills the cache with the whole split. A cache does not change the
@@ -81,10 +82,11 @@ class LearningRate:
     """The learning rate as a function of the optimizer step."""
 
     peak: float | None = None
-    """The highest learning rate, at least 0. With `scaling`, it is that for `reference_batch_size`. None: the
-    `learning_rate` in `optimizer`, or the optimizer's default, such as 0.001 of keras.optimizers:Adam."""
+    """The highest learning rate, at least 0. With `scaling`, this is the rate for `reference_batch_size`. None: the
+    `learning_rate` in `optimizer`, or the optimizer's default, such as 0.001 for keras.optimizers:Adam."""
     schedule: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.schedules:constant"})
-    """schedule(peak, *, total_steps, warmup_steps, **kw) -> keras LearningRateSchedule, or a float for callbacks."""
+    """schedule(peak, *, total_steps, warmup_steps, **kw) -> a Keras LearningRateSchedule, or a float, which callbacks
+    can change."""
     scaling: Literal["none", "linear", "sqrt"] = "none"
     """"none": peak as given. "linear": peak x batch_size / reference_batch_size (arXiv 1706.02677). "sqrt": peak x the
     square root of that factor."""
@@ -106,19 +108,20 @@ class Train:
     """Precision of the computation: "float32", "bfloat16" or "float16". Variables are float32. "float16" uses dynamic
     loss scaling."""
     xla: bool | None = None
-    """Compile the forward and backward pass with XLA. Not with synchronised normalisation; mostly slower on CPUs.
+    """Compile the forward and backward pass with XLA. Not supported with synchronised normalisation; usually slower on
+    CPUs.
     None: true if the replicas are GPUs, all layers of the model support it and TF_DETERMINISTIC_OPS is not set
     (docs/gpu.md)."""
     micro_batches: int = 1
     """Gradient accumulation: each replica processes its per-replica batch in this many micro-batches, one after
     another, with one all-reduce and one update at the end. Needs less memory; the update is the same, except for
-    embeddings with Adam, which squares the sum of their rows, not each row (docs/scripts.md, "Embeddings")."""
+    embeddings with Adam, which then squares the sum of the rows instead of each row (docs/scripts.md, "Embeddings")."""
     virtual_replicas: int | None = None
-    """Shards into which each global batch is cut: results are bitwise identical for any number of replicas that divides
-    this number (docs/same-bits.md). Dropout masks and batch statistics are computed per shard. None: not used."""
+    """Number of shards into which each global batch is split: results are bitwise identical for any number of replicas
+    that divides it (docs/same-bits.md). Dropout masks and batch statistics are computed per shard. None: not used."""
     recompute: list[str] = dataclasses.field(default_factory=list)
-    """Names of layers whose activations are computed again in the backward pass, such as ["block_*"]: less memory, more
-    time, the same bits (docs/guide.md, "The step")."""
+    """Names of layers whose activations are recomputed in the backward pass, such as ["block_*"]: less memory, more
+    time, bitwise identical results (docs/guide.md, "The step")."""
     clip_norm: float | None = None
     """Maximum global norm of the summed gradients, above 0. None: no clipping."""
     nonfinite: Literal["stop", "skip"] = "stop"
@@ -135,8 +138,9 @@ class Communication:
     """The all-reduce of the gradients. `implementation` and `bytes_per_pack` may be changed when a run is resumed."""
 
     implementation: Literal["auto", "nccl", "ring", "tcp"] = "auto"
-    """"nccl", between GPUs; "tcp": tfdist's ring between CPUs (docs/speed.md); "ring": TensorFlow's, over gRPC, which
-    also replaces "tcp" if a worker has several replicas or GPUs. "auto": NCCL if replicas are GPUs, else "tcp"."""
+    """"nccl", between GPUs; "tcp": tfdist's ring between CPUs (docs/speed.md); "ring": TensorFlow's ring over gRPC,
+    which is also used instead of "tcp" if a worker has several replicas or GPUs. "auto": NCCL if replicas are GPUs,
+    else "tcp"."""
     bytes_per_pack: int | None = None
     """Size of an all-reduce pack in bytes: gradients are sent in packs of this size, each as soon as its gradients are
     computed (docs/speed.md). 0: one pack. None: 32 MB with NCCL, else 4 MB."""
@@ -145,8 +149,8 @@ class Communication:
     half the bytes; weights and optimizer slots stay float32."""
     sparse_as_dense: bool = False
     """How gradients of embedding tables are summed. False: the rows of all replicas are gathered, and optimizers square
-    and clip the row of each lookup by itself. True: the rows are summed first, the whole table is sent, and it is
-    updated as other weights."""
+    and clip the row of each lookup separately. True: the rows are summed first, and the whole table is sent and updated
+    like any other weight."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -159,10 +163,11 @@ class Evaluation:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Consistency:
-    """Comparison of the replicas: all must have the same state. Also at the start, at the end and before each save."""
+    """Comparison of the replicas' states, also at the start, at the end and before each save: all must be equal."""
 
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
-    """Interval of the comparisons. A run whose replicas differ ends, with the chief's state in workdir/mismatch."""
+    """Interval of the comparisons. If the replicas differ, the run ends and saves the chief's state in
+    workdir/mismatch."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -174,7 +179,7 @@ class Checkpoint:
     keep: int = 3
     """Number of newest checkpoints to keep, at least 1."""
     keep_every: Every = dataclasses.field(default_factory=Every)
-    """Checkpoints at this interval are never removed; only those that `every` makes count. Default: none."""
+    """Of the checkpoints that `every` makes, those at this interval are never removed. Default: none."""
     best_metric: str | None = None
     """Evaluation metric, such as "accuracy": the checkpoint with its best value is kept as well. None: no best
     checkpoint."""
@@ -191,9 +196,9 @@ class Report:
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
     """Interval of the reports."""
     verbose: bool = False
-    """Log a second line per report: learning rate, examples/s per replica, and the time shares of the workers."""
+    """Log a second line per report: learning rate, examples/s per replica, and how each worker's time is divided."""
     summary: bool = False
-    """Log the layers of the model with their shapes and parameters at the start, as Keras' `model.summary()`."""
+    """Log the layers of the model with their shapes and parameters at the start, like Keras' `model.summary()`."""
     state_hash: Literal["comparisons", "reports", "none"] = "comparisons"
     """Write a hash of the state to metrics.jsonl at each comparison of the replicas; "reports": also at each report."""
     step_times: bool | None = None
@@ -210,14 +215,15 @@ class ClusterOptions:
     """Connections between the workers, failure detection and devices. May be changed when a run is resumed."""
 
     port_base: int = 10000
-    """First port of the range [port_base, port_base + port_count), in which the job id selects the ports of a run."""
+    """First port of the range [port_base, port_base + port_count). The job id selects a run's ports in this range."""
     port_count: int = 10000
     """Number of ports in the range, which must be within 1024 .. 65535."""
     connect_seconds: float | None = None
-    """Rendezvous timeout: seconds in which all workers must connect. Then the run exits and lists the missing workers.
+    """Rendezvous timeout: seconds within which all workers must connect. After that, the run exits and lists the
+    missing workers.
     None: 120, or 0.6 x the number of workers if that is more."""
     heartbeat_seconds: float = 10.0
-    """Seconds without a heartbeat after which a worker is lost."""
+    """Seconds without a heartbeat after which a worker is considered lost."""
     stall_seconds: float | None = 600.0
     """Maximum seconds for an execution, except the first one, or for writing a file of the workdir; after that the run
     exits. None: no limit."""
@@ -229,8 +235,8 @@ class ClusterOptions:
     requeue: bool = False
     """Requeue the Slurm job after a time limit or the loss of a worker (docs/slurm.md)."""
     gpus: Any = None
-    """GPUs that each worker uses, one replica per GPU. None: all. A number: the first ones; 0: the
-    CPU. A list, such as [0, 2]: these, counted from 0."""
+    """GPUs that each worker uses, one replica per GPU. None: all. A number: the first N GPUs; 0: the CPU. A list, such
+    as [0, 2]: these GPUs, counted from 0."""
     logical_devices: int = 1
     """Logical CPU devices per worker, each with one replica; for tests on machines without GPUs."""
     keep_freed_memory: bool = True
@@ -251,8 +257,8 @@ class Config:
     objective: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"target": "tfdist.zoo.objectives:classification"}
     )
-    """objective(model, batch, *, training, **kw) -> {"loss": [n], "accuracy": [n], ...}: one value per example. If it
-    has a keyword `inputs`, that is the key of the batch that the model is called with."""
+    """objective(model, batch, *, training, **kw) -> {"loss": [n], "accuracy": [n], ...}: one value per example. A
+    keyword argument `inputs` is the key of the batch entry that is passed to the model."""
     optimizer: dict[str, Any] = dataclasses.field(default_factory=default_optimizer)
     """optimizer(schedule, **kw) -> keras.optimizers.Optimizer; `schedule` is the result of learning_rate.schedule. An
     argument `learning_rate` is a number, an alias of learning_rate.peak."""

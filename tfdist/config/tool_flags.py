@@ -28,11 +28,11 @@ _FIELD = re.compile(r"--?(no)?config\.[\w.\[\]-]+")
 class Parser(argparse.ArgumentParser):
     """The flags of a command; a mistake ends the process with one sentence and exit code 1.
 
-    With `add_config`, `args` has: `config`, a `schema.Config`; `config_file`, the value of --config; `config_name`, how
-    a run of it is called; `config_words`, the words for a child process. Without a config given: None, "", "", [].
+    With `add_config`, `args` has: `config`, a `schema.Config`; `config_file`, the value of --config; `config_name`, the
+    name of its runs; `config_words`, the arguments for a child process. If no config is given: None, "", "", [].
     """
 
-    # A flag with which unknown words are no mistake but `args.unknown`, for another program.
+    # With this flag, unknown words are no error: they are put into `args.unknown`, for another program.
     passes_on = ""
 
     def __init__(self, command: str, purpose: str):
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
             allow_abbrev=False,
         )
-        self._config: bool | None = None  # Whether it is required; None: there is none.
+        self._config: bool | None = None  # Whether a config is required; None: the command takes none.
         self._workdir = ""
 
     @property
@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
             before_config: called with the flags and the workdir before the config file is run.
         """
         self.add_argument("-h", "--help", action="store_true", help="Print this text.")
-        self.add_argument("--verbosity", metavar="N", type=int, default=-1, help="1: the stack of an error as well.")
+        self.add_argument("--verbosity", metavar="N", type=int, default=-1, help="1: also print stack traces.")
         fields, own = self._divide(words)
         if not self.has_config and {"-h", "--help"}.intersection(own):
             self._help()
@@ -139,7 +139,7 @@ class Parser(argparse.ArgumentParser):
         if os.path.isdir(given):
             workdir = saved_run.newest(given)
             found = str(workdir / saved_run.FILE)
-            if hasattr(args, "allow_config_changes") and args.workdir is None:  # It goes on, from its own config.
+            if hasattr(args, "allow_config_changes") and args.workdir is None:  # Continues with the saved config.
                 args.workdir, args.allow_config_changes = workdir, True
         file = Path(found.partition(":")[0])
         args.config_file, args.config = found, None
@@ -163,7 +163,7 @@ class Parser(argparse.ArgumentParser):
         sys.exit(0)
 
     def refuse(self, unknown: Sequence[str], more: str = "--help lists all flags") -> NoReturn:
-        """Exits with a sentence about words that are no flags of the command."""
+        """Exits with a sentence about words that are not flags of the command."""
         word = next((each for each in unknown if each.startswith("-")), "")
         if not word:
             self.error(f"{unknown[0]!r} is one word too many. Flags begin with --")
@@ -189,7 +189,7 @@ class Parser(argparse.ArgumentParser):
 def run(tool: types.ModuleType, name: str) -> NoReturn:
     """Runs `tfdist NAME` with the words in sys.argv, and exits the process.
 
-    `USAGE` of the module has the words beside the flags.
+    `USAGE` of the module lists the arguments that are not flags.
     """
     closed_streams.open_closed()
     parser = Parser(f"python -m tfdist {name}", f"{tool.__doc__}")
@@ -208,7 +208,7 @@ def run(tool: types.ModuleType, name: str) -> NoReturn:
 
 
 def config_named(word: str) -> str:
-    """Returns the path of a Python file, which may be a shipped config, if a word names one by its form; else ""."""
+    """Returns the path of the Python file that `word` names, which may be a shipped config; "" if it names none."""
     found = configs.find(word) if word[:1] != "-" else word
     return found if found != word or re.fullmatch(r"[^-].*\.py(:.*)?", word) else ""
 
@@ -237,7 +237,7 @@ def path(word: str) -> Path:
 
 
 def names(word: str) -> list[str]:
-    """The type of a flag: texts, separated by commas."""
+    """The type of a flag: strings, separated by commas."""
     return [each.strip() for each in word.split(",") if each.strip()]
 
 
@@ -245,12 +245,12 @@ def numbers(word: str) -> list[int]:
     """The type of a flag: whole numbers from 1 on, separated by commas, sorted and without duplicates."""
     found = word.split(",")
     if not all(each.strip().isdecimal() and int(each) > 0 for each in found):
-        raise argparse.ArgumentTypeError(f"must be whole numbers from 1 on, as 1,2,4. Received: {word!r}")
+        raise argparse.ArgumentTypeError(f"must be whole numbers from 1 on, such as 1,2,4. Received: {word!r}")
     return sorted({*map(int, found)})
 
 
 def _wrap(paragraphs: str) -> str:
-    """Returns a docstring with lines of `_WIDTH`; indented paragraphs stay."""
+    """Returns a docstring, wrapped to `_WIDTH`; indented paragraphs are kept as they are."""
     wrapped = []
     for paragraph in paragraphs.strip().split("\n\n"):
         wrapped.append(paragraph if paragraph.startswith(" ") else textwrap.fill(paragraph, _WIDTH))

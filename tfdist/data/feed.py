@@ -1,4 +1,4 @@
-"""`Feed`: the input of a run, as one worker sees it. `Sizes`: its numbers of examples, replicas and steps."""
+"""`Feed`: the input of a run, as one worker sees it. `Sizes`: the numbers of examples, replicas and steps."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ Evaluation = Callable[[], tuple[tf.data.Dataset, int]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Numbers of examples, replicas and steps. `inputs.make_sizes` checks those of a config."""
+    """Numbers of examples, replicas and steps. For a config, `inputs.make_sizes` checks them."""
 
     # Examples in one step, over all replicas. In a script the last step of an epoch may have fewer.
     global_batch: int
@@ -44,7 +44,7 @@ class Examples:
 
     # Column -> values [examples, ...].
     columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Such as the number of examples: a number, or a text.
+    # For example the number of examples; each fact is a number or a string.
     facts: Mapping[str, int | str] = dataclasses.field(default_factory=dict)
     # Facts of this worker alone. A difference on resume is only a warning: copied files have new times.
     own: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -52,7 +52,7 @@ class Examples:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What the log and the workdir say about the data."""
+    """Descriptions of the data, for the log and the workdir."""
 
     # Log lines: the `prepare` function, and what it returns; () if there is none.
     preparation: tuple[str, ...] = ()
@@ -89,13 +89,13 @@ class Feed:
     end_evaluation: Callable[[], None] = lambda: None
     # (count) -> examples of the splits, at fixed positions.
     examples: Callable[[int], Examples]
-    # (first step, last step), counted from 1 -> (step, message) of the first value of this worker's examples in them
-    # that is not finite; None: there is none.
+    # (first step, last step), counted from 1 -> (step, message) of the first non-finite value in this worker's examples
+    # of these steps, or None.
     first_nonfinite: Callable[[int, int], tuple[int, str] | None]
-    # (label) -> the name of the first example with it, such as "Example 17 of the split 'train'"; "": there is none.
+    # (label) -> the name of the first example with this label, such as "Example 17 of the split 'train'", or "".
     find_label: Callable[[int], str]
     # Reads all examples, and raises a ValueError that names the first one that cannot be read.
     verify: Callable[[], None] = lambda: None
-    # (step) -> the same step, whose batches have the static shapes of `spec`.
+    # (step function) -> the same function, which sees batches with the static shapes of `spec`.
     with_known_shapes: Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]] = lambda step: step
     about: About = About()

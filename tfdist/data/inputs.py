@@ -46,7 +46,7 @@ def open_inputs(config: config_lib.Config) -> Inputs:
 
 
 def choose_pipeline(options: config_lib.Data) -> Callable[..., Feed]:
-    """Returns the function that makes the feed, of the pipeline that `config.data.pipeline` names."""
+    """Returns the function that makes the feed with the pipeline `config.data.pipeline`."""
     if options.pipeline == "stream":
         return pipelines.make_stream_feed
     from tfdist.data import textbook
@@ -55,7 +55,7 @@ def choose_pipeline(options: config_lib.Data) -> Callable[..., Feed]:
 
 
 def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an objective that first calls `config.data.finish`, on the device: batches are copied there as bytes."""
+    """Returns an objective that first calls `config.data.finish` on the device; batches are copied there as bytes."""
     if finish is None:
         return function
 
@@ -88,8 +88,9 @@ def open_source(config: config_lib.Config, split: str) -> Any:
     source = specs.build(config.data.source, split, field="config.data.source")
     if isinstance(source, tf.data.Dataset):
         raise ValueError(
-            f"config.data.source: {config.data.source['target']} returns a tf.data.Dataset, without random access: "
-            "train it by tfdist.fit in a script (docs/from-fit.md), or return an object with len() and read(ids)."
+            f"config.data.source: {config.data.source['target']} returns a tf.data.Dataset, which has no random "
+            "access: pass it to tfdist.fit in a script (docs/from-fit.md), or return an object with len() and "
+            "read(ids)."
         )
     return stream.check_source(source, config.data.source["target"], split)
 
@@ -103,7 +104,7 @@ def make_sizes(config: config_lib.Config, inputs: Inputs, num_replicas: int, *, 
     if steps_per_epoch == 0:
         raise ValueError(
             f"config.data.batch_size={batch} is more than the {len(train)} examples of the split "
-            f"{config.data.train_split!r}: an epoch would have no step."
+            f"{config.data.train_split!r}: an epoch would have no steps."
         )
     _check_classes(config, train, evaluation)
     for split, source in ((config.data.train_split, train), (config.data.evaluation_split, evaluation)):
@@ -138,5 +139,6 @@ def _check_classes(config: config_lib.Config, train: Any, evaluation: Any) -> No
         difference = f"the splits {here!r} and {there!r} have the same classes in another order"
     raise ValueError(
         f"{config.data.source['target']}: {difference}. Labels are numbers of classes, so both splits must have the "
-        "same ones: correct the data, or name the classes in config.data.source, such as classes=[...]."
+        "same classes in the same order: correct the data, or name the classes in config.data.source, such as "
+        "classes=[...]."
     )

@@ -10,7 +10,7 @@ SALT = 0x0DE2
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExamples:
-    """The examples of a split that belong to one worker for the whole run. Their numbers there, from 0, are rows."""
+    """The examples of a split that belong to one worker for the whole run. A row is an index into them, from 0."""
 
     # Examples of the whole split.
     total: int
@@ -36,7 +36,7 @@ class WorkerExamples:
 
 
 def steps_per_epoch(num_examples: int, global_batch: int) -> int:
-    """Returns the steps in an epoch: floor(num_examples / global_batch), the remainder is dropped."""
+    """Returns the steps in an epoch: floor(num_examples / global_batch); the remainder is dropped."""
     return num_examples // global_batch
 
 
@@ -55,8 +55,8 @@ def example_ids(
 
     An epoch is floor(num_examples / global_batch) steps; the remainder is dropped, and each epoch has a new permutation
     of all examples. The permutation is a block cipher restricted to [0, num_examples) (`RandomIndexShuffle`), so any
-    position of any epoch is computed in O(1) time and memory. With the 4 rounds of
-    TensorFlow's public `index_shuffle`, epochs of up to 60,000 examples are correlated; with 8 they are not.
+    position of any epoch is computed in O(1) time and memory. With the 4 rounds of TensorFlow's public `index_shuffle`,
+    the orders of epochs of up to 60,000 examples are correlated; with 8 rounds they are not.
 
     Args:
         slots: int64 [n], positions in the global batch, in [0, global_batch).

@@ -23,7 +23,7 @@ class Inputs:
     prepare: Prepare
     # `prepare` and then `config.data.finish`, for `adapt`.
     prepare_all: Prepare
-    # Its batches are those that `prepare` returns: it calls `config.data.finish` itself.
+    # Takes the batches that `prepare` returns, and calls `config.data.finish` itself.
     objective: Callable[..., dict[str, tf.Tensor]]
     # adapt(model, read); None: not set.
     adapt: Callable[..., None] | None
@@ -36,7 +36,7 @@ class Inputs:
 class Distributor(Protocol):
     """The methods of `tfdist.cluster.cluster.Cluster` that a pipeline uses."""
 
-    strategy: Any  # Of TensorFlow.
+    strategy: Any  # TensorFlow's strategy.
     num_workers: int
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
@@ -60,7 +60,7 @@ def combine(
     parts: tuple[tuple[Any, order.WorkerExamples | None], ...] | None = None,
     **fields: Any,
 ) -> Feed:
-    """Makes a `Feed` of the parts in which pipelines differ.
+    """Makes a `Feed` from the parts that differ between pipelines.
 
     Args:
         evaluate: makes the dataset of an evaluation, if there is a split for it.
@@ -70,7 +70,7 @@ def combine(
         spec: shapes and dtypes of the batch of a replica.
         reads_files: whether this worker looks at the sizes and times of files.
         notes: warnings.
-        parts: for training and evaluation what `fixed_shards.divide` returned; None: the whole splits are searched.
+        parts: what `fixed_shards.divide` returned for training and evaluation; None: the whole splits are searched.
     """
     options, splits = config.data, (inputs.train_source, inputs.evaluation_source)
     searched = parts or tuple((source, None) for source in splits)
@@ -114,7 +114,7 @@ def _read_examples(sources: Mapping[str, Any], count: int, *, reads_files: bool)
         if source is None:
             continue
         ids = np.random.RandomState(0).randint(0, len(source), count, np.int64)
-        # As training reads. AutoGraph would convert every function that `read` calls, for about a second.
+        # As in training. AutoGraph would take about a second to convert every function that `read` calls.
         read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
         batch = next(iter(tf.data.Dataset.from_tensors(ids).map(read)))
         columns |= {f"{name!r} of the {split} split": value for name, value in batch.items()}
@@ -140,7 +140,7 @@ def make_stream_feed(
         train, train_part = divide(train, shard, options.train_split, options.shards)
         evaluation, evaluation_part = divide(evaluation, shard, options.evaluation_split, options.shards)
         parts, notes = (train_part, evaluation_part), (_note(cluster.num_workers, options.shards),)
-        # A worker's replicas in batches of its own, which no other worker reads.
+        # The replicas of a worker share batches that no other worker reads.
         shard = dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
         batches = tuple(size // cluster.num_workers for size in batches)
     train_source, divided = train, tuple(zip((train, evaluation), parts, strict=True))

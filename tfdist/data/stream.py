@@ -31,7 +31,7 @@ class Source(Protocol):
 
 
 def check_source(source: Any, name: str, split: str) -> Source:
-    """Returns `source`, which the function `name` made for `split`; ValueError: it is no Source, or is empty."""
+    """Returns `source`, which `name` made for `split`; raises ValueError if it is not a Source or is empty."""
     if not (hasattr(source, "__len__") and hasattr(source, "read")):
         raise ValueError(
             f"config.data.source: {name} must return an object with len() and read(ids). Received: {source!r}"
@@ -43,7 +43,7 @@ def check_source(source: Any, name: str, split: str) -> Source:
 
 @contextlib.contextmanager
 def name_damaged_example(source: Source) -> Iterator[None]:
-    """If the block raises an error of TensorFlow, raises that of the source for its first damaged example instead."""
+    """If the block raises a TensorFlow error, raises the source's error about its first damaged example instead."""
     try:
         yield
     except tf.errors.OpError:
@@ -53,7 +53,7 @@ def name_damaged_example(source: Source) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaShard:
-    """Maps the elements of one worker's dataset to slots of the global batch: consecutive ones for each replica."""
+    """Maps the elements of one worker's dataset to slots of the global batch; a replica has consecutive slots."""
 
     # Global index of this worker's first replica.
     first_replica: int = 0
@@ -104,7 +104,7 @@ def locate_rows(
     """Returns locate(element) -> the step (int64 []), the rows of the source (int64 [n]) and the epoch (int64 []).
 
     Args:
-        part: the part of the split that the source holds; `shard` and `global_batch` are those of its batches.
+        part: the part of the split that the source holds; `shard` and `global_batch` refer to its batches.
     """
     # Equal on all workers, even if some parts have one example more.
     epoch_steps = order.steps_per_epoch(part.total, global_batch * part.count)
@@ -167,7 +167,7 @@ def evaluation(
 
 def _pipeline(shard: ReplicaShard, load: Callable[[tf.Tensor], Any], start: int, stop: int) -> tf.data.Dataset:
     elements = tf.data.Dataset.range(start * shard.local_replicas, stop * shard.local_replicas)
-    # Endless: with a finite dataset, the workers would exchange in each step whether all have another batch, and
+    # Endless: with a finite dataset, the workers would ask each other in every step whether all have another batch, and
     # batches would have dynamic shapes.
     elements = elements.repeat()
     spec = elements.map(load).element_spec  # `load` is traced once for both maps.

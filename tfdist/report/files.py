@@ -14,19 +14,19 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-# What a file system answers that works and does not hold such a file: not an error of the file system.
+# The errors by which a file system that works reports that there is no such file.
 NO_FILE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-# What the main thread waits for, and since when, as `time.monotonic`; None: for no file. See `waiting`.
+# The path that the main thread waits for, and since when, by `time.monotonic`; None: it does not wait. See `waiting`.
 _waits: tuple[str, float] | None = None
 
 
 class UnreadableError(OSError, ValueError):
-    """An error of the file system: the file may be whole, and another attempt may succeed."""
+    """An error of the file system: the file may be intact, and another attempt may succeed."""
 
 
 @contextlib.contextmanager
 def waiting(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Notes that the main thread waits for the file system of `path` in a block; of other threads, it notes nothing.
+    """Records that the main thread waits for the file system of `path` in a block; ignores other threads.
 
     Each function of this module that opens, writes or renames a file is such a block. A thread can then name a file
     system that hangs, and end the process.
@@ -69,8 +69,8 @@ def make_workdir(workdir: str | os.PathLike[str], kind: str = "workdir") -> None
 def read_file(path: str | os.PathLike[str], advice: str = "", last: int | None = None) -> bytes | None:
     """Returns the content of a file, or only its `last` bytes; None if there is no such file.
 
-    Raises ValueError with an `advice` if it is a directory, a pipe, a device or a link to nothing, and UnreadableError,
-    which is one, if it cannot be read.
+    Raises ValueError with `advice` if it is a directory, a pipe, a device or a broken link, and its subclass
+    UnreadableError if it cannot be read.
     """
     kind: type[ValueError] = ValueError
     try:
@@ -113,7 +113,7 @@ def read_json(path: str | os.PathLike[str], advice: str = "") -> dict[str, Any] 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Writes `value` as JSON; after a crash, either the old or the new file is there, complete. Raises OSError.
 
-    Other types than JSON's are written as their repr, NaN and infinity as null.
+    Types that JSON lacks are written as their repr, NaN and infinity as null.
     """
     replace_file(path, (json.dumps(nan_to_null(value), indent=2, allow_nan=False, default=repr) + "\n").encode())
 
@@ -132,7 +132,7 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:  # Of a full disk, or a quota.
+        if isinstance(error, OSError) and error.filename is None:  # The disk or the quota is full.
             error.filename = os.fspath(path)
         raise
 
@@ -146,7 +146,7 @@ def move_complete(temporary: str | os.PathLike[str], path: str | os.PathLike[str
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Calls fsync on a directory, unless its file system knows no fsync of directories (CIFS, some of FUSE)."""
+    """Calls fsync on a directory, unless its file system does not support this (CIFS, some FUSE file systems)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -175,7 +175,7 @@ class AppendOnlyFile:
     size: int
 
     def append(self, record: bytes) -> bool:
-        """Appends all of `record` or none of it; see `follow` for the result. Raises OSError, as of a full disk."""
+        """Appends all of `record` or none of it; see `follow` for the result. Raises OSError."""
         with waiting(self.path):
             changed = self.follow()
             rest = memoryview(record)
@@ -192,7 +192,7 @@ class AppendOnlyFile:
     def follow(self) -> bool:
         """Opens `path` again if it was deleted or replaced; a deleted file is written again, with all its records.
 
-        Returns whether it was; raises OSError if the file cannot be written.
+        Returns whether it was opened again; raises OSError if the file cannot be written.
         """
         try:
             if os.path.samestat(os.stat(self.path), os.fstat(self.descriptor)):
@@ -213,7 +213,7 @@ class AppendOnlyFile:
 
 def open_append_only(path: str) -> AppendOnlyFile:
     """Opens `path` for appending; creates it if needed."""
-    # With O_NONBLOCK, a pipe in its place gives an error when it is full.
+    # With O_NONBLOCK, a full pipe in its place raises an error instead of blocking.
     with waiting(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
     return AppendOnlyFile(path, descriptor, os.fstat(descriptor).st_size)

@@ -65,7 +65,7 @@ def _collect(tools: LoopTools, state: TrainingState, *, wait: bool = False) -> C
 def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     """After a replica mismatch, saves the chief's state in workdir/mismatch. Every worker calls it.
 
-    It is kept apart from the checkpoints, so that no run resumes from it by itself.
+    It is not saved among the checkpoints, so that no run resumes from it automatically.
     """
     run = tools.run
     if run.workdir is None:
@@ -73,7 +73,7 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     arrays = _collect(tools, state, wait=True)
     if arrays is None:
         return
-    # Of an earlier start.
+    # Left by an earlier start.
     shutil.rmtree(directory.step_path(run.workdir / MISMATCH, state.step), ignore_errors=True)
     try:
         path = checkpoint_format.write(run.workdir / MISMATCH, state.step, arrays(), state.to_json())
@@ -118,7 +118,7 @@ def close(tools: LoopTools) -> None:
 
 
 def mark_finished(tools: LoopTools, state: TrainingState) -> None:
-    """Exports the final model and marks the run as finished, or raises OSError: the same command tries again."""
+    """Exports the final model and marks the run as finished, or raises OSError: run the same command to retry."""
     run = tools.run
     if run.workdir is None:
         return

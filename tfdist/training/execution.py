@@ -20,7 +20,7 @@ RunSteps = Callable[..., tuple[tf.Tensor, tf.Tensor]]
 
 
 class StopRequested(Exception):
-    """All workers agreed to stop: one received a signal, or its time limit is near. Who catches it saves the run."""
+    """All workers agreed to stop: one received a signal, or its time limit is near. The caller saves the run."""
 
 
 class DivergedError(ArithmeticError):
@@ -51,7 +51,7 @@ class Execution:
 
     @property
     def save_requested(self) -> bool:
-        """Whether any worker requests a checkpoint, which adds a small fraction to the sum, and none a stop."""
+        """Whether a worker requests a checkpoint, which adds a fraction to the sum, and no worker requests a stop."""
         return 0 < self.totals["stop"] < 1
 
 
@@ -62,7 +62,7 @@ class StepRunner:
     run: Run
     run_steps: RunSteps
     length: triggers.ExecutionLength
-    # Seconds of input, communication and all, of each replica since `pop_time_fractions`: float64 [num_replicas, 3].
+    # Seconds since the last `pop_time_fractions`, float64 [num_replicas, 3]: input, communication, total.
     seconds: np.ndarray
 
     def __call__(self, iterator: Any, max_steps: int, first: int = 0) -> Execution:
@@ -98,14 +98,14 @@ def training_steps(run: Run) -> StepRunner:
 
 
 def evaluation_steps(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
-    """Builds the function that runs an evaluation execution; `keep` may return a compiled one from before."""
+    """Builds the function that runs an evaluation execution; `keep` may return one compiled earlier."""
     step = _guard(run, train_step.evaluation_step, "The evaluation")
     run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), trains=False)
     return _make_runner(run, run_steps if keep is None else keep(run_steps))
 
 
 def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[..., tf.Tensor]:
-    """Returns `step`, which may write only variables that checkpoints hold, or that each step resets."""
+    """Returns `step` with a check: it may write only variables that checkpoints hold or that every step resets."""
 
     def writable() -> dict[int, bool]:
         context = run.context

@@ -1,4 +1,4 @@
-"""The training loop. Read `train_loop` first: it runs executions of many steps, and between them what is due."""
+"""The training loop. Start with `train_loop`: it runs executions of many steps, and due actions between them."""
 
 import math
 import time
@@ -46,7 +46,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
     with ending.record_end(tools, state), example_search.explain_errors(run):
         for line in config_changes:
             tools.report.event(f"changed: config.{line}", state.step)
-        # It may read whole splits, to fill a cache: a stop request ends it.
+        # This may read whole splits to fill a cache, so a stop request interrupts it.
         data = run.stop.unless_stopped(lambda: start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES)))
         too_late = state.step < run.total_steps and run.stop.requested()
         if run.cluster.any_worker(data is None or too_late):
@@ -120,7 +120,7 @@ def next_due_step(tools: LoopTools, step: int) -> int:
 
 
 def run_due_actions(tools: LoopTools, state: TrainingState, *, save: bool = False) -> None:
-    """Runs extras, evaluation and checkpoint, each if due; `save`: a user requests a checkpoint.
+    """Runs the extras, evaluation and checkpoint that are due; `save`: a user has requested a checkpoint.
 
     Raises StopRequested if all workers agreed to stop during the evaluation.
     """

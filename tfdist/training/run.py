@@ -25,7 +25,7 @@ from tfdist.training.step.objective import Objective
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
-    """Settings and texts of the log."""
+    """Settings of the log, and lines for it."""
 
     # What is printed: "all", "events" (no interval reports, no evaluations) or "nothing".
     console: str = "all"
@@ -49,24 +49,25 @@ class Run:
     context: StepContext
     # The input, and the numbers of examples and steps.
     feed: Feed
-    # What happens at the points of Keras' training loop.
+    # The callback hooks of Keras' training loop.
     hooks: Hooks
-    # Whether the run comes from a script that calls `fit`, not from a config. Executions then end with epochs, reports
-    # are per epoch, and a finished run may be extended.
+    # Whether the run comes from a script that calls `fit`, not from a config. Executions of a script end at the end of
+    # an epoch, reports are per epoch, and a finished run may be extended.
     is_script: bool = False
     log: Log = Log()
-    # Whether a step's trace is searched for draws of Python: False if threads that make data may draw meanwhile.
+    # Whether tracing a step detects draws of Python's random numbers. False if threads that make data may draw
+    # meanwhile.
     checks_draws: bool = True
     # Returns a context manager in which the model has the weights to evaluate and export, such as averages.
     evaluated_weights: Callable[[], AbstractContextManager] = contextlib.nullcontext
-    # (whether the data are the reason) -> advice if a loss or weight is not finite; None: that of a run of a config.
+    # (whether the data are the reason) -> advice if a loss or weight is not finite; None: the advice for a config.
     advice_if_diverged: Callable[[bool], str] | None = None
     # What features and scripts may replace: one step on a replica, and the context of each execution.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
     execution_context: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # Returns the replica, int32 [], whose random numbers a step draws.
     replica_of_draws: Callable[[], tf.Tensor] = replicas_lib.replica_id
-    # Further variables in a checkpoint, by name.
+    # Additional variables in a checkpoint, by name.
     more_variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -96,7 +97,7 @@ class Run:
     def ends_at(self, step: int) -> bool:
         """Returns whether the run ends after `step`: it is the last one, or a hook has requested the end.
 
-        As in Keras, a stop that is requested before the first step still makes one step.
+        As in Keras, one step is run even if the end is requested before the first step.
         """
         requested = step > self.feed.sizes.first_step and self.hooks.ends("train", step % self.steps_per_epoch)
         return step == self.total_steps or requested
@@ -106,7 +107,7 @@ class Run:
         return triggers.DueSteps(every, self.steps_per_epoch)
 
     def save_is_due(self, step: int) -> bool:
-        """Returns whether a checkpoint is due after `step`; those of new best values are not counted."""
+        """Returns whether a checkpoint is due after `step`, not counting checkpoints of new best values."""
         return self.ends_at(step) or self.due(self.config.checkpoint.every).is_due(step)
 
 

@@ -38,8 +38,8 @@ def build_run(
 
     Args:
         cluster: the cluster of a process that is already connected; None: connects, with the options `config.cluster`.
-        config_file: where the config comes from; None: evaluation. Any batch size is allowed then, and no files are
-            written.
+        config_file: where the config comes from. None: an evaluation, in which any batch size is allowed and no files
+            are written.
 
     Raises:
         StopError: a stop was requested before all workers connected.
@@ -102,7 +102,7 @@ def connect(
         cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=shared, stop=stop)
     except interruption.StopError as error:
         raise interruption.StopError(f"{error}: {directory.safe_state(workdir / 'checkpoints')}") from None
-    cluster.monitor.watch_files(files.waits, lambda: 0.0)  # `loop.train` allows as long as a save takes.
+    cluster.monitor.watch_files(files.waits, lambda: 0.0)  # `loop.train` sets a limit from the duration of a save.
     if cluster.is_chief:  # Only the chief checks the time limit.
         stop.job_end = slurm_job.end_time(os.environ)
         if config.cluster.time_limit_seconds is not None:

@@ -309,6 +309,6 @@ def test_an_objective_may_give_any_number_of_values(tmp_path):
 
 def test_an_objective_must_return_the_same_in_training_and_evaluation(tmp_path):
     run = start(tmp_path, objective={"target": "lab:changing"})
-    message = "the same values in training and evaluation. Received in one of them only: accuracy"
+    message = "the same values in training and evaluation. Received only in one of them: accuracy"
     with pytest.raises(ValueError, match=message):
         probes.run_steps(run, 1)

@@ -1,4 +1,4 @@
-"""The key with which the workers of a job sign their messages: of its id, and of a secret that only the user can read.
+"""The key that signs the messages of a job's workers: derived from its id and a secret that only the user can read.
 
 The secret is TFDIST_KEY if it is set. Otherwise it is in the file ~/.tfdist/key, with mode 0600, which the first worker
 of the first job creates.
@@ -18,7 +18,7 @@ VARIABLE = "TFDIST_KEY"
 _IN_HOME = ".tfdist/key"
 _LEAST_CHARACTERS = 16
 _SECRET_BYTES = 32
-# Seconds and attempts until a file that another worker has just created is complete.
+# Seconds between attempts, and their number, to read a file that another worker is still writing.
 _PAUSE_SECONDS, _ATTEMPTS = 0.3, 10
 
 
@@ -33,7 +33,7 @@ class Key:
         return hmac.new(self.value, data, hashlib.sha256).hexdigest().encode()
 
     def verify(self, data: bytes, signature: bytes) -> bool:
-        """Returns True if `signature` is by this key."""
+        """Returns True if `signature` was made with this key."""
         return hmac.compare_digest(self.sign(data), signature)
 
 
@@ -42,7 +42,7 @@ def load(job: str, env: Mapping[str, str]) -> Key:
 
     Args:
         job: `WorkerSpec.job`.
-        env: the environment; TFDIST_KEY is a text of at least 16 characters, equal on all workers.
+        env: the environment; TFDIST_KEY is a string of at least 16 characters, equal on all workers.
 
     Raises:
         ValueError: TFDIST_KEY is too short, or the file cannot be used; names the file and the reason.

@@ -1,4 +1,4 @@
-"""Examples in files: a directory of NumPy files for a split, complete or not there.
+"""Examples in files: a directory of NumPy files for a split, complete or absent.
 
 `NAME.npy` has the values of all examples; strings are in `NAME.bytes`, with their ends in `NAME.ends.npy`.
 `manifest.json`, written last, has the number of examples, the kinds and the sizes of the files.
@@ -26,7 +26,7 @@ from tfdist.data.feed import Batch
 from tfdist.report import files
 
 MANIFEST = "manifest.json"
-# How the name of a directory ends while it is written.
+# Suffix of the name of a directory while it is being written.
 WRITING = ".writing"
 # Seconds between two attempts to lock the files of a split.
 _POLL_SECONDS = 0.2
@@ -104,7 +104,7 @@ def write(
 ) -> None:
     """Writes `num_examples` examples to the new directory `folder`, completely or not at all.
 
-    What was there, and what killed processes left, is removed. The caller holds a lock.
+    Existing files, and those that killed processes left, are removed first. The caller holds a lock.
 
     Args:
         folder: gets its name when all is written; until then it is called "NAME.writing".
@@ -112,7 +112,7 @@ def write(
         facts: JSON values to keep in the manifest.
 
     Raises:
-        ValueError: a name cannot be that of a file, or there are several strings an example.
+        ValueError: a name is not a valid file name, or an example has several strings in a column.
     """
     temporary = folder.with_name(f"{folder.name}{WRITING}")
     for left in (folder, temporary):
@@ -160,7 +160,7 @@ def _write_columns(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_ex
 
 
 def _kind(name: str, values: np.ndarray) -> str:
-    """Returns the kind of a column, "numbers", "bytes", or a dtype that NumPy's format does not know, as bfloat16.
+    """Returns the kind of a column: "numbers", "bytes", or a dtype that NumPy's format lacks, such as bfloat16.
 
     Raises ValueError as `write`.
     """
@@ -200,7 +200,7 @@ def hold_lock(path: Path) -> Iterator[None]:
         OSError: the file cannot be written, or its file system has no locks.
     """
     with open(path, "ab") as file:
-        # Not one call that waits: it would not return for a signal, such as a second Ctrl-C.
+        # Polls, because a blocking call would not return on a signal, such as a second Ctrl-C.
         for attempt in itertools.count():
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,13 +1,13 @@
 """Checks a finished run by training parts of it again: `python -m tfdist verify DIR --intervals=5`.
 
 DIR is the workdir of a run of a config. The data and every kept checkpoint are hashed and compared with metrics.jsonl,
-and the exported model with the last checkpoint. Then random intervals between two kept checkpoints, or the start and
-the first one, are trained again, and all hashes and reported values in them are compared. Nothing in DIR changes. The
-number of replicas must be that of the run, except with virtual replicas.
+and the exported model with the last checkpoint. Then random intervals between two kept checkpoints, or between the
+start and the first checkpoint, are trained again, and all hashes and reported values in them are compared. Nothing in
+DIR changes. The number of replicas must be that of the run, except with virtual replicas.
 
     tfdist verify runs/digits --intervals=2
 
-Exit codes: 0 all are equal; 1 something is different, and named; 2 the run cannot be checked.
+Exit codes: 0 all are equal; 1 there are differences, which are listed; 2 the run cannot be checked.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
 USAGE = "DIR [flags]"
-# A mean depends on how many steps were in an execution, which depends on their times: sums of float64.
+# Float64 sums, and so means, depend on the number of steps per execution, which depends on their duration.
 _RELATIVE = 1e-9
 
 
@@ -42,7 +42,7 @@ def add_flags(parser: tool_flags.Parser) -> None:
     parser.add_argument("dir", metavar="DIR", help="The workdir of a run.")
     meaning = "Intervals between checkpoints to train again. Default: 5."
     parser.add_argument("--intervals", metavar="N", type=tool_flags.at_least(0), default=5, help=meaning)
-    meaning = "Chooses the intervals. Default: another choice each time."
+    meaning = "Seed for choosing the intervals. Default: a new one each time."
     parser.add_argument("--seed", metavar="N", type=tool_flags.at_least(0), help=meaning)
 
 
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"tfdist verify: {line}: the same steps may have other hashes here", file=sys.stderr)
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
     steps = sorted({*directory.steps(saved.checkpoints), *([0] if 0 in recorded else [])} & recorded.keys())
-    intervals = list(itertools.pairwise(steps))  # Which can be trained again: from the start, and kept checkpoints.
+    intervals = list(itertools.pairwise(steps))  # An interval begins at step 0 or a kept checkpoint.
     chosen = sorted(random.Random(seed).sample(intervals, min(args.intervals, len(intervals))))
     with tempfile.TemporaryDirectory() as scratch:
         wrong = list(_Replay(saved, recorded, facts, Path(scratch)).differences(chosen))
@@ -87,7 +87,7 @@ def _read_states(saved: SavedRun) -> dict[int, str]:
 
 
 def _read_facts(saved: SavedRun) -> dict[str, Any]:
-    """Returns what the last start was made of: "processor", "versions.keras", "data.'image' of the train split"."""
+    """Returns facts about the last start, such as "processor", "versions.keras", "data.'image' of the train split"."""
     found: dict[str, Any] = {}
     for record in read_back.read_records(saved.workdir / metrics_file.METRICS):
         if record.get("kind") == "environment":
@@ -98,7 +98,7 @@ def _read_facts(saved: SavedRun) -> dict[str, Any]:
 
 
 def _check(saved: SavedRun, facts: Mapping[str, Any]) -> None:
-    """Raises ValueError, which says why, if the steps of a run cannot be trained again here."""
+    """Raises ValueError, with the reason, if the steps of a run cannot be trained again here."""
     config = saved.config
     if config is None:
         raise ValueError(f"{saved.workdir} is of a script, whose model and data cannot be built again.")
@@ -106,13 +106,13 @@ def _check(saved: SavedRun, facts: Mapping[str, Any]) -> None:
         raise ValueError(f"{saved.workdir} has callbacks, which may change what is trained between steps.")
     if config.train.virtual_replicas is None and facts.get("replicas.workers") != 1:
         raise ValueError(
-            f"{saved.workdir} was trained by several workers, and this command is one: their sums have other bits. "
+            f"{saved.workdir} was trained by several workers, but this command is one: its sums have other bits. "
             "Runs with config.train.virtual_replicas can be checked on any number of replicas."
         )
 
 
 def _other_machine(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what of this machine differs from that of the run, and changes bits."""
+    """Yields differences between this machine and that of the run that may change bits."""
     now = {"processor": onednn.read_processor().name, "onednn.enabled": onednn.current(os.environ).enabled}
     versions = run_info.versions()
     now |= {f"versions.{name}": versions.get(name) for name in ("tensorflow", "keras", "numpy")}
@@ -153,7 +153,7 @@ class _Replay:
         }
 
     def differences(self, chosen: list[tuple[int, int]]) -> Iterator[str]:
-        """Yields a line for each hash of data, checkpoints and `chosen` intervals that is not the recorded one."""
+        """Yields a line for each hash of data, checkpoints and `chosen` intervals that was recorded otherwise."""
         from tfdist.training.consistency import hashing, start_checks
 
         hashes = start_checks.hash_examples(self._run.feed.examples(start_checks.EXAMPLES))["common"]
@@ -174,7 +174,7 @@ class _Replay:
             yield from [] if problem else self._train(first, last)
 
     def _restore(self, step: int) -> Iterator[str]:
-        """Restores the state after `step`, of its checkpoint, or before the first step for 0."""
+        """Restores the checkpoint of `step`; for 0, if there is none, the initial state."""
         from tfdist.checkpoint import format as checkpoint_format
         from tfdist.checkpoint import restore
 
@@ -211,7 +211,7 @@ class _Replay:
         return [name for name, value in values.items() if found[value.tobytes()] < 0]
 
     def _train(self, first: int, last: int) -> Iterator[str]:
-        """Trains an interval again, and yields a line for what is not as recorded; ends at the first such hash."""
+        """Trains an interval again, and yields a line for each difference; ends at the first different hash."""
         from tfdist.training import state
         from tfdist.training.evaluation import evaluate
 

@@ -14,7 +14,7 @@ FOLDER = shipped.find("docs")
 
 
 def add_flags(parser: tool_flags.Parser) -> None:
-    """Adds the page."""
+    """Adds the argument PAGE."""
     parser.add_argument("page", metavar="PAGE", nargs="?", default="", help="The page or file to print.")
 
 

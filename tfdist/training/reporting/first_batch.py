@@ -1,6 +1,6 @@
-"""Looks at prepared training examples before the first step, and warns of what is nearly always a mistake.
+"""Checks prepared training examples before the first step, and warns of likely mistakes.
 
-On the chief and in a new run only: nothing depends on it.
+Runs only on the chief of a new run: no result depends on it.
 """
 
 import math
@@ -13,11 +13,11 @@ import numpy as np
 from tfdist.report.reporter import Reporter
 from tfdist.training.run import Run
 
-# Examples that are looked at. Among so many, each of up to `_FEW_CLASSES` classes is expected.
+# Number of examples that are checked; they should contain each class, if there are at most `_FEW_CLASSES` classes.
 _EXAMPLES, _FEW_CLASSES = 64, 16
-# Layers from the first one among which a Rescaling is looked for, and the largest factor that is meant for bytes.
+# Number of first layers that are searched for a Rescaling, and the largest scale that is meant for bytes.
 _FIRST_LAYERS, _FOR_BYTES = 4, 1 / 100
-# The largest value that has been divided by 255 already, normalised or not.
+# Values up to this one have already been divided by 255, and may be normalised.
 _SCALED = 4.0
 
 

@@ -22,8 +22,9 @@ def make_multi_step_fn(
     Returns:
         run_steps(iterator, count, stop, first=0): `count`, int32 [], is the number of steps; `stop`, float64 [], is 1
         if this worker requests a stop, and a small fraction for a checkpoint; `first`, int32 [], is the index of the
-        first batch of an evaluation. Returns, equal on all workers, the sums over replicas, float64 with the names
-        `context.names_of_execution`, and the seconds of each replica, float64 [num_replicas, 3] (see timing.py).
+        first batch of an evaluation. It returns the sums over replicas, float64, in the order of
+        `context.names_of_execution`, and the seconds of each replica, float64 [num_replicas, 3] (see timing.py); both
+        are equal on all workers.
     """
     strategy, totals, communication = context.cluster.strategy, context.totals, context.reduction.seconds
     num_replicas, clock = context.cluster.num_replicas, context.reduction.clock
@@ -39,7 +40,7 @@ def make_multi_step_fn(
             communication.assign(tf.zeros_like(communication))
         return vector
 
-    # Loop counters are int32, which TensorFlow keeps in host memory, also with GPUs. With int64 the host would wait for
+    # Loop counters are int32, which TensorFlow keeps in host memory, even with GPUs. With int64 the host would wait for
     # the device in each step.
     @tf.function(autograph=False)
     def run_steps(iterator, count, stop, first=0):
@@ -48,7 +49,7 @@ def make_multi_step_fn(
         def one_step(number: tf.Tensor, waited: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, ...]:
             elements = next(iterator)
             ready = clock(tf.nest.flatten(elements, expand_composites=True))
-            # Not `number * trains`: TensorFlow makes a constant of it that still waits for `number`.
+            # Not `number * trains`: TensorFlow folds it to a constant that still waits for `number`.
             steps = number if trains else tf.zeros([], tf.int32)
             counted = seed_generators.count_by_loop(step_halves, steps, lambda: first + number)
             with counted, stateful_random.draw_statelessly():

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist.training.step.updates.tables import Gradients
 
 # Fields of an execution's totals, after the sums of the objective's values: examples, skipped steps, steps before the
-# first skipped one; then seconds of waiting for input, requests to stop or save, and seconds in all.
+# first skipped one; then seconds of waiting for input, requests to stop or save, and total seconds.
 COUNTS = ("examples", "skipped", "steps_before_skip")
 MEASUREMENTS = ("wait_seconds", "stop", "seconds")
 
@@ -40,7 +40,7 @@ class Objective(Protocol):
         """Runs a replica's shard of an evaluation batch; returns sums as in `ShardResult`; called in `strategy.run`."""
 
     def results(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns loss and metrics for sums over examples. A collective: every worker must call it."""
+        """Computes loss and metrics from the sums over examples. A collective: every worker must call it."""
 
     def of_epoch(self, logs: dict[str, float]) -> dict[str, float]:
         """Returns the values of an epoch or an evaluation from the logs of its last step. A collective."""

@@ -34,7 +34,7 @@ def in_loop(run: RunMicroBatch, count: int, zeros: Results) -> Results:
 
 
 def unroll(run: RunMicroBatch, count: int, zeros: Results) -> Results:
-    """As `in_loop`, for a model that communicates in its forward pass: the graph holds it `count` times.
+    """Like `in_loop`, for a model that communicates in its forward pass: the graph holds the model `count` times.
 
     TensorFlow does not allow MirroredStrategy's collectives in a graph loop.
     """
@@ -66,9 +66,9 @@ class PerExampleObjective(objective.Objective):
     # The divisor of the summed loss.
     global_batch: int
     micro_batches: int = 1
-    # Consecutive examples that belong into the same micro-batch.
+    # Number of consecutive examples that must be in the same micro-batch.
     group_size: int = 1
-    # Shards that this replica computes one after another; see variants/shards.py.
+    # Number of shards that this replica computes one after another; see variants/shards.py.
     shards: int = 1
     # Runs the micro-batches one after another.
     accumulate: Callable[..., Results] = in_loop
@@ -97,7 +97,7 @@ class PerExampleObjective(objective.Objective):
         zeros = [tf.zeros(variable.shape, variable.dtype) for variable in self.model.trainable_variables]
         start = (tf.zeros([len(self.names) + 1], tf.float64), zeros)
         sums, gradients = self.accumulate(run, self.micro_batches, start)
-        # As without micro-batches, a weight that is not used has no gradient, and does not decay.
+        # As without micro-batches, an unused weight has no gradient and no weight decay.
         gradients = [one if used else None for one, used in zip(gradients, present, strict=True)]
         return objective.ShardResult(sums, gradients, weight)
 
@@ -134,8 +134,8 @@ class PerExampleObjective(objective.Objective):
         differing = {*names} ^ ({*self.names} - {"regularization"})
         if differing:
             raise ValueError(
-                "config.objective must return the same values in training and evaluation. Received in one of them "
-                f"only: {', '.join(sorted(differing))}"
+                "config.objective must return the same values in training and evaluation. Received only in one "
+                f"of them: {', '.join(sorted(differing))}"
             )
 
     def evaluate(self, batch: Batch, mask: tf.Tensor) -> tf.Tensor:

@@ -17,7 +17,8 @@ def train_step(context: StepContext, shard: Any) -> tf.Tensor:
     """Makes one optimizer step on this replica's shard of the global batch; called in `strategy.run`.
 
     Returns:
-        float64 [len(names) + 1]: the sums of the objective's values over this replica's examples, and their number.
+        float64 [len(names) + 1]: the sums of the objective's values over this replica's examples, and the number of
+        these examples.
     """
     check_trainable(context.model)
     statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
@@ -45,13 +46,13 @@ def add_to_totals(context: StepContext, sums: tf.Tensor, skipped: tf.Tensor | No
         sums = tf.where(skipped, tf.zeros_like(sums), sums)
         skipped_before = tf.identity(context.totals)[context.names_of_totals.index("skipped")] > 0
         before_skip = ~(skipped | skipped_before)
-        # Every replica counts the step.
+        # Every replica counts the step, so each adds 1/N.
         counts = tf.cast(tf.stack([skipped, before_skip]), tf.float64) / context.cluster.num_replicas
     context.totals.assign_add(tf.concat([sums, counts], axis=0))
 
 
 def after_update(context: StepContext, sums: tf.Tensor) -> tf.Tensor:
-    """Returns `sums` after the update; it waits for the first variable, which is updated last."""
+    """Returns `sums` after the update: they wait for the first variable, which is updated last."""
     first = context.model.trainable_variables[:1]  # Empty if a script's step has a frozen model.
     with tf.control_dependencies([tf.convert_to_tensor(variable.value) for variable in first]):
         return tf.identity(sums)
@@ -61,6 +62,6 @@ def check_trainable(model: keras.Model) -> None:
     """Raises ValueError if a model has no trainable weights."""
     if not model.trainable_variables:
         raise ValueError(
-            f"The model {model.name!r} has no weights to train: of its {len(model.weights)} all are frozen. "
+            f"The model {model.name!r} has no weights to train: all {len(model.weights)} are frozen. "
             "Set `trainable` of a layer to True."
         )

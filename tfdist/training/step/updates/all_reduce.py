@@ -1,4 +1,4 @@
-"""The one all-reduce of a step: gradients, flags and the changes of moving statistics, summed over all replicas."""
+"""The only all-reduce of a step: sums gradients, flags and changes of moving statistics over all replicas."""
 
 import dataclasses
 import functools
@@ -43,9 +43,9 @@ class AllReduce:
 
         Args:
             flags: float32 [] each, which are summed with the gradients.
-            statistics: variables that this replica has updated, and their values before. They are averaged in every
-                step, so that saving does not change the result. An average of the changes leaves a variable that did
-                not change as it is.
+            statistics: variables that this replica has updated, with their values before the step. They are averaged in
+                every step, so that saving does not change the result. The changes are averaged, not the values, so that
+                an unchanged variable keeps its exact value.
             weight: this replica's weight in that mean, a number or float64 []; 1 in total over all replicas.
         """
         options = self.options
@@ -87,7 +87,7 @@ def sum_over_replicas(gradients: Gradients, options: config_lib.Communication) -
             float64 gradients are sent as float64. `bytes_per_pack` None: one pack.
 
     Returns:
-        The sums, in the same order. Sparse ones have the rows of all replicas, in the order of the replicas.
+        The sums, in the same order. Sparse gradients hold the rows of all replicas, in the order of the replicas.
     """
     replica_context = tf.distribute.get_replica_context()
     rows = [gradient for gradient in gradients if isinstance(gradient, tf.IndexedSlices)]

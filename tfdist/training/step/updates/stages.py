@@ -1,6 +1,6 @@
 """The update of a step is a chain of stages, listed in `make_update`.
 
-As in optax, each stage transforms the gradients; here it receives the stages that follow as its first argument.
+As in optax, each stage transforms the gradients; here its first argument is the rest of the chain.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ from tfdist.training.step.updates.tables import Gradients
 class Update:
     """What a stage receives: gradients, loss and flags of one step."""
 
-    # Of this replica's shard, times the loss scale; after `sum_over_replicas`, of the global batch.
+    # Gradients of this replica's shard, times the loss scale; after `sum_over_replicas`, of the global batch.
     gradients: Gradients
     # float64 []: the sum of the losses of this replica's shard.
     loss: tf.Tensor
     # A number or float64 []: this shard's fraction of the examples; 1 in total over all replicas.
     weight: tf.Tensor | float
-    # The moving statistics, with their values before the step: a skipped step restores these.
+    # The moving statistics, with their values before the step, which a skipped step restores.
     statistics: Sequence[tuple[keras.Variable, tf.Tensor]]
-    # float32 [] each: summed over replicas with the gradients, such as that of `flag_nonfinite_loss`.
+    # float32 [] each: summed over replicas with the gradients, such as the flag of `flag_nonfinite_loss`.
     flags: Sequence[tf.Tensor] = ()
 
 
@@ -43,15 +43,15 @@ Apply = Callable[[Gradients], None]
 def make_apply(
     config: config_lib.Train, cluster: Replicas, model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Apply:
-    """Returns the end of the chain: it clips summed gradients, if `config.clip_norm` is set, and applies them."""
+    """Returns the last stage: it clips the summed gradients, if `config.clip_norm` is set, and applies them."""
     clip_gradients = make_clip(config.clip_norm, cluster)
 
     def apply(gradients: Gradients) -> None:
         if gradients and all(gradient is None for gradient in gradients):
             raise ValueError(
                 f"The loss of config.objective has no gradient for any of the {len(gradients)} trainable variables of "
-                "the model: it does not depend on them, or tf.stop_gradient, tf.numpy_function or tf.py_function, or a "
-                "value that is an integer or bool stands between them and the loss."
+                "the model: it does not depend on them, or there is a tf.stop_gradient, tf.numpy_function, "
+                "tf.py_function, integer or bool between them and the loss."
             )
         with tables.convert_in_fixed_order():
             optimizer.apply(clip_gradients(gradients), model.trainable_variables)
@@ -95,7 +95,7 @@ def make_update(
 
 
 def flag_nonfinite_loss(following: Stage, update: Update) -> tf.Tensor | None:
-    """Adds a flag, 1 if this replica's loss is non-finite, else 0: its sum gives all replicas the same decision."""
+    """Adds a flag, 1 if this replica's loss is non-finite, else 0, so that all replicas decide by the same sum."""
     flag = tf.where(tf.math.is_finite(update.loss), 0.0, 1.0)
     return following(dataclasses.replace(update, flags=[*update.flags, flag]))
 
@@ -176,7 +176,7 @@ def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -
     As in Keras' `global_clipnorm`, the norm is over the rows of all lookups. All gradients become dense.
 
     Args:
-        own_norm: their norm, of `_common_dtype`, []; None: it is computed here.
+        own_norm: the global norm of the gradients, [], in `_common_dtype`; None: it is computed here.
     """
     numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
     if own_norm is None:
