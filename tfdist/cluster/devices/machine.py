@@ -17,7 +17,7 @@ from pathlib import Path
 from tfdist.cluster.devices import host_gpus, onednn
 
 # What tfdist supports; pyproject.toml has the same.
-TENSORFLOW, KERAS = ((2, 18), (2, 22)), ((3, 12), (3, 16))
+TENSORFLOW, KERAS = ((2, 18), (2, 23)), ((3, 12), (3, 17))
 # PCI: the makers of GPUs, and the classes of 3D controllers, display controllers and accelerators.
 _MAKERS = {"0x1002": "amd", "0x8086": "intel"}
 # Those of graphics in processors are 0x0300.
