@@ -64,7 +64,7 @@ def test_gh200_is_not_sent_in_a_circle(variables, site, words):
 
 
 def test_other_gpus_have_their_own_advice():
-    assert "pip install 'tensorflow[and-cuda]>=2.21,<2.22'" in unused_gpus.advice(X86, "nvidia")
+    assert "pip install 'tensorflow[and-cuda]>=2.21,<2.23'" in unused_gpus.advice(X86, "nvidia")
     assert "no wheels for ppc64le" in unused_gpus.advice(Machine(architecture="ppc64le"), "nvidia")
     lumi = Machine(architecture="x86_64", gpus={"amd": 8}, site="LUMI")
     note = unused_gpus.of_other_makers(lumi)

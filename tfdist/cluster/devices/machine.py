@@ -71,7 +71,7 @@ def refusal(machine: Machine, versions: Mapping[str, str | None]) -> str:
             "them. Use another machine; in a virtual machine, pass on the host's processor (QEMU: -cpu host)."
         )
     if versions["tensorflow"] is None:
-        return f"TensorFlow is not installed: {sys.executable} -m pip install 'tensorflow>=2.21,<2.22'"
+        return f"TensorFlow is not installed: {sys.executable} -m pip install 'tensorflow>=2.21,<2.23'"
     for name, (first, end) in (("tensorflow", TENSORFLOW), ("keras", KERAS)):
         found = tuple(int(part) for part in re.findall(r"\d+", versions[name] or "")[:2])
         if found and not first <= found < end:
