@@ -127,6 +127,11 @@ PRIVATE_NAMES = {
     "tfdist.keras_fit.own_step.own_setup": {
         "_aggregation": "each replica holds a metric's value for the whole batch, and not its part of a sum",
     },
+    "tfdist.keras_fit.patches": {
+        "_all_reduce_sum_gradients": "replaced: a step's gradients are those of the global batch",
+        "__internal__": "smart_cond, replaced: gradients that are accumulated are applied in a branch (keras#20582)",
+        "_overwrite_model_variables_with_average_value": "replaced, for the same reason",
+    },
     "tfdist.keras_fit.script.ending": {"_shutdown": "Python's: how threads end before what atexit calls"},
     "tfdist.keras_fit.whole_batch.own_rows": {
         "keras.src.losses.loss": "Keras divides a loss by the examples of one replica (keras#19891)",
@@ -324,15 +329,20 @@ def private_names(source):
     tree = parsed(source)
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     attributes = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr, re.I)
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]|__internal__", node.attr, re.I)
     ]
     own |= {node.attr for node in attributes if ast.unparse(node.value) in ("self", "cls")} | {"_exit"}
     found = {node.attr for node in attributes} - own
     for node in ast.walk(tree):
         by_name = ("put", "put_until_end", "patch", "getattr", "hasattr", "setattr")
-        if isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("patching.") in by_name:
-            name = node.args[1]
-            private = isinstance(name, ast.Constant) and re.match(r"_[a-z]", name.value) and name.value not in own
+        is_call = isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("patching.") in by_name
+        # (owner, name, replacement) in a table of replacements.
+        is_row = isinstance(node, ast.Tuple) and len(node.elts) == 3 and isinstance(node.elts[0], ast.Attribute)
+        if is_call or is_row:
+            name = node.args[1] if is_call else node.elts[1]
+            private = isinstance(name, ast.Constant) and re.match(r"_[a-z]", f"{name.value}") and name.value not in own
             found |= {name.value} if private else set()
         if isinstance(node, ast.ImportFrom) and re.match(r"tensorflow\.(python|core)|keras\.src", f"{node.module}"):
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
@@ -548,8 +558,8 @@ def test_private_names_of_tensorflow_and_keras_are_those_of_the_list():
 
 def test_private_names_are_found():
     source = "from keras.src.losses import loss\nmodel._compile_loss = self._own\nself._own = os._exit\n"
-    source += "getattr(model, '_built', hasattr(self, '_own'))\n"
-    assert private_names(source) == {"keras.src.losses.loss", "_compile_loss", "_built"}
+    source += "getattr(model, '_built', hasattr(self, '_own'))\n(keras.Model, '_put', f)\ntf.__internal__.x\n"
+    assert private_names(source) == {"keras.src.losses.loss", "_compile_loss", "_built", "_put", "__internal__"}
 
 
 def test_there_is_no_drawer_and_nothing_left_to_do():

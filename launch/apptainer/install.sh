@@ -7,7 +7,7 @@
 # the system's python3, 3.10 to 3.13, with venv (Debian: python3-venv). Without GPUs: TFDIST_TENSORFLOW=tensorflow sh ...
 set -eu
 source=$1 environment=$2
-versions='>=2.21,<2.22'
+versions='>=2.21,<2.23'
 
 case $(uname -m) in
 x86_64)

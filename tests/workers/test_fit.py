@@ -106,7 +106,7 @@ REFUSED = {
     "outside": r"Sequential .* outside of cluster\.scope\(\)",
     "uncompiled": r"model\.compile\(",
     "vectors": r"reduction=None",
-    "frozen": r"of its 4 all are frozen",
+    "frozen": r"all 4 are frozen",
     "no_loss": r"`loss`",
     "metrics_for_weights": r"metrics=\['accuracy'\]",
     "train_function": r"OwnFunctions .* make_train_function",
@@ -154,7 +154,7 @@ REFUSED_STEPS = {
     "assigns": r"Improper\.train_step .* model/\S+kernel",
     "branches": r"optimizer .* in \S+own_steps\.py:\d+: model\.optimizer\.apply\(gradients",
     "returns_vector": r"Improper\.train_step .* 'losses' has shape \(2,\)",
-    "returns_tensor": r"Improper\.train_step .* Tensor",
+    "returns_tensor": r"Improper\.train_step .*Tensor$",
     "applies_foreign": r"'(?i:sgd)\w*' of Improper .* cluster\.scope\(\)",
     "normalised_by_xla": r"jit_compile=True.* 'batch_normalization\w*' .* synchronized=False",
 }

@@ -64,7 +64,7 @@ def test_gh200_is_not_sent_in_a_circle(variables, site, words):
 
 
 def test_other_gpus_have_their_own_advice():
-    assert "pip install 'tensorflow[and-cuda]>=2.21,<2.22'" in unused_gpus.advice(X86, "nvidia")
+    assert "pip install 'tensorflow[and-cuda]>=2.21,<2.23'" in unused_gpus.advice(X86, "nvidia")
     assert "no wheels for ppc64le" in unused_gpus.advice(Machine(architecture="ppc64le"), "nvidia")
     lumi = Machine(architecture="x86_64", gpus={"amd": 8}, site="LUMI")
     note = unused_gpus.of_other_makers(lumi)
@@ -82,7 +82,7 @@ def test_invalid_commands_are_refused_before_tensorflow_is_imported():
     assert "TensorFlow is not installed" in machine.refusal(X86, VERSIONS | {"tensorflow": None})
     assert machine.refusal(X86, VERSIONS | {"tensorflow": ""}) == ""  # In a package of another name.
     text = machine.refusal(X86, VERSIONS | {"tensorflow": "2.13.1"})
-    assert "tensorflow 2.13.1 is installed, and tfdist needs tensorflow>=2.18,<2.22" in text
+    assert "tensorflow 2.13.1 is installed, and tfdist needs tensorflow>=2.18,<2.23" in text
     assert "module of the site" in text and "python3 -m venv env" in text
     assert "keras 2.15.0 is installed" in machine.refusal(X86, VERSIONS | {"keras": "2.15.0"})
     for accepted in ("2.18.1", "2.20.0", "2.21.0rc1"):

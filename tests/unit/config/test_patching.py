@@ -45,7 +45,8 @@ def replacements_by_hand(source):
 
 def rows():
     """(file, owner) -> the names of each row of the page."""
-    cells = [re.split(r" \| ", line.strip("| ")) for line in PAGE.splitlines() if line.startswith("| `")]
+    table = PAGE[: PAGE.index("## Private names")]
+    cells = [re.split(r" \| ", line.strip("| ")) for line in table.splitlines() if line.startswith("| `")]
     assert all(len(row) == 6 for row in cells)
     return {(row[0].strip("`"), row[1].strip("`")): row[2] for row in cells}
 

@@ -80,7 +80,7 @@ def test_the_machine_of_the_tests_has_no_problem(tmp_path):
     "found, verdict, words",
     [
         (doctor.software(LUMI, VERSIONS), "ok", "tensorflow 2.21.0"),
-        (doctor.software(LUMI, VERSIONS | {"tensorflow": "2.16.1"}), "BAD", "tfdist needs tensorflow>=2.18,<2.22"),
+        (doctor.software(LUMI, VERSIONS | {"tensorflow": "2.16.1"}), "BAD", "tfdist needs tensorflow>=2.18,<2.23"),
         (doctor.launcher({}), "ok", "one, started by no launcher"),
         (doctor.launcher({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}), "look", "was not started by srun"),
         (doctor.launcher({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}), "BAD", "inconsistent"),

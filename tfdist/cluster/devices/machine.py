@@ -17,7 +17,7 @@ from pathlib import Path
 from tfdist.cluster.devices import host_gpus, onednn
 
 # What tfdist supports; pyproject.toml has the same.
-TENSORFLOW, KERAS = ((2, 18), (2, 22)), ((3, 12), (3, 16))
+TENSORFLOW, KERAS = ((2, 18), (2, 23)), ((3, 12), (3, 17))
 # PCI: the makers of GPUs, and the classes of 3D controllers, display controllers and accelerators.
 _MAKERS = {"0x1002": "amd", "0x8086": "intel"}
 # Those of graphics in processors are 0x0300.
@@ -71,7 +71,7 @@ def refusal(machine: Machine, versions: Mapping[str, str | None]) -> str:
             "them. Use another machine; in a virtual machine, pass on the host's processor (QEMU: -cpu host)."
         )
     if versions["tensorflow"] is None:
-        return f"TensorFlow is not installed: {sys.executable} -m pip install 'tensorflow>=2.21,<2.22'"
+        return f"TensorFlow is not installed: {sys.executable} -m pip install 'tensorflow>=2.21,<2.23'"
     for name, (first, end) in (("tensorflow", TENSORFLOW), ("keras", KERAS)):
         found = tuple(int(part) for part in re.findall(r"\d+", versions[name] or "")[:2])
         if found and not first <= found < end:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist.cluster.devices import host_gpus, machine
 
-_INSTALL = f"{sys.executable} -m pip install 'tensorflow[and-cuda]>=2.21,<2.22'"
+_INSTALL = f"{sys.executable} -m pip install 'tensorflow[and-cuda]>=2.21,<2.23'"
 
 
 def explain(found: str, env: Mapping[str, str]) -> str:
