@@ -224,10 +224,7 @@ def test_collectives_are_refused_on_one_worker_alone(followed):
     chief, other = (worker["own"]["refused"] for worker in followed("two workers").results)
     assert len(chief) == 9 and len(other) == 3
     for name, message in zip(("tfdist.evaluate", "model.evaluate"), chief[:2], strict=True):
-        assert message == (
-            f"LambdaCallback.on_epoch_end runs on one worker only, but {name} requires all workers: set "
-            "on_all_workers = True on the callback, and evaluate by tfdist.evaluate(cluster, model, ...)."
-        )
+        assert re.match(rf"LambdaCallback\.on_epoch_end .*{name} .*on_all_workers = True", message), message
     assert "model.evaluate is Keras' own" in other[0] and chief[2] == other[0]
 
 
