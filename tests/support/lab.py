@@ -178,13 +178,6 @@ def only_dropout(rate: float = 0.5, features: int = 64) -> keras.Model:
     return keras.Model(inputs, [keras.layers.Dense(1, name="logits")(both), both], name="only_dropout")
 
 
-def of_bytes() -> keras.Model:
-    """Returns one dense layer after one that scales the images of the digits."""
-    images = keras.Input((8, 8, 1), dtype="uint8", name="image")
-    scaled = keras.layers.Rescaling(1 / 16)(images)
-    return keras.Model(images, keras.layers.Dense(10, name="logits")(keras.layers.Flatten()(scaled)))
-
-
 def darkened(batch, seeds, *, training):
     """Scales images with a Python `if`, which AutoGraph converts."""
     TRACED.append(training)
@@ -276,11 +269,6 @@ def _nothing_after(function, loss: tf.Tensor) -> tf.Tensor:
     return 0.0 * tf.ensure_shape(returned, loss.shape)
 
 
-def nothing_to_learn(model, batch, *, training) -> Mapping[str, tf.Tensor]:
-    """A loss of 0: the penalties alone move the weights."""
-    return {"loss": 0.0 * tf.reduce_sum(model(batch["image"], training=training), axis=-1)}
-
-
 def sum_of_outputs(model, batch, *, training, inputs: str) -> Mapping[str, tf.Tensor]:
     """The sum of an example's outputs: every output has gradient 1."""
     outputs = model(batch[inputs], training=training)
@@ -307,11 +295,6 @@ def column(model, batch, *, training) -> Mapping[str, tf.Tensor]:
     """Breaks the contract: [n, 1] instead of [n]."""
     values = _classification(model, batch, training=training)
     return values | {"error": 1.0 - values["accuracy"][:, tf.newaxis]}
-
-
-def without_loss(model, batch, *, training) -> Mapping[str, tf.Tensor]:
-    """Breaks the contract: there is no "loss"."""
-    return {"accuracy": _classification(model, batch, training=training)["accuracy"]}
 
 
 def bare_loss(model, batch, *, training) -> tf.Tensor:

@@ -187,17 +187,6 @@ def clipped(options: c.ClusterOptions) -> Arrays:
     return found
 
 
-def update(options: c.ClusterOptions) -> Arrays:
-    """The weights before and after one step at rate 1, without clipping and clipped at 0.05."""
-    found = {}
-    for name, norm in (("free", None), ("clipped", 0.05)):
-        run = start(options, train=c.Train(steps=20, clip_norm=norm))
-        found |= {f"{name}/before/{key}": value for key, value in weights(run).items()}
-        run_steps(run, 1)
-        found |= {f"{name}/after/{key}": value for key, value in weights(run).items()}
-    return found
-
-
 def clipped_alike(options: c.ClusterOptions) -> Arrays:
     """A kernel of a million weights after a step with clipped gradients."""
     model = {"target": "lab:Dropouts", "width": 2**14, "depth": 1}
@@ -219,40 +208,12 @@ def muon(options: c.ClusterOptions) -> Arrays:
     return found | {"alone": keras.ops.convert_to_numpy(kernel)}
 
 
-def compressed(options: c.ClusterOptions) -> Arrays:
-    """The weights after 10 steps for each type on the wire."""
-    found = {}
-    for dtype in ("float32", "float16", "bfloat16"):
-        run = start(options, communication=c.Communication(dtype=dtype), learning_rate=c.LearningRate(peak=0.1))
-        run_steps(run, 10)
-        assert all(variable.dtype == "float32" for variable in run.context.model.trainable_variables)
-        found |= {f"{dtype}/{key}": value for key, value in weights(run).items()}
-    return found
-
-
-def xla(options: c.ClusterOptions) -> Arrays:
-    """The weights and statistics after 10 steps, as they are and with what XLA compiles."""
-    found = {}
-    for name, compiled in (("plain", False), ("compiled", True)):
-        run = start(
-            options,
-            train=c.Train(steps=20, xla=compiled),
-            learning_rate=c.LearningRate(peak=0.1),
-            model={"target": "lab:normalised", "num_classes": 10},
-        )
-        run_steps(run, 10)
-        found |= {f"{name}/{key}": value for key, value in weights(run).items()}
-    return found
-
-
 # Name -> optimizer, and options of training and of communication, of a step that reads few rows of a table.
 ADAM = {"target": "keras.optimizers:Adam"}
 TABLES = {
     "plain": ({"target": "keras.optimizers:SGD"}, {}, {}),
     "micro": ({"target": "keras.optimizers:SGD"}, {"micro_batches": 2}, {}),
     "adam": (ADAM, {"precision": "float16", "xla": True}, {}),
-    "adam, micro": (ADAM, {"micro_batches": 2}, {}),
-    "adam, clipped": (ADAM, {"clip_norm": 0.1}, {}),
     "adam, dense": (ADAM, {}, {"sparse_as_dense": True}),
 }
 
@@ -313,19 +274,6 @@ def loss_scale(options: c.ClusterOptions) -> Arrays:
     return {key: np.stack([each[key] for each in seen]) for key in seen[0]}
 
 
-def regularization(options: c.ClusterOptions, *, pieces: int) -> Arrays:
-    """One step that only a penalty moves, in so many pieces: the weights, and what is reported."""
-    run = start(
-        options,
-        model={"target": "lab:linear", "num_classes": 10, "l2": 0.05},
-        objective={"target": "lab:nothing_to_learn"},
-        train=c.Train(steps=20, micro_batches=pieces),
-    )
-    found = {f"before/{key}": value for key, value in weights(run).items()}
-    found["reported"] = np.array(run_steps(run, 1)["regularization"])
-    return found | {f"after/{key}": value for key, value in weights(run).items()}
-
-
 def statistics(options: c.ClusterOptions) -> Arrays:
     """Three steps of unsynchronised batch normalisation: what each replica sees, and the statistics that it holds."""
     run = start(options, model={"target": "lab:normalised", "num_classes": 10, "momentum": 0.9})
@@ -340,29 +288,16 @@ def statistics(options: c.ClusterOptions) -> Arrays:
     }
 
 
-def synchronised(options: c.ClusterOptions, *, pieces: int, masked: bool = False) -> Arrays:
-    """Three steps of synchronised batch normalisation, in so many pieces, and with a mask."""
-    model = {"target": "lab:synchronised", "num_classes": 10, "masked": masked}
-    run = start(options, model=model, train=c.Train(steps=20, micro_batches=pieces))
+def synchronised(options: c.ClusterOptions) -> Arrays:
+    """Three steps of synchronised batch normalisation, in two pieces and with a mask."""
+    model = {"target": "lab:synchronised", "num_classes": 10, "masked": True}
+    run = start(options, model=model, train=c.Train(steps=20, micro_batches=2))
     run_steps(run, 3)
     return weights(run)
 
 
-def averages(options: c.ClusterOptions) -> Arrays:
-    """Three steps of an optimizer with `use_ema`: the weights before and after each, and those that are evaluated."""
-    optimizer = {"target": "keras.optimizers:SGD", "use_ema": True, "ema_momentum": 0.75}
-    run = start(options, optimizer=optimizer)
-    found = {"0": weights(run)["model/logits/kernel"]}
-    for step in range(3):
-        run_steps(run, step + 1, step)
-        found[f"{step + 1}"] = weights(run)["model/logits/kernel"]
-    with run.evaluated_weights():
-        found["evaluated"] = on_each(run.cluster, run.context.model.trainable_variables[0].value)
-    return found | {"after": on_each(run.cluster, run.context.model.trainable_variables[0].value)}
-
-
-def masks(options: c.ClusterOptions, micro_batches: int = 1) -> Arrays:
-    """The dropout masks of three steps, as replica -> [step and micro-batch, examples, features of both layers]."""
+def masks(options: c.ClusterOptions) -> Arrays:
+    """The dropout masks of three steps, as replica -> [step, examples, features of both layers]."""
     seen: dict[int, list[np.ndarray]] = {}
 
     def note(replica, outputs):
@@ -388,20 +323,9 @@ def masks(options: c.ClusterOptions, micro_batches: int = 1) -> Arrays:
             batch_size=BATCH,
         ),
         objective={"target": f"{__name__}:noting"},
-        train=c.Train(steps=20, micro_batches=micro_batches),
     )
     run_steps(run, 3)
     return {str(replica): np.stack(values) for replica, values in seen.items()}
-
-
-def masks_of_a_second_run(options: c.ClusterOptions) -> Arrays:
-    """As `masks`, in a process that has run before."""
-    return masks(options)
-
-
-def masks_of_micro_batches(options: c.ClusterOptions) -> Arrays:
-    """As `masks`, each step in two pieces."""
-    return masks(options, micro_batches=2)
 
 
 def traces(options: c.ClusterOptions) -> Arrays:
@@ -564,16 +488,12 @@ def predicted(options: c.ClusterOptions) -> Arrays:
 
 
 PROBES: dict[str, Callable[[c.ClusterOptions], Arrays]] = {
-    **{f.__name__: f for f in (sums, clipped, update, compressed, xla, loss_scale)},
-    **{f"lookups/{dtype}": functools.partial(lookups, dtype=dtype) for dtype in ("float32", "float16", "bfloat16")},
+    **{f.__name__: f for f in (sums, clipped, loss_scale)},
+    **{f"lookups/{dtype}": functools.partial(lookups, dtype=dtype) for dtype in ("float32", "bfloat16")},
     "lookups/packed": functools.partial(lookups, dtype="float32", pack=64),
     **{f"embedding/{name}": functools.partial(embedding, name=name) for name in TABLES},
-    **{f"regularization/{pieces}": functools.partial(regularization, pieces=pieces) for pieces in (1, 2)},
-    "synchronised/whole": functools.partial(synchronised, pieces=1),
-    "synchronised/pieces": functools.partial(synchronised, pieces=2),
-    "synchronised/masked": functools.partial(synchronised, pieces=2, masked=True),
-    **{f.__name__: f for f in (statistics, masks, masks_of_a_second_run, masks_of_micro_batches)},
-    **{f.__name__: f for f in (averages, traces, collectives, local_rounds, seeds)},
+    **{f.__name__: f for f in (synchronised, statistics, masks)},
+    **{f.__name__: f for f in (traces, collectives, local_rounds, seeds)},
     **{f.__name__: f for f in (restored, other_data, predicted, clipped_alike, muon)},
 }
 

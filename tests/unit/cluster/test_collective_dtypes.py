@@ -24,12 +24,7 @@ def allowed(op):
     return {tf.as_dtype(number) for number in attribute.allowed_values.list.type}
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_each_collective_has_the_dtypes(op):
-    assert allowed(op) >= {*bits_lib.DTYPES}
-
-
-def test_no_other_dtype_is_in_all_collectives():
+def test_the_dtypes_are_those_that_all_collectives_have():
     assert set.intersection(*map(allowed, OPS)) == {*bits_lib.DTYPES}
 
 
@@ -45,13 +40,7 @@ def test_each_bit_of_numbers_is_sent(dtype):
     assert back.numpy().tobytes() == given.tobytes()
 
 
-@pytest.mark.parametrize("dtype", bits_lib.DTYPES)
-def test_supported_dtypes_are_sent_unchanged(dtype):
-    value = tf.zeros([2], dtype)
-    assert bits_lib.to_bits(value) is value and bits_lib.from_bits(value, dtype) is value
-
-
-@pytest.mark.parametrize("texts", [["", "b\0", "c\0d\0\0", "Grüße"], [""], []])
+@pytest.mark.parametrize("texts", [["", "b\0", "c\0d\0\0", "Grüße"], []])
 def test_each_byte_of_texts_is_sent(texts):
     value = tf.constant(texts, tf.string)
     codes = gather.to_codes(value, tf.constant(9))

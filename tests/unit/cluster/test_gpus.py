@@ -1,13 +1,10 @@
 """Which GPUs a worker uses, and what it says if TensorFlow finds none; a module replaces that of the driver."""
 
-import importlib.metadata
 import json
-import re
 import sys
 
 import forked
 import pytest
-import tensorflow as tf
 from launching import REPOSITORY, worker_environment
 
 from tfdist import config
@@ -18,48 +15,32 @@ from tfdist.cluster.discovery import gpus as gpus_lib
 # Two GPUs, of which the second has two MIG slices and no memory of its own; what of them fails is in FAILS.
 NVML = """
 import os, types
+NVMLError = type("NVMLError", (Exception,), {})
+NVMLError_NotFound = type("NVMLError_NotFound", (NVMLError,), {})
+slices = {1: ["MIG-cc", "MIG-dd"]}
 
-class NVMLError(Exception):
-    pass
-
-class NVMLError_NotFound(NVMLError):
-    pass
-
-fails, count, slices = os.environ["FAILS"].split(), int(os.environ["GPUS"]), {1: ["MIG-cc", "MIG-dd"]}
-
-def nvmlInit():
-    if "init" in fails:
-        raise NVMLError("Driver/library version mismatch")
-
-def nvmlDeviceGetCount():
-    return count
-
-def nvmlDeviceGetHandleByIndex(index):
-    return index
-
-def nvmlDeviceGetName(gpu):
-    return "NVIDIA A100"
-
-def nvmlDeviceGetUUID(gpu):
-    return gpu if isinstance(gpu, str) else f"GPU-{gpu}"
+def refuse(if_so, error=NVMLError):
+    if if_so:
+        raise error
 
 def nvmlDeviceGetMemoryInfo(gpu):
-    if gpu:
-        raise NVMLError("Not Supported")
+    refuse(gpu)
     return types.SimpleNamespace(total=2**30)
 
 def nvmlDeviceGetMaxMigDeviceCount(gpu):
-    if gpu == 0:
-        raise NVMLError("Not Supported")
+    refuse(gpu == 0)
     return 7
 
 def nvmlDeviceGetMigDeviceHandleByIndex(gpu, index):
-    if index >= len(slices[gpu]):
-        raise NVMLError_NotFound
+    refuse(index >= len(slices[gpu]), NVMLError_NotFound)
     return slices[gpu][index]
 
-def nvmlSystemGetDriverVersion():
-    return "550.54.15"
+nvmlInit = lambda: refuse("init" in os.environ["FAILS"])
+nvmlDeviceGetCount = lambda: int(os.environ["GPUS"])
+nvmlDeviceGetHandleByIndex = lambda index: index
+nvmlDeviceGetName = lambda gpu: "NVIDIA A100"
+nvmlDeviceGetUUID = lambda gpu: gpu if isinstance(gpu, str) else f"GPU-{gpu}"
+nvmlSystemGetDriverVersion = lambda: "550.54.15"
 """
 BUILT = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
 
@@ -99,28 +80,13 @@ def test_the_gpus_of_the_host(nvml):
     assert host_gpus.driver_version() == "550.54.15"
 
 
-def test_this_machine_may_have_no_driver():
-    assert len(host_gpus.assigned_gpus({})) >= len(host_gpus.query())
-    assert bool(host_gpus.query()) <= bool(host_gpus.driver_version())
-
-
 def test_gpus_that_tensorflow_does_not_list_stop_the_training(nvml):
     nvml()
-    with pytest.raises(gpu_software.GpusNotFoundError) as error:
+    with pytest.raises(gpu_software.GpusNotFoundError, match=r"2 GPU\(s\), according to NVML(?s:.*)gpus=0"):
         strategy.plan(config.ClusterOptions(), env={})
-    said = str(error.value)
-    assert said.startswith(f"This host has 2 GPU(s), according to NVML, but TensorFlow {tf.__version__} lists none")
-    assert "pip install 'tensorflow[and-cuda]" in said
-    assert said.endswith("To train on the CPU, set --config.cluster.gpus=0.")
     assert strategy.plan(config.ClusterOptions(gpus=0), env={}).gpus == ()
     assert strategy.plan(config.ClusterOptions(), env={"CUDA_VISIBLE_DEVICES": ""}).gpus == ()
     assert strategy.plan(config.ClusterOptions(gpus=0, logical_devices=2), env={}).local_replicas == 2
-
-
-def test_a_host_without_gpus_trains_on_its_cpu(nvml, proc):
-    nvml(0)
-    gpu_software.check_found({}, proc)
-    assert host_gpus.query() == ()
 
 
 def test_where_nvml_fails_the_drivers_files_count(nvml, proc):
@@ -135,32 +101,21 @@ def test_where_nvml_fails_the_drivers_files_count(nvml, proc):
         gpu_software.check_found({"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "2"}, proc)
 
 
-def test_the_reason_is_that_of_the_installation():
-    build = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
-    here = machine.Machine(architecture="x86_64")
-    assert "was built without CUDA. Install" in unused_gpus.why_unused({"is_cuda_build": False}, [], "", here)
-    lacking = unused_gpus.why_unused(build, ["nvidia-cudnn-cu12", "nvidia-nccl-cu12"], "550.54.15", here)
-    assert lacking.startswith("CUDA's libraries are missing (nvidia-cudnn-cu12, nvidia-nccl-cu12). Run: ")
-    assert "modules of CUDA 12.5.1 and cuDNN 9" in lacking
-    complete = unused_gpus.why_unused(build, [], "450.80.02", here)
-    assert "driver (450.80.02) is too old for CUDA 12.5.1" in complete and "TF_CPP_MIN_LOG_LEVEL=0" in complete
-
-
-def test_missing_libraries_are_those_that_the_wheel_names():
-    required = [line for line in importlib.metadata.requires("tensorflow") if "and-cuda" in line]
-    missing = unused_gpus.missing_libraries()
-    assert set(missing) <= {re.split("[<>=;]", line)[0].strip() for line in required}
-    for name in missing:
-        with pytest.raises(importlib.metadata.PackageNotFoundError):
-            importlib.metadata.version(name)
+@pytest.mark.parametrize(
+    ("build", "missing", "driver", "words"),
+    [
+        ({"is_cuda_build": False}, [], "", "built without CUDA"),
+        ({}, ["nvidia-cudnn-cu12", "nvidia-nccl-cu12"], "550.54.15", "(nvidia-cudnn-cu12, nvidia-nccl-cu12)"),
+        ({}, [], "450.80.02", "driver (450.80.02) is too old for CUDA 12.5.1"),
+    ],
+)
+def test_the_reason_is_that_of_the_installation(build, missing, driver, words):
+    build = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"} | build
+    assert words in unused_gpus.why_unused(build, missing, driver, machine.Machine(architecture="x86_64"))
 
 
 @pytest.mark.parametrize(
-    ("capability", "kind"),
-    [
-        *(((6, 0), "binary"), ((7, 5), "binary"), ((8, 0), "binary"), ((8, 6), "binary"), ((8, 9), "binary")),
-        *(((9, 0), "binary"), ((10, 0), "PTX"), ((12, 0), "PTX"), ((5, 2), "")),
-    ],
+    ("capability", "kind"), [((7, 5), "binary"), ((8, 6), "binary"), ((9, 0), "binary"), ((10, 0), "PTX"), ((5, 2), "")]
 )
 def test_code_for_an_architecture(capability, kind):
     assert gpu_software.generated_code(capability, BUILT) == kind
@@ -169,21 +124,16 @@ def test_code_for_an_architecture(capability, kind):
 def test_facts_and_notes():
     build = {"cuda_compute_capabilities": BUILT, "cuda_version": "12.5.1", "cudnn_version": "9"}
     details = [{"device_name": "NVIDIA B200", "compute_capability": (10, 0)}] * 2
-    env = {"NCCL_DEBUG": "INFO", "TF_DETERMINISTIC_OPS": "1", "HOME": "/h"}
-    found = gpu_software.facts(details, build, env)
+    found = gpu_software.facts(details, build, {"NCCL_DEBUG": "INFO", "HOME": "/h"})
     assert json.loads(json.dumps(found)) == found
     assert found["gpus"] == [{"name": "NVIDIA B200", "compute_capability": "10.0", "code": "PTX"}] * 2
-    assert found["variables"] == {"NCCL_DEBUG": "INFO", "TF_DETERMINISTIC_OPS": "1"}
-    assert found["cudnn"].startswith("9") and found["built_for"] == BUILT
+    assert found["variables"] == {"NCCL_DEBUG": "INFO"} and found["built_for"] == BUILT
     assert found["tf32"] and not gpu_software.facts(details, build, {"NVIDIA_TF32_OVERRIDE": "0"})["tf32"]
     (note,) = gpu_software.notes(found)
     assert "no machine code for NVIDIA B200" in note and "CUDA_CACHE_PATH" in note
     old = gpu_software.facts([{"device_name": "Tesla K80", "compute_capability": (3, 7)}], build, {})
-    assert gpu_software.notes(old) == [
-        "TensorFlow has no code for Tesla K80, only for sm_60, sm_70, sm_80, sm_89, compute_90: use another build"
-    ]
+    assert "no code for Tesla K80" in gpu_software.notes(old)[0]
     assert gpu_software.notes(gpu_software.facts([{}], build, {})) == gpu_software.notes({}) == []
-    assert gpu_software.describe({}) == {}
 
 
 @pytest.mark.parametrize(
@@ -194,24 +144,17 @@ def test_facts_and_notes():
         ((0, 1, 2, 3), [0, 2], (0, 2)),
         ((2, 3), [1], (3,)),
         ((2, 3), 0, ()),
-        ((), None, ()),
+        ((0, 1), 3, "gpus=3, but this worker has 2"),
+        ((0, 1), [0, 2], r"gpus=\[0, 2\], but this worker has 2"),
+        ((), 1, "gpus=1, but this worker has 0"),
     ],
 )
 def test_the_gpus_of_the_config(assigned, wanted, chosen):
-    assert gpus_lib.select_gpus(assigned, wanted) == chosen
-
-
-@pytest.mark.parametrize(
-    ("assigned", "wanted", "message"),
-    [
-        ((0, 1), 3, r"config\.cluster\.gpus=3, but this worker has 2 GPU\(s\): choose from 0 to 1, or at most 2; 0 "),
-        ((0, 1), [0, 2], r"config\.cluster\.gpus=\[0, 2\], but this worker has 2 GPU\(s\)"),
-        ((), 1, r"config\.cluster\.gpus=1, but this worker has 0 GPU\(s\): 0 trains on the CPU"),
-    ],
-)
-def test_gpus_that_a_worker_does_not_have(assigned, wanted, message):
-    with pytest.raises(ValueError, match=message):
-        gpus_lib.select_gpus(assigned, wanted)
+    if isinstance(chosen, tuple):
+        assert gpus_lib.select_gpus(assigned, wanted) == chosen
+    else:
+        with pytest.raises(ValueError, match=chosen):
+            gpus_lib.select_gpus(assigned, wanted)
 
 
 def test_the_implementation_follows_the_devices():
@@ -227,7 +170,7 @@ def test_the_implementation_follows_the_devices():
         assert implementation(wanted, two) == "tcp"
         assert implementation(wanted, env) == implementation(wanted, two, logical_devices=2) == "ring"
     assert implementation("ring", two) == "ring"
-    with pytest.raises(ValueError, match=r'implementation="nccl" needs GPUs, but .* on the CPU: set it to "auto" or'):
+    with pytest.raises(ValueError, match='implementation="nccl" needs GPUs'):
         strategy.plan(config.ClusterOptions(), env, communication=config.Communication(implementation="nccl"))
 
 
@@ -238,7 +181,7 @@ def test_bfloat16_is_not_sent_with_nccl(monkeypatch):
         options = config.ClusterOptions(gpus=gpus)
         return strategy.plan(options, {}, communication=config.Communication(**communication)).implementation
 
-    with pytest.raises(ValueError, match=r'communication\.dtype="bfloat16": .* with NCCL\. Set it to "float16", which'):
+    with pytest.raises(ValueError, match=r'dtype="bfloat16"(?s:.*)NCCL'):
         implementation(dtype="bfloat16")
     assert implementation(dtype="float16") == implementation(dtype="bfloat16", gpus=1) == "nccl"
     assert implementation(dtype="bfloat16", implementation="ring") == "ring"
@@ -246,18 +189,12 @@ def test_bfloat16_is_not_sent_with_nccl(monkeypatch):
 
 @pytest.mark.workers
 def test_the_command_says_why_it_does_not_train(nvml, tmp_path):
-    folder = nvml()
     env = {name: value for name, value in worker_environment().items() if name != "CUDA_VISIBLE_DEVICES"}
+    env |= {"PYTHONPATH": f"{nvml()}:{env.get('PYTHONPATH', '')}", "GPUS": "2", "FAILS": ""}
     words = ["--config=configs/digits.py", f"--workdir={tmp_path / 'run'}"]
-    keywords = {
-        "cwd": REPOSITORY,
-        "env": env | {"PYTHONPATH": f"{folder}:{env.get('PYTHONPATH', '')}", "GPUS": "2", "FAILS": ""},
-        "capture_output": True,
-        "text": True,
-    }
-    done = forked.run([sys.executable, "-m", "tfdist.main", *words], timeout=300, **keywords)
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "This host has 2 GPU(s), according to NVML" in done.stderr
-    done = forked.run([sys.executable, "-m", "tfdist", "doctor", *words], timeout=300, **keywords)
-    assert done.returncode == 1, done.stderr
-    assert re.search(r"BAD .*This host has 2 GPU\(s\)", done.stdout) and "--config.cluster.gpus=0" in done.stdout
+    for command in (["-m", "tfdist.main"], ["-m", "tfdist", "doctor"]):
+        line = [sys.executable, *command, *words]
+        done = forked.run(line, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=300)
+        said = done.stdout + done.stderr
+        assert done.returncode == 1 and "Traceback" not in said, said
+        assert "This host has 2 GPU(s), according to NVML" in said and "--config.cluster.gpus=0" in said

@@ -2,7 +2,7 @@
 
 import dataclasses
 import socket
-import time
+import threading
 
 import pytest
 
@@ -35,7 +35,7 @@ def looking_up(*known, code=socket.EAI_NONAME):
 
 
 def test_unknown_names_are_reported_in_slurms_notation(check):
-    with pytest.raises(ValueError, match=r"names of workers' hosts: n\[10-11\], from the variables of slurm"):
+    with pytest.raises(ValueError, match=r"n\[10-11\]"):
         check(SLURM, {}, looking_up("n9"))
     check(SLURM, {}, looking_up("n9", "n10", "n11"))
 
@@ -51,20 +51,20 @@ def test_a_thousand_workers_look_up_a_few_thousand_names(check):
     for rank in range(1000):
         check(dataclasses.replace(SLURM, rank=rank, num_workers=1000, addresses=addresses), {}, look_up, seconds=30.0)
     assert set(asked[:1000]) == set(nodes) and len(asked) < 1000 + 3 * 999
-    with pytest.raises(ValueError, match="n100, from the variables of slurm"):  # Its own.
+    with pytest.raises(ValueError, match="n100"):  # Its own.
         spec = dataclasses.replace(SLURM, rank=100, num_workers=1000, addresses=addresses)
         check(spec, {}, looking_up(*nodes[:100], *nodes[101:]))
 
 
 def test_one_host_where_rank_0_may_be_is_enough(check):
     check(MPI, {}, looking_up("n1"))
-    with pytest.raises(ValueError, match=r"hosts: batch,n1, from the variables of mpi"):
+    with pytest.raises(ValueError, match="batch,n1"):
         check(MPI, {}, looking_up())
 
 
 def test_names_that_may_still_appear_are_waited_for_elsewhere(check):
     check(SLURM, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, looking_up())
     check(SLURM, {}, looking_up(code=socket.EAI_AGAIN))  # The name server is busy.
-    started = time.monotonic()
-    check(SLURM, {}, lambda host, port: time.sleep(1), seconds=0.2)  # No answer.
-    assert time.monotonic() - started < 0.9
+    answer = threading.Event()
+    check(SLURM, {}, lambda host, port: answer.wait(60), seconds=0.2)  # No answer: its own end comes first.
+    answer.set()

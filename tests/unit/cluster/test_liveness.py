@@ -1,7 +1,5 @@
 """What workers know of each other while a run lasts, in parts that need no second process."""
 
-import asyncio
-import contextlib
 import signal
 import subprocess
 import sys
@@ -14,14 +12,12 @@ import tensorflow as tf
 from launching import REPOSITORY
 
 from tfdist import config
-from tfdist.cluster import collective_guard, error_report, interruption
-from tfdist.cluster.control import decision, heartbeat_monitor, keys, listener, peers, wire
+from tfdist.cluster import collective_guard
+from tfdist.cluster.control import decision, heartbeat_monitor, peers
 from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
 from tfdist.cluster.control.peers import Peers
 from tfdist.cluster.discovery import worker_spec
 from tfdist.cluster.several_workers import start
-
-KEY = keys.Key(b"k" * 64)
 
 
 def make_monitor(size: int = 3, rank: int = 0) -> HeartbeatMonitor:
@@ -47,15 +43,12 @@ def test_the_time_to_connect_grows_with_the_job():
 
 def test_many_missing_or_lost_workers_are_named_by_their_hosts():
     addresses = [f"n{rank // 5}:{12345 + rank % 5}" for rank in range(100)]
-    message = decision.missing([*range(15, 40), 60], addresses, 100, 9.0)["message"]
-    assert message.splitlines()[1:-1] == ["  ranks 15-39, 60 on n[3-7,12]"]
-    few = decision.missing([15, 16], addresses, 100, 9.0)["message"]
-    assert few.splitlines()[1:-1] == ["  rank 15 (n3:12345)", "  rank 16 (n3:12346)"]
+    found = decision.missing([*range(15, 40), 60], addresses, 100, 9.0)
+    assert found["error"] == "MissingWorkersError" and "ranks 15-39, 60 on n[3-7,12]" in found["message"]
+    assert "rank 16 (n3:12346)" in decision.missing([15, 16], addresses, 100, 9.0)["message"]
     known = make_peers(size=40)
-    assert known.note_lost(range(20, 30)) == (
-        "workers 20-29 (hosts n[20-29]) are lost: last heartbeats up to 11.0 s ago"
-    )
-    assert known.note_lost([1, 3]).count(" is lost: last heartbeat 11.0 s ago, then at step 7") == 2
+    assert "workers 20-29 (hosts n[20-29]) are lost" in known.note_lost(range(20, 30))
+    assert known.note_lost([1, 3]).count("11.0 s ago, then at step 7") == 2
 
 
 def test_each_message_after_a_loss_names_the_loss():
@@ -75,31 +68,6 @@ def test_each_message_after_a_loss_names_the_loss():
 def test_the_chief_of_a_large_job_reads_a_limited_number_of_heartbeats_a_second():
     assert peers.interval(2, 10.0) == peers.interval(200, 10.0) == 1.0 and peers.interval(2, 2.0) == 0.5
     assert peers.interval(1024, 10.0) == 5.0 and peers.interval(1024, 30.0) == 1024 / 200
-
-
-def test_a_worker_that_connects_causes_no_message_to_the_others():
-    known = make_peers(size=7)
-    sent: list[list[bytes]] = []
-
-    async def main() -> None:
-        waiting = listener.listen(0)
-        address = ("127.0.0.1", waiting.getsockname()[1])
-        serving = asyncio.ensure_future(known._serve(waiting, KEY))
-        channels = []
-        for rank in range(1, 7):
-            channels.append(await wire.connect(address, KEY))
-            channels[-1].send({"rank": rank, "pid": 10 + rank, "step": 0})
-            sent.append([await channels[-1].receive()])
-        for one, messages in zip(channels, sent, strict=True):
-            with contextlib.suppress(asyncio.TimeoutError):
-                while True:
-                    messages.append(await asyncio.wait_for(one.receive(), 0.1))
-        known.all_finished = True  # From now on a closed connection is no loss.
-        serving.cancel()
-        await asyncio.wait([serving])
-
-    asyncio.run(main())
-    assert [len(messages) for messages in sent] == [1] * 6
 
 
 def test_malformed_heartbeats_are_rejected():
@@ -128,52 +96,34 @@ def test_the_worker_in_an_error_of_tensorflow_is_named(monkeypatch):
     assert heartbeat_monitor.named_workers("task:7 of /job:worker/task:9") == []
 
 
-def test_workers_that_are_missing_before_the_start_are_lost_workers(capfd):
-    """As if they died later: the exit code says to restart all workers."""
-    error = decision.MissingWorkersError("1 of 2 workers did not connect within 5 s.")
-    assert error_report.report_exception(error) == interruption.EXIT_PEER_LOST
-    assert capfd.readouterr().err.endswith("1 of 2 workers did not connect within 5 s.\n")
-    for made in (decision.missing([1], ["a:1", "b:2"], 2, 5.0), decision.no_chief({"a:1": "refused"}, 5.0)):
-        assert made["error"] == "MissingWorkersError"
+def stalls(monitor, now):
+    return bool(heartbeat_monitor.describe_stall(monitor, now))
 
 
-def test_the_time_of_a_pause_is_no_stall():
+def test_limits_of_a_stall():
+    """An execution may take 600 s, pauses not counted; the start an hour, since the first wait for others."""
     monitor = make_monitor()
-    assert heartbeat_monitor.describe_stall(monitor, 1e9) == ""
+    assert not stalls(monitor, 1e9)
+    with monitor.in_collective("a broadcast"), monitor.in_collective("an exchange of values"):
+        since = monitor.progress.collective[1]
+        assert (stalls(monitor, since + 3599.0), stalls(monitor, since + 3601.0)) == (False, True)
+        monitor.progress.started = True  # Later, a worker may wait for the chief's callbacks for any time.
+        assert not stalls(monitor, since + 3601.0)
     monitor.progress.last_execution = 1000.0
-    assert heartbeat_monitor.describe_stall(monitor, 1600.0) == ""
-    assert heartbeat_monitor.describe_stall(monitor, 1601.0).endswith(
-        "has not completed a step for 601.0 s (last step: 0)"
-    )
+    assert (stalls(monitor, 1600.0), stalls(monitor, 1601.0)) == (False, True)
     monitor.progress.last_pause = 1500.0
-    assert heartbeat_monitor.describe_stall(monitor, 2100.0) == "" and heartbeat_monitor.describe_stall(monitor, 2101.0)
+    assert (stalls(monitor, 2100.0), stalls(monitor, 2101.0)) == (False, True)
 
 
 def test_one_worker_is_stalled_only_within_a_call():
     """Outside of its calls it may be in a notebook, at the prompt, and nobody waits for it."""
     monitor = make_monitor(size=1)
     monitor.note_progress(5)
-    assert heartbeat_monitor.describe_stall(monitor, 1e9) == ""
+    assert not stalls(monitor, 1e9)
     with monitor.in_collective("an execution"):
         since = monitor.progress.collective[1]
-        assert heartbeat_monitor.describe_stall(monitor, since + 599.0) == ""
-        assert heartbeat_monitor.describe_stall(monitor, since + 601.0).endswith(
-            "not completed a step for 601.0 s (last step: 5)"
-        )
-    assert heartbeat_monitor.describe_stall(monitor, 1e9) == ""
-
-
-def test_a_hang_before_the_first_execution_has_ended_is_a_stall():
-    """The timer began with the end of the first execution: a hang before was never noticed."""
-    monitor = make_monitor()
-    with monitor.in_collective("a broadcast"), monitor.in_collective("an exchange of values"):
-        since = monitor.progress.collective[1]
-        assert heartbeat_monitor.describe_stall(monitor, since + 3599.0) == ""
-        text = heartbeat_monitor.describe_stall(monitor, since + 3601.0)
-        assert text.startswith("worker 0 (host n0, pid 10) has waited for all workers for 3601.0 s, in a broadcast")
-        monitor.progress.started = True  # Later, a worker may wait for the chief's callbacks for any time.
-        assert heartbeat_monitor.describe_stall(monitor, since + 3601.0) == ""
-    assert monitor.progress.collective is None
+        assert (stalls(monitor, since + 599.0), stalls(monitor, since + 601.0)) == (False, True)
+    assert not stalls(monitor, 1e9)
 
 
 SUSPENDED = """
@@ -199,14 +149,6 @@ def test_the_time_of_a_suspension_is_no_stall():
         time.sleep(2.5)
         process.send_signal(signal.SIGCONT)
         assert process.communicate(timeout=60)[0] == "{}\n" and process.returncode == 0
-
-
-def test_the_time_of_a_suspension_before_the_thread_runs_is_no_stall():
-    monitor = make_monitor(size=1)
-    monitor.created -= 4000.0
-    monitor.progress.collective = ("an execution", monitor.created)
-    heartbeat_monitor.look(monitor, monitor.created, time.monotonic())
-    assert not monitor.loss
 
 
 def test_the_first_all_reduce_names_the_missing_workers_or_gives_advice():

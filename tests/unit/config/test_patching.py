@@ -6,7 +6,6 @@ import re
 import threading
 import types
 
-import keras
 import pytest
 
 from tfdist.config import patching
@@ -71,10 +70,8 @@ def test_no_other_module_replaces_anything():
     by_hand = {file: set(replacements_by_hand(source)) - allowed for file, source in sources().items()}
     by_hand.pop("config/patching.py")
     assert {file: found for file, found in by_hand.items() if found} == {}
-    sample = (
-        "import keras\nfrom keras import ops\nkeras.Model.fit = f\nops.cond = g\nself.x = keras\nsetattr(a, 'b', 1)\n"
-    )
-    assert replacements_by_hand(sample) == ["keras.Model.fit", "ops.cond", "a"]
+    sample = "from keras import ops\nops.cond = g\nself.x = keras\nsetattr(a, 'b', 1)\n"
+    assert replacements_by_hand(sample) == ["ops.cond", "a"]
 
 
 class Base:
@@ -98,21 +95,8 @@ def test_a_method_is_replaced_in_the_block_and_restored_where_it_was():
         assert dict(vars(owner)) == before and Derived().double(5) == 10
 
 
-def test_attributes_are_restored_whatever_the_block_did():
-    one = types.SimpleNamespace(kept=1, changed=2, removed=3)
-    with patching.restore_after([one], ["changed", "removed", "added"]):
-        patching.put(one, "changed", 5)
-        patching.put(one, "added", 6)
-        del one.removed
-        one.kept = 7
-    assert vars(one) == {"kept": 7, "changed": 2, "removed": 3}
-
-
 def test_settings_of_a_block_are_as_before_at_its_end():
-    class Settings(threading.local):
-        first, second = 1, None
-
-    settings = Settings()
+    settings = type("Settings", (threading.local,), {"first": 1, "second": None})()
     with pytest.raises(KeyError), patching.set_in_block(settings, first=2, other=3):
         with patching.set_in_block(settings, first=4, second=5):
             assert (settings.first, settings.second, settings.other) == (4, 5, 3)
@@ -141,14 +125,3 @@ def test_attributes_are_restored_unless_other_code_has_set_them_since():
         raise KeyError
     assert vars(one) == {"first": 1, "second": 9} and vars(kept) == {"of_no_block": 1}
     assert dict(vars(Kind)) == before and Kind().method() == 1
-
-
-def test_a_function_of_a_module_that_tensorflow_loads_lazily_is_restored():
-    import tensorflow as tf
-
-    kept, called = tf.compat.v1.reset_default_graph, []
-    with patching.patch(tf.compat.v1, "reset_default_graph", lambda original: called.append(original())):
-        keras.utils.clear_session()
-    assert called == [None] and tf.compat.v1.reset_default_graph is kept
-    keras.utils.clear_session()
-    assert called == [None]

@@ -31,15 +31,10 @@ def test_a_users_file_comes_before_a_shipped_config(tmp_path, monkeypatch):
 
 def test_the_wheel_has_the_configs_in_the_package(tmp_path):
     assert 'configs = "tfdist/shipped_configs"' in (ROOT / "pyproject.toml").read_text()
-    skip = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "tfdist", tmp_path / "site" / "tfdist", ignore=skip)
-    shutil.copytree(ROOT / "configs", tmp_path / "site" / "tfdist" / "shipped_configs", ignore=skip)
+    for folder, to in (("tfdist", "tfdist"), ("configs", "tfdist/shipped_configs")):
+        shutil.copytree(ROOT / folder, tmp_path / "site" / to, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "empty").mkdir()
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
-    done = subprocess.run(
-        [sys.executable, "-c", USER], cwd=tmp_path / "empty", env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    path, target, argument = done.stdout.split()
-    assert path == f"{tmp_path}/site/tfdist/shipped_configs/cifar_fast.py"
-    assert (target, argument) == ("tfdist.configs.networks.airbench:network", "num_classes")
+    env = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    said = subprocess.check_output([sys.executable, "-c", USER], cwd=tmp_path / "empty", env=env, text=True)
+    file = f"{tmp_path}/site/tfdist/shipped_configs/cifar_fast.py"
+    assert said.split() == [file, "tfdist.configs.networks.airbench:network", "num_classes"]

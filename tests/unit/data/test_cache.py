@@ -19,7 +19,6 @@ from parameters import slow_except
 from tfdist import config as c
 from tfdist.config import diff, validate
 from tfdist.data import cache
-from tfdist.data.cache import example_files
 from tfdist.training import setup
 from tfdist.training.consistency import start_checks
 from tfdist.zoo import prepare, sources
@@ -44,7 +43,7 @@ print("kept", int(kept.read(tf.constant([999], tf.int64))["x"][0]), flush=True)
 """
 
 
-PARTS, SPLITS = ("image", "label"), ("train", "evaluation")
+SPLITS = ("train", "evaluation")
 
 
 pytestmark = pytest.mark.usefixtures("own_signals")
@@ -83,7 +82,7 @@ def keep(source, directory=None, kind="raw", prepare=prepare.identity, training=
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_the_cache_holds_what_was_read_and_reads_once(where, tmp_path):
     directory = tmp_path / "ram" if where == "disk" else None
-    source, plain = Source(600), Source(600)
+    source = Source(600)
     kept, same = keep(source, directory)
     assert len(kept) == 600 and kept.num_classes == 7 and same is prepare.identity
     ids = np.random.default_rng(0).permutation(600)
@@ -91,15 +90,12 @@ def test_the_cache_holds_what_was_read_and_reads_once(where, tmp_path):
     assert batches.element_spec["image"].shape == (50, 2, 2, 3) and batches.element_spec["text"].shape == (50,)
     found = list(batches.as_numpy_iterator())
     assert sorted(source.reads) == list(range(600))
-    expected = plain.read(tf.constant(ids))
-    for name in ("image", "label", "text"):
-        joined = np.concatenate([batch[name] for batch in found])
-        np.testing.assert_array_equal(joined, np.concatenate([expected[name]] * 2))
+    for name, expected in Source(600).read(tf.constant(ids)).items():
+        np.testing.assert_array_equal(np.concatenate([batch[name] for batch in found]), np.concatenate([expected] * 2))
     if where == "disk":
         again, _ = keep(second := Source(600), directory)
         np.testing.assert_array_equal(again.read(tf.constant([599, 0]))["label"], [599 % 7, 0])
         assert second.reads == []
-        assert len([path for path in directory.glob("*/*") if path.is_dir()]) == 1
 
 
 def test_prepared_examples_are_kept_where_nothing_is_random(tmp_path):
@@ -117,9 +113,7 @@ def test_prepared_examples_are_kept_where_nothing_is_random(tmp_path):
     def flipped(batch, seeds, *, training):
         return scaled(batch, seeds, training=training, flip=True)
 
-    with pytest.raises(
-        ValueError, match=r'cache="prepared" .* the random output of config.data.prepare.* Set .* to "raw"'
-    ):
+    with pytest.raises(ValueError, match='cache="prepared"'):
         keep(source, tmp_path, "prepared", flipped)[0].read(ids)
     assert keep(source, tmp_path, "prepared", flipped, training=False)[0].read(ids)["image"].shape == (10, 4, 4, 1)
 
@@ -148,30 +142,9 @@ def test_examples_that_differ_in_shape_are_refused(where, tmp_path):
             return {"tokens": tf.tile(ids[:, None], [1, 2 + tf.cast(tf.reduce_max(ids) // 400, tf.int32)])}
 
     directory = tmp_path / "ram" if where == "disk" else None
-    with pytest.raises(
-        ValueError, match=r"those of 'tokens' differ: \[2\] in the first 256 .* \[3\] from example 256 on. "
-    ):
+    with pytest.raises(ValueError, match=r"'tokens' differ: \[2\] .*\[3\] from example 256 on"):
         keep(Padded(500), directory)[0].read(tf.constant([0], tf.int64))
     assert directory is None or [path.suffix for path in directory.glob("*/*")] == [".lock"]
-
-
-@pytest.mark.parametrize(
-    ("name", "column", "message"),
-    [
-        ("x/y", np.zeros(2), r"names must be letters.* Received: 'x/y'"),
-        ("x", np.array([[b"a", b"b"]], object), r"one string in a column. Received: strings \[2\] in 'x'"),
-    ],
-)
-def test_columns_that_files_cannot_hold_are_refused(name, column, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        example_files.write(tmp_path / "files", iter([{name: column}]), 2)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_directory_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"data.cache_dir=.*file/x' cannot store the examples: .* Free space in it"):
-        keep(Source(3), tmp_path / "file" / "x")[0].fill()
 
 
 def start(directory, seconds):
@@ -185,25 +158,19 @@ def start(directory, seconds):
     return process
 
 
-@pytest.mark.parametrize(
-    "manifest",
-    slow_except(
-        ["", "[]", "null", '{"bytes": {}}', '{"bytes": {}, "arrays": {}}', "[" * 100_000, '{"arrays": 3}', None],
-        ["", '{"bytes": {}, "arrays": {}}', None],
-    ),
-)
-def test_files_with_a_damaged_manifest_are_written_again(tmp_path, manifest):
+@pytest.mark.parametrize("content", ["", '{"bytes": {}, "arrays": {}}', "[" * 100_000, None, "cut"])
+def test_damaged_files_are_written_again(tmp_path, content):
     folder = keep(Source(20), tmp_path)[0].fill()
-    path = folder / "manifest.json"
-    whole = path.read_text()
+    path = folder / ("label.npy" if content == "cut" else "manifest.json")
+    whole = path.read_bytes()
     path.unlink()
-    if manifest is None:
+    if content is None:
         path.mkdir()
     else:
-        path.write_text(manifest)
+        path.write_bytes(whole[:-8] if content == "cut" else content.encode())
     again, _ = keep(source := Source(20), tmp_path)
     np.testing.assert_array_equal(again.read(tf.constant([9, 0]))["label"], [9 % 7, 0])
-    assert len(source.reads) == 20 and path.read_text() == whole
+    assert len(source.reads) == 20 and path.read_bytes() == whole
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
@@ -212,28 +179,20 @@ def test_users_of_one_directory_have_files_of_their_own():
     with tempfile.TemporaryDirectory() as name:  # Others cannot enter `tmp_path`.
         shared = pathlib.Path(name)
         shared.chmod(0o1777)
-        check_users(shared)
-
-
-def check_users(shared):
-    mine = keep(Source(20), shared)[0].fill().parent
-    assert mine.stat().st_mode & 0o777 == 0o700
-    os.seteuid(65534)
-    try:
-        other, _ = keep(source := Source(20), shared)
-        np.testing.assert_array_equal(other.read(tf.constant([9]))["label"], [9 % 7])
-    finally:
-        os.seteuid(0)
-    assert len(source.reads) == 20 and len(list(shared.iterdir())) == len(list(shared.glob("*/*.lock"))) == 2
-    # Another user has made what has the name of mine, a directory or a link: its examples could be any.
-    elsewhere = mine.rename(shared / "elsewhere")
-    for make in (mine.mkdir, lambda: mine.symlink_to(elsewhere)):
-        make()
+        mine = keep(Source(20), shared)[0].fill().parent
+        assert mine.stat().st_mode & 0o777 == 0o700
+        os.seteuid(65534)
+        try:
+            other, _ = keep(source := Source(20), shared)
+            np.testing.assert_array_equal(other.read(tf.constant([9]))["label"], [9 % 7])
+        finally:
+            os.seteuid(0)
+        assert len(source.reads) == 20 and len(list(shared.iterdir())) == len(list(shared.glob("*/*.lock"))) == 2
+        # Another user has made what has the name of mine, a link: its examples could be any.
+        mine.symlink_to(mine.rename(shared / "elsewhere"))
         os.chown(mine, 65534, 65534, follow_symlinks=False)
-        with pytest.raises(OSError, match=r"cache_dir=.* cannot store the examples: .* another user.*: remove it"):
+        with pytest.raises(OSError, match=r"cache_dir=.* another user.*: remove it"):
             keep(Source(20), shared)[0].read(tf.constant([9]))
-        assert mine.is_symlink() or list(mine.iterdir()) == []
-        mine.unlink() if mine.is_symlink() else mine.rmdir()
 
 
 @pytest.mark.workers
@@ -255,16 +214,6 @@ def test_a_writer_that_is_killed_leaves_nothing_half_and_two_write_once(tmp_path
     assert found == {"examples": 1000, "arrays": {"x": "numbers"}, "bytes": {"x.npy": found["bytes"]["x.npy"]}}
 
 
-def test_damaged_files_are_written_again(tmp_path):
-    keep(Source(30), tmp_path)[0].fill()
-    (file,) = tmp_path.glob("*/*/label.npy")
-    size = file.stat().st_size
-    os.truncate(file, size - 8)
-    again = Source(30)
-    keep(again, tmp_path)[0].fill()
-    assert file.stat().st_size == size and len(again.reads) == 30
-
-
 def test_the_modification_hash_of_a_source_decides_what_is_reused(tmp_path):
     for name in ("fingerprint", "modified"):
         for said in ("monday", "tuesday", "monday"):
@@ -284,6 +233,15 @@ def test_an_array_in_the_config_is_known_by_all_of_its_values(tmp_path):
         options = c.Data(source={"target": "my:source", "x": [array]}, cache="raw", cache_dir=str(tmp_path))
         names.append(cache.add_cache(options, Source(10), prepare.identity, training=True)[0].name)
     assert names[0] == names[1] and len(set(names)) == 5
+
+
+def test_a_directory_that_cannot_be_written_or_has_no_use_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"data.cache_dir=.*file/x'"):
+        keep(Source(3), tmp_path / "file" / "x")[0].fill()
+    config = c.Config(model={"target": "x:y"}, data=c.Data(cache_dir="/ram"), train=c.Train(steps=1))
+    with pytest.raises(ValueError, match=r'data.cache_dir=\'/ram\' has no effect with data.cache="none"'):
+        validate.validate(config)
 
 
 @pytest.mark.parametrize("kind", slow_except(["raw", "prepared"], ["raw"]))
@@ -309,9 +267,3 @@ def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, t
             np.testing.assert_array_equal(value, kept[name])
     old, new = ({"data": {"cache": kind}} for kind in ("none", "raw"))
     assert diff.differences(old, new) == []
-
-
-def test_a_cache_directory_without_a_cache_is_refused():
-    config = c.Config(model={"target": "x:y"}, data=c.Data(cache_dir="/ram"), train=c.Train(steps=1))
-    with pytest.raises(ValueError, match=r'data.cache_dir=\'/ram\' has no effect with data.cache="none"'):
-        validate.validate(config)

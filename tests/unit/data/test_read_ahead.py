@@ -10,9 +10,7 @@ from parameters import slow_except
 
 from tfdist.cluster import distributed_dataset
 from tfdist.data import read_ahead, stream
-from tfdist.data.cache import example_files
 from tfdist.keras_fit.adapters import base, make_adapter
-from tfdist.tools.prepare_data import resized_files
 
 # Bytes of an example, and of a batch of four.
 EXAMPLE, BATCH = 2**20, 4
@@ -45,13 +43,6 @@ def of_arrays(source: Counted) -> tf.data.Dataset:
     return make_adapter.make_data_adapter(source, None, None, options).dataset(stream.ReplicaShard(), 0, 1000)
 
 
-def of_dataset(source: Counted) -> tf.data.Dataset:
-    batches = tf.data.Dataset.range(4096).batch(BATCH, drop_remainder=True)
-    batches = batches.map(lambda ids: (source.read(ids)["x"], ids)).prefetch(tf.data.AUTOTUNE)
-    options = base.DataOptions(batch_size=None, steps=None, shuffle=False, class_weight=None, seed=0)
-    return make_adapter.make_data_adapter(batches, None, None, options).dataset(stream.ReplicaShard(), 0, 1000)
-
-
 def settled(source: Counted) -> int:
     """The number of reads, once there are no more of them."""
     seen = -1
@@ -61,7 +52,7 @@ def settled(source: Counted) -> int:
     return seen
 
 
-@pytest.mark.parametrize("make", slow_except([of_stream, of_arrays, of_dataset], [of_stream]))
+@pytest.mark.parametrize("make", slow_except([of_stream, of_arrays], [of_stream]))
 def test_pauses_between_steps_that_wait_for_data_make_no_buffer_grow(make, monkeypatch):
     monkeypatch.setattr(read_ahead, "MAX_BYTES", 64 * 2**20, raising=False)
     source = Counted()
@@ -72,7 +63,6 @@ def test_pauses_between_steps_that_wait_for_data_make_no_buffer_grow(make, monke
         ahead = settled(source) - before - taken
         taken += sum(1 for _ in itertools.islice(iterator, ahead + 30))
     ahead = settled(source) - before - taken
-    print(f"{make.__name__}: {ahead} elements of {BATCH * EXAMPLE / 1e6:.0f} MB ahead")
     assert 2 <= ahead <= 64 * 2**20 // (BATCH * EXAMPLE) + 1
 
 
@@ -83,19 +73,3 @@ def test_pauses_between_steps_that_wait_for_data_make_no_buffer_grow(make, monke
 def test_the_limits_in_elements(shape, local_replicas, most):
     calls, buffer = read_ahead.limits({"x": tf.TensorSpec(shape)}, rows=32, local_replicas=local_replicas)
     assert calls >= local_replicas and buffer >= local_replicas and calls + buffer <= most
-
-
-def test_what_reads_all_examples_is_not_tuned(monkeypatch):
-    tuned, original = [], tf.data.Dataset.__iter__.__wrapped__  # See tests/conftest.py.
-
-    def iterate(dataset):
-        tuned.append(dataset.options().autotune.enabled)
-        return original(dataset)
-
-    monkeypatch.setattr(tf.data.Dataset, "__iter__", iterate)
-    images = tf.repeat(tf.io.encode_jpeg(tf.zeros([4, 4, 3], tf.uint8)), 5)
-    read = staticmethod(lambda ids: {"image": tf.gather(images, ids)})
-    source = type("Images", (), {"read": read, "__len__": lambda self: 5})()
-    assert [len(one["image"]) for one in example_files.chunks(source.read, 5, 5)] == [5]
-    assert [len(one["image"]) for one in resized_files._chunks(source, 4, "train")] == [5]
-    assert tuned == [False, False]

@@ -26,8 +26,8 @@ def test_a_series_of_pandas_is_a_column_as_in_keras():
 def test_arrays_of_string_objects_are_string_tensors():
     x, y = adapter(np.array(["a b", "c"], object), np.array([0, 1])).read(tf.constant([1], tf.int64))
     assert x.dtype == tf.string and x.numpy().tolist() == [b"c"] and y.numpy().tolist() == [1]
-    with pytest.raises(ValueError, match="Invalid dtype: object"):
-        adapter(np.array(["a", 1], object), np.array([0, 1]))
+    (x, _, _), (validation, _, _) = make_adapter.split(np.array(["a b", "c", "d", "e"]), np.arange(4), None, 0.25)
+    assert list(np.asarray(x)) == [b"a b", b"c", b"d"] and list(np.asarray(validation)) == [b"e"]
 
 
 def slowly(x):
@@ -54,11 +54,9 @@ PARALLEL = {"num_parallel_calls": 2, "deterministic": False}
     ("make", "unordered"),
     [
         (lambda one: one.map(lambda x: x + 1, **PARALLEL).batch(2), True),
-        (lambda one: one.batch(2, **PARALLEL), True),
         (lambda one: one.interleave(tf.data.Dataset.from_tensors, **PARALLEL).batch(2), True),
         (lambda one: one.flat_map(lambda x: tf.data.Dataset.range(x).map(lambda y: y, **PARALLEL)).batch(2), True),
         (lambda one: one.take(1).interleave(tf.data.Dataset.from_tensors, **PARALLEL).batch(2), False),
-        (lambda one: one.interleave(tf.data.Dataset.from_tensors, num_parallel_calls=2).batch(2), False),
     ],
 )
 def test_operations_without_a_fixed_order_are_reported(make, unordered):
@@ -77,11 +75,6 @@ def test_each_pass_of_a_generator_begins_with_its_first_two_batches_and_goes_on_
         assert [int(element["data"][0][0, 0]) for element in elements] == expected
 
 
-def test_texts_are_split_for_validation():
-    (x, _, _), (validation, _, _) = make_adapter.split(np.array(["a b", "c", "d", "e"]), np.arange(4), None, 0.25)
-    assert list(np.asarray(x)) == [b"a b", b"c", b"d"] and list(np.asarray(validation)) == [b"e"]
-
-
 @pytest.mark.parametrize("kind", ["tensorflow", "scipy"])
 def test_rows_of_sparse_matrices_are_read_by_their_numbers(kind):
     dense = np.arange(35, dtype=np.float32).reshape(7, 5) * (np.arange(35).reshape(7, 5) % 2)
@@ -93,12 +86,15 @@ def test_rows_of_sparse_matrices_are_read_by_their_numbers(kind):
     assert np.array_equal(tf.sparse.to_dense(rows), dense[1:3])
 
 
-@pytest.mark.parametrize(("y", "reason"), [([0.0] * 7, "Lists are several inputs"), (np.zeros(6), "7")])
-def test_targets_that_do_not_fit_are_refused(y, reason):
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ((np.zeros((7, 2)), [0.0] * 7), "Lists are several inputs"),
+        ((np.zeros((7, 2)), np.zeros(6)), "7"),
+        ((object(),), "class 'object'"),
+        ((np.array(["a", 1], object), np.array([0, 1])), "Invalid dtype: object"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(data, reason):
     with pytest.raises(ValueError, match=reason):
-        adapter(np.zeros((7, 2)), y)
-
-
-def test_data_that_keras_does_not_know_is_named_by_its_type():
-    with pytest.raises(ValueError, match="class 'object'"):
-        adapter(object())
+        adapter(*data)

@@ -20,15 +20,9 @@ def classes(module, base):
 
 LOSSES, METRICS = classes(keras.losses, keras.Loss), classes(keras.metrics, keras.Metric)
 ARGUMENTS = {
-    "SensitivityAtSpecificity": [0.5],
-    "SpecificityAtSensitivity": [0.5],
-    "PrecisionAtRecall": [0.5],
-    "RecallAtPrecision": [0.5],
-    "IoU": [3, [0, 2]],
-    "MeanIoU": [3],
-    "OneHotIoU": [3, [0, 2]],
-    "OneHotMeanIoU": [3],
-    "BinaryIoU": [[0, 1]],
+    **dict.fromkeys(("SensitivityAtSpecificity", "SpecificityAtSensitivity"), (0.5,)),
+    **dict.fromkeys(("PrecisionAtRecall", "RecallAtPrecision"), (0.5,)),
+    **{"IoU": [3, [0, 2]], "OneHotIoU": [3, [0, 2]], "MeanIoU": [3], "OneHotMeanIoU": [3], "BinaryIoU": [[0, 1]]},
 }
 
 
@@ -41,12 +35,7 @@ def examples(name):
         return RANDOM.integers(1, 3, (8, 2)), RANDOM.normal(size=(8, 6, 3)).astype("float32")
     if name in ("Dice", "Tversky"):
         return RANDOM.integers(0, 2, (8, 3)).astype("float32"), RANDOM.uniform(size=(8, 3)).astype("float32")
-    if name in (
-        "CategoricalGeneralizedCrossEntropy",
-        "Circle",
-        "SparseCategoricalCrossentropy",
-        "SparseCategoricalAccuracy",
-    ):
+    if name.startswith("SparseCategorical") or name in ("CategoricalGeneralizedCrossEntropy", "Circle"):
         return classes, probabilities
     if name == "SparseTopKCategoricalAccuracy":
         return classes, np.tile(probabilities, (1, 3))
@@ -92,32 +81,27 @@ def test_a_metric_is_gathered_unless_its_state_is_a_sum_over_examples(name):
     assert same == per_example.is_per_example(made[0])
 
 
-def test_a_function_is_what_its_class_is():
-    assert per_example.is_per_example(keras.losses.mean_squared_error)
-    assert not per_example.is_per_example(keras.losses.dice)
-    assert not per_example.is_per_example(keras.metrics.MeanMetricWrapper(keras.losses.tversky))
-    assert not per_example.is_per_example(lambda true, predicted: true - predicted)
-
-
-def test_a_class_that_inherits_is_another_one():
+def test_a_function_is_what_its_class_is_and_a_class_that_inherits_is_another_one():
     class Own(keras.losses.MeanSquaredError):
         def call(self, true, predicted):
             return keras.ops.max(predicted - true)
 
-    assert not per_example.is_per_example(Own())
-
-
-def test_an_axis_may_be_that_of_the_examples():
-    assert not per_example.is_per_example(keras.losses.CosineSimilarity(axis=0))
-    assert not per_example.is_per_example(keras.losses.SparseCategoricalCrossentropy(axis=0))
-    assert per_example.is_per_example(keras.losses.SparseCategoricalCrossentropy())
-    assert not per_example.is_per_example(keras.losses.CategoricalCrossentropy(axis=0))
-
-
-def test_declared_values_are_used():
     declared = per_example.per_example(lambda true, predicted: keras.ops.mean(true - predicted, axis=-1))
-    assert per_example.is_per_example(declared)
-    assert per_example.is_per_example(per_example.per_example(keras.metrics.MeanMetricWrapper(declared)))
-    assert per_example.is_per_example(per_example.per_example(keras.losses.Dice(axis=-1)))
-    with pytest.raises(ValueError, match=r"takes a loss or metric, .* Received: 'mse'"):
+    for one, expected in (
+        (keras.losses.mean_squared_error, True),
+        (keras.losses.dice, False),
+        (keras.metrics.MeanMetricWrapper(keras.losses.tversky), False),
+        (lambda true, predicted: true - predicted, False),
+        (Own(), False),
+        # An axis may be that of the examples.
+        (keras.losses.CosineSimilarity(axis=0), False),
+        (keras.losses.SparseCategoricalCrossentropy(axis=0), False),
+        (keras.losses.CategoricalCrossentropy(axis=0), False),
+        # Declared by the user.
+        (declared, True),
+        (per_example.per_example(keras.metrics.MeanMetricWrapper(declared)), True),
+        (per_example.per_example(keras.losses.Dice(axis=-1)), True),
+    ):
+        assert per_example.is_per_example(one) == expected
+    with pytest.raises(ValueError, match="'mse'"):
         per_example.per_example("mse")

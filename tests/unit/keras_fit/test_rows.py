@@ -7,7 +7,6 @@ import tensorflow as tf
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base, make_adapter
 from tfdist.keras_fit.whole_batch import rows
-from tfdist.zoo import sources
 
 
 def shards(dataset, replicas):
@@ -31,13 +30,6 @@ def test_sparse_and_ragged_rows_are_divided():
     dataset = tf.data.Dataset.from_tensor_slices((ragged, sparse)).batch(3)
     found = [(words.to_list(), tf.sparse.to_dense(flags).numpy().tolist()) for words, flags in shards(dataset, 2)]
     assert found == [([[1]], [[0, 1]]), ([[2, 3], []], [[2, 0], [3, 4]])]
-
-
-def test_masked_values_are_refused():
-    """They counted as any others."""
-    masked = np.ma.masked_greater([[1.0], [2.0]], 1.5)
-    with pytest.raises(ValueError, match=r"'inputs' must be .* without masked values"):
-        sources.arrays("train", splits={"train": {"inputs": masked}})
 
 
 VECTORS = tf.data.Dataset.from_tensor_slices((np.zeros((128, 4), np.float32), np.zeros((128, 1), np.float32)))

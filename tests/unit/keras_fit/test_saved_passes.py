@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.keras_fit import messages
-from tfdist.keras_fit.own_step import own_loop, saved_passes
+from tfdist.keras_fit.own_step import saved_passes
 
 ALONE = types.SimpleNamespace(
     num_workers=1,
@@ -110,41 +110,3 @@ def test_a_pass_that_is_left_is_reported_and_made_again(tmp_path, capsys, monkey
         assert place.begin_pass(ALONE, "spec", lambda: "spec") == first
         if first:
             assert float(step.variables["model/w"]) == place.passes + 1
-
-
-def test_a_pass_that_cannot_be_written_is_reported_and_made_again(tmp_path, capsys):
-    step, place = opened(tmp_path)
-    step.make(ALONE, "spec")
-    for number in range(3):
-        assert place.begin_pass(ALONE, "spec", lambda: "spec") == 0
-        step.train(float(number + 1))
-        if number == 1:
-            (tmp_path / "checkpoints").rename(tmp_path / "aside")
-            (tmp_path / "checkpoints").touch()
-            with pytest.raises(
-                OSError, match=r"The loop was stopped, and pass 2 could not be saved in .*/checkpoints: "
-            ):
-                place.save(ALONE, 3)
-        place.save(ALONE, 0, finished=True)
-        if number == 1:
-            (tmp_path / "checkpoints").unlink()
-            (tmp_path / "aside").rename(tmp_path / "checkpoints")
-    assert "tfdist: WARNING: pass 2 could not be saved in " in capsys.readouterr().err
-    step, place = opened(tmp_path)
-    assert [place.begin_pass(ALONE, "spec", lambda: "spec") for _ in range(4)] == [sys.maxsize, 0, sys.maxsize, 0]
-    assert float(step.variables["model/w"]) == 3.0
-
-
-def test_a_method_decorated_in_its_class_is_refused_unlike_an_attribute():
-    free = own_loop.Step(lambda x: x)
-
-    class Trainer:
-        held = free
-
-        @own_loop.Step
-        def train(self, x, y):
-            return {}
-
-    assert Trainer().held is free and isinstance(Trainer.train, own_loop.Step)
-    with pytest.raises(ValueError, match=r"write self.train = tfdist.step\(self.train\) in __init__"):
-        _ = Trainer().train

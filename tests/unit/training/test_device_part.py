@@ -80,7 +80,7 @@ def test_bytes_to_the_device_give_the_same_bits(own_signals, cluster, tmp_path, 
 
 @pytest.mark.parametrize(
     ("stored", "arguments"),
-    [(np.float32, {}), (np.int64, {}), (np.uint8, {"cutout": 2}), (np.uint8, {"mixup": 0.2, "num_classes": 10})],
+    [(np.float32, {}), (np.uint8, {"cutout": 2}), (np.uint8, {"mixup": 0.2, "num_classes": 10})],
 )
 def test_what_must_be_normalised_on_the_host_is_not_normalised_again(stored, arguments):
     batch = {"image": tf.constant(np.arange(2 * 4 * 4).reshape([2, 4, 4, 1]) % 9, stored), "label": tf.range(2)}
@@ -102,13 +102,6 @@ def digits(**arguments):
         data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", **arguments}),
         train=c.Train(steps=1),
     )
-
-
-def test_the_texts_about_a_divided_preparation_are_those_of_the_whole():
-    inputs = inputs_lib.open_inputs(digits())
-    spec = {"image": tf.TensorSpec([4, 8, 8, 1], tf.uint8), "label": tf.TensorSpec([4], tf.int64)}
-    described = {name: (one.dtype, one.shape) for name, one in inputs.described(spec).items()}
-    assert described == {"image": (tf.float32, (4, 8, 8, 1)), "label": (tf.int64, (4,))}
 
 
 def test_a_wrong_finish_is_named_before_the_run_starts():

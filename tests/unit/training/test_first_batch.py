@@ -68,29 +68,27 @@ def test_a_start_says_the_range_of_values_and_warns_of_mistakes(train):
     out, error = train("good", 4)
     assert "the first 64 prepared examples have image float32 0 to 1, label int64 0 to 3" in out
     assert "scaled" not in error and "label" not in error.replace("labels in config.data", "")
-    assert "learning rate 0.001" in out
-
-    out, error = train("twice", 4, scaled=True, epochs=13)
-    assert "values are scaled twice: config.data.prepare returns 0 to 1, and the model's layer 'rescaling'" in error
-    assert "change --config.data.prepare.scale=1" in error
+    _, error = train("twice", 4, scaled=True, epochs=13)
+    assert "scaled twice: config.data.prepare returns 0 to 1, and the model's layer 'rescaling'" in error
     # Labels are random: the loss stays that of a guess.
-    assert "a guess has 1.386: nothing is learned yet" in error and "config.learning_rate.peak (now 0.001)" in error
+    assert "a guess has 1.386" in error and "config.learning_rate.peak (now 0.001)" in error
 
 
 @pytest.mark.slow
-def test_high_rates_scaled_values_and_labels_without_a_class(train):
-    _, error = train("fast_from1", 4, labels="123", rate=0.5)
-    assert "no label of the first 64 training examples is 0, and 4 outputs are for labels 0 to 3" in error
-    assert "config.learning_rate.peak=0.5 is 500 times the usual rate of keras.optimizers:Adam, 0.001" in error
-    _, error = train("once", 4, scaled=True, prepare="identity")
-    assert "scaled" not in error
-    _, error = train("one", 4, labels="2")
-    assert "the labels of the first 64 training examples are all 2: check config.data.train_split" in error
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"labels": "123", "rate": 0.5}, ("no label of the first 64", "config.learning_rate.peak=0.5 is 500 times")),
+        ({"labels": "2"}, ("labels of the first 64 training examples are all 2",)),
+        ({"scaled": True, "prepare": "identity"}, ()),
+    ],
+)
+def test_high_rates_scaled_values_and_labels_without_a_class(train, options, words):
+    _, error = train("run", 4, **options)
+    assert all(word in error for word in words) and ("scaled" not in error or words)
 
 
-def test_labels_beyond_the_outputs_are_named_before_the_first_step():
-    found = list(first_batch.label_notes(np.array([1, 2, 3, 4] * 16), (None, 4)))
-    assert len(found) == 1 and "there is a label 4, and the model has 4 outputs, for labels 0 to 3." in found[0]
-    assert "Labels must begin at 0: subtract 1 in config.data.prepare" in found[0]
-    found = list(first_batch.label_notes(np.array([0, 1, 7, 4] * 16), (None, 4)))
-    assert "to 8." in found[0] and "begin at 0" not in found[0]
+@pytest.mark.parametrize(("labels", "words"), [([1, 2, 3, 4], "begin at 0"), ([0, 1, 7, 4], "to 8.")])
+def test_labels_beyond_the_outputs_are_named_before_the_first_step(labels, words):
+    (found,) = first_batch.label_notes(np.array(labels * 16), (None, 4))
+    assert f"there is a label {max(labels)}, and the model has 4 outputs" in found and words in found

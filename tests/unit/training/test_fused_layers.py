@@ -1,12 +1,10 @@
 """Activations and normalisation in fewer passes over memory, beside Keras' own."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from parameters import slow, slow_except
+from parameters import slow_except
 
 from tfdist.config import patching
 from tfdist.training.step import build_context
@@ -75,9 +73,7 @@ def test_activations_and_their_gradients_are_those_of_keras(name, dtype):
 @PRECISION
 @pytest.mark.parametrize(
     "arguments",
-    slow_except(
-        [{}, {"scale": False}, {"center": False, "axis": [2]}, {"epsilon": 1, "axis": 2}], [{}, {"scale": False}]
-    ),
+    slow_except([{}, {"scale": False}, {"center": False, "axis": [2]}, {"epsilon": 1, "axis": 2}], [{}]),
 )
 def test_layer_normalisation_and_its_gradients_are_those_of_keras(arguments, dtype):
     check(lambda policy: keras.layers.LayerNormalization(**arguments, dtype=policy), dtype)
@@ -112,9 +108,9 @@ def both(arguments, inputs, mask=None):
 @PRECISION
 @pytest.mark.parametrize(
     ("shape",),
-    slow_except([((6, 9),), ((6, 3, 9),), ((6, 4, 3, 9),), ((2, 3, 2, 2, 9),)], [((6, 9),), ((6, 4, 3, 9),)]),
+    slow_except([((6, 9),), ((6, 4, 3, 9),), ((2, 3, 2, 2, 9),)], [((6, 4, 3, 9),)]),
 )
-@pytest.mark.parametrize("arguments", [{}, {"scale": False, "momentum": 0.5}, {"center": False, "epsilon": 0.1}])
+@pytest.mark.parametrize("arguments", [{}, {"scale": False, "momentum": 0.5, "epsilon": 0.1}])
 def test_batch_normalisation_is_that_of_keras(arguments, shape, dtype):
     inputs = tf.cast(numbers(shape) + 2, "float32" if dtype == "float32" else "bfloat16")
     (found, kinds), (expected, others) = both({**arguments, "dtype": dtype}, inputs)
@@ -135,6 +131,31 @@ def test_other_batch_normalisation_is_left_to_keras(arguments, masked):
     assert_close(found, expected, 0)
 
 
+def directional(layer, inputs):
+    """Forward mode alone, under and over reverse mode: a product with the Jacobian, and two with the Hessian."""
+    direction = tf.cos(inputs)
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        with tf.autodiff.ForwardAccumulator(inputs, direction) as under:
+            outputs = layer(inputs)
+            total = tf.reduce_sum(tf.sin(outputs))
+        along = under.jvp(total)
+    with tf.autodiff.ForwardAccumulator(inputs, direction) as over:
+        with tf.GradientTape() as inner:
+            inner.watch(inputs)
+            total = tf.reduce_sum(tf.sin(layer(inputs)))
+        gradient = inner.gradient(total, inputs)
+    return [under.jvp(outputs), tape.gradient(along, inputs), over.jvp(gradient)]
+
+
+def test_gradients_in_forward_mode_are_those_of_keras():
+    layers = [keras.layers.Activation("gelu") for _ in range(2)]
+    with patching.undo_puts():
+        fused.fuse(keras.Sequential(layers[:1]))
+        for function in (directional, tf.function(directional, autograph=False)):
+            assert_close(*(function(layer, numbers()) for layer in layers), 1e-5)
+
+
 class Own(keras.layers.LayerNormalization):
     def call(self, inputs):
         return 2 * super().call(inputs)
@@ -144,12 +165,9 @@ class Own(keras.layers.LayerNormalization):
     ("layer", "shape"),
     [
         (keras.layers.Activation("gelu"), (2, 256)),
-        (keras.layers.Activation("gelu"), (None, 256)),
         (keras.layers.Activation("relu"), SHAPE),
         (keras.layers.LayerNormalization(), (2, 256)),
         (keras.layers.LayerNormalization(axis=1), SHAPE),
-        (keras.layers.LayerNormalization(axis=[1, 2]), SHAPE),
-        (keras.layers.RMSNormalization(), SHAPE),
         (keras.layers.LayerNormalization(dtype="float64"), SHAPE),
         (Own(), SHAPE),
     ],
@@ -176,13 +194,6 @@ def normalise_exactly(inputs):
     return centred * tf.math.rsqrt(tf.reduce_mean(centred**2, -1, keepdims=True) + 1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:You passed `rms_scaling=True`")
-def test_rms_scaling_is_left_to_keras():
-    model = keras.Sequential([keras.layers.LayerNormalization(rms_scaling=True)])
-    fused.fuse(model)
-    assert not operations(model)
-
-
 @pytest.mark.parametrize(
     ("layer", "exact"),
     [(keras.layers.Activation("gelu"), keras.activations.gelu), (keras.layers.LayerNormalization(), normalise_exactly)],
@@ -206,87 +217,9 @@ def test_gradients_of_gradients_are_exact(layer, exact):
     assert_close([penalty(layer, inputs, kernel)], [expected], 1e-5)
 
 
-def test_gradients_of_gradients_in_bfloat16():
-    """A gradient passes the rounding of the gradient."""
-    inputs = tf.cast(numbers(), tf.bfloat16)
-    layer = keras.layers.Activation("gelu", dtype="mixed_bfloat16")
-    fused.fuse(keras.Sequential([layer]))
+def test_layers_in_branches_have_gradients():
+    layer = keras.layers.LayerNormalization()
 
-    def second(function, inputs):
-        with tf.GradientTape() as outer:
-            outer.watch(inputs)
-            with tf.GradientTape() as tape:
-                tape.watch(inputs)
-                total = tf.reduce_sum(tf.cast(function(inputs), tf.float64))
-            slopes = tape.gradient(total, inputs)
-        return tf.cast(outer.gradient(slopes, inputs), tf.float32)
-
-    expected = second(keras.activations.gelu, tf.cast(inputs, tf.float64))
-    assert_close([second(layer, inputs)], [expected], 0.02)
-
-
-def test_numbers_are_rounded_to_bfloat16_as_tensorflow_rounds_them():
-    """Every upper half, with lower halves on both sides of the middle."""
-    upper = np.arange(2**16, dtype=np.uint32)[:, np.newaxis] << 16
-    bits = upper | np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
-    finite = (bits & 0x7F800000) != 0x7F800000
-    inputs = tf.constant(np.where(finite, bits, upper).view(np.float32))
-    found = tf.function(lambda x: fused._narrow(x, tf.bfloat16), jit_compile=True)(inputs)
-    np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(tf.cast(inputs, tf.bfloat16), tf.float32))
-
-
-def directional(layer, inputs, direction):
-    """Forward mode alone, under and over reverse mode: a product with the Jacobian, and two with the Hessian."""
-    arguments = {"training": True} if isinstance(layer, keras.layers.BatchNormalization) else {}
-    with tf.GradientTape() as tape:
-        tape.watch(inputs)
-        with tf.autodiff.ForwardAccumulator(inputs, direction) as forward:
-            outputs = layer(inputs, **arguments)
-            total = tf.reduce_sum(tf.sin(outputs))
-        along = forward.jvp(total)
-    products = [forward.jvp(outputs), tape.gradient(along, inputs)]
-    with tf.autodiff.ForwardAccumulator(inputs, direction) as forward:
-        with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            total = tf.reduce_sum(tf.sin(layer(inputs, **arguments)))
-        gradient = tape.gradient(total, inputs)
-    return [*products, forward.jvp(gradient)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "shape"),
-    [
-        (functools.partial(keras.layers.Activation, "gelu"), SHAPE),
-        slow(keras.layers.LayerNormalization, SHAPE),
-        slow(keras.layers.BatchNormalization, (6, 9)),
-        (keras.layers.BatchNormalization, (6, 4, 3, 9)),
-    ],
-)
-def test_gradients_in_forward_mode_are_those_of_keras(kind, shape):
-    inputs, layers = numbers(shape), [kind(), kind()]
-    with patching.undo_puts():
-        fused.fuse(keras.Sequential(layers[:1]))
-        for function in (directional, tf.function(directional, autograph=False)):
-            found, expected = (function(layer, inputs, tf.cos(inputs)) for layer in layers)
-            assert_close(found, expected, 1e-5)
-
-
-def test_blocks_in_forward_mode_are_counted_once_if_they_begin():
-    kind, inputs = tf.autodiff.ForwardAccumulator, tf.ones([2])
-    with patching.undo_puts():
-        fused.fuse(keras.Sequential())
-        enter = kind.__enter__
-        fused.fuse(keras.Sequential())
-        assert kind.__enter__ is enter
-        with kind(inputs, inputs) as forward:
-            with pytest.raises(ValueError, match="already recording"):
-                forward.__enter__()
-            assert fused._thread.accumulators == 1
-        assert fused._thread.accumulators == 0
-
-
-@pytest.mark.parametrize("layer", [keras.layers.Activation("gelu"), keras.layers.LayerNormalization()])
-def test_layers_in_branches_have_gradients(layer):
     @tf.function(autograph=False)
     def gradient(inputs):
         with tf.GradientTape() as tape:
@@ -300,53 +233,14 @@ def test_layers_in_branches_have_gradients(layer):
     assert_close([tf.function(gradient.python_function, autograph=False)(inputs)], [expected], 1e-5)
 
 
-@pytest.mark.parametrize("epsilon", [None, np.float32(1e-3), np.float64(1e-3)], ids=str)
-def test_epsilons_of_any_kind(epsilon):
-    layer, inputs = keras.layers.LayerNormalization(epsilon=epsilon), numbers()
-    expected = layer(inputs)
-    fused.fuse(keras.Sequential([layer]))
-    np.testing.assert_allclose(layer(inputs), expected, rtol=0, atol=1e-5)
-
-
-def test_activations_of_what_is_no_tensor_are_left_to_keras():
-    """A layer may apply its activation to its own weight."""
-    layer = keras.layers.Activation("gelu")
-    values = [keras.Variable(numbers()), tf.Variable(numbers()), numbers().numpy()]
-    expected = [layer.activation(value) for value in values]
-    fused.fuse(keras.Sequential([layer]))
-    np.testing.assert_array_equal([layer.activation(value) for value in values], expected)
-
-
-@pytest.mark.parametrize("kind", ["channels", "ragged", "array"])
-def test_inputs_that_the_kernel_cannot_take_are_left_to_keras(kind):
+def test_inputs_that_the_kernel_cannot_take_are_left_to_keras():
     layer, inputs = keras.layers.BatchNormalization(), numbers((6, 4, 9))
-    layer.build(inputs.shape)
-    calls = {
-        "channels": tf.function(lambda x: layer(x, training=True), input_signature=[tf.TensorSpec([None] * 3)]),
-        "ragged": lambda x: layer(tf.RaggedTensor.from_tensor(x), training=True).to_tensor(),
-        "array": lambda x: layer.call(x.numpy(), training=True),
-    }
     expected = layer(inputs, training=True)
     fused.fuse(keras.Sequential([layer]))
-    np.testing.assert_allclose(calls[kind](inputs), expected, rtol=0, atol=1e-5)
-
-
-def test_new_statistics_of_a_stateless_call_have_gradients():
-    layer, inputs = keras.layers.BatchNormalization(), numbers((6, 9))
-    layer.build(inputs.shape)
-    values = [[tf.identity(one) for one in kind] for kind in (layer.trainable_variables, layer.non_trainable_variables)]
-
-    def gradient():
-        with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            _, statistics = layer.stateless_call(*values, inputs, training=True)
-            total = tf.reduce_sum(statistics[0] ** 2)
-        return tape.gradient(total, inputs)
-
-    expected = gradient()
-    fused.fuse(keras.Sequential([layer]))
-    np.testing.assert_array_equal(gradient(), expected)
-    assert np.abs(expected).max() > 0
+    unknown = tf.function(lambda x: layer(x, training=True), input_signature=[tf.TensorSpec([None] * 3)])
+    ragged = layer(tf.RaggedTensor.from_tensor(inputs), training=True).to_tensor()
+    for found in (unknown(inputs), ragged, layer.call(inputs.numpy(), training=True)):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_a_model_is_saved_as_that_of_keras(tmp_path):
@@ -360,16 +254,11 @@ def test_a_model_is_saved_as_that_of_keras(tmp_path):
     np.testing.assert_allclose(loaded(numbers()), model(numbers()), rtol=0, atol=1e-5)
 
 
-def test_the_activation_of_a_recurrent_layer_is_that_of_its_cell():
-    layer, inputs = keras.layers.GRU(256, activation="gelu"), numbers((512, 3, 8))
-    model = keras.Sequential([layer])
-    expected = model(inputs)
-    fused.fuse(model)
-    assert layer.cell.activation is not keras.activations.gelu
-    np.testing.assert_allclose(model(inputs), expected, rtol=0, atol=1e-5)
-
-
-def test_layers_of_one_shape_are_compiled_once():
-    layers = [keras.layers.Activation("gelu") for _ in range(3)]
-    fused.fuse(keras.Sequential(layers))
-    assert len({layer.activation for layer in layers}) == 1
+def test_numbers_are_rounded_to_bfloat16_as_tensorflow_rounds_them():
+    """Every upper half, with lower halves on both sides of the middle."""
+    upper = np.arange(2**16, dtype=np.uint32)[:, np.newaxis] << 16
+    bits = upper | np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    finite = (bits & 0x7F800000) != 0x7F800000
+    inputs = tf.constant(np.where(finite, bits, upper).view(np.float32))
+    found = tf.function(lambda x: fused._narrow(x, tf.bfloat16), jit_compile=True)(inputs)
+    np.testing.assert_array_equal(tf.cast(found, tf.float32), tf.cast(tf.cast(inputs, tf.bfloat16), tf.float32))

@@ -32,17 +32,8 @@ def test_the_size_of_packs_follows_the_implementation_unless_it_is_set(implement
 
 
 # Each row of a table of probes takes seconds of tracing: those that other rows resemble are slow.
-QUICK = ("lookups/bfloat16", "embedding/plain", "embedding/adam, dense")
-SLOW = ("lookups/float32", "lookups/packed", "lookups/float16", "embedding/micro")
-SLOW += (
-    "embedding/adam",
-    "embedding/adam, micro",
-    "embedding/adam, clipped",
-    "xla",
-    "loss_scale",
-    "update",
-    "compressed",
-)
+QUICK = ("lookups/bfloat16", "embedding/adam, dense")
+SLOW = ("lookups/float32", "lookups/packed", "embedding/plain", "embedding/micro", "embedding/adam")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +76,7 @@ def test_gradients_are_summed_whatever_travels(measured, dtype, pack):
     assert_sums(measured, f"sums/{dtype}/{pack}", dtype)
 
 
-@pytest.mark.parametrize(("fixture", "name"), rows("lookups", "float32", "packed", "float16", "bfloat16"))
+@pytest.mark.parametrize(("fixture", "name"), rows("lookups", "float32", "packed", "bfloat16"))
 def test_lookups_of_sparse_gradients_are_concatenated_in_the_order_of_replicas(request, fixture, name):
     measured = request.getfixturevalue(fixture)
     assert_sums(measured, f"lookups/{name}", "float32" if name == "packed" else name)
@@ -110,40 +101,6 @@ def test_the_norm_of_the_sum_is_clipped(measured):
         np.testing.assert_allclose(measured[f"clipped/1000000.0/{i}"][0], total, rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_clipped_step_has_the_configured_norm_and_an_unchanged_direction(slow):
-    steps = {}
-    for name in ("free", "clipped"):
-        keys = sorted(key.split("/before/")[1] for key in slow if key.startswith(f"update/{name}/before/"))
-        parts = [slow[f"update/{name}/before/{k}"] - slow[f"update/{name}/after/{k}"] for k in keys]
-        steps[name] = np.concatenate([part.ravel() for part in parts]).astype(np.float64)
-    lengths = {name: np.linalg.norm(vector) for name, vector in steps.items()}
-    assert lengths["free"] > 0.5
-    # Clipped by each replica before the sum it would be 0.0966 long.
-    assert abs(lengths["clipped"] - 0.05) < 1e-6
-    cosine = steps["free"] @ steps["clipped"] / (lengths["free"] * lengths["clipped"])
-    assert abs(cosine - 1) < 1e-6
-
-
-@pytest.mark.slow
-def test_compression_costs_little_and_the_weights_stay_float32(slow):
-    weights = {d: slow[f"compressed/{d}/model/logits/kernel"] for d in STEP}
-    assert all(array.dtype == np.float32 for array in weights.values())
-    size = np.abs(weights["float32"]).max()
-    for dtype in ("float16", "bfloat16"):
-        error = np.abs(weights[dtype] - weights["float32"]).max()
-        # Ten steps at rate 0.1 with gradients below 1: an error of half a step each.
-        assert 0 < error < STEP[dtype] * size, dtype
-
-
-@pytest.mark.slow
-def test_xla_gives_the_same_results(slow):
-    plain = {key: value for key, value in slow.items() if key.startswith("xla/plain/")}
-    assert "xla/plain/model/norm/moving_mean" in plain
-    for key, value in plain.items():
-        np.testing.assert_allclose(slow[key.replace("plain", "compiled")], value, rtol=0, atol=1e-6)
-
-
 def test_float64_travels_as_it_is(measured):
     np.testing.assert_array_equal(measured["sums/float64"], [[2.0, 3 * 2.0**-40]] * 2)
 
@@ -160,7 +117,7 @@ def test_sparse_and_absent_gradients_go_through_a_step(request, fixture, name):
         np.testing.assert_array_equal(before[key], after[key])
 
 
-@pytest.mark.parametrize(("fixture", "name"), rows("embedding", "adam", "adam, micro", "adam, clipped", "adam, dense"))
+@pytest.mark.parametrize(("fixture", "name"), rows("embedding", "adam", "adam, dense"))
 def test_adam_squares_the_row_of_each_lookup_as_keras_does(request, fixture, name):
     """In float16 and compiled by XLA too; Keras adds the rows first if it accumulates or clips by the global norm.
 
@@ -178,17 +135,15 @@ def test_adam_squares_the_row_of_each_lookup_as_keras_does(request, fixture, nam
 @pytest.mark.parametrize(("lookups", "replicas", "warns"), [(24, 1, False), (25, 2, True), (None, 8, False)])
 def test_rows_that_are_much_larger_than_their_table_are_named_with_both_sizes(lookups, replicas, warns):
     # A table of 10 x 3 has 120 bytes, and a row with its number 20.
-    @tf.function
-    def traced(rows, values):
-        gradient = tf.IndexedSlices(values, rows, tf.constant([10, 3]))
-        texts.append(gathered_rows.cost_of_gathering(gradient, replicas))
-        return values
-
     texts = []
-    traced.get_concrete_function(tf.TensorSpec([lookups], tf.int64), tf.TensorSpec([lookups, 3]))
+
+    @tf.function(input_signature=[tf.TensorSpec([lookups], tf.int64), tf.TensorSpec([lookups, 3])])
+    def traced(rows, values):
+        texts.append(gathered_rows.cost_of_gathering(tf.IndexedSlices(values, rows, tf.constant([10, 3])), replicas))
+
+    traced.get_concrete_function()
     assert bool(texts[0]) == warns
-    if warns:
-        assert "gathers 1,000 bytes" in texts[0] and "a table of 120 bytes and shape (10, 3)" in texts[0]
+    assert not warns or ("1,000 bytes" in texts[0] and "120 bytes and shape (10, 3)" in texts[0])
 
 
 def check_loss_scale(scale, good_steps, kernel, iterations):
@@ -204,30 +159,11 @@ def check_loss_scale(scale, good_steps, kernel, iterations):
     assert moved == [True, True, False, True, True, True, True, True]
 
 
-@pytest.mark.slow
-def test_an_overflow_on_one_replica_skips_the_update_on_all(slow, workers):
-    names = ("scale", "good_steps", "kernel", "iterations")
-    check_loss_scale(*(slow[f"loss_scale/{name}"] for name in names))
-    for worker in workers:
-        np.testing.assert_allclose(
-            worker["loss_scale/kernel"][:, 0], slow["loss_scale/kernel"][:, 0], rtol=0, atol=1e-6
-        )
-
-
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
     """What each of two workers has measured."""
-    return probes.measure(
-        tmp_path_factory.mktemp("workers"),
-        "loss_scale",
-        "collectives",
-        "seeds",
-        "restored",
-        "other_data",
-        "predicted",
-        "clipped_alike",
-        workers=2,
-    )
+    names = ("loss_scale", "collectives", "seeds", "restored", "other_data", "predicted", "clipped_alike")
+    return probes.measure(tmp_path_factory.mktemp("workers"), *names, workers=2)
 
 
 def test_a_step_has_no_collective_but_the_sum_of_its_gradients(workers):
@@ -249,32 +185,23 @@ def test_an_overflow_on_one_worker_skips_the_update_on_all_and_halves_the_scale(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "instead"),
     [
-        ({"clipnorm": 1.5}, r"config\.optimizer\.clipnorm=1\.5 .* remove it and set config\.train\.clip_norm"),
-        ({"global_clipnorm": 2.0}, r"config\.optimizer\.global_clipnorm=2\.0 .* set config\.train\.clip_norm"),
-        ({"clipvalue": 0.5}, r"config\.optimizer\.clipvalue=0\.5 .* set config\.train\.clip_norm"),
-        (
-            {"gradient_accumulation_steps": 4},
-            r"config\.optimizer\.gradient_accumulation_steps=4 .* remove it and set config\.train\.micro_batches",
-        ),
-        ({"loss_scale_factor": 8.0}, r"config\.optimizer\.loss_scale_factor=8\.0 .* set config\.train\.precision"),
-        (
-            {"use_ema": True, "ema_overwrite_frequency": 10},
-            r"config\.optimizer\.ema_overwrite_frequency=10 does not work in a compiled step: remove it",
-        ),
+        ({"clipnorm": 1.5}, "clip_norm"),
+        ({"global_clipnorm": 2.0}, "clip_norm"),
+        ({"clipvalue": 0.5}, "clip_norm"),
+        ({"gradient_accumulation_steps": 4}, "micro_batches"),
+        ({"loss_scale_factor": 8.0}, "precision"),
+        ({"use_ema": True, "ema_overwrite_frequency": 10}, "remove it"),
     ],
 )
-def test_an_optimizer_that_does_it_itself_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_an_optimizer_that_does_it_itself_is_refused(arguments, instead):
+    name, value = [*arguments.items()][-1]
+    with pytest.raises(ValueError, match=rf"config\.optimizer\.{name}={value} .*{instead}"):
         optimizer_lib.check_optimizer(keras.optimizers.SGD(**arguments))
     optimizer_lib.check_optimizer(keras.optimizers.SGD(momentum=0.9, weight_decay=1e-4))
-
-
-def test_an_optimizer_that_scales_the_loss_is_refused():
-    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-    with pytest.raises(ValueError, match=r'name the inner optimizer and set config\.train\.precision="float16"'):
-        optimizer_lib.check_optimizer(optimizer)
+    with pytest.raises(ValueError, match=r'config\.train\.precision="float16"'):
+        optimizer_lib.check_optimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
 
 
 def test_workers_that_start_from_different_seeds_hold_the_chiefs_weights(workers):
@@ -298,14 +225,14 @@ def test_other_data_are_named_by_column_and_by_size_or_content(workers):
     chief, other = ({name: str(text) for name, text in worker.items() if "other_data/" in name} for worker in workers)
     assert set(chief.values()) == {""}
     said = {name.removeprefix("other_data/"): text.partition(". All workers")[0] for name, text in other.items()}
-    start = "Worker 1 has other data than worker 0: "
-    assert said == {
+    for name, words in {
         **dict.fromkeys(("same", "strings", "last bits"), ""),
-        "content": f"{start}column y has the same size, but other content",
-        "floats": f"{start}column x['b'] has the same size, but other content",
-        "size": f"{start}column x['age'] differs in size: float32 [16, 2] here, float32 [16, 3] there",
-        "examples": f"{start}19 examples, 5 steps of 4 examples here, 20 examples, 5 steps of 4 examples there",
-    }
+        "content": "column y has the same size",
+        "floats": "column x['b'] has the same size",
+        "size": "column x['age'] differs in size: float32 [16, 2] here, float32 [16, 3] there",
+        "examples": "19 examples, 5 steps of 4 examples here, 20 examples, 5 steps of 4 examples there",
+    }.items():
+        assert words in said[name] and bool(said[name]) == bool(words)
 
 
 def test_outputs_of_a_prediction_are_held_by_all_workers_or_by_the_chief(workers):

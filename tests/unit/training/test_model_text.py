@@ -15,21 +15,15 @@ from tfdist.training import loop, setup
 from tfdist.zoo import sources
 
 pytestmark = [pytest.mark.workers, pytest.mark.usefixtures("own_signals")]
-PREPARE = {"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "mean": [0.3], "std": [0.4], "flip": True}
 BYTES = {"target": "tfdist.zoo.prepare:image_bytes", "flip": True}
 FINISH = {"target": "tfdist.zoo.prepare:normalised", "scale": 1 / 16, "mean": [0.3], "std": [0.4]}
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [pytest.param({"prepare": PREPARE}, marks=pytest.mark.slow), {"prepare": BYTES, "finish": FINISH}],
-    ids=["prepare", "both"],
-)
-def test_the_code_of_the_text_gives_the_accuracy_of_the_run(tmp_path, parts, monkeypatch):
+def test_the_code_of_the_text_gives_the_accuracy_of_the_run(tmp_path, monkeypatch):
     keras.utils.clear_session()
     config = c.Config(
         model={"target": "lab:linear", "num_classes": 10},
-        data=c.Data(batch_size=48, **parts),
+        data=c.Data(batch_size=48, prepare=BYTES, finish=FINISH),
         learning_rate=c.LearningRate(peak=0.05),
         train=c.Train(steps=20),
         report=c.Report(tensorboard=False),
@@ -37,7 +31,7 @@ def test_the_code_of_the_text_gives_the_accuracy_of_the_run(tmp_path, parts, mon
     assert loop.train(setup.build_run(config, tmp_path)) == 0
     text = (tmp_path / "model.txt").read_text()
     assert text.startswith("model.keras expects prepared examples.")
-    assert "prepare:image" in text and ("finish" in text) == ("finish" in parts)
+    assert "prepare:image" in text and "finish" in text
     assert "Class numbers: 0 0, 1 1, 2 2" in text
     data = json.loads((tmp_path / "data.json").read_text())
     assert data["classes"] == [*"0123456789"] and data["prepared"]["image"]["shape"] == [8, 8, 1]
@@ -76,22 +70,3 @@ def test_model_text_calls_the_model_with_the_inputs_of_the_objective(objective, 
     spec = {name: tf.TensorSpec([4, 1], tf.float32) for name in ("inputs", "targets")}
     text = description.usage({"target": "lab:darkened"}, None, objective, spec)
     assert call in text.replace("'", '"')
-
-
-@pytest.mark.slow
-def test_a_model_that_scales_its_images_takes_them_as_stored(tmp_path):
-    config = c.Config(
-        model={"target": "lab:of_bytes"},
-        data=c.Data(batch_size=48, prepare={"target": "tfdist.zoo.prepare:image_bytes", "flip": True}),
-        learning_rate=c.LearningRate(peak=0.05),
-        train=c.Train(steps=20),
-        report=c.Report(tensorboard=False),
-    )
-    assert loop.train(setup.build_run(config, tmp_path)) == 0
-    test = sources.digits("test")
-    stored = test.read(tf.range(len(test), dtype=tf.int64))
-    assert stored["image"].dtype == tf.uint8
-    outputs = keras.models.load_model(tmp_path / "model.keras")(stored["image"])
-    accuracy = np.mean(np.argmax(outputs, -1) == stored["label"].numpy())
-    assert accuracy == pytest.approx(topologies.records(tmp_path, "evaluation")[-1]["accuracy"], abs=1e-6)
-    assert accuracy > 0.15

@@ -58,7 +58,5 @@ def test_a_profile_that_cannot_begin_costs_a_warning_alone(tmp_path, capfd):
 @pytest.mark.parametrize("profile", [[], [0, 3], [5, 4], [1, 2.0], [1]])
 def test_a_profile_is_two_steps(profile):
     config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1), report=c.Report(profile=profile))
-    with pytest.raises(
-        ValueError, match=r"report.profile must be \[first, last\], two steps counted from 1. Received: "
-    ):
+    with pytest.raises(ValueError, match=r"report.profile must be \[first, last\]"):
         features.check(config)

@@ -6,7 +6,6 @@ import sys
 import textwrap
 
 import forked
-import keras
 import numpy as np
 import pytest
 
@@ -65,13 +64,8 @@ def config(**changes):
 @pytest.mark.parametrize(
     ("changes", "replicas", "message"),
     [
-        ({"data": c.Data(batch_size=40)}, 1, r"batch_size=40 is no multiple of group_size=16 .* set it to 32 or 48"),
-        ({"data": c.Data(batch_size=8)}, 1, r"batch_size=8 is no multiple of group_size=16 .* set it to 16, or set"),
-        (
-            {"train": c.Train(steps=1, micro_batches=2)},
-            2,
-            r"does not divide the 12 examples .*=48 / 2 replicas / 2 .*one of 1, 2, 3, 4, 6, 12\.",
-        ),
+        ({"data": c.Data(batch_size=40)}, 1, r"batch_size=40 .* group_size=16 .* 32 or 48"),
+        ({"train": c.Train(steps=1, micro_batches=2)}, 2, r"the 12 examples .*one of 1, 2, 3, 4, 6, 12\."),
     ],
 )
 def test_groups_that_do_not_fit_are_refused_by_name(changes, replicas, message):
@@ -85,5 +79,3 @@ def test_layers_whose_groups_fit_a_replica_are_left_alone():
     normalization.install_groups(model, config(), 3)
     assert [layer.call for layer in model.layers] == calls
     assert normalization.spanning_layers(model, config(), 2)
-    plain = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
-    assert not normalization.spanning_layers(plain, config(), 7)

@@ -13,14 +13,9 @@ def test_the_state_is_restored():
     assert TrainingState.from_json(saved) == state
 
 
-def test_checkpoints_keep_the_names_that_older_releases_gave_to_fields():
+def test_checkpoints_keep_the_names_that_other_releases_gave_to_fields():
     state = TrainingState(step=7, last_evaluated_step=6, completed_epochs=2)
     saved = state.to_json()
-    assert (saved["evaluated"], saved["epochs"]) == (6, 2)
-    assert TrainingState.from_json(saved) == state and "completed_epochs" not in saved
-
-
-def test_the_state_of_another_release_is_restored():
-    saved = TrainingState(step=7).to_json()
+    assert (saved["evaluated"], saved["epochs"]) == (6, 2) and "completed_epochs" not in saved
     del saved["skipped"], saved["seconds"]
-    assert TrainingState.from_json(saved | {"of_a_later_release": 1}) == TrainingState(step=7)
+    assert TrainingState.from_json(saved | {"of_a_later_release": 1}) == state

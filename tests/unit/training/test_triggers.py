@@ -19,19 +19,15 @@ def due_steps(every: Every, last: int, steps_per_epoch: int = 10) -> list[int]:
     [
         (Every(), []),
         (Every(steps=1), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
-        (Every(steps=5), [5, 10]),
         (Every(epochs=1), [10]),
         (Every(after=[1, 3]), [10]),
         (Every(after=[1], steps=6), [6, 10, 12]),
-        (Every(epochs=0.5), [5, 10]),
         # 2.5, 5, 7.5, 10, 12.5 steps: each is rounded by itself, halves upwards, so that epochs stay in step.
         (Every(epochs=0.25), [3, 5, 8, 10]),
         # Never more often than at every step.
         (Every(epochs=0.01), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
         # Both: whenever either is due, once where they meet.
         (Every(steps=4, epochs=1), [4, 8, 10, 12]),
-        (Every(steps=5, epochs=1), [5, 10]),
-        (Every(steps=13), []),
     ],
 )
 def test_steps_and_epochs_and_both(every, expected):
@@ -47,7 +43,7 @@ def test_rounding_does_not_add_up_over_many_epochs():
 
 
 @pytest.mark.parametrize("every", [Every(steps=7), Every(epochs=0.3), Every(epochs=1.7), Every(steps=6, epochs=0.7)])
-@pytest.mark.parametrize("steps_per_epoch", [1, 9, 31, 1407])
+@pytest.mark.parametrize("steps_per_epoch", [1, 31])
 def test_the_next_trigger_is_the_first_that_is_due(every, steps_per_epoch):
     due = due_steps(every, 6000, steps_per_epoch)
     assert due
@@ -68,19 +64,9 @@ def test_a_checkpoint_stays_by_the_epochs_of_its_own_time(tmp_path):
     assert [step for step in range(1, 20) if stays(DueSteps(Every(), 5), tmp_path, step)] == []
 
 
-def test_an_interval_of_none_is_never_due():
-    assert DueSteps(Every(), 10).next_after(5) is None
-    assert not DueSteps(Every(), 10).is_due(5)
-
-
 def test_single_steps_are_due_beside_an_interval():
     due = DueSteps(Every(epochs=1), 10, single=(4, 7))
     assert [step for step in range(12) if due.is_due(step)] == [4, 7, 10]
-
-
-def test_step_numbers_of_long_runs():
-    assert DueSteps(Every(steps=1000), 10).next_after(10**9 + 1) == 10**9 + 1000
-    assert DueSteps(Every(epochs=0.1), 10).is_due(10**9)
 
 
 def test_executions_grow_at_most_to_call_seconds():
@@ -107,14 +93,14 @@ def test_executions_become_shorter_when_steps_become_slow():
     assert pace.next_steps(10_000) == 1  # At least one step, even a slow one.
 
 
-def test_an_execution_of_zero_seconds_changes_nothing():
-    pace = ExecutionLength(2.0, steps=16, executions=5)
-    pace.record(16, 0.0)
-    assert pace.next_steps(100) == 16
-
-
 def test_a_near_boundary_does_not_shorten_later_executions():
     pace = ExecutionLength(1.0, steps=100, executions=5)
     assert pace.next_steps(3) == 3
     pace.record(3, 0.03)
     assert pace.next_steps(1000) >= 90
+
+
+def test_an_execution_of_zero_seconds_changes_nothing():
+    pace = ExecutionLength(2.0, steps=16, executions=5)
+    pace.record(16, 0.0)
+    assert pace.next_steps(100) == 16

@@ -29,7 +29,6 @@ def make(**fields):
         ({"communication__dtype": "bfloat16"}, 2, r"config.communication.dtype is set, and integers are sent"),
         ({"train__virtual_replicas": 2048, "data__batch_size": 2048}, 2, r"virtual_replicas must be from 1 to 1024"),
         ({"data__batch_size": 36}, 2, r"batch_size=36 cannot be divided among 8 replicas: set it to 32 or 40"),
-        ({"train__micro_batches": 3}, 2, r"batch_size=64 cannot be divided among 8 replicas in 3 parts each"),
     ],
 )
 def test_configs_that_depend_on_the_number_of_replicas_are_refused(fields, replicas, message):
@@ -76,9 +75,8 @@ def test_models_that_see_more_than_a_shard_are_refused(layer, total, message):
 
 
 def test_groups_that_do_not_divide_a_shard_are_refused():
-    layer = keras.layers.BatchNormalization(name="norm")
-    layer.group_size = 6
-    model = keras.Sequential([keras.Input([4]), layer])
+    model = keras.Sequential([keras.Input([4]), keras.layers.BatchNormalization(name="norm")])
+    model.layers[0].group_size = 6
     virtual_replicas._check_model(make(data__batch_size=48), 8, model)
-    with pytest.raises(ValueError, match="'norm' normalises over groups of 6 examples, of 8 in a shard"):
+    with pytest.raises(ValueError, match=r"'norm' .* groups of 6 examples, of 8 in a shard"):
         virtual_replicas._check_model(make(), 8, model)
