@@ -22,15 +22,11 @@ class Model(keras.Model):
     def __init__(self, of):
         super().__init__()
         keras.utils.set_random_seed(1)
-        self.first, self.norm = keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(synchronized=True)
-        self.second, self.seen = keras.layers.Dense(2), keras.metrics.Mean(name="seen")
-        self.share = self.add_weight(shape=(2,), initializer="ones", trainable=False)
-        self.center = self.add_weight(shape=(8,), initializer="zeros", trainable=False)
-        self.of = of
+        self.first, self.second = keras.layers.Dense(8, "tanh"), keras.layers.Dense(2)
+        self.seen, self.of = keras.metrics.Mean(name="seen"), of
 
     def build(self, shape):
         self.first.build(shape)
-        self.norm.build((None, 8))
         self.second.build((None, 8))
 
     def call(self, x, training=None):
@@ -67,24 +63,6 @@ def loss_with_its_gradient(model, x, y):
     return fused(model(x, training=True), y)
 
 
-def sum_with_its_gradient(model, x, y):
-    @tf.custom_gradient
-    def total(predictions):
-        return tf.reduce_sum(tf.square(predictions - y)), lambda upstream: upstream * 2.0 * (predictions - y)
-
-    return total(model(x, training=True)) / 16.0
-
-
-def attack_from_zero(model, x, y):
-    noise = tf.zeros_like(x)
-    for _ in range(2):
-        with tf.GradientTape() as tape:
-            tape.watch(noise)
-            loss = tf.reduce_mean(model.errors(x + noise, y))
-        noise = tf.clip_by_value(noise + 3.0 * tape.gradient(loss, noise), -0.3, 0.3)
-    return tf.reduce_mean(model.errors(x + noise, y))
-
-
 def change_of_weights_from_zero(model, x, y):
     change, bias = tf.zeros((8, 2), tf.float64), tf.zeros((8,), tf.float64)
     hidden = model.first(x)
@@ -93,28 +71,6 @@ def change_of_weights_from_zero(model, x, y):
         loss = tf.reduce_mean(tf.square((hidden + bias) @ (model.second.kernel + change) - y))
     change, bias = (-0.1 * one for one in tape.gradient(loss, [change, bias]))
     return tf.reduce_mean(tf.square(model.second(hidden + bias) + hidden @ change - y))
-
-
-def sum_by_the_size_of_the_batch(model, x, y):
-    return tf.reduce_sum(model.errors(x, y)) / 16.0  # Two replicas have 8 examples with 2 errors each.
-
-
-def mean_by_the_size_of_a_tensor(model, x, y):
-    errors = model.errors(x, y)
-    return tf.reduce_sum(errors) / tf.cast(tf.size(errors), errors.dtype)
-
-
-def balanced_losses(model, x, y):
-    share = tf.convert_to_tensor(model.share)
-    with tf.GradientTape() as outer:
-        outer.watch(share)
-        with tf.GradientTape(persistent=True) as tape:
-            losses = tf.unstack(tf.reduce_mean(model.errors(x, y), axis=0))
-            scaled = [share[place] * losses[place] for place in range(2)]
-        norms = tf.stack([tf.norm(tape.gradient(one, model.second.kernel)) for one in scaled])
-        gap = tf.reduce_sum(tf.abs(norms - tf.stop_gradient(tf.reduce_mean(norms))))
-    model.share.assign(model.share - 0.05 * outer.gradient(gap, share))
-    return tf.add_n(scaled)
 
 
 def metric_in_a_branch(model, x, y):
@@ -151,48 +107,6 @@ def product_of_the_hessian(model, x, y):
     return loss, [one + 0.1 * accumulator.jvp(one) for one in gradients]
 
 
-def derivative_in_a_direction(model, x, y):
-    values = model.values()
-    seeds = [[place, tf.cast(model.optimizer.iterations, tf.int32)] for place in range(len(values))]
-    ways = [
-        tf.random.stateless_normal(one.shape, seed, dtype=one.dtype) for one, seed in zip(values, seeds, strict=True)
-    ]
-    with tf.autodiff.ForwardAccumulator(values, ways) as accumulator:
-        loss = tf.reduce_sum(model.errors(x, y)) / 20.0
-    return loss, [accumulator.jvp(loss) * one for one in ways]
-
-
-def averaged_and_other_gradients(model, x, y):
-    with tf.GradientTape(persistent=True) as tape:
-        each = tf.reduce_mean(model.errors(x, y), axis=1)
-        loss = tf.reduce_mean(each)
-    gradients = tape.gradient(loss, model.values())
-    clipped = [tf.clip_by_value(one, -0.1, 0.1) for one in tape.jacobian(each, model.values())]
-    return loss, [one + tf.reduce_sum(other, axis=0) / 16.0 for one, other in zip(gradients, clipped, strict=True)]
-
-
-def center_of_the_size_of_a_shard(model, x, y):
-    hidden = model.first(x)
-    model.center.assign(0.9 * model.center + 0.1 * tf.reduce_mean(hidden, axis=0))
-    return tf.reduce_mean(model.errors(x, y)) + tf.reduce_mean(tf.square(hidden - model.center))
-
-
-def sum_kept_in_a_variable(model, x, y):
-    loss = tf.reduce_mean(model.errors(x, y))
-    model.share.assign(model.share + loss)
-    return loss
-
-
-sum_kept_in_a_variable.batch_size = 15  # Shards of 8 and 7 examples.
-
-
-def result_in_a_branch(model, x, y):
-    loss = tf.reduce_mean(model.errors(x, y))
-    model.seen.update_state(loss)
-    even = model.optimizer.iterations % 2 == 0
-    return loss * tf.cond(even, lambda: 1.0 / model.seen.result(), lambda: 2.0 * model.seen.result())
-
-
 def result_where_it_is_updated(model, x, y):
     def update():
         model.seen.update_state(1.0)
@@ -211,12 +125,6 @@ def newton(model, x, y):
     return loss + tf.stop_gradient(tf.reduce_sum(hessian))
 
 
-def jacobian_over_the_batch(model, x, y):
-    with tf.GradientTape() as tape:
-        errors = tf.reduce_sum(tf.square(model.norm(model.first(x), training=True)), axis=1)
-    return tf.reduce_mean(errors) + tf.stop_gradient(tf.reduce_mean(tape.jacobian(errors, model.first.bias)))
-
-
 def loss_of_the_batch_in_a_map(model, x, y):
     loss, predictions = keras.losses.Dice(), tf.sigmoid(model(x, training=True))
     return tf.reduce_sum(
@@ -230,20 +138,13 @@ def loss_of_the_batch_in_a_branch(model, x, y):
     return tf.cond(even, lambda: loss(tf.sigmoid(y), predictions), lambda: loss(y, predictions))
 
 
-def sum_in_a_branch(model, x, y):
-    errors = model.errors(x, y)
-    even = model.optimizer.iterations % 2 == 0
-    return tf.cond(even, lambda: tf.reduce_sum(errors), lambda: 2.0 * tf.reduce_sum(errors)) / 16.0
-
-
 def train(name):
     """Returns a number for each array of weights, or the error."""
-    function = globals()[name]
-    model = Model(function)
+    model = Model(globals()[name])
     model.build((None, 6))
     model.compile(keras.optimizers.SGD(0.1))
     try:
-        model.fit(X, Y, batch_size=getattr(function, "batch_size", 16), epochs=2, verbose=0, shuffle=False)
+        model.fit(X, Y, batch_size=16, epochs=2, verbose=0, shuffle=False)
     except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     arrays = model.get_weights()

@@ -59,14 +59,6 @@ class Sums(OwnLoss):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-class Penalty(keras.layers.Layer):
-    """Adds the mean of the squares of its inputs to the loss."""
-
-    def call(self, x):
-        self.add_loss(ops.mean(ops.square(x)))
-        return x
-
-
 def repeated_trainings():
     """0 if a training with dropout can be repeated, in two calls of fit, with another one between."""
     found = []
@@ -127,14 +119,6 @@ def none_for_weights():
             yield X[:6], Y[:6], None
 
     return network().fit(batches(), steps_per_epoch=2, verbose=0).history["loss"][0]
-
-
-def added_loss_alone():
-    keras.utils.set_random_seed(1)
-    inputs = keras.Input((3,))
-    model = keras.Model(inputs, Penalty()(keras.layers.Dense(2)(inputs)))
-    model.compile("sgd")
-    return float(model.train_on_batch(X))
 
 
 class Chosen(keras.Model):
@@ -206,16 +190,6 @@ def all_parts_of_a_batch():
     model = network(kind=Unpacking)
     found = [model.train_on_batch(X, Y), model.train_on_batch(X, Y, sample_weight=X[:, 0])]
     return [*found, model.test_on_batch(X, Y), *model.get_weights()]
-
-
-def scaled_losses():
-    model = network()
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    model.compile(keras.optimizers.LossScaleOptimizer(optimizer, 64.0, dynamic_growth_steps=4), "mse")
-    for _ in range(2):
-        model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
-    found = {one.path.rpartition("/")[2]: keras.ops.convert_to_numpy(one) for one in model.optimizer.variables}
-    return [model.optimizer.built, found, model.get_weights()]
 
 
 class MoreValues(keras.Model):
@@ -304,10 +278,10 @@ def numbers(value, name=""):
 IDIOMS = (
     *(metric_in_compute_loss, numbers_with_weights),
     *(compute_loss_of_the_object, shuffle_within_batches, lists_of_inputs_on_a_batch),
-    *(batches_of_numbers, frozen, none_for_weights, added_loss_alone),
+    *(batches_of_numbers, frozen, none_for_weights),
     *(rows_of_predict_step, numbers_of_predict_step, outputs_of_other_lengths),
     *(stopped_at_the_begin, stopped_evaluations_and_predictions),
-    *(all_parts_of_a_batch, scaled_losses, values_under_new_names, results_under_new_names),
+    *(all_parts_of_a_batch, values_under_new_names, results_under_new_names),
     repeated_trainings,
 )
 print(json.dumps({idiom.__name__: dict(numbers(idiom())) for idiom in IDIOMS if idiom.__name__ in sys.argv[1:]}))
