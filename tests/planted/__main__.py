@@ -29,7 +29,7 @@ TABLE = pathlib.Path(__file__).with_name("faults.toml")
 NOT_FOUND = "NOT FOUND"
 # Seconds for the tests of a fault. Tests that do not end have found it: nobody overlooks that.
 _SECONDS = 600
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 def read_faults() -> dict[str, dict]:

@@ -62,7 +62,6 @@ def test_a_changed_line_is_found(honest, tmp_path):
     assert found.startswith("after step 6, trained again from 4: ") and found.endswith("metrics.jsonl has " + "0" * 16)
 
 
-@pytest.mark.slow
 def test_changed_weights_are_found_without_training(honest, tmp_path):
     changed = copy(honest, tmp_path)
     saved = checkpoint_format.verify(changed / "checkpoints" / "step-00000008")

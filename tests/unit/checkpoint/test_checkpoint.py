@@ -31,11 +31,13 @@ from tfdist import config
 from tfdist.checkpoint import async_writer, restore
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.data.cache import example_files
 from tfdist.report import files
 from tfdist.training import triggers
 from tfdist.training.features import nonfinite
 
 ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
+TEXTS = np.array([b"a", b"bc"], object)
 STATE = {"step": 3, "best": 0.1 + 0.2, "totals": {"loss": 1e-300}}
 
 
@@ -444,6 +446,31 @@ def test_a_file_system_without_fsync_of_directories_holds_checkpoints(tmp_path, 
     assert saver.wait() and said == [] and refused
     assert directory_lib.read_best(tmp_path / "checkpoints")["step"] == 1
     assert_holds(directory_lib.step_path(tmp_path / "checkpoints", 1), 1)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: checkpoint_format.write(folder, 1, {"x": np.zeros(9)}, {}),
+        lambda folder: example_files.write(folder / "train", iter([{"x": np.zeros(2), "text": TEXTS}]), 2),
+    ],
+    ids=["checkpoint", "cache"],
+)
+def test_what_is_renamed_is_on_disk_before(tmp_path, monkeypatch, write):
+    """Else a power failure leaves the name, and files of zeros."""
+    synced, replace, fsync = set(), os.replace, os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (fsync(file), synced.add(os.fstat(file).st_ino)))
+    unsynced = []
+
+    def rename(source, target):
+        source = pathlib.Path(source)
+        written = [path for path in (source, *source.rglob("*")) if path.is_file()]
+        unsynced.extend(path.name for path in written if path.stat().st_ino not in synced)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", rename)
+    write(tmp_path)
+    assert len(synced) > 2 and unsynced == []
 
 
 def test_a_function_called_before_the_rename_decides_with_the_checkpoint(tmp_path):

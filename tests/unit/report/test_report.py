@@ -590,6 +590,14 @@ def test_processes_with_the_same_id_replace_a_file_at_the_same_time(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_a_file_that_is_replaced_is_the_old_one_for_its_readers(tmp_path):
+    files.write_json(tmp_path / "a.json", {"a": 1})
+    with open(tmp_path / "a.json") as reading:
+        files.write_json(tmp_path / "a.json", {"a": 2})
+        assert json.load(reading) == {"a": 1}
+    assert files.read_json(tmp_path / "a.json") == {"a": 2}
+
+
 def test_a_file_that_cannot_be_written_is_named_as_on_a_full_disk(tmp_path):
     """A run on a full disk ended with a stack, and no command said which file it could not write."""
     path = tmp_path / "a.json"
