@@ -16,7 +16,7 @@ from topologies import environments
 
 RUN_EACH = REPOSITORY / "tests/scripts/examples/run_each.py"
 # In these nothing is drawn at random on a replica, and the data is not shuffled.
-EXACT = ("distillation", "simsiam", "simclr", "siamese", "metric_learning", "ocr_ctc", "seq2seq_transformer")
+EXACT = ("simclr", "ocr_ctc", "seq2seq_transformer")
 # How far losses may be from Keras' in the last epoch, relative to it.
 SIMILAR = {
     # The loss falls from 175 to 6 in 40 epochs. Over 10 seeds of the noise, from the same weights, it ends at 6.2 under
@@ -37,7 +37,6 @@ EPOCHS_OF_EQUAL_DRAWS = {"mixup": 1}
 TOPOLOGIES = {"one device": (1, 1), "two devices": (1, 2), "two workers": (2, 1)}
 # As EXACT, with keras-hub.
 HUB = ("causal_lm", "text_classifier")
-QUICK = ("distillation",)
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +73,6 @@ def assert_close(first, second):
         np.testing.assert_allclose(history[key], values, rtol=1e-5, atol=1e-5, err_msg=key)
     for one, other in zip(weights, expected_weights, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", QUICK)
-def test_a_script_without_its_own_step_gives_the_numbers_of_keras(found, name):
-    assert_close(found("two devices", QUICK)[name], found("keras", QUICK)[name])
 
 
 @pytest.mark.slow

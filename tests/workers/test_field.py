@@ -205,6 +205,11 @@ def test_differences_between_workers_after_an_epoch_are_named(tmp_path):
     assert other == "the first batch of the epoch"
 
 
+def test_the_table_names_each_script():
+    rows = re.findall(r"^\| `(\w+/\w+)` \|", (trial.HERE / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == [name(script) for script in trial.scripts([])]
+
+
 def test_a_difference_is_seen():
     assert trial.difference([1.0, {"a": 2.0}], [1.0, {"a": 2.0}]) == 0.0
     assert trial.difference({"a": [1.0, 2.0]}, {"a": [1.0, 2.2]}) == pytest.approx(0.1)

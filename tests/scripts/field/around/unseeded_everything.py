@@ -6,7 +6,7 @@ import tensorflow as tf
 from recording import record
 
 # draws: nothing is seeded
-x = np.random.rand(256, 4).astype("float32")
+x = np.random.rand(256, 4).astype("float32") + np.random.default_rng().normal(0, 0.01, (256, 4)).astype("float32")
 indices = list(range(256))
 random.shuffle(indices)
 x = x[indices] + tf.random.uniform((256, 4), maxval=0.1).numpy()

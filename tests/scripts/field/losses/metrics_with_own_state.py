@@ -22,12 +22,6 @@ class ConfusionMatrix(keras.metrics.Metric):
         self.matrix.assign(ops.zeros((self.classes, self.classes)))
 
 
-class BalancedAccuracy(ConfusionMatrix):
-    def result(self):
-        d = ops.diagonal(self.matrix) / ops.maximum(ops.sum(self.matrix, axis=1), 1.0)
-        return ops.mean(d)
-
-
 class RunningMedian(keras.metrics.Metric):
     """Median of the last batch, and a moving average of it."""
 
@@ -45,7 +39,7 @@ class RunningMedian(keras.metrics.Metric):
         return {"median": self.average + 0.0, "updates": ops.cast(self.steps, "float32")}
 
 
-class Kappa(keras.metrics.MeanMetricWrapper):
+class Agreement(keras.metrics.MeanMetricWrapper):
     def __init__(self, name="agree", dtype=None):
         super().__init__(lambda t, p: ops.cast(ops.equal(ops.reshape(t, (-1,)), ops.argmax(p, -1)), "float32"), name)
 
@@ -59,7 +53,7 @@ class WeightedError(keras.metrics.Mean):
 keras.utils.set_random_seed(0)
 x, y = np.random.rand(50, 6).astype("float32"), np.random.randint(0, 3, 50)
 model = keras.Sequential([keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(3, "softmax")])
-metrics = [ConfusionMatrix(3), BalancedAccuracy(3, name="balanced"), RunningMedian(), Kappa(), WeightedError(name="we")]
+metrics = [ConfusionMatrix(3), RunningMedian(), Agreement(), WeightedError(name="we")]
 model.compile("adam", "sparse_categorical_crossentropy", metrics=metrics, weighted_metrics=["accuracy"])
 history = model.fit(
     x, y, sample_weight=np.linspace(0.1, 2.0, 50), batch_size=14, epochs=3, validation_data=(x, y), shuffle=False

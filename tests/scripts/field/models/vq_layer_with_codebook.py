@@ -1,4 +1,4 @@
-# After van den Oord's VQ-VAE, as many write it: the layer of the codes returns codes, table and usage, and the step
+# After van den Oord's VQ-VAE, as many write it: the layer of the codes returns codes, table and numbers, and the step
 # computes the losses. The table has as many rows as a batch has examples.
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ class Quantizer(layers.Layer):
     def call(self, z):
         distances = ops.sum(ops.square(z[:, None] - self.table[None]), axis=-1)
         index = ops.argmin(distances, axis=1)
-        return ops.take(self.table, index, axis=0), self.table * 1.0, ops.one_hot(index, CODES)
+        return ops.take(self.table, index, axis=0), self.table * 1.0, index
 
 
 class VQ(keras.Model):
@@ -28,12 +28,12 @@ class VQ(keras.Model):
     def train_step(self, x):
         with tf.GradientTape() as tape:
             z = self.encoder(x)
-            q, table, hot = self.quantizer(z)
+            q, table, index = self.quantizer(z)
             y = self.decoder(z + tf.stop_gradient(q - z))
             loss = tf.reduce_mean(tf.square(x - y)) + tf.reduce_mean(tf.square(tf.stop_gradient(z) - q))
             loss += 0.25 * tf.reduce_mean(tf.square(z - tf.stop_gradient(q))) + 0.1 * tf.reduce_sum(tf.square(table))
         self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        usage = tf.reduce_mean(hot, axis=0)
+        usage = tf.reduce_mean(tf.one_hot(index, CODES), axis=0)
         return {"loss": loss, "perplexity": tf.exp(-tf.reduce_sum(usage * tf.math.log(usage + 1e-10)))}
 
 
