@@ -314,6 +314,23 @@ def test_after_a_damaged_newest_checkpoint_only_a_new_one_is_progress(uninterrup
     checkpointing.close(tools)
 
 
+def test_a_single_step_is_no_progress_of_a_job(tmp_path, monkeypatch):
+    """A job that is too short makes one step a start, and was requeued for ever."""
+
+    def change(config: c.Config) -> None:
+        linear_for(1)(config)
+        config.cluster.requeue = True
+
+    monkeypatch.setattr(slurm_requeue, "_policy", None)  # Until the end of this test.
+    tools, state = opening.open_run(in_process(tmp_path / "run", change))
+    for progress in (False, True):
+        state.step += 1
+        checkpointing.save(tools, state)
+        checkpointing.wait_until_saved(tools, state)
+        assert slurm_requeue.restart_helps() is progress
+    checkpointing.close(tools)
+
+
 @pytest.mark.slow
 def test_an_evaluation_without_a_finite_loss_is_still_json(tmp_path, capsys):
     workdir = tmp_path / "run"

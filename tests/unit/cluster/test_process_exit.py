@@ -9,7 +9,7 @@ import tensorflow as tf
 from absl import flags
 from launching import REPOSITORY
 
-from tfdist.cluster import error_report
+from tfdist.cluster import error_report, interruption
 from tfdist.cluster.discovery import hostlist
 from tfdist.data import order
 from tfdist.report import files
@@ -118,3 +118,14 @@ for _ in range(2):
 def test_forked_processes_have_the_users_handlers_after_a_run():
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
     assert done.stdout == "0 1\n0 1\n", done
+
+
+def test_a_second_ctrl_c_ends_a_run_unless_it_is_being_saved(own_signals):
+    request = interruption.install_handlers()
+    request.saving = True
+    for _ in range(3):
+        signal.raise_signal(signal.SIGINT)
+    assert request.reason == "SIGINT"
+    request.saving = False
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
