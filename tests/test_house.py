@@ -119,7 +119,7 @@ PRIVATE_NAMES = {
         "moves maps behind batch(); without one of these it warns and shards batches",
     ),
     "tfdist.keras_fit.compiled_model": dict.fromkeys(
-        ("_compile_loss", "_compile_metrics", "_user_loss", "_user_loss_weights"),
+        ("_compile_config", "_compile_loss", "_compile_metrics", "_user_loss", "_user_loss_weights"),
         "the losses and metrics that compile() made and was given (tensorflow#38269)",
     ),
     "tfdist.keras_fit.own_step.own_setup": {

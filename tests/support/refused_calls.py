@@ -111,10 +111,25 @@ def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
         model.make_predict_function = lambda force=False: None
         return model
 
+    def apply_of_object() -> keras.Model:
+        model = plain()
+        inner = model.optimizer.apply
+        model.optimizer.apply = lambda gradients, variables=None: inner([0.5 * one for one in gradients], variables)
+        return model
+
+    def fit_by_other_optimizer() -> None:
+        model = plain()
+        fit(model, X, Y)
+        with cluster.scope():
+            model.optimizer = keras.optimizers.Adam()
+        fit(model, X, Y)
+
     def own_function() -> keras.Model:
         return made(lambda: OwnFunction([keras.Input((3,)), keras.layers.Dense(2)]))
 
     ragged = tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1], [2, 3]]), Y[:2])).batch(2)
+    rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    hidden_rows = rows.map(lambda x, y: (tf.reshape(x, [4, 3]), y))
     return {
         "applies_in_loop": lambda: fit(own(applies_in_loop), X, Y),
         "applies_in_evaluation": lambda: tfdist.evaluate(cluster, own(applies), X, Y, verbose=0),
@@ -131,6 +146,10 @@ def attempts(cluster: Cluster) -> dict[str, Callable[[], Any]]:
         "train_function": lambda: fit(own_function(), X, Y),
         "test_function": lambda: tfdist.evaluate(cluster, own_function(), X, Y, verbose=0),
         "predict_function": lambda: tfdist.predict(cluster, function_of_object(), X, verbose=0),
+        "apply_of_object": lambda: fit(apply_of_object(), X, Y),
+        "other_optimizer": fit_by_other_optimizer,
+        "nothing": lambda: tfdist.predict(cluster, plain(), []),
+        "hidden_rows": lambda: tfdist.predict(cluster, plain(), hidden_rows, verbose=0),
         "no_batches": lambda: fit(plain(), iter([]), steps_per_epoch=2),
         "batch_of_text": lambda: fit(plain(), iter(["text", "text"]), steps_per_epoch=2),
     }
