@@ -121,8 +121,8 @@ PRIVATE_NAMES = {
         "moves maps behind batch(); without one of these it warns and shards batches",
     ),
     "tfdist.keras_fit.compiled_model": dict.fromkeys(
-        ("_compile_loss", "_compile_metrics", "_user_loss_weights"),
-        "the losses and metrics that compile() made, and the weights that it was given (tensorflow#38269)",
+        ("_compile_config", "_compile_loss", "_compile_metrics", "_user_loss_weights"),
+        "the losses and metrics that compile() made and was given, and their weights (tensorflow#38269)",
     ),
     "tfdist.keras_fit.own_step.own_setup": {
         "_aggregation": "each replica holds a metric's value for the whole batch, and not its part of a sum",

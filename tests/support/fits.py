@@ -316,6 +316,18 @@ def refused(cluster: Cluster) -> dict[str, str]:
         inputs = keras.Input((6,))
         return keras.Model(inputs, [keras.layers.Dense(2)(inputs), keras.layers.Dense(2)(inputs)])
 
+    def apply_of_object() -> keras.Model:
+        model = simple()
+        model.optimizer.apply = functools.partial(model.optimizer.apply)
+        return model
+
+    def fit_by_other_optimizer() -> None:
+        with cluster.scope():
+            model, other = simple(), keras.optimizers.Adam()
+        fit(model, X, LABELS)
+        model.optimizer = other
+        fit(model, X, LABELS)
+
     outside, counting = simple(), given(own(), steps=tf.Variable(0))
     with cluster.scope():
         good, unused, functions = simple(), simple(), compiled(OwnFunctions([keras.Input((6,)), keras.layers.Dense(3)]))
@@ -328,6 +340,10 @@ def refused(cluster: Cluster) -> dict[str, str]:
     def fit(model: Any, *data: Any, **keywords: Any) -> None:
         tfdist.fit(cluster, model, *data, **{"verbose": 0} | keywords)
 
+    with cluster.scope():
+        applying = apply_of_object()
+    rows = dataset.batch(8, drop_remainder=True)
+    hidden_rows = rows.map(lambda x, y: (x, tf.boolean_mask(y, y >= 0)))
     huge = np.broadcast_to(np.float32(0), [2**15, 2**15])
     attempts = {
         "outside": lambda: fit(outside, X, LABELS),
@@ -339,6 +355,10 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "train_function": lambda: fit(functions, X, LABELS),
         "test_function": lambda: tfdist.evaluate(cluster, functions, X, LABELS),
         "predict_function": lambda: tfdist.predict(cluster, given(unused, make_predict_function=len), X),
+        "apply_of_object": lambda: fit(applying, X, LABELS),
+        "other_optimizer": fit_by_other_optimizer,
+        "nothing": lambda: tfdist.predict(cluster, good, []),
+        "hidden_rows": lambda: tfdist.predict(cluster, good, hidden_rows),
         "applies_in_evaluation": lambda: tfdist.evaluate(cluster, own(), X, TARGETS),
         "variable_outside": lambda: fit(counting, X, TARGETS),
         "variable_unowned": lambda: fit(counted, X, X[:, :3]),

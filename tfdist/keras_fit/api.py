@@ -26,13 +26,14 @@ import keras
 from tfdist import config as config_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
+from tfdist.config import user_code
 from tfdist.keras_fit import callbacks as callbacks_lib
-from tfdist.keras_fit import compiled_model, make_run, patches
+from tfdist.keras_fit import compiled_model, make_run, messages, patches
 from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.adapters import base, data_errors, make_adapter, preprocess, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.make_run import to_path
-from tfdist.keras_fit.own_step import own_setup, plain_values
+from tfdist.keras_fit.own_step import own_setup
 from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.training import api as trainer
 
@@ -131,8 +132,13 @@ def _train(
 ) -> keras.callbacks.History:
     if validation is not None:
         make_run.check_functions(model, "test")
+        if any("evaluate" in vars(kind) and user_code.defines(kind) for kind in type(model).__mro__):
+            messages.say_once(
+                f"{type(model).__name__} has its own evaluate, which fit does not call for validation_data: what it "
+                "computes is missing. Call it in a callback's on_epoch_end, or put it into test_step."
+            )
     traced = make_run.traced_values(cluster, model)
-    plain_values.tell_of_changes(model, traced)
+    traced.tell_of_changes(traced.of("train", data.element_spec))
     with interruption.handlers_if(workdir is not None) as stop, patches.patch_for_run(model) as stack:
         run = make_run.make_run(
             cluster, model, config, data, validation, callbacks, verbose, workdir, stop, stack, initial_epoch
@@ -144,7 +150,7 @@ def _train(
     cluster.monitor.stop_timer()
     if code in interruption.EXITS_SAVED:
         raise SystemExit(code)
-    plain_values.note_end(model, traced)
+    traced.note_end()
     made = sizes.first_step + _steps_made(run) - steps_before
     if made > sizes.first_step:
         data.finish(made)
@@ -245,13 +251,14 @@ def predict(
         raise ValueError(f'outputs must be "all" or "chief". Received: {outputs!r}')
     as_given = predict_lib.takes_data_as_given(model)
     data = _data_adapter(model, x, batch_size=batch_size, steps=steps, as_given=as_given)
+    predict_lib.check_rows(cluster, model, data.element_spec)
     same_data.check_same_data(cluster, data)
     dataset = data.one_pass(trainer.replica_shard(cluster), reset=False)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     keep = outputs == "all" or cluster.is_chief
-    make = functools.partial(predict_lib.Predictor, cluster, model)
-    predictor = make_run.made_on_model(cluster, model, "prediction", make, model.run_eagerly)
-    predict_lib.build(cluster, model, data.element_spec)
+    trace = make_run.traced_values(cluster, model).of("predict", data.element_spec)
+    make = functools.partial(predict_lib.Predictor, cluster, model, trace, data.element_spec)
+    predictor = make_run.made_on_model(cluster, model, "prediction", make, model.run_eagerly, trace)
     found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner, keep=keep)
     data.end_epoch()
     cluster.monitor.stop_timer()

@@ -22,6 +22,11 @@ def metrics(model: keras.Model) -> Any:
     return model._compile_metrics
 
 
+def compilation(model: keras.Model) -> Any:
+    """Returns an object that each `compile()` makes; None before the first."""
+    return getattr(model, "_compile_config", None)
+
+
 def compile_losses(model: keras.Model) -> list[Any]:
     """Returns the losses that `compile()` was given."""
     return [] if losses(model) is None else keras.tree.flatten(model.loss)

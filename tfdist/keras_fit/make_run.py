@@ -64,11 +64,12 @@ def make_run(
         return own_setup.prepare(cluster, model, config, kinds, as_given=as_given, stack=stack)
 
     traced = traced_values(cluster, model)
-    if "train" in kinds or as_given:  # Each evaluation by a test_step has variables of its own.
-        with plain_values.as_traced(model, traced):
+    traces = {kind: traced.of(kind, one.element_spec) for kind, one in kinds.items()}
+    with plain_values.as_traced(model, *traces.values()):
+        if "train" in kinds or as_given:  # Each evaluation by a test_step has variables of its own.
             prepared = prepare()
-    else:
-        prepared = made_on_model(cluster, model, "evaluation_step", prepare, *evaluated_data(model, adapter))
+        else:
+            prepared = made_on_model(cluster, model, "evaluation_step", prepare, *evaluated_data(model, adapter))
     context, train_step, more = prepared.context, own_objective.train_step, prepared.variables
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, global_view.replica_of_draws, config.seed)
@@ -94,14 +95,14 @@ def make_run(
         train_step=train_step,
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
-        execution_context=functools.partial(eager_steps.as_keras_runs, model, traced),
+        call_steps=functools.partial(eager_steps.run_as_keras, model, traces, set()),
         advice_if_diverged=functools.partial(_advice_if_diverged, workdir, isinstance(adapter, RandomAccess)),
     )
 
 
 def traced_values(cluster: Cluster, model: keras.Model) -> plain_values.Traced:
     """Returns the values of attributes with which the step of a model is traced until the next `compile`."""
-    return made_on_model(cluster, model, "plain_values", lambda: plain_values.of_model(model))
+    return made_on_model(cluster, model, "plain_values", lambda: plain_values.Traced(model))
 
 
 def _notes(cluster: Cluster, adapters: list[DataAdapter], workdir: Path | None) -> tuple[str, ...]:
@@ -141,8 +142,7 @@ def made_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Call
         purpose: such as "evaluation".
         depends: other values that it was made for.
     """
-    compiled = (compiled_model.losses(model), compiled_model.metrics(model))
-    made_for = (cluster, getattr(model, "optimizer", None), *compiled, *depends)
+    made_for = (cluster, compiled_model.compilation(model), *depends)
     name = f"_tfdist_{purpose}"
     before, kept = vars(model).get(name, ((), None))
     if kept is None or any(old is not new and old != new for old, new in zip(before, made_for, strict=True)):
@@ -206,6 +206,11 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
     check_functions(model, {"fit": "train", "evaluate": "test"}[purpose])
+    if "apply" in vars(model.optimizer):
+        raise ValueError(
+            f"{type(model.optimizer).__name__}.apply was set on the object, where it is not seen: write a class "
+            "that inherits from the optimizer's, and overrides apply."
+        )
     # Metrics in the place of loss_weights, the third argument of compile.
     given = compiled_model.compile_loss_weights(model)
     if any(isinstance(one, str | keras.metrics.Metric) or callable(one) for one in keras.tree.flatten(given)):

@@ -2,8 +2,8 @@
 
 Each replica runs the model on its shard of a batch. Outputs with one row per example, of one shape on all replicas, are
 the rows of the batch, in turn. Others, such as a number, ragged rows, or the rows that a `predict_step` selects, are
-computed on the whole batch: so they are those of one device. So are those of a model whose first batch comes out
-otherwise: its layers compare the examples of a batch.
+computed on the whole batch: so they are those of one device. So are those of a model with layers of the user's, unless
+random rows come out as their halves do: the layers may compare the examples of a batch.
 """
 
 import functools
@@ -17,7 +17,8 @@ import tensorflow as tf
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gather as gather_lib
 from tfdist.keras_fit import compiled_model
-from tfdist.keras_fit.own_step import eager_steps
+from tfdist.keras_fit.adapters import base
+from tfdist.keras_fit.own_step import eager_steps, plain_values
 from tfdist.keras_fit.whole_batch import probe
 from tfdist.keras_fit.whole_batch.rows import Element
 from tfdist.training import api as trainer
@@ -28,11 +29,14 @@ def takes_data_as_given(model: keras.Model) -> bool:
     return compiled_model.overrides(model, "predict_step")
 
 
-def build(cluster: Cluster, model: keras.Model, element_spec: Any) -> None:
-    """Builds a model that is not built, for data of `element_spec`: a step of several devices cannot."""
-    if not model.built:
-        with cluster.scope():
-            eager_steps.call_without_effect(model, model.predict_step, _data_of(model, element_spec))
+def check_rows(cluster: Cluster, model: keras.Model, element_spec: Any) -> None:
+    """Raises ValueError if x seems to have no rows, beside others that have."""
+    of_x = base.have_rows(element_spec)[: len(tf.nest.flatten(element_spec[0]))]
+    if cluster.num_replicas > 1 and not takes_data_as_given(model) and not any(of_x):
+        raise ValueError(
+            "The data of predict has a known number of rows in x, and an unknown one beside it, which hides that x has "
+            f"rows: pass data of x alone, such as data.map(lambda x, y: x). Received: {element_spec}"
+        )
 
 
 def _data_of(model: keras.Model, data: Any) -> Any:
@@ -42,8 +46,15 @@ def _data_of(model: keras.Model, data: Any) -> Any:
 class Predictor:
     """Runs a model on batches, and gathers its outputs; with `compile(run_eagerly=True)` in Python."""
 
-    def __init__(self, cluster: Cluster, model: keras.Model):
-        self._cluster, self._model, self._eager = cluster, model, model.run_eagerly
+    def __init__(self, cluster: Cluster, model: keras.Model, trace: plain_values.Trace, element_spec: Any):
+        self._cluster, self._model, self._eager, self._trace = cluster, model, model.run_eagerly, trace
+        spec = _data_of(model, element_spec)
+        with cluster.scope():
+            if not model.built:  # A step of several devices cannot.
+                eager_steps.call_without_effect(model, model.predict_step, spec)
+            with plain_values.put_back(model):
+                may_mix = cluster.num_replicas > 1 and probe.may_mix(model)
+                self._divides = not (may_mix and probe.mixes_rows(model.predict_step, spec))
         compiled = functools.partial(tf.function, autograph=False, reduce_retracing=True)
         # TensorFlow has no eager gather of several replicas.
         self._gather = compiled(functools.partial(gather_lib.gather, cluster))
@@ -61,28 +72,31 @@ class Predictor:
         It traces here if the batches have new shapes or dtypes: TensorFlow would warn about tracing in a script with
         many models if it traced at a call.
         """
-        run, divided = self._of_shards, True
-        compares = self._cluster.num_replicas > 1 and probe.may_mix(self._model)
+        run, divided = self._of_shards, self._divides
         if not self._eager:
             spec = tf.type_spec_from_value(iterator)
             if spec not in self._traced:
-                self._traced[spec] = run.get_concrete_function(iterator)
+                with plain_values.as_traced(self._model, self._trace, traces_now=True):
+                    self._traced[spec] = run.get_concrete_function(iterator)
             run = self._traced[spec]
 
+        def of_batch(element: Element) -> Any:
+            with plain_values.as_traced(self._model, self._trace):
+                return self._of_batch(element)
+
         def predict() -> Any:
-            nonlocal divided, compares
+            nonlocal divided
             if not divided:
-                return self._of_batch(next(iterator))
+                return of_batch(next(iterator))
             element, outputs, sizes = run(iterator)
             if sizes is not None:
                 sizes = self._gather(sizes)
                 outputs = self._gather(outputs) if tf.reduce_all(sizes == sizes[0]) else None
-            divided = self._cluster.num_replicas == 1 or self._has_a_row_per_example(outputs, element)
-            if divided and compares:
-                compares, whole = False, self._of_batch(element)
-                divided = all(map(_are_close, tf.nest.flatten(outputs), tf.nest.flatten(whole)))
-                return whole
-            return outputs if divided else self._of_batch(element)
+            if self._cluster.num_replicas == 1:
+                return outputs
+            total = int(gather_lib.of_first_replica(self._cluster, element["total"]))
+            divided = outputs is not None and all(one.shape[0] == total for one in tf.nest.flatten(outputs))
+            return outputs if divided else of_batch(element)
 
         return predict
 
@@ -111,10 +125,6 @@ class Predictor:
         outputs = tf.nest.map_structure(lambda one: one[: present * tf.shape(one, tf.int64)[0]], outputs)
         return outputs, None if known else tf.concat([[0], *(tf.shape(one, tf.int64)[1:] for one in leaves)], 0)[None]
 
-    def _has_a_row_per_example(self, outputs: Any, element: Element) -> bool:
-        total = gather_lib.of_first_replica(self._cluster, element["total"]).numpy()
-        return outputs is not None and all(one.shape[0] == total for one in tf.nest.flatten(outputs))
-
     def _run_batch(self, element: Element) -> Any:
         """Computes the whole batch on every replica, and returns the outputs of the first one."""
         step = tf.autograph.experimental.do_not_convert(self._model.predict_step)
@@ -132,11 +142,6 @@ class Predictor:
 
 def _has_rows(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and value.shape.rank not in (None, 0)
-
-
-def _are_close(one: tf.Tensor, other: tf.Tensor) -> bool:
-    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
-    return one.shape == other.shape and np.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def gather(

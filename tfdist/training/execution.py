@@ -60,6 +60,8 @@ class StepRunner:
     """Runs training executions or evaluation executions, and chooses their length."""
 
     run: Run
+    # "train" or "test".
+    kind: str
     run_steps: RunSteps
     length: triggers.ExecutionLength
     # Seconds since the last `pop_time_fractions`, float64 [num_replicas, 3]: input, communication, total.
@@ -69,8 +71,9 @@ class StepRunner:
         """Runs up to `max_steps` steps; `first`: the index of the first batch of an evaluation."""
         steps = self.length.next_steps(max_steps)
         stop = tf.constant(self.run.stop.value(), tf.float64)
-        with self.run.cluster.monitor.in_collective("an execution"), self.run.execution_context():
-            vector, replica_seconds = self.run_steps(iterator, tf.constant(steps), stop, tf.constant(first))
+        with self.run.cluster.monitor.in_collective("an execution"):
+            args = (iterator, tf.constant(steps), stop, tf.constant(first))
+            vector, replica_seconds = self.run.call_steps(self.kind, self.run_steps, *args)
             totals = dict(zip(self.run.context.names_of_execution, vector.numpy().tolist(), strict=True))
         self.seconds += replica_seconds.numpy()
         seconds = totals["seconds"] / self.run.cluster.num_replicas
@@ -94,14 +97,14 @@ def training_steps(run: Run) -> StepRunner:
     """Builds the function that runs a training execution."""
     step = run.feed.with_known_shapes(run.train_step)
     step = functools.partial(_guard(run, step, "The training step"), run.context)
-    return _make_runner(run, multi_step.make_multi_step_fn(run.context, step, trains=True))
+    return _make_runner(run, "train", multi_step.make_multi_step_fn(run.context, step, trains=True))
 
 
 def evaluation_steps(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
     """Builds the function that runs an evaluation execution; `keep` may return one compiled earlier."""
     step = _guard(run, train_step.evaluation_step, "The evaluation")
     run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), trains=False)
-    return _make_runner(run, run_steps if keep is None else keep(run_steps))
+    return _make_runner(run, "test", run_steps if keep is None else keep(run_steps))
 
 
 def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[..., tf.Tensor]:
@@ -124,7 +127,7 @@ def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[...,
     return guard.around(step, name, writable, draws=run.checks_draws)
 
 
-def _make_runner(run: Run, run_steps: RunSteps) -> StepRunner:
+def _make_runner(run: Run, kind: str, run_steps: RunSteps) -> StepRunner:
     seconds = np.zeros([run.cluster.num_replicas, len(timing.COLUMNS)])
     length = triggers.ExecutionLength(run.config.train.call_seconds)
-    return StepRunner(run=run, run_steps=run_steps, length=length, seconds=seconds)
+    return StepRunner(run=run, kind=kind, run_steps=run_steps, length=length, seconds=seconds)

@@ -62,9 +62,10 @@ class Run:
     evaluated_weights: Callable[[], AbstractContextManager] = contextlib.nullcontext
     # (whether the data are the reason) -> advice if a loss or weight is not finite; None: the advice for a config.
     advice_if_diverged: Callable[[bool], str] | None = None
-    # What features and scripts may replace: one step on a replica, and the context of each execution.
+    # What features and scripts may replace: one step on a replica, and the call of each execution, for whose kind,
+    # "train" or "test", it gets a function and its arguments.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
-    execution_context: Callable[[], AbstractContextManager] = contextlib.nullcontext
+    call_steps: Callable[..., Any] = lambda kind, run_steps, *args: run_steps(*args)
     # Returns the replica, int32 [], whose random numbers a step draws.
     replica_of_draws: Callable[[], tf.Tensor] = replicas_lib.replica_id
     # Additional variables in a checkpoint, by name.

@@ -92,3 +92,22 @@ def test_integers_of_numpy_and_the_limits_of_keras_are_those_of_model_fit(made, 
     finally:
         keras.config.set_max_steps_per_epoch(None)
     assert history.epoch == [0, 1] and int(model.optimizer.iterations) == 2
+
+
+class Evaluating(keras.Sequential):
+    """Has an evaluation of its own."""
+
+    def evaluate(self, *args, **options):
+        return super().evaluate(*args, **options) | {"more": 1.0}
+
+
+@pytest.mark.workers
+def test_fit_says_that_it_does_not_call_an_evaluation_of_the_models_own(made, capsys):
+    cluster, _ = made
+    with cluster.scope():
+        model = Evaluating([keras.Input((4,)), keras.layers.Dense(3)])
+    compile_model(cluster, model)
+    tfdist.fit(cluster, model, X, Y, verbose=0)
+    assert "evaluate" not in capsys.readouterr().err
+    history = tfdist.fit(cluster, model, X, Y, validation_data=(X, Y), verbose=0).history
+    assert "Evaluating has its own evaluate" in capsys.readouterr().err and "val_more" not in history

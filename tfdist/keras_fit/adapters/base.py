@@ -9,6 +9,7 @@ There are two kinds of data. `RandomAccess` reads examples by their numbers, and
 """
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -111,11 +112,22 @@ class RandomAccess(DataAdapter):
         """Nested tf.TensorSpec of a global batch."""
         return self._spec(self.batch_size)
 
+    @functools.cached_property
+    def _is_static(self) -> bool:
+        """Whether the number of rows is static: all batches are full, as in Keras, and none is ragged or sparse.
+
+        `ops.squeeze(labels)` depends on it.
+        """
+        if self.num_examples % self.batch_size:
+            return False
+        specs = tf.nest.flatten(self._read_spec(1, static=False))
+        return not any(isinstance(one, tf.RaggedTensorSpec | tf.SparseTensorSpec) for one in specs)
+
     def _spec(self, rows: int) -> Any:
-        # The number of rows is static if all batches are full, as in Keras: `ops.squeeze(labels)` depends on it.
-        full = self.num_examples % self.batch_size == 0
-        ids = tf.data.Dataset.range(rows).batch(rows, drop_remainder=full)
-        return ids.map(tf.autograph.experimental.do_not_convert(lambda ids: self.read(ids))).element_spec
+        return self._read_spec(rows, static=self._is_static)
+
+    def _read_spec(self, rows: int, *, static: bool) -> Any:
+        return spec_of(tf.data.Dataset.range(rows).batch(rows, drop_remainder=static), lambda ids: self.read(ids))
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         def load(element: tf.Tensor) -> dict[str, Any]:
@@ -136,7 +148,7 @@ class RandomAccess(DataAdapter):
         low, count = shard_bounds(replica, total, num_replicas)
         positions = first + low + tf.range(tf.maximum(count, 1))
         # Static shapes make some kernels and XLA faster.
-        if self.num_examples % self.batch_size == 0 and self.batch_size % num_replicas == 0:
+        if self._is_static and self.batch_size % num_replicas == 0:
             positions = tf.ensure_shape(positions, [self.batch_size // num_replicas])
         if self.shuffle:
             positions = order.permute(positions, epoch, seed=self.seed, num_examples=self.num_examples)
@@ -254,11 +266,12 @@ def steps_of_epoch(options: DataOptions, batches: int) -> int:
     return batches
 
 
-def spec_of(batches: tf.data.Dataset, unpack: Callable[[Any], tuple]) -> Any:
-    """Returns the nested tf.TensorSpec of what `unpack` makes of a batch."""
+def spec_of(batches: tf.data.Dataset, unpack: Callable[[Any], Any]) -> Any:
+    """Returns the nested tf.TensorSpec of what `unpack` makes of a batch; None for what is None."""
     in_tuple = isinstance(batches.element_spec, tuple)
     convert = tf.autograph.experimental.do_not_convert
-    return batches.map(convert(lambda *given: unpack(given if in_tuple else given[0]))).element_spec
+    spec = batches.map(convert(lambda *given: unpack(given if in_tuple else given[0]))).element_spec
+    return tf.nest.map_structure(lambda one: one if hasattr(one, "shape") else None, spec)
 
 
 def unpack(batch: Any, options: DataOptions) -> tuple:

@@ -142,7 +142,7 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
         # Tensors, not arrays: arrays would become constants of the map's graph.
         data = keras.tree.map_structure(_tensor, keras.tree.lists_to_tuples(data))
     data_adapter_utils.check_data_cardinality(data)
-    num_examples = next(int(part.shape[0]) for part in keras.tree.flatten(data) if part is not None)
+    num_examples = next((int(part.shape[0]) for part in keras.tree.flatten(data) if part is not None), 0)
     if not preprocesses and (options.as_given or not isinstance(data, tuple)):
         data = (data,)
 

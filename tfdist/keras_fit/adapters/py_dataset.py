@@ -49,14 +49,15 @@ class PyDatasetReader(Reader):
         return int(order.permute(tf.constant([index], tf.int64), number, seed=self._seed, num_examples=self._length)[0])
 
     def _load(self, step: tf.Tensor) -> Any:
-        specs = tf.nest.flatten(self._spec)
+        specs = tf.nest.flatten(self._spec, expand_composites=True)
         flat = tf.numpy_function(self._read, [step], [one.dtype for one in specs])
         flat = flat if isinstance(flat, list | tuple) else [flat]
         shaped = [tf.ensure_shape(one, like.shape) for one, like in zip(flat, specs, strict=True)]
-        return tf.nest.pack_sequence_as(self._spec, shaped)
+        return tf.nest.pack_sequence_as(self._spec, shaped, expand_composites=True)
 
     def _read(self, step: np.int64) -> list[np.ndarray]:
-        return [np.asarray(part) for part in keras.tree.flatten(as_tuple(self._data[self._indices[step]]))]
+        batch = as_tuple(self._data[self._indices[step]])
+        return [np.asarray(part) for part in tf.nest.flatten(batch, expand_composites=True)]
 
 
 def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
@@ -88,7 +89,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
     return Stream(
         reader=reader,
         steps=steps,
-        batch_size=len(keras.tree.flatten(samples[0])[0]),
+        batch_size=keras.tree.flatten(samples[0])[0].shape[0],
         element_spec=base.spec_of(reader.batches(0), unpack),
         unpack=unpack,
         sample_columns=lambda: base.arrays_of(samples[0]),

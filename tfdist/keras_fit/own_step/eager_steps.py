@@ -4,7 +4,7 @@ Every replica makes the same step with the same collectives as a compiled one, s
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -24,11 +24,25 @@ def eager_if(eagerly: bool) -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
-@contextlib.contextmanager
-def as_keras_runs(model: keras.Model, traced: plain_values.Traced) -> Iterator[None]:
-    """In the block a step of the model is traced with the values that count, or runs in Python."""
-    with eager_if(model.run_eagerly), plain_values.as_traced(model, traced):
-        yield
+def run_as_keras(
+    model: keras.Model,
+    traces: Mapping[str, plain_values.Trace],
+    traced: set[str],
+    kind: str,
+    run_steps: Callable[..., Any],
+    *args: Any,
+) -> Any:
+    """Calls a function of steps, "train" or "test", which is traced with the values that count, or runs in Python.
+
+    Args:
+        traced: the kinds that were called before in this run.
+    """
+    if kind not in traced and not (model.run_eagerly or tf.config.functions_run_eagerly()):
+        traced.add(kind)
+        with plain_values.as_traced(model, traces[kind], traces_now=True):
+            run_steps.get_concrete_function(*args)
+    with eager_if(model.run_eagerly):
+        return run_steps(*args)
 
 
 def call_without_effect(model: keras.Model, function: Callable[[Any], Any], element_spec: Any) -> None:

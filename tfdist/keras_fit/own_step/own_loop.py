@@ -62,18 +62,20 @@ class OneStep:
 
     def __init__(self, model: keras.Model, kind: str = "train"):
         self._model, self._kind = model, kind
+        # That of the last batch; and by the kind of the batch, with the function that is traced for it.
         self._own: own_setup.OwnStep | None = None
-        self._traced: dict[str, Callable[[Any], None]] = {}
+        self._made: dict[str, tuple[own_setup.OwnStep, Callable[[Any], None]]] = {}
         self._compared = kind != "train"
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Makes one step. Collective: every worker calls it with its part of the batch; returns numbers by name."""
         cluster = _cluster()
         with context.running():
-            if batch.kind not in self._traced:
+            if batch.kind not in self._made:
                 self.make(cluster, batch)
+            self._own, run = self._made[batch.kind]
             with cluster.monitor.in_collective("a step"):
-                self._traced[batch.kind](batch.element)
+                run(batch.element)
             if not self._compared:
                 self._compared = True
                 own_setup.compare_replicas(cluster, self._name, self._own.context, self.variables)
@@ -102,7 +104,8 @@ class OneStep:
             config = run_config.of_evaluation(self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
             self._own = own_setup.prepare(cluster, self._model, config, adapters, as_given=True, stack=stack)
-            self._traced[batch.kind] = own_setup.trace(cluster, self._own.context, self._kind, batch.spec)
+            traced = own_setup.trace(cluster, self._own.context, self._kind, batch.spec)
+            self._made[batch.kind] = self._own, traced
 
 
 class Step(OneStep):
@@ -292,11 +295,12 @@ def on_batch(
 def _with_all_parts(adapter: Stream) -> Stream:
     """Returns an adapter whose batches are (x, y, sample_weight), with None as in Keras for what is not given."""
 
-    def complete(data: tuple) -> tuple:
-        parts = data[0] if isinstance(data[0], tuple) else data
-        return ((*parts, *(None,) * (3 - len(parts))),)
+    def complete(given: tuple) -> tuple:
+        return ((*given[0], *(None,) * (3 - len(given[0]))),)
 
-    return dataclasses.replace(adapter, unpack=complete, element_spec=complete(adapter.element_spec))
+    unpack = adapter.unpack
+    complete_spec = complete(adapter.element_spec)
+    return dataclasses.replace(adapter, unpack=lambda rows: complete(unpack(rows)), element_spec=complete_spec)
 
 
 _steps: list[Step] = []

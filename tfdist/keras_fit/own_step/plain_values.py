@@ -1,49 +1,114 @@
-"""Numbers and texts in attributes, which a step reads when it is traced.
+"""Numbers, texts and collections of them in attributes and globals, which a step reads when it is traced.
 
-Keras traces a step once for each `compile`: what the script changes between two calls of `fit`, such as a dropout's
-rate, a momentum or `trainable`, has no effect until the next one. tfdist traces a step for each `fit`, with the values
-of the first.
+Keras traces a step for each `compile`, and again for data of another spec: what the script changes between two calls,
+such as a dropout's rate, a momentum or `trainable`, has no effect until then. tfdist traces a step for each `fit`, with
+the values that it had in Keras.
 """
 
 import contextlib
 import dataclasses
+import functools
+import inspect
+import reprlib
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tfdist.config import patching, text
+from tfdist.config import patching, text, user_code
 from tfdist.keras_fit import compiled_model, messages
 from tfdist.training import api as trainer
 
-_PLAIN = bool | int | float | str | None | tuple
+_PLAIN = bool | int | float | str | None | np.generic
 # Attributes that Keras changes itself.
-_OF_KERAS = {"built", "stop_training", "compiled", "loss", "loss_weights", "optimizer", "train_function"}
+_OF_KERAS = {"built", "stop_training", "compiled", "loss", "loss_weights", "optimizer"}
+_OF_KERAS |= {"train_function", "test_function", "predict_function"}
+# Private ones of Keras that a step reads.
+_READ = {"_trainable", "_fn_kwargs"}
 _MAX_NAMED = 3
+# Of a list or an array.
+_MAX_VALUES = 1000
 
-# (id of an object, name of its attribute) -> the object, and the value.
+# (id of an object, or of a module's globals, name of its attribute) -> the object, and the value.
 _Values = dict[tuple[int, str], tuple[Any, Any]]
 
 
-@dataclasses.dataclass(slots=True)
-class Traced:
-    """The values with which the step of a compiled model is traced, and those at the end of the last `fit`."""
+@dataclasses.dataclass(slots=True, eq=False)
+class Trace:
+    """The values with which a step is traced; two of equal values are equal."""
 
     values: _Values
-    last: _Values
+    # Whether a step was traced: until then, callbacks may change the values.
+    is_made: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        one, two = ({key: repr(value) for key, (_, value) in trace.values.items()} for trace in (self, other))
+        return one == two
 
 
-def of_model(model: keras.Model) -> Traced:
-    """Returns the values that a model, its layers, optimizer, losses and metrics have now."""
-    values = _read(model)
-    return Traced(values, values)
+class Traced:
+    """The traces of the steps of a compiled model, and the values at the end of the last `fit`."""
+
+    def __init__(self, model: keras.Model):
+        self._model, self._last, self._optimizer = model, _read(model), None
+        self._noted: dict[str, Any] = {}
+        self._traces: dict[Any, Trace] = {}  # By the graph of what notes its values.
+
+    def of(self, kind: str, element_spec: Any) -> Trace:
+        """Returns the trace of the step of a kind for data of `element_spec`: another one where Keras traces again."""
+
+        def note(batch: Any) -> None:
+            self._traces[tf.compat.v1.get_default_graph()] = Trace(_read(self._model))
+
+        noted = self._noted.setdefault(kind, tf.function(note, autograph=False, reduce_retracing=True))
+        return self._traces[noted.get_concrete_function(element_spec).graph]
+
+    def tell_of_changes(self, trace: Trace) -> None:
+        """Says which values have changed since the end of the last `fit`, without effect.
+
+        Raises:
+            ValueError: the optimizer has.
+        """
+        model, self._optimizer = self._model, self._optimizer or self._model.optimizer
+        if model.optimizer is not self._optimizer:
+            raise ValueError(
+                f"model.optimizer was set to {type(model.optimizer).__name__} after a call of fit, which as in Keras "
+                "has no effect: call model.compile(optimizer=...)."
+            )
+        last, then = _changed(self._last), _changed(trace.values)
+        names = [
+            f"{_owner(one)}{name.removeprefix('_')} = {reprlib.repr(_value(one, name))} "
+            f"(traced: {reprlib.repr(then[of, name][1])})"
+            for (of, name), (one, _) in last.items()
+            if (of, name) in then
+        ]
+        if names and not model.run_eagerly:
+            messages.say_once(
+                f"{text.list_names(names, _MAX_NAMED)}: as in Keras, this has no effect until the next "
+                "model.compile(...), for which the step is traced again."
+            )
+
+    def note_end(self) -> None:
+        """Notes the values at the end of a `fit`, which an earlier start of the script may have made."""
+        self._last = _read(self._model)
+        for trace in self._traces.values():
+            trace.is_made = True
 
 
 @contextlib.contextmanager
-def as_traced(model: keras.Model, traced: Traced) -> Iterator[None]:
-    """In the block, attributes have the values with which the step is traced, and afterwards those of before."""
-    changed = {} if model.run_eagerly else _changed(traced.values)
+def as_traced(model: keras.Model, *traces: Trace, traces_now: bool = False) -> Iterator[None]:
+    """In the block, attributes have the values with which the step is traced, and afterwards those of before.
+
+    Args:
+        traces_now: whether the block traces the step; it gets the values of now if it was not traced before.
+    """
+    for trace in traces if traces_now else ():
+        if not trace.is_made:
+            trace.values, trace.is_made = _read(model), True
+    changed = {} if model.run_eagerly else {key: value for one in traces for key, value in _changed(one.values).items()}
     now = {key: (one, _value(one, key[1])) for key, (one, _) in changed.items()}
     _write(changed)
     try:
@@ -58,83 +123,106 @@ def put_back(model: keras.Model) -> Iterator[None]:
 
     Not to layers that are built in it, which keep what `build` sets.
     """
-    built = {id(one) for one in _objects(model) if getattr(one, "built", True) or one is model}
-    before, lists = {key: value for key, value in _read(model).items() if key[0] in built}, _lists(model)
+    unbuilt = {id(one) for one, _ in _walk(model) if not getattr(one, "built", True) and one is not model}
+    before, lists = {key: value for key, value in _read(model).items() if key[0] not in unbuilt}, _lists(model)
     try:
         yield
     finally:
         _write({key: (one, was) for key, (one, was) in _changed(before).items() if _may_be_of_step(one, key[1], was)})
-        for (of, name), (one, _) in _read(model).items():
-            if of in built and (of, name) not in before and name in vars(type(one)):  # As the class has it.
-                vars(one).pop(name)
         for held, items in lists:
             if not any(isinstance(one, keras.layers.Layer | keras.Variable | tf.Variable) for one in held):
                 held[:] = items
 
 
-def tell_of_changes(model: keras.Model, traced: Traced) -> None:
-    """Says which values have changed since the end of the last `fit`, without effect."""
-    last, then = _changed(traced.last), _changed(traced.values)
-    names = [
-        f"{getattr(one, 'name', type(one).__name__)}.{name.removeprefix('_')} = {_value(one, name)!r} "
-        f"(traced: {traced.values[of, name][1]!r})"
-        for (of, name), (one, _) in last.items()
-        if (of, name) in then
-    ]
-    if names and not model.run_eagerly:
-        messages.say_once(
-            f"{text.list_names(names, _MAX_NAMED)}: as in Keras, this has no effect until the next model.compile(...), "
-            "for which the step is traced again."
-        )
+def _owner(one: Any) -> str:
+    return "" if isinstance(one, dict) else f"{getattr(one, 'name', type(one).__name__)}."
 
 
-def note_end(model: keras.Model, traced: Traced) -> None:
-    """Notes the values at the end of a `fit`."""
-    traced.last = _read(model)
+def _walk(model: keras.Model) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yields a model, its layers, optimizers, losses, metrics and what they hold of the user's, with their attributes.
 
-
-def _objects(model: keras.Model) -> list[Any]:
+    Of the user's functions, it yields the globals of their module, with those that they name.
+    """
     optimizer = getattr(model, "optimizer", None)
-    inner = (
-        [one for one in vars(optimizer).values() if isinstance(one, keras.optimizers.Optimizer)] if optimizer else []
-    )
-    parts = [*trainer.layers_of_all_depths(model), optimizer, *inner, *compiled_model.compile_losses(model)]
-    return [one for one in (*parts, *model.metrics) if hasattr(one, "__dict__")]
+    waiting = [*trainer.layers_of_all_depths(model), optimizer, *(vars(optimizer).values() if optimizer else ())]
+    waiting = [one for one in waiting if isinstance(one, keras.layers.Layer | keras.optimizers.Optimizer)]
+    waiting += [*compiled_model.compile_losses(model), *model.metrics]
+    seen: dict[int, Any] = {}
+    while waiting:
+        one = waiting.pop(0)
+        if id(one) in seen or not hasattr(one, "__dict__"):
+            continue
+        seen[id(one)] = one
+        if isinstance(one, types.FunctionType):
+            values, around = {}, {}
+            with contextlib.suppress(ValueError):  # A variable around the function has no value yet.
+                used = inspect.getclosurevars(one)
+                values, around = dict(used.globals), used.nonlocals
+            yield one.__globals__, values
+            parts = [*values.values(), *around.values()]
+        else:
+            kinds = [kind for kind in reversed(type(one).__mro__) if _is_users(kind)]
+            values = {name: value for kind in kinds for name, value in vars(kind).items()} | vars(one)
+            yield one, values
+            parts = list(values.values())
+        waiting += [one for one in parts if _is_users(one if isinstance(one, types.FunctionType) else type(one))]
+
+
+@functools.lru_cache(10_000)
+def _is_users(kind: Any) -> bool:
+    return user_code.defines(kind)
 
 
 def _read(model: keras.Model) -> _Values:
-    found: _Values = {}
-    for one in _objects(model):
-        for name, value in vars(one).items():
-            is_own = name == "_trainable" or not (name.startswith("_") or name in _OF_KERAS)
-            if is_own and isinstance(value, _PLAIN):
-                found[id(one), name] = one, value
-    return found
+    return {
+        (id(one), name): (one, _copy(value))
+        for one, values in _walk(model)
+        for name, value in values.items()
+        if (name in _READ or not (name.startswith("_") or name in _OF_KERAS)) and _is_plain(value)
+    }
 
 
 def _value(one: Any, name: str) -> Any:
-    return vars(one).get(name)
+    """Returns an attribute of an object, or a global of a module, whose globals `one` is."""
+    return one.get(name) if isinstance(one, dict) else vars(one).get(name, getattr(type(one), name, None))
+
+
+def _is_plain(value: Any) -> bool:
+    parts = keras.tree.flatten(value) if isinstance(value, list | tuple | dict) else [value]
+    small = len(parts) <= _MAX_VALUES
+    return small and all(
+        isinstance(one, _PLAIN) or (isinstance(one, np.ndarray) and one.size <= _MAX_VALUES) for one in parts
+    )
+
+
+def _copy(value: Any) -> Any:
+    """Returns a value that stays when the script changes a list, dict or array in its place."""
+    return keras.tree.map_structure(lambda one: one.copy() if isinstance(one, np.ndarray) else one, value)
 
 
 def _changed(values: _Values) -> _Values:
-    """Returns those of `values` that objects of the model do not have now."""
+    """Returns those of `values` that are not as now."""
     return {
         (of, name): (one, value)
         for (of, name), (one, value) in values.items()
-        if (now := _value(one, name)) is not value and (type(now) is not type(value) or now != value)
+        if (now := _value(one, name)) is not value and repr(now) != repr(value)
     }
 
 
 def _may_be_of_step(one: Any, name: str, was: Any) -> bool:
     """Returns whether a step, and not the `build` of a model, has changed a value: to another number, or a tensor."""
-    return type(_value(one, name)) is type(was) or isinstance(_value(one, name), tf.Tensor)
+    now = _value(one, name)  # Lists are put back as they are, for others may hold them.
+    return (type(now) is type(was) and not isinstance(was, list | dict | np.ndarray)) or isinstance(now, tf.Tensor)
 
 
 def _write(values: _Values) -> None:
     for (_, name), (one, value) in values.items():
-        patching.put(one, name.removeprefix("_"), value)
+        if isinstance(one, dict):
+            one[name] = value
+        else:
+            patching.put(one, "trainable" if name == "_trainable" else name, value)
 
 
 def _lists(model: keras.Model) -> list[tuple[list, list]]:
-    lists = [value for one in _objects(model) for name, value in vars(one).items() if not name.startswith("_")]
+    lists = [value for _, values in _walk(model) for name, value in values.items() if not name.startswith("_")]
     return [(value, list(value)) for value in lists if isinstance(value, list)]

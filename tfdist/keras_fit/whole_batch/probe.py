@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -185,7 +185,7 @@ def random_rows(element_spec: Any, size: int) -> Any:
             return tf.constant(np.array(["one", "two three"])[random.integers(0, 2, shape)])
         if spec.dtype.is_floating:
             # Rows of many directions, and of other sizes in the second half.
-            sizes = np.reshape(np.linspace(0.2, 3.0, shape[0]), [-1] + [1] * (len(shape) - 1)) if shape else 1.0
+            sizes = np.reshape(np.geomspace(0.03, 3.0, shape[0]), [-1] + [1] * (len(shape) - 1)) if shape else 1.0
             return tf.cast(sizes * random.uniform(0.0, 1.0, shape) ** 4 + 0.01, spec.dtype)
         return tf.cast(random.integers(0, 2, shape), spec.dtype)
 
@@ -234,13 +234,10 @@ def mixing_layers(
         untried[:] = probe.untried
         return [value for *_, value in probe.found]
 
-    values: list[Any] = []
     try:
-        with tf.device("CPU:0"):  # GPUs may round products to few digits.
-            function = tf.compat.v1.wrap_function(differences, [tf.TensorSpec.from_tensor(one) for one in flat])
-        # Without what the step writes or prints, and without metrics.
-        values = [float(one) for one in function.prune(function.inputs[: len(flat)], function.outputs)(*flat)]
+        values = _values(differences, flat)
     except Exception as error:  # A step that needs other values or another size.
+        values = []
         _tell_untried("a layer", f"random values end with {type(error).__name__}")
     if untried:
         _tell_untried(text.list_names(dict.fromkeys(untried), 3), "it draws random numbers")
@@ -250,3 +247,39 @@ def mixing_layers(
         words for layer, words in mixing if words != _name(layer) or not ids & {id(part) for part in _parts(layer)[1:]}
     ]
     return [layer for layer, _ in mixing], list(dict.fromkeys(inner))
+
+
+def mixes_rows(step: Callable[[Any], Any], element_spec: Any) -> bool:
+    """Returns whether what a step returns for random rows is not what it returns for their halves, or is not known."""
+    left = iter(base.have_rows(element_spec))
+    divided = tf.nest.map_structure(lambda spec: spec is not None and next(left), element_spec)
+
+    def without_number(spec: Any, has: bool) -> Any:
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if has and isinstance(spec, tf.TensorSpec) else spec
+
+    data = random_rows(tf.nest.map_structure(without_number, element_spec, divided), _ROWS)
+    flat = [one for one in tf.nest.flatten(data) if one is not None]
+
+    def differences(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        def of(part: slice) -> list[Any]:
+            given = iter(tensors)
+            batch = tf.nest.map_structure(
+                lambda one, has: one if one is None else next(given)[part] if has else next(given), data, divided
+            )
+            return tf.nest.flatten(step(batch))
+
+        with keras.StatelessScope(collect_losses=True):
+            parts = zip(of(slice(None)), of(slice(_ROWS // 2)), of(slice(_ROWS // 2, None)), strict=True)
+            return [_difference(whole, halves) for whole, *halves in parts]
+
+    try:
+        return data is None or not all(value <= 1.0 for value in _values(differences, flat))
+    except Exception:  # A step that needs other values or another size.
+        return True
+
+
+def _values(differences: Callable[..., list[tf.Tensor]], given: Sequence[tf.Tensor]) -> list[float]:
+    """Returns what a function computes, without what it writes or prints, and without metrics."""
+    with tf.device("CPU:0"):  # GPUs may round products to few digits.
+        function = tf.compat.v1.wrap_function(differences, [tf.TensorSpec.from_tensor(one) for one in given])
+    return [float(one) for one in function.prune(function.inputs[: len(given)], function.outputs)(*given)]

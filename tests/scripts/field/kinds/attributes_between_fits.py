@@ -19,3 +19,51 @@ dropout.rate = 0.0
 model.compile(keras.optimizers.SGD(0.1, momentum=optimizer.momentum), "mse")
 histories.append(model.fit(x, y, **fit).history)
 record(histories=histories, weights=[trained, model.get_weights()], settings=[optimizer.momentum, dropout.rate])
+
+SCALE = 1.0
+
+
+class Settings:
+    scale = 1.0
+
+
+class Scaled(keras.Model):
+    """Reads a NumPy number, elements of a list and of a dict, an object of the script, a global and a class."""
+
+    of_class = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.number, self.listed, self.named, self.settings = np.float32(1.0), [1.0], {"scale": 1.0}, Settings()
+
+    def call(self, x):
+        scale = SCALE * self.number * self.listed[0] * self.named["scale"] * self.settings.scale * self.of_class
+        return self.dense(x) * scale
+
+
+def change(model, value):
+    global SCALE
+    model.number, model.listed[0], model.named["scale"], model.settings.scale = np.float32(value), value, value, value
+    SCALE = model.of_class = value
+
+
+scaled, loss, found = Scaled(), keras.losses.Huber(delta=1.0), []
+scaled.compile(keras.optimizers.SGD(0.01), loss, metrics=["mae"])
+
+
+def call_all(size):
+    """Keras traces again for another spec: that of full batches, unless one of any number of rows was traced."""
+    options = {"batch_size": size, "verbose": 0}
+    found.append(scaled.evaluate(x, y, **options))
+    found.append(scaled.predict(x, **options))
+    found.append(scaled.fit(x, y, validation_data=(x, y), shuffle=False, **options).history)
+
+
+call_all(20)
+change(scaled, 1.5)
+loss._fn_kwargs["delta"] = 0.1
+call_all(20)
+change(scaled, 2.0)
+call_all(7)
+record(found=found, weights=scaled.get_weights())
