@@ -115,7 +115,7 @@ REFUSED = {
     "apply_of_object": r"^\w+\.apply ",
     "other_optimizer": r"^model\.optimizer .* Adam",
     "nothing": r"no examples",
-    "hidden_rows": r"^The data of predict .* \(8, 6\)",
+    "hidden_rows": r"^The data of predict .*\(8, 6\)",
     "applies_in_evaluation": r"^test_step .* '(?i:sgd)\w*'",
     "variable_outside": r"Improper\.steps .* cluster\.scope\(\)",
     "variable_unowned": r"calls \(\S+\.py:\d+: ",
