@@ -1,11 +1,5 @@
 """The training state in a checkpoint: what is saved is restored, also from another release."""
 
-import math
-
-import pytest
-
-from tfdist import config
-from tfdist.training.evaluation import evaluate
 from tfdist.training.state import BestValue, TrainingState
 
 
@@ -30,16 +24,3 @@ def test_the_state_of_another_release_is_restored():
     saved = TrainingState(step=7).to_json()
     del saved["skipped"], saved["seconds"]
     assert TrainingState.from_json(saved | {"of_a_later_release": 1}) == TrainingState(step=7)
-
-
-@pytest.mark.parametrize(
-    ("mode", "value", "best", "expected"),
-    [
-        *(("min", 1.0, None, True), ("min", 1.0, 2.0, True), ("min", 2.0, 2.0, False), ("max", 3.0, 2.0, True)),
-        *(("min", math.nan, None, False), ("max", math.inf, 2.0, False)),
-    ],
-)
-def test_the_best_evaluation_is_a_finite_one(mode, value, best, expected):
-    """After NaN none would be better."""
-    options = config.Checkpoint(best_metric="loss", best_mode=mode)
-    assert evaluate.is_best(options, {"loss": value}, best) is expected
