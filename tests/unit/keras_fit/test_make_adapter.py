@@ -98,12 +98,3 @@ def test_rows_of_sparse_matrices_are_read_by_their_numbers(kind):
 def test_data_that_do_not_fit_are_refused(data, reason):
     with pytest.raises(ValueError, match=reason):
         adapter(*data)
-
-
-@pytest.mark.parametrize("as_given", [False, True])
-def test_class_weights_are_weights_of_the_examples_of_a_step_of_the_models_own_too(as_given):
-    dataset = tf.data.Dataset.from_tensor_slices((np.zeros((4, 2)), [0, 1, 1, 2])).batch(4)
-    options = base.DataOptions(class_weight={0: 0.5, 2: 3.0}, as_given=as_given)
-    found = make_adapter.make_data_adapter(dataset, None, None, options)
-    element = next(iter(found.one_pass(ReplicaShard(), reset=True)))
-    assert base.given(element["data"])[2].numpy().tolist() == [0.5, 1.0, 1.0, 3.0]

@@ -1,11 +1,5 @@
 """The training state in a checkpoint: what is saved is restored, also from another release."""
 
-import math
-
-import pytest
-
-from tfdist import config
-from tfdist.training.evaluation import evaluate
 from tfdist.training.state import BestValue, TrainingState
 
 
@@ -25,16 +19,3 @@ def test_checkpoints_keep_the_names_that_other_releases_gave_to_fields():
     assert (saved["evaluated"], saved["epochs"]) == (6, 2) and "completed_epochs" not in saved
     del saved["skipped"], saved["seconds"]
     assert TrainingState.from_json(saved | {"of_a_later_release": 1}) == state
-
-
-@pytest.mark.parametrize(
-    ("mode", "value", "best", "expected"),
-    [
-        *(("min", 1.0, None, True), ("min", 1.0, 2.0, True), ("min", 2.0, 2.0, False), ("max", 3.0, 2.0, True)),
-        *(("min", math.nan, None, False), ("max", math.inf, 2.0, False)),
-    ],
-)
-def test_the_best_evaluation_is_a_finite_one(mode, value, best, expected):
-    """After NaN none would be better."""
-    options = config.Checkpoint(best_metric="loss", best_mode=mode)
-    assert evaluate.is_best(options, {"loss": value}, best) is expected
