@@ -62,14 +62,7 @@ CASES = [
 ]
 NAMES = {f"{case.place} {case.planted.removeprefix('planted_')}": case for case in CASES}
 # The others are slow.
-QUICK = [
-    "prepare helper",
-    "read numpy_function",
-    "objective library",
-    "evaluation written",
-    "hook rate",
-    "hook strength",
-]
+QUICK = ["prepare helper", "read numpy_function", "objective library", "evaluation written", "hook rate"]
 NAMED = r"draws|calls Python|writes variables|changed |not saved"
 # Functions that a case needs in other places.
 NEEDED = {"strength": PLACES["prepare"].format("planted_strength")}
@@ -124,7 +117,7 @@ def twins() -> list[tuple[str, list[Case]]]:
 GROUPS = dict(twins())
 
 
-@pytest.mark.parametrize("name", slow_except(GROUPS, ["2 honest_numpy_function", "1 honest_helper"]))
+@pytest.mark.parametrize("name", slow_except(GROUPS, ["2 honest_numpy_function"]))
 def test_of_honest_twins_nothing_is_said(tmp_path, name):
     flags = [PLACES[case.place].format(case.honest) for case in GROUPS[name]]
     flags += [hooks(*(case.honest for case in CASES if case.place == "hook")), SETTABLE]
