@@ -37,28 +37,20 @@ def test_its_pods_find_one_another():
     pod = spec["template"]["spec"]
     rank, *plain, key = pod["containers"][0]["env"]
     variables = {each["name"]: each["value"] for each in plain}
-    assert key["name"] == keys.VARIABLE and "controller-uid" in key["valueFrom"]["fieldRef"]["fieldPath"]
-    assert rank["name"] == "RANK" and "job-completion-index" in rank["valueFrom"]["fieldRef"]["fieldPath"]
+    for each, variable, field in ((key, keys.VARIABLE, "controller-uid"), (rank, "RANK", "job-completion-index")):
+        assert each["name"] == variable and field in each["valueFrom"]["fieldRef"]["fieldPath"]
     assert pod["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"] == {"job-name": name} and service["spec"]["clusterIP"] == "None"
-    assert spec["completions"] == spec["parallelism"] == int(variables["WORLD_SIZE"])
-    for index in range(spec["completions"]):
-        env = variables | {"RANK": str(index)}
-        worker = environment.resolve(env, port_base=10000, port_count=10000)
-        assert (worker.rank, worker.num_workers) == (index, spec["completions"])
+    count = spec["completions"]
+    assert count == spec["parallelism"] == int(variables["WORLD_SIZE"])
+    for index in range(count):
+        worker = environment.resolve(variables | {"RANK": str(index)}, port_base=10000, port_count=10000)
+        assert (worker.rank, worker.num_workers) == (index, count)
         assert worker.chiefs == (f"{name}-0.{service['metadata']['name']}:{worker.port}",)
 
 
 def test_a_stopped_worker_is_no_failure_and_an_error_ends_the_job():
-    actions = {
-        code: rule["action"]
-        for rule in manifests()["Job"]["spec"]["podFailurePolicy"]["rules"]
-        for code in rule.get("onExitCodes", {}).get("values", ())
-    }
-    assert actions == {
-        1: "FailJob",
-        EXIT_MISMATCH: "FailJob",
-        EXIT_ON_REQUEST: "FailJob",
-        EXIT_STOPPED: "Ignore",
-        EXIT_PEER_LOST: "Ignore",
-    }
+    rules = manifests()["Job"]["spec"]["podFailurePolicy"]["rules"]
+    actions = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", ())}
+    ends, ignored = (1, EXIT_MISMATCH, EXIT_ON_REQUEST), (EXIT_STOPPED, EXIT_PEER_LOST)
+    assert actions == dict.fromkeys(ends, "FailJob") | dict.fromkeys(ignored, "Ignore")

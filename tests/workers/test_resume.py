@@ -382,7 +382,14 @@ def test_a_changed_config_is_refused_by_field_and_accepted_where_allowed(uninter
     assert loop.train(run) == 0
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_is_the_same(uninterrupted, tmp_path, capsys):
+def test_a_run_killed_on_another_machine_resumes_before_its_damaged_newest_checkpoint(
+    uninterrupted, tmp_path, capsys, monkeypatch
+):
+    """Also after a reboot, and in a new container: this machine cannot know whether the process still runs.
+
+    Each start leaves a record of its environment: a run that was resumed so kept no trace of the first machine.
+    """
+    monkeypatch.setattr(socket, "gethostname", lambda: "n2")
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted(1), workdir)
     (workdir / "finished.json").unlink()
@@ -393,28 +400,12 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_is_the_same(unin
     said = capsys.readouterr()
     assert json.loads(said.out.splitlines()[-1])["step"] == saved_steps(workdir)[-2]
     assert f"skipped a damaged checkpoint: {newest}/arrays.npz has" in said.err
-    assert loop.train(run) == 0
-    said = capsys.readouterr()
-    assert f"skipped a damaged checkpoint: {newest}/arrays.npz has" in said.err
-    assert "resumed from" in said.out
-    assert_same_run(uninterrupted(1), workdir)
-
-
-def test_a_run_killed_on_another_machine_resumes_with_the_default_config(uninterrupted, tmp_path, capsys, monkeypatch):
-    """Also after a reboot, and in a new container: this machine cannot know whether the process still runs.
-
-    Each start leaves a record of its environment: a run that was resumed so kept no trace of the first machine.
-    """
-    monkeypatch.setattr(socket, "gethostname", lambda: "n2")
-    workdir = tmp_path / "run"
-    shutil.copytree(uninterrupted(1), workdir)
-    (workdir / "finished.json").unlink()
     owner = workdir_lock.Owner(host="n7", pid=7, machine="boot id", start="9", heartbeat_seconds=0.5, nonce="abc")
     (workdir / workdir_lock.LOCK).write_text(json.dumps(dataclasses.asdict(owner)))
-    run = in_process(workdir)
     assert run.config.cluster.connect_seconds is None
     assert loop.train(run) == 0
     said = capsys.readouterr()
+    assert f"skipped a damaged checkpoint: {newest}/arrays.npz has" in said.err
     assert f"took over {workdir} from a run that no longer exists: host n7, process 7" in said.err
     assert "resumed from" in said.out
     assert_same_run(uninterrupted(1), workdir)

@@ -36,20 +36,21 @@ from tfdist.report import files
 from tfdist.training import triggers
 from tfdist.training.features import nonfinite
 
-ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
 TEXTS = np.array([b"a", b"bc"], object)
+ALONE = types.SimpleNamespace(num_workers=1, is_chief=True)
 STATE = {"step": 3, "best": 0.1 + 0.2, "totals": {"loss": 1e-300}}
 
 
 def arrays_of(step: int) -> dict[str, np.ndarray]:
     """Arrays that tell which step they are of."""
     rng = np.random.default_rng(step)
+    odd = [np.nan, -np.inf, -0.0, 1e-40, 3.0e38]
     return {
         "model/kernel": rng.standard_normal((30, 40)).astype(np.float32),
         "model/empty": np.zeros((0, 3), np.float32),
         "optimizer/iterations": np.array(step, np.int64),
         "model/half": rng.standard_normal(7).astype(np.float16),
-        "model/brain": rng.standard_normal((5, 2)).astype(ml_dtypes.bfloat16),
+        "model/brain": np.array([odd, rng.standard_normal(5)]).astype(ml_dtypes.bfloat16),
         "model/flag": np.array(True),
     }
 
@@ -76,6 +77,20 @@ def saved(directory: pathlib.Path, *steps: int) -> list[pathlib.Path]:
     return [checkpoint_format.write(directory, step, arrays_of(step), STATE | {"step": step}) for step in steps]
 
 
+def saver_of(directory: pathlib.Path, *steps: int, log=print, **options) -> async_writer.AsyncCheckpointer:
+    """A saver that has saved these steps; `options` of the config, but for `stays`."""
+    of_saver = {name: options.pop(name) for name in ("stays",) if name in options}
+    saver = async_writer.AsyncCheckpointer(directory, config.Checkpoint(**options), log, **of_saver)
+    save(saver, *steps)
+    return saver
+
+
+def save(saver: async_writer.AsyncCheckpointer, *steps: int) -> bool:
+    for step in steps:
+        saver.save(step, functools.partial(arrays_of, step), STATE)
+    return saver.wait()
+
+
 def newest(directory: pathlib.Path) -> tuple[int | None, list[str]]:
     """The step of the newest valid checkpoint, and what was said about others."""
     said = []
@@ -100,28 +115,18 @@ def test_a_written_array_is_read_again_to_the_bit(tmp_path):
         np.testing.assert_array_equal(plain["model/kernel"], arrays_of(7)["model/kernel"])
 
 
-def test_bfloat16_survives_values_that_are_no_numbers_too(tmp_path):
-    values = np.array([np.nan, -np.inf, 0.0, -0.0, 1e-40, 3.0e38], ml_dtypes.bfloat16)
-    path = checkpoint_format.write(tmp_path, 1, {"x": values, "scalar": values[1]}, {})
-    variables = variables_like({"x": values, "scalar": values[1]})
-    restore.restore(ALONE, checkpoint_format.verify(path), variables)
-    assert variables["x"].numpy().tobytes() == values.tobytes()
-    assert variables["scalar"].numpy() == -np.inf
-
-
 def test_the_newest_is_found_among_the_remains_of_killed_writers(tmp_path):
     assert newest(tmp_path / "nowhere") == (None, [])
-    first, second = saved(tmp_path, 9, 10)
-    shutil.copytree(second, tmp_path / "step-00000011.writing")
-    (tmp_path / "step-00000011.writing" / "manifest.json").unlink()
+    first, second = saved(tmp_path, 99_999_999, 100_000_000)  # Compared as numbers.
+    shutil.copytree(second, tmp_path / "step-100000001.writing")
+    (tmp_path / "step-100000001.writing" / "manifest.json").unlink()
     shutil.copytree(first, tmp_path / "step-00000008.removing")
     (tmp_path / "best.json.123.tmp").write_text("{")
-    assert newest(tmp_path) == (10, [])
-    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), print)
-    saver.remove_partial(checkpoint_format.verify(second))
+    assert newest(tmp_path) == (100_000_000, [])
+    saver_of(tmp_path).remove_partial(checkpoint_format.verify(second))
     assert not [path for path in tmp_path.iterdir() if path.suffix in (".writing", ".removing")]
-    assert_holds(first, 9)
-    assert_holds(second, 10)
+    assert_holds(first, 99_999_999)
+    assert_holds(second, 100_000_000)
 
 
 def test_a_removed_checkpoint_that_is_still_listed_is_skipped_for_a_newer_one(tmp_path, monkeypatch):
@@ -141,11 +146,11 @@ def test_a_removed_checkpoint_that_is_still_listed_is_skipped_for_a_newer_one(tm
 def test_a_checkpoint_that_the_file_system_does_not_give_is_not_damaged(tmp_path, monkeypatch, file):
     """NFS answered EIO or ESTALE once, and the run went on from the checkpoint before."""
     _, second = saved(tmp_path, 100, 200)
+    found = checkpoint_format.verify(second)
     refusals, read = iter([errno.EIO, errno.ESTALE]), open
 
     def refuse(path, *arguments, **options):
-        code = next(refusals, 0) if os.fspath(path) == str(second / file) else 0
-        if code:
+        if os.fspath(path) == str(second / file) and (code := next(refusals, 0)):
             raise OSError(code, os.strerror(code))
         return read(path, *arguments, **options)
 
@@ -154,40 +159,33 @@ def test_a_checkpoint_that_the_file_system_does_not_give_is_not_damaged(tmp_path
     assert newest(tmp_path) == (200, [])
     refusals = itertools.repeat(errno.EIO)
     monkeypatch.setattr(checkpoint_format, "_STALE_SECONDS", 0.1)
-    for find in (lambda: newest(tmp_path), lambda: saved(tmp_path, 200)):
+    finds = [lambda: newest(tmp_path), lambda: saved(tmp_path, 200)]
+    finds += [lambda: dict(checkpoint_format.read(found, found.arrays))] * (file == "arrays.npz")
+    for find in finds:
         with pytest.raises(OSError, match="Input/output error") as raised:
             find()
         assert not isinstance(raised.value, checkpoint_format.DamagedCheckpointError)
-    refusals = iter(())
-    found = checkpoint_format.verify(second)
-    refusals = itertools.repeat(errno.EIO)
-    if file == "arrays.npz":
-        with pytest.raises(OSError, match="Input/output error"):
-            dict(checkpoint_format.read(found, found.arrays))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000100", "step-00000200"]
 
 
-def test_steps_are_compared_as_numbers(tmp_path):
-    saved(tmp_path, 9, 99_999_999, 100_000_000)
-    assert newest(tmp_path) == (100_000_000, [])
+def change_manifest(path: pathlib.Path, change) -> None:
+    """`change` makes a new text of that of the manifest."""
+    (path / "manifest.json").write_text(change((path / "manifest.json").read_text()))
+
+
+def without_digest(text: str) -> str:
+    return json.dumps({name: value for name, value in json.loads(text).items() if name != "own_sha256"})
 
 
 DAMAGES = {
     "cut off": lambda path: (path / "arrays.npz").write_bytes((path / "arrays.npz").read_bytes()[:-100]),
-    "empty": lambda path: (path / "arrays.npz").write_bytes(b""),
     "flipped": lambda path: flip(path / "arrays.npz", 2000),
     "no arrays": lambda path: (path / "arrays.npz").unlink(),
     "no manifest": lambda path: (path / "manifest.json").unlink(),
     "garbled manifest": lambda path: (path / "manifest.json").write_bytes(b"\xff\x00{"),
-    "half a manifest": lambda path: (path / "manifest.json").write_text((path / "manifest.json").read_text()[:200]),
-    "one digit in the manifest": lambda path: (path / "manifest.json").write_text(
-        (path / "manifest.json").read_text().replace("1e-300", "2e-300")
-    ),
-    "no digest of the manifest": lambda path: (path / "manifest.json").write_text(
-        json.dumps({k: v for k, v in json.loads((path / "manifest.json").read_text()).items() if k != "own_sha256"})
-    ),
-    "another manifest": lambda path: (path / "manifest.json").write_text("[1, 2]"),
-    "empty directory": lambda path: [file.unlink() for file in path.iterdir()],
+    "one digit in the manifest": lambda path: change_manifest(path, lambda text: text.replace("1e-300", "2e-300")),
+    "no digest of the manifest": lambda path: change_manifest(path, without_digest),
+    "another manifest": lambda path: change_manifest(path, lambda text: "[1, 2]"),
     "manifest of another": lambda path: shutil.copy(path.parent / "step-00000001" / "manifest.json", path),
     "another step": lambda path: [shutil.rmtree(path), shutil.copytree(path.parent / "step-00000001", path)],
 }
@@ -227,48 +225,34 @@ def test_files_that_are_damaged_after_they_were_verified_are_called_damaged(tmp_
             dict(checkpoint_format.read(found, found.arrays))
 
 
-def test_no_run_begins_anew_over_damaged_checkpoints(tmp_path):
+def test_no_run_begins_anew_over_damaged_checkpoints_or_those_of_a_newer_format(tmp_path):
     for path in saved(tmp_path, 1, 2):
-        (path / "manifest.json").unlink()
+        change_manifest(path, lambda text: json.dumps(json.loads(text) | {"format": 99}))
     said = []
     with pytest.raises(checkpoint_format.DamagedCheckpointError) as raised:
         checkpoint_format.newest_valid(tmp_path, said.append)
     lines = str(raised.value).splitlines()
-    assert lines[0] == f"No valid checkpoint in {tmp_path}:" and lines[-1].endswith("another --workdir.")
-    assert "step-00000002" in lines[1] and "step-00000001" in lines[2] and len(lines) == 4
-    assert said == []
-
-
-def test_a_newer_format_is_refused_with_its_version(tmp_path):
-    (path,) = saved(tmp_path, 1)
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(
-        checkpoint_format.DamagedCheckpointError, match="has format 99, but this version of tfdist reads"
-    ):
-        checkpoint_format.verify(path)
+    assert f"{tmp_path}:" in lines[0] and "--workdir" in lines[-1] and len(lines) == 4 and said == []
+    assert all(f"step-0000000{step}" in lines[3 - step] and "format 99" in lines[3 - step] for step in (1, 2))
 
 
 def test_finding_says_what_there_is(tmp_path):
     with pytest.raises(ValueError, match="No valid checkpoint in"):
         checkpoint_format.find(tmp_path, "newest", print)
     saved(tmp_path, 5, 10)
-    assert checkpoint_format.find(tmp_path, "newest", print).step == 10
-    assert checkpoint_format.find(tmp_path, "5", print).step == 5
+    assert [checkpoint_format.find(tmp_path, which, print).step for which in ("newest", "5")] == [10, 5]
     for wrong in ("7", "last", "-5"):
-        message = rf'must be "newest", "best" or a saved step \(10, 5\)\. Received: \'{wrong}\''
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=rf"\(10, 5\).*'{wrong}'"):
             checkpoint_format.find(tmp_path, wrong, print)
-    with pytest.raises(ValueError, match=r"no best checkpoint: set config\.checkpoint\.best_metric"):
+    with pytest.raises(ValueError, match=r"config\.checkpoint\.best_metric"):
         checkpoint_format.find(tmp_path, "best", print)
 
 
 def test_the_newest_few_and_the_best_are_kept(tmp_path):
     said = []
-    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=2, best_metric="accuracy"), said.append)
+    saver = saver_of(tmp_path, log=said.append, keep=2, best_metric="accuracy")
     for step in range(1, 9):
-        best = min(step, 3)
-        saver.save(step, functools.partial(arrays_of, step), STATE | best_of(best))
+        saver.save(step, functools.partial(arrays_of, step), STATE | best_of(min(step, 3)))
     assert saver.wait() and said == []
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("best.json", "step-00000003", "step-00000007", "step-00000008"),
@@ -282,7 +266,7 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path):
 
 def test_no_checkpoint_is_removed_while_the_file_system_does_not_say_which_stay(tmp_path, monkeypatch):
     stays = functools.partial(triggers.stays, triggers.DueSteps(config.Every(epochs=1.0), 4), tmp_path)
-    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=1), print, stays=stays)
+    saver = saver_of(tmp_path, keep=1, stays=stays)
     for step in (3, 5):  # The end of an epoch of three steps, and the best.
         checkpoint_format.write(tmp_path, step, arrays_of(step), {"steps_per_epoch": 3})
     files.write_json(str(tmp_path / "best.json"), {"step": 5, "metric": "accuracy", "value": 0.5})
@@ -302,131 +286,82 @@ def test_no_checkpoint_is_removed_while_the_file_system_does_not_say_which_stay(
     assert directory_lib.steps(tmp_path) == [5, 3]
 
 
-def test_checkpoints_at_an_interval_are_never_removed(tmp_path):
-    stays = triggers.DueSteps(config.Every(steps=3), 4).is_due
-    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=2), print, stays=stays)
-    for step in range(1, 9):
-        saver.save(step, functools.partial(arrays_of, step), STATE)
-    assert saver.wait() and directory_lib.steps(tmp_path) == [8, 7, 6, 3]
-
-
 def test_a_step_that_is_saved_is_not_written_again(tmp_path):
     (path,) = saved(tmp_path, 4)
-    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), print)
+    saver, moment = saver_of(tmp_path), (path / "arrays.npz").stat().st_mtime_ns
     saver.remove_partial(checkpoint_format.verify(path))
-    moment = (path / "arrays.npz").stat().st_mtime_ns
-    saver.save(4, functools.partial(arrays_of, 5), STATE)
-    saver.save(6, functools.partial(arrays_of, 6), STATE)
-    saver.save(6, functools.partial(arrays_of, 7), STATE)
-    assert saver.wait()
-    assert (path / "arrays.npz").stat().st_mtime_ns == moment
-    assert_holds(path, 4)
+    assert save(saver, 4, 6, 6) and (path / "arrays.npz").stat().st_mtime_ns == moment
     assert_holds(tmp_path / "step-00000006", 6)
 
 
 def test_a_failed_write_is_reported_once_and_leaves_the_others(tmp_path):
-    said = []
-    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), said.append)
-    saver.save(1, functools.partial(arrays_of, 1), STATE)
-    assert saver.wait()
-    (tmp_path / "step-00000002.writing").write_text("in the way")
-    saver.save(2, functools.partial(arrays_of, 2), STATE)
-    assert not saver.wait()
-    assert len(said) == 1 and "the checkpoint of step 2 could not be written" in said[0]
-    assert "Training continues; the previous checkpoint is untouched." in said[0]
-    assert directory_lib.read_best(tmp_path) is None
-    assert newest(tmp_path) == (1, [])
-    (tmp_path / "step-00000002.writing").unlink()
+    said, workdir = [], tmp_path / "run"
+    (checkpoints := workdir / "checkpoints").mkdir(parents=True)
+    saver = saver_of(checkpoints, 1, log=said.append)
+    (checkpoints / "step-00000002.writing").write_text("in the way")
+    assert not save(saver, 2) and newest(checkpoints) == (1, [])
+    (checkpoints / "step-00000002.writing").unlink()
     # Not only the disk can fail: what cannot be written at all must not count as saved either.
     saver.save(3, lambda: {"model/x": np.array([object()])}, {"not": {1, 2}})
-    assert not saver.wait() and "step 3 could not be written" in said[1]
-    saver.save(4, functools.partial(arrays_of, 4), STATE)
-    assert saver.wait() and newest(tmp_path) == (4, [])
-    assert len(said) == 2
+    assert not saver.wait()
+    workdir.rename(tmp_path / "elsewhere")
+    assert not save(saver, 4) and not workdir.exists()
+    (tmp_path / "elsewhere").rename(workdir)
+    assert save(saver, 5) and newest(checkpoints) == (5, []) and len(said) == 3
+    assert all(f"step {step} could not be written" in line for step, line in zip((2, 3, 4), said, strict=True))
 
 
-def test_best_json_that_cannot_be_written_does_not_end_the_run(tmp_path):
+def test_a_write_whose_thread_dies_is_not_waited_for(tmp_path):
+    """The run waited at its end for ever."""
+
+    def fails(step: int) -> bool:
+        raise MemoryError("none left")
+
     said = []
-    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), said.append)
-    (tmp_path / "best.json").mkdir()
-    saver.save(1, functools.partial(arrays_of, 1), STATE | best_of(1))
-    assert saver.wait() and len(said) == 1
-    assert "after the save of step 1: IsADirectoryError" in said[0] and "best.json" in said[0]
-    assert newest(tmp_path) == (1, [])
-    (tmp_path / "best.json").rmdir()
-    again = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), said.append)
-    again.remove_partial(checkpoint_format.verify(tmp_path / "step-00000001"))
-    assert directory_lib.read_best(tmp_path)["step"] == 1
+    assert save(saver_of(tmp_path, log=said.append, stays=fails), 1) and "none left" in said[0]
 
 
 def test_files_of_killed_writers_are_removed_by_age(tmp_path, monkeypatch):
     checkpoints = tmp_path / "checkpoints"
     saved(checkpoints, 1)
-    for name in ("step-00000002.damaged", "step-00000003.writing"):
-        shutil.copytree(checkpoints / "step-00000001", checkpoints / name)
-    for path in (checkpoints / "best.json.12-0a1b2c3d.tmp", tmp_path / "config.json.12-0a1b2c3d.tmp"):
-        path.write_text("{")
+    whole, damaged = "step-00000001", "step-00000002.damaged"
+    for name in (damaged, "step-00000003.writing"):
+        shutil.copytree(checkpoints / whole, checkpoints / name)
+    (checkpoints / "best.json.12-0a1b2c3d.tmp").write_text("{")
     left, now = [], time.time()
     for age in (60, 2 * 3600, 8 * 86400):
         monkeypatch.setattr(time, "time", lambda age=age: now + age)
-        async_writer.AsyncCheckpointer(checkpoints, config.Checkpoint(), print).remove_partial(None)
-        left.append(sorted(path.name for path in (*checkpoints.iterdir(), *tmp_path.glob("*.tmp"))))
-    whole, damaged = "step-00000001", "step-00000002.damaged"
-    assert left == [
-        ["best.json.12-0a1b2c3d.tmp", "config.json.12-0a1b2c3d.tmp", whole, damaged],
-        [whole, damaged],
-        [whole],
-    ]
+        saver_of(checkpoints).remove_partial(None)
+        left.append(sorted(path.name for path in checkpoints.iterdir()))
+    assert left == [["best.json.12-0a1b2c3d.tmp", whole, damaged], [whole, damaged], [whole]]
 
 
 def test_files_of_killed_runs_are_removed_and_files_in_use_stay(tmp_path, monkeypatch):
-    names = [".tfdist-run", "config.json", "tensorboard/train/events.out.tfevents.1.host.1"]
-    names += ["notes.tmp", "results.2024.tmp", "mine.1.tmp/file"]  # The user's own.
-    old = [
-        ".tfdist-0123456789abcdef",
-        ".tfdist-run.0123456789abcdef",
-        ".tfdist-run.77.tmp",
-        "metrics.jsonl.77-0a1b2c3d.tmp",
-    ]
-    old += ["metrics.jsonl.77-0a1b2c3d.tmp", "tensorboard/train/events.out.tfevents.1.host.1.77-0a1b2c3d.tmp"]
-    at_once = ["model.writing.keras"]
-    for name in (*names, *old, *at_once):
+    names = {".tfdist-run", "config.json", "tensorboard/train/events.out.tfevents.1.host.1"}
+    names |= {"notes.tmp", "results.2024.tmp", "mine.1.tmp/file"}  # The user's own.
+    old = {".tfdist-0123456789abcdef", ".tfdist-run.0123456789abcdef", ".tfdist-run.77.tmp"}
+    old |= {"metrics.jsonl.77-0a1b2c3d.tmp", "tensorboard/train/events.out.tfevents.1.host.1.77-0a1b2c3d.tmp"}
+    for name in (*names, *old, "model.writing.keras"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "link.12-0a1b2c3d.tmp").symlink_to("nowhere")
 
     def left() -> set[str]:
-        saver = async_writer.AsyncCheckpointer(tmp_path / "checkpoints", config.Checkpoint(), print)
-        saver.remove_partial(None)
-        paths = [path.relative_to(tmp_path) for path in tmp_path.rglob("*")]
-        return {str(path) for path in paths if (tmp_path / path).is_symlink() or not (tmp_path / path).is_dir()}
+        saver_of(tmp_path / "checkpoints").remove_partial(None)
+        return {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_symlink() or path.is_file()}
 
     now = time.time()
     assert left() == {*names, *old, "link.12-0a1b2c3d.tmp"}
     monkeypatch.setattr(time, "time", lambda: now + 3700)
-    assert left() == {*names}
+    assert left() == names
 
 
 def test_old_checkpoints_of_a_killed_run_are_removed_at_the_next_start(tmp_path):
     saved(tmp_path, 1, 2, 3, 4, 5)
     (tmp_path / "best.json").write_text('{"step')  # The state names the best as well.
     newest = checkpoint_format.write(tmp_path, 6, arrays_of(6), {"regular": 4, "best_step": 2})
-    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=2), print)
-    saver.remove_partial(checkpoint_format.verify(newest))
+    saver_of(tmp_path, keep=2).remove_partial(checkpoint_format.verify(newest))
     assert directory_lib.steps(tmp_path) == [6, 5, 4, 2]
-
-
-def test_a_checkpoint_that_cannot_be_removed_is_named_and_others_go(tmp_path):
-    saved(tmp_path, 1, 2, 3)
-    (tmp_path / "step-00000002.removing").write_text("in the way")
-    said = []
-    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=1), said.append)
-    for step in (4, 5, 6):
-        saver.save(step, functools.partial(arrays_of, step), STATE)
-        assert saver.wait()
-    assert all("the checkpoint of step 2 is no longer kept, and could not be removed" in line for line in said)
-    assert len(said) == 3
-    assert directory_lib.steps(tmp_path) == [6, 2]
 
 
 def test_a_file_system_without_fsync_of_directories_holds_checkpoints(tmp_path, monkeypatch):
@@ -441,92 +376,9 @@ def test_a_file_system_without_fsync_of_directories_holds_checkpoints(tmp_path, 
 
     monkeypatch.setattr(os, "fsync", fsync)
     said = []
-    saver = async_writer.AsyncCheckpointer(tmp_path / "checkpoints", config.Checkpoint(), said.append)
-    saver.save(1, functools.partial(arrays_of, 1), STATE | best_of(1))
-    assert saver.wait() and said == [] and refused
-    assert directory_lib.read_best(tmp_path / "checkpoints")["step"] == 1
-    assert_holds(directory_lib.step_path(tmp_path / "checkpoints", 1), 1)
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda folder: checkpoint_format.write(folder, 1, {"x": np.zeros(9)}, {}),
-        lambda folder: example_files.write(folder / "train", iter([{"x": np.zeros(2), "text": TEXTS}]), 2),
-    ],
-    ids=["checkpoint", "cache"],
-)
-def test_what_is_renamed_is_on_disk_before(tmp_path, monkeypatch, write):
-    """Else a power failure leaves the name, and files of zeros."""
-    synced, replace, fsync = set(), os.replace, os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (fsync(file), synced.add(os.fstat(file).st_ino)))
-    unsynced = []
-
-    def rename(source, target):
-        source = pathlib.Path(source)
-        written = [path for path in (source, *source.rglob("*")) if path.is_file()]
-        unsynced.extend(path.name for path in written if path.stat().st_ino not in synced)
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", rename)
-    write(tmp_path)
-    assert len(synced) > 2 and unsynced == []
-
-
-def test_a_function_called_before_the_rename_decides_with_the_checkpoint(tmp_path):
-    said, seen = [], []
-
-    def before() -> None:
-        seen.append(directory_lib.steps(tmp_path))
-        if len(seen) == 1:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), said.append, before)
-    for step in (1, 2):
-        saver.save(step, functools.partial(arrays_of, step), STATE)
-    assert saver.wait() and seen == [[], []] and directory_lib.steps(tmp_path) == [2]
-    assert len(said) == 1 and "step 1 could not be written" in said[0] and "No space left" in said[0]
-
-
-def test_a_workdir_that_disappears_is_reported_and_used_again_when_it_is_back(tmp_path):
-    said = []
-    workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    workdir.mkdir()
-    saver = async_writer.AsyncCheckpointer(workdir / "checkpoints", config.Checkpoint(), said.append)
-    saver.save(1, functools.partial(arrays_of, 1), STATE)
-    assert saver.wait()
-    workdir.rename(elsewhere)
-    saver.save(2, functools.partial(arrays_of, 2), STATE)
-    assert not saver.wait() and not workdir.exists()
-    assert said == [
-        f"WARNING: the checkpoint of step 2 could not be written to {workdir / 'checkpoints'}: No such file or "
-        "directory. Training continues; the previous checkpoint is untouched."
-    ]
-    elsewhere.rename(workdir)
-    saver.save(3, functools.partial(arrays_of, 3), STATE)
-    assert saver.wait() and newest(workdir / "checkpoints") == (3, []) and len(said) == 1
-
-
-def test_a_thread_that_cannot_start_or_dies_is_not_waited_for(tmp_path):
-    """The run waited at its end for ever."""
-
-    def fails(step: int) -> bool:
-        raise MemoryError("none left")
-
-    said = []
-    for size, stays, is_saved in ((0, fails, True), (1 << 46, lambda step: False, False)):
-        saver = async_writer.AsyncCheckpointer(tmp_path / f"{size}", config.Checkpoint(), said.append, stays=stays)
-        threading.stack_size(size)  # More than there is: "can't start new thread".
-        try:
-            saver.save(1, lambda: arrays_of(1), STATE)
-        finally:
-            threading.stack_size(0)
-        ended = []
-        waits = threading.Thread(target=lambda saver=saver, ended=ended: ended.append(saver.wait()), daemon=True)
-        waits.start()
-        waits.join(60)
-        assert ended == [is_saved]
-    assert "none left" in said[0] and "can't start new thread" in said[-1]
+    saver_of(tmp_path, 1, log=said.append)
+    assert said == [] and refused
+    assert_holds(directory_lib.step_path(tmp_path, 1), 1)
 
 
 def test_a_slow_file_system_skips_checkpoints_but_not_the_last_one(tmp_path, monkeypatch):
@@ -536,14 +388,10 @@ def test_a_slow_file_system_skips_checkpoints_but_not_the_last_one(tmp_path, mon
     saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=5), said.append)
     for step in (1, 2, 3):
         saver.save(step, functools.partial(arrays_of, step), STATE | best_of(step))
-    assert said == [
-        f"WARNING: {tmp_path} is slow: the checkpoint of step 1 is still being written; skipped the "
-        "checkpoint of step 2. Training continues."
-    ]
+    assert len(said) == 1 and f"{tmp_path} is slow" in said[0] and "skipped the checkpoint of step 2" in said[0]
     threading.Timer(0.5, fast.set).start()
-    assert saver.wait()
-    assert said[1:] == [f"WARNING: {tmp_path} is slow: waiting for the checkpoint of step 3."]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.json", "step-00000001", "step-00000003"]
+    assert saver.wait() and "waiting for the checkpoint of step 3" in said[1] and len(said) == 2
+    assert directory_lib.steps(tmp_path) == [3, 1]
     assert directory_lib.read_best(tmp_path) == {"step": 3, "metric": "accuracy", "value": 3 / 10}
     for step in (1, 3):
         assert_holds(directory_lib.step_path(tmp_path, step), step)
@@ -572,16 +420,6 @@ def test_a_slow_file_system_has_two_copies_in_memory_and_not_three(tmp_path, mon
     assert alive == [1, 2, 2, 2, 1]
 
 
-def test_the_checkpoint_of_another_release_of_keras_is_called_that(tmp_path):
-    (path,) = saved(tmp_path, 1)
-    variables = variables_like(arrays_of(1))
-    variables["model/Ker_nel"] = variables.pop("model/kernel")
-    with pytest.raises(
-        ValueError, match="is a checkpoint of another release of Keras, whose variables have other names"
-    ):
-        checkpoint_format.check_variables(checkpoint_format.verify(path), variables)
-
-
 def test_layers_that_keras_has_numbered_otherwise_get_their_values(tmp_path):
     before = {f"model/dense_{index}/kernel_{index}": np.full([3], index, np.float32) for index in (1, 2)}
     written = checkpoint_format.verify(checkpoint_format.write(tmp_path / "numbered", 1, before, {}))
@@ -595,30 +433,19 @@ def test_layers_that_keras_has_numbered_otherwise_get_their_values(tmp_path):
 def test_the_checkpoint_of_another_model_is_refused_by_names_and_shapes(tmp_path):
     (path,) = saved(tmp_path, 1)
     variables = variables_like(arrays_of(1))
-    before = {name: variable.numpy().tobytes() for name, variable in variables.items()}
     del variables["model/half"]
     variables["model/kernel"] = tf.Variable(tf.zeros([30, 50]))
-    variables["model/brain"] = tf.Variable(tf.zeros([5, 2], tf.float32))
+    variables["model/brain"] = tf.Variable(tf.zeros([2, 5], tf.float32))
     variables["model/another"] = tf.Variable(0.0)
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match="another model or optimizer") as raised:
         restore.restore(ALONE, checkpoint_format.verify(path), variables)
-    lines = str(raised.value).splitlines()
-    assert lines[0] == f"{path} is a checkpoint of another model or optimizer:"
-    assert sorted(line.strip() for line in lines[1:]) == [
+    assert sorted(line.strip() for line in str(raised.value).splitlines()[1:]) == [
         "model/another is missing in the checkpoint",
-        "model/brain is bfloat16[5, 2] in the checkpoint, float32[5, 2] here",
+        "model/brain is bfloat16[2, 5] in the checkpoint, float32[2, 5] here",
         "model/half is not in this model",
         "model/kernel is float32[30, 40] in the checkpoint, float32[30, 50] here",
     ]
-    # Refused before anything was assigned.
-    assert variables["optimizer/iterations"].numpy().tobytes() == before["optimizer/iterations"]
-
-
-def test_a_message_about_another_model_stays_short(tmp_path):
-    path = checkpoint_format.write(tmp_path, 1, {f"model/{i}": np.zeros(1) for i in range(200)}, {})
-    with pytest.raises(ValueError) as raised:
-        restore.restore(ALONE, checkpoint_format.verify(path), {})
-    assert len(str(raised.value).splitlines()) == 12 and str(raised.value).endswith("and 190 more")
+    assert variables["optimizer/iterations"].numpy() == 0  # Refused before anything was assigned.
 
 
 class Namesakes(keras.Model):
@@ -658,63 +485,6 @@ def test_nonfinite_values_are_named():
     assert not_finite() == ""
 
 
-KILLED = """
-import os, pathlib, random, signal, sys, time
-import numpy as np
-from tfdist import config
-from tfdist.checkpoint import async_writer
-from tfdist.checkpoint import format as checkpoint_format
-
-directory, rounds = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-
-def arrays(step):
-    return {"x": np.full(60_000, step, np.int64)}
-
-def write_for_ever(first, done):
-    saver = async_writer.AsyncCheckpointer(directory, config.Checkpoint(keep=2), print)
-    found = checkpoint_format.newest_valid(directory, print, is_ours=True)
-    assert found is None or found.step >= first - 1, (found, first)
-    saver.remove_partial(found)
-    for step in range(first, first + 100_000):
-        saver.save(step, lambda: arrays(step), {"step": step})
-        assert saver.wait()
-        os.write(done, step.to_bytes(8, "little"))
-
-last = 0
-for _ in range(rounds):
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        write_for_ever(last + 1, writing)
-    os.close(writing)
-    time.sleep(random.uniform(0.02, 0.25))
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    reported = os.read(reading, 1 << 20)
-    os.close(reading)
-    last = max([last, *(int.from_bytes(reported[i : i + 8], "little") for i in range(0, len(reported), 8))])
-    found = checkpoint_format.newest_valid(directory, lambda text: sys.exit(f"damaged: {text}"))
-    step = 0 if found is None else found.step
-    assert last <= step <= last + 1, (last, step)
-    if found is not None:
-        with np.load(found.path / "arrays.npz") as file:
-            np.testing.assert_array_equal(file["x"], arrays(step)["x"])
-    left = [path.name for path in directory.glob("*")]
-    assert len(left) <= 5, left
-    last = step
-print(last)
-"""
-
-
-@pytest.mark.workers
-def test_a_writer_killed_at_any_time_leaves_its_last_reported_checkpoint(tmp_path):
-    environment = worker_environment(TF_CPP_MIN_LOG_LEVEL="3")
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints"), "15"]
-    done = forked.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.split()[-1]) > 5, done.stdout
-
-
 RENAMES = """
 import itertools, json, os, pathlib, signal, sys
 import numpy as np
@@ -742,8 +512,11 @@ def save(directory, found, kill_at, after):
         saver.save(step, lambda: {"x": np.full(9, step)}, {"step": step})
         assert saver.wait()
 
-for case, kill_at, after in itertools.product(("new", "damaged", "valid"), range(1, 10), (False, True)):
-    directory = folder / f"{case}{kill_at}{after}"
+ended = set()
+for (case, after), kill_at in itertools.product((("new", False), ("damaged", True), ("valid", False)), range(1, 10)):
+    directory = folder / f"{case}{kill_at}"
+    if case in ended:  # There are fewer renames.
+        continue
     directory.mkdir()
     for step in (1, 2)[: 1 + (case != "new")]:
         path = checkpoint_format.write(directory, step, {"x": np.full(9, step)}, {"step": step})
@@ -756,7 +529,8 @@ for case, kill_at, after in itertools.product(("new", "damaged", "valid"), range
             save(directory, found, kill_at, after)
         finally:
             os._exit(0)
-    if os.waitpid(pid, 0)[1] == 0:  # There are fewer renames.
+    if os.waitpid(pid, 0)[1] == 0:
+        ended.add(case)
         continue
     manifests = [path.read_text() for path in directory.glob("step-*/manifest.json")]  # Written last.
     complete = [json.loads(text)["step"] for text in manifests if text != "{"]
@@ -767,11 +541,9 @@ for case, kill_at, after in itertools.product(("new", "damaged", "valid"), range
 
 
 def test_a_writer_killed_at_any_rename_loses_nothing_that_is_complete(tmp_path):
-    environment = worker_environment(TF_CPP_MIN_LOG_LEVEL="3")
-    command = [sys.executable, "-c", RENAMES, str(tmp_path)]
-    done = forked.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) > 24, done.stdout
+    command, env = [sys.executable, "-c", RENAMES, str(tmp_path)], worker_environment(TF_CPP_MIN_LOG_LEVEL="3")
+    done = forked.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) > 10, done.stdout + done.stderr
 
 
 @pytest.mark.workers
@@ -813,14 +585,26 @@ def test_a_full_disk_loses_nothing_and_training_continues(tmp_path):
     assert [line["step"] for line in topologies.records(tmp_path, "train")] == [*range(5, 96, 5), 96]
 
 
-def test_a_stop_before_the_first_step_names_the_newest_checkpoint(tmp_path):
-    assert directory_lib.safe_state(tmp_path / "none") == "nothing to save"
-    directory_lib.step_path(tmp_path, 235).mkdir()
-    text = "the checkpoint of step 235 is unchanged: run the same command to resume"
-    assert directory_lib.safe_state(tmp_path) == text
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: checkpoint_format.write(folder, 1, {"x": np.zeros(9)}, {}),
+        lambda folder: example_files.write(folder / "train", iter([{"x": np.zeros(2), "text": TEXTS}]), 2),
+    ],
+    ids=["checkpoint", "cache"],
+)
+def test_what_is_renamed_is_on_disk_before(tmp_path, monkeypatch, write):
+    """Else a power failure leaves the name, and files of zeros."""
+    synced, replace, fsync = set(), os.replace, os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (fsync(file), synced.add(os.fstat(file).st_ino)))
+    unsynced = []
 
+    def rename(source, target):
+        source = pathlib.Path(source)
+        written = [path for path in (source, *source.rglob("*")) if path.is_file()]
+        unsynced.extend(path.name for path in written if path.stat().st_ino not in synced)
+        replace(source, target)
 
-def test_types_of_texts_are_read_by_numpys_names():
-    for kind in ("<U5", "S7", "f4"):
-        assert restore._dtype(np.dtype(kind).name) == np.dtype(kind)
-    assert restore._dtype("bfloat16").itemsize == 2
+    monkeypatch.setattr(os, "replace", rename)
+    write(tmp_path)
+    assert len(synced) > 2 and unsynced == []

@@ -8,7 +8,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import forked
@@ -78,29 +77,20 @@ def test_a_second_start_is_refused_with_the_name_of_the_first(tmp_path, held, nu
     if number:
         held.send_signal(number)
         time.sleep(4 * HEARTBEAT_SECONDS)  # Longer than three, after which it would be dead on another host.
-    started = time.monotonic()
-    with pytest.raises(workdir_lock.WorkdirInUseError) as raised:
+    with pytest.raises(workdir_lock.WorkdirInUseError, match=rf"job 17, host .*process {held.pid}, since 20"):
         acquire(tmp_path, wait=20.0)
-    assert time.monotonic() - started < 5
-    assert f"{tmp_path} is in use by another run: job 17, host " in str(raised.value)
-    assert f"process {held.pid}, since 20" in str(raised.value)
 
 
 def test_the_lock_of_a_killed_process_is_taken_at_once(tmp_path, held):
+    lock_file = tmp_path / workdir_lock.LOCK
+    values = json.loads(lock_file.read_text())
     held.kill()
     time.sleep(0.2)  # Not reaped: a zombie.
     logged = []
-    lock = acquire(tmp_path, log=logged.append)
-    assert len(logged) == 1 and f"process {held.pid}" in logged[0] and "no longer exists" in logged[0]
-    lock.release()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_pid_that_now_belongs_to_another_process_holds_no_lock(tmp_path, held):
-    path = tmp_path / workdir_lock.LOCK
-    values = json.loads(path.read_text())
-    held.kill()
-    path.write_text(json.dumps(values | {"pid": os.getpid()}))
+    acquire(tmp_path, log=logged.append).release()
+    assert len(logged) == 1 and f"process {held.pid}" in logged[0] and list(tmp_path.iterdir()) == []
+    # Its number may now belong to another process.
+    lock_file.write_text(json.dumps(values | {"pid": os.getpid()}))
     acquire(tmp_path).release()
 
 
@@ -119,14 +109,12 @@ def test_a_live_run_holds_its_lock_where_times_of_files_cannot_be_set(tmp_path):
     """The lock of a run on gcsfuse looked dead after three heartbeats."""
     before = "import os\nos.utime = None\n"
     with holder(tmp_path, "17", before=before) as process:
-        try:
-            assert process.stdout.readline() == "acquired\n"
-            move_away(tmp_path)
-            time.sleep(4 * HEARTBEAT_SECONDS)
-            with pytest.raises(workdir_lock.WorkdirInUseError, match="host n7"):
-                acquire(tmp_path, wait=20.0)
-        finally:
-            process.kill()
+        assert process.stdout.readline() == "acquired\n"
+        move_away(tmp_path)
+        time.sleep(4 * HEARTBEAT_SECONDS)
+        with pytest.raises(workdir_lock.WorkdirInUseError, match="host n7"):
+            acquire(tmp_path, wait=20.0)
+        process.kill()
 
 
 def test_a_stopped_owner_that_was_taken_over_ends_when_it_continues(tmp_path, held):
@@ -163,80 +151,58 @@ def damaged(**changes) -> bytes:
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"", b'{"job": "1', b"[]", b"null", b'{"nonce": "../../x"}', b"[" * 100_000, b"\x00" * 50, b"\xff\xfe"),
-        *(damaged(pid=pid) for pid in ("x", None)),
-        *(damaged(since=seconds) for seconds in (float("inf"), float("nan"), 10**400, -(10**300))),
+        *(b"", b'{"job": "1', b"null", b'{"nonce": "../../x"}', b"[" * 100_000, b"\x00" * 50, b"\xff\xfe"),
+        *(damaged(pid="x"), damaged(since=float("nan")), damaged(since=10**400), damaged(nonce="n" * 70_000)),
         *(damaged(heartbeat_seconds=seconds) for seconds in (float("nan"), -1, 0, 10**400)),
-        damaged(nonce="n" * 70_000),
     ],
 )
-def test_a_damaged_file_is_taken_for_a_half_written_one(tmp_path, content):
+def test_a_damaged_file_is_half_written_and_does_not_block_the_workdir(tmp_path, content, monkeypatch):
     (tmp_path / workdir_lock.LOCK).write_bytes(content)
     assert workdir_lock._look(tmp_path / workdir_lock.LOCK)[0] == workdir_lock.Owner()
+    if len(content) < 20:
+        monkeypatch.setattr(workdir_lock, "_UNREADABLE", workdir_lock.Owner(heartbeat_seconds=0.05))
+        acquire(tmp_path, wait=20.0).release()
+        assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"", b'{"job": "1'])
-def test_a_half_written_file_does_not_block_the_workdir(tmp_path, content, monkeypatch):
-    (tmp_path / workdir_lock.LOCK).write_bytes(content)
-    quick = workdir_lock.Owner(heartbeat_seconds=HEARTBEAT_SECONDS)
-    monkeypatch.setattr(workdir_lock, "_UNREADABLE", quick)
-    lock = acquire(tmp_path, wait=20.0)
-    lock.release()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", ["dangling link", "pipe", "directory"])
-def test_names_that_are_no_files_are_refused_at_once(tmp_path, kind):
-    path = tmp_path / workdir_lock.LOCK
-    {"dangling link": lambda: path.symlink_to("nowhere"), "pipe": lambda: os.mkfifo(path), "directory": path.mkdir}[
-        kind
-    ]()
-    started = time.monotonic()
-    with pytest.raises(workdir_lock.WorkdirInUseError, match=r"tfdist-run is not a file of tfdist, .* Remove it"):
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("nowhere"), os.mkfifo, os.mkdir])
+def test_names_that_are_no_files_are_refused_at_once(tmp_path, make):
+    make(tmp_path / workdir_lock.LOCK)
+    with pytest.raises(workdir_lock.WorkdirInUseError, match="tfdist-run is not a file of tfdist"):
         acquire(tmp_path, wait=20.0)
-    assert time.monotonic() - started < 5
 
 
 def test_of_many_starts_at_once_one_gets_the_lock(tmp_path, held):
     held.kill()
     held.wait()
-    processes = [holder(tmp_path, seconds="told") for _ in range(5)]
+    processes = [holder(tmp_path, seconds="told") for _ in range(4)]
     until(lambda: sum(process.poll() is None for process in processes) <= 1)
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     codes = [process.returncode for process in processes]
-    assert sorted(codes) == [0, 1, 1, 1, 1], outputs
+    assert sorted(codes) == [0, 1, 1, 1], outputs
     assert all(("released" in output) == (code == 0) for output, code in zip(outputs, codes, strict=True))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_removed_file_is_made_again_by_the_owner(tmp_path):
-    lost = threading.Event()
-    lock = acquire(tmp_path, lost=lambda other: lost.set())
-    (tmp_path / workdir_lock.LOCK).unlink()
-    deadline = time.monotonic() + 20
-    while not (tmp_path / workdir_lock.LOCK).exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    lock.release()
-    assert not lost.is_set() and list(tmp_path.iterdir()) == []
-
-
-def test_a_request_is_heard_where_standard_error_is_closed(tmp_path, monkeypatch):
+def test_a_removed_file_is_made_again_and_a_request_is_heard_also_without_standard_error(tmp_path, monkeypatch):
     class Closed:
         def write(self, text):
             raise OSError(errno.EIO, "Input/output error")
 
         flush = write
 
-    heard = []
-    options = {"job": "", "heartbeat_seconds": 0.05, "wait_seconds": 1.0, "lost": print, "log": print}
-    lock = workdir_lock.acquire(tmp_path / "run", **options, requests=["STOP"], requested=heard.append)
+    heard, lost = [], []
+    options = {"job": "", "heartbeat_seconds": 0.05, "wait_seconds": 1.0, "lost": lost.append, "log": print}
+    lock = workdir_lock.acquire(tmp_path, **options, requests=["STOP"], requested=heard.append)
+    (tmp_path / workdir_lock.LOCK).unlink()
+    until((tmp_path / workdir_lock.LOCK).exists, 30)
     monkeypatch.setattr(sys, "stderr", Closed())
     for _ in range(2):
-        (tmp_path / "run" / "STOP").touch()
-        until(lambda: not (tmp_path / "run" / "STOP").exists(), 30)
+        (tmp_path / "STOP").touch()
+        until(lambda: not (tmp_path / "STOP").exists(), 30)
     until(lambda: heard == ["STOP", "STOP"], 30)
     lock.release()
+    assert lost == [] and list(tmp_path.iterdir()) == []
 
 
 def test_a_whole_checkpoint_is_never_kept_as_damaged(tmp_path):

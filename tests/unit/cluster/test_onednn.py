@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from launching import REPOSITORY, run_all, train_command, worker_environment
+from launching import run_all, train_command, worker_environment
+from parameters import slow
 from processes import run
 from topologies import environments
 
@@ -38,35 +39,29 @@ def choose(tmp_path):
 
     def call(cpuinfo, workdir="", **variables):
         (tmp_path / "cpuinfo").write_text(cpuinfo)
-        env = {name: value for name, value in worker_environment().items() if name != onednn.VARIABLE}
-        env |= variables
+        env = {name: value for name, value in worker_environment().items() if name != onednn.VARIABLE} | variables
         env |= {"BEFORE": env[onednn.VARIABLE]} if onednn.VARIABLE in env else {}
         command = [sys.executable, "-c", CHOOSE, str(tmp_path / "cpuinfo"), str(workdir)]
-        return json.loads(subprocess.run(command, env=env, capture_output=True, check=True, text=True).stdout)
+        return json.loads(subprocess.check_output(command, env=env))
 
     return call
 
 
 def test_the_variable_the_saved_run_and_the_table_decide_in_this_order(choose, tmp_path):
-    assert choose(ZEN3)[0] == "1"
-    assert choose(OLD)[0] is choose("")[0] is None
-    assert choose(HASWELL) == [None, "TensorFlow's default on this processor"]
+    assert choose(ZEN3)[0] == "1" and choose(OLD)[0] is choose(HASWELL)[0] is None
     assert choose(ZEN3, TF_ENABLE_ONEDNN_OPTS="0") == ["0", "TF_ENABLE_ONEDNN_OPTS=0"]
-    path = tmp_path / onednn.ENVIRONMENT
-    path.write_text(json.dumps({onednn.ENTRY: {"enabled": False, "reason": "TF_ENABLE_ONEDNN_OPTS=0"}}))
+    saved = {"enabled": False, "reason": "TF_ENABLE_ONEDNN_OPTS=0"}
+    (tmp_path / onednn.ENVIRONMENT).write_text(json.dumps({onednn.ENTRY: saved}))
     assert choose(ZEN3, tmp_path) == ["0", "as at the last start of the run"]
-    assert choose(ZEN3, tmp_path, TF_ENABLE_ONEDNN_OPTS="1") == ["1", "TF_ENABLE_ONEDNN_OPTS=1"]
-    path.write_text("{}")
-    assert choose(ZEN3, tmp_path)[0] == "1"
+    assert choose(ZEN3, tmp_path, TF_ENABLE_ONEDNN_OPTS="1")[0] == "1"
 
 
-def test_tensorflow_says_what_it_does():
+@pytest.mark.parametrize(("value", "enabled"), [("0", "False"), slow("1", "True")])
+def test_tensorflow_says_what_it_does(value, enabled):
     code = "import tfdist, os\nimport tensorflow\nfrom tfdist.cluster.devices import onednn\n"
     code += "print(onednn.current(os.environ).enabled)"
-    for value, enabled in (("0", "False"), ("1", "True")):
-        env = worker_environment() | {onednn.VARIABLE: value}
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-        assert done.stdout.split() == [enabled]
+    env = worker_environment() | {onednn.VARIABLE: value}
+    assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True).split() == [enabled]
 
 
 @pytest.mark.slow
@@ -83,24 +78,9 @@ def test_workers_of_a_run_record_it_and_must_agree(tmp_path):
     assert codes == [1, 1] and "oneDNN, of TF_ENABLE_ONEDNN_OPTS: 'off' on rank 0" in outputs[0], outputs
 
 
-@pytest.mark.slow
-def test_a_config_that_imports_tensorflow_keeps_the_runs_choice_too(tmp_path):
-    (tmp_path / "mine.py").write_text(f"import keras\n{(REPOSITORY / 'configs/line.py').read_text()}")
-    command = [sys.executable, "-m", "tfdist.main", f"--config={tmp_path / 'mine.py'}", f"--workdir={tmp_path / 'run'}"]
-    environment = {name: value for name, value in worker_environment().items() if name != onednn.VARIABLE}
-    for steps, given in (("1", {onednn.VARIABLE: "0"}), ("2", {})):
-        words = [*command, f"--config.train.steps={steps}", "--allow_config_changes"]
-        subprocess.run(words, env=environment | given, cwd=REPOSITORY, check=True)
-        (tmp_path / "run" / "finished.json").unlink()
-    recorded = json.loads((tmp_path / "run" / onednn.ENVIRONMENT).read_text())[onednn.ENTRY]
-    assert recorded == {"enabled": False, "reason": "as at the last start of the run"}
-
-
 def test_a_line_says_that_tensorflow_was_imported_before(monkeypatch, tmp_path):
     read, late = onednn.read_processor, onednn.Choice(False, onednn._LATE)
     monkeypatch.setattr(onednn, "read_processor", lambda: read(tmp_path / "cpuinfo"))
     for text, told in ((ZEN3, True), (HASWELL, False)):
         (tmp_path / "cpuinfo").write_text(text)
         assert ("import tfdist first" in onednn.advice(late)) == told
-    assert onednn.advice(onednn.Choice(False, "TF_ENABLE_ONEDNN_OPTS=0")) == ""
-    assert onednn.describe(late).startswith("oneDNN off: TensorFlow's default")

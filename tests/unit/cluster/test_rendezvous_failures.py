@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 import pytest
 from launching import free_ports
-from parameters import slow_except
 from rendezvous_threads import GRACE_SECONDS, Outcome, Workers, assert_all_ports_are_free, run, worker_specs
 
-from tfdist.cluster import interruption
+from tfdist.cluster import error_report, interruption
 from tfdist.cluster.control import decision, keys, listener, rendezvous
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
@@ -25,9 +24,7 @@ def asked_to_stop(asked: int, absent: int | None) -> tuple[list[WorkerSpec], lis
     stop = interruption.StopRequest(reason="SIGTERM" if absent is None else None)
     present = [spec for spec in worker_specs(free_ports(3)) if spec.rank != absent]
     for spec in present:
-        # Rank 0 tells the others. Without rank 0, they wait until their deadline.
-        seconds = 5.0 if absent == 0 and spec.rank != asked else 60.0
-        workers.start(spec, seconds=seconds, stop=stop if spec.rank == asked else None)
+        workers.start(spec, seconds=60.0, stop=stop if spec.rank == asked else None)
     time.sleep(1.0)
     stop.reason = "SIGTERM"
     return present, workers.join()
@@ -78,8 +75,7 @@ def with_two_workdirs(place: pathlib.Path) -> tuple[list[int], pathlib.Path, lis
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> Callable[..., tuple]:
-    """Name and arguments of a rendezvous below -> what it returns. Those of the tests that are not slow wait side by
-    side."""
+    """Name and arguments of a rendezvous above -> what it returns; all of them wait side by side."""
     trials = {
         "asked": asked_to_stop,
         "absent": missing,
@@ -94,37 +90,24 @@ def found(tmp_path_factory) -> Callable[..., tuple]:
     together += [("taken by another program of the node", 0), ("one rank",), ("another key",), ("workdirs",)]
     with concurrent.futures.ThreadPoolExecutor(len(together)) as pool:
         running = {(name, *arguments): pool.submit(trials[name], *arguments) for name, *arguments in together}
-
-    def outcome(name: str, *arguments) -> tuple:
-        begun = running.get((name, *arguments))
-        return begun.result() if begun else trials[name](*arguments)
-
-    return outcome
+    return lambda *trial: running[trial].result()
 
 
-@pytest.mark.parametrize(
-    ("asked", "absent"), slow_except([(0, None), (2, None), (1, 2), (0, 2), (1, 0)], [(2, None), (0, 2)])
-)
+@pytest.mark.parametrize(("asked", "absent"), [(2, None), (0, 2)])
 def test_one_worker_that_is_asked_to_stop_ends_the_wait_of_all(found, asked, absent):
     """With a worker missing, it is asked while it waits; else before."""
     present, outcomes = found("asked", asked, absent)
-    for spec, outcome in zip(present, outcomes, strict=True):
-        if absent == 0 and spec.rank != asked:
-            assert isinstance(outcome.error, TimeoutError)
-            continue
-        assert isinstance(outcome.error, interruption.StopError), outcome
-        assert outcome.seconds < 30
-        address = f"localhost:{next(one.port for one in present if one.rank == asked)}"
-        assert outcome.message == f"stopped by SIGTERM to rank {asked} ({address}) before training started"
+    port = next(one.port for one in present if one.rank == asked)
+    for outcome in outcomes:
+        assert isinstance(outcome.error, interruption.StopError) and outcome.seconds < 30, outcome
+        assert f"SIGTERM to rank {asked} (localhost:{port})" in outcome.message
 
 
-@pytest.mark.parametrize("absent", slow_except([0, 2, 3], [0, 3]))
+@pytest.mark.parametrize("absent", [0, 3])
 def test_a_missing_worker_is_named_by_all_others_at_the_deadline(found, absent):
     ports, outcomes = found("absent", absent)
     for outcome in outcomes:
         assert isinstance(outcome.error, TimeoutError)
-        if absent:
-            assert "1 of 4 workers did not connect to rank 0 within 3 s" in outcome.message
         assert f"rank {absent} (localhost:{ports[absent]})" in outcome.message
         assert ("nothing is listening there" in outcome.message) == (absent == 0)
         assert "config.cluster.connect_seconds" in outcome.message
@@ -134,18 +117,16 @@ def test_a_missing_worker_is_named_by_all_others_at_the_deadline(found, absent):
 
 
 def test_workers_say_soon_what_they_wait_for_and_a_late_worker_may_still_join(monkeypatch, capsys):
-    monkeypatch.setattr(rendezvous, "_SAID_AFTER", (0.5, 2.5))
+    monkeypatch.setattr(rendezvous, "_SAID_AFTER", (0.3, 1.0))
     ports, workers = free_ports(3), Workers()
     specs = worker_specs(ports)
     workers.start(specs[1])
-    time.sleep(0.8)
-    first = capsys.readouterr().err
-    refused = f"rank 0 (localhost:{ports[0]}): nothing is listening there (connection refused)"
-    assert first == f"tfdist: waiting up to 20 s for a connection to {refused}\n"
+    time.sleep(0.6)
+    refused = f"rank 0 (localhost:{ports[0]}): nothing is listening there"
+    assert f"waiting up to 20 s for a connection to {refused}" in capsys.readouterr().err
     workers.start(specs[0])
-    time.sleep(3.0)
-    later = capsys.readouterr().err
-    assert f"waiting up to 20 s for 1 of 3 workers: rank 2 (localhost:{ports[2]}). A worker that" in later, later
+    time.sleep(1.5)
+    assert f"1 of 3 workers: rank 2 (localhost:{ports[2]})" in capsys.readouterr().err
     workers.start(specs[2])
     assert all(outcome.error is None for outcome in workers.join())
 
@@ -157,27 +138,22 @@ def test_a_host_without_a_name_is_named_with_the_reason(found):
     assert outcome.seconds < 1.0 + GRACE_SECONDS
 
 
-@pytest.mark.parametrize("rank", slow_except([0, 2], [2]))
-def test_a_taken_port_is_named_by_all(found, rank):
-    ports, outcomes = found("taken", rank)
-    for outcome in outcomes if rank else outcomes[:1]:
-        assert isinstance(outcome.error, OSError)
-        assert f"rank {rank} (localhost:{ports[rank]}): port {ports[rank]} on host" in outcome.message
-        assert "is in use: another program is listening on it" in outcome.message
+def test_a_taken_port_is_named_by_all(found):
+    ports, outcomes = found("taken", 2)
+    for outcome in outcomes:
+        assert isinstance(outcome.error, OSError) and outcome.seconds < 15  # Not only at the deadline.
+        assert f"rank 2 (localhost:{ports[2]}): port {ports[2]} on host" in outcome.message
         assert "config.cluster.port_base" in outcome.message
-        assert outcome.seconds < 15  # Not only at the deadline.
 
 
-@pytest.mark.parametrize("rank", slow_except([0, 2], [0]))
-def test_after_a_taken_port_that_tfdist_chose_all_workers_may_be_restarted(found, rank):
-    ports, outcomes = found("taken by another program of the node", rank)
-    for outcome in outcomes[1:] if rank == 0 else ():
+def test_after_a_taken_port_that_tfdist_chose_all_workers_may_be_restarted(found):
+    ports, (first, *others) = found("taken by another program of the node", 0)
+    assert isinstance(first.error, decision.PortInUseError)
+    assert first.error.exit_code == interruption.EXIT_PEER_LOST
+    for outcome in others:
         assert isinstance(outcome.error, decision.MissingWorkersError)
-        assert f"rank 0 (localhost:{ports[0]}): no answer" in outcome.message
-    for outcome in outcomes if rank else outcomes[:1]:
-        assert isinstance(outcome.error, decision.PortInUseError)
-        assert outcome.error.exit_code == interruption.EXIT_PEER_LOST
-        assert "Restart all workers: a requeued Slurm job and a new job step have other ports." in outcome.message
+        assert error_report.report_exception(outcome.error) == interruption.EXIT_PEER_LOST
+        assert f"rank 0 (localhost:{ports[0]})" in outcome.message
 
 
 def test_a_worker_with_other_facts_is_named_with_the_values():
@@ -205,18 +181,15 @@ def test_two_processes_with_one_rank_are_noticed(found):
     _, outcomes = found("one rank")
     for outcome in outcomes:
         assert isinstance(outcome.error, OSError)
-        assert "have rank 1. Each worker needs its own rank (in TF_CONFIG: task.index)" in outcome.message
-        assert "and both" not in outcome.message
+        assert "have rank 1" in outcome.message and "task.index" in outcome.message
         assert outcome.seconds < 15  # Not only at the deadline.
 
 
 def test_a_worker_with_another_key_is_named(found):
     """As one of another job, whose key is another."""
     ports, outcomes = found("another key")
-    assert "1 of 2 workers did not connect to rank 0 within 2 s" in outcomes[0].message
     assert f"rank 1 (localhost:{ports[1]})" in outcomes[0].message
-    assert f"rank 0 (localhost:{ports[0]}): a worker of another job, or with another key, " in outcomes[1].message
-    assert "TFDIST_KEY" in outcomes[1].message
+    assert f"rank 0 (localhost:{ports[0]})" in outcomes[1].message and "TFDIST_KEY" in outcomes[1].message
     assert all(isinstance(outcome.error, TimeoutError) for outcome in outcomes)
 
 

@@ -34,23 +34,15 @@ DIRECTORIES = ["checkpoints", f"checkpoints/{STEP}", "tensorboard", "tensorboard
 FIFO, LOOP, DANGLING, DIRECTORY = "pipe", "link to itself", "dangling link", "directory"
 
 
-def nested(depth: int) -> bytes:
-    return b'{"model": ' * depth + b"1" + b"}" * depth
-
-
 CONTENTS: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
     "cut": lambda content: content[: len(content) // 2],
-    "zeros": lambda content: bytes(len(content)),
     "garbage": lambda content: b"\xff\x80{]" * 99,
-    "list": lambda content: b"[]\n",
-    "text": lambda content: b'"text"\n',
     "wrong values": lambda content: (
         b'{"step": "2", "kind": [], "train": 3, "model": [1], "state": 5, "format": 1, "best_loss": {}}\n'
     ),
     "huge values": lambda content: b'{"step": %s, "best_loss": %s, "value": NaN}\n' % (b"9" * 400, b"9" * 400),
-    "deep": lambda content: nested(900) + b"\n",
-    "very deep": lambda content: b"[" * 100_000 + b"\n",
+    "deep": lambda content: b'{"model": ' * 900 + b"1" + b"}" * 900 + b"\n",
 }
 DAMAGES = [*CONTENTS, FIFO, LOOP, DANGLING, DIRECTORY]
 
@@ -134,12 +126,11 @@ def start(run: run_lib.Run, capsys) -> tuple[int, str]:
     return code, said
 
 
-# Each file cut in half; a pipe, which could block for ever, and JSON with other values in place of one of each kind.
+# A pipe could block for ever.
 QUICK = [
-    *((name, "cut") for name in FILES),
-    *((name, FIFO) for name in ("finished.json", "checkpoints/best.json", f"checkpoints/{STEP}/arrays.npz")),
-    *((name, FIFO) for name in ("metrics.jsonl", "tensorboard/train/events")),
-    *((name, "wrong values") for name in ("finished.json", "config.json", f"checkpoints/{STEP}/manifest.json")),
+    *((name, "cut") for name in FILES if name.startswith("checkpoints/") or name == "config.json"),
+    *((name, FIFO) for name in ("finished.json", "checkpoints/best.json", "metrics.jsonl")),
+    *((name, "wrong values") for name in ("finished.json", f"checkpoints/{STEP}/manifest.json")),
 ]
 
 
@@ -171,7 +162,7 @@ def test_a_damaged_file_gives_one_message_or_is_passed_over(finished, tmp_path, 
     ("name", "how"),
     slow_except(
         itertools.product(DIRECTORIES, [FIFO, LOOP, DANGLING, "empty"]),
-        [("checkpoints", FIFO), (f"checkpoints/{STEP}", FIFO), ("tensorboard", DANGLING)],
+        [("checkpoints", FIFO), (f"checkpoints/{STEP}", DANGLING)],
     ),
 )
 def test_something_else_in_place_of_a_directory(finished, tmp_path, capsys, name, how):
