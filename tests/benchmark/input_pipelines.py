@@ -36,12 +36,12 @@ def write_small(folder: Path) -> None:
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (COUNT, 8, 8, 3), np.uint8).repeat(4, axis=1).repeat(4, axis=2)
     np.savez(folder / "images.npz", x_train=images, y_train=np.arange(COUNT) % _CLASSES)
-    _write_forms(folder, (tf.io.encode_jpeg(image).numpy() for image in images))
+    _write_forms(folder, (tf.io.encode_jpeg(image).numpy() for image in images), SHAPE)
 
 
 def write_large(folder: Path, count: int) -> None:
     """Writes `count` large images to `folder`, as JPEGs and prepared by `tfdist prepare`."""
-    _write_forms(folder, _photos(count))
+    _write_forms(folder, _photos(count), (None, None, 3))
     spec = _source("large", "files", folder)
     source = specs.build(spec, "train", field="source")
     resized_files.write_split(source, spec, "train", _SHORTER, 3, folder / "prepared")
@@ -78,7 +78,7 @@ def _field(generator: np.random.Generator, height: int, width: int, exponent: fl
     return field / field.std()
 
 
-def _write_forms(folder: Path, contents: Iterator[bytes]) -> None:
+def _write_forms(folder: Path, contents: Iterator[bytes], shape: tuple[int | None, ...]) -> None:
     """Writes JPEGs as files, TFRecord and ArrayRecord."""
     import tensorflow_datasets as tfds
 
@@ -96,7 +96,7 @@ def _write_forms(folder: Path, contents: Iterator[bytes]) -> None:
                 label = tf.train.Feature(int64_list=tf.train.Int64List(value=[1 + int(path.parent.name)]))
                 features = tf.train.Features(feature={"image/encoded": image, "image/class/label": label})
                 writer.write(tf.train.Example(features=features).SerializeToString())
-    features = {"image": tfds.features.Image(shape=(None, None, 3), encoding_format="jpeg")}
+    features = {"image": tfds.features.Image(shape=shape, encoding_format="jpeg")}
     features["label"] = tfds.features.ClassLabel(num_classes=_CLASSES)
     tfds.dataset_builders.store_as_tfds_dataset(
         name="made",
