@@ -44,7 +44,7 @@ def write_large(folder: Path, count: int) -> None:
     _write_forms(folder, _photos(count), (None, None, 3))
     spec = _source("large", "files", folder)
     source = specs.build(spec, "train", field="source")
-    resized_files.write_split(source, spec, "train", _SHORTER, 3, folder / "prepared")
+    resized_files.write_split(source, spec, "train", _SHORTER, folder / "prepared")
 
 
 def _photos(count: int) -> Iterator[bytes]:

@@ -1,5 +1,6 @@
 """The objective of a script: the steps of its model, Keras' or the user's, under the view of `global_view.py`."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -63,7 +64,10 @@ class OwnStepObjective(trainer.Objective):
         discovered = self.train if kind == "train" else self.test
         xla = bool(self.model.jit_compile) and not tf.executing_eagerly()
         view = GlobalView(rows=rows, plan=discovered.plan, average=average, xla=xla)
+        # Summaries are called as in Keras: without the name of the loop over steps.
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         with (
+            contextlib.nullcontext() if graph is None else graph.name_scope(None),
             trainer.shard_present(rows.present),
             trainer.convert_in_fixed_order(),
             global_view.tracing_if(self._views_batch, view),
