@@ -60,6 +60,8 @@ def test_images_with_and_without_splits(make, tmp_path):
     assert "tfdist train pets1.py" in readme and len(readme.splitlines()) <= 14
     with pytest.raises(ValueError, match=r"has no split 'train'. It has: none. The expected layout is PATH/SPLIT"):
         make("flat", "images", "pets/dog")
+    with pytest.raises(ValueError, match="MobileNetV3"):
+        make("other", "images", "pets", pretrained="MobileNetV9")
     pictures(tmp_path / "divided", ("train", "val"))
     _, config, _, (train, test) = make("pets2", "images", "divided")
     assert (len(train), len(test), config.data.evaluation_split) == (30, 30, "val")
@@ -121,15 +123,14 @@ def test_a_script_and_a_batch_file_where_slurm_is_found(tmp_path, monkeypatch):
     done = subprocess.run(["/bin/bash", "-c", end], env={"SLURM_JOB_ID": "7"}, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (75, "requeue 7\n")
     compile((tmp_path / "mine" / "mine.py").read_text(), "mine.py", "exec")
-    for name, kind, options, words in (
-        ("mine", ("script",), {}, "mine exists"),
-        ("2nd", ("script",), {}, "'2nd' .* run_2nd"),
-        ("json", ("script",), {}, "'json' .* run_json"),  # A module of Python would be imported in its place.
-        ("other", ("images", "none"), {}, "no folder '.*none'"),
-        ("other", ("images", "mine"), {"pretrained": "MobileNetV9"}, "MobileNetV3"),
+    for name, kind, words in (
+        ("mine", ("script",), "mine exists"),
+        ("2nd", ("script",), "'2nd' .* run_2nd"),
+        ("json", ("script",), "'json' .* run_json"),  # A module of Python would be imported in its place.
+        ("other", ("images", "none"), "no folder '.*none'"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
-            new.write(pathlib.Path(name), *kind, **options)
+            new.write(pathlib.Path(name), *kind)
     monkeypatch.setenv("PATH", str(tmp_path / "mine"))
     new.write(pathlib.Path("alone"), "script")
     assert {path.name for path in (tmp_path / "alone").iterdir()} == {"alone.py", "README.md"}

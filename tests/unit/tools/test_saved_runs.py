@@ -98,7 +98,7 @@ def table_of(tmp_path, rows, **columns):
     return examples.read_table(saved_run(c.Data(), {"columns": columns}), "inputs", tmp_path / "rows.csv")
 
 
-NUMBER = ("input", "number", None)
+NUMBER, TARGET = ("input", "number", None), ("label", "number", None)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_arrays_are_found_by_the_names_of_inputs(tmp_path):
     ("read", "words"),
     [
         (lambda path: examples.read_arrays(path / "two.npz", {"left": (2,), "up": (5,)}), r"up \[n, 5\]. It has: left"),
-        (lambda path: table_of(path, "x\n", x=NUMBER), "rows.csv' has no rows"),
-        (lambda path: table_of(path, "x\n1.5\n\nmuch\n", x=NUMBER), "'x' .*'much'"),
+        (lambda path: table_of(path, "x\n", x=NUMBER, y=TARGET), "rows.csv' has no rows"),
+        (lambda path: table_of(path, "x\n1.5\n\nmuch\n", x=NUMBER, y=TARGET), "'x' .*'much'"),
         (lambda path: of_file(path / "x.npy", (4,)), "x.npy has no examples"),
         (lambda path: of_file(path / "x.png", (4, 4, 3)), "x.png cannot be read"),
     ],
