@@ -134,7 +134,7 @@ def test_the_time_of_each_worker_is_reported_and_the_slowest_is_named(tmp_path):
     shares = [(0.01, 0.59, 0.4), (0.1, 0.8, 0.1)]
     many = [(0.0, 1 - rank / 1000, rank / 1000) for rank in reversed(range(101))]
     train(reporter, 10, {}, worker_shares=shares, wait_share=0.05)
-    train(reporter, 20, {}, worker_shares=[*shares, *[(0.0, 0.7, 0.3)] * 4, (0.0, 0.9, 0.1)])
+    train(reporter, 20, {}, worker_shares=[*shares, *[(0.0, 0.7, 0.3)] * 4, (0.0, 0.95, 0.05)])
     train(reporter, 30, {}, worker_shares=many)
     train(reporter, 40, {}, worker_shares=[], wait_share=None)  # Not timed.
     train(reporter, 50, {})
