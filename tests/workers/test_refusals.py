@@ -30,7 +30,7 @@ REFUSED = {
     "apply_of_object": r"^SGD\.apply was set on the object",
     "other_optimizer": r"^model\.optimizer was set to Adam after a call of fit",
     "nothing": r"^The data has no examples\.",
-    "hidden_rows": r"^The data of predict has a known number of rows in x, .* \(4, 3\)",
+    "hidden_rows": r"^The data of predict has a known number of rows in x, .*shape=\(4, 3\)",
     "no_batches": r"generator must yield at least one batch",
     "batch_of_text": r"^A batch must be x, \(x,\), \(x, y\) or \(x, y, sample_weight\) of arrays\. Received: str",
 }
