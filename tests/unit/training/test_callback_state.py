@@ -167,3 +167,28 @@ def test_what_a_callback_shares_with_the_script_is_restored_for_both(tmp_path):
     losses, by_epoch, sums, names = second
     assert (losses, by_epoch, sums.tolist(), names) == ([0.5], {0: 0.5}, [1.0, 1.0], ["first"])
     assert again.losses is losses and again.by_epoch is by_epoch and again.sums is sums
+
+
+class Fields(keras.callbacks.Callback):
+    """Holds arrays in the byte order of FITS, netCDF and IDX files, and arrays that are more than their numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.big, self.masked = np.zeros(3, ">i4"), np.ma.array([1.0, 2.0, 3.0], mask=[0, 0, 0])
+
+    def note(self):
+        self.big[:] = [1, 2, 3]
+        self.masked[1] = np.ma.masked
+
+
+def test_arrays_of_any_byte_order_are_restored_and_masked_ones_are_named(tmp_path):
+    callback, again = Fields(), Fields()
+    before = begun(callback)
+    callback.note()
+    state, arrays, lost = before.save(set())
+    assert lost == ["Fields.masked (MaskedArray)"] and all(array.dtype.isnative for array in arrays.values())
+    assert begun(again).restore(*through_a_checkpoint(tmp_path, state, arrays)) == [] and again.big.tolist() == [
+        1,
+        2,
+        3,
+    ]
