@@ -80,7 +80,7 @@ PRIVATE_NAMES = {
         "tensorflow.python.data.ops.multi_device_iterator_ops": "device datasets have no options",
         "_create_device_dataset": "patched while an iterator is made, for the same reason",
     },
-    "tfdist.cluster.several_workers.start": {
+    "tfdist.cluster.several_workers.multi_worker": {
         "tensorflow.python.distribute.collective_all_reduce_strategy": "logical CPUs, for tests (tensorflow#57743)",
         "_initialize_local_devices": "patched while the strategy is made: logical CPU devices, for tests",
     },
@@ -336,7 +336,7 @@ def private_names(source):
     own |= {node.attr for node in attributes if ast.unparse(node.value) in ("self", "cls")} | {"_exit"}
     found = {node.attr for node in attributes} - own
     for node in ast.walk(tree):
-        by_name = ("put", "put_until_end", "patch", "getattr", "hasattr", "setattr")
+        by_name = ("replace_attribute", "replace_until_end", "patch", "getattr", "hasattr", "setattr")
         is_call = isinstance(node, ast.Call) and ast.unparse(node.func).removeprefix("patching.") in by_name
         # (owner, name, replacement) in a table of replacements.
         is_row = isinstance(node, ast.Tuple) and len(node.elts) == 3 and isinstance(node.elts[0], ast.Attribute)

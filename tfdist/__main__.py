@@ -30,7 +30,7 @@ TOOLS = {
     ),
     "verify": ("tfdist.tools.saved_runs.verify", "Train parts of a finished run again, and compare hashes."),
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
-    "docs": ("tfdist.tools.start.pages", "Print the pages about tfdist."),
+    "docs": ("tfdist.tools.start.docs_pages", "Print the pages about tfdist."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),
     "prepare": ("tfdist.tools.prepare_data.command", "Download and prepare the data; scale images once."),
     "batch_size": ("tfdist.tools.batch_size", "Find the largest batch that fits into memory."),

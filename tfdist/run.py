@@ -56,7 +56,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def run_script(args: argparse.Namespace) -> int:
     """Connects the workers and runs the script as `__main__`; returns the exit code."""
     from tfdist.keras_fit import connect
-    from tfdist.keras_fit.script import context, ending, entropy, files, model_methods
+    from tfdist.keras_fit.script import ending, entropy, model_methods, script_state, written_files
     from tfdist.keras_fit.whole_batch import global_view
 
     script = args.script
@@ -73,8 +73,8 @@ def run_script(args: argparse.Namespace) -> int:
         with contextlib.ExitStack() as stack:
             stack.enter_context(model_methods.distribute_methods(cluster, args.workdir))
             stack.enter_context(entropy.share_seed(cluster, args.workdir))
-            stack.enter_context(context.script_runs(cluster))
-            stack.enter_context(files.write_once(cluster))
+            stack.enter_context(script_state.script_runs(cluster))
+            stack.enter_context(written_files.write_once(cluster))
             end = stack.enter_context(ending.collect_endings())
             code = _run(script)
             end()

@@ -209,7 +209,7 @@ def in_config() -> int:
 def own_strategy(built: keras.Model) -> Any:
     """The strategy of a model after the attribute was set."""
     with patching.restore_after([built], ["_distribute_strategy"]):
-        patching.put(built, "_distribute_strategy", "of the model")
+        patching.replace_attribute(built, "_distribute_strategy", "of the model")
         return built.distribute_strategy
 
 

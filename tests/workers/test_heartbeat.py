@@ -341,12 +341,12 @@ ABSENT = """
 import time
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.several_workers import start
-count = start.count_connected
+from tfdist.cluster.several_workers import multi_worker
+count = multi_worker.count_connected
 def count_soon(made, monitor, seconds, one):
     time.sleep(600 * monitor.rank)
     return count(made, monitor, 8.0, one)
-start.count_connected = count_soon
+multi_worker.count_connected = count_soon
 process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions(connect_seconds=240.0)))
 """
 
@@ -395,16 +395,16 @@ COMPILING = """
 import sys
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.several_workers import start
+from tfdist.cluster.several_workers import multi_worker
 from tfdist.cluster.devices import gpu_software
 build = {"cuda_compute_capabilities": ["sm_70", "compute_80"]}
 found = gpu_software.facts([{"device_name": "NVIDIA H100", "compute_capability": (9, 0)}], build, {})
 gpu_software.describe = lambda env: found
-count = start.count_connected
+count = multi_worker.count_connected
 def count_and_tell(made, monitor, seconds, one):
     print(f"within {seconds} s", file=sys.stderr, flush=True)
     return count(made, monitor, seconds, one)
-start.count_connected = count_and_tell
+multi_worker.count_connected = count_and_tell
 process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions()).leave() or 0)
 """
 
@@ -421,12 +421,12 @@ DYING = """
 import os, signal, time
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
-from tfdist.cluster.several_workers import start
+from tfdist.cluster.several_workers import multi_worker
 def die(planned, addresses):
     time.sleep(5)  # The watchdogs start meanwhile, also on a busy machine.
     os.kill(os.getpid(), signal.SIGKILL)
 if '"index": 1' in os.environ["TF_CONFIG"]:
-    start._make_strategy = die
+    multi_worker._make_strategy = die
 process_exit.run_and_exit(lambda: strategy.connect(config.ClusterOptions(connect_seconds=240.0)))
 """
 

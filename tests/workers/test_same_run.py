@@ -105,14 +105,14 @@ import json, os, socket, sys
 from tfdist import config
 from tfdist.cluster import process_exit, strategy
 from tfdist.cluster.devices import replicas
-from tfdist.cluster.several_workers import start, tcp_ring
+from tfdist.cluster.several_workers import multi_worker, tcp_ring
 def closed():
     made = socket.socket()
     made.bind(("127.0.0.1", 0))  # No connection is accepted, as behind a firewall that rejects it.
     return tcp_ring.Listener(socket=made, nonce="0")
 if '"index": 1' in os.environ["TF_CONFIG"]:
     tcp_ring.listen = closed
-start._RING_SECONDS = 2.0
+multi_worker._RING_SECONDS = 2.0
 def main():
     cluster = strategy.connect(strategy.plan(config.ClusterOptions()))
     values = cluster.all_gather([7]).tolist()

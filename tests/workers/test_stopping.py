@@ -68,7 +68,7 @@ MOMENTS = {
     # While the strategy is made: TensorFlow's own handler, which swallows SIGTERM, is in place by then.
     "creating the strategy": (
         1,
-        f"tfdist.cluster.several_workers.start:_make_strategy:after:{TERM:d}",
+        f"tfdist.cluster.several_workers.multi_worker:_make_strategy:after:{TERM:d}",
         "stopped by another worker before the first step: nothing to save",
     ),
     # While the first step is compiled.

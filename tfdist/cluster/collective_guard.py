@@ -36,7 +36,7 @@ class ScriptCluster(Cluster):
             yield
             return
         if not self.is_chief:
-            share(self, None, None)
+            send_to_all(self, None, None)
         only_here = cluster_lib.on_one_worker("a block of cluster.chief_first", "call it outside of the block")
         failed = None
         try:
@@ -47,7 +47,7 @@ class ScriptCluster(Cluster):
                 raise
             failed = error
         if self.is_chief:
-            share(self, None, failed)
+            send_to_all(self, None, failed)
 
     @contextlib.contextmanager
     def alone(self, model: keras.Model) -> Iterator[None]:
@@ -85,11 +85,11 @@ def _reject_replicated(next_creator: Callable[..., tf.Variable], **keywords: Any
 @contextlib.contextmanager
 def local(model: keras.Model) -> Iterator[None]:
     """Lets Keras' own `model.predict` run on this worker, with all data; methods with collectives raise."""
-    with patching.undo_puts():
+    with patching.restore_attributes():
         # None: TensorFlow's current strategy, the default one outside of scopes.
-        patching.put_until_end(model, "_distribute_strategy", None)
+        patching.replace_until_end(model, "_distribute_strategy", None)
         for name in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
-            patching.put_until_end(model, name, functools.partial(_reject, name))
+            patching.replace_until_end(model, name, functools.partial(_reject, name))
         yield
 
 
@@ -117,7 +117,7 @@ def reject_keras_predict(strategy: tf.distribute.Strategy) -> None:
             )
         return original(self, *args, **keywords)
 
-    patching.put(keras.Model, "predict", predict)
+    patching.replace_attribute(keras.Model, "predict", predict)
 
 
 def in_any_scope() -> bool:
@@ -125,7 +125,7 @@ def in_any_scope() -> bool:
     return tf.distribute.has_strategy()
 
 
-def share(cluster: Cluster, returned: Any, error: Exception | SystemExit | None) -> Any:
+def send_to_all(cluster: Cluster, returned: Any, error: Exception | SystemExit | None) -> Any:
     """Returns on every worker what a function on the chief returned, None if JSON cannot hold it. Collective.
 
     Args:

@@ -20,14 +20,14 @@ _global: weakref.WeakKeyDictionary[tf.distribute.DistributedDataset, tf.data.Dat
 
 
 @contextlib.contextmanager
-def replace_strategies(cluster: Cluster, say_once: Callable[[str], None]) -> Iterator[None]:
+def replace_strategies(cluster: Cluster, log_once: Callable[[str], None]) -> Iterator[None]:
     """In the block the classes of tf.distribute return the strategy of the workers; others raise an error.
 
     The scope of the default strategy, which scripts get where they find no TPU, has no effect, as under Keras.
     """
-    resolver = _resolver(cluster, say_once)
-    mirrored = _strategy(cluster, resolver, "MirroredStrategy", say_once)
-    multi_worker = _strategy(cluster, resolver, "MultiWorkerMirroredStrategy", say_once)
+    resolver = _resolver(cluster, log_once)
+    mirrored = _strategy(cluster, resolver, "MirroredStrategy", log_once)
+    multi_worker = _strategy(cluster, resolver, "MultiWorkerMirroredStrategy", log_once)
     experimental = tf.distribute.experimental
     refused = [
         *((tf.distribute, name) for name in ("OneDeviceStrategy", "ParameterServerStrategy", "TPUStrategy")),
@@ -56,11 +56,11 @@ def replace_strategies(cluster: Cluster, say_once: Callable[[str], None]) -> Ite
             (resolvers, "TFConfigClusterResolver", resolver),
         ):
             stack.enter_context(patching.restore_after([owner], [name]))
-            patching.put(owner, name, kind)
+            patching.replace_attribute(owner, name, kind)
         yield
 
 
-def _strategy(cluster: Cluster, resolver: type, name: str, say_once: Callable[[str], None]) -> type:
+def _strategy(cluster: Cluster, resolver: type, name: str, log_once: Callable[[str], None]) -> type:
     """Returns a class with the name `name` of tf.distribute. The strategy of the workers becomes its instance."""
 
     class Strategy(type(cluster.strategy)):
@@ -71,7 +71,7 @@ def _strategy(cluster: Cluster, resolver: type, name: str, say_once: Callable[[s
         def __init__(self, *args: Any, **keywords: Any):
             """Makes nothing: the workers have connected. Classes of the script may call it."""
             if name == "MirroredStrategy" and (args or "devices" in keywords):
-                say_once(
+                log_once(
                     f"the devices of the script's MirroredStrategy are ignored: its {cluster.num_replicas} replicas "
                     "are those that the launcher gives."
                 )
@@ -99,7 +99,7 @@ def _strategy(cluster: Cluster, resolver: type, name: str, say_once: Callable[[s
     return functools.update_wrapper(Strategy, getattr(tf.distribute, name), updated=())
 
 
-def _resolver(cluster: Cluster, say_once: Callable[[str], None]) -> type:
+def _resolver(cluster: Cluster, log_once: Callable[[str], None]) -> type:
     """Returns the class of the resolvers that the script makes or gets from its strategy."""
 
     class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
@@ -115,7 +115,7 @@ def _resolver(cluster: Cluster, say_once: Callable[[str], None]) -> type:
         @property
         def task_id(self) -> int:
             if cluster.num_workers > 1:
-                say_once(
+                log_once(
                     "task_id of the script's cluster resolver is 0 on all workers: each runs the lines of the chief, "
                     "and one of them prints and writes. So do not divide data by it, but by the argument of the "
                     "function of strategy.distribute_datasets_from_function, or leave it to "

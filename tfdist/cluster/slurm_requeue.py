@@ -45,7 +45,7 @@ def enable_requeue(rank: int, stop: interruption.StopRequest, progressed: Callab
     _policy = RequeuePolicy(rank=rank, stop=stop, progressed=lambda: bool(known()))
 
 
-def restart_helps() -> bool | None:
+def is_transient() -> bool | None:
     """Returns `RequeuePolicy.progressed` of this process; None: it does not requeue."""
     return None if _policy is None else _policy.progressed()
 

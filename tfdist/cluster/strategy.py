@@ -10,7 +10,7 @@ from tensorflow.python.distribute import values
 from tfdist import config as config_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.control import alone, heartbeat_monitor
+from tfdist.cluster.control import heartbeat_monitor, single_worker
 from tfdist.cluster.devices import gpu_software, onednn, replicas
 from tfdist.cluster.discovery.roster import Roster, WorkerInfo
 from tfdist.cluster.planning import ClusterPlan, Started, configure_devices, describe_notes, plan
@@ -42,11 +42,11 @@ def connect(
         OSError: this worker's port is in use, or `workdir` cannot be written or is not shared.
     """
     planned = plan_or_options if isinstance(plan_or_options, ClusterPlan) else plan(plan_or_options)
-    alone.unset_proxies(os.environ)
+    single_worker.unset_proxies(os.environ)
     if planned.num_workers > 1:
-        from tfdist.cluster.several_workers import start
+        from tfdist.cluster.several_workers import multi_worker
 
-        started = start.start(planned, must_match or {}, workdir, stop)
+        started = multi_worker.start(planned, must_match or {}, workdir, stop)
     else:
         started = _start_alone(planned, stop)
     if started.strategy.num_replicas_in_sync != planned.num_replicas:
@@ -66,7 +66,7 @@ def connect(
 
 
 def _start_alone(planned: ClusterPlan, stop: interruption.StopRequest | None) -> Started:
-    members = alone.members(planned.worker_spec, {"devices": planned.devices}, stop)
+    members = single_worker.members(planned.worker_spec, {"devices": planned.devices}, stop)
     configure_devices(planned)
     notes = describe_notes(planned, gpu_software.describe(os.environ))
     devices = [f"/{planned.device_type}:{index}" for index in range(planned.local_replicas)]
@@ -83,7 +83,9 @@ def _add_number_conversions() -> None:
     """Adds `float(variable)` and `int(variable)`, for callbacks, to mirrored variables, which lack them."""
     for name, kind in (("__float__", float), ("__int__", int)):
         if not hasattr(values.MirroredVariable, name):
-            patching.put(values.MirroredVariable, name, lambda variable, kind=kind: kind(variable.numpy()))
+            patching.replace_attribute(
+                values.MirroredVariable, name, lambda variable, kind=kind: kind(variable.numpy())
+            )
 
 
 def _make_roster(planned: ClusterPlan, started: Started) -> Roster:

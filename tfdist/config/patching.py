@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _ABSENT = object()
-# Of each block of `undo_puts`: (owner, name, what was put, what was there before).
+# Of each block of `restore_attributes`: (owner, name, what was put, what was there before).
 _blocks: list[list[tuple[Any, str, Any, Any]]] = []
 
 
-def put(owner: Any, name: str, value: Any) -> None:
+def replace_attribute(owner: Any, name: str, value: Any) -> None:
     """Sets an attribute of an object, which keeps it unless the call is in a block of `restore_after`."""
     setattr(owner, name, value)
 
@@ -74,16 +74,16 @@ def set_in_block(holder: Any, **values: Any) -> Iterator[None]:
         yield
 
 
-def put_until_end(owner: Any, name: str, value: Any) -> None:
-    """Sets an attribute of an object or class until the end of the innermost block of `undo_puts`, or for good."""
+def replace_until_end(owner: Any, name: str, value: Any) -> None:
+    """Sets an attribute of an object or class until the innermost block of `restore_attributes` ends, or for good."""
     if _blocks:
         _blocks[-1].append((owner, name, value, _present(owner, name)))
     setattr(owner, name, value)
 
 
 @contextlib.contextmanager
-def undo_puts() -> Iterator[None]:
-    """Undoes at its end what `put_until_end` has set in the block, but nothing that others have set since."""
+def restore_attributes() -> Iterator[None]:
+    """Undoes at its end what `replace_until_end` has set in the block, but nothing that others have set since."""
     made: list[tuple[Any, str, Any, Any]] = []
     _blocks.append(made)
     try:

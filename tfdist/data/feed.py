@@ -51,7 +51,7 @@ class Examples:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class FeedNotes:
     """Descriptions of the data, for the log and the workdir."""
 
     # Log lines: the `prepare` function, and what it returns; () if there is none.
@@ -98,4 +98,4 @@ class Feed:
     verify: Callable[[], None] = lambda: None
     # (step function) -> the same function, which sees batches with the static shapes of `spec`.
     with_known_shapes: Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]] = lambda step: step
-    about: About = About()
+    about: FeedNotes = FeedNotes()

@@ -74,7 +74,7 @@ def begin(run: Guarded) -> Guarded:
     return before
 
 
-def _tell(message: str, *, refuse: bool = False, doubtful: bool = False) -> None:
+def _report(message: str, *, refuse: bool = False, doubtful: bool = False) -> None:
     """Raises ValueError if workers or a resumed run differ, or to `refuse`; else warns once. `doubtful`: they may."""
     if refuse or (_run.saved and not doubtful) or (_run.several_workers and not _run.is_script):
         raise ValueError(message)
@@ -114,7 +114,7 @@ def around(
             _check_graph(graph, name, known(), _places(function, args), advice)
         drawn = [kind for kind, state in _random_states().items() if state != before[kind]]
         if drawn and draws:
-            _tell(
+            _report(
                 f"{name} draws from the global random numbers of {' and '.join(drawn)} at "
                 f"{_places(function, args) or 'a library'}, or in what is called there: it draws once, when it is "
                 f"traced, and not for each batch. Use {advice}."
@@ -139,7 +139,7 @@ def around_hook(callback: Any, hook: str, objects: Mapping[str, Any], alone: boo
     now = _plain_attributes(objects)
     changed = [one for one, value in before.items() if repr(now.get(one, "none")) != repr(value)]
     if changed:
-        _tell(
+        _report(
             f"{name} changed {text.list_names(changed, _MAX_NAMED)}: the compiled step does not see it, but a resumed "
             "run would. Set it before the training begins, train in two stages, or keep the value in a keras.Variable "
             "of the layer.",
@@ -148,7 +148,7 @@ def around_hook(callback: Any, hook: str, objects: Mapping[str, Any], alone: boo
     for reader, (variable, value) in [*_run.watched.items()] if compares else ():
         if variable.numpy().tobytes() != value:
             del _run.watched[reader]
-            _tell(
+            _report(
                 f"{name} changed {reader}: a resumed run reads other values, as do other workers. Make it an attribute "
                 "of the callback or of the model; in config.data.prepare, compute it from the epoch in the seeds.",
                 refuse=alone,
@@ -192,13 +192,13 @@ def _check_graph(graph: Any, name: str, known: Mapping[int, bool], places: str, 
 
     definition = graph.as_graph_def()
     if drawn := _find(graph, definition, RANDOM):
-        _tell(
+        _report(
             f"{name} draws random numbers from a state that is not saved: {lines(drawn)}. Replicas may draw the same "
             f"numbers, and a resumed run draws others. Use {advice}.",
             refuse=_run.several_workers,
         )
     if python := _find(graph, definition, _PYTHON):
-        _tell(
+        _report(
             f"{name} calls Python functions: {lines(python)}. Unless they return the same for the same arguments, "
             "workers and resumed runs differ. If they do, say so: tf.numpy_function(..., stateful=False).",
             doubtful=True,
@@ -217,7 +217,7 @@ def _check_graph(graph: Any, name: str, known: Mapping[int, bool], places: str, 
             with tf.init_scope():
                 _run.watched[reader] = variable, variable.numpy().tobytes()
     if unsaved:
-        _tell(
+        _report(
             f"{name} writes variables that belong neither to the model nor to its optimizer: "
             f"{text.list_names(sorted(unsaved), _MAX_NAMED)}. No checkpoint holds them and replicas do not share "
             f"them: a resumed run would be another run. Make each variable, or the metric or layer that holds it, an "

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data import autograph, description, inspection, order, stream
-from tfdist.data.feed import About, Examples, Feed, Prepare, Sizes
+from tfdist.data.feed import Examples, Feed, FeedNotes, Prepare, Sizes
 from tfdist.data.stream import ReplicaShard, Source
 
 
@@ -46,7 +46,7 @@ class Distributor(Protocol):
         """Returns an iterator over global batches, which TensorFlow divides among all replicas."""
 
 
-def combine(
+def make_with_parts(
     config: config_lib.Config,
     inputs: Inputs,
     evaluate: Callable[[], tuple[tf.data.Dataset, int]],
@@ -90,7 +90,7 @@ def combine(
         first_nonfinite=lambda *numbers: inspection.first_nonfinite(rows_of_steps(*numbers)),
         find_label=lambda label: inspection.example_with_label(by_name, config.objective.get("labels", "label"), label),
         verify=verify,
-        about=About(
+        about=FeedNotes(
             preparation=description.describe(options.prepare, described),
             example_name="images" if "image" in spec else "examples",
             notes=notes,
@@ -148,7 +148,7 @@ def make_stream_feed(
     evaluation, evaluation_prepare = add_cache(options, evaluation, inputs.prepare, training=False)
     ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle, "part": parts[0]}
     training = stream.training(train, train_prepare, shard, **ordering)
-    return combine(
+    return make_with_parts(
         config,
         inputs,
         lambda: stream.evaluation(

@@ -169,7 +169,7 @@ def make_feed(
 
         return known
 
-    return pipelines.combine(
+    return pipelines.make_with_parts(
         config,
         inputs,
         lambda: stream.evaluation(

@@ -133,7 +133,7 @@ def _train(
     if validation is not None:
         make_run.check_functions(model, "test")
         if any("evaluate" in vars(kind) and user_code.defines(kind) for kind in type(model).__mro__):
-            messages.say_once(
+            messages.log_once(
                 f"{type(model).__name__} has its own evaluate, which fit does not call for validation_data: what it "
                 "computes is missing. Call it in a callback's on_epoch_end, or put it into test_step."
             )

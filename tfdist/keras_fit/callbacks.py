@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit.script import context
+from tfdist.keras_fit.script import script_state
 from tfdist.report import console
 from tfdist.training import api as trainer
 
@@ -49,7 +49,7 @@ def make_callbacks(
             )
         if not isinstance(callback, keras.callbacks.BackupAndRestore):
             callbacks.append(callback)
-        elif workdir is None and not context.in_script():
+        elif workdir is None and not script_state.in_script():
             raise ValueError(
                 "BackupAndRestore is not needed: pass workdir to tfdist.fit, and the same script resumes. "
                 f"Received: {callback.backup_dir!r} as its directory, and workdir=None"
@@ -60,9 +60,9 @@ def make_callbacks(
             print(f"BackupAndRestore is ignored: {where}.", flush=True)
     callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
-    if not context.in_script():
+    if not script_state.in_script():
         return trainer.CallbackRunner(cluster, model, callbacks, bar, params)
-    script = functools.partial(context.running, by_tfdist=False)
+    script = functools.partial(script_state.running, by_tfdist=False)
     return trainer.CallbackRunner(cluster, model, callbacks, bar, params, script, saves_draws)
 
 

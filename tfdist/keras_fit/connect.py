@@ -62,7 +62,7 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
             f"Keras needs the backend tensorflow. Received: {keras.config.backend()!r}. Import tfdist before keras, "
             "or set KERAS_BACKEND=tensorflow."
         )
-    trainer.take_over_remat_scopes()
+    trainer.adopt_remat_scopes()
     _connected = cluster = collective_guard.for_script(strategy.connect(options))
     messages.speak_if(cluster.is_chief)
     # TensorFlow counts the functions of several calls of `fit` as one that is traced again and again.

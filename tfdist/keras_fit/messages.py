@@ -2,14 +2,14 @@
 
 import sys
 
-# The texts, or their keys, that `say_once` has printed in this process.
+# The texts, or their keys, that `log_once` has printed in this process.
 _said: set[str] = set()
 # Whether this process prints what all workers have found; see `speak_if`.
 _speaks = True
 
 
 def speak_if(is_chief: bool) -> None:
-    """Makes `say_once` print on the chief only."""
+    """Makes `log_once` print on the chief only."""
     global _speaks
     _speaks = is_chief
 
@@ -19,7 +19,7 @@ def say(text: str) -> None:
     print(f"tfdist: {text}", file=sys.stderr, flush=True)
 
 
-def say_once(text: str, key: str | None = None, *, everywhere: bool = False) -> None:
+def log_once(text: str, key: str | None = None, *, everywhere: bool = False) -> None:
     """Prints a line on the chief, unless one of the same `key`, by default the text itself, was printed before.
 
     Args:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
-from tfdist.config.patching import patch, set_in_block, undo_puts
+from tfdist.config.patching import patch, restore_attributes, set_in_block
 from tfdist.data import autograph
 from tfdist.keras_fit.whole_batch import global_view, own_rows, shard_layers
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
@@ -72,7 +72,7 @@ def patch_for_run(model: keras.Model) -> Iterator[contextlib.ExitStack]:
     """Patches Keras for a run, and restores everything at the end; the stack is for what the run finds out."""
     with (
         trainer.restore_methods(getattr(model.optimizer, "inner_optimizer", model.optimizer)),
-        undo_puts(),
+        restore_attributes(),
         contextlib.ExitStack() as undo,
         own_rows.patch_losses(),
         patch_keras(),

@@ -8,7 +8,7 @@ from tfdist.checkpoint import directory, export
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.config import diff
 from tfdist.report import files, run_info
-from tfdist.training.loop_tools import LoopTools
+from tfdist.training.loop_services import LoopServices
 from tfdist.training.reporting import report_run
 from tfdist.training.state import TrainingState
 
@@ -17,7 +17,7 @@ FINISHED = "finished.json"
 MISMATCH = "mismatch"
 
 
-def check_state(tools: LoopTools, state: TrainingState) -> None:
+def check_state(tools: LoopServices, state: TrainingState) -> None:
     """Runs the features' checks of the state, so that no run resumes from a wrong one. Every worker calls it.
 
     Raises:
@@ -28,7 +28,7 @@ def check_state(tools: LoopTools, state: TrainingState) -> None:
         extra.check(tools, state)
 
 
-def save(tools: LoopTools, state: TrainingState) -> None:
+def save(tools: LoopServices, state: TrainingState) -> None:
     """Starts a save of the current state; only the chief writes, while training continues. Every worker calls it.
 
     Raises as `check_state`, which is called first.
@@ -42,7 +42,7 @@ def save(tools: LoopTools, state: TrainingState) -> None:
             tools.checkpointer.save(state.step, arrays, state.to_json())
 
 
-def _collect(tools: LoopTools, state: TrainingState, *, wait: bool = False) -> Callable[[], dict[str, Any]] | None:
+def _collect(tools: LoopServices, state: TrainingState, *, wait: bool = False) -> Callable[[], dict[str, Any]] | None:
     """Collects the state of metrics and hooks in `state`. Every worker calls it.
 
     Args:
@@ -62,7 +62,7 @@ def _collect(tools: LoopTools, state: TrainingState, *, wait: bool = False) -> C
     return lambda: checkpoint_format.snapshot(run.variables) | arrays
 
 
-def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
+def save_mismatch(tools: LoopServices, state: TrainingState) -> None:
     """After a replica mismatch, saves the chief's state in workdir/mismatch. Every worker calls it.
 
     It is not saved among the checkpoints, so that no run resumes from it automatically.
@@ -85,7 +85,7 @@ def save_mismatch(tools: LoopTools, state: TrainingState) -> None:
     )
 
 
-def save_stopped(tools: LoopTools, state: TrainingState) -> None:
+def save_stopped(tools: LoopServices, state: TrainingState) -> None:
     """Saves the run after all workers agreed to stop, and waits until it is written, or raises OSError."""
     run = tools.run
     run.stop.saving = True
@@ -96,7 +96,7 @@ def save_stopped(tools: LoopTools, state: TrainingState) -> None:
     tools.report.event(text, state.step, always=True)
 
 
-def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
+def wait_until_saved(tools: LoopServices, state: TrainingState) -> None:
     """Waits until the last checkpoint is written, or raises OSError."""
     with tools.run.cluster.monitor.pause_timers():
         saved = tools.checkpointer is None or tools.checkpointer.wait()
@@ -105,7 +105,7 @@ def wait_until_saved(tools: LoopTools, state: TrainingState) -> None:
         raise OSError(f"The last checkpoint, of step {state.step}, could not be written; {left}.")
 
 
-def close(tools: LoopTools) -> None:
+def close(tools: LoopServices) -> None:
     """Closes the files of a run, however it ends; a checkpoint that is being written is completed first."""
     if tools.checkpointer is not None:
         with tools.run.cluster.monitor.pause_timers():
@@ -117,7 +117,7 @@ def close(tools: LoopTools) -> None:
         tools.lock.release()
 
 
-def mark_finished(tools: LoopTools, state: TrainingState) -> None:
+def mark_finished(tools: LoopServices, state: TrainingState) -> None:
     """Exports the final model and marks the run as finished, or raises OSError: run the same command to retry."""
     run = tools.run
     if run.workdir is None:

@@ -8,7 +8,7 @@ from tfdist.training import checkpointing, opening
 from tfdist.training.consistency import example_search, hashing, start_checks
 from tfdist.training.evaluation import evaluate
 from tfdist.training.execution import StopRequested
-from tfdist.training.loop_tools import LoopTools
+from tfdist.training.loop_services import LoopServices
 from tfdist.training.reporting import ending, report_run
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
@@ -66,7 +66,7 @@ def _stop_early(run: Run) -> int:
     return ending.stopped_code(run)
 
 
-def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
+def _train_or_stop(tools: LoopServices, state: TrainingState) -> int:
     """Returns the exit code of `train`."""
     try:
         train_loop(tools, state)
@@ -79,7 +79,7 @@ def _train_or_stop(tools: LoopTools, state: TrainingState) -> int:
             return ending.stopped_code(tools.run)
 
 
-def train_loop(tools: LoopTools, state: TrainingState) -> None:
+def train_loop(tools: LoopServices, state: TrainingState) -> None:
     """Runs the steps after `state.step` to the end of the run; raises StopRequested if all workers agreed to stop."""
     run = tools.run
     batches = run.feed.open_training(state.step, run.total_steps)
@@ -105,7 +105,7 @@ def train_loop(tools: LoopTools, state: TrainingState) -> None:
         tools.report.progress(state.step)
 
 
-def next_due_step(tools: LoopTools, step: int) -> int:
+def next_due_step(tools: LoopServices, step: int) -> int:
     """Returns the step at which the next execution must end: the next action, hook or the end of the run."""
     run, config = tools.run, tools.run.config
     step_in_epoch = step % run.steps_per_epoch
@@ -119,7 +119,7 @@ def next_due_step(tools: LoopTools, step: int) -> int:
     return min(one for one in due if one is not None)
 
 
-def run_due_actions(tools: LoopTools, state: TrainingState, *, save: bool = False) -> None:
+def run_due_actions(tools: LoopServices, state: TrainingState, *, save: bool = False) -> None:
     """Runs the extras, evaluation and checkpoint that are due; `save`: a user has requested a checkpoint.
 
     Raises StopRequested if all workers agreed to stop during the evaluation.
@@ -136,7 +136,7 @@ def run_due_actions(tools: LoopTools, state: TrainingState, *, save: bool = Fals
         checkpointing.save(tools, state)
 
 
-def _evaluate(tools: LoopTools, state: TrainingState) -> bool:
+def _evaluate(tools: LoopServices, state: TrainingState) -> bool:
     """Evaluates, and returns whether the values are the best so far."""
     options = tools.run.config.checkpoint
     values = evaluate.evaluate(tools, state.step, best=state.best.value)
@@ -181,7 +181,7 @@ def end_epoch_if_due(run: Run, state: TrainingState) -> None:
         run.hooks.call("on_epoch_end", state.completed_epochs - 1, state.logs)
 
 
-def report_if_due(tools: LoopTools, state: TrainingState) -> None:
+def report_if_due(tools: LoopServices, state: TrainingState) -> None:
     """Reports the means since the last interval report, if one is due, and starts a new interval."""
     run, interval, due = tools.run, state.interval, tools.run.due(tools.run.config.report.every)
     ends = run.ends_at(state.step) and not run.is_script and due.next_after(0) is not None
@@ -207,7 +207,7 @@ def wait_share(run: Run, totals: dict[str, float]) -> float | None:
     return totals["wait_seconds"] / max(totals["seconds"], 1e-9) if run.context.times_steps else None
 
 
-def end_run(tools: LoopTools, state: TrainingState) -> None:
+def end_run(tools: LoopServices, state: TrainingState) -> None:
     """Waits for the last checkpoint, finalises the weights, exports the model and marks the run as finished."""
     run = tools.run
     checkpointing.wait_until_saved(tools, state)

@@ -25,7 +25,7 @@ from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
 from tfdist.training import checkpointing, execution, features, triggers
 from tfdist.training.execution import RunSteps
-from tfdist.training.loop_tools import LoopTools
+from tfdist.training.loop_services import LoopServices
 from tfdist.training.reporting import report_run
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
@@ -84,7 +84,7 @@ def read_finished(run: Run) -> dict[str, Any] | None:
     return finished if finished["step"] >= run.total_steps or finished.get("stopped_by_callback") else None
 
 
-def open_run(run: Run) -> tuple[LoopTools, TrainingState] | None:
+def open_run(run: Run) -> tuple[LoopServices, TrainingState] | None:
     """Restores the newest checkpoint on every worker, and opens the report and the checkpointer on the chief.
 
     The workdir is this run's until `close`. Returns None if a stop signal has ended the wait for it.
@@ -119,7 +119,7 @@ def open_run(run: Run) -> tuple[LoopTools, TrainingState] | None:
 
 def _open_workdir(
     run: Run, lock: WorkdirLock | None, saved: Saved | None, damaged: list[str], rate: float | None
-) -> tuple[LoopTools, TrainingState]:
+) -> tuple[LoopServices, TrainingState]:
     state = _new_state(run, rate) if saved is None else TrainingState.from_json(saved.state)
     state.count_epochs(run.steps_per_epoch)
     state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
@@ -230,9 +230,9 @@ def make_tools(
     lock: WorkdirLock | None = None,
     ledger: Ledger | None = None,
     keep: Callable[[RunSteps], RunSteps] | None = None,
-) -> LoopTools:
+) -> LoopServices:
     """Makes the tools of the loop; `keep`: see `execution.evaluation_steps`."""
-    return LoopTools(
+    return LoopServices(
         run=run,
         report=report,
         checkpointer=checkpointer,
@@ -244,7 +244,7 @@ def make_tools(
     )
 
 
-def make_silent_tools(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopTools:
+def make_silent_tools(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopServices:
     """As `make_tools`, but they report nothing: for an evaluation whose values are returned to the caller."""
     report = Reporter(
         rank=run.cluster.rank,

@@ -66,7 +66,7 @@ def _override_call(layer: keras.layers.BatchNormalization, group_size: int | Non
                     f"statistics. Remove one (layer {layer.name!r})."
                 )
     # Set on the object instead of a subclass: a saved model contains the class, which must be Keras'.
-    patching.put(layer, "call", functools.partial(_call, layer, group_size))
+    patching.replace_attribute(layer, "call", functools.partial(_call, layer, group_size))
     layer.group_size = group_size  # Read by the step to form micro-batches.
     return layer
 

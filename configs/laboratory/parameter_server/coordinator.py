@@ -21,7 +21,7 @@ from tfdist.training import checkpointing, loop, opening, setup
 from tfdist.training import run as run_lib
 from tfdist.training.execution import StopRequested
 from tfdist.training.features import nonfinite
-from tfdist.training.loop_tools import LoopTools
+from tfdist.training.loop_services import LoopServices
 from tfdist.training.reporting import ending
 from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
@@ -117,7 +117,7 @@ def _make_remote_model(
     )
 
 
-def _train(tools: LoopTools, state: TrainingState, remote: RemoteModel) -> None:
+def _train(tools: LoopServices, state: TrainingState, remote: RemoteModel) -> None:
     """Runs the updates after `state.step`.
 
     Raises:
@@ -146,7 +146,7 @@ def _train(tools: LoopTools, state: TrainingState, remote: RemoteModel) -> None:
 
 
 def _updates(
-    tools: LoopTools,
+    tools: LoopServices,
     state: TrainingState,
     remote: RemoteModel,
     batches: Iterator[dict[str, tf.Tensor]],

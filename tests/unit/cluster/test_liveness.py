@@ -17,7 +17,7 @@ from tfdist.cluster.control import decision, heartbeat_monitor, peers
 from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
 from tfdist.cluster.control.peers import Peers
 from tfdist.cluster.discovery import worker_spec
-from tfdist.cluster.several_workers import start
+from tfdist.cluster.several_workers import multi_worker
 
 
 def make_monitor(size: int = 3, rank: int = 0) -> HeartbeatMonitor:
@@ -155,8 +155,8 @@ def test_the_first_all_reduce_names_the_missing_workers_or_gives_advice():
     for waiting, words in {(1,): ": worker 2 (host n2, pid 12) did not reach it", (1, 2): "NCCL_SOCKET_IFNAME"}.items():
         known = make_peers(told=(told := []))
         for rank in waiting:
-            known.peers[rank].waits = (start.PURPOSE, 5.0)
-        known.hear({"lost": "it did not end: ", "absent_in": [start.PURPOSE, start._ADVICE]})
+            known.peers[rank].waits = (multi_worker.PURPOSE, 5.0)
+        known.hear({"lost": "it did not end: ", "absent_in": [multi_worker.PURPOSE, multi_worker._ADVICE]})
         assert words in told[0]["lost"], told
 
 

@@ -15,7 +15,7 @@ import pytest
 from launching import free_ports
 from rendezvous_threads import GRACE_SECONDS, Workers, assert_all_ports_are_free, run, tf_config, worker_specs
 
-from tfdist.cluster.control import alone, rendezvous
+from tfdist.cluster.control import rendezvous, single_worker
 from tfdist.cluster.discovery import environment, hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
@@ -100,7 +100,7 @@ def test_a_worker_alone_opens_nothing():
 def test_proxies_are_unset():
     names = ["http_proxy", "HTTPS_PROXY", "all_proxy", "grpc_proxy"]
     env = dict.fromkeys(names, "http://proxy:3128") | {"no_proxy": "localhost", "PATH": "/bin"}
-    assert sorted(alone.unset_proxies(env)) == sorted(names)
+    assert sorted(single_worker.unset_proxies(env)) == sorted(names)
     assert env == {"no_proxy": "localhost", "PATH": "/bin"}
 
 

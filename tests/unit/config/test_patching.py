@@ -12,7 +12,7 @@ from tfdist.config import patching
 
 ROOT = pathlib.Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "what-is-replaced.md").read_text()
-FUNCTIONS = ("patch", "put", "put_until_end", "restore_after")
+FUNCTIONS = ("patch", "replace_attribute", "replace_until_end", "restore_after")
 
 
 def calls(source):
@@ -111,16 +111,16 @@ def test_attributes_are_restored_unless_other_code_has_set_them_since():
             return 1
 
     kept, before = types.SimpleNamespace(), dict(vars(Kind))
-    patching.put_until_end(kept, "of_no_block", 1)
-    with pytest.raises(KeyError), patching.undo_puts():
+    patching.replace_until_end(kept, "of_no_block", 1)
+    with pytest.raises(KeyError), patching.restore_attributes():
         one = types.SimpleNamespace(first=1, second=2)  # It need not exist before the block.
-        patching.put_until_end(Kind, "method", lambda self: 2)
-        patching.put_until_end(one, "first", 5)
-        with patching.undo_puts():
-            patching.put_until_end(one, "first", 6)
-            patching.put_until_end(one, "added", 7)
+        patching.replace_until_end(Kind, "method", lambda self: 2)
+        patching.replace_until_end(one, "first", 5)
+        with patching.restore_attributes():
+            patching.replace_until_end(one, "first", 6)
+            patching.replace_until_end(one, "added", 7)
         assert Kind().method() == 2 and vars(one) == {"first": 5, "second": 2}
-        patching.put_until_end(one, "second", 8)
+        patching.replace_until_end(one, "second", 8)
         one.second = 9
         raise KeyError
     assert vars(one) == {"first": 1, "second": 9} and vars(kept) == {"of_no_block": 1}

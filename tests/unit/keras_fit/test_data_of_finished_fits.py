@@ -13,7 +13,7 @@ import tensorflow as tf
 from parameters import slow_except
 
 import tfdist
-from tfdist.keras_fit.script import context, entropy, model_methods
+from tfdist.keras_fit.script import entropy, model_methods, script_state
 
 X = np.random.default_rng(0).normal(size=(12, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -156,7 +156,7 @@ def script_of(cluster, workdir):
     with (
         model_methods.distribute_methods(cluster, workdir),
         entropy.share_seed(cluster, workdir),
-        context.script_runs(cluster),
+        script_state.script_runs(cluster),
     ):
         yield
 

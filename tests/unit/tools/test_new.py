@@ -14,7 +14,7 @@ from launching import REPOSITORY, worker_environment
 from PIL import Image
 
 from tfdist.config import load, specs, validate
-from tfdist.tools.start import new, pages
+from tfdist.tools.start import docs_pages, new
 
 
 @pytest.fixture
@@ -137,13 +137,13 @@ def test_a_script_and_a_batch_file_where_slurm_is_found(tmp_path, monkeypatch):
 
 
 def test_pages_are_listed_and_printed(capsys):
-    pages.main(argparse.Namespace(page=""))
+    docs_pages.main(argparse.Namespace(page=""))
     listed = capsys.readouterr().out
     assert "  guide " in listed and re.search(r"^  your-data +Your data$", listed, re.MULTILINE)
     for word in ("your-data", "docs/your-data.md", "launch/slurm.sbatch", "docs/courses/line_exercise.py"):
-        pages.main(argparse.Namespace(page=word))
+        docs_pages.main(argparse.Namespace(page=word))
         file = "docs/your-data.md" if word == "your-data" else word
         assert capsys.readouterr().out == (REPOSITORY / file).read_text()
     for word in ("quokka", "launch/../pyproject.toml"):
         with pytest.raises(ValueError, match=f"there is no page '{word}'"):
-            pages.main(argparse.Namespace(page=word))
+            docs_pages.main(argparse.Namespace(page=word))

@@ -7,7 +7,7 @@ import pytest
 
 from tfdist import config as c
 from tfdist.training import features
-from tfdist.training.step.build_context import by_xla
+from tfdist.training.step.build_context import compiles_with_xla
 from tfdist.zoo import models
 
 
@@ -21,7 +21,7 @@ def model(*layers: keras.layers.Layer) -> keras.Model:
 )
 def test_xla_compiles_on_gpus_unless_the_config_says_otherwise(monkeypatch, device_type, fields, compiled):
     monkeypatch.delenv("TF_DETERMINISTIC_OPS", raising=False)
-    assert by_xla(c.Train(steps=1, **fields), device_type, model()) == compiled
+    assert compiles_with_xla(c.Train(steps=1, **fields), device_type, model()) == compiled
 
 
 def test_xla_does_not_compile_what_it_cannot(monkeypatch):
@@ -29,9 +29,9 @@ def test_xla_does_not_compile_what_it_cannot(monkeypatch):
     train = c.Train(steps=1)
     unsupported = keras.layers.Dense(3)
     unsupported.supports_jit = False
-    assert not by_xla(train, "GPU", model(unsupported))
+    assert not compiles_with_xla(train, "GPU", model(unsupported))
     monkeypatch.setenv("TF_DETERMINISTIC_OPS", "1")
-    assert not by_xla(train, "GPU", model())
+    assert not compiles_with_xla(train, "GPU", model())
 
 
 @pytest.mark.parametrize(

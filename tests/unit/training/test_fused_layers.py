@@ -150,7 +150,7 @@ def directional(layer, inputs):
 
 def test_gradients_in_forward_mode_are_those_of_keras():
     layers = [keras.layers.Activation("gelu") for _ in range(2)]
-    with patching.undo_puts():
+    with patching.restore_attributes():
         fused.fuse(keras.Sequential(layers[:1]))
         for function in (directional, tf.function(directional, autograph=False)):
             assert_close(*(function(layer, numbers()) for layer in layers), 1e-5)
@@ -183,7 +183,7 @@ def test_others_are_left_to_keras(layer, shape):
 @pytest.mark.parametrize(("device", "replaced"), [("CPU", True), ("GPU", False)])
 def test_layers_are_replaced_on_cpus_only(device, replaced):
     convolution, activation = layers = [keras.layers.Conv2D(3, 1), keras.layers.Activation("gelu")]
-    with patching.undo_puts():
+    with patching.restore_attributes():
         build_context.speed_up_layers(keras.Sequential(layers), device)
         assert ("convolution_op" in vars(convolution)) == replaced
         assert (activation.activation is not keras.activations.gelu) == replaced

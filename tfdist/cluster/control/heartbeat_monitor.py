@@ -160,16 +160,16 @@ class HeartbeatMonitor:
             if time.monotonic() > max(started, self.progress.last_pause) + seconds:
                 raise TimeoutError(f"Some workers did not finish within {seconds:g} s after this one.")
 
-    def mark_lost(self, text: str, *, stacks: bool = False, restart_helps: bool = True, **more: Any) -> None:
+    def mark_lost(self, text: str, *, stacks: bool = False, is_transient: bool = True, **more: Any) -> None:
         """Tells all workers of a lost worker; this process ends if it does not exit by itself soon.
 
         Args:
             text: the worker and the reason, in words.
             stacks: write the stack traces of all threads to standard error.
-            restart_helps: True if a worker was lost; False if it reported an error, which a restart would repeat.
+            is_transient: True if a worker was lost; False if it reported an error, which a restart would repeat.
             **more: see `Peers.hear`.
         """
-        self.tell({"lost": text, "stacks": stacks, "restart_helps": restart_helps} | more)
+        self.tell({"lost": text, "stacks": stacks, "is_transient": is_transient} | more)
 
     def tell(self, message: dict[str, Any]) -> None:
         """Sends a message to the watchdog process. One worker has none: what it would answer is taken at once."""
@@ -233,7 +233,7 @@ def _watch(monitor: HeartbeatMonitor) -> None:
                 continue
             if not monitor.all_finished.is_set():
                 name = worker_name(monitor, monitor.rank)
-                monitor.receive({"lost": f"the watchdog process of {name} has ended", "restart_helps": True})
+                monitor.receive({"lost": f"the watchdog process of {name} has ended", "is_transient": True})
             break
         now = time.monotonic()
         look(monitor, last, now)
@@ -303,7 +303,7 @@ def mark_broken_ring(error: str) -> str:
         return ""
     this, other = (worker_name(_monitor, rank) for rank in (_monitor.rank, int(found[1])))
     # The other may have left the script: then a restart does not help.
-    _monitor.mark_lost(f"{this} has no connection with {other}: {found[2]}", restart_helps=False)
+    _monitor.mark_lost(f"{this} has no connection with {other}: {found[2]}", is_transient=False)
     return name_loss(_GRACE_SECONDS)
 
 
@@ -357,7 +357,7 @@ def requeue(missing: Collection[int] = ()) -> None:
     """
     if _monitor is None:
         slurm_requeue.requeue(missing)
-    elif _monitor.loss.get("restart_helps"):
+    elif _monitor.loss.get("is_transient"):
         slurm_requeue.requeue(_monitor.loss["found"], substitutes=True)
 
 

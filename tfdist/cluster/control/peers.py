@@ -117,23 +117,23 @@ class Peers:
         if "finished" in message:
             self._note_finished(self.rank)
         if "ended" in message and not self.loss and not self.all_finished:
-            self.loss = {"lost": message["ended"], "stacks": False, "restart_helps": False}
+            self.loss = {"lost": message["ended"], "stacks": False, "is_transient": False}
             self.announce({})
         if "lost" in message:
             if absent_in := message.pop("absent_in", None):
                 message["lost"] += self._absent(*absent_in)
             self.mark_lost(**message)
 
-    def mark_lost(self, lost: str, *, stacks: bool = False, restart_helps: bool = True) -> None:
+    def mark_lost(self, lost: str, *, stacks: bool = False, is_transient: bool = True) -> None:
         """Tells the others and this worker of a lost worker.
 
         Args:
             lost: the worker and the reason, in words.
             stacks: write the stack traces of all threads to standard error.
-            restart_helps: True if a worker was lost; False if it reported an error, which a restart would repeat.
+            is_transient: True if a worker was lost; False if it reported an error, which a restart would repeat.
         """
         if not self.loss:
-            self.loss = {"lost": lost, "stacks": stacks, "restart_helps": restart_helps}
+            self.loss = {"lost": lost, "stacks": stacks, "is_transient": is_transient}
             self.announce({})
             self.tell(self.loss | {"found": self.found})
 
@@ -162,7 +162,7 @@ class Peers:
                 # If a host loses its network, its workers time out one after another: report them together.
                 self.mark_lost(self.note_lost([rank for rank in seconds if seconds[rank] > limit / 2]))
         if text := self._left_behind(now):
-            self.mark_lost(text, restart_helps=False)
+            self.mark_lost(text, is_transient=False)
         return bool(self.loss)
 
     def note_lost(self, ranks: Sequence[int]) -> str:
@@ -265,8 +265,8 @@ class Peers:
         if message.get("finished") is True:
             self._note_finished(rank)
         if lost:
-            stacks, restart_helps = message.get("stacks") is True, message.get("restart_helps") is True
-            self.mark_lost(lost, stacks=stacks, restart_helps=restart_helps)
+            stacks, is_transient = message.get("stacks") is True, message.get("is_transient") is True
+            self.mark_lost(lost, stacks=stacks, is_transient=is_transient)
 
     def _note_finished(self, rank: int) -> None:
         """Notes that a worker has finished; the chief announces it once all have."""

@@ -29,7 +29,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster import interruption
-from tfdist.cluster.control import alone, decision, keys, listener, wire
+from tfdist.cluster.control import decision, keys, listener, single_worker, wire
 from tfdist.cluster.control.keys import Key
 from tfdist.cluster.control.wire import Channel
 from tfdist.cluster.discovery import hostlist
@@ -93,7 +93,7 @@ def rendezvous(
         OSError: a worker's port is in use, or rank 0 cannot write to workdir.
     """
     if spec.num_workers == 1:
-        return alone.members(spec, dict(metadata or {}), stop)
+        return single_worker.members(spec, dict(metadata or {}), stop)
     stop, path = stop or interruption.StopRequest(), None
     if workdir is not None:  # Workers may start in different directories.
         path = pathlib.Path(os.path.abspath(workdir))

@@ -74,7 +74,7 @@ def start(
         "address": [hostlist.split_address(members[0]["address"])[0], members[0]["heartbeat_port"]],
         "listener": listener and listener.fileno(),
         "key": key.value.hex(),
-        "restart_helps": slurm_requeue.restart_helps(),
+        "is_transient": slurm_requeue.is_transient(),
     }
     # Its own session: Ctrl-C is for the worker. When the worker exits, the pipe closes.
     process = subprocess.Popen(
@@ -114,12 +114,12 @@ async def _watch(
     address: Sequence[Any],
     listener: int | None,
     key: str,
-    restart_helps: bool | None,
+    is_transient: bool | None,
     **fields: Any,
 ) -> None:
     def tell(message: dict[str, Any]) -> None:
         if "lost" in message and not known.started:
-            ending.append(asyncio.ensure_future(_end_worker(known, pid, restart_helps)))
+            ending.append(asyncio.ensure_future(_end_worker(known, pid, is_transient)))
         else:
             with contextlib.suppress(OSError):  # The worker has ended.
                 os.write(1, json.dumps(message).encode() + b"\n")
@@ -142,14 +142,14 @@ async def _end_with_worker(pid: int, ended: asyncio.Event) -> None:
     ended.set()
 
 
-async def _end_worker(known: Peers, pid: int, restart_helps: bool | None) -> None:
+async def _end_worker(known: Peers, pid: int, is_transient: bool | None) -> None:
     """Says why, requeues the Slurm job in place of the worker if it may, and kills it."""
     print(f"tfdist: worker {known.rank}: {known.loss['lost']}. Restart all workers", file=sys.stderr, flush=True)
     await asyncio.sleep(_GRACE_SECONDS)
     if known.ended.is_set():
         return
-    if restart_helps is not None and known.loss["restart_helps"]:
-        slurm_requeue.enable_requeue(known.rank, interruption.StopRequest(), lambda: restart_helps)
+    if is_transient is not None and known.loss["is_transient"]:
+        slurm_requeue.enable_requeue(known.rank, interruption.StopRequest(), lambda: is_transient)
         slurm_requeue.requeue(known.found)
     os.kill(pid, signal.SIGKILL)
 

@@ -32,4 +32,4 @@ def send_in_large_chunks() -> None:
     settings = session._config or tf.compat.v1.ConfigProto()
     if not settings.experimental.recv_buf_max_chunk:
         settings.experimental.recv_buf_max_chunk = _CHUNK_BYTES
-    patching.put(session, "_config", settings)
+    patching.replace_attribute(session, "_config", settings)

@@ -78,7 +78,7 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
     hooks = [one for one in ("on_epoch_begin", "on_epoch_end") if getattr(type(data), one) is not getattr(plain, one)]
     calls = 1 if hooks else max(1, data.workers)
     if data.use_multiprocessing and calls > 1:
-        messages.say_once(
+        messages.log_once(
             f"{name}(use_multiprocessing=True): its {data.workers} workers are threads, which share the object. If "
             f"{name}.__getitem__ sets attributes, give it workers=1."
         )

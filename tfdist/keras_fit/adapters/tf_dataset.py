@@ -60,7 +60,7 @@ class DatasetReader(Reader):
         if self._repeats_shuffle:
             shuffles = [one for one in dataset_traits.transformations(self._given) if dataset_traits.shuffle_seeds(one)]
             if any(one in _read for one in shuffles):
-                messages.say_once(
+                messages.log_once(
                     "A tf.data.Dataset that repeats a shuffle begins with its first order in each later call of fit, "
                     "and in each later evaluation: workers that read ahead would be in different passes. Keras goes on "
                     "with other orders."
@@ -146,7 +146,7 @@ def of_dataset(
     length = length or _length(dataset, options)
     steps = options.steps or _count(dataset) if length is None else base.steps_of_epoch(options, length)
     if length is not None and length % steps:
-        messages.say_once(
+        messages.log_once(
             f"{steps} steps per epoch do not divide the {length} batches of the data: a pass goes on in the next "
             "epoch, where Keras ends an epoch with the pass. Choose a divisor, or call repeat() on a tf.data.Dataset."
         )

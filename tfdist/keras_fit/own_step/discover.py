@@ -110,7 +110,7 @@ def discover(
     sizes = rows if len(rows) == len(flat) else [batch_size] * len(flat)
     whole_layers: list[keras.Layer] = []
     if model.run_eagerly and cluster.num_replicas > 1:
-        messages.say_once(
+        messages.log_once(
             f"run_eagerly=True: each of the {cluster.num_replicas} replicas runs the Python code of "
             f"{type(model).__name__}.{name}, which counts and prints as often, and gathers what each layer returns."
         )
@@ -182,7 +182,7 @@ def _warn_of(names: list[str]) -> None:
             "each replica calls the layer with its own rows. With --whole_calls each calls it with the whole batch, as "
             "on one device"
         )
-        messages.say_once(
+        messages.log_once(
             f"{text.list_names(names, 3)}: this depends on more than single examples of the batch; "
             f"{by_flag if global_view.whole_calls() else else_what}.",
             key=f"mixes {names}",
@@ -249,7 +249,7 @@ def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[ke
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patching.restore_after([keras.Variable], ["value"]))
-        patching.put(keras.Variable, "value", property(read))
+        patching.replace_attribute(keras.Variable, "value", property(read))
         for metric in all_metrics(model):
             stack.enter_context(patch(metric, "result", functools.partial(note, metric)))
             stack.enter_context(patch(metric, "reset_state", functools.partial(reset, metric)))

@@ -26,7 +26,7 @@ from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.keras_fit.adapters.stream import Stream
 from tfdist.keras_fit.own_step import own_setup, saved_passes
 from tfdist.keras_fit.run_parts import config as run_config
-from tfdist.keras_fit.script import context
+from tfdist.keras_fit.script import script_state
 from tfdist.training import api as trainer
 
 _TRACKED = (keras.Layer, keras.Optimizer, keras.Metric, keras.Loss, keras.Variable, keras.random.SeedGenerator)
@@ -70,7 +70,7 @@ class OneStep:
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Makes one step. Collective: every worker calls it with its part of the batch; returns numbers by name."""
         cluster = _cluster()
-        with context.running():
+        with script_state.running():
             if batch.kind not in self._made:
                 self.make(cluster, batch)
             self._own, run = self._made[batch.kind]
@@ -100,7 +100,7 @@ class OneStep:
 
     def make(self, cluster: Cluster, batch: Batch) -> None:
         """Makes the variables of the step, and its function for batches of the kind of `batch`; reads no element."""
-        with context.apart(), patches.patch_for_run(self._model) as stack:
+        with script_state.without_counting_draws(), patches.patch_for_run(self._model) as stack:
             config = run_config.of_evaluation(self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
             self._own = own_setup.prepare(cluster, self._model, config, adapters, as_given=True, stack=stack)
@@ -224,7 +224,7 @@ def batches(
     """
     cluster = _cluster()
     options = base.DataOptions(as_given=True, batch_size=batch_size)
-    with context.running():
+    with script_state.running():
         data = make_adapter.make_data_adapter(dataset, None, None, options)
         same_data.check_same_data(cluster, data)
 
@@ -243,7 +243,7 @@ def batches(
         elements, batch = read(first)
     with interruption.handlers_if(place is not None) as stop:
         for index in range(first, data.steps):
-            with context.running():
+            with script_state.running():
                 element = next(elements)
             try:
                 yield dataclasses.replace(batch, element=element)
@@ -283,7 +283,7 @@ def on_batch(
     """
     given = tuple(part for part in data if part is not None)
     dataset = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(given))
-    with context.running():
+    with script_state.running():
         options = base.DataOptions(as_given=True, class_weight=class_weight)
         adapter = _with_all_parts(make_adapter.make_data_adapter(dataset, None, None, options))
         elements = cluster.distribute(adapter.dataset(trainer.replica_shard(cluster), 0, 1))

@@ -191,7 +191,7 @@ def _tell_if_never_updated(values: Mapping[str, Any]) -> None:
     """Says once that an epoch's value is 0 because the step, with these `values`, does not update its metric."""
     for name, value in values.items():
         if np.any(value != 0):
-            messages.say_once(
+            messages.log_once(
                 f"the step returns {name!r}, and does not update the model's metric of that name. As in Keras, the "
                 "value of the epoch is the metric's, which is 0. Update it, or return another name.",
                 key=f"explain {name}",

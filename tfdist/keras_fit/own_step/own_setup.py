@@ -15,7 +15,7 @@ from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import text
-from tfdist.config.patching import patch, put
+from tfdist.config.patching import patch, replace_attribute
 from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import discover, own_objective
@@ -52,7 +52,7 @@ def lock(cluster: Cluster, workdir: Path) -> None:
 def auto_jit_compile(cluster: Cluster, model: keras.Model) -> bool:
     """Returns what `jit_compile="auto"` means: on one GPU, as in Keras, XLA where it can; on several replicas False."""
     alone = cluster.num_replicas == 1 and not overrides(model)
-    return alone and trainer.by_xla(config_lib.Train(), cluster.device_type, model)
+    return alone and trainer.compiles_with_xla(config_lib.Train(), cluster.device_type, model)
 
 
 def prepare(
@@ -90,7 +90,7 @@ def prepare(
     for variable in variables.values():
         # Each replica holds the value for the global batch, and not its part of a sum.
         if hasattr(variable.value, "aggregation"):
-            put(variable.value, "_aggregation", tf.VariableAggregation.ONLY_FIRST_REPLICA)
+            replace_attribute(variable.value, "_aggregation", tf.VariableAggregation.ONLY_FIRST_REPLICA)
     for metric in metrics:
         stack.enter_context(patch(metric, "update_state", functools.partial(own_rows.update_metric, metric)))
     with cluster.scope():

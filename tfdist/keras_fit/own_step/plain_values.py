@@ -86,7 +86,7 @@ class Traced:
             if (of, name) in then
         ]
         if names and not model.run_eagerly:
-            messages.say_once(
+            messages.log_once(
                 f"{text.list_names(names, _MAX_NAMED)}: as in Keras, this has no effect until the next "
                 "model.compile(...), for which the step is traced again."
             )
@@ -220,7 +220,7 @@ def _write(values: _Values) -> None:
         if isinstance(one, dict):
             one[name] = value
         else:
-            patching.put(one, "trainable" if name == "_trainable" else name, value)
+            patching.replace_attribute(one, "trainable" if name == "_trainable" else name, value)
 
 
 def _lists(model: keras.Model) -> list[tuple[list, list]]:

@@ -18,7 +18,7 @@ from tfdist.checkpoint import restore
 from tfdist.checkpoint.format import Saved
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import messages
-from tfdist.keras_fit.script import context
+from tfdist.keras_fit.script import script_state
 from tfdist.report import files
 
 _numbers = itertools.count(1)
@@ -60,7 +60,7 @@ class Place:
             like: makes such a batch, without its element.
         """
         if self.begun and cluster.is_chief:
-            messages.say_once(
+            messages.log_once(
                 f"the script has left pass {self.passes + 1} over the data before its end, so it is not saved: a later "
                 "start makes it again. To have such passes saved, let the data end, as by dataset.take(steps).",
                 "a pass that is left",
@@ -103,7 +103,7 @@ class Place:
         others = [step for step, made_for in pairs if made_for and not step.made_for]
         if others and cluster.is_chief:
             names = ", ".join(step.__name__ for step in others)
-            messages.say_once(f"{names}: called with other batches before; it gets its saved values when it is called.")
+            messages.log_once(f"{names}: called with other batches before; it gets its saved values when it is called.")
 
     def restore_rest(self, cluster: Cluster, step: Any) -> None:
         """Gives the variables of a step the values that were restored last, if they have not got them."""
@@ -133,7 +133,7 @@ class Place:
         Raises:
             OSError: on the chief, a pass that is not finished cannot be written.
         """
-        with context.running(), cluster.monitor.pause_timers():
+        with script_state.running(), cluster.monitor.pause_timers():
             made = {index: step for index, step in enumerate(self.steps) if step.made_for}
             metrics = {str(index): step.objective.state() for index, step in made.items()}
             if cluster.is_chief:

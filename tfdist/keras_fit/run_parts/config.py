@@ -8,7 +8,7 @@ import keras
 
 from tfdist import config as config_lib
 from tfdist.config import user_code
-from tfdist.keras_fit.script import context
+from tfdist.keras_fit.script import script_state
 
 
 def of_fit(
@@ -24,7 +24,7 @@ def of_fit(
     when = (
         {"after": sorted(validation_freq)} if isinstance(validation_freq, Collection) else {"epochs": validation_freq}
     )
-    call = {"call": _calling_place()} if context.in_script() else {}
+    call = {"call": _calling_place()} if script_state.in_script() else {}
     return config_lib.Config(
         model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None, **call},
         data=config_lib.Data(source={"kind": type(x).__name__}, batch_size=batch_size, shuffle=shuffle),

@@ -12,8 +12,7 @@ from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import same_data
 from tfdist.keras_fit.adapters.base import DataAdapter, RandomAccess
 from tfdist.keras_fit.adapters.stream import Stream
-from tfdist.keras_fit.script import compare_workers
-from tfdist.keras_fit.script import context as script_context
+from tfdist.keras_fit.script import compare_workers, script_state
 from tfdist.training import api as trainer
 
 
@@ -82,7 +81,7 @@ def with_comparison(
     cluster: Cluster, feed: Feed, runner: trainer.CallbackRunner, adapter: DataAdapter, validation: DataAdapter | None
 ) -> Feed:
     """Returns `feed` with a comparison of the workers at the end of each epoch, if they run a script."""
-    if validation is adapter or cluster.num_workers == 1 or not script_context.in_script():
+    if validation is adapter or cluster.num_workers == 1 or not script_state.in_script():
         return feed
     attributes = functools.partial(trainer.plain_attributes, runner.on_all_workers(), skip=compare_workers.is_of_worker)
     stream = adapter if isinstance(adapter, Stream) else None

@@ -17,7 +17,7 @@ import numpy as np
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.adapters.stream import Stream
-from tfdist.keras_fit.script import context
+from tfdist.keras_fit.script import script_state
 
 _TOLERANCE = 1e-4
 # A number that a clock has shown since so many seconds before this import is a time.
@@ -85,7 +85,7 @@ def _generators_of_the_script() -> Iterator[tuple[str, int]]:
 def is_of_worker(value: Any) -> bool:
     """Returns whether an attribute is a time that this process has read from a clock, or names a temporary file."""
     if isinstance(value, str):
-        return context.is_own(value)
+        return script_state.is_own(value)
     return isinstance(value, float) and any(
         start <= value <= clock() for start, clock in zip(_STARTED, _CLOCKS, strict=True)
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfdist.config.patching import patch
-from tfdist.keras_fit.script import context
+from tfdist.keras_fit.script import script_state
 
 
 @contextlib.contextmanager
@@ -21,7 +21,7 @@ def collect_endings() -> Iterator[Callable[[], None]]:
     registered: list[functools.partial] = []
 
     def register(original: Callable, function: Callable, *args: Any, **keywords: Any) -> Callable:
-        if context.is_running():
+        if script_state.is_running():
             return original(function, *args, **keywords)
         registered.append(functools.partial(function, *args, **keywords))
         return function
@@ -32,14 +32,14 @@ def collect_endings() -> Iterator[Callable[[], None]]:
 
     def end() -> None:
         threading._shutdown()  # As Python does before `atexit`: idle threads of executors end only by it.
-        meets = registered and context.on_all_workers()
+        meets = registered and script_state.on_all_workers()
         while registered:
             try:
                 registered.pop()()
             except Exception:
                 traceback.print_exc()
         if meets:
-            context.meet("the end of the script")
+            script_state.barrier("the end of the script")
 
     with patch(atexit, "register", register), patch(atexit, "unregister", unregister):
         yield end

@@ -18,7 +18,7 @@ from numpy.random import bit_generator
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
-from tfdist.keras_fit.script import context
+from tfdist.keras_fit.script import script_state
 from tfdist.report import files
 
 _BITS = 62
@@ -35,7 +35,7 @@ def share_seed(cluster: Cluster, workdir: Path | None) -> Iterator[None]:
     tf.random.set_global_generator(tf.random.Generator.from_seed(seed))
 
     def draw(bits: int) -> int:
-        number = context.next_draw()
+        number = script_state.next_draw()
         return random.Random(f"{seed} {number}").getrandbits(bits) if number else secrets.randbits(bits)
 
     def operation_seeds(original: Callable[[Any], tuple[Any, Any]], op_seed: Any) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from tfdist.keras_fit import api, compiled_model, connect, make_run, messages
 from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.adapters import preprocess
 from tfdist.keras_fit.own_step import own_loop, own_setup
-from tfdist.keras_fit.script import context
+from tfdist.keras_fit.script import script_state
 
 # Functions of tf.config and tf.config.experimental that fail once TensorFlow has listed its devices.
 _DEVICE_SETTINGS = ("set_visible_devices", "set_logical_device_configuration", "set_virtual_device_configuration")
@@ -113,7 +113,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
 
 def _say_on_chief(cluster: Cluster, text: str) -> None:
     if cluster.is_chief:
-        messages.say_once(text)
+        messages.log_once(text)
 
 
 def _refuse_connect(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
@@ -128,24 +128,24 @@ def _methods(
 ) -> dict[str, Callable[..., Any]]:
     def fit(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         given = _arguments(original, model, args, keywords)
-        place, search = None, context.calling_search()
+        place, search = None, script_state.calling_search()
         if workdir is not None and not search:
             place = workdir / f"fit{next(calls)}"
         elif workdir is not None:
             _say_on_chief(
                 cluster, f"what {search} trains is not saved in {workdir}: it may skip trainings that it has finished."
             )
-        with context.apart():
+        with script_state.without_counting_draws():
             return api.fit(cluster, model, **given, workdir=place, seed=seeds.take())
 
     def evaluate(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
-        with context.apart():
+        with script_state.without_counting_draws():
             return api.evaluate(cluster, model, **_arguments(original, model, args, keywords))
 
     def predict(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         if cluster_lib.on_this_worker_only():  # In a callback.
             return original(model, *args, **keywords)
-        with context.apart():
+        with script_state.without_counting_draws():
             return api.predict(cluster, model, **_arguments(original, model, args, keywords))
 
     def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
@@ -159,7 +159,7 @@ def _methods(
 
     def predict_on_batch(original: Callable[..., Any], model: keras.Model, x: Any) -> Any:
         size = int(keras.tree.flatten(x)[0].shape[0])
-        with context.apart():
+        with script_state.without_counting_draws():
             if predict_lib.takes_data_as_given(model):  # It gets (x,) from Keras, and x from `predict`.
                 x = tf.data.Dataset.from_tensor_slices((keras.tree.lists_to_tuples(x),)).batch(size)
             return api.predict(cluster, model, x, batch_size=size, verbose=0)
@@ -195,7 +195,7 @@ def _arguments(original: Callable[..., Any], model: keras.Model, args: tuple, ke
 
 def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     # While fit runs, tfdist enters the scope itself, and callbacks on the chief may make objects of their own.
-    if context.is_running():
+    if script_state.is_running():
         return original(*args, **keywords)
     with cluster.scope():
         return original(*args, **keywords)
@@ -203,8 +203,8 @@ def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keyw
 
 def _tell_loop(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     alone = cluster.num_replicas == 1 or collective_guard.in_any_scope()
-    if not alone and cluster.is_chief and not context.is_running() and context.in_script():
-        messages.say_once(
+    if not alone and cluster.is_chief and not script_state.is_running() and script_state.in_script():
+        messages.log_once(
             "the script applies gradients in a loop of its own, which every worker runs as a whole on one device: "
             "tfdist.step and tfdist.batches distribute it (docs/scripts.md, Own loops)."
         )
@@ -232,7 +232,7 @@ def _creator(cluster: Cluster) -> Callable[..., tf.Variable]:
 
     def create(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
         nonlocal entered
-        if entered or context.is_running() or collective_guard.in_any_scope():
+        if entered or script_state.is_running() or collective_guard.in_any_scope():
             return next_creator(**keywords)
         entered = True
         try:

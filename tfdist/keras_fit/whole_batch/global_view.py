@@ -165,7 +165,7 @@ class GlobalView:
         flat = tf.nest.flatten((args, keywords))
         if self.in_inner_graph:
             if self.discovers and self.rows.replicas > 1:
-                messages.say_once(
+                messages.log_once(
                     f"{type(layer).__name__} {layer.name!r} is called in a branch, a loop or a map, where replicas "
                     f"cannot communicate, in {user_code.current_line()}: each of the {self.rows.replicas} replicas "
                     "computes it for the whole batch."
@@ -486,7 +486,7 @@ class GlobalView:
             lines = list(
                 dict.fromkeys(line for one, line in sorted(self.gathered, reverse=True) if line != "a library")
             )
-            messages.say_once(f"Each step gathers {size / 1e6:.0f} MB of the batch, in {text.list_names(lines, 3)}.")
+            messages.log_once(f"Each step gathers {size / 1e6:.0f} MB of the batch, in {text.list_names(lines, 3)}.")
 
     @property
     def _told_bytes(self) -> int:
@@ -506,7 +506,7 @@ class GlobalView:
         whole = sum(work) - in_layers
         told = _TOLD_WORK * self.plan.batch // self.plan.examples
         if self.rows.replicas > 1 and whole >= told and whole >= 0.1 * sum(work):
-            messages.say_once(
+            messages.log_once(
                 f"{100 * whole / sum(work):.0f} % of the step's forward pass is computed for the whole batch on each "
                 f"of the {self.rows.replicas} replicas, because it is outside of layers: put it into the `call` of a "
                 "layer, and call the layer."

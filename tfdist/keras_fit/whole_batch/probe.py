@@ -123,7 +123,7 @@ class Probe(GlobalView):
 
 
 def _tell_untried(layers: str, why: str) -> None:
-    messages.say_once(
+    messages.log_once(
         f"It could not be tried whether {layers} depends on more than single examples of the batch: {why}. Each "
         "replica computes it for its own rows."
     )

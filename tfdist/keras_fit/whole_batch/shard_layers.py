@@ -7,7 +7,7 @@ import keras
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import text
-from tfdist.config.patching import put_until_end
+from tfdist.config.patching import replace_until_end
 from tfdist.keras_fit import messages
 
 
@@ -48,12 +48,12 @@ def _tell(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Va
             if own & updated:
                 others.append(f"{type(layer).__name__} ({layer.name})")
     if normalizing:
-        messages.say_once(
+        messages.log_once(
             f"BatchNormalization ({text.list_names(normalizing, 3)}) takes the statistics of each replica's examples; "
             "synchronized=True takes those of the whole batch, as on one device."
         )
     if others:
-        messages.say_once(
+        messages.log_once(
             f"{text.list_names(others, 3)}: variables that such a layer updates from its batch are those of each "
             "replica's examples, averaged over the replicas after each step."
         )
@@ -119,4 +119,4 @@ def added_losses(layer: keras.Layer) -> Any:
 def keep_losses_of_each_replica(layers: list[keras.Layer]) -> None:
     """Makes a replica read in `layer.losses` what its own call of the layer has added, until the end of the run."""
     for layer in layers:
-        put_until_end(layer, "_losses", _LossesOfReplica())
+        replace_until_end(layer, "_losses", _LossesOfReplica())

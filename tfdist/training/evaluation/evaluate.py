@@ -6,7 +6,7 @@ import time
 
 from tfdist import config as config_lib
 from tfdist.training.execution import StopRequested
-from tfdist.training.loop_tools import LoopTools
+from tfdist.training.loop_services import LoopServices
 from tfdist.training.run import Run
 from tfdist.training.state import add_totals
 
@@ -22,7 +22,7 @@ def is_due(run: Run, step: int) -> bool:
     return run.due(run.config.evaluation.every).is_due(step)
 
 
-def evaluate(tools: LoopTools, step: int, best: float | None = None, *, compare: bool = True) -> dict[str, float]:
+def evaluate(tools: LoopServices, step: int, best: float | None = None, *, compare: bool = True) -> dict[str, float]:
     """Evaluates the whole split after `step`, and reports the values; `compare`: whether they are the `best` so far.
 
     Returns:

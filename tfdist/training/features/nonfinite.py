@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.checkpoint import directory
 from tfdist.cluster.control import heartbeat_monitor
 from tfdist.config.schema import Config
-from tfdist.training.loop_tools import Extra, LoopTools
+from tfdist.training.loop_services import Extra, LoopServices
 
 if TYPE_CHECKING:
     from tfdist.report.reporter import Reporter
@@ -49,7 +49,7 @@ class FiniteCheck(Extra):
     # Returns the name of a variable that is not finite on this worker; "": there is none.
     worker_check: Callable[[], str]
 
-    def after_execution(self, tools: LoopTools, state: TrainingState, execution: Execution) -> None:
+    def after_execution(self, tools: LoopServices, state: TrainingState, execution: Execution) -> None:
         """Looks at the loss, and at the steps that were skipped."""
         if self.skips:
             _count_skipped(tools, state, execution)
@@ -63,7 +63,7 @@ class FiniteCheck(Extra):
             bad_step = _bad_step(state, execution)
             raise make_diverged_error(tools, _bad_step_text(bad_step), (bad_step, bad_step))
 
-    def check(self, tools: LoopTools, state: TrainingState) -> None:
+    def check(self, tools: LoopServices, state: TrainingState) -> None:
         """Raises DivergedError if a variable is not finite on any worker. Collective."""
         run, name = tools.run, self.worker_check()
         if run.cluster.any_worker(bool(name)):
@@ -74,7 +74,7 @@ class FiniteCheck(Extra):
             raise make_diverged_error(tools, text, (first, state.step))
 
 
-def _count_skipped(tools: LoopTools, state: TrainingState, execution: Execution) -> None:
+def _count_skipped(tools: LoopServices, state: TrainingState, execution: Execution) -> None:
     skipped, limit = execution.skipped_steps, tools.run.config.train.nonfinite_limit
     if not skipped:
         return
@@ -118,7 +118,7 @@ def check_worker(variables: Mapping[str, Any]) -> Callable[[], str]:
     return check
 
 
-def make_diverged_error(tools: LoopTools, text: str, numbers: tuple[int, int] | None = None) -> DivergedError:
+def make_diverged_error(tools: LoopServices, text: str, numbers: tuple[int, int] | None = None) -> DivergedError:
     """Makes the error that ends a diverged run. Every worker calls it.
 
     Args:
@@ -152,7 +152,7 @@ def _advice(config: Config, in_data: bool) -> str:
     )
 
 
-def _search_data(tools: LoopTools, first_number: int, last_number: int) -> str:
+def _search_data(tools: LoopServices, first_number: int, last_number: int) -> str:
     """Returns a sentence about the first value in the data of these steps that is not finite; "": there is none.
 
     Each worker searches its own examples.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tfdist.config.schema import Config, Every
-from tfdist.training.loop_tools import Extra, LoopTools
+from tfdist.training.loop_services import Extra, LoopServices
 from tfdist.training.triggers import DueSteps
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Profile(Extra):
         due = DueSteps(Every(), self.run.steps_per_epoch, single=(first - 1, last)).next_after(step)
         return [] if due is None else [due]
 
-    def act_if_due(self, tools: LoopTools, state: TrainingState) -> None:
+    def act_if_due(self, tools: LoopServices, state: TrainingState) -> None:
         """Starts or ends the profile after `state.step`."""
         first, last = self.run.config.report.profile
         due = first - 1 <= state.step < last and self.run.cluster.is_chief and self.run.workdir is not None

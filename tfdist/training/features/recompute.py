@@ -29,7 +29,7 @@ def change_model(config: Config, cluster: Cluster, model: keras.Model) -> Iterat
     """Lets the layers be computed again; yields a line for the log. ValueError: a name fits no layer."""
     from tfdist.training.step.layers import remat_scopes
 
-    remat_scopes.take_over()
+    remat_scopes.adopt()
     if config.train.recompute:
         from tfdist.training.step.variants.recomputation import named_layers
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from tfdist.training.loop_tools import Extra, LoopTools
+from tfdist.training.loop_services import Extra, LoopServices
 
 if TYPE_CHECKING:
     from tfdist.report.reporter import Reporter
@@ -54,11 +54,11 @@ class ReplicaCheck(Extra):
         """Returns the next step of each interval."""
         return [one for due in self.due if (one := due.next_after(step)) is not None]
 
-    def after_execution(self, tools: LoopTools, state: TrainingState, execution: Execution) -> None:
+    def after_execution(self, tools: LoopServices, state: TrainingState, execution: Execution) -> None:
         """Counts the executions."""
         self.executions += 1
 
-    def act_if_due(self, tools: LoopTools, state: TrainingState) -> None:
+    def act_if_due(self, tools: LoopServices, state: TrainingState) -> None:
         """Compares the replicas, also after the first execution.
 
         That is one step: what a model's code does to one replica only shows there.
@@ -66,7 +66,7 @@ class ReplicaCheck(Extra):
         if any(due.is_due(state.step) for due in self.due) or tools.run.ends_at(state.step) or self.executions == 1:
             self.check(tools, state)
 
-    def check(self, tools: LoopTools, state: TrainingState) -> None:
+    def check(self, tools: LoopServices, state: TrainingState) -> None:
         """Compares the replicas, and records the hash. Collective; raises ReplicaMismatchError."""
         value = self.comparison.check(state.step)
         if self.records:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tfdist.cluster.cluster import Cluster
     from tfdist.data.pipelines import Inputs
     from tfdist.report.reporter import Reporter
-    from tfdist.training.loop_tools import Extra
+    from tfdist.training.loop_services import Extra
     from tfdist.training.run import Run
 
 _LARGEST = 1024

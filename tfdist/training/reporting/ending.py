@@ -9,13 +9,13 @@ from tfdist.cluster.control import heartbeat_monitor
 from tfdist.config import user_code
 from tfdist.training import checkpointing
 from tfdist.training.execution import DivergedError
-from tfdist.training.loop_tools import LoopTools
+from tfdist.training.loop_services import LoopServices
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 
 
 @contextlib.contextmanager
-def record_end(tools: LoopTools, state: TrainingState) -> Iterator[None]:
+def record_end(tools: LoopServices, state: TrainingState) -> Iterator[None]:
     """Closes the files of the run after the block, and records how the start has ended.
 
     A SystemExit of a config's code is an error. An error is told
@@ -53,7 +53,7 @@ def stopped_code(run: Run) -> int:
     return interruption.EXIT_ON_REQUEST if on_request else interruption.EXIT_STOPPED
 
 
-def _describe(error: BaseException, tools: LoopTools) -> tuple[str, str]:
+def _describe(error: BaseException, tools: LoopServices) -> tuple[str, str]:
     text = f"{error}" if isinstance(error, ValueError | OSError | DivergedError) else f"{type(error).__name__}: {error}"
     if isinstance(error, DivergedError):
         return "diverged", text

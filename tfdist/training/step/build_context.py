@@ -68,7 +68,7 @@ def build_objective(
         global_batch=config.data.batch_size,
         micro_batches=config.train.micro_batches,
         accumulate=per_example.in_loop,
-        xla=(compiles or bool(config.train.xla)) and by_xla(config.train, cluster.device_type, model),
+        xla=(compiles or bool(config.train.xla)) and compiles_with_xla(config.train, cluster.device_type, model),
     )
 
 
@@ -86,7 +86,7 @@ def _check_names(config: config_lib.Config, names: tuple[str, ...]) -> None:
         )
 
 
-def by_xla(train: config_lib.Train, device_type: str, model: keras.Model) -> bool:
+def compiles_with_xla(train: config_lib.Train, device_type: str, model: keras.Model) -> bool:
     """Returns whether XLA compiles the forward and backward pass.
 
     By default as Keras' `compile`: on GPUs, if all layers support it and TF_DETERMINISTIC_OPS is not set.
@@ -161,8 +161,8 @@ def speed_up_layers(model: keras.Model, device_type: str) -> None:
 
 def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Replicas) -> None:
     """Makes an optimizer take summed gradients, use fused kernels, and share work between replicas."""
-    optimizer_lib.take_over_reduction(optimizer, begin_apply=fused_updates.fuse(optimizer))
-    work_sharing.share(optimizer, cluster)
+    optimizer_lib.adopt_reduction(optimizer, begin_apply=fused_updates.fuse(optimizer))
+    work_sharing.share_updates(optimizer, cluster)
 
 
 def restore_methods(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:

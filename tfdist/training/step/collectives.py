@@ -41,7 +41,7 @@ def show_one_replica(applies: Callable[[str], bool]) -> Iterator[None]:
             def number(one: Any, original: property = original) -> int:
                 return 1 if applies(inspect.currentframe().f_back.f_code.co_filename) else original.fget(one)
 
-            patching.put(owner, "num_replicas_in_sync", property(number))
+            patching.replace_attribute(owner, "num_replicas_in_sync", property(number))
         yield
 
 

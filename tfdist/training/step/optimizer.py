@@ -53,7 +53,7 @@ def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_st
     )
 
 
-def take_over_reduction(optimizer: keras.optimizers.Optimizer, begin_apply: Callable[[], None]) -> None:
+def adopt_reduction(optimizer: keras.optimizers.Optimizer, begin_apply: Callable[[], None]) -> None:
     """Makes `optimizer.apply` take gradients that are summed already.
 
     Keras clips before its own sum over replicas, on each replica separately (an update of norm 0.97 instead of 0.5),
@@ -65,7 +65,7 @@ def take_over_reduction(optimizer: keras.optimizers.Optimizer, begin_apply: Call
         begin_apply()
         return grads_and_vars
 
-    patching.put(optimizer, "_all_reduce_sum_gradients", reduce)
+    patching.replace_attribute(optimizer, "_all_reduce_sum_gradients", reduce)
 
 
 def step_count(optimizer: keras.optimizers.Optimizer) -> keras.Variable:

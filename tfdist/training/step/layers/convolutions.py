@@ -36,9 +36,9 @@ def use_products(model: keras.Model, *, tiles: bool) -> None:
         if layer.groups != 1 or layer.data_format != "channels_last":
             continue
         if layer.kernel_size == (1, 1):
-            patching.put_until_end(layer, "convolution_op", functools.partial(_multiply, layer, tiles))
+            patching.replace_until_end(layer, "convolution_op", functools.partial(_multiply, layer, tiles))
         elif tiles and layer.strides == layer.dilation_rate == (1, 1):
-            patching.put_until_end(layer, "convolution_op", functools.partial(_convolve, layer))
+            patching.replace_until_end(layer, "convolution_op", functools.partial(_convolve, layer))
 
 
 def _multiply(layer: keras.layers.Conv2D, tiles: bool, inputs: Any, kernel: Any) -> tf.Tensor:

@@ -49,14 +49,14 @@ def fuse(model: keras.Model) -> None:
     for layer in model_layers.of_all_depths(model):
         # `activation` of a recurrent layer is a property: that of its cell.
         if any(vars(layer).get("activation") is one for one in _ACTIVATIONS):
-            patching.put_until_end(layer, "activation", _compile_activation(layer.activation))
+            patching.replace_until_end(layer, "activation", _compile_activation(layer.activation))
         if "call" in vars(layer):  # It is replaced already.
             continue
         # Not subclasses, which may compute something else. Keras 3.12 has no renorm.
         if type(layer) is keras.layers.BatchNormalization and not getattr(layer, "renorm", False):
-            patching.put_until_end(layer, "call", functools.partial(_normalise_batch, layer))
+            patching.replace_until_end(layer, "call", functools.partial(_normalise_batch, layer))
         if type(layer) is keras.layers.LayerNormalization and not layer.rms_scaling:
-            patching.put_until_end(layer, "call", functools.partial(_normalise_rows, layer))
+            patching.replace_until_end(layer, "call", functools.partial(_normalise_rows, layer))
 
 
 def _count_accumulators() -> None:
@@ -64,7 +64,7 @@ def _count_accumulators() -> None:
     for name, number in (("__enter__", 1), ("__exit__", -1)):
         original = getattr(tf.autodiff.ForwardAccumulator, name)
         if not hasattr(original, "__wrapped__"):  # Else an earlier run of this process has left it.
-            patching.put_until_end(tf.autodiff.ForwardAccumulator, name, _counting(original, number))
+            patching.replace_until_end(tf.autodiff.ForwardAccumulator, name, _counting(original, number))
 
 
 def _counting(method: Callable[..., Any], number: int) -> Callable[..., Any]:

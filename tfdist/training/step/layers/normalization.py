@@ -63,7 +63,7 @@ def synchronized_layers(model: keras.Model) -> list[keras.layers.BatchNormalizat
 def make_exact(model: keras.Model) -> None:
     """Replaces `call` of the synchronised batch normalisation layers of `model`, on the objects."""
     for layer in synchronized_layers(model):
-        patching.put_until_end(layer, "call", functools.partial(_call_synchronized, layer))
+        patching.replace_until_end(layer, "call", functools.partial(_call_synchronized, layer))
 
 
 def _call_synchronized(
@@ -164,7 +164,7 @@ def install_groups(model: keras.Model, config: Config, num_replicas: int) -> Non
                 f"config.model to one of {', '.join(map(str, divisors))}."
             )
     for layer in spanning:
-        patching.put_until_end(layer, "call", functools.partial(_call_in_groups, layer, layer.call, shard, batch))
+        patching.replace_until_end(layer, "call", functools.partial(_call_in_groups, layer, layer.call, shard, batch))
 
 
 def group_size(model: keras.Model) -> int:

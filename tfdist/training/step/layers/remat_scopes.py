@@ -13,16 +13,20 @@ import tensorflow as tf
 from tfdist.config import patching
 from tfdist.training.step.variants.recomputation import named_layers
 
-# From before `take_over`.
+# From before `adopt`.
 _of_layers, _of_rest = keras.Layer.rematerialized_call, keras.Operation.rematerialized_call
 _of_functions = tf.recompute_grad
 
 
-def take_over() -> None:
+def adopt() -> None:
     """Makes both right in the graphs of this process; for a layer of no scope, Keras calls neither method."""
-    patching.put(keras.Layer, "rematerialized_call", lambda *given, **options: _choose(_of_layers, *given, **options))
-    patching.put(keras.Operation, "rematerialized_call", lambda *given, **options: _choose(_of_rest, *given, **options))
-    patching.put(tf, "recompute_grad", lambda function: named_layers.of_function(function, _of_functions))
+    patching.replace_attribute(
+        keras.Layer, "rematerialized_call", lambda *given, **options: _choose(_of_layers, *given, **options)
+    )
+    patching.replace_attribute(
+        keras.Operation, "rematerialized_call", lambda *given, **options: _choose(_of_rest, *given, **options)
+    )
+    patching.replace_attribute(tf, "recompute_grad", lambda function: named_layers.of_function(function, _of_functions))
 
 
 def _choose(of_keras: Callable[..., Any], *given: Any, **options: Any) -> Callable[..., Any]:

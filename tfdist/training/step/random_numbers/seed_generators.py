@@ -156,7 +156,7 @@ def _make_stateless(
         with tf.device("CPU:0"):
             return compute_seed(*arguments)
 
-    patching.put(generator, "next", next_seed)
+    patching.replace_attribute(generator, "next", next_seed)
 
 
 def _seed(

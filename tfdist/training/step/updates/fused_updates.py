@@ -30,7 +30,7 @@ def fuse(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
     present = vars(optimizer).get("update_step")
     own_update = present is not None and getattr(present, "func", None) is not _decay_and_update  # A user's.
     for name in ("assign_add", "assign_sub"):
-        patching.put(optimizer, name, functools.partial(_assign_tensor, optimizer, getattr(kind, name)))
+        patching.replace_attribute(optimizer, name, functools.partial(_assign_tensor, optimizer, getattr(kind, name)))
     if own_update:
         return shared.clear
     if isinstance(optimizer, keras.optimizers.SGD):
@@ -41,8 +41,8 @@ def fuse(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
     else:
         return shared.clear
     # On the object, not in a subclass: Keras writes the class into a saved model.
-    patching.put(optimizer, "update_step", functools.partial(_decay_and_update, optimizer, update))
-    patching.put(optimizer, "_apply_weight_decay", lambda variables: None)
+    patching.replace_attribute(optimizer, "update_step", functools.partial(_decay_and_update, optimizer, update))
+    patching.replace_attribute(optimizer, "_apply_weight_decay", lambda variables: None)
     return shared.clear
 
 

@@ -85,7 +85,7 @@ def make_update(
     ]
 
     def apply_gradients(update: Update) -> None:
-        # Keras' optimizer does not sum them again: see `optimizer.take_over_reduction`.
+        # Keras' optimizer does not sum them again: see `optimizer.adopt_reduction`.
         apply(update.gradients)
 
     following: Stage = apply_gradients

@@ -60,7 +60,7 @@ def assign(costs: Sequence[float], num_replicas: int) -> list[int]:
     return owners
 
 
-def share(optimizer: keras.optimizers.Optimizer, cluster: Replicas) -> None:
+def share_updates(optimizer: keras.optimizers.Optimizer, cluster: Replicas) -> None:
     """Sets `work_sharing` of an optimizer that has this attribute, such as Muon, if there are several replicas."""
     if cluster.num_replicas > 1 and hasattr(optimizer, "work_sharing"):
         optimizer.work_sharing = WorkSharing(num_replicas=cluster.num_replicas)

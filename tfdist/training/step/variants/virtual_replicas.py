@@ -21,7 +21,7 @@ from tfdist.data.feed import Feed, Sizes
 from tfdist.data.pipelines import Distributor, Inputs
 from tfdist.data.stream import ReplicaShard
 from tfdist.report import files, lines, run_info
-from tfdist.training.loop_tools import Extra, LoopTools
+from tfdist.training.loop_services import Extra, LoopServices
 from tfdist.training.run import Run
 from tfdist.training.state import TrainingState
 from tfdist.training.step import objective as objective_lib
@@ -216,7 +216,7 @@ class RepeatReport(Extra):
     # Repeated steps that were reported.
     known: int | None = None
 
-    def act_if_due(self, tools: LoopTools, state: TrainingState) -> None:
+    def act_if_due(self, tools: LoopServices, state: TrainingState) -> None:
         """Reports the steps that were repeated since the last call."""
         count = int(tools.run.more_variables[_REPEATED].numpy())
         if self.known is not None and count > self.known:

@@ -55,7 +55,7 @@ def install(model: keras.Model, config: config_lib.Config) -> list[str]:
     outermost = [layer for layer in chosen if id(layer) not in inner]
     for layer in outermost:
         _check(layer, _FIELD)
-        patching.put(layer, "call", _recomputing(layer, layer.call))
+        patching.replace_attribute(layer, "call", _recomputing(layer, layer.call))
     return [layer.name for layer in outermost]
 
 

@@ -37,7 +37,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config import patching
 from tfdist.config.patching import patch
 from tfdist.keras_fit import messages
-from tfdist.keras_fit.script import context
+from tfdist.keras_fit.script import script_state
 
 # Owner, functions, and the name of the parameter that is the path; where it is given, it must be a path, not a file.
 _WRITING: tuple[tuple[Any, tuple[str, ...], str], ...] = (
@@ -117,26 +117,26 @@ def write_once(cluster: Cluster) -> Iterator[None]:
 def _own_temporary_files(is_chief: bool) -> Iterator[None]:
     """In the block, `tempfile` makes files and directories of this worker alone."""
     place = tempfile.mkdtemp(prefix="w")
-    patching.put(tempfile, "tempdir", place)
-    os.mkdir(context.unread_directory())
+    patching.replace_attribute(tempfile, "tempdir", place)
+    os.mkdir(script_state.unread_directory())
     try:
         yield
     finally:
-        shutil.rmtree(context.unread_directory() if is_chief else place, ignore_errors=True)
+        shutil.rmtree(script_state.unread_directory() if is_chief else place, ignore_errors=True)
         with contextlib.suppress(OSError):  # What the script leaves on the chief stays.
             os.rmdir(place)
-        patching.put(tempfile, "tempdir", None)
+        patching.replace_attribute(tempfile, "tempdir", None)
 
 
 def _make_temporary(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     """Calls a function of `tempfile`; a directory that is not of this worker alone gets a file of the chief."""
     given = inspect.signature(original).bind(*args, **keywords)
     directory = given.arguments.get("dir")
-    place = context.calling_line(directory) if directory is not None else ""
+    place = script_state.line_of_script(directory) if directory is not None else ""
     if place and original.__name__ == "mkdtemp":
-        return context.once(place, lambda: original(*args, **keywords), directory)
-    if place and not context.owns(directory):
-        given.arguments["dir"] = context.unread_directory()
+        return script_state.on_owner(place, lambda: original(*args, **keywords), directory)
+    if place and not script_state.writes_here(directory):
+        given.arguments["dir"] = script_state.unread_directory()
     return original(*given.args, **given.kwargs)
 
 
@@ -148,28 +148,28 @@ def _path(parameter: str, original: Callable[..., Any], args: tuple, keywords: d
 
 
 def _once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    path = _path(parameter, original, args, keywords) if context.on_all_workers() else None
-    place = context.calling_line(path)
+    path = _path(parameter, original, args, keywords) if script_state.on_all_workers() else None
+    place = script_state.line_of_script(path)
     if not place or keywords.get("dir_fd") is not None:
         return original(*args, **keywords)
-    return context.once(f"{place} {original.__name__}", lambda: original(*args, **keywords), path)
+    return script_state.on_owner(f"{place} {original.__name__}", lambda: original(*args, **keywords), path)
 
 
 def _save(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    if not context.on_all_workers():
+    if not script_state.on_all_workers():
         return original(*args, **keywords)
     path = _path("filepath", original, args, keywords)
-    if context.is_own(path):
-        with context.running():
+    if script_state.is_own(path):
+        with script_state.running():
             return original(*args, **keywords)
-    place = f"{context.calling_line(path)} {original.__name__}"
-    return context.once(place, lambda: original(*args, **keywords), path)
+    place = f"{script_state.line_of_script(path)} {original.__name__}"
+    return script_state.on_owner(place, lambda: original(*args, **keywords), path)
 
 
 def _tell_of_database(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     path = args[0] if args else keywords["database"]
-    if path != ":memory:" and context.calling_line(path) and context.owns(path):
-        messages.say_once(
+    if path != ":memory:" and script_state.line_of_script(path) and script_state.writes_here(path):
+        messages.log_once(
             f"the database {os.fsdecode(path)} is open on every worker, and each adds its rows: write a file, or "
             "a database of each worker."
         )
@@ -180,16 +180,16 @@ def _open(original: Callable[..., Any], file: Any, mode: str = "r", *args: Any, 
     """Opens as `open`."""
     # An `opener` may open another file, as that of `tempfile` does.
     reads = not set("wax+") & set(mode)
-    place = "" if keywords.get("opener") is not None or (reads and not _written) else context.calling_line(file)
+    place = "" if keywords.get("opener") is not None or (reads and not _written) else script_state.line_of_script(file)
     if not place:
         return original(file, mode, *args, **keywords)
     key = os.path.realpath(os.fsdecode(file))
     if reads:
         if key in _written and not _written[key].closed:
-            context.meet(f"read {place}", file)
+            script_state.barrier(f"read {place}", file)
         return original(file, mode, *args, **keywords)
     with _unread(file, mode) as unread:
-        opened = context.once(f"{place} open", lambda: original(file, mode, *args, **keywords), file)
+        opened = script_state.on_owner(f"{place} open", lambda: original(file, mode, *args, **keywords), file)
         if unread is not None:
             keywords["opener"] = lambda path, flags: os.open(unread, flags | os.O_CREAT, 0o600)
             opened = original(file, mode, *args, **keywords)
@@ -213,24 +213,24 @@ def _unread(path: Any, mode: str) -> Iterator[str | None]:
 
     If `mode` keeps what is there, it is a copy.
     """
-    if context.owns(path):
+    if script_state.writes_here(path):
         yield None
         return
-    with context.running():
-        copy = tempfile.mktemp(dir=context.unread_directory())
+    with script_state.running():
+        copy = tempfile.mktemp(dir=script_state.unread_directory())
         if not set("wx") & set(mode):
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(path, copy)
     try:
         yield copy
     finally:
-        with context.running(), contextlib.suppress(FileNotFoundError):  # It exists until it is closed.
+        with script_state.running(), contextlib.suppress(FileNotFoundError):  # It exists until it is closed.
             os.unlink(copy)
 
 
 def _meet_after_close(path: Any) -> None:
-    if place := context.calling_line(path):
-        context.meet(f"close {place}", path)
+    if place := script_state.line_of_script(path):
+        script_state.barrier(f"close {place}", path)
 
 
 def _open_object(original: Callable[..., None], file: Any, *args: Any, **keywords: Any) -> None:
@@ -239,12 +239,12 @@ def _open_object(original: Callable[..., None], file: Any, *args: Any, **keyword
     given.apply_defaults()
     name = "path" if "path" in given.arguments else "name"
     path, mode = given.arguments[name], given.arguments.get("mode", "w")
-    place = context.calling_line(path) if mode not in ("r", "rb") else ""
+    place = script_state.line_of_script(path) if mode not in ("r", "rb") else ""
     if not place:
         original(file, *args, **keywords)
         return
     with _unread(path, mode) as unread:
-        context.once(f"{place} open", lambda: original(file, *args, **keywords), path)
+        script_state.on_owner(f"{place} open", lambda: original(file, *args, **keywords), path)
         if unread is not None:
             given.arguments[name] = unread
             original(*given.args, **given.kwargs)
@@ -262,13 +262,13 @@ def _map_file(original: Callable[..., Any], kind: type, filename: Any, *args: An
     """Maps a file as `numpy.memmap`: its owner makes it, and all workers write the same values into it."""
     given = inspect.signature(original).bind(kind, filename, *args, **keywords)
     reads = given.arguments.get("mode", "r+") in ("r", "c", "readonly")
-    place = "" if reads else context.calling_line(filename)
+    place = "" if reads else script_state.line_of_script(filename)
     if not place:
         return original(kind, filename, *args, **keywords)
-    made = context.once(place, lambda: original(kind, filename, *args, **keywords), filename)
+    made = script_state.on_owner(place, lambda: original(kind, filename, *args, **keywords), filename)
     if made is None:
         given.arguments["mode"] = "r+"
-        with context.running():
+        with script_state.running():
             made = original(*given.args, **given.kwargs)
     return made
 
@@ -277,12 +277,12 @@ def _save_checkpoint(original: Callable[..., Any], saved: Any, *args: Any, **key
     """Saves as `tf.train.Checkpoint` or its manager, which then know on all workers what the chief has saved."""
     manages = isinstance(saved, tf.train.CheckpointManager)
     path = saved.directory if manages else _path("file_prefix", original, (saved, *args), keywords)
-    place = context.calling_line(path)
+    place = script_state.line_of_script(path)
     if not place:
         return original(saved, *args, **keywords)
-    written = context.once(place, lambda: original(saved, *args, **keywords), path)
-    if written and not context.owns(path) and original.__name__ == "save":
-        with context.running():
+    written = script_state.on_owner(place, lambda: original(saved, *args, **keywords), path)
+    if written and not script_state.writes_here(path) and original.__name__ == "save":
+        with script_state.running():
             (saved.checkpoint if manages else saved).save_counter.assign_add(1)
             if manages:
                 saved.__init__(saved.checkpoint, saved.directory, None)  # It reads the directory.
@@ -291,20 +291,20 @@ def _save_checkpoint(original: Callable[..., Any], saved: Any, *args: Any, **key
 
 def _get_file(original: Callable[..., str], *args: Any, **keywords: Any) -> str:
     """Downloads on the chief, then on the first worker of each other host, where the file may be missing."""
-    place = context.calling_line()
+    place = script_state.line_of_script()
     if not place:
         return original(*args, **keywords)
-    context.once(place, lambda: original(*args, **keywords))
-    for turn in (context.is_first_of_host(), True):
+    script_state.on_owner(place, lambda: original(*args, **keywords))
+    for turn in (script_state.is_first_of_host(), True):
         if turn:
-            with context.running():
+            with script_state.running():
                 found = original(*args, **keywords)
-        context.meet(f"{place} downloaded")
+        script_state.barrier(f"{place} downloaded")
     return found
 
 
 def _null_writer(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    if context.is_running():
+    if script_state.is_running():
         return original(*args, **keywords)
     return tf.summary.create_noop_writer()
 

@@ -1,4 +1,4 @@
-"""`LoopTools`: what the loop works with, made once per start; and `Extra`: what a feature does in the loop."""
+"""`LoopServices`: what the loop works with, made once per start; and `Extra`: what a feature does in the loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # Features are imported before TensorFlow.
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class LoopTools:
+class LoopServices:
     """The objects that the loop uses besides the state: report, checkpointer, compiled steps and extras."""
 
     run: Run
@@ -43,13 +43,13 @@ class Extra:
         """Returns the next steps after `step` at which an execution must end; the same on every worker."""
         return []
 
-    def after_execution(self, tools: LoopTools, state: TrainingState, execution: Execution) -> None:
+    def after_execution(self, tools: LoopServices, state: TrainingState, execution: Execution) -> None:
         """Looks at the result of an execution, `state.step` being its last step; may raise what ends the run."""
 
-    def act_if_due(self, tools: LoopTools, state: TrainingState) -> None:
+    def act_if_due(self, tools: LoopServices, state: TrainingState) -> None:
         """Acts if it is due after `state.step`; called at the start, and after each execution."""
 
-    def check(self, tools: LoopTools, state: TrainingState) -> None:
+    def check(self, tools: LoopServices, state: TrainingState) -> None:
         """Checks the state at the start and before it is saved or evaluated; may raise what ends the run."""
 
     def wants_state(self, error: BaseException) -> bool:

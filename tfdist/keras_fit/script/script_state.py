@@ -32,7 +32,7 @@ _HERE = (f"{pathlib.Path(__file__).parent}/", patching.__file__)
 # Libraries that train many models, and skip those that they have trained before.
 _SEARCHES = ("keras_tuner", "autokeras", "optuna")
 _ADVICE = "Files, the time or something else decided otherwise there: all workers must run the same lines."
-# A block of `apart` has so many bits for the numbers of its draws.
+# A block of `without_counting_draws` has so many bits for the numbers of its draws.
 _DRAWS_BITS = 32
 
 
@@ -79,7 +79,7 @@ def running(by_tfdist: bool = True) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[None]:
+def without_counting_draws() -> Iterator[None]:
     """As `running`; what the block draws changes no later draw, as a resumed script may skip the block or a part."""
     if _script is None:
         yield
@@ -117,7 +117,7 @@ def _draws_for_all() -> bool:
     return not cluster_lib.on_this_worker_only() and threading.current_thread() is threading.main_thread()
 
 
-def calling_line(path: Any = None) -> str:
+def line_of_script(path: Any = None) -> str:
     """Returns the place of the script that calls, such as "train.py:12"; "" where workers need not do the same.
 
     That is: a worker runs alone, a module is imported, `path` is no path or one of this worker alone, or a library
@@ -185,7 +185,7 @@ def is_own(path: Any) -> bool:
     return place == os.devnull or (temporary and not place.startswith(unread_directory()))
 
 
-def meet(place: str, path: Any = None) -> None:
+def barrier(place: str, path: Any = None) -> None:
     """Waits until all workers are at `place` of the script, while tracing too, or raises RuntimeError. Collective.
 
     `path`: of the file that is written there; another one than the chief's is a warning.
@@ -209,7 +209,7 @@ def meet(place: str, path: Any = None) -> None:
             f"is at {place}. {_ADVICE}"
         )
     if named and numbers[1] != found[0, 1]:
-        messages.say_once(
+        messages.log_once(
             f"WARNING: worker {_script.cluster.rank} names a file {os.fsdecode(path)} at {place}, and worker 0, which "
             "writes it, has another name: what each worker reads by itself (the time, uuid, os.urandom, its process) "
             "is no name for all. Pass the name on the command line.",
@@ -218,7 +218,7 @@ def meet(place: str, path: Any = None) -> None:
         )
 
 
-def owns(path: Any) -> bool:
+def writes_here(path: Any) -> bool:
     """Returns whether this worker writes `path`: the chief, and on each host the first worker for files of the host."""
     return _script.cluster.is_chief or (_is_of_host(path) and is_first_of_host())
 
@@ -235,7 +235,7 @@ def is_first_of_host() -> bool:
     return not hosts or hosts.index(hosts[_script.cluster.rank]) == _script.cluster.rank
 
 
-def once(place: str, function: Callable[[], Any], path: Any = None) -> Any:
+def on_owner(place: str, function: Callable[[], Any], path: Any = None) -> Any:
     """Calls `function` on the worker that owns `path`, while the others wait. Collective: all workers call it.
 
     Returns:
@@ -244,8 +244,8 @@ def once(place: str, function: Callable[[], Any], path: Any = None) -> Any:
     Raises:
         Exception: on every worker, as the chief.
     """
-    meet(place, path)
-    calls, returned, failed = owns(path), None, None
+    barrier(place, path)
+    calls, returned, failed = writes_here(path), None, None
     if calls:
         with running(), cluster_lib.on_one_worker(f"what {place} writes", "call it outside"):
             try:
@@ -253,7 +253,7 @@ def once(place: str, function: Callable[[], Any], path: Any = None) -> Any:
             except Exception as error:
                 failed = error
     with tf.init_scope():
-        there = collective_guard.share(_script.cluster, returned, failed)
+        there = collective_guard.send_to_all(_script.cluster, returned, failed)
     if failed is not None:
         raise failed
     return returned if calls else there
