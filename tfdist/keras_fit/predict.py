@@ -31,7 +31,8 @@ def takes_data_as_given(model: keras.Model) -> bool:
 
 def check_rows(cluster: Cluster, model: keras.Model, element_spec: Any) -> None:
     """Raises ValueError if x seems to have no rows, beside others that have."""
-    of_x = base.have_rows(element_spec)[: len(tf.nest.flatten(element_spec[0]))]
+    x = element_spec[0] if isinstance(element_spec, tuple) else element_spec
+    of_x = base.have_rows(element_spec)[: len(tf.nest.flatten(x))]
     if cluster.num_replicas > 1 and not takes_data_as_given(model) and not any(of_x):
         raise ValueError(
             "The data of predict has a known number of rows in x, and an unknown one beside it, which hides that x has "
