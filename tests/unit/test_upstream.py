@@ -267,6 +267,7 @@ ATTRIBUTES: dict[str, tuple[Callable[[keras.Model], Any], Any]] = {
     # Python ends by it.
     "_shutdown": (lambda m: threading._shutdown, lambda found: list(inspect.signature(found).parameters) == []),
     "_batch_size": (lambda m: int(dataset("batch")._batch_size), lambda found: found == 2),
+    "_compile_config": (lambda m: m._compile_config, lambda found: found.config["optimizer"] is not None),
     "_compile_loss": (lambda m: m._compile_loss, lambda found: isinstance(found, keras.Loss)),
     "_compile_metrics": (lambda m: m._compile_metrics, lambda found: isinstance(found, keras.Metric)),
     "_count": (lambda m: int(dataset("repeat")._count), lambda found: found == 3),
