@@ -82,6 +82,8 @@ def find(copy: pathlib.Path, fault: dict, tests: list[str]) -> str:
         file.write_text(whole)
     if code in (0, None):
         return NOT_FOUND if code == 0 else f"no end after {_SECONDS} s"
+    if code == 2:  # A signal of the test's own has ended pytest.
+        return "the tests do not run to their end"
     if not (failed := _FAILED.search(output)):
         raise RuntimeError(f"pytest ended with {code}:\n{output[-3000:]}")
     code, output = run(copy, *pytest, failed[1])

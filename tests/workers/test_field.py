@@ -126,6 +126,7 @@ def test_all_ways_give_what_keras_gives(script):
 
 ON_TWO_WORKERS = ["strategies/custom_training", "strategies/multi_worker_keras"]
 ON_TWO_WORKERS += ["kinds/attributes_between_fits", "kinds/layer_mixes_rows", "kinds/ragged_and_sparse_batches"]
+ON_TWO_WORKERS += ["losses/regularizer_in_last_batch"]
 
 
 @pytest.mark.parametrize("script", trial.scripts(ON_TWO_WORKERS), ids=name)

@@ -182,3 +182,15 @@ def test_an_objective_must_return_the_same_in_training_and_evaluation(tmp_path):
     run = start(tmp_path, objective={"target": "lab:changing"})
     with pytest.raises(ValueError, match=r"in training and evaluation.* accuracy"):
         probes.run_steps(run, 1)
+
+
+@pytest.mark.workers
+def test_a_penalty_counts_once_in_micro_batches(tmp_path):
+    def trained(parts):
+        kinds = {"train": c.Train(steps=2, micro_batches=parts), "learning_rate": c.LearningRate(peak=0.1)}
+        model = {"target": "lab:linear", "num_classes": 10, "l2": 0.3}
+        run = start(tmp_path / f"{parts}", model=model, report=c.Report(tensorboard=False), **kinds)
+        assert loop.train(run) == 0
+        return run.context.model.get_layer("logits").kernel.numpy()
+
+    np.testing.assert_allclose(trained(2), trained(1), atol=1e-6)

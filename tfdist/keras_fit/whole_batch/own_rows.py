@@ -150,8 +150,9 @@ def update_metric(metric: keras.Metric, original: Callable[..., Any], *args: Any
         original(*args, **keywords)
     for variable, _ in zeros:
         added = tf.convert_to_tensor(scope.get_current_value(variable))
-        # The weight of a number is the same on all replicas.
-        counts = replicas_lib.replica_id() == 0 if is_number and variable is not metric.total else view.rows.count > 0
+        counts = view.rows.count > 0
+        if is_number:  # The sum of all parts, also of a replica without rows; the weight is the same on all replicas.
+            counts = tf.constant(True) if variable is metric.total else replicas_lib.replica_id() == 0
         view.added.append((variable, tf.where(counts, added, tf.zeros_like(added))))
     return None
 
