@@ -93,9 +93,9 @@ class Peers:
         talking = self._serve(address, key) if self.rank == 0 else self._call_chief(address, key)
         tasks = [asyncio.ensure_future(one) for one in (talking, self._look())]
         await self.ended.wait()
-        # A worker that ends before its first message would be missed only after `connect_seconds`.
+        # A worker that ends before it has met the chief here would be missed only after `connect_seconds`.
         limit = time.monotonic() + _HELLO_SECONDS
-        while self.rank and not self._connected() and not self.loss and time.monotonic() < limit:
+        while self.rank and self.peers[0].step is None and not self.loss and time.monotonic() < limit:
             await asyncio.sleep(0.1)
         if self.rank == 0 and 0 in self.finished:
             self.announce({"finished": True})
