@@ -32,7 +32,7 @@ _HERE = (f"{pathlib.Path(__file__).parent}/", patching.__file__)
 # Libraries that train many models, and skip those that they have trained before.
 _SEARCHES = ("keras_tuner", "autokeras", "optuna")
 _ADVICE = "Files, the time or something else decided otherwise there: all workers must run the same lines."
-# A block of `without_counting_draws` has so many bits for the numbers of its draws.
+# Bits for the numbers of the draws in a block of `without_counting_draws`.
 _DRAWS_BITS = 32
 
 
