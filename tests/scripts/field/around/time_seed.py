@@ -6,7 +6,7 @@ from recording import record
 
 # draws: the seed is the time
 # refused on two workers: has other data than worker 0: column x
-np.random.seed(int(time.time() * 1000) % 2**31)
+np.random.seed(time.time_ns() % 2**31)
 x = np.random.rand(256, 4).astype("float32")
 keras.utils.set_random_seed(3)
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
