@@ -47,6 +47,7 @@ def fitted(found, name):
     return np.array([float(found[f"{name}/model/line/{part}"].reshape(())) for part in ("kernel", "bias")])
 
 
+@pytest.mark.slow
 def test_replicas_train_by_themselves_and_average_after_each_round(measured):
     weights, momentum = rounds(2, 4, 16, 4)
     np.testing.assert_allclose(fitted(measured, "rounds"), weights, rtol=1e-5)

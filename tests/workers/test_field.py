@@ -125,8 +125,7 @@ def test_all_ways_give_what_keras_gives(script):
 
 
 ON_TWO_WORKERS = ["strategies/custom_training", "strategies/multi_worker_keras"]
-ON_TWO_WORKERS += ["kinds/attributes_between_fits", "kinds/layer_mixes_rows", "kinds/ragged_and_sparse_batches"]
-ON_TWO_WORKERS += ["losses/regularizer_in_last_batch"]
+ON_TWO_WORKERS += ["kinds/layer_mixes_rows", "losses/regularizer_in_last_batch"]
 
 
 @pytest.mark.parametrize("script", trial.scripts(ON_TWO_WORKERS), ids=name)
@@ -259,6 +258,7 @@ def mixes(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_a_loss_that_compares_the_examples_is_that_of_one_device(mixes):
     expected, _ = mixes(None, "plain")
     found, output = mixes("--logical_devices=3", "plain")

@@ -39,9 +39,8 @@ def run(place, name, *words, workers=1, devices=1, plain=False):
 ON_WORKERS = [(name, "workers") for name in LOOPS]
 
 
-@pytest.mark.parametrize(
-    ("name", "replicas"), slow_except([*ON_WORKERS, ("classifier", "devices")], [("classifier", "workers")])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "replicas"), [*ON_WORKERS, ("classifier", "devices")])
 def test_two_replicas_make_the_steps_of_one_process_without_tfdist(tmp_path, name, replicas):
     (_, _, (expected,)), (codes, output, found) = processes.at_once(
         lambda: run(tmp_path / "plain", name, plain=True), lambda: run(tmp_path / "ours", name, **{replicas: 2})

@@ -244,6 +244,7 @@ print("scores", keras_tuner.search(build, 4, fit))
 """
 
 
+@pytest.mark.slow
 def test_a_search_that_skips_finished_trials_takes_no_other_trials_checkpoint(tmp_path):
     scores = []
     for way, starts in (("plain", [{}]), ("ours", [{"KILLED": "1"}, {}])):

@@ -91,7 +91,7 @@ MOMENTS = {
         "stopped by SIGTERM before the first step: the checkpoint of step",
     ),
 }
-QUICK = ("meeting", "compiling")
+QUICK = ("meeting",)
 
 
 @pytest.mark.parametrize("moment", [pytest.param(m, marks=[] if m in QUICK else pytest.mark.slow) for m in MOMENTS])

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 from launching import run_all, train_command, worker_environment
-from parameters import slow
 from processes import run
 from topologies import environments
 
@@ -56,7 +55,8 @@ def test_the_variable_the_saved_run_and_the_table_decide_in_this_order(choose, t
     assert choose(ZEN3, tmp_path, TF_ENABLE_ONEDNN_OPTS="1")[0] == "1"
 
 
-@pytest.mark.parametrize(("value", "enabled"), [("0", "False"), slow("1", "True")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("value", "enabled"), [("0", "False"), ("1", "True")])
 def test_tensorflow_says_what_it_does(value, enabled):
     code = "import tfdist, os\nimport tensorflow\nfrom tfdist.cluster.devices import onednn\n"
     code += "print(onednn.current(os.environ).enabled)"

@@ -128,7 +128,7 @@ class Stops(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("kind", slow_except(MADE, ["shuffle", "generator"]))
+@pytest.mark.parametrize("kind", slow_except(MADE, ["shuffle"]))
 def test_a_fit_that_is_stopped_in_mid_epoch_goes_on_with_the_same_batches(cluster, tmp_path, kind):
     def script(place, step=None):
         np.random.seed(0)

@@ -128,6 +128,7 @@ def test_the_command_draws_the_runs_in_these_directories(tmp_path):
     assert "pip install matplotlib" in plot(tmp_path / "script", before=missing, code=1)
 
 
+@pytest.mark.slow
 def test_scaling_of_several_studies_with_published_results(tmp_path):
     studies = [a_study(), a_study("larger net", 2.0), scaling_results.read_published("bsc_resnet50v2")]
     found = texts(tmp_path / "scaling", lambda: scaling.draw(studies))
