@@ -128,12 +128,20 @@ def machine_class() -> str:
     flags = sorted(_FLAGS & {*facts.get("flags", facts.get("Features", "")).split()})
     vendor = facts.get("vendor_id") or facts.get("CPU implementer") or platform.processor()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("tensorflow", "keras", "numpy")]
+    versions = [f"{name} {_version(name)}" for name in ("tensorflow", "keras", "numpy")]
     settings = [f"{name}={os.environ[name]}" for name in _SETTINGS if name in os.environ]
     if not _WITH_ONEDNN & {*flags}:
         settings.append("oneDNN as tfdist chooses")
     where = [platform.system(), platform.machine(), vendor, " ".join(flags), f"{cores} cores"]
     return ", ".join([*where, *versions, *settings])
+
+
+def _version(name: str) -> str:
+    """The version of an installed package, or of its nightly builds, which have a name of their own."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return importlib.metadata.version(f"{name}-nightly")
 
 
 def _environments(workers: int) -> list[dict[str, str]]:
