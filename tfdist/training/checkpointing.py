@@ -34,7 +34,6 @@ def save(tools: LoopServices, state: TrainingState) -> None:
     Raises as `check_state`, which is called first.
     """
     run = tools.run
-    run.stop.save_wanted = False
     check_state(tools, state)
     with run.cluster.monitor.pause_timers():  # It may wait for hooks, and for the previous checkpoint.
         arrays = _collect(tools, state)
