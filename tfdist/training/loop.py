@@ -44,7 +44,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
     if opened is None:
         return _stop_early(run)
     tools, state = opened
-    with ending.record_end(tools, state), example_search.explain_errors(run):
+    with ending.record_end(tools), example_search.explain_errors(run):
         for line in config_changes:
             tools.report.event(f"changed: config.{line}", state.step)
         # This may read whole splits to fill a cache, so a stop request interrupts it.

@@ -39,7 +39,7 @@ def extras(run: Run, report: Reporter) -> list[ReplicaCheck]:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ReplicaCheck(Extra):
-    """Ends the run by ReplicaMismatchError if the replicas differ; the chief's state is saved apart then."""
+    """Ends the run by ReplicaMismatchError if the replicas differ."""
 
     comparison: Comparison
     due: list[DueSteps]
@@ -74,9 +74,3 @@ class ReplicaCheck(Extra):
             examples = [step * tools.run.feed.sizes.global_batch for step in (first, state.step)]
             tools.report.state(state.step, value, self.comparison.hash_name, examples)
             self.recorded = state.step
-
-    def wants_state(self, error: BaseException) -> bool:
-        """Returns whether the replicas differ: the steps since the last checkpoint would be lost."""
-        from tfdist.training.consistency.comparison import ReplicaMismatchError
-
-        return isinstance(error, ReplicaMismatchError) and self.comparison.equal_at is not None

@@ -10,11 +10,10 @@ from tfdist.config import user_code
 from tfdist.training import checkpointing
 from tfdist.training.execution import DivergedError
 from tfdist.training.loop_services import LoopServices
-from tfdist.training.state import TrainingState
 
 
 @contextlib.contextmanager
-def record_end(tools: LoopServices, state: TrainingState) -> Iterator[None]:
+def record_end(tools: LoopServices) -> Iterator[None]:
     """Closes the files of the run after the block, and records how the start has ended.
 
     A SystemExit of a config's code is an error. An error is told
@@ -37,8 +36,6 @@ def record_end(tools: LoopServices, state: TrainingState) -> Iterator[None]:
     with process_exit.end_within(
         heartbeat_monitor.writing_seconds(), failed, f"The workdir {run.workdir} has not answered"
     ):
-        if failed is not None and any(extra.wants_state(failed) for extra in tools.extras):
-            checkpointing.save_mismatch(tools, state)
         checkpointing.close(tools)
         heartbeat_monitor.call_before_exit(None)
         tools.ledger.note_end(end, text)
