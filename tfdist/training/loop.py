@@ -53,8 +53,9 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         if run.cluster.any_worker(data is None or too_late):
             run.stop.saving = True  # Nothing is left to save.
             return _stop_early(run)
-        start_checks.check_start(run.cluster, data["common"], state.to_json())
-        tools.report.data({name: hashing.as_text(value) for name, value in data["common"].items()})
+        common = data["columns"] | data["common"]
+        start_checks.check_start(run.cluster, common, state.to_json())
+        tools.report.data({name: hashing.as_text(value) for name, value in common.items()})
         for text in start_checks.compare_with_saved(state, data, allow_changes=allow_data_changes or run.is_script):
             tools.report.warning(text)
         checkpointing.check_state(tools, state)

@@ -22,11 +22,12 @@ def hash_examples(examples: Examples) -> dict[str, dict[str, Any]]:
     """Hashes a few examples of the data, and the facts about it.
 
     Returns:
-        "common": name -> int, equal on all workers, and when the run resumes; "own": the facts of this worker.
+        "columns" and "common": name -> int, equal on all workers, and when the run resumes; "own": the facts of this
+        worker.
     """
-    common = {name: int(hashing.hash_tensor(value)) for name, value in examples.columns.items()}
-    common |= {name: fact if isinstance(fact, int) else _as_int64(fact) for name, fact in examples.facts.items()}
-    return {"common": common, "own": dict(examples.own)}
+    columns = dict(zip(examples.columns, hashing.hash_each([*examples.columns.values()]).numpy().tolist(), strict=True))
+    common = {name: fact if isinstance(fact, int) else _as_int64(fact) for name, fact in examples.facts.items()}
+    return {"columns": columns, "common": common, "own": dict(examples.own)}
 
 
 def compare_with_saved(state: TrainingState, data: dict[str, dict[str, Any]], *, allow_changes: bool) -> list[str]:
@@ -40,12 +41,12 @@ def compare_with_saved(state: TrainingState, data: dict[str, dict[str, Any]], *,
         kind: [name for name, value in values.items() if saved.get(kind, {}).get(name, value) != value]
         for kind, values in data.items()
     }
-    if differing["common"] and not allow_changes:
+    if (changed := [*differing["columns"], *differing["common"]]) and not allow_changes:
         raise ValueError(
-            f"The data has changed since the run was saved: {', '.join(differing['common'])}. Restore it, choose "
+            f"The data has changed since the run was saved: {', '.join(changed)}. Restore it, choose "
             "another --workdir, or continue with the new data: --allow_data_changes."
         )
-    names = [*differing["common"], *differing["own"]]
+    names = [*changed, *differing["own"]]
     return [f"WARNING: the data has changed since the run was saved: {', '.join(names)}."] if names else []
 
 
@@ -53,7 +54,7 @@ def check_start(cluster: Cluster, data: Mapping[str, int], state: Mapping[str, A
     """Compares the data and the training state of all workers; every worker calls it once, before the first step.
 
     Args:
-        data: the "common" result of `hash_examples`.
+        data: "columns" and "common" of the result of `hash_examples`.
         state: the training state as JSON values.
 
     Raises:

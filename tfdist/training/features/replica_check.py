@@ -70,7 +70,9 @@ class ReplicaCheck(Extra):
         """Compares the replicas, and records the hash. Collective; raises ReplicaMismatchError."""
         value = self.comparison.check(state.step)
         if self.records:
+            from tfdist.training.consistency import hashing
+
             first = state.step if self.recorded is None else self.recorded
             examples = [step * tools.run.feed.sizes.global_batch for step in (first, state.step)]
-            tools.report.state(state.step, value, self.comparison.hash_name, examples)
+            tools.report.state(state.step, value, hashing.NAME, examples)
             self.recorded = state.step
