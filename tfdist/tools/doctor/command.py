@@ -24,7 +24,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import process_exit
 from tfdist.cluster.devices import machine, unused_gpus
 from tfdist.cluster.devices.machine import Machine
-from tfdist.cluster.discovery import environment, host_names, slurm_job
+from tfdist.cluster.discovery import environment, slurm_job
 from tfdist.config import tensorflow_log, tool_flags
 from tfdist.report import files, interpreter, lines
 from tfdist.tools import tables
@@ -123,11 +123,10 @@ def check_gpus(here: Machine, env: Mapping[str, str]) -> Finding:
 
 
 def launcher(env: Mapping[str, str]) -> Finding:
-    """Describes how this process was started, and checks the names of the other workers' hosts."""
+    """Describes how this process was started."""
     options = config_lib.ClusterOptions()
     try:
         spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
-        host_names.check(spec, env)
     except ValueError as error:
         return from_error("workers", error)
     if spec.note:
