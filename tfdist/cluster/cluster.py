@@ -193,14 +193,6 @@ class Cluster:
             self.compiled[key] = self._collective_of_chief([[tf.TensorSpec([None], tf.int32)]])
         return broadcasts.bytes_of_chief(value, size, self.is_chief, self.compiled[key])
 
-    def make_broadcast_variables(self, variables: Iterable[keras.Variable | tf.Variable]) -> Callable[[], None]:
-        """Returns a function that sets variables (except strings) to the chief's values on every worker. Collective."""
-        if self.num_workers == 1:
-            return lambda: None
-        from tfdist.cluster.several_workers import broadcasts
-
-        return broadcasts.make_assign(variables, self._collective_of_chief())
-
     def _collective_of_chief(
         self, input_signature: Sequence[list[tf.TensorSpec]] | None = None
     ) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
@@ -216,8 +208,11 @@ class Cluster:
         return call
 
     def broadcast_variables(self, variables: Iterable[keras.Variable | tf.Variable]) -> None:
-        """Sets Keras variables to the chief's values on every worker. Collective."""
-        self.make_broadcast_variables(variables)()
+        """Sets variables, but no strings, to the chief's values on every worker. Collective."""
+        if self.num_workers > 1:
+            from tfdist.cluster.several_workers import broadcasts
+
+            broadcasts.assign(variables, self._collective_of_chief())
 
     def leave(self) -> None:
         """Waits for all workers to finish: if one exits early, TensorFlow makes the others fail after about 8 s.
