@@ -9,11 +9,16 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 # Times the bytes of a table that its gathered rows may have without a message.
 _TOLERATED = 4
+# Rows of a replica that are sent if their number is not known when the step is traced.
+_SIZES = [4**power for power in range(3, 13)]
+# A tensor of TensorFlow's collectives has fewer numbers.
+_MOST_NUMBERS = 2**31
 
 
 def cost_of_gathering(gradient: tf.IndexedSlices, num_replicas: int) -> str:
@@ -36,9 +41,13 @@ def cost_of_gathering(gradient: tf.IndexedSlices, num_replicas: int) -> str:
 
 
 def place(gradient: tf.IndexedSlices, replica: tf.Tensor | int, num_replicas: int, *, size: int) -> tf.IndexedSlices:
-    """Returns `num_replicas * size` rows: those of `gradient`, `size`, from `replica * size` on, others 0."""
-    before = replica * size
-    after = (num_replicas - 1) * size - before
+    """Returns `num_replicas * size` rows: those of `gradient` from `replica * size` on, at most `size`, others 0."""
+    before, count = replica * size, gradient.indices.shape[0]
+    if count is None:
+        count = tf.shape(gradient.indices)[0]
+        # A constant would make TensorFlow compute the zeros of each size, of gigabytes, when it optimizes the graph.
+        before = tf.minimum(before, before + count)
+    after = num_replicas * size - before - count
     parts = []
     for part in (gradient.values, gradient.indices):  # GPUs have no `tf.pad` of integers.
         zeros = [tf.zeros([number, *part.shape[1:]], part.dtype) for number in (before, after)]
@@ -63,7 +72,7 @@ def gather(
         wire_type: returns the type in which a tensor is sent.
 
     Returns:
-        The gradients.
+        The gradients. Those whose number of rows is not known when the step is traced have additional rows of zeros.
     """
     replica_context = tf.distribute.get_replica_context()
     replica, num_replicas = replica_context.replica_id_in_sync_group, replica_context.num_replicas_in_sync
@@ -75,7 +84,7 @@ def gather(
         with tf.control_dependencies([gradient.values]):
             rows = tf.IndexedSlices(gradient.values, tf.identity(gradient.indices), gradient.dense_shape)
         if rows.indices.shape[0] is None:
-            unknown[index] = _gather_unknown_number(rows, wire_type(rows.values))
+            unknown[index] = _gather_unknown_number(rows, add, wire_type(rows.values))
             continue
         if tf.get_static_value(replica) == 0:
             _warn(cost_of_gathering(rows, num_replicas))
@@ -94,8 +103,49 @@ def _warn(text: str) -> None:
         print(f"tfdist: WARNING: {text}", file=sys.stderr, flush=True)
 
 
-def _gather_unknown_number(rows: tf.IndexedSlices, wire_type: tf.DType) -> tf.IndexedSlices:
-    """Gathers by TensorFlow's collective, which sends the numbers of rows as well, and has no bfloat16."""
-    gather = functools.partial(tf.distribute.get_replica_context().all_gather, axis=0)
-    rounded = tf.cast(tf.cast(rows.values, wire_type), rows.values.dtype)
-    return tf.IndexedSlices(gather(rounded), gather(rows.indices), rows.dense_shape)
+def _gather_unknown_number(
+    rows: tf.IndexedSlices, add: Callable[[list[tf.Tensor]], list[tf.Tensor]], wire_type: tf.DType
+) -> tf.IndexedSlices:
+    replica_context = tf.distribute.get_replica_context()
+    count = tf.shape(rows.indices, tf.int64)[0]
+    replica, num_replicas = replica_context.replica_id_in_sync_group, replica_context.num_replicas_in_sync
+    (numbers,) = add([tf.one_hot(replica, num_replicas, on_value=count, off_value=tf.constant(0, tf.int64))])
+    sent = tf.IndexedSlices(tf.cast(rows.values, wire_type), rows.indices, rows.dense_shape)
+    total = replica_context.merge_call(_gather_by_size, args=(sent, numbers))
+    return tf.IndexedSlices(tf.cast(total.values, rows.values.dtype), total.indices, rows.dense_shape)
+
+
+def _gather_by_size(strategy: tf.distribute.Strategy, rows: Any, numbers: Any) -> Any:
+    """Gathers rows in cross-replica context: a collective in a loop has one shape, so each size has one of its own.
+
+    Args:
+        rows: per replica, tf.IndexedSlices.
+        numbers: per replica, int64 [replicas]: how many rows each replica has.
+
+    Returns:
+        Per replica, tf.IndexedSlices with the rows of all replicas.
+    """
+    largest = tf.reduce_max(strategy.experimental_local_results(numbers)[0])
+    in_row = strategy.experimental_local_results(rows)[0].values.shape[1:].num_elements() or 1
+    sizes = [size for size in _SIZES if size * in_row * strategy.num_replicas_in_sync < _MOST_NUMBERS]
+
+    def place_own(local: tf.IndexedSlices, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+        replica_context = tf.distribute.get_replica_context()
+        placed = place(local, replica_context.replica_id_in_sync_group, replica_context.num_replicas_in_sync, size=size)
+        return placed.values, placed.indices
+
+    def gather_size(size: int) -> list[tf.Tensor]:
+        parts = strategy.extended.call_for_each_replica(functools.partial(place_own, size=size), args=(rows,))
+        sums = [strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, part, destinations=part) for part in parts]
+        local = zip(*map(strategy.experimental_local_results, sums), strict=True)
+        return [part for pair in local for part in pair]
+
+    index = tf.reduce_sum(tf.cast(largest > tf.constant(sizes[:-1], tf.int64), tf.int32))
+    parts = tf.switch_case(index, [functools.partial(gather_size, size) for size in sizes])
+
+    def choose(local: tf.IndexedSlices) -> tf.IndexedSlices:
+        replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        first = 2 * (replica % (len(parts) // 2))
+        return tf.IndexedSlices(parts[first], parts[first + 1], local.dense_shape)
+
+    return strategy.extended.call_for_each_replica(choose, args=(rows,))
