@@ -5,8 +5,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist.cluster import numerics
 from tfdist.cluster.cluster import Cluster
 from tfdist.data.feed import Examples
@@ -67,15 +65,13 @@ def check_start(cluster: Cluster, data: Mapping[str, int], state: Mapping[str, A
     hashes = {"the training state": _as_int64(json.dumps(state, sort_keys=True)), **data}
     # The names first: the vectors must have the same length.
     names = sorted(hashes)
-    shape = tf.constant([_as_int64(json.dumps(names))], tf.int64)
-    found = cluster.make_all_gather(lambda: shape)().numpy()
+    found = cluster.all_gather([_as_int64(json.dumps(names))])
     if (found == found[0]).all():
-        vector = tf.constant([hashes[name] for name in names], tf.int64)
-        found = cluster.make_all_gather(lambda: vector)().numpy()
+        found = cluster.all_gather([hashes[name] for name in names])
     else:
         names = [f"features (here: {', '.join(names)})"]
     if not (found == found[0]).all():
-        lines, differing = mismatch.describe_mismatch(names, found, mismatch.replica_names(cluster))
+        lines, differing = mismatch.describe_mismatch(names, found, mismatch.worker_names(cluster))
         raise ReplicaMismatchError(
             "\n  ".join(["The workers do not read the same data:", *lines])
             + f"\n{differing}. {EXAMPLES} examples of each split were compared. Give all workers the same files."
