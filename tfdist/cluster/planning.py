@@ -167,7 +167,7 @@ def describe_notes(planned: ClusterPlan, software: Mapping[str, Any], processors
         software: the result of `gpu_software.describe`.
         processors: what to say of those of all workers.
     """
-    here = None if planned.gpus or planned.options.gpus == 0 else machine.read(os.environ)
+    here = None if planned.gpus or planned.options.gpus == 0 else machine.read()
     unused = unused_gpus.of_other_makers(here) if here and here.gpus else ""
     found = [planned.worker_spec.note, *gpu_software.notes(software)]
     return [note for note in (*found, processors, unused) if note]

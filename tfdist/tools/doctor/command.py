@@ -78,11 +78,11 @@ def main(args: argparse.Namespace) -> int:
 
 def look_at_machine(env: Mapping[str, str]) -> list[Finding]:
     """Returns the lines about this machine, and about how this process was started."""
-    here = machine.read(env)
+    here = machine.read()
     known = " ".join(flag for flag in ("avx", "avx2", "avx512f", "amx_bf16") if flag in here.processor_flags)
     cores = f"{psutil.cpu_count(logical=False) or os.cpu_count()} cores"
     memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB"
-    text = ", ".join(filter(None, [here.architecture, cores, memory, known, here.site]))
+    text = ", ".join(filter(None, [here.architecture, cores, memory, known]))
     versions = software(here, machine.package_versions())
     found = [Finding("machine", OK, text), versions]
     if versions.verdict == OK:  # TensorFlow can be imported.
