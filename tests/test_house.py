@@ -147,7 +147,7 @@ PRIVATE_NAMES = {
         "_flatten_layers": "layers of all depths, those in lists and dicts included",
         "_non_trainable_variables": "variables made non-trainable, not those of frozen layers",
     },
-    "tfdist.training.step.variants.recomputation.named_layers": {"_remat_mode": "the scope in which a layer was made"},
+    "tfdist.training.step.layers.remat_scopes": {"_remat_mode": "the scope in which a layer was made"},
     "tfdist.training.step.optimizer": {
         "_all_reduce_sum_gradients": "replaced: gradients are summed before clipping (tensorflow#33929)",
         "_learning_rate": "the schedule, by the notes of TensorFlow 2.11; Optimizer.learning_rate is its value",

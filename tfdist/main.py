@@ -2,7 +2,7 @@
 
 Exit codes: 0 finished; 1 error, with a message; 75 stopped by a signal or time limit and saved (run the same command to
 resume); 76 another worker was lost (restart all workers); 77 replicas hold different states, or workers read different
-data; 78 stopped by a file STOP, and saved.
+data.
 """
 
 import argparse

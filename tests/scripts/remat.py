@@ -1,6 +1,6 @@
 """Trains a model whose blocks are computed again in the backward pass, by fit or by a step of its own, in float64.
 
-usage: remat.py STEP:WAY ..., where STEP is fit or own, and WAY is kept, function or a mode of keras.RematScope
+usage: remat.py STEP:WAY ..., where STEP is fit or own, and WAY is kept or a mode of keras.RematScope
 """
 
 import json
@@ -15,13 +15,12 @@ keras.config.set_dtype_policy("float64")
 
 
 class Block(keras.layers.Layer):
-    """A residual block with normalisation and dropout, whose dense layers are a function of their own."""
+    """A residual block with normalisation and dropout."""
 
-    def __init__(self, by_function, **keywords):
+    def __init__(self, **keywords):
         super().__init__(**keywords)
         self.norm, self.drop = keras.layers.BatchNormalization(), keras.layers.Dropout(0.3, seed=4)
         self.wide, self.narrow = keras.layers.Dense(32, "gelu"), keras.layers.Dense(8)
-        self.by_function = by_function
 
     def build(self, shape):
         for layer in (self.norm, self.wide, self.drop):
@@ -29,10 +28,7 @@ class Block(keras.layers.Layer):
         self.narrow.build((shape[0], 32))
 
     def call(self, x, training=None):
-        def dense(x):
-            return self.drop(self.narrow(self.wide(x)), training=training)
-
-        return x + (keras.remat(dense) if self.by_function else dense)(self.norm(x, training=training))
+        return x + self.drop(self.narrow(self.wide(self.norm(x, training=training))), training=training)
 
 
 class Own(keras.Model):
@@ -49,13 +45,13 @@ class Own(keras.Model):
 def train(step, way):
     """Trains in this way, and returns a number for each array of weights, and one for the predictions."""
     keras.utils.set_random_seed(0)
-    mode = way if way in ("full", "larger_than", "list_of_layers", "activations") else None
-    with keras.RematScope(mode, output_size_threshold=10, layer_names=["block_0", "block_1"]):
+    mode = None if way == "kept" else way
+    with keras.RematScope(mode, layer_names=["block_0", "block_1"]):
         inputs = keras.Input((6,))
         x = keras.layers.Embedding(20, 8, mask_zero=True)(inputs)
         x = keras.layers.LSTM(8)(x)
         for number in range(2):
-            x = Block(way == "function", name=f"block_{number}")(x)
+            x = Block(name=f"block_{number}")(x)
         x = keras.layers.Concatenate()([x, 2 * x])
         model = (Own if step == "own" else keras.Model)(inputs, keras.layers.Dense(3)(x))
     model.compile(keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True))

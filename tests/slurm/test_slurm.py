@@ -113,19 +113,6 @@ def test_host_names_with_several_numbers_and_suffixes(tmp_path):
     assert {task.host for task in tasks} == set(nodes)
 
 
-def test_an_arbitrary_distribution_leaves_the_addresses_to_be_asked_for(slurm, tmp_path):
-    (tmp_path / "hosts").write_text("n10\nn9\nn9\n")
-    (tmp_path / "tasks").mkdir()
-    tasks = step(slurm, tmp_path / "tasks", f"env SLURM_HOSTFILE={tmp_path}/hosts srun -n3 -m arbitrary")
-    assert [task.host for task in tasks] == ["n10", "n9", "n9"]
-    chief = f"{tasks[0].host}:{tasks[0].spec.port}"
-    for rank, task in enumerate(tasks):
-        assert task.spec.addresses == ()
-        assert task.spec.rank == rank
-        assert chief in task.spec.chiefs
-    assert tasks[1].spec.port != tasks[2].spec.port
-
-
 @pytest.mark.parametrize(("options", "said"), [("-N2 --ntasks-per-node=2", "4 tasks"), ("-N2", "2 nodes")])
 def test_a_batch_script_without_srun_is_one_worker_and_says_so(slurm, tmp_path, options, said):
     script = f"#!/bin/bash\n#SBATCH {options}\nexec {sys.executable} {tmp_path}/tell.py {tmp_path}\n"

@@ -8,7 +8,7 @@ from launching import REPOSITORY
 
 from tfdist.cluster.control import keys
 from tfdist.cluster.discovery import environment
-from tfdist.cluster.interruption import EXIT_MISMATCH, EXIT_ON_REQUEST, EXIT_PEER_LOST, EXIT_STOPPED
+from tfdist.cluster.interruption import EXIT_MISMATCH, EXIT_PEER_LOST, EXIT_STOPPED
 
 VERSION = "1.31"
 
@@ -52,5 +52,5 @@ def test_its_pods_find_one_another():
 def test_a_stopped_worker_is_no_failure_and_an_error_ends_the_job():
     rules = manifests()["Job"]["spec"]["podFailurePolicy"]["rules"]
     actions = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", ())}
-    ends, ignored = (1, EXIT_MISMATCH, EXIT_ON_REQUEST), (EXIT_STOPPED, EXIT_PEER_LOST)
+    ends, ignored = (1, EXIT_MISMATCH), (EXIT_STOPPED, EXIT_PEER_LOST)
     assert actions == dict.fromkeys(ends, "FailJob") | dict.fromkeys(ignored, "Ignore")

@@ -1,4 +1,4 @@
-"""How a run ends is recorded and told: starts.jsonl, and the files STOP and SAVE."""
+"""How a run ends is recorded and told: starts.jsonl."""
 
 import os
 import pathlib
@@ -26,7 +26,7 @@ def wait_for_steps(workdir: pathlib.Path, count: int = 1) -> None:
     until(lambda: len(saved(workdir)) >= count, 120)
 
 
-def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
+def test_a_stop_is_recorded_with_its_times(tmp_path):
     # Nothing else asks for a checkpoint: neither steps nor an evaluation that is the best so far.
     asked = ("--config.train.steps=960", "--config.checkpoint.every.steps=900", "--config.checkpoint.best_metric=none")
     command = topologies.command(tmp_path, *asked, OFTEN, config=CONFIG)
@@ -34,16 +34,11 @@ def test_files_in_the_workdir_ask_for_a_checkpoint_and_a_stop(tmp_path):
         born = time.time() - interpreter.process_age(process.pid)
         until(lambda: any(start["step"] > 0 for start in read_back.read_starts(tmp_path)), 120)
         assert run_state.read(tmp_path)["state"] == "running"
-        (tmp_path / "SAVE").touch()
-        wait_for_steps(tmp_path)
-        until(lambda: not (tmp_path / "SAVE").exists(), 60)
-        assert process.poll() is None
-        (tmp_path / "STOP").touch()
+        process.send_signal(signal.SIGTERM)
         output = process.communicate(timeout=120)[0].decode()
     seconds = time.time() - born
-    assert process.returncode == interruption.EXIT_ON_REQUEST, output
-    assert "stopped by the file STOP and saved" in output and not (tmp_path / "STOP").exists()
-    assert len(saved(tmp_path)) == 2 and run_state.read(tmp_path)["state"] == "stopped"
+    assert process.returncode == interruption.EXIT_STOPPED, output
+    assert len(saved(tmp_path)) == 1 and run_state.read(tmp_path)["state"] == "stopped"
     (start,) = read_back.read_starts(tmp_path)
     assert start["end"] == "stopped" and f"saved at step {start['step']} in " in output
     parts = start["seconds"]

@@ -22,7 +22,6 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import error_report, interruption
 from tfdist.data import inspection
 from tfdist.training import checkpointing, loop, setup
-from tfdist.training.consistency import example_search
 
 pytestmark = pytest.mark.usefixtures("own_signals")
 
@@ -224,15 +223,12 @@ def test_an_error_of_the_model_is_shown_without_a_search_of_the_data(tmp_path, c
 
 
 @pytest.mark.slow
-def test_a_search_of_the_data_is_announced_and_has_a_limit(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(example_search, "_QUIET_SECONDS", 0.1)
+def test_a_search_of_the_data_has_a_limit(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(inspection, "SECONDS", 0.5)
     keras.utils.clear_session()
     with pytest.raises(tf.errors.InvalidArgumentError, match="a damaged file"):
         loop.train(setup.build_run(unreadable(seconds=3.0), tmp_path))
-    said = capsys.readouterr()
-    assert said.out.count("verifying") == 1
-    assert re.search(r"^tfdist: worker 0: the data cannot be read: .*a damaged file.* for 0\.5 s at most$", said.err)
+    assert capsys.readouterr().out.count("verifying") == 1
 
 
 @pytest.mark.slow
@@ -296,7 +292,7 @@ def test_the_checkpoint_of_another_model_is_refused_with_both_shapes(fails, tmp_
     said = fails(tmp_path, of(6))
     assert "config.model.width: 8 was saved, now 6" in said and "--allow_config_changes" in said
     said = fails(tmp_path, of(6), allow_config_changes=True)
-    assert f"{tmp_path}/checkpoints/step-00000004 is a checkpoint of another model or optimizer:" in said
+    assert f"{tmp_path}/checkpoints/step-00000004 is a checkpoint of another model or optimizer" in said
     assert "model/dropouts/hidden1/kernel is float32[8, 8] in the checkpoint, float32[6, 6] here" in said
     # Nothing is lost: the first model can train on.
     keras.utils.clear_session()

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import pathlib
 import re
 import runpy
 import sys
@@ -12,6 +11,7 @@ import sys
 import forked
 import keras
 import lab
+import processes
 import pytest
 import tensorflow as tf
 import topologies
@@ -20,13 +20,13 @@ from parameters import slow_except
 
 from tfdist import config as c
 from tfdist.training import loop, setup
+from tfdist.training.step.layers import remat_scopes
 from tfdist.training.step.random_numbers import seed_generators
-from tfdist.training.step.variants.recomputation import named_layers
 
 pytestmark = pytest.mark.usefixtures("own_process", "graph_optimizers")
 
 CONFIG = "tests/configs/blocks.py"
-MODES = ("full", "larger_than", "list_of_layers", "activations")
+MODES = ("full", "list_of_layers")
 CASES = {
     "plain": {},
     "in micro-batches": {"micro_batches": 2},
@@ -148,65 +148,10 @@ def test_two_workers_and_two_devices_make_the_bits_of_runs_without(tmp_path):
         assert all((found[key] == array).all() for key, array in kept.items())
 
 
-OVER_REPLICAS = """
-import functools, sys
-import numpy as np
-import tensorflow as tf
-sys.path.append(sys.argv[3])
-import probes
-from tfdist import config as c
-from tfdist.training.step import multi_step
-
-weights = []
-for names in ([], ["small_cnn"]):
-    run = probes.start(
-        c.ClusterOptions(logical_devices=2),
-        model={"target": "lab:nested", **eval(sys.argv[2])},
-        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=48),
-        learning_rate=c.LearningRate(peak=0.02),
-        train=c.Train(steps=4, recompute=names),
-    )
-    run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(run.train_step, run.context), trains=True)
-    arguments = (run.feed.open_training(0, 4), tf.constant(4), tf.constant(0.0, tf.float64))
-    graph = run_steps.get_concrete_function(*arguments).graph.as_graph_def()
-    ops = [node.op for node in graph.node] + [node.op for one in graph.library.function for node in one.node_def]
-    run_steps(*arguments)
-    weights.append(probes.weights(run))
-    print(sum(op.startswith("Collective") for op in ops), ops.count("Conv2D"))
-kept, found = weights
-assert len(kept) == 12 and all((found[name] == kept[name]).all() for name in kept)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [{"group_size": 16}, {"normalization": "sync_batch"}])
-def test_statistics_of_several_replicas_are_not_sent_again(tmp_path, case):
-    """Groups of 16 of the 24 examples of a replica, or the whole batch; and no bit changes."""
-    support = pathlib.Path(forked.__file__).parent
-    command = [sys.executable, "-c", OVER_REPLICAS, str(tmp_path / "x"), str(case), str(support)]
-    done = forked.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    (sends, convolutions), (sends_again, convolutions_again) = (
-        map(int, line.split()) for line in done.stdout.splitlines()[-2:]
-    )
-    assert sends_again == sends > 0 and convolutions_again > convolutions > 0
-
-
-@pytest.mark.slow
-def test_synchronised_normalisation_on_two_workers_keeps_its_bits(tmp_path):
-    model = {"target": "tests.support.lab:nested", "num_classes": 10, "normalization": "sync_batch"}
-    words = (f"--config.model={model}", "--config.train.micro_batches=2")
-    for name, layers in (("kept", "[]"), ("again", "['small_cnn']")):
-        more = f"--config.train.recompute={layers}"
-        topologies.train(tmp_path / name, *words, more, config=CONFIG, workers=2)
-    kept, found = (topologies.arrays(tmp_path / name, 5) for name in ("kept", "again"))
-    assert all((found[key] == array).all() for key, array in kept.items())
-
-
 @functools.cache
 def of_script():
     """The numbers that tests/scripts/remat.py prints on two devices."""
-    names = [f"{step}:{way}" for step in ("fit", "own") for way in ("kept", *MODES, "function")]
+    names = [f"{step}:{way}" for step in ("fit", "own") for way in ("kept", *MODES)]
     line = [sys.executable, "-m", "tfdist.run", "--logical_devices=2", "tests/scripts/remat.py", *names]
     done = forked.run(line, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -216,7 +161,7 @@ def of_script():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "way"),
-    list(itertools.product(("fit", "own"), (*MODES, "function"))),
+    list(itertools.product(("fit", "own"), MODES)),
 )
 def test_what_a_script_recomputes_by_keras_has_its_numbers(step, way):
     found = of_script()
@@ -229,7 +174,6 @@ def test_what_a_script_recomputes_by_keras_has_its_numbers(step, way):
         (["blok_0"], "no layer has the name 'blok_0'. Did you mean 'block_0'?"),
         (["held"], "call() of the layer 'held' has no argument `training`"),
         (["penalised"], "the layer 'penalised' has an activity_regularizer"),
-        (["norm"], "the layer 'norm' normalises over the batches of several replicas, which can be recomputed in a"),
     ],
 )
 def test_layers_that_cannot_be_recomputed_are_refused(names, message):
@@ -243,21 +187,45 @@ def test_layers_that_cannot_be_recomputed_are_refused(names, message):
 
     inputs = keras.Input((4,))
     outputs = keras.layers.Dense(4, activity_regularizer="l2", name="penalised")(Held()(inputs))
-    outputs = keras.layers.BatchNormalization(synchronized=True, name="norm")(outputs)
     model = keras.Model(inputs, keras.layers.Dense(4, name="block_0")(outputs))
     made = config(recompute=names)
     with pytest.raises(ValueError, match=re.escape(message)):
-        named_layers.install(model, made)
+        remat_scopes.put_into_scope(model, made)
 
 
-def masked():
+def test_layers_with_keras_masks_in_them_are_refused():
     table = keras.layers.Embedding(9, 8, mask_zero=True, name="table")
-    return keras.Sequential([keras.Input((6,)), table, keras.layers.LSTM(8, name="block_0")])
+    block = keras.Sequential([keras.Input((6,)), table, keras.layers.LSTM(8)], name="block_0")
+    model = keras.Sequential([keras.Input((6,)), block])
+    with pytest.raises(ValueError, match=r"for 'block_0': its layer 'table' makes a Keras mask"):
+        remat_scopes.put_into_scope(model, config(recompute=["block_0"]))
 
 
-def test_models_with_keras_masks_are_refused():
-    with pytest.raises(ValueError, match=r"train\.recompute cannot be used: the layer 'table' makes a Keras mask"):
-        named_layers.install(masked(), config(recompute=["block_0"]))
+@pytest.mark.parametrize(("mode", "refused"), [("larger_than", "mode"), ("activations", "mode"), (None, "keras.remat")])
+def test_other_modes_and_functions_are_refused(mode, refused, tmp_path):
+    made = setup.build_run(config(), tmp_path)  # In a run only.
+    with keras.RematScope(mode):
+        layer = keras.layers.Dense(4)
+    layer.build((None, 8))
+    compute = layer if mode else lambda x, training: keras.remat(layer)(x)
+
+    @tf.function
+    def forward(x):
+        seed_generators.begin_forward_pass(0)
+        return compute(x, training=True)
+
+    with pytest.raises(ValueError, match=refused):
+        forward(tf.zeros([2, 8]))
+    assert made.context.model is not None
+
+
+def test_statistics_of_several_replicas_are_refused(tmp_path):
+    """On two devices; on one nothing is sent."""
+    model = {"target": "tests.support.lab:nested", "num_classes": 10, "normalization": "sync_batch"}
+    words = (f"--config.model={model}", "--config.train.recompute=['small_cnn']")
+    command = topologies.command(tmp_path, *words, "--config.cluster.logical_devices=2", config=CONFIG)
+    (code,), (output,) = processes.run([command], topologies.environments(1), timeout=300)
+    assert code == 1 and "'small_cnn' normalises over the batches of several replicas" in output, output
 
 
 class TwoHeads(keras.Model):

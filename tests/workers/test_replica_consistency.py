@@ -10,93 +10,24 @@ import tensorflow as tf
 import topologies
 from parameters import slow_except
 
-from tfdist.checkpoint import format as checkpoint_format
 from tfdist.training.consistency import hashing, mismatch
 
 HASH = r"[0-9a-f]{16}"
 
 
-def hashed(array: np.ndarray) -> int:
-    return int(hashing.hash_tensor(tf.constant(array)))
-
-
-@pytest.mark.parametrize(
-    "dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.int8, np.uint8]
-)
-@pytest.mark.parametrize("size", [1, 7, 2500])
-def test_each_bit_counts(dtype, size):
-    rng = np.random.default_rng(size)
-    array = (40 * rng.standard_normal(size)).astype(dtype)
-    seen = {hashed(array)}
-    assert seen == {hashed(array.copy())}
-    changed = rng.choice(8 * array.nbytes, min(8, 8 * array.nbytes), replace=False)
-    for bit in changed:
-        other = array.copy()
-        other.view(np.uint8)[bit // 8] ^= 1 << bit % 8
-        seen.add(hashed(other))
-    assert len(seen) == 1 + len(changed)
-
-
-def test_places_and_pairs_of_signs_count():
-    array = np.random.default_rng(0).standard_normal((40, 100)).astype(np.float32)
-    seen = {hashed(array), hashed(np.roll(array, 1)), hashed(array[::-1])}
-    for first, second in ((0, 1), (0, 2048), (17, 3999), (1000, 1001)):
-        other = array.copy()
-        other.ravel()[[first, second]] *= -1
-        seen.add(hashed(other))
-        other.ravel()[[first, second]] = array.ravel()[[second, first]]
-        seen.add(hashed(other))
-    assert len(seen) == 11
-
-
-def test_truth_values_and_texts_are_hashed():
-    assert hashed(np.array([True, False])) != hashed(np.array([False, True]))
-    assert hashed(np.array([b"a", b"bc"])) != hashed(np.array([b"ab", b"c"]))
-    assert hashed(np.zeros([0], np.float32)) == 0
-
-
-def test_hashes_are_those_of_earlier_releases():
-    assert hashing.as_text(hashed(np.arange(2500, dtype=np.float32))) == "7f2a21da6c7e54cd"
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, bool])
-def test_large_variables_are_hashed_in_slices_of_which_each_bit_counts(monkeypatch, dtype):
-    monkeypatch.setattr(hashing, "_SLICE", 128)
-    array = np.random.default_rng(0).integers(0, 2, 1001).astype(dtype)
-    seen = {hashed(array), hashed(np.roll(array, 32))}
-    for place in (0, 127, 128, 999, 1000):
-        other = array.copy()
-        other[place] = not other[place]
-        seen.add(hashed(other))
-    assert len(seen) == 7
-
-
-@pytest.mark.parametrize("device_type", ["CPU", "GPU"])
-def test_a_state_is_hashed_variable_by_variable(device_type):
+def test_a_state_is_hashed_variable_by_variable():
     arrays = [np.arange(7, dtype=np.float32), np.eye(2, 3, dtype=ml_dtypes.bfloat16), np.array([4])]
     arrays += [np.array([True, False]), np.array([b"a", b"bc"]), np.zeros([0], np.int8)]
-    each = hashing.hash_each([tf.constant(array) for array in arrays], device_type)
+    each = hashing.hash_each([tf.constant(array) for array in arrays])
     assert each.dtype == tf.int64 and each.shape == [len(arrays)]
-    whole = int(hashing.combine(each, device_type))
+    whole = int(hashing.combine(each))
     for place, array in enumerate(arrays[:-1]):
         others = [*arrays[:place], array[::-1] if array.size > 1 else array + 1, *arrays[place + 1 :]]
-        changed = hashing.hash_each([tf.constant(other) for other in others], device_type)
+        changed = hashing.hash_each([tf.constant(other) for other in others])
         assert np.flatnonzero(changed != each).tolist() == [place]
-        assert int(hashing.combine(changed, device_type)) != whole
-    assert int(hashing.combine(each[::-1], device_type)) != whole
+        assert int(hashing.combine(changed)) != whole
+    assert int(hashing.combine(each[::-1])) != whole
     assert hashing.as_text(-1) == "f" * 16
-
-
-def test_tensors_of_one_size_are_hashed_together_without_loops(monkeypatch):
-    monkeypatch.setattr(hashing, "_SLICE", 20_000)  # Two of the largest.
-    rng = np.random.default_rng(0)
-    shapes = [(40, 50), (2000,), (5,), (1030, 1), (5,), (2000,), (), (0,), (5,)]
-    values = [tf.constant(rng.standard_normal(shape), tf.float32) for shape in shapes]
-    function = tf.function(lambda: hashing.hash_each(values, "GPU"), autograph=False).get_concrete_function()
-    assert not [op.type for op in function.graph.get_operations() if "While" in op.type]
-    assert function().numpy().tolist() == [int(hashing.hash_tensor(value)) for value in values]
-    unknown = tf.function(hashing.hash_tensor, input_signature=[tf.TensorSpec(None, tf.float32)])
-    assert function().numpy().tolist() == [int(unknown(value)) for value in values]
 
 
 def test_differences_are_described():
@@ -153,9 +84,7 @@ def test_a_bit_that_differs_on_one_replica_ends_the_run_with_its_name(tmp_path, 
             r"All checkpoints were compared before they were saved"
         )
         assert len(re.findall(words, output)) == 1, output
-    # The work of the chief is kept, and no run resumes from it by itself.
-    found = checkpoint_format.verify(tmp_path / "mismatch" / "step-00000004")
-    assert found.state["step"] == 4 and not list(tmp_path.glob("checkpoints/step-00000004"))
+    assert not list(tmp_path.glob("checkpoints/step-00000004"))
 
 
 def test_unequal_replicas_are_never_saved(tmp_path):

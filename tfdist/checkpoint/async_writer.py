@@ -195,10 +195,8 @@ class AsyncCheckpointer:
         """Removes the checkpoints before `newest`, whose state is given, that are no longer kept."""
         steps = directory_lib.steps(self._directory)
         best = directory_lib.read_best(self._directory)
-        # Keep the target of a rollback, however many checkpoints were saved since, and the best also if best.json is
-        # damaged or not written yet.
-        kept = {step for step in steps if step > newest}
-        kept |= {state.get("regular"), state.get("best_step") or None, best and best["step"]}
+        # The best also if best.json is damaged or not written yet.
+        kept = {step for step in steps if step > newest} | {state.get("best_step") or None, best and best["step"]}
         kept |= self._kept([step for step in steps if step <= newest])
         for step in sorted({*steps} - kept):
             # Rename first: an interrupted removal must not look like a damaged checkpoint.

@@ -296,15 +296,8 @@ def check_variables(saved: Saved, variables: Mapping[str, Any]) -> dict[str, str
     ]
     if problems:
         shown = text.list_names([f"\n  {problem}" for problem in problems], 10, "", "\n  and ")
-        owner = "model or optimizer"
-        if found.keys() != expected.keys() and {*map(_without_spelling, found)} == {*map(_without_spelling, expected)}:
-            owner = "release of Keras, whose variables have other names (environment.json has the release)"
-        raise ValueError(f"{saved.path} is a checkpoint of another {owner}:{shown}")
+        raise ValueError(f"{saved.path} is a checkpoint of another model or optimizer, or release of Keras:{shown}")
     return {}
-
-
-def _without_spelling(name: str) -> str:
-    return name.lower().replace("_", "")
 
 
 def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:

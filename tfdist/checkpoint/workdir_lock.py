@@ -14,10 +14,9 @@ import os
 import secrets
 import socket
 import stat
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from tfdist.report import files
@@ -66,20 +65,10 @@ class WorkdirLock:
 
     Args:
         lost: called in the thread with the name of another run that has taken over the workdir.
-        requests: names of files in the workdir that ask the run for something.
-        requested: called in the thread with the name of such a file, which is then removed.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        owner: Owner,
-        lost: Callable[[str], None],
-        requests: Sequence[str] = (),
-        requested: Callable[[str], None] = lambda name: None,
-    ):
-        self._path, self._owner, self._lost, self._requested = path, owner, lost, requested
-        self._requests = [path.with_name(name) for name in requests]
+    def __init__(self, path: Path, owner: Owner, lost: Callable[[str], None]):
+        self._path, self._owner, self._lost = path, owner, lost
         self._released = threading.Event()
         self._thread = threading.Thread(target=self._send_heartbeats, name="tfdist-workdir", daemon=True)
         self._thread.start()
@@ -95,23 +84,13 @@ class WorkdirLock:
 
     def _send_heartbeats(self) -> None:
         while not self._released.wait(self._owner.heartbeat_seconds):
-            with contextlib.suppress(OSError):  # The file system is not available, or standard error is closed.
+            with contextlib.suppress(OSError):  # The file system is not available.
                 found = _look(self._path, touch=self._owner.nonce)
                 if found is None and not self._released.is_set():  # Removed by hand, or with the whole workdir.
                     _create(self._path, self._owner)
                 if found is not None and found[0].nonce != self._owner.nonce:
                     self._lost(str(found[0]))
                     return
-                self._take_requests()
-
-    def _take_requests(self) -> None:
-        for path in [path for path in self._requests if path.exists()]:
-            try:
-                path.unlink()
-            except OSError:  # Not ours to remove: it asks once in this start.
-                self._requests.remove(path)
-            self._requested(path.name)
-            print(f"tfdist: found the file {path}", file=sys.stderr, flush=True)
 
 
 def acquire(
@@ -122,8 +101,6 @@ def acquire(
     wait_seconds: float,
     lost: Callable[[str], None],
     log: Callable[[str], None],
-    requests: Sequence[str] = (),
-    requested: Callable[[str], None] = lambda name: None,
 ) -> WorkdirLock:
     """Makes this process the only one that writes to `workdir`, which is created if needed.
 
@@ -162,7 +139,7 @@ def acquire(
         if is_new:
             log(f"waiting for the run that holds {workdir}: {holder}")
         time.sleep(_POLL_SECONDS)
-    return WorkdirLock(path, mine, lost, requests, requested)
+    return WorkdirLock(path, mine, lost)
 
 
 def owner(workdir: Path) -> Owner | None:

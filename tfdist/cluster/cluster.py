@@ -129,36 +129,22 @@ class Cluster:
         check("communication")
         key = ("all_gather", tf.as_dtype(numbers.dtype))
         if key not in self.compiled:
-            self.compiled[key] = self.make_all_gather(tf.identity, [tf.TensorSpec([None], numbers.dtype)])
-        return self.compiled[key](tf.constant(numbers)).numpy()[:: self.num_replicas // self.num_workers]
+            self.compiled[key] = self._compile_all_gather(numbers.dtype)
+        with self.monitor.in_collective("an exchange of values"):
+            rows = self.compiled[key](tf.constant(numbers)).numpy()
+        return rows[:: self.num_replicas // self.num_workers]
 
-    def make_all_gather(
-        self, compute: Callable[..., tf.Tensor], input_signature: Sequence[tf.TensorSpec] = ()
-    ) -> Callable[..., tf.Tensor]:
-        """Compiles a collective: `compute` runs on each replica, and every worker gets all results.
-
-        Args:
-            compute: called on each replica; returns k numbers: int32, int64, float32 or float64 [k].
-
-        Returns:
-            (*arguments) -> [num_replicas, k], the dtype of `compute`.
-        """
-
-        def row(*arguments: tf.Tensor) -> tf.Tensor:
+    def _compile_all_gather(self, dtype: np.dtype) -> Callable[[tf.Tensor], tf.Tensor]:
+        def row(numbers: tf.Tensor) -> tf.Tensor:
             # By a sum, which every strategy has: a replica fills its row and leaves the others 0. Exact for all dtypes.
-            result = compute(*arguments)
             is_own = tf.equal(tf.range(self.num_replicas), replicas.replica_id())
-            return tf.where(is_own[:, tf.newaxis], result[tf.newaxis], tf.zeros([], result.dtype))
+            return tf.where(is_own[:, tf.newaxis], numbers[tf.newaxis], tf.zeros([], numbers.dtype))
 
-        @tf.function(autograph=False, input_signature=input_signature)
-        def all_gather(*arguments: tf.Tensor) -> tf.Tensor:
-            return self.strategy.reduce("SUM", self.strategy.run(row, args=arguments), axis=None)
+        @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], dtype)])
+        def all_gather(numbers: tf.Tensor) -> tf.Tensor:
+            return self.strategy.reduce("SUM", self.strategy.run(row, args=(numbers,)), axis=None)
 
-        def gather_from_all(*arguments: tf.Tensor) -> tf.Tensor:
-            with self.monitor.in_collective("an exchange of values"):
-                return all_gather(*arguments)
-
-        return gather_from_all
+        return all_gather
 
     def broadcast(self, value: int) -> int:
         """Returns the chief's `value`, below 2**63, on every worker. Collective."""
@@ -193,14 +179,6 @@ class Cluster:
             self.compiled[key] = self._collective_of_chief([[tf.TensorSpec([None], tf.int32)]])
         return broadcasts.bytes_of_chief(value, size, self.is_chief, self.compiled[key])
 
-    def make_broadcast_variables(self, variables: Iterable[keras.Variable | tf.Variable]) -> Callable[[], None]:
-        """Returns a function that sets variables (except strings) to the chief's values on every worker. Collective."""
-        if self.num_workers == 1:
-            return lambda: None
-        from tfdist.cluster.several_workers import broadcasts
-
-        return broadcasts.make_assign(variables, self._collective_of_chief())
-
     def _collective_of_chief(
         self, input_signature: Sequence[list[tf.TensorSpec]] | None = None
     ) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
@@ -216,8 +194,11 @@ class Cluster:
         return call
 
     def broadcast_variables(self, variables: Iterable[keras.Variable | tf.Variable]) -> None:
-        """Sets Keras variables to the chief's values on every worker. Collective."""
-        self.make_broadcast_variables(variables)()
+        """Sets variables, but no strings, to the chief's values on every worker. Collective."""
+        if self.num_workers > 1:
+            from tfdist.cluster.several_workers import broadcasts
+
+            broadcasts.assign(variables, self._collective_of_chief())
 
     def leave(self) -> None:
         """Waits for all workers to finish: if one exits early, TensorFlow makes the others fail after about 8 s.

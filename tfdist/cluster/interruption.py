@@ -19,19 +19,9 @@ EXIT_STOPPED = 75
 EXIT_PEER_LOST = 76
 # Exit code if replicas differ in what must be equal: nothing restarts the run by itself.
 EXIT_MISMATCH = 77
-# Exit code after a save if STOP_FILE asked for it: nothing restarts the run by itself.
-EXIT_ON_REQUEST = 78
-# Exit codes of runs that are saved.
-EXITS_SAVED = (EXIT_STOPPED, EXIT_ON_REQUEST)
 
 # `StopRequest.reason` if it was not a signal.
 TIME_LIMIT = "the time limit"
-# The files in a workdir that ask for a stop, or for a checkpoint.
-STOP_FILE, SAVE_FILE = "STOP", "SAVE"
-# `StopRequest.reason` after STOP_FILE was found.
-BY_FILE = f"the file {STOP_FILE}"
-# What a worker adds to the sum over all replicas in an execution: a stop is 1, and many of these are less.
-_SAVE = 2.0**-32
 # Seconds that a run needs after its last save: TensorFlow's shutdown, and the requeue of the job.
 _LEAVE_SECONDS = 5.0
 # A SIGTERM so soon after the first signal is the same request: Slurm and shells may send it twice.
@@ -49,7 +39,7 @@ class StopError(Exception):
 class StopRequest:
     """The stop request of this worker, if there is one."""
 
-    # The name of a signal, TIME_LIMIT or BY_FILE; None: no stop request.
+    # The name of a signal, or TIME_LIMIT; None: no stop request.
     reason: str | None = None
     # When the handlers were installed, and the end of its time, as `time.monotonic`.
     started: float = dataclasses.field(default_factory=time.monotonic)
@@ -59,8 +49,6 @@ class StopRequest:
     # Seconds of the longest execution so far, and of a save: needed to stop in time.
     execution_seconds: float = 0.0
     save_seconds: Callable[[], float] = lambda: 0.0
-    # True from a request for a checkpoint, of SAVE_FILE, until it is saved.
-    save_wanted: bool = False
     # Number of SIGINTs. True once the save is under way: a second SIGINT is then ignored.
     interrupts: int = 0
     saving: bool = False
@@ -85,17 +73,6 @@ class StopRequest:
             if min(self.end - time.monotonic(), self.job_end - time.time()) < needed:
                 self.reason = TIME_LIMIT
         return self.reason is not None
-
-    def value(self) -> float:
-        """Returns what this worker adds to the sum that all workers see after an execution: a stop is at least 1."""
-        return 1.0 if self.requested() else _SAVE * self.save_wanted
-
-    def note_file(self, name: str) -> None:
-        """Notes a file in the workdir that asks for something; called in another thread."""
-        if name == STOP_FILE:
-            self.reason = self.reason or BY_FILE
-        else:
-            self.save_wanted = True
 
 
 def within(seconds: float, function: Callable[[], T]) -> T | None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
-from tfdist.cluster.devices import gpu_software, machine, onednn, unused_gpus
+from tfdist.cluster.devices import gpu_software, machine, unused_gpus
 from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.cluster.discovery import gpus as gpus_lib
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
@@ -167,7 +167,7 @@ def describe_notes(planned: ClusterPlan, software: Mapping[str, Any], processors
         software: the result of `gpu_software.describe`.
         processors: what to say of those of all workers.
     """
-    here = None if planned.gpus or planned.options.gpus == 0 else machine.read(os.environ)
+    here = None if planned.gpus or planned.options.gpus == 0 else machine.read()
     unused = unused_gpus.of_other_makers(here) if here and here.gpus else ""
-    found = [planned.worker_spec.note, *gpu_software.notes(software), onednn.advice(onednn.current(os.environ))]
+    found = [planned.worker_spec.note, *gpu_software.notes(software)]
     return [note for note in (*found, processors, unused) if note]

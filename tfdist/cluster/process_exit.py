@@ -33,7 +33,7 @@ def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
     _requeue(code, missing)
     sys.stdout.flush()
     sys.stderr.flush()
-    if code not in (0, *interruption.EXITS_SAVED):
+    if code not in (0, interruption.EXIT_STOPPED):
         # TensorFlow's shutdown waits up to 18 s for lost peers.
         os._exit(code)
     sys.exit(code)

@@ -18,9 +18,8 @@ _ANSWER_SECONDS = 60.0
 _NEAR_SECONDS = 600.0
 # How many workers after the first one requeue in its place, and the seconds that each one leaves to those before it.
 _SUBSTITUTES, _TURN_SECONDS = 7, 2.0
-# A user ends a job with these signals, or by the file STOP. If Slurm itself sends SIGTERM, it requeues the job
-# itself, or must not.
-_BY_USER = ("SIGTERM", "SIGINT", interruption.BY_FILE)
+# A user ends a job with these signals. If Slurm itself sends SIGTERM, it requeues the job itself, or must not.
+_BY_USER = ("SIGTERM", "SIGINT")
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -63,7 +62,7 @@ def _too_short(env: Mapping[str, str]) -> str:
 def requeue(lost: Collection[int] = (), *, substitutes: bool = False) -> None:
     """Requeues the job if this is allowed, and logs it; the caller then ends this process.
 
-    The first worker that is not among the ranks in `lost` requeues. After SIGTERM, SIGINT or STOP no worker does.
+    The first worker that is not among the ranks in `lost` requeues. After SIGTERM or SIGINT no worker does.
 
     Args:
         lost: the ranks that this worker knows to be lost; there may be more.

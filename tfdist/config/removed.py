@@ -56,7 +56,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
     "train.local_steps": (1, "train by tfdist local_sgd --local_steps=4, a lesson (docs/consistency.md)."),
     "train.recompute_mb": (None, "name layers in train.recompute, or make them in a keras.RematScope."),
     # A run that has paused goes on.
-    "cluster.pause_epochs": (ANY, "a file STOP in the workdir stops and saves a run, and the same command goes on."),
+    "cluster.pause_epochs": (ANY, "SIGTERM stops and saves a run, and the same command goes on."),
 }
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {
@@ -85,7 +85,7 @@ FLAGS: dict[tuple[str, str], str] = {
     ("recompute_mb", "logical_devices"): "make layers of the model in a keras.RematScope (docs/scripts.md).",
     ("subprocesses", "logical_devices"): "commands of scripts run on each worker; to run one once: docs/scripts.md.",
     ("min_workers", "grace_seconds"): "start again by hand with fewer --workers: the run resumes.",
-    ("prune", "random"): "all runs of a sweep train to their end; a file STOP in the workdir of a run stops it.",
+    ("prune", "random"): "all runs of a sweep train to their end; SIGTERM stops and saves one.",
     ("pruner", "random"): _NO_PROPOSALS,
     ("sampler", "random"): _NO_PROPOSALS,
     ("suggest", "random"): _NO_PROPOSALS,

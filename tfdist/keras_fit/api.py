@@ -94,7 +94,7 @@ def fit(
 
     Raises:
         ValueError: an argument is not supported; the message says what to do.
-        SystemExit: code 75 or 78: stopped by a signal or the file STOP, and saved. Run the script again to resume.
+        SystemExit: code 75: stopped by a signal, and saved. Run the script again to resume.
     """
     make_run.check_arguments(cluster, model, "fit")
     make_run.check_model(cluster, model, "fit")
@@ -148,7 +148,7 @@ def _train(
         with own_setup.explain_mismatch(name, run.objective), data_errors.explain(sizes.steps_per_epoch):
             code = trainer.train(run)
     cluster.monitor.stop_timer()
-    if code in interruption.EXITS_SAVED:
+    if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
     traced.note_end()
     made = sizes.first_step + _steps_made(run) - steps_before

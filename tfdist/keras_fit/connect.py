@@ -26,7 +26,7 @@ from tfdist.config import closed_streams, user_code
 from tfdist.keras_fit import messages
 from tfdist.training import api as trainer
 
-_RETRACED = re.compile("<function (Cluster.make_all_gather|make_multi_step_fn)")
+_RETRACED = re.compile("<function (Cluster._compile_all_gather|make_multi_step_fn)")
 
 
 # What `connect` returned.

@@ -33,7 +33,7 @@ from tfdist.launch import local_workers, processes
 
 OWN_FLAGS = ("workers", "max_restarts", "grace_seconds")
 _HELP = {"h", "help"}
-_SUCCESS = (0, *interruption.EXITS_SAVED)
+_SUCCESS = (0, interruption.EXIT_STOPPED)
 # After exit code 76: seconds until the other workers are stopped, so that the failure that caused it is seen.
 _SYMPTOM_SECONDS = 3.0
 # After the first worker has finished, or ended as asked: seconds until the others are stopped.

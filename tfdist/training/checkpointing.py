@@ -1,9 +1,5 @@
 """Saves the run during the loop, and marks it as finished."""
 
-import shutil
-from collections.abc import Callable
-from typing import Any
-
 from tfdist.checkpoint import directory, export
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.config import diff
@@ -13,8 +9,6 @@ from tfdist.training.reporting import report_run
 from tfdist.training.state import TrainingState
 
 FINISHED = "finished.json"
-# Directory of the states of runs that ended with a replica mismatch.
-MISMATCH = "mismatch"
 
 
 def check_state(tools: LoopServices, state: TrainingState) -> None:
@@ -34,55 +28,15 @@ def save(tools: LoopServices, state: TrainingState) -> None:
     Raises as `check_state`, which is called first.
     """
     run = tools.run
-    run.stop.save_wanted = False
     check_state(tools, state)
     with run.cluster.monitor.pause_timers():  # It may wait for hooks, and for the previous checkpoint.
-        arrays = _collect(tools, state)
-        if arrays is not None:
-            tools.checkpointer.save(state.step, arrays, state.to_json())
-
-
-def _collect(tools: LoopServices, state: TrainingState, *, wait: bool = False) -> Callable[[], dict[str, Any]] | None:
-    """Collects the state of metrics and hooks in `state`. Every worker calls it.
-
-    Args:
-        wait: whether to wait first for a checkpoint that is being written.
-
-    Returns:
-        A function that copies the arrays of a checkpoint; None except on the chief of a run with a workdir.
-    """
-    run = tools.run
-    within_epoch = state.step % run.steps_per_epoch != 0
-    state.metrics = run.objective.state() if within_epoch else []
-    if tools.checkpointer is None:
-        return None
-    if wait:
-        tools.checkpointer.wait()
-    state.callbacks, arrays = run.hooks.state(run.variables.values())
-    return lambda: checkpoint_format.snapshot(run.variables) | arrays
-
-
-def save_mismatch(tools: LoopServices, state: TrainingState) -> None:
-    """After a replica mismatch, saves the chief's state in workdir/mismatch. Every worker calls it.
-
-    It is not saved among the checkpoints, so that no run resumes from it automatically.
-    """
-    run = tools.run
-    if run.workdir is None:
-        return
-    arrays = _collect(tools, state, wait=True)
-    if arrays is None:
-        return
-    # Left by an earlier start.
-    shutil.rmtree(directory.step_path(run.workdir / MISMATCH, state.step), ignore_errors=True)
-    try:
-        path = checkpoint_format.write(run.workdir / MISMATCH, state.step, arrays(), state.to_json())
-    except OSError as error:
-        tools.report.warning(f"The chief's state could not be saved: {files.describe_error(error)}")
-        return
-    tools.report.event(
-        f"saved the chief's state in {path}; to continue from it, move it to {run.checkpoints}", state.step
-    )
+        within_epoch = state.step % run.steps_per_epoch != 0
+        state.metrics = run.objective.state() if within_epoch else []
+        if tools.checkpointer is not None:
+            state.callbacks, arrays = run.hooks.state(run.variables.values())
+            tools.checkpointer.save(
+                state.step, lambda: checkpoint_format.snapshot(run.variables) | arrays, state.to_json()
+            )
 
 
 def save_stopped(tools: LoopServices, state: TrainingState) -> None:

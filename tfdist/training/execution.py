@@ -47,12 +47,7 @@ class Execution:
     @property
     def stop_requested(self) -> bool:
         """Whether any worker requests a stop: all workers agree on it."""
-        return self.totals["stop"] >= 1
-
-    @property
-    def save_requested(self) -> bool:
-        """Whether a worker requests a checkpoint, which adds a fraction to the sum, and no worker requests a stop."""
-        return 0 < self.totals["stop"] < 1
+        return self.totals["stop"] > 0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -70,7 +65,7 @@ class StepRunner:
     def __call__(self, iterator: Any, max_steps: int, first: int = 0) -> Execution:
         """Runs up to `max_steps` steps; `first`: the index of the first batch of an evaluation."""
         steps = self.length.next_steps(max_steps)
-        stop = tf.constant(self.run.stop.value(), tf.float64)
+        stop = tf.constant(float(self.run.stop.requested()), tf.float64)
         with self.run.cluster.monitor.in_collective("an execution"):
             args = (iterator, tf.constant(steps), stop, tf.constant(first))
             vector, replica_seconds = self.run.call_steps(self.kind, self.run_steps, *args)

@@ -3,6 +3,7 @@
 import math
 import time
 
+from tfdist.cluster import interruption
 from tfdist.report import files
 from tfdist.training import checkpointing, opening
 from tfdist.training.consistency import example_search, hashing, start_checks
@@ -19,7 +20,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
     """Trains from the newest checkpoint, or from scratch, to the end.
 
     Returns:
-        0 if the run is finished; one of `interruption.EXITS_SAVED` if it was stopped and is saved.
+        0 if the run is finished; `interruption.EXIT_STOPPED` if it was stopped and is saved.
 
     Raises:
         ValueError: the workdir holds a run with another config or other data, or the data cannot be used
@@ -43,7 +44,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
     if opened is None:
         return _stop_early(run)
     tools, state = opened
-    with ending.record_end(tools, state), example_search.explain_errors(run):
+    with ending.record_end(tools), example_search.explain_errors(run):
         for line in config_changes:
             tools.report.event(f"changed: config.{line}", state.step)
         # This may read whole splits to fill a cache, so a stop request interrupts it.
@@ -52,8 +53,9 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         if run.cluster.any_worker(data is None or too_late):
             run.stop.saving = True  # Nothing is left to save.
             return _stop_early(run)
-        start_checks.check_start(run.cluster, data["common"], state.to_json())
-        tools.report.data({name: hashing.as_text(value) for name, value in data["common"].items()})
+        common = data["columns"] | data["common"]
+        start_checks.check_start(run.cluster, common, state.to_json())
+        tools.report.data({name: hashing.as_text(value) for name, value in common.items()})
         for text in start_checks.compare_with_saved(state, data, allow_changes=allow_data_changes or run.is_script):
             tools.report.warning(text)
         checkpointing.check_state(tools, state)
@@ -63,7 +65,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
 def _stop_early(run: Run) -> int:
     if run.cluster.is_chief:
         print(f"stopped by {run.stop.reason or 'another worker'} {report_run.describe_early_stop(run)}")
-    return ending.stopped_code(run)
+    return interruption.EXIT_STOPPED
 
 
 def _train_or_stop(tools: LoopServices, state: TrainingState) -> int:
@@ -76,7 +78,7 @@ def _train_or_stop(tools: LoopServices, state: TrainingState) -> int:
     except StopRequested:
         with tools.run.cluster.monitor.pause_timers():
             checkpointing.save_stopped(tools, state)
-            return ending.stopped_code(tools.run)
+            return interruption.EXIT_STOPPED
 
 
 def train_loop(tools: LoopServices, state: TrainingState) -> None:
@@ -99,7 +101,7 @@ def train_loop(tools: LoopServices, state: TrainingState) -> None:
         state.add(execution.totals, execution.steps, seconds)
         end_execution(run, state)
         report_if_due(tools, state)
-        run_due_actions(tools, state, save=execution.save_requested)
+        run_due_actions(tools, state)
         if execution.stop_requested and state.step < run.total_steps:
             raise StopRequested
         tools.report.progress(state.step)
@@ -119,8 +121,8 @@ def next_due_step(tools: LoopServices, step: int) -> int:
     return min(one for one in due if one is not None)
 
 
-def run_due_actions(tools: LoopServices, state: TrainingState, *, save: bool = False) -> None:
-    """Runs the extras, evaluation and checkpoint that are due; `save`: a user has requested a checkpoint.
+def run_due_actions(tools: LoopServices, state: TrainingState) -> None:
+    """Runs the extras, evaluation and checkpoint that are due.
 
     Raises StopRequested if all workers agreed to stop during the evaluation.
     """
@@ -131,8 +133,7 @@ def run_due_actions(tools: LoopServices, state: TrainingState, *, save: bool = F
     if evaluate.is_due(run, step) and state.last_evaluated_step < step:
         improved = _evaluate(tools, state)
     end_epoch_if_due(run, state)  # As in Keras, after the evaluation.
-    due = improved or run.save_is_due(step)
-    if (due or save) and not run.hooks.stopped_on_nan:
+    if (improved or run.save_is_due(step)) and not run.hooks.stopped_on_nan:
         checkpointing.save(tools, state)
 
 

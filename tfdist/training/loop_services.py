@@ -52,9 +52,5 @@ class Extra:
     def check(self, tools: LoopServices, state: TrainingState) -> None:
         """Checks the state at the start and before it is saved or evaluated; may raise what ends the run."""
 
-    def wants_state(self, error: BaseException) -> bool:
-        """Returns whether the chief's state is saved apart from the checkpoints, in workdir/mismatch, after `error`."""
-        return False
-
     def close(self) -> None:
         """Called last, however the run ends."""

@@ -15,7 +15,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.async_writer import AsyncCheckpointer
 from tfdist.checkpoint.format import Saved
 from tfdist.checkpoint.workdir_lock import WorkdirLock
-from tfdist.cluster import interruption, slurm_requeue
+from tfdist.cluster import slurm_requeue
 from tfdist.cluster.control import heartbeat_monitor
 from tfdist.cluster.discovery import slurm_job, worker_spec
 from tfdist.config import diff, removed
@@ -102,8 +102,7 @@ def open_run(run: Run) -> tuple[LoopServices, TrainingState] | None:
         damaged: list[str] = []
 
         def look() -> tuple[WorkdirLock, Saved | None]:
-            stop = {"requests": (interruption.STOP_FILE, interruption.SAVE_FILE), "requested": run.stop.note_file}
-            lock = lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers, **stop)
+            lock = lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers)
             stack.callback(lock.release)  # Unless the run is opened.
             return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append, is_ours=True)
 
@@ -192,8 +191,8 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
     return checkpointer
 
 
-def lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers: int, **requests: Any) -> WorkdirLock:
-    """Makes this run the only one in its workdir; `requests` and errors as for `workdir_lock.acquire`. On the chief."""
+def lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers: int) -> WorkdirLock:
+    """Makes this run the only one in its workdir; errors as for `workdir_lock.acquire`. On the chief."""
     return workdir_lock.acquire(
         workdir,
         job=slurm_job.job_id(os.environ) or "",
@@ -201,7 +200,6 @@ def lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers:
         wait_seconds=worker_spec.connect_seconds(options.connect_seconds, num_workers),
         lost=_end_second_writer,
         log=lambda text: print(f"tfdist: {text}", file=sys.stderr, flush=True),
-        **requests,
     )
 
 

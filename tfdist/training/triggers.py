@@ -11,16 +11,14 @@ from tfdist.report import files
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DueSteps:
-    """The steps after which an action is due: every N steps or epochs, after some epochs, and single steps."""
+    """The steps after which an action is due: every N steps or epochs, and after some epochs."""
 
     every: config_lib.Every
     steps_per_epoch: int
-    # Single steps, counted from 1.
-    single: tuple[int, ...] = ()
 
     def next_after(self, step: int) -> int | None:
         """Returns the first step after `step` at which the action is due, or None."""
-        due = [*self.single, *(epoch * self.steps_per_epoch for epoch in self.every.after or ())]
+        due = [epoch * self.steps_per_epoch for epoch in self.every.after or ()]
         if self.every.steps is not None:
             due.append(_next_multiple(float(self.every.steps), step))
         if self.every.epochs is not None:

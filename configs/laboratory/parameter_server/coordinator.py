@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.cluster import interruption
 from tfdist.config import specs
 from tfdist.configs.laboratory.parameter_server import tasks
 from tfdist.training import checkpointing, loop, opening, setup
@@ -78,13 +79,13 @@ def train(
         return 0
     tools, state = opening.open_run(run)
     record_loss = functools.partial(tools.ledger.note_end, "lost")
-    with ending.record_end(tools, state):
+    with ending.record_end(tools):
         try:
             with tasks.exit_when_lost(mine, config.cluster, record_loss) as progress:
                 _train(tools, state, _make_remote_model(run, strategy, coordinator, mine, progress))
         except StopRequested:
             checkpointing.save_stopped(tools, state)
-            return ending.stopped_code(run)
+            return interruption.EXIT_STOPPED
         checkpointing.wait_until_saved(tools, state)
         checkpointing.mark_finished(tools, state)
         return 0

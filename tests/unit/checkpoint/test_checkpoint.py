@@ -359,9 +359,9 @@ def test_files_of_killed_runs_are_removed_and_files_in_use_stay(tmp_path, monkey
 def test_old_checkpoints_of_a_killed_run_are_removed_at_the_next_start(tmp_path):
     saved(tmp_path, 1, 2, 3, 4, 5)
     (tmp_path / "best.json").write_text('{"step')  # The state names the best as well.
-    newest = checkpoint_format.write(tmp_path, 6, arrays_of(6), {"regular": 4, "best_step": 2})
+    newest = checkpoint_format.write(tmp_path, 6, arrays_of(6), {"best_step": 2})
     saver_of(tmp_path, keep=2).remove_partial(checkpoint_format.verify(newest))
-    assert directory_lib.steps(tmp_path) == [6, 5, 4, 2]
+    assert directory_lib.steps(tmp_path) == [6, 5, 2]
 
 
 def test_a_file_system_without_fsync_of_directories_holds_checkpoints(tmp_path, monkeypatch):

@@ -70,8 +70,7 @@ def test_slurm_resolver_refuses_invalid_variables():
     [
         (slurm(2, FOUR_ON_TWO, "n[9-10]", "2(x2)"), None, None, 2),
         (tf_config("worker", 0, chief=["a:1"], worker=["b:1"]), None, ["a:1", "b:1"], 1),
-        # What the rendezvous found out, where the spec does not know it.
-        (slurm(0, TWO_ON_ONE, "n9", "2", SLURM_DISTRIBUTION="arbitrary"), ["n9:1", "n9:2"], ["n9:1", "n9:2"], 0),
+        (slurm(0, TWO_ON_ONE, "n9", "2"), ["n9:1", "n9:2"], ["n9:1", "n9:2"], 0),
         ({}, None, [], None),
     ],
 )

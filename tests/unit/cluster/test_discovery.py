@@ -84,14 +84,6 @@ def test_addresses_of_ipv6_have_brackets(tmp_path):
     assert hostlist.split_address(resolve(slurm(0, nodes[:1], "fd00::1")).addresses[0])[0] == "fd00::1"
 
 
-def test_arbitrary_distribution_leaves_the_addresses_to_the_rendezvous():
-    where = [("n10", 2, 0), ("n9", 1, 0), ("n9", 1, 1), ("n8", 0, 0)]
-    places = [resolve(slurm(r, where, "n[8-10]", "1,2,1", SLURM_DISTRIBUTION="arbitrary")) for r in range(4)]
-    assert all(place.addresses == () and place.chiefs == places[0].chiefs for place in places)
-    assert f"n10:{places[0].port}" in places[0].chiefs
-    assert [place.local_rank for place in places] == [0, 0, 1, 0]
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -76,11 +76,3 @@ def test_workers_of_a_run_record_it_and_must_agree(tmp_path):
         [train_command(tmp_path / "other")] * 2, [env | {onednn.VARIABLE: str(i)} for i, env in enumerate(both)]
     )
     assert codes == [1, 1] and "oneDNN, of TF_ENABLE_ONEDNN_OPTS: 'off' on rank 0" in outputs[0], outputs
-
-
-def test_a_line_says_that_tensorflow_was_imported_before(monkeypatch, tmp_path):
-    read, late = onednn.read_processor, onednn.Choice(False, onednn._LATE)
-    monkeypatch.setattr(onednn, "read_processor", lambda: read(tmp_path / "cpuinfo"))
-    for text, told in ((ZEN3, True), (HASWELL, False)):
-        (tmp_path / "cpuinfo").write_text(text)
-        assert ("import tfdist first" in onednn.advice(late)) == told

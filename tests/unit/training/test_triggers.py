@@ -64,11 +64,6 @@ def test_a_checkpoint_stays_by_the_epochs_of_its_own_time(tmp_path):
     assert [step for step in range(1, 20) if stays(DueSteps(Every(), 5), tmp_path, step)] == []
 
 
-def test_single_steps_are_due_beside_an_interval():
-    due = DueSteps(Every(epochs=1), 10, single=(4, 7))
-    assert [step for step in range(12) if due.is_due(step)] == [4, 7, 10]
-
-
 def test_executions_grow_at_most_to_call_seconds():
     pace = ExecutionLength(2.0)
     assert pace.next_steps(1000) == 1

@@ -9,7 +9,7 @@ import tensorflow as tf
 from parameters import slow_except
 
 from tfdist import config
-from tfdist.training.step.variants.recomputation import named_layers
+from tfdist.training.step.layers import remat_scopes
 from tfdist.zoo.objectives import classification, keras_loss
 
 # Scaled by 60: in float32 most probabilities of a wrong class are exactly 0.
@@ -149,6 +149,7 @@ def test_a_softmax_that_is_recomputed_is_refused():
     """Its operations hide the logits: without a message the loss would take the probabilities for logits."""
     model = SOFTMAX["argument"]()
     options = config.Config(model={}, train=config.Train(recompute=["last"]))
-    named_layers.install(model, options)
+    remat_scopes.adopt()
+    remat_scopes.put_into_scope(model, options)
     with pytest.raises(ValueError, match=r"The layer with the softmax .*out of config\.train\.recompute"):
         computed(classification, model, LABELS, compiled=True)

@@ -32,7 +32,7 @@ def num_listed(env: Mapping[str, str]) -> int:
 def check_found(env: Mapping[str, str], proc: Path = Path("/proc")) -> None:
     """Raises GpusNotFoundError, with the reason and what to install, if this host has GPUs; TensorFlow lists none."""
     if found := host_gpus.unused_by_tensorflow(env, proc):
-        raise GpusNotFoundError(unused_gpus.explain(found, env))
+        raise GpusNotFoundError(unused_gpus.explain(found))
 
 
 def is_deterministic(env: Mapping[str, str]) -> bool:

@@ -1,12 +1,8 @@
-"""What this machine is, before TensorFlow is imported: processor, GPUs of any maker, site, versions. No TensorFlow.
-
-machines.json has what to do on each kind of machine, and the known sites by the names of their clusters.
-"""
+"""What this machine is, before TensorFlow is imported: processor, GPUs of any maker, versions. No TensorFlow."""
 
 import dataclasses
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -22,7 +18,6 @@ TENSORFLOW, KERAS = ((2, 18), (2, 23)), ((3, 12), (3, 17))
 _MAKERS = {"0x1002": "amd", "0x8086": "intel"}
 # Those of graphics in processors are 0x0300.
 _CLASSES = ("0x0302", "0x0380", "0x1200")
-KNOWN = json.loads(Path(__file__).with_name("machines.json").read_text())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +30,9 @@ class Machine:
     processor_flags: frozenset[str] = frozenset()
     # "nvidia", "amd", "intel" -> number of GPUs.
     gpus: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    # A key of the known sites; "": none of them.
-    site: str = ""
 
 
-def read(env: Mapping[str, str], root: Path = Path("/")) -> Machine:
+def read(root: Path = Path("/")) -> Machine:
     """Returns this machine; `root`: the folder of proc and sys."""
     gpus: dict[str, int] = {}
     if nvidia := len(host_gpus.query() or [*(root / "proc" / "driver" / "nvidia" / "gpus").glob("*")]):
@@ -49,18 +42,12 @@ def read(env: Mapping[str, str], root: Path = Path("/")) -> Machine:
         if maker and _line(device / "class").startswith(_CLASSES):
             gpus[maker] = gpus.get(maker, 0) + 1
     flags = onednn.read_processor(root / "proc" / "cpuinfo").flags
-    return Machine(architecture=platform.machine(), processor_flags=flags, gpus=gpus, site=site(env))
+    return Machine(architecture=platform.machine(), processor_flags=flags, gpus=gpus)
 
 
 def num_cores() -> int:
     """Returns the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def site(env: Mapping[str, str]) -> str:
-    """Returns the known site whose cluster Slurm or the site's own variables name; "" if there is none."""
-    names = {env.get(name, "").lower() for name in ("SLURM_CLUSTER_NAME", "CLUSTER_NAME", "SYSTEMNAME")}
-    return next((name for name, each in KNOWN["sites"].items() if names & {*each["clusters"]}), "")
 
 
 def refusal(machine: Machine, versions: Mapping[str, str | None]) -> str:

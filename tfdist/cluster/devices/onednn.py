@@ -19,7 +19,6 @@ ENVIRONMENT, ENTRY = "environment.json", "onednn"
 TILES = "amx_bf16"
 # (vendor, family) of processors with AVX2 on which it was measured to be faster (docs/speed.md).
 _FASTER = {("AuthenticAMD", "23"), ("AuthenticAMD", "25")}
-_LATE = "TensorFlow's default, as it was imported before tfdist"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,20 +105,10 @@ def current(env: Mapping[str, str]) -> Choice:
     """Returns what TensorFlow, which has been imported, does in this process, and why."""
     from tensorflow.python.util import _pywrap_util_port
 
-    late = f"{VARIABLE}={env[VARIABLE]}" if VARIABLE in env else _LATE
+    late = f"{VARIABLE}={env[VARIABLE]}" if VARIABLE in env else "TensorFlow's default, imported before tfdist"
     return Choice(_pywrap_util_port.IsMklEnabled(), _chosen[1] if _chosen else late)
 
 
 def describe(choice: Choice) -> str:
     """Returns the line of the log."""
     return f"oneDNN {'on' if choice.enabled else 'off'}: {choice.reason}; {VARIABLE}=0 or 1 in the environment decides"
-
-
-def advice(choice: Choice) -> str:
-    """Returns what the user should be told at the start; "" if there is nothing."""
-    if choice.enabled or choice.reason != _LATE or _decide({}, None)[0] is None:
-        return ""
-    return (
-        "TensorFlow was imported before tfdist, so without oneDNN, which is faster on this processor: import tfdist "
-        f"first, or set {VARIABLE}=1"
-    )

@@ -74,11 +74,6 @@ class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
             spec = slurm.step(os.environ if env is None else env, port_base=port_base, port_count=port_count)
         self._spec = spec
         self._addresses = list(spec.addresses if addresses is None else addresses)
-        if not self._addresses:
-            raise ValueError(
-                "With an arbitrary distribution, Slurm provides no hosts of the tasks. Use tfdist.connect(), whose "
-                "workers exchange them, or srun -m block, cyclic or plane=<size>."
-            )
         tasks_per_node = collections.Counter(hostlist.split_address(address)[0] for address in self._addresses)
         # Zero GPUs: otherwise the parent class runs nvidia-smi and sets CUDA_VISIBLE_DEVICES.
         super().__init__({"worker": spec.num_workers}, port_base, 0, 0, dict(tasks_per_node), False, rpc_layer)

@@ -37,21 +37,16 @@ def bytes_of_chief(
     return b"".join(parts)
 
 
-def make_assign(
+def assign(
     variables: Iterable[keras.Variable | tf.Variable], values_of_chief: Callable[[list[tf.Tensor]], list[tf.Tensor]]
-) -> Callable[[], None]:
-    """Returns a function that sets variables, but no strings, to the chief's values on every worker. Collective."""
+) -> None:
+    """Sets variables, but no strings, to the chief's values on every worker. Collective."""
     values = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
     values = [variable for variable in values if tf.as_dtype(variable.dtype) != tf.string]
-    if not values:
-        return lambda: None
-
-    def assign() -> None:
+    if values:
         from_chief = values_of_chief([bits.to_bits(tf.convert_to_tensor(variable)) for variable in values])
         for variable, value in zip(values, from_chief, strict=True):
             variable.assign(bits.from_bits(value, variable.dtype))
-
-    return assign
 
 
 def values_of_chief(

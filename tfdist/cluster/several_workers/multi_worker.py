@@ -16,7 +16,7 @@ from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
 from tfdist.cluster.control.keys import Key
 from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn, replicas
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
-from tfdist.cluster.discovery import gpus, host_names, hostlist, roster
+from tfdist.cluster.discovery import gpus, hostlist, roster
 from tfdist.cluster.planning import ClusterPlan, Started
 from tfdist.cluster.several_workers import malloc, tcp_ring
 from tfdist.config import patching, user_code
@@ -88,7 +88,6 @@ def _rendezvous(
     stop: interruption.StopRequest | None,
     key: Key,
 ) -> list[dict[str, Any]]:
-    host_names.check(planned.worker_spec, os.environ)
     common = {
         **numerics.settings(os.environ),
         **{f"{decision.FILE}{name}": value for name, value in user_code.hashes().items()},

@@ -24,7 +24,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import process_exit
 from tfdist.cluster.devices import machine, unused_gpus
 from tfdist.cluster.devices.machine import Machine
-from tfdist.cluster.discovery import environment, host_names, slurm_job
+from tfdist.cluster.discovery import environment, slurm_job
 from tfdist.config import tensorflow_log, tool_flags
 from tfdist.report import files, interpreter, lines
 from tfdist.tools import tables
@@ -78,11 +78,11 @@ def main(args: argparse.Namespace) -> int:
 
 def look_at_machine(env: Mapping[str, str]) -> list[Finding]:
     """Returns the lines about this machine, and about how this process was started."""
-    here = machine.read(env)
+    here = machine.read()
     known = " ".join(flag for flag in ("avx", "avx2", "avx512f", "amx_bf16") if flag in here.processor_flags)
     cores = f"{psutil.cpu_count(logical=False) or os.cpu_count()} cores"
     memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB"
-    text = ", ".join(filter(None, [here.architecture, cores, memory, known, here.site]))
+    text = ", ".join(filter(None, [here.architecture, cores, memory, known]))
     versions = software(here, machine.package_versions())
     found = [Finding("machine", OK, text), versions]
     if versions.verdict == OK:  # TensorFlow can be imported.
@@ -123,11 +123,10 @@ def check_gpus(here: Machine, env: Mapping[str, str]) -> Finding:
 
 
 def launcher(env: Mapping[str, str]) -> Finding:
-    """Describes how this process was started, and checks the names of the other workers' hosts."""
+    """Describes how this process was started."""
     options = config_lib.ClusterOptions()
     try:
         spec = environment.resolve(env, port_base=options.port_base, port_count=options.port_count)
-        host_names.check(spec, env)
     except ValueError as error:
         return from_error("workers", error)
     if spec.note:

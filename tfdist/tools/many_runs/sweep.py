@@ -47,7 +47,7 @@ _MAX_RUNS, _MAX_ROWS = 10_000, 40
 # Letters of the name of a run.
 _LONGEST_NAME = 120
 # Exit codes after which the same command goes on from the newest checkpoint; negative: killed by a signal.
-_MAY_GO_ON = (*interruption.EXITS_SAVED, interruption.EXIT_PEER_LOST, 130)
+_MAY_GO_ON = (interruption.EXIT_STOPPED, interruption.EXIT_PEER_LOST, 130)
 
 # Overrides of one run: field or flag -> value as on a command line.
 Overrides = dict[str, str]

@@ -156,8 +156,8 @@ class _Replay:
         """Yields a line for each hash of data, checkpoints and `chosen` intervals that was recorded otherwise."""
         from tfdist.training.consistency import hashing, start_checks
 
-        hashes = start_checks.hash_examples(self._run.feed.examples(start_checks.EXAMPLES))["common"]
-        for name, value in hashes.items():
+        hashes = start_checks.hash_examples(self._run.feed.examples(start_checks.EXAMPLES))
+        for name, value in (hashes["columns"] | hashes["common"]).items():
             yield from _compare(f"data: {name}", hashing.as_text(value), self._facts.get(f"data.{name}"))
         steps = sorted(directory.steps(self._saved.checkpoints))
         for step in steps:

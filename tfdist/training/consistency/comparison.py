@@ -1,9 +1,8 @@
 """Compares the state of all replicas by a hash of each; only if these differ, one per variable, to name them."""
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import tensorflow as tf
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.cluster.devices.replicas import Replicas
 from tfdist.training.consistency import hashing, mismatch
 
 
@@ -40,16 +38,9 @@ class Comparison:
     variables: Mapping[str, Any]
     # The last step after which all replicas were equal; None: not compared yet.
     equal_at: int | None = None
-    # Returns int64 [replicas, 1]: a hash of each replica's state; the same on every worker.
-    _hash_all: Callable[[], tf.Tensor] = dataclasses.field(init=False)
 
     def __post_init__(self):
         self.variables = select_comparable(self.variables)
-        # On CPUs without a graph: tracing one for hundreds of variables takes seconds.
-        if self.cluster.device_type == "CPU":
-            self._hash_all = functools.partial(_hash_all, self.cluster, self.variables)
-        else:
-            self._hash_all = self.cluster.make_all_gather(self._hash_state)
 
     def check(self, step: int) -> str:
         """Compares the replicas after `step`, and returns the hash of the state; every worker calls it.
@@ -65,21 +56,14 @@ class Comparison:
 
     def hashes(self) -> np.ndarray:
         """Returns the hash of each replica's state: int64 [replicas]. Collective."""
-        return self._hash_all().numpy()[:, 0]
-
-    @property
-    def hash_name(self) -> str:
-        """The name of the hash function."""
-        return hashing.HASH_NAMES[self.cluster.device_type]
-
-    def _hash_state(self) -> tf.Tensor:
-        return hashing.combine(hash_variables(self.cluster, self.variables), self.cluster.device_type)[tf.newaxis]
+        states = [int(hashing.combine(tf.constant(row))) for row in _hash_local(self.cluster, self.variables)]
+        return self.cluster.all_gather(states).reshape(-1)
 
 
 def _replicas_differ(comparison: Comparison, step: int) -> ReplicaMismatchError:
     """Compares the variables one by one, and returns the error to raise. Collective."""
     cluster, variables, equal_at = comparison.cluster, comparison.variables, comparison.equal_at
-    found = cluster.make_all_gather(lambda: hash_variables(cluster, variables))().numpy()
+    found = cluster.all_gather(_hash_local(cluster, variables).reshape(-1)).reshape(cluster.num_replicas, -1)
     lines, differing = mismatch.describe_mismatch(list(variables), found, mismatch.replica_names(cluster))
     since = "They were not compared before" if equal_at is None else f"They were last equal after step {equal_at}"
     text = "\n  ".join([f"The replicas do not hold the same state after step {step}:", *lines])
@@ -94,17 +78,18 @@ def _replicas_differ(comparison: Comparison, step: int) -> ReplicaMismatchError:
     )
 
 
-def _hash_all(cluster: Cluster, variables: Mapping[str, Any]) -> tf.Tensor:
-    """Returns the hash of each replica's state: int64 [replicas, 1]. Collective."""
+def _hash_local(cluster: Cluster, variables: Mapping[str, Any]) -> np.ndarray:
+    """Returns the hash of each variable on each replica of this worker: int64 [replicas, variables].
+
+    Without a graph: tracing one for hundreds of variables takes seconds.
+    """
     values = map(checkpoint_format.tf_variable, variables.values())
     copies = [[*map(tf.convert_to_tensor, cluster.strategy.experimental_local_results(one))] for one in values]
-    hashes = iter(hashing.hash_each([*itertools.chain(*copies)], cluster.device_type).numpy())
+    hashes = iter(hashing.hash_each([*itertools.chain(*copies)]).numpy())
     local = cluster.num_replicas // cluster.num_workers
     # A variable has a copy for each replica of this worker, or one for all.
     found = [np.broadcast_to([*itertools.islice(hashes, len(each))], [local]) for each in copies]
-    rows = np.stack(found, axis=1)
-    states = [hashing.combine(tf.constant(row), cluster.device_type).numpy() for row in rows]
-    return tf.reshape(cluster.all_gather(np.array(states, np.int64)), [-1, 1])
+    return np.stack(found, axis=1)
 
 
 def select_comparable(variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,9 +100,3 @@ def select_comparable(variables: Mapping[str, Any]) -> dict[str, Any]:
         for name, variable in variables.items()
         if getattr(checkpoint_format.tf_variable(variable), "synchronization", None) != apart
     }
-
-
-def hash_variables(cluster: Replicas, variables: Mapping[str, Any]) -> tf.Tensor:
-    """Returns the hash of each variable on the calling replica: int64 [variables]."""
-    values = [tf.convert_to_tensor(checkpoint_format.tf_variable(variable)) for variable in variables.values()]
-    return hashing.hash_each(values, cluster.device_type)

@@ -3,20 +3,17 @@
 import contextlib
 import functools
 import re
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import tensorflow as tf
 
-from tfdist.cluster import error_report
+from tfdist.cluster import interruption
 from tfdist.cluster.control import heartbeat_monitor
 from tfdist.data import inspection
 from tfdist.training.run import Run
 
-# Seconds after which the search for an example is announced.
-_QUIET_SECONDS = 5.0
+T = TypeVar("T")
 _LABEL = re.compile(r"Received a label value of (\S+) which is outside the valid range of \[0, (\d+)\)")
 
 
@@ -35,14 +32,13 @@ def explain(run: Run, error: tf.errors.OpError) -> ValueError | None:
     label = _LABEL.search(str(error))
     if label:
         value, outputs = label[1], int(label[2])
-        place = _search(run, f"the label {value} is out of range", functools.partial(run.feed.find_label, int(value)))
+        place = _search(run, functools.partial(run.feed.find_label, int(value)))
         has = f"{place} has" if place else "The targets have"
         return ValueError(
             f"{has} {_too_large(value, outputs)}: number the classes from 0 on, or give the last layer more units."
         )
     if "IteratorGetNext" in str(error):
-        reason = f"the data cannot be read: {error_report.first_line(str(error))}"
-        return _search(run, reason, functools.partial(_first_damage, run))
+        return _search(run, functools.partial(_first_damage, run))
     return None
 
 
@@ -56,7 +52,7 @@ def label_out_of_range(run: Run) -> str:
     one_per_example = any(one.rank and one[1:].num_elements() == 1 for one in integers)
     if not one_per_example or not isinstance(shape, tuple) or len(shape) != 2 or (shape[-1] or 0) < 2:
         return ""
-    place = _search(run, "the loss is not finite", functools.partial(run.feed.find_label, shape[-1]))
+    place = _search(run, functools.partial(run.feed.find_label, shape[-1]))
     found = next(filter(None, run.cluster.all_gather_text(place or "")), "")
     return found and f"{found} has {_too_large(shape[-1], shape[-1])}"
 
@@ -73,15 +69,7 @@ def _first_damage(run: Run) -> ValueError | None:
     return None
 
 
-def _search(run: Run, reason: str, find: Callable[[], Any]) -> Any:
-    """Returns the result of `find`; None if it takes too long. After `_QUIET_SECONDS` it prints `reason`."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(find()), daemon=True)
+def _search(run: Run, find: Callable[[], T]) -> T | None:
+    """Returns the result of `find`; None if it takes too long."""
     with run.cluster.monitor.pause_timers():
-        thread.start()
-        thread.join(_QUIET_SECONDS)
-        if thread.is_alive():
-            text = f"{reason}. Searching for the example, for {inspection.SECONDS:g} s at most"
-            print(f"tfdist: worker {run.cluster.rank}: {text}", file=sys.stderr, flush=True)
-            thread.join(inspection.SECONDS)
-    return found[0] if found else None
+        return interruption.within(inspection.SECONDS, find)

@@ -46,10 +46,12 @@ def _join(indices: Sequence[int], replicas: Sequence[str]) -> str:
 
 def replica_names(cluster: Cluster) -> list[str]:
     """Returns the name of each replica, for messages."""
-    local = cluster.num_replicas // cluster.num_workers
-    hosts = [f"host {worker.host}" for worker in cluster.roster.workers]
-    return [
-        f"worker {replica // local} ({hosts[replica // local]}"
-        + (f", replica {replica % local})" if local > 1 else ")")
-        for replica in range(cluster.num_replicas)
-    ]
+    local = range(cluster.num_replicas // cluster.num_workers)
+    if len(local) == 1:
+        return worker_names(cluster)
+    return [f"{worker[:-1]}, replica {replica})" for worker in worker_names(cluster) for replica in local]
+
+
+def worker_names(cluster: Cluster) -> list[str]:
+    """Returns the name of each worker, for messages."""
+    return [f"worker {rank} (host {worker.host})" for rank, worker in enumerate(cluster.roster.workers)]

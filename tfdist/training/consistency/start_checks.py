@@ -5,8 +5,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist.cluster import numerics
 from tfdist.cluster.cluster import Cluster
 from tfdist.data.feed import Examples
@@ -22,11 +20,12 @@ def hash_examples(examples: Examples) -> dict[str, dict[str, Any]]:
     """Hashes a few examples of the data, and the facts about it.
 
     Returns:
-        "common": name -> int, equal on all workers, and when the run resumes; "own": the facts of this worker.
+        "columns" and "common": name -> int, equal on all workers, and when the run resumes; "own": the facts of this
+        worker.
     """
-    common = {name: int(hashing.hash_tensor(value)) for name, value in examples.columns.items()}
-    common |= {name: fact if isinstance(fact, int) else _as_int64(fact) for name, fact in examples.facts.items()}
-    return {"common": common, "own": dict(examples.own)}
+    columns = dict(zip(examples.columns, hashing.hash_each([*examples.columns.values()]).numpy().tolist(), strict=True))
+    common = {name: fact if isinstance(fact, int) else _as_int64(fact) for name, fact in examples.facts.items()}
+    return {"columns": columns, "common": common, "own": dict(examples.own)}
 
 
 def compare_with_saved(state: TrainingState, data: dict[str, dict[str, Any]], *, allow_changes: bool) -> list[str]:
@@ -40,12 +39,12 @@ def compare_with_saved(state: TrainingState, data: dict[str, dict[str, Any]], *,
         kind: [name for name, value in values.items() if saved.get(kind, {}).get(name, value) != value]
         for kind, values in data.items()
     }
-    if differing["common"] and not allow_changes:
+    if (changed := [*differing["columns"], *differing["common"]]) and not allow_changes:
         raise ValueError(
-            f"The data has changed since the run was saved: {', '.join(differing['common'])}. Restore it, choose "
+            f"The data has changed since the run was saved: {', '.join(changed)}. Restore it, choose "
             "another --workdir, or continue with the new data: --allow_data_changes."
         )
-    names = [*differing["common"], *differing["own"]]
+    names = [*changed, *differing["own"]]
     return [f"WARNING: the data has changed since the run was saved: {', '.join(names)}."] if names else []
 
 
@@ -53,7 +52,7 @@ def check_start(cluster: Cluster, data: Mapping[str, int], state: Mapping[str, A
     """Compares the data and the training state of all workers; every worker calls it once, before the first step.
 
     Args:
-        data: the "common" result of `hash_examples`.
+        data: "columns" and "common" of the result of `hash_examples`.
         state: the training state as JSON values.
 
     Raises:
@@ -66,15 +65,13 @@ def check_start(cluster: Cluster, data: Mapping[str, int], state: Mapping[str, A
     hashes = {"the training state": _as_int64(json.dumps(state, sort_keys=True)), **data}
     # The names first: the vectors must have the same length.
     names = sorted(hashes)
-    shape = tf.constant([_as_int64(json.dumps(names))], tf.int64)
-    found = cluster.make_all_gather(lambda: shape)().numpy()
+    found = cluster.all_gather([_as_int64(json.dumps(names))])
     if (found == found[0]).all():
-        vector = tf.constant([hashes[name] for name in names], tf.int64)
-        found = cluster.make_all_gather(lambda: vector)().numpy()
+        found = cluster.all_gather([hashes[name] for name in names])
     else:
         names = [f"features (here: {', '.join(names)})"]
     if not (found == found[0]).all():
-        lines, differing = mismatch.describe_mismatch(names, found, mismatch.replica_names(cluster))
+        lines, differing = mismatch.describe_mismatch(names, found, mismatch.worker_names(cluster))
         raise ReplicaMismatchError(
             "\n  ".join(["The workers do not read the same data:", *lines])
             + f"\n{differing}. {EXAMPLES} examples of each split were compared. Give all workers the same files."

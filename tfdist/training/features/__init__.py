@@ -63,7 +63,6 @@ ALL = (
         change_inputs=virtual_replicas.change_inputs,
         compiles=virtual_replicas.compiles,
         apply=virtual_replicas.apply,
-        extras=virtual_replicas.extras,
     ),
 )
 

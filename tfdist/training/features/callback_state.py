@@ -28,8 +28,6 @@ import tensorflow as tf
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.config import user_code
 
-# Lists of at least so many floats or integers are saved as arrays: the History of 20,000 epochs is 1.6 MB of JSON.
-_LONG_LIST = 100
 # Not compared between workers, after each epoch: attributes with larger arrays, mostly copies of the weights.
 _LARGEST_COMPARED_BYTES = 2**20
 # Not state: set by Keras, or derived by MonitorCallback (restoring min_delta would flip its sign).
@@ -65,16 +63,16 @@ class CallbackState:
         numeric = [one for one in found if keras.backend.standardize_dtype(one.dtype) != "string"]
         # Those that callbacks refer to, by their names in checkpoints.
         self.variables = checkpoint_format.unique_names(f"{checkpoint_format.CALLBACKS}variables", numeric)
-        # Callback, or "" for variables -> attribute or variable -> (fingerprint, value), as `begin` found it.
-        self._initial: dict[str, dict[str, tuple[str | None, Any]]] = {}
+        # Callback, or "" for variables -> attribute or variable -> fingerprint, as `begin` found it.
+        self._initial: dict[str, dict[str, str | None]] = {}
 
     def begin(self) -> None:
         """Notes the state after `on_train_begin`."""
         self._initial = {
-            name: {attribute: (_fingerprint(value), value) for attribute, value in _attributes(callback)}
+            name: {attribute: _fingerprint(value) for attribute, value in _attributes(callback)}
             for name, callback in self._callbacks.items()
         }
-        self._initial[""] = {name: (_fingerprint(_value(one)), None) for name, one in self.variables.items()}
+        self._initial[""] = {name: _fingerprint(_value(one)) for name, one in self.variables.items()}
 
     def save(self, known: set[int]) -> tuple[dict[str, Any], dict[str, np.ndarray], list[str]]:
         """Returns what has changed since `begin`: JSON values by callback, and copies of arrays by name.
@@ -89,21 +87,19 @@ class CallbackState:
         arrays: dict[str, np.ndarray] = {}
         unsaved = []
         for name, callback in self._callbacks.items():
-            entry = state[name] = {"attributes": {}, "in_place": []}
+            entry = state[name] = {"attributes": {}}
             for attribute, value in _attributes(callback):
-                before, initial = self._initial[name].get(attribute, ("", None))
                 now = _fingerprint(value)
-                if now is not None and now != before:
+                if now is not None and now != self._initial[name].get(attribute, ""):
                     path = f"{checkpoint_format.CALLBACKS}{name}/{attribute}"
                     entry["attributes"][attribute] = _encode(value, path, arrays)
-                    entry["in_place"] += [attribute] if initial is value else []
                 named = user_code.defines(type(callback)) and not (callable(value) or isinstance(value, _NOT_NAMED))
                 if now is None and named:
                     unsaved.append(f"{name}.{attribute} ({type(value).__name__})")
             if isinstance(callback, keras.callbacks.CSVLogger) and os.path.exists(callback.filename):
                 entry["bytes"] = os.path.getsize(callback.filename)
         for name, variable in self.variables.items():
-            if id(variable) not in known and _fingerprint(value := _value(variable)) != self._initial[""][name][0]:
+            if id(variable) not in known and _fingerprint(value := _value(variable)) != self._initial[""][name]:
                 arrays[name] = value
         # In the byte order of this machine: names of dtypes have none.
         arrays = {name: np.array(each, each.dtype.newbyteorder("=")) for name, each in arrays.items()}
@@ -114,9 +110,8 @@ class CallbackState:
         new = [name for name in self._callbacks if name not in state]
         for name in state.keys() & self._callbacks.keys():
             for attribute, value in state[name]["attributes"].items():
-                in_place = attribute in state[name].get("in_place", ())
                 try:
-                    _assign(self._callbacks[name], attribute, _decode(value, arrays), in_place)
+                    _assign(self._callbacks[name], attribute, _decode(value, arrays))
                 except (AttributeError, KeyError, TypeError):  # Of another release, or of another type now.
                     new.append(f"{name}.{attribute}")
         for name in (one for one in arrays if one.startswith(f"{checkpoint_format.CALLBACKS}variables/")):
@@ -245,22 +240,20 @@ def _state_methods(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]
     return None
 
 
-def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any, in_place: bool) -> None:
-    """Sets an attribute; changes a list, dict or array `in_place` that the script may have as well."""
+def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any) -> None:
+    """Sets an attribute; a list, deque, dict or array is changed in place: the script may have it as well."""
     kind, _, name = attribute.rpartition(":")
     holder = _holders(callback).get(kind, callback)
-    present = getattr(holder, name, None) if name else callback
+    present = vars(holder).get(name) if name else callback
     if isinstance(value, _State):
         _state_methods(present)[1](value.state)
-    elif isinstance(present, dict) and (in_place or type(present) is not dict):  # Also a defaultdict.
+    elif isinstance(present, dict) and isinstance(value, dict):  # Also a defaultdict.
         present.clear()
         present.update(value)
-    elif in_place and isinstance(present, list):
-        present[:] = value
-    elif isinstance(present, collections.deque):  # It keeps its `maxlen`.
+    elif isinstance(present, list | collections.deque) and type(present) is type(value):
         present.clear()
-        present.extend(value)
-    elif in_place and isinstance(present, np.ndarray) and present.shape == value.shape:
+        present.extend(value)  # A deque keeps its `maxlen`.
+    elif isinstance(present, np.ndarray) and isinstance(value, np.ndarray) and present.shape == value.shape:
         present[...] = value
     else:
         setattr(holder, name, value)
@@ -296,11 +289,6 @@ def _encode(value: Any, name: str, arrays: dict[str, Any]) -> Any:
     if type(array) is np.ndarray and (array.dtype.kind in "biufcSU" or hasattr(ml_dtypes, array.dtype.name)):
         arrays[name] = array
         return {"array": name}
-    if type(value) is list and len(value) >= _LONG_LIST and set(map(type, value)) in ({float}, {int}):
-        numbers = np.array(value)
-        if numbers.dtype.kind in "fi":  # Not integers that have too many bits.
-            arrays[f"{name}/list"] = numbers
-            return {"numbers": f"{name}/list"}
     if type(value) in _SEQUENCES.values() and len(value) <= _MOST_ELEMENTS:
         items = [_encode(item, f"{name}/{index}", arrays) for index, item in enumerate(value)]
         return {type(value).__name__: items}
@@ -317,7 +305,7 @@ def _decode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     ((kind, content),) = value.items()
     if kind == "array":
         return arrays[content]
-    if kind == "numbers":
+    if kind == "numbers":  # A long list of floats or integers, in checkpoints of earlier releases.
         return arrays[content].tolist()
     if kind == "scalar":
         return np.dtype(content[0]).type(content[1])

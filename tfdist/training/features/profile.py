@@ -9,9 +9,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tfdist.config.schema import Config, Every
+from tfdist.config.schema import Config
 from tfdist.training.loop_services import Extra, LoopServices
-from tfdist.training.triggers import DueSteps
 
 if TYPE_CHECKING:
     from tfdist.report.reporter import Reporter
@@ -44,8 +43,7 @@ class Profile(Extra):
     def boundaries(self, step: int) -> list[int]:
         """Returns the step before the first one that is profiled, or the last one."""
         first, last = self.run.config.report.profile
-        due = DueSteps(Every(), self.run.steps_per_epoch, single=(first - 1, last)).next_after(step)
-        return [] if due is None else [due]
+        return [one for one in (first - 1, last) if one > step]
 
     def act_if_due(self, tools: LoopServices, state: TrainingState) -> None:
         """Starts or ends the profile after `state.step`."""

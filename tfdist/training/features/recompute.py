@@ -31,7 +31,5 @@ def change_model(config: Config, cluster: Cluster, model: keras.Model) -> Iterat
 
     remat_scopes.adopt()
     if config.train.recompute:
-        from tfdist.training.step.variants.recomputation import named_layers
-
-        names = named_layers.install(model, config)
-        yield f"recompute  the layers {', '.join(config.train.recompute)}: {len(names)} in all"
+        number = remat_scopes.put_into_scope(model, config)
+        yield f"recompute  the layers {', '.join(config.train.recompute)}: {number} in all"

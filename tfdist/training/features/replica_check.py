@@ -39,7 +39,7 @@ def extras(run: Run, report: Reporter) -> list[ReplicaCheck]:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ReplicaCheck(Extra):
-    """Ends the run by ReplicaMismatchError if the replicas differ; the chief's state is saved apart then."""
+    """Ends the run by ReplicaMismatchError if the replicas differ."""
 
     comparison: Comparison
     due: list[DueSteps]
@@ -70,13 +70,9 @@ class ReplicaCheck(Extra):
         """Compares the replicas, and records the hash. Collective; raises ReplicaMismatchError."""
         value = self.comparison.check(state.step)
         if self.records:
+            from tfdist.training.consistency import hashing
+
             first = state.step if self.recorded is None else self.recorded
             examples = [step * tools.run.feed.sizes.global_batch for step in (first, state.step)]
-            tools.report.state(state.step, value, self.comparison.hash_name, examples)
+            tools.report.state(state.step, value, hashing.NAME, examples)
             self.recorded = state.step
-
-    def wants_state(self, error: BaseException) -> bool:
-        """Returns whether the replicas differ: the steps since the last checkpoint would be lost."""
-        from tfdist.training.consistency.comparison import ReplicaMismatchError
-
-        return isinstance(error, ReplicaMismatchError) and self.comparison.equal_at is not None

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tfdist.cluster.cluster import Cluster
     from tfdist.data.pipelines import Inputs
-    from tfdist.report.reporter import Reporter
-    from tfdist.training.loop_services import Extra
     from tfdist.training.run import Run
 
 _LARGEST = 1024
@@ -64,12 +62,3 @@ def apply(run: Run) -> Run:
     from tfdist.training.step.variants.virtual_replicas import VirtualReplicas
 
     return VirtualReplicas(config=run.config, total=total, count=total // run.cluster.num_replicas).compose(run)
-
-
-def extras(run: Run, report: Reporter) -> list[Extra]:
-    """Returns the object that reports repeated steps between executions."""
-    if run.config.train.virtual_replicas is None:
-        return []
-    from tfdist.training.step.variants import virtual_replicas
-
-    return [virtual_replicas.RepeatReport()]

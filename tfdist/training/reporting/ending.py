@@ -4,18 +4,16 @@ import contextlib
 import functools
 from collections.abc import Iterator
 
-from tfdist.cluster import error_report, interruption, process_exit
+from tfdist.cluster import error_report, process_exit
 from tfdist.cluster.control import heartbeat_monitor
 from tfdist.config import user_code
 from tfdist.training import checkpointing
 from tfdist.training.execution import DivergedError
 from tfdist.training.loop_services import LoopServices
-from tfdist.training.run import Run
-from tfdist.training.state import TrainingState
 
 
 @contextlib.contextmanager
-def record_end(tools: LoopServices, state: TrainingState) -> Iterator[None]:
+def record_end(tools: LoopServices) -> Iterator[None]:
     """Closes the files of the run after the block, and records how the start has ended.
 
     A SystemExit of a config's code is an error. An error is told
@@ -38,19 +36,11 @@ def record_end(tools: LoopServices, state: TrainingState) -> Iterator[None]:
     with process_exit.end_within(
         heartbeat_monitor.writing_seconds(), failed, f"The workdir {run.workdir} has not answered"
     ):
-        if failed is not None and any(extra.wants_state(failed) for extra in tools.extras):
-            checkpointing.save_mismatch(tools, state)
         checkpointing.close(tools)
         heartbeat_monitor.call_before_exit(None)
         tools.ledger.note_end(end, text)
     if failed is not None:
         raise failed
-
-
-def stopped_code(run: Run) -> int:
-    """Returns the exit code of a run that is stopped and saved: the same on all workers."""
-    on_request = run.cluster.any_worker(run.stop.reason == interruption.BY_FILE)
-    return interruption.EXIT_ON_REQUEST if on_request else interruption.EXIT_STOPPED
 
 
 def _describe(error: BaseException, tools: LoopServices) -> tuple[str, str]:

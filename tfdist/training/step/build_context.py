@@ -17,11 +17,10 @@ from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step import per_example, timing
 from tfdist.training.step.context import StepContext
-from tfdist.training.step.layers import convolutions, fused, model_layers, normalization
+from tfdist.training.step.layers import convolutions, fused, model_layers, normalization, remat_scopes
 from tfdist.training.step.updates import fused_updates, stages, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce, with_pack_size
 from tfdist.training.step.updates.loss_scale import LossScale
-from tfdist.training.step.variants.recomputation import named_layers
 
 # Attributes that `prepare_optimizer` sets on an optimizer object.
 PUT_ON_OPTIMIZERS = (
@@ -98,7 +97,7 @@ def compiles_with_xla(train: config_lib.Train, device_type: str, model: keras.Mo
         return train.xla
     if device_type != "GPU" or gpu_software.is_deterministic(os.environ):
         return False
-    return all(one.supports_jit and named_layers.remat_scope(one) is None for one in model_layers.of_all_depths(model))
+    return all(one.supports_jit and remat_scopes.remat_scope(one) is None for one in model_layers.of_all_depths(model))
 
 
 def build_context(

@@ -43,7 +43,7 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
     """Returns the worker spec of this task of a Slurm step.
 
     Hosts are in Slurm's order, with tasks according to SLURM_DISTRIBUTION (not set: block); the result is verified
-    against Slurm's variables of this task. With an arbitrary distribution `addresses` is empty.
+    against Slurm's variables of this task.
     """
     if env.get("SLURM_STEP_NUM_TASKS") == "1":
         return _alone(env, port_base, port_count)
@@ -70,18 +70,15 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
         # Different on each node: several nodes may be one machine (Slurm's multiple-slurmd set-up).
         return first + (node * most + local_rank) % length
 
-    plane = _plane(env, counts)
-    if plane is not None:
-        layout = hostlist.lay_out(counts, plane)
-        _verify_layout(env, nodes, layout)
+    layout = hostlist.lay_out(counts, _plane(env, counts))
+    _verify_layout(env, nodes, layout)
     return WorkerSpec(
         launcher="slurm",
         rank=rank,
         num_workers=num_workers,
-        addresses=tuple(hostlist.join_address(nodes[n], port(n, i)) for n, i in layout) if plane is not None else (),
+        addresses=tuple(hostlist.join_address(nodes[n], port(n, i)) for n, i in layout),
         port=port(node, local_rank),
         heartbeat_port=heartbeat_port,
-        chiefs=tuple(hostlist.join_address(name, port(n, 0)) for n, name in enumerate(nodes)) if plane is None else (),
         local_rank=local_rank,
         local_size=counts[node],
         job=f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}",
@@ -122,8 +119,8 @@ def forgotten_srun(env: Mapping[str, str]) -> str:
     )
 
 
-def _plane(env: Mapping[str, str], counts: Sequence[int]) -> int | None:
-    """Returns the number of tasks assigned to a node at a time; None: arbitrary, which no variable describes."""
+def _plane(env: Mapping[str, str], counts: Sequence[int]) -> int:
+    """Returns the number of tasks assigned to a node at a time."""
     # For example "cyclic:block,nopack": the first word is for nodes, the others for cores.
     text = env.get("SLURM_DISTRIBUTION", "block")
     kind = text.partition(":")[0].partition(",")[0].partition("=")[0].lower()
@@ -134,9 +131,10 @@ def _plane(env: Mapping[str, str], counts: Sequence[int]) -> int | None:
     if kind == "plane":
         variables.need(env, ("SLURM_DIST_PLANESIZE",), "Slurm distributes by planes")
         return max(1, variables.integer(env, "SLURM_DIST_PLANESIZE"))
-    if kind == "arbitrary":
-        return None
-    raise ValueError(f"SLURM_DISTRIBUTION must start with block, cyclic, plane or arbitrary. Received: {text!r}")
+    raise ValueError(
+        "SLURM_DISTRIBUTION must start with block, cyclic or plane: of others, such as arbitrary, no variable says "
+        f"where the tasks are. Received: {text!r}"
+    )
 
 
 def _verify_layout(env: Mapping[str, str], nodes: Sequence[str], layout: Sequence[tuple[int, int]]) -> None:

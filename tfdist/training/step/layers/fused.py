@@ -25,8 +25,6 @@ _ACTIVATIONS = [getattr(keras.activations, name) for name in ("gelu", "silu", "h
 
 
 class _Thread(threading.local):
-    # How many gradients in forward mode are being computed.
-    accumulators = 0
     # Whether nothing is differentiated that is computed with the new moving statistics.
     constant_statistics = False
 
@@ -45,7 +43,8 @@ def fuse(model: keras.Model) -> None:
     `activation` and `call` are replaced on the objects. Outputs and gradients are those of Keras, up to rounding. Keras
     computes what is small, or has no static shape when a step is traced.
     """
-    _count_accumulators()
+    # In forward mode TensorFlow fails with what XLA compiles, and is wrong with own gradients and with the kernel.
+    patching.replace_until_end(tf.autodiff.ForwardAccumulator, "__init__", _refuse_forward_mode)
     for layer in model_layers.of_all_depths(model):
         # `activation` of a recurrent layer is a property: that of its cell.
         if any(vars(layer).get("activation") is one for one in _ACTIVATIONS):
@@ -59,22 +58,10 @@ def fuse(model: keras.Model) -> None:
             patching.replace_until_end(layer, "call", functools.partial(_normalise_rows, layer))
 
 
-def _count_accumulators() -> None:
-    """In forward mode TensorFlow fails with what XLA compiles, and is wrong with own gradients and with the kernel."""
-    for name, number in (("__enter__", 1), ("__exit__", -1)):
-        original = getattr(tf.autodiff.ForwardAccumulator, name)
-        if not hasattr(original, "__wrapped__"):  # Else an earlier run of this process has left it.
-            patching.replace_until_end(tf.autodiff.ForwardAccumulator, name, _counting(original, number))
-
-
-def _counting(method: Callable[..., Any], number: int) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(*args: Any) -> Any:
-        result = method(*args)  # It may fail, and then no block begins or ends.
-        _thread.accumulators += number
-        return result
-
-    return call
+def _refuse_forward_mode(*args: Any, **keywords: Any) -> None:
+    raise ValueError(
+        "tf.autodiff.ForwardAccumulator cannot differentiate layers in a run on CPUs: use nested tf.GradientTape."
+    )
 
 
 def _normalise_batch(
@@ -110,11 +97,11 @@ def _has_kernel(layer: keras.layers.BatchNormalization, inputs: Any) -> bool:
     # In `stateless_call` the new statistics are results, and the kernel has no gradient of them.
     stateless = isinstance(layer.moving_mean.value, tf.Tensor) and not _thread.constant_statistics
     channels_last = layer.axis in (-1, inputs.shape.rank - 1) and inputs.shape[-1] is not None
-    return channels_last and not stateless and not _thread.accumulators
+    return channels_last and not stateless
 
 
 def _is_compiled(x: Any) -> bool:
-    if not (_COMPILES and isinstance(x, tf.Tensor) and x.dtype.is_floating) or _thread.accumulators:
+    if not (_COMPILES and isinstance(x, tf.Tensor) and x.dtype.is_floating):
         return False
     elements = x.shape.num_elements()
     return elements is not None and elements >= _FEWEST_ELEMENTS

@@ -45,13 +45,13 @@ class ShardedObjective:
     def evaluate(self, *stacked: Any) -> tf.Tensor:
         """Evaluates the shards of a replica, nested tensors [count, n, ...], one after another."""
 
-        def of_shard(shard: tuple[Any, ...], index: tf.Tensor) -> list[tf.Tensor]:
+        def of_shard(shard: tuple[Any, ...], index: tf.Tensor) -> tf.Tensor:
             seed_generators.begin_evaluation_pass()
             with repeated_passes.as_replica(index):
-                return [cut(self.inner.evaluate(*shard))]
+                return cut(self.inner.evaluate(*shard))
 
-        first, add = replicas_lib.replica_id() * self.count, lambda old, new: [old[0] + new[0]]
-        return shards.over_shards(shards.compile_shard(of_shard), stacked, self.count, first, add)[0]
+        first = replicas_lib.replica_id() * self.count
+        return shards.over_shards(shards.compile_shard(of_shard), stacked, self.count, first, tf.add)
 
     def results(self, totals: dict[str, float]) -> dict[str, float]:
         return self.inner.results(put_together(totals, self.inner.names))

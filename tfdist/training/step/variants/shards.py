@@ -7,7 +7,7 @@ normalisation, and the choice of kernels. What leaves a shard is integers.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import tensorflow as tf
@@ -22,9 +22,10 @@ from tfdist.training.step.updates.tables import Gradients
 from tfdist.training.step.variants import integers as integers_lib
 from tfdist.training.step.variants.integers import Integers
 
+Results = TypeVar("Results")
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ShardResults:
+
+class ShardResults(NamedTuple):
     """What the shards of a replica add up to."""
 
     # float64 [len(names) + 1]: the objective's sums, and the number of examples.
@@ -44,15 +45,6 @@ class ShardResults:
             bad=self.bad + other.bad,
         )
 
-    def pack(self) -> list[tf.Tensor]:
-        """Returns the tensors as a list."""
-        return [self.sums, self.sizes, self.bad, *self.integers]
-
-    @classmethod
-    def unpack(cls, tensors: list[tf.Tensor]) -> "ShardResults":
-        sums, sizes, bad, *integers = tensors
-        return cls(sums=sums, integers=list(integers), sizes=sizes, bad=bad)
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedStep:
@@ -63,8 +55,6 @@ class ShardedStep:
     integers: Integers
     # Of the tensors that are summed: float64 [tensors]. Each replica has a copy, and all are equal.
     ranges: tf.Variable
-    # Steps that were repeated since the start of the run: int64 [].
-    repeated: tf.Variable
 
     def __call__(self, context: StepContext, shards: Batch) -> tf.Tensor:
         """Makes one optimizer step on this replica's shards, [count, n, ...]; repeats it if a range was too small.
@@ -102,7 +92,7 @@ class ShardedStep:
         present: list[bool] = []
         loss_scale = tf.constant(1.0) if context.loss_scale is None else tf.identity(context.loss_scale.value)
 
-        def of_shard(shard: Batch, index: tf.Tensor, loss_scale: tf.Tensor, ranges: tf.Tensor) -> list[tf.Tensor]:
+        def of_shard(shard: Batch, index: tf.Tensor, loss_scale: tf.Tensor, ranges: tf.Tensor) -> ShardResults:
             before = [(one, tf.identity(one.value)) for one in context.statistics]
             with repeated_passes.as_replica(index):
                 sums, gradients, _ = context.objective.forward_backward(shard, loss_scale)
@@ -118,14 +108,12 @@ class ShardedStep:
                 integers=self.integers.to_integers(values, ranges),
                 sizes=sizes,
                 bad=tf.concat([bad_loss[tf.newaxis], bad], axis=0),
-            ).pack()
-
-        def add(old: list[tf.Tensor], new: list[tf.Tensor]) -> list[tf.Tensor]:
-            return ShardResults.unpack(old).add(ShardResults.unpack(new)).pack()
+            )
 
         first = replicas_lib.replica_id() * self.count
-        totals = over_shards(compile_shard(of_shard), shards, self.count, first, add, loss_scale, ranges)
-        return ShardResults.unpack(totals), present
+        compute = compile_shard(of_shard)
+        totals = over_shards(compute, shards, self.count, first, ShardResults.add, loss_scale, ranges)
+        return totals, present
 
     def _enlarge(self, context: StepContext, sizes: tf.Tensor, ranges: tf.Tensor) -> None:
         """Makes the ranges fit the largest elements of all shards; only for a step that is repeated."""
@@ -135,8 +123,6 @@ class ShardedStep:
         sizes = tf.reduce_max(rows, axis=0)
         too_large = integers_lib.exceeds(sizes, ranges)
         self.ranges.assign(tf.where(too_large, integers_lib.range_above(sizes), ranges))
-        # Not the first step of a tensor, whose range is 0.
-        self.repeated.assign_add(tf.cast(tf.reduce_any(too_large & (ranges > 0)), tf.int64))
 
 
 def _update(
@@ -168,28 +154,29 @@ def _update(
     train_step.add_to_totals(context, sums, skipped)
 
 
-def compile_shard(function: Callable[..., list[tf.Tensor]]) -> Callable[..., list[tf.Tensor]]:
+def compile_shard(function: Callable[..., Results]) -> Callable[..., Results]:
     """Returns `function`, not inlined: TensorFlow optimises it by itself, and alike in a loop and without one."""
     return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
 
 
 def over_shards(
-    compute: Callable[..., list[tf.Tensor]],
+    compute: Callable[..., Results],
     shards: Any,
     count: int,
     first: tf.Tensor,
-    add: Callable[[list[tf.Tensor], list[tf.Tensor]], list[tf.Tensor]],
+    add: Callable[[Results, Results], Results],
     *arguments: tf.Tensor,
-) -> list[tf.Tensor]:
+) -> Results:
     """Calls compute(shard, index, *arguments) for each shard of a replica, and adds up the results.
 
     Args:
-        compute: a result of `compile_shard`; index: int32 [], of the shard in the global batch.
+        compute: a result of `compile_shard`, which returns nested tensors; index: int32 [], of the shard in the global
+            batch.
         shards: nested tensors [count, n, ...], ragged if n differs between shards.
         first: the index of the first shard.
     """
 
-    def run(place: tf.Tensor) -> list[tf.Tensor]:
+    def run(place: tf.Tensor) -> Results:
         shard = tf.nest.map_structure(lambda value: _at(value, place), shards)
         return compute(shard, first + place, *arguments)
 

@@ -20,10 +20,8 @@ from tfdist.config import batches
 from tfdist.data.feed import Feed, Sizes
 from tfdist.data.pipelines import Distributor, Inputs
 from tfdist.data.stream import ReplicaShard
-from tfdist.report import files, lines, run_info
-from tfdist.training.loop_services import Extra, LoopServices
+from tfdist.report import files, run_info
 from tfdist.training.run import Run
-from tfdist.training.state import TrainingState
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import timing
 from tfdist.training.step.layers import model_layers, normalization
@@ -92,10 +90,7 @@ class VirtualReplicas:
             ranges = tf.Variable(
                 tf.zeros([len(summed)], tf.float64), trainable=False, aggregation=none, name="virtual_replicas_ranges"
             )
-            repeated = tf.Variable(
-                tf.zeros([], tf.int64), trainable=False, aggregation=none, name="virtual_replicas_repeated"
-            )
-        step = shards.ShardedStep(count=self.count, integers=integers, ranges=ranges, repeated=repeated)
+        step = shards.ShardedStep(count=self.count, integers=integers, ranges=ranges)
         return dataclasses.replace(
             run,
             # The step has summed the integers of all shards before the update.
@@ -103,7 +98,7 @@ class VirtualReplicas:
                 context, objective=objective, totals=totals, add_up=lambda following, update: following(update)
             ),
             train_step=step,
-            more_variables={**run.more_variables, _RANGES: ranges, _REPEATED: repeated},
+            more_variables={**run.more_variables, "virtual_replicas/ranges": ranges},
             log=dataclasses.replace(run.log, notes=(*run.log.notes, *self._notes(run))),
         )
 
@@ -137,10 +132,6 @@ def _changes(run: Run) -> Iterator[str]:
     for name, (old, new) in now.items():
         if old is not None and old != new:
             yield f"{name} was {old} in the last start and is {new} now: the same steps may have other bits"
-
-
-# The names of its variables in checkpoints.
-_RANGES, _REPEATED = "virtual_replicas/ranges", "virtual_replicas/repeated"
 
 
 def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> VirtualReplicas:
@@ -207,22 +198,3 @@ class _ByShards:
 
     def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
         return self.cluster.distribute(self.stack_shards(dataset))
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class RepeatReport(Extra):
-    """Reports steps that were repeated, between executions."""
-
-    # Repeated steps that were reported.
-    known: int | None = None
-
-    def act_if_due(self, tools: LoopServices, state: TrainingState) -> None:
-        """Reports the steps that were repeated since the last call."""
-        count = int(tools.run.more_variables[_REPEATED].numpy())
-        if self.known is not None and count > self.known:
-            tools.report.event(
-                f"{lines.count(count - self.known, 'step')} repeated: a gradient had grown by more than its headroom "
-                f"(docs/same-bits.md); {count} since the start of the run",
-                state.step,
-            )
-        self.known = count
