@@ -207,31 +207,9 @@ def _own_step(made: Callable[[], dict[str, Any]]) -> Callable[[], Case]:
     return case
 
 
-class Preprocessing(keras.Sequential):
-    """Prepares its data in `fit`, as the tasks of keras-hub do."""
-
-    preprocessor = "words to numbers"
-
-    def preprocess_samples(self, x, y=None, sample_weight=None):
-        words = tf.strings.split(x).to_tensor("0", shape=[None, 7])
-        return tf.strings.to_number(words, tf.int32), y, sample_weight
-
-
-def preprocessed() -> Case:
-    """Lists of strings for a model with a preprocessor; Keras gets numbers."""
-
-    def build():
-        layers = [keras.Input((7,)), keras.layers.Embedding(20, 4), keras.layers.GlobalAveragePooling1D()]
-        return compiled(Preprocessing([*layers, keras.layers.Dense(3, "softmax")]), metrics=["accuracy"])
-
-    texts = [" ".join(map(str, row)) for row in TOKENS]
-    return Case(build=build, data=(texts, LABELS.tolist()), for_keras=(TOKENS, LABELS))
-
-
 CASES = [
     *map(_own_step, own_steps.CASES),
     *(regression, transfer, classification, shuffled, repeated_tokens, summed_tokens, accumulating, without_target),
-    preprocessed,
 ]
 
 
@@ -356,6 +334,7 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "test_function": lambda: tfdist.evaluate(cluster, functions, X, LABELS),
         "predict_function": lambda: tfdist.predict(cluster, given(unused, make_predict_function=len), X),
         "apply_of_object": lambda: fit(applying, X, LABELS),
+        "preprocessor": lambda: fit(given(simple(), preprocessor=len, preprocess_samples=len), X, LABELS),
         "other_optimizer": fit_by_other_optimizer,
         "nothing": lambda: tfdist.predict(cluster, good, []),
         "hidden_rows": lambda: tfdist.predict(cluster, good, hidden_rows),

@@ -20,7 +20,7 @@ TOPOLOGIES = {
     "two devices": STEPS,
     "four devices, slow": ["transfer"],
     "two workers": DATA,
-    "two devices, slow": [*DATA, *MORE, "preprocessed", "vae", "wrapped"],
+    "two devices, slow": [*DATA, *MORE, "vae", "wrapped"],
     "two workers, slow": [*STEPS, *MORE],
     "one replica, slow": ["repeated_tokens", "vae"],
 }
@@ -113,6 +113,7 @@ REFUSED = {
     "test_function": r"OwnFunctions .* make_test_function",
     "predict_function": r"Sequential .* make_predict_function",
     "apply_of_object": r"^\w+\.apply ",
+    "preprocessor": r"Sequential\.preprocessor .* tfdist\.run",
     "other_optimizer": r"^model\.optimizer .* Adam",
     "nothing": r"no examples",
     "hidden_rows": r"^The data of predict .*\(8, 6\)",

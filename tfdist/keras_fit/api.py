@@ -30,7 +30,7 @@ from tfdist.config import user_code
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model, make_run, messages, patches
 from tfdist.keras_fit import predict as predict_lib
-from tfdist.keras_fit.adapters import base, data_errors, make_adapter, preprocess, same_data
+from tfdist.keras_fit.adapters import base, data_errors, make_adapter, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.make_run import to_path
 from tfdist.keras_fit.own_step import own_setup
@@ -285,11 +285,9 @@ def _data_adapter(
     **options: Any,
 ) -> DataAdapter:
     """Returns the adapter of data for `model`; `options`: those of `base.DataOptions` that do not follow from it."""
-    preprocessing = preprocess.function_of(model)
     given = base.DataOptions(
         **options,
         steps=_at_most("max_steps_per_epoch", steps),
         as_given=bool(own_setup.overrides(model)) if as_given is None else as_given,
-        preprocess=preprocessing,
     )
     return make_adapter.make_data_adapter(x, y, sample_weight, given)

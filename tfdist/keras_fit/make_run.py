@@ -22,6 +22,7 @@ from tfdist.keras_fit.adapters import same_data
 from tfdist.keras_fit.adapters.base import DataAdapter, RandomAccess
 from tfdist.keras_fit.own_step import eager_steps, own_objective, own_setup, plain_values
 from tfdist.keras_fit.run_parts import feed as feed_lib
+from tfdist.keras_fit.script import script_state
 from tfdist.keras_fit.whole_batch import global_view, shard_layers
 from tfdist.training import api as trainer
 
@@ -236,7 +237,17 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
 
 
 def check_functions(model: keras.Model, kind: str) -> None:
-    """Raises ValueError if the model has its own `make_KIND_function`; `kind`: "train", "test" or "predict"."""
+    """Raises ValueError if the model has its own `make_KIND_function`, or methods that tfdist's own do not call.
+
+    Args:
+        kind: "train", "test" or "predict".
+    """
+    own = hasattr(model, "preprocess_samples") and getattr(model, "preprocessor", None) is not None
+    if own and not script_state.in_script():
+        raise ValueError(
+            f"{type(model).__name__}.preprocessor is not called by tfdist.fit: start the script with tfdist.run, or "
+            "set model.preprocessor = None and pass data.map(preprocessor)."
+        )
     if compiled_model.overrides(model, f"make_{kind}_function"):
         raise ValueError(
             f"{type(model).__name__} has its own make_{kind}_function, which is not called: tfdist makes the function "

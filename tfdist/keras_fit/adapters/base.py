@@ -250,8 +250,6 @@ class DataOptions:
     seed: int = 0
     # Whether elements are passed on as ((data),), as the model's own step receives `data` from Keras.
     as_given: bool = False
-    # preprocess(x, y, sample_weight) -> a batch for the model; None: the data is one.
-    preprocess: Callable[..., Any] | None = None
 
 
 def steps_of_epoch(options: DataOptions, batches: int) -> int:
@@ -275,12 +273,10 @@ def spec_of(batches: tf.data.Dataset, unpack: Callable[[Any], Any]) -> Any:
 
 
 def unpack(batch: Any, options: DataOptions) -> tuple:
-    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), preprocessed, with class weights as sample weights.
+    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), with class weights as sample weights.
 
     With `options.as_given`, returns (batch,); the batch is unchanged, except for class weights.
     """
-    if options.preprocess is not None:
-        batch = options.preprocess(*keras.utils.unpack_x_y_sample_weight(batch))
     if options.as_given and options.class_weight is None:
         return (batch,)
     parts = tuple(part for part in keras.utils.unpack_x_y_sample_weight(batch) if part is not None)

@@ -1,6 +1,5 @@
 """Chooses the data adapter for `x`: arrays, a source, a tf.data dataset, a Keras PyDataset or a generator."""
 
-import dataclasses
 import functools
 import numbers
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import tensorflow as tf
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter, array_slicing, data_adapter_utils
 
-from tfdist.keras_fit.adapters import base, preprocess, py_dataset, tf_dataset
+from tfdist.keras_fit.adapters import base, py_dataset, tf_dataset
 from tfdist.keras_fit.adapters.base import DataAdapter, DataOptions, RandomAccess
 from tfdist.keras_fit.adapters.stream import Stream
 
@@ -123,9 +122,6 @@ def _draw_all(generator: Iterator) -> list[Any]:
 
 def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomAccess:
     """Returns the adapter of arrays, which Keras checks, packs and converts."""
-    preprocesses = options.preprocess is not None
-    if preprocesses:
-        x, y, sample_weight = (preprocess.as_arrays(part) for part in (x, y, sample_weight))
     if y is None and (sample_weight is not None or options.class_weight is not None):
         raise ValueError("Weights need targets. Received: y=None")
     if any(isinstance(part, int | float | str | np.generic) for part in keras.tree.flatten((x, y, sample_weight))):
@@ -143,7 +139,7 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
         data = keras.tree.map_structure(_tensor, keras.tree.lists_to_tuples(data))
     data_adapter_utils.check_data_cardinality(data)
     num_examples = next((int(part.shape[0]) for part in keras.tree.flatten(data) if part is not None), 0)
-    if not preprocesses and (options.as_given or not isinstance(data, tuple)):
+    if options.as_given or not isinstance(data, tuple):
         data = (data,)
 
     def rows_of(part: Any, ids: tf.Tensor) -> Any:
@@ -152,11 +148,9 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
         return tf.gather(part, ids) if tf.is_tensor(part) else None
 
     def read(ids: tf.Tensor) -> Any:
-        rows = keras.tree.traverse(functools.partial(rows_of, ids=ids), data)
-        return base.unpack(rows, options) if preprocesses else rows
+        return keras.tree.traverse(functools.partial(rows_of, ids=ids), data)
 
-    # As keras-hub, which does not shuffle arrays.
-    return _examples(read, num_examples, dataclasses.replace(options, shuffle=options.shuffle and not preprocesses))
+    return _examples(read, num_examples, options)
 
 
 def _tensor(array: Any) -> Any:
