@@ -322,7 +322,6 @@ def refused(cluster: Cluster) -> dict[str, str]:
         applying = apply_of_object()
     rows = dataset.batch(8, drop_remainder=True)
     hidden_rows = rows.map(lambda x, y: (x, tf.boolean_mask(y, y >= 0)))
-    huge = np.broadcast_to(np.float32(0), [2**15, 2**15])
     attempts = {
         "outside": lambda: fit(outside, X, LABELS),
         "uncompiled": lambda: fit(uncompiled, X, LABELS),
@@ -361,7 +360,8 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "class_weight_alone": lambda: fit(good, dataset.map(lambda x, y: x).batch(8), class_weight={0: 2.0}),
         "class_weight_of_two": lambda: fit(made(two_outputs), X, [TARGETS] * 2, class_weight={0: 1.0}),
         "endless": lambda: fit(good, dataset.batch(8).repeat()),
-        "generator": lambda: fit(good, iter([huge])),
+        "generator": lambda: fit(good, iter([(X, LABELS)])),
+        "no_length": lambda: fit(good, keras.utils.PyDataset()),
         "no_batches": lambda: fit(good, iter([]), steps_per_epoch=2),
         "short": lambda: fit(good, iter([(X, LABELS)] * 3), steps_per_epoch=9),
         "empty": lambda: tfdist.predict(cluster, good, X[:0]),

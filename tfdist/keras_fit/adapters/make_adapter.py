@@ -17,8 +17,6 @@ from tfdist.keras_fit.adapters.stream import Stream
 
 # The default of `model.fit`.
 DEFAULT_BATCH_SIZE = 32
-# Of the batches of a generator without a number of steps, which are kept in memory.
-_MAX_BYTES = 4_000_000_000
 
 
 def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> DataAdapter:
@@ -60,14 +58,7 @@ def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple
         raise ValueError(f"validation_split must be between 0 and 1. Received: {part!r}")
     if not is_arrays(x):
         raise ValueError(f"validation_split={part} needs arrays: pass validation_data. Received: {type(x).__name__}")
-    return array_slicing.train_validation_split(
-        keras.tree.map_structure(_sliceable, (x, y, sample_weight)), validation_split=part
-    )
-
-
-def _sliceable(array: Any) -> Any:
-    """Keras slices no arrays of texts, but arrays of objects."""
-    return array.astype(object) if isinstance(array, np.ndarray) and array.dtype.kind in "US" else array
+    return array_slicing.train_validation_split((x, y, sample_weight), validation_split=part)
 
 
 def is_arrays(x: Any) -> bool:
@@ -85,39 +76,23 @@ def _is_of_other_library(x: Any) -> bool:
     return not keras.tree.is_nested(x) and not array_data_adapter.can_convert_arrays(x)
 
 
-def _by_keras(x: Any, options: DataOptions, **known: Any) -> Stream:
+def _by_keras(x: Any, options: DataOptions, *, is_generator: bool = False) -> Stream:
     """Returns the adapter of the batches that Keras makes of data, or raises its ValueError, which names the type."""
     found = data_adapters.get_data_adapter(x, batch_size=options.batch_size, steps_per_epoch=options.steps)
-    known = {"length": found.num_batches, "made_by_keras": True, **known}
+    known = {"length": found.num_batches, "made_by_keras": True, "is_generator": is_generator}
     return tf_dataset.of_dataset(found.get_tf_dataset(), options, **known)
 
 
 def _generator(generator: Iterator, options: DataOptions) -> Stream:
     """Returns the adapter of a generator: as in Keras, each evaluation begins with its first two batches."""
-    known = {"is_generator": True}
     if options.steps is None:
-        drawn = _draw_all(generator)
-        known["length"], generator = len(drawn), iter(drawn)
-    found = _by_keras((py_dataset.as_tuple(batch) for batch in generator), options, **known)
+        raise ValueError("The length of a generator is unknown: pass steps_per_epoch (or validation_steps, or steps).")
+    found = _by_keras((py_dataset.as_tuple(batch) for batch in generator), options, is_generator=True)
     found.resume_caveat = (
         "a generator must return the same batches in every start and on every worker; a resumed run reads and skips "
         "the batches of finished steps"
     )
     return found
-
-
-def _draw_all(generator: Iterator) -> list[Any]:
-    """Reads a generator to its end, and returns its batches; raises ValueError if they are too large for the memory."""
-    drawn, size = [], 0
-    for batch in generator:
-        drawn.append(batch)
-        size += sum(np.asarray(part).nbytes for part in keras.tree.flatten(batch))
-        if size > _MAX_BYTES:
-            raise ValueError(
-                f"The generator has not ended after {size / 1e9:.1f} GB: pass steps_per_epoch (or validation_steps, or "
-                "steps)."
-            )
-    return drawn
 
 
 def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomAccess:

@@ -20,15 +20,13 @@ class PyDatasetReader(Reader):
 
     Args:
         spec: nested tf.TensorSpec of a batch.
-        length: the batches of a pass; None: they are counted without end.
+        length: the batches of a pass.
         steps: of an epoch.
         calls: the threads that make batches.
         seed: of the order of the batches in each pass; None: they are in order.
     """
 
-    def __init__(
-        self, data: keras.utils.PyDataset, spec: Any, length: int | None, steps: int, calls: int, seed: int | None
-    ):
+    def __init__(self, data: keras.utils.PyDataset, spec: Any, length: int, steps: int, calls: int, seed: int | None):
         self._data, self._spec, self._length, self._steps = data, spec, length, steps
         self._calls, self._seed = calls, seed
         # The numbers of the batches of the epoch.
@@ -43,9 +41,9 @@ class PyDatasetReader(Reader):
         return steps.map(load, num_parallel_calls=self._calls, deterministic=True)
 
     def _index(self, step: int) -> int:
-        if self._length is None or self._seed is None:
-            return step if self._length is None else step % self._length
         number, index = divmod(step, self._length)
+        if self._seed is None:
+            return index
         return int(order.permute(tf.constant([index], tf.int64), number, seed=self._seed, num_examples=self._length)[0])
 
     def _load(self, step: tf.Tensor) -> Any:
@@ -66,14 +64,12 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
     try:
         length = data.num_batches
     except NotImplementedError:
-        length = None
-    if length == 0:
-        raise ValueError(f"The {name} has no batches.")
-    if length is None and options.steps is None:
-        raise ValueError(f"The {name} never ends: pass steps_per_epoch (or validation_steps, or steps).")
-    samples = [as_tuple(data[index]) for index in range(min(2, length or 2))]
+        length = 0
+    if not length:
+        raise ValueError(f"{name}.__len__ must be the number of its batches, at least 1.")
+    samples = [as_tuple(data[index]) for index in range(min(2, length))]
     spec = data_adapter_utils.get_tensor_spec(samples)
-    steps = options.steps if length is None else base.steps_of_epoch(options, length)
+    steps = base.steps_of_epoch(options, length)
     plain = keras.utils.PyDataset
     hooks = [one for one in ("on_epoch_begin", "on_epoch_end") if getattr(type(data), one) is not getattr(plain, one)]
     calls = 1 if hooks else max(1, data.workers)

@@ -182,7 +182,7 @@ def of_dataset(
 def _length(dataset: tf.data.Dataset, options: DataOptions) -> int | None:
     """Returns the number of batches; None: it is not known, or there is no end."""
     cardinality = int(dataset.cardinality())
-    if cardinality == tf.data.INFINITE_CARDINALITY and options.steps is None and not pipelines.ends_by_choice(dataset):
+    if cardinality == tf.data.INFINITE_CARDINALITY and options.steps is None:
         raise ValueError("The tf.data.Dataset never ends: pass steps_per_epoch (or validation_steps, or steps).")
     if cardinality == 0:
         raise ValueError("The tf.data.Dataset is empty.")
