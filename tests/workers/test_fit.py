@@ -289,4 +289,4 @@ def test_fit_of_keras_on_several_workers_is_refused_with_its_line(tmp_path):
     script.write_text(OF_KERAS_ALONE)
     codes, outputs = processes.run([[sys.executable, str(script)]] * 2, environments(2), timeout=900.0)
     said = "".join(outputs)
-    assert 1 in codes and "tfdist.fit(cluster, model, ...)" in said and "script.py, line 9" in said, said
+    assert 1 in codes and "tfdist.fit(cluster, model, ...)" in said and re.search('script.py"?, line 9', said), said
