@@ -19,7 +19,7 @@ from tfdist.data import guard
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import same_data
-from tfdist.keras_fit.adapters.base import DataAdapter, RandomAccess
+from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import eager_steps, own_objective, own_setup, plain_values
 from tfdist.keras_fit.run_parts import feed as feed_lib
 from tfdist.keras_fit.script import script_state
@@ -79,7 +79,7 @@ def make_run(
     # Python code that makes data may draw random numbers, and read ahead.
     made_by_code = any(one.made_by_code for one in adapters)
     fit = {"epochs": round(config.train.epochs), "steps": adapter.steps, "saves_draws": not made_by_code}
-    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **fit)
+    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, **fit)
     feed = feed_lib.with_comparison(cluster, feed, runner, adapter, validation)
     console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
     return trainer.Run(
@@ -97,7 +97,7 @@ def make_run(
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
         call_steps=functools.partial(eager_steps.run_as_keras, model, traces, set()),
-        advice_if_diverged=functools.partial(_advice_if_diverged, workdir, isinstance(adapter, RandomAccess)),
+        advice_if_diverged=_advice_if_diverged,
     )
 
 
@@ -114,19 +114,14 @@ def _notes(cluster: Cluster, adapters: list[DataAdapter], workdir: Path | None) 
     return (*notes, *(text for text in (adapters[0].order_unknown, works) if text))
 
 
-def _advice_if_diverged(workdir: Path | None, searched: bool, in_data: bool) -> str:
-    """Returns what to do if a loss or weight is not finite.
-
-    Args:
-        searched: whether such values in the data are searched for.
-        in_data: they are in the data already.
-    """
+def _advice_if_diverged(in_data: bool) -> str:
+    """Returns what to do if a loss or weight is not finite; `in_data`: such values were found in the data."""
     if in_data:
         return "Remove or replace such values in the data."
-    if not searched:
-        return "Look for such values in the data, which is not searched, or lower the learning rate."
-    again = "" if workdir is None else ", and start again in another workdir"
-    return f"Lower the learning rate, or clip the gradients with the optimizer's global_clipnorm{again}."
+    return (
+        "Lower the learning rate, or clip the gradients with the optimizer's global_clipnorm, and start again in "
+        "another workdir. Only arrays were searched for such values: look for them in other data."
+    )
 
 
 def evaluated_data(model: keras.Model, adapter: DataAdapter) -> tuple[Any, ...]:
