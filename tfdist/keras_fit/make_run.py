@@ -26,6 +26,9 @@ from tfdist.keras_fit.script import script_state
 from tfdist.keras_fit.whole_batch import global_view, shard_layers
 from tfdist.training import api as trainer
 
+# The step of each method.
+_KINDS = {"fit": "train", "evaluate": "test", "predict": "predict"}
+
 
 def make_run(
     cluster: Cluster,
@@ -194,14 +197,15 @@ def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     if not isinstance(model, keras.Model):
         raise ValueError(f"{form}: `model` must be a keras.Model. Received: {type(model).__name__}")
     cluster_lib.check(f"tfdist.{purpose}")
+    check_functions(model, _KINDS[purpose])
 
 
-def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
-    """Checks that `model` was compiled in the cluster's scope, and needs nothing that is not supported."""
+def check_compiled(cluster: Cluster, model: keras.Model, purpose: str) -> None:
+    """Checks also that `model` was compiled in the cluster's scope, and needs nothing that is not supported."""
+    check_arguments(cluster, model, purpose)
     name = type(model).__name__
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
-    check_functions(model, {"fit": "train", "evaluate": "test"}[purpose])
     if "apply" in vars(model.optimizer):
         raise ValueError(
             f"{type(model.optimizer).__name__}.apply was set on the object, where it is not seen: write a class "
@@ -223,7 +227,7 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
             f"{synchronized[0].name!r} normalises over all of them: remove jit_compile=True, or set synchronized=False."
         )
     # A step of the model's own reduces the loss itself.
-    own = compiled_model.overrides(model, {"fit": "train_step", "evaluate": "test_step"}[purpose])
+    own = compiled_model.overrides(model, f"{_KINDS[purpose]}_step")
     losses = [] if own else compiled_model.compile_losses(model)
     if any(isinstance(loss, keras.Loss) and loss.reduction in (None, "none") for loss in losses):
         raise ValueError(
