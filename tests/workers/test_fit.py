@@ -128,7 +128,7 @@ REFUSED = {
     "validation_lengths": r"^validation_data: ",
     "only_x": r"^validation_data .* only x",
     "large_split": r"validation_split .* 1\.5",
-    "split": r"validation_split=0\.1 .* validation_data.* .*Dataset",
+    "split": r"validation_split.* .*Dataset",
     "lists": r"numpy\.array\(",
     "object_rows": r"dtype: object",
     "batch_of_text": r"\(x, y, sample_weight\).* str",

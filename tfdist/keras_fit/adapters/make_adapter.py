@@ -45,22 +45,6 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
     return _arrays(x, y, sample_weight, options)
 
 
-def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple]:
-    """Splits arrays as Keras' `validation_split` does.
-
-    Returns:
-        (x, y, sample_weight) of the first examples, and of the last fraction `part` of them.
-
-    Raises:
-        ValueError: the data is not arrays, or the fraction is not between 0 and 1.
-    """
-    if not 0 < part < 1:
-        raise ValueError(f"validation_split must be between 0 and 1. Received: {part!r}")
-    if not is_arrays(x):
-        raise ValueError(f"validation_split={part} needs arrays: pass validation_data. Received: {type(x).__name__}")
-    return array_slicing.train_validation_split((x, y, sample_weight), validation_split=part)
-
-
 def is_arrays(x: Any) -> bool:
     """Returns whether `x` is arrays, and not an object that contains targets as well."""
     contains_targets = isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator) or _is_source(x)
