@@ -207,31 +207,9 @@ def _own_step(made: Callable[[], dict[str, Any]]) -> Callable[[], Case]:
     return case
 
 
-class Preprocessing(keras.Sequential):
-    """Prepares its data in `fit`, as the tasks of keras-hub do."""
-
-    preprocessor = "words to numbers"
-
-    def preprocess_samples(self, x, y=None, sample_weight=None):
-        words = tf.strings.split(x).to_tensor("0", shape=[None, 7])
-        return tf.strings.to_number(words, tf.int32), y, sample_weight
-
-
-def preprocessed() -> Case:
-    """Lists of strings for a model with a preprocessor; Keras gets numbers."""
-
-    def build():
-        layers = [keras.Input((7,)), keras.layers.Embedding(20, 4), keras.layers.GlobalAveragePooling1D()]
-        return compiled(Preprocessing([*layers, keras.layers.Dense(3, "softmax")]), metrics=["accuracy"])
-
-    texts = [" ".join(map(str, row)) for row in TOKENS]
-    return Case(build=build, data=(texts, LABELS.tolist()), for_keras=(TOKENS, LABELS))
-
-
 CASES = [
     *map(_own_step, own_steps.CASES),
     *(regression, transfer, classification, shuffled, repeated_tokens, summed_tokens, accumulating, without_target),
-    preprocessed,
 ]
 
 
@@ -344,7 +322,6 @@ def refused(cluster: Cluster) -> dict[str, str]:
         applying = apply_of_object()
     rows = dataset.batch(8, drop_remainder=True)
     hidden_rows = rows.map(lambda x, y: (x, tf.boolean_mask(y, y >= 0)))
-    huge = np.broadcast_to(np.float32(0), [2**15, 2**15])
     attempts = {
         "outside": lambda: fit(outside, X, LABELS),
         "uncompiled": lambda: fit(uncompiled, X, LABELS),
@@ -356,6 +333,7 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "test_function": lambda: tfdist.evaluate(cluster, functions, X, LABELS),
         "predict_function": lambda: tfdist.predict(cluster, given(unused, make_predict_function=len), X),
         "apply_of_object": lambda: fit(applying, X, LABELS),
+        "preprocessor": lambda: fit(given(simple(), preprocessor=len, preprocess_samples=len), X, LABELS),
         "other_optimizer": fit_by_other_optimizer,
         "nothing": lambda: tfdist.predict(cluster, good, []),
         "hidden_rows": lambda: tfdist.predict(cluster, good, hidden_rows),
@@ -382,7 +360,8 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "class_weight_alone": lambda: fit(good, dataset.map(lambda x, y: x).batch(8), class_weight={0: 2.0}),
         "class_weight_of_two": lambda: fit(made(two_outputs), X, [TARGETS] * 2, class_weight={0: 1.0}),
         "endless": lambda: fit(good, dataset.batch(8).repeat()),
-        "generator": lambda: fit(good, iter([huge])),
+        "generator": lambda: fit(good, iter([(X, LABELS)])),
+        "no_length": lambda: fit(good, keras.utils.PyDataset()),
         "no_batches": lambda: fit(good, iter([]), steps_per_epoch=2),
         "short": lambda: fit(good, iter([(X, LABELS)] * 3), steps_per_epoch=9),
         "empty": lambda: tfdist.predict(cluster, good, X[:0]),

@@ -402,12 +402,8 @@ def test_fits_that_append_to_one_log_leave_each_row_once(cluster, tmp_path):
 
 def test_backup_and_restore_is_left_out_with_a_message(cluster, tmp_path, capsys):
     backup = keras.callbacks.BackupAndRestore(tmp_path)
-    callbacks.make_callbacks(cluster, compiled(), backup, verbose=1, workdir=tmp_path / "run")
-    assert "BackupAndRestore is ignored: tfdist saves and resumes in" in capsys.readouterr().out
-    callbacks.make_callbacks(cluster, compiled(), backup, verbose=0, workdir=tmp_path / "run")
-    assert "BackupAndRestore is ignored" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"pass workdir to tfdist\.fit, and the same script resumes"):
-        callbacks.make_callbacks(cluster, compiled(), [backup], verbose=1)
+    callbacks.make_callbacks(cluster, compiled(), backup, verbose=1)
+    assert re.search(r"BackupAndRestore .* workdir=DIR .* --workdir=DIR", capsys.readouterr().err)
 
 
 def test_objects_that_are_no_callbacks_are_refused(cluster):

@@ -20,7 +20,7 @@ TOPOLOGIES = {
     "two devices": STEPS,
     "four devices, slow": ["transfer"],
     "two workers": DATA,
-    "two devices, slow": [*DATA, *MORE, "preprocessed", "vae", "wrapped"],
+    "two devices, slow": [*DATA, *MORE, "vae", "wrapped"],
     "two workers, slow": [*STEPS, *MORE],
     "one replica, slow": ["repeated_tokens", "vae"],
 }
@@ -113,6 +113,7 @@ REFUSED = {
     "test_function": r"OwnFunctions .* make_test_function",
     "predict_function": r"Sequential .* make_predict_function",
     "apply_of_object": r"^\w+\.apply ",
+    "preprocessor": r"Sequential\.preprocessor .* tfdist\.run",
     "other_optimizer": r"^model\.optimizer .* Adam",
     "nothing": r"no examples",
     "hidden_rows": r"^The data of predict .*\(8, 6\)",
@@ -127,7 +128,7 @@ REFUSED = {
     "validation_lengths": r"^validation_data: ",
     "only_x": r"^validation_data .* only x",
     "large_split": r"validation_split .* 1\.5",
-    "split": r"validation_split=0\.1 .* validation_data.* .*Dataset",
+    "split": r"validation_split.* .*Dataset",
     "lists": r"numpy\.array\(",
     "object_rows": r"dtype: object",
     "batch_of_text": r"\(x, y, sample_weight\).* str",
@@ -139,7 +140,8 @@ REFUSED = {
     "class_weight_alone": r"^class_weight ",
     "class_weight_of_two": r"^class_weight .* 2 arrays",
     "endless": r"steps_per_epoch",
-    "generator": r"4\.\d GB: pass steps_per_epoch",
+    "generator": r"generator .*: pass steps_per_epoch",
+    "no_length": r"PyDataset\.__len__",
     "no_batches": r"at least one batch",
     "short": r"an epoch of 9 steps",
     "empty": r"no examples",
@@ -287,4 +289,4 @@ def test_fit_of_keras_on_several_workers_is_refused_with_its_line(tmp_path):
     script.write_text(OF_KERAS_ALONE)
     codes, outputs = processes.run([[sys.executable, str(script)]] * 2, environments(2), timeout=900.0)
     said = "".join(outputs)
-    assert 1 in codes and "tfdist.fit(cluster, model, ...)" in said and "script.py, line 9" in said, said
+    assert 1 in codes and "tfdist.fit(cluster, model, ...)" in said and re.search('script.py"?, line 9', said), said

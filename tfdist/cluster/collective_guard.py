@@ -101,23 +101,27 @@ def _reject(name: str, *args: Any, **keywords: Any) -> None:
     )
 
 
-def reject_keras_predict(strategy: tf.distribute.Strategy) -> None:
-    """Makes Keras' own `predict` raise RuntimeError for models that were created in the scope of `strategy`.
+def reject_keras_methods(strategy: tf.distribute.Strategy) -> None:
+    """Makes Keras' own `fit`, `evaluate` and `predict` raise RuntimeError for models made in the scope of `strategy`.
 
-    On one worker it would wait for the others forever, and on all it would return a part of the outputs on each.
+    On one worker they would wait for the others forever, and on all they fail, or return a part of the outputs.
     """
-    original = keras.Model.predict
+    for name in ("fit", "evaluate", "predict"):
+        patching.replace_attribute(keras.Model, name, _rejecting(getattr(keras.Model, name), strategy))
 
+
+def _rejecting(original: Callable[..., Any], strategy: tf.distribute.Strategy) -> Callable[..., Any]:
     @functools.wraps(original)
-    def predict(self: keras.Model, *args: Any, **keywords: Any) -> Any:
+    def method(self: keras.Model, *args: Any, **keywords: Any) -> Any:
         if self.distribute_strategy is strategy:
+            name = original.__name__
             raise RuntimeError(
-                "model.predict is Keras' own, and this model is on several workers. On all workers, call "
-                "tfdist.predict(cluster, model, x); on one of them, `with cluster.alone(model): model.predict(x)`."
+                f"model.{name} is Keras' own, and this model is on several workers. On all workers, call tfdist.{name}"
+                "(cluster, model, ...); on one of them, `with cluster.alone(model): model.predict(x)`."
             )
         return original(self, *args, **keywords)
 
-    patching.replace_attribute(keras.Model, "predict", predict)
+    return method
 
 
 def in_any_scope() -> bool:

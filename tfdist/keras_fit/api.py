@@ -18,21 +18,19 @@ import functools
 import operator
 import os
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
 
 import keras
+from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 
-from tfdist import config as config_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model, make_run, messages, patches
 from tfdist.keras_fit import predict as predict_lib
-from tfdist.keras_fit.adapters import base, data_errors, make_adapter, preprocess, same_data
+from tfdist.keras_fit.adapters import base, data_errors, make_adapter, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.make_run import to_path
 from tfdist.keras_fit.own_step import own_setup
 from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.training import api as trainer
@@ -96,12 +94,14 @@ def fit(
         ValueError: an argument is not supported; the message says what to do.
         SystemExit: code 75: stopped by a signal, and saved. Run the script again to resume.
     """
-    make_run.check_arguments(cluster, model, "fit")
-    make_run.check_model(cluster, model, "fit")
+    make_run.check_compiled(cluster, model, "fit")
     make_run.check_epochs(epochs, initial_epoch, validation_freq)
     epochs = _at_most("max_epochs", epochs)
     if validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
+        if not 0 < validation_split < 1:
+            raise ValueError(f"validation_split must be between 0 and 1. Received: {validation_split!r}")
+        given = (x, y, sample_weight)
+        (x, y, sample_weight), validation_data = train_validation_split(given, validation_split=validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
     options = {"batch_size": batch_size, "steps": steps_per_epoch, "class_weight": class_weight, "seed": seed}
     data = _data_adapter(model, x, y, sample_weight, shuffle=shuffle, **options)
@@ -115,33 +115,18 @@ def fit(
             validation = _data_adapter(model, *parts, batch_size=size, steps=validation_steps)
         except ValueError as error:
             raise ValueError(f"validation_data: {error}") from None
-    config = run_config.of_fit(model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
-    return _train(cluster, model, config, data, validation, callbacks, verbose, to_path(workdir), initial_epoch)
-
-
-def _train(
-    cluster: Cluster,
-    model: keras.Model,
-    config: config_lib.Config,
-    data: DataAdapter,
-    validation: DataAdapter | None,
-    callbacks: Any,
-    verbose: str | int,
-    workdir: Path | None,
-    initial_epoch: int,
-) -> keras.callbacks.History:
-    if validation is not None:
         make_run.check_functions(model, "test")
         if any("evaluate" in vars(kind) and user_code.defines(kind) for kind in type(model).__mro__):
             messages.log_once(
                 f"{type(model).__name__} has its own evaluate, which fit does not call for validation_data: what it "
                 "computes is missing. Call it in a callback's on_epoch_end, or put it into test_step."
             )
-    traced = make_run.traced_values(cluster, model)
+    config = run_config.of_fit(model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
+    place, traced = make_run.to_path(workdir), make_run.traced_values(cluster, model)
     traced.tell_of_changes(traced.of("train", data.element_spec))
-    with interruption.handlers_if(workdir is not None) as stop, patches.patch_for_run(model) as stack:
+    with interruption.handlers_if(place is not None) as stop, patches.patch_for_run(model) as stack:
         run = make_run.make_run(
-            cluster, model, config, data, validation, callbacks, verbose, workdir, stop, stack, initial_epoch
+            cluster, model, config, data, validation, callbacks, verbose, place, stop, stack, initial_epoch
         )
         sizes, steps_before = run.feed.sizes, _steps_made(run)
         name = f"{type(model).__name__}.train_step"
@@ -194,8 +179,7 @@ def evaluate(
     Raises:
         ValueError: an argument is not supported; the message says what to do.
     """
-    make_run.check_arguments(cluster, model, "evaluate")
-    make_run.check_model(cluster, model, "evaluate")
+    make_run.check_compiled(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size=batch_size, steps=steps)
     config = run_config.of_evaluation(model, data.batch_size)
     with patches.patch_for_run(model) as stack:
@@ -246,7 +230,6 @@ def predict(
         ValueError: an argument is not supported; the message says what to do.
     """
     make_run.check_arguments(cluster, model, "predict")
-    make_run.check_functions(model, "predict")
     if outputs not in ("all", "chief"):
         raise ValueError(f'outputs must be "all" or "chief". Received: {outputs!r}')
     as_given = predict_lib.takes_data_as_given(model)
@@ -285,11 +268,9 @@ def _data_adapter(
     **options: Any,
 ) -> DataAdapter:
     """Returns the adapter of data for `model`; `options`: those of `base.DataOptions` that do not follow from it."""
-    preprocessing = preprocess.function_of(model)
     given = base.DataOptions(
         **options,
         steps=_at_most("max_steps_per_epoch", steps),
         as_given=bool(own_setup.overrides(model)) if as_given is None else as_given,
-        preprocess=preprocessing,
     )
     return make_adapter.make_data_adapter(x, y, sample_weight, given)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tfdist.cluster.cluster import Cluster
+from tfdist.keras_fit import messages
 from tfdist.keras_fit.script import script_state
 from tfdist.report import console
 from tfdist.training import api as trainer
@@ -24,7 +25,6 @@ def make_callbacks(
     verbose: int | str,
     epochs: int = 1,
     steps: int | None = None,
-    workdir: Any = None,
     saves_draws: bool = False,
 ) -> trainer.CallbackRunner:
     """Makes the callback runner of `tfdist.fit`, `evaluate` or `predict`. Collective: all workers call it.
@@ -35,7 +35,7 @@ def make_callbacks(
         saves_draws: as for `CallbackRunner`; only under tfdist.run, where callbacks draw the same on all workers.
 
     Raises:
-        ValueError: an element is not a callback, or BackupAndRestore is used without a workdir.
+        ValueError: an element is not a callback.
     """
     if verbose not in (0, 1, 2, "auto"):
         raise ValueError(f'verbose must be 0, 1, 2 or "auto". Received: {verbose!r}')
@@ -47,18 +47,13 @@ def make_callbacks(
                 "callbacks must hold objects of keras.callbacks.Callback, such as EarlyStopping(). "
                 f"Received: {callback!r}"
             )
-        if not isinstance(callback, keras.callbacks.BackupAndRestore):
-            callbacks.append(callback)
-        elif workdir is None and not script_state.in_script():
-            raise ValueError(
-                "BackupAndRestore is not needed: pass workdir to tfdist.fit, and the same script resumes. "
-                f"Received: {callback.backup_dir!r} as its directory, and workdir=None"
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            messages.log_once(
+                "BackupAndRestore is ignored: a run saves and resumes in its workdir, workdir=DIR of tfdist.fit, or "
+                "--workdir=DIR of tfdist.run."
             )
-        elif cluster.is_chief:
-            saves = f"tfdist saves and resumes in {workdir}"
-            where = saves if workdir else "to save and resume, start with --workdir=DIR"
-            print(f"BackupAndRestore is ignored: {where}.", flush=True)
-    callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.ProgbarLogger)]
+        elif not isinstance(callback, keras.callbacks.ProgbarLogger):
+            callbacks.append(callback)
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
     if not script_state.in_script():
         return trainer.CallbackRunner(cluster, model, callbacks, bar, params)

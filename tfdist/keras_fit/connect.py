@@ -2,7 +2,7 @@
 
 `connect` sets `sys.excepthook` for the rest of the script: an error between two calls of `fit` would otherwise leave
 the other workers waiting. On one worker it changes only how errors of tfdist's own are shown: as on several. With
-several workers, it makes Keras' own `predict` raise for models in their scope.
+several workers, it makes Keras' own `fit`, `evaluate` and `predict` raise for models in their scope.
 """
 
 import atexit
@@ -73,7 +73,7 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # TensorFlow's handler would ignore it.
         atexit.register(cluster.leave)
         sys.excepthook = _end_all_workers
-        collective_guard.reject_keras_predict(cluster.strategy)
+        collective_guard.reject_keras_methods(cluster.strategy)
     else:
         sys.excepthook = functools.partial(_report_user_error, sys.excepthook)
     return cluster
@@ -97,14 +97,6 @@ def _report_user_error(
 
 def _end_all_workers(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
     def fail() -> int:
-        # Keras removes its own frames from the stack: only the type of the replicas' batches shows it.
-        files = [frame.filename for frame in traceback_lib.extract_tb(error.__traceback__)]
-        if "PerReplica" in str(error) and not any(file.startswith(user_code.PACKAGE) for file in files):
-            raise ValueError(
-                "model.fit, model.evaluate and model.predict are Keras' own, which do not run on several workers: call "
-                "tfdist.fit(cluster, model, ...) instead (docs/from-fit.md). Called at "
-                f"{user_code.explain(error).partition(': ')[0]}."
-            ) from error
         raise error
 
     process_exit.run_and_exit(fail)

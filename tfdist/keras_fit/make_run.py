@@ -19,11 +19,15 @@ from tfdist.data import guard
 from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import same_data
-from tfdist.keras_fit.adapters.base import DataAdapter, RandomAccess
+from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import eager_steps, own_objective, own_setup, plain_values
 from tfdist.keras_fit.run_parts import feed as feed_lib
+from tfdist.keras_fit.script import script_state
 from tfdist.keras_fit.whole_batch import global_view, shard_layers
 from tfdist.training import api as trainer
+
+# The step of each method.
+_KINDS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 
 
 def make_run(
@@ -78,7 +82,7 @@ def make_run(
     # Python code that makes data may draw random numbers, and read ahead.
     made_by_code = any(one.made_by_code for one in adapters)
     fit = {"epochs": round(config.train.epochs), "steps": adapter.steps, "saves_draws": not made_by_code}
-    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, workdir=workdir, **fit)
+    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, **fit)
     feed = feed_lib.with_comparison(cluster, feed, runner, adapter, validation)
     console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
     return trainer.Run(
@@ -96,7 +100,7 @@ def make_run(
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
         call_steps=functools.partial(eager_steps.run_as_keras, model, traces, set()),
-        advice_if_diverged=functools.partial(_advice_if_diverged, workdir, isinstance(adapter, RandomAccess)),
+        advice_if_diverged=_advice_if_diverged,
     )
 
 
@@ -113,19 +117,14 @@ def _notes(cluster: Cluster, adapters: list[DataAdapter], workdir: Path | None) 
     return (*notes, *(text for text in (adapters[0].order_unknown, works) if text))
 
 
-def _advice_if_diverged(workdir: Path | None, searched: bool, in_data: bool) -> str:
-    """Returns what to do if a loss or weight is not finite.
-
-    Args:
-        searched: whether such values in the data are searched for.
-        in_data: they are in the data already.
-    """
+def _advice_if_diverged(in_data: bool) -> str:
+    """Returns what to do if a loss or weight is not finite; `in_data`: such values were found in the data."""
     if in_data:
         return "Remove or replace such values in the data."
-    if not searched:
-        return "Look for such values in the data, which is not searched, or lower the learning rate."
-    again = "" if workdir is None else ", and start again in another workdir"
-    return f"Lower the learning rate, or clip the gradients with the optimizer's global_clipnorm{again}."
+    return (
+        "Lower the learning rate, or clip the gradients with the optimizer's global_clipnorm, and start again in "
+        "another workdir. Only arrays were searched for such values: look for them in other data."
+    )
 
 
 def evaluated_data(model: keras.Model, adapter: DataAdapter) -> tuple[Any, ...]:
@@ -198,14 +197,15 @@ def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     if not isinstance(model, keras.Model):
         raise ValueError(f"{form}: `model` must be a keras.Model. Received: {type(model).__name__}")
     cluster_lib.check(f"tfdist.{purpose}")
+    check_functions(model, _KINDS[purpose])
 
 
-def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
-    """Checks that `model` was compiled in the cluster's scope, and needs nothing that is not supported."""
+def check_compiled(cluster: Cluster, model: keras.Model, purpose: str) -> None:
+    """Checks also that `model` was compiled in the cluster's scope, and needs nothing that is not supported."""
+    check_arguments(cluster, model, purpose)
     name = type(model).__name__
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
-    check_functions(model, {"fit": "train", "evaluate": "test"}[purpose])
     if "apply" in vars(model.optimizer):
         raise ValueError(
             f"{type(model.optimizer).__name__}.apply was set on the object, where it is not seen: write a class "
@@ -227,7 +227,7 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
             f"{synchronized[0].name!r} normalises over all of them: remove jit_compile=True, or set synchronized=False."
         )
     # A step of the model's own reduces the loss itself.
-    own = compiled_model.overrides(model, {"fit": "train_step", "evaluate": "test_step"}[purpose])
+    own = compiled_model.overrides(model, f"{_KINDS[purpose]}_step")
     losses = [] if own else compiled_model.compile_losses(model)
     if any(isinstance(loss, keras.Loss) and loss.reduction in (None, "none") for loss in losses):
         raise ValueError(
@@ -236,7 +236,17 @@ def check_model(cluster: Cluster, model: keras.Model, purpose: str) -> None:
 
 
 def check_functions(model: keras.Model, kind: str) -> None:
-    """Raises ValueError if the model has its own `make_KIND_function`; `kind`: "train", "test" or "predict"."""
+    """Raises ValueError if the model has its own `make_KIND_function`, or methods that tfdist's own do not call.
+
+    Args:
+        kind: "train", "test" or "predict".
+    """
+    own = hasattr(model, "preprocess_samples") and getattr(model, "preprocessor", None) is not None
+    if own and not script_state.in_script():
+        raise ValueError(
+            f"{type(model).__name__}.preprocessor is not called by tfdist.fit: start the script with tfdist.run, or "
+            "set model.preprocessor = None and pass data.map(preprocessor)."
+        )
     if compiled_model.overrides(model, f"make_{kind}_function"):
         raise ValueError(
             f"{type(model).__name__} has its own make_{kind}_function, which is not called: tfdist makes the function "

@@ -1,9 +1,9 @@
 """Computes the outputs of a model for all examples on all replicas, and gathers them on every worker.
 
-Each replica runs the model on its shard of a batch. Outputs with one row per example, of one shape on all replicas, are
-the rows of the batch, in turn. Others, such as a number, ragged rows, or the rows that a `predict_step` selects, are
-computed on the whole batch: so they are those of one device. So are those of a model with layers of the user's, unless
-random rows come out as their halves do: the layers may compare the examples of a batch.
+Each replica runs the model on its shard of a batch. Outputs with one row per example, of a known shape, are the rows of
+the batch, in turn. Others, such as a number, rows of an unknown length, or the rows that a `predict_step` selects, are
+computed on the whole batch: so they are those of one device. So are those of a model that runs eagerly, or has layers
+of the user's, unless random rows come out as their halves do: the layers may compare the examples of a batch.
 """
 
 import functools
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
+from keras.src.backend.tensorflow.trainer import potentially_ragged_concat
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gather as gather_lib
@@ -49,23 +49,20 @@ class Predictor:
 
     def __init__(self, cluster: Cluster, model: keras.Model, trace: plain_values.Trace, element_spec: Any):
         self._cluster, self._model, self._eager, self._trace = cluster, model, model.run_eagerly, trace
+        self._alone = cluster.num_replicas == 1
         spec = _data_of(model, element_spec)
         with cluster.scope():
             if not model.built:  # A step of several devices cannot.
                 eager_steps.call_without_effect(model, model.predict_step, spec)
             with plain_values.put_back(model):
-                may_mix = cluster.num_replicas > 1 and probe.may_mix(model)
-                self._divides = not (may_mix and probe.mixes_rows(model.predict_step, spec))
+                may_mix = not self._alone and probe.may_mix(model)
+                mixes = may_mix and probe.mixes_rows(model.predict_step, spec)
+        self._divides = not mixes and not self._eager
         compiled = functools.partial(tf.function, autograph=False, reduce_retracing=True)
         # TensorFlow has no eager gather of several replicas.
-        self._gather = compiled(functools.partial(gather_lib.gather, cluster))
         self._gather_batch = compiled(self._whole_batch)
         self._of_shards = self._run_shards if self._eager else compiled(self._run_shards)
         self._of_batch = self._run_batch if self._eager else compiled(self._run_batch)
-        # By the type of the iterator.
-        self._traced: dict[tf.TypeSpec, Callable[..., Any]] = {}
-        # Whether outputs are gathered without a look at their shapes; known after a shard is run or traced.
-        self._gathers = False
 
     def bind(self, iterator: Iterator) -> Callable[[], Any]:
         """Returns a function that predicts the next batch of `iterator`, and returns tensors. Collective.
@@ -73,58 +70,40 @@ class Predictor:
         It traces here if the batches have new shapes or dtypes: TensorFlow would warn about tracing in a script with
         many models if it traced at a call.
         """
-        run, divided = self._of_shards, self._divides
+        run = self._of_shards
         if not self._eager:
-            spec = tf.type_spec_from_value(iterator)
-            if spec not in self._traced:
-                with plain_values.as_traced(self._model, self._trace, traces_now=True):
-                    self._traced[spec] = run.get_concrete_function(iterator)
-            run = self._traced[spec]
+            with plain_values.as_traced(self._model, self._trace, traces_now=True):
+                run = run.get_concrete_function(iterator)
 
-        def of_batch(element: Element) -> Any:
+        def predict() -> Any:
+            element, outputs = run(iterator)
+            if self._alone:
+                return outputs
+            total = int(gather_lib.of_first_replica(self._cluster, element["total"]))
+            if outputs is not None and all(one.shape[0] == total for one in tf.nest.flatten(outputs)):
+                return outputs
             with plain_values.as_traced(self._model, self._trace):
                 return self._of_batch(element)
 
-        def predict() -> Any:
-            nonlocal divided
-            if not divided:
-                return of_batch(next(iterator))
-            element, outputs, sizes = run(iterator)
-            if sizes is not None:
-                sizes = self._gather(sizes)
-                outputs = self._gather(outputs) if tf.reduce_all(sizes == sizes[0]) else None
-            if self._cluster.num_replicas == 1:
-                return outputs
-            total = int(gather_lib.of_first_replica(self._cluster, element["total"]))
-            divided = outputs is not None and all(one.shape[0] == total for one in tf.nest.flatten(outputs))
-            return outputs if divided else of_batch(element)
-
         return predict
 
-    def _run_shards(self, iterator: Iterator) -> tuple[Any, Any, Any]:
-        """Returns the next batch, its outputs, gathered if their shapes are known, and if not the sizes of their rows.
-
-        The outputs are None if they cannot be gathered.
-        """
+    def _run_shards(self, iterator: Iterator) -> tuple[Any, Any]:
+        """Returns the next batch, and its outputs; None if the replicas' outputs are not its rows."""
         element = next(iterator)
         with eager_steps.eager_if(self._eager):
-            outputs, sizes = self._cluster.strategy.run(self._on_shard, args=(element,))
-        return element, gather_lib.gather(self._cluster, outputs) if self._gathers else outputs, sizes
+            outputs = self._cluster.strategy.run(self._on_shard, args=(element,))
+        return element, None if outputs is None else gather_lib.gather(self._cluster, outputs)
 
     @tf.autograph.experimental.do_not_convert
-    def _on_shard(self, element: Element) -> tuple[Any, tf.Tensor | None]:
-        """Returns the outputs of a replica's shard, and the sizes of their rows, if they are not known."""
-        outputs = self._model.predict_step(_data_of(self._model, element["data"]))
-        leaves, alone = tf.nest.flatten(outputs), self._cluster.num_replicas == 1
-        known = not self._eager and all(_has_rows(one) and one.shape[1:].is_fully_defined() for one in leaves)
-        self._gathers = alone or known
-        if alone:
-            return outputs, None
-        if not all(_has_rows(one) for one in leaves):
-            return None, None
+    def _on_shard(self, element: Element) -> Any:
+        """Returns the outputs of a replica's shard; None if they are not rows of one known shape."""
+        if self._alone:
+            return self._model.predict_step(_data_of(self._model, element["data"]))
+        outputs = self._model.predict_step(_data_of(self._model, element["data"])) if self._divides else None
+        if not all(_are_rows(one) for one in tf.nest.flatten(outputs)):
+            return None
         present = tf.cast(element["count"] > 0, tf.int64)  # An empty shard has a blank example.
-        outputs = tf.nest.map_structure(lambda one: one[: present * tf.shape(one, tf.int64)[0]], outputs)
-        return outputs, None if known else tf.concat([[0], *(tf.shape(one, tf.int64)[1:] for one in leaves)], 0)[None]
+        return tf.nest.map_structure(lambda one: one[: present * tf.shape(one, tf.int64)[0]], outputs)
 
     def _run_batch(self, element: Element) -> Any:
         """Computes the whole batch on every replica, and returns the outputs of the first one."""
@@ -141,8 +120,8 @@ class Predictor:
         return gather_lib.gather(self._cluster, self._cluster.strategy.run(rows, args=(element,)))
 
 
-def _has_rows(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and value.shape.rank not in (None, 0)
+def _are_rows(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and bool(value.shape.rank) and value.shape[1:].is_fully_defined()
 
 
 def gather(
@@ -171,7 +150,7 @@ def gather(
     for index in range(steps):
         callbacks.before_steps("predict", index)
         with cluster.monitor.in_collective("tfdist.predict"):
-            outputs = tf.nest.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, predict())
+            outputs = tf.nest.map_structure(lambda one: one.cpu() if isinstance(one, tf.Tensor) else one, predict())
         if keep:
             batches.append(outputs)
         cluster.monitor.note_progress(index + 1)
@@ -179,22 +158,8 @@ def gather(
         if callbacks.ends("predict", index + 1):
             break
     callbacks.call("on_predict_end")
-    return tf.nest.map_structure(lambda *parts: _concatenate(parts), *batches) if keep else None
-
-
-def _concatenate(parts: tuple[Any, ...]) -> Any:
-    """Concatenates the outputs of batches as Keras does."""
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], tf.SparseTensor):
-        return tf.sparse.concat(0, list(parts))
-    if isinstance(parts[0], tf.RaggedTensor):
-        return tf.concat(parts, 0)
-    if not parts[0].ndim:
-        return np.stack(parts)
-    differs = [len(set(sizes)) > 1 for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
-    if not any(differs):
-        return np.concatenate(parts)
-    equal_at_end = differs[::-1].index(True)
-    inner = parts[0].shape[-equal_at_end:] if equal_at_end else None
-    return tf.ragged.constant(list(parts), inner_shape=inner).merge_dims(0, 1)
+    if not keep:
+        return None
+    with tf.device("CPU:0"):
+        found = tf.nest.map_structure(lambda *parts: potentially_ragged_concat(parts), *batches)
+    return tf.nest.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, found)

@@ -160,14 +160,17 @@ def test_the_first_all_reduce_names_the_missing_workers_or_gives_advice():
         assert words in told[0]["lost"], told
 
 
-def test_predict_of_keras_says_what_to_call_instead(monkeypatch):
-    """On one of several workers it waited for the others, which never came."""
-    monkeypatch.setattr(keras.Model, "predict", keras.Model.predict)
+def test_methods_of_keras_say_what_to_call_instead(monkeypatch):
+    """On one of several workers `predict` waited for the others, which never came."""
+    for name in ("fit", "evaluate", "predict"):
+        monkeypatch.setattr(keras.Model, name, getattr(keras.Model, name))
     strategy = tf.distribute.MirroredStrategy(["/CPU:0"])
     with strategy.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    collective_guard.reject_keras_predict(strategy)
+    collective_guard.reject_keras_methods(strategy)
+    with pytest.raises(RuntimeError, match=r"model\.fit .* tfdist\.fit\(cluster, model, \.\.\.\)"):
+        model.fit(np.zeros([3, 2]), np.zeros([3, 1]), verbose=0)
     with pytest.raises(RuntimeError, match=r"tfdist\.predict.*cluster\.alone\(model\)"):
         model.predict(np.zeros([3, 2]), verbose=0)
     assert other.predict(np.zeros([3, 2]), verbose=0).shape == (3, 1)

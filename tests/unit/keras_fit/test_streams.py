@@ -12,7 +12,7 @@ from parameters import slow_except
 
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import messages
-from tfdist.keras_fit.adapters import base, make_adapter, pipelines
+from tfdist.keras_fit.adapters import base, make_adapter
 
 X, Y = np.arange(159, dtype=np.float32).reshape(53, 3), np.arange(53) % 3
 REPLICAS = 4
@@ -131,10 +131,6 @@ def epoch(data, number, first=0, steps=None):
     return tf.nest.map_structure(lambda one: one.numpy(), found)
 
 
-def choose(parts):
-    return tf.data.Dataset.choose_from_datasets([one.repeat() for one in parts], tf.data.Dataset.range(2).repeat(16))
-
-
 def halves():
     return [tf.data.Dataset.range(first, first + 24).shuffle(24, seed=first + 1) for first in (0, 24)]
 
@@ -153,7 +149,6 @@ SHUFFLED = {
         ),
         1,
     ),
-    "chosen": (lambda: choose(halves()).batch(8), 1),
     "kept in memory": (lambda: shuffled().batch(16).cache(), 2),
 }
 
@@ -250,7 +245,6 @@ def test_workers_read_the_batches_of_a_py_dataset_alike_also_after_a_resume():
 BRANCHES = {
     "sampled": lambda parts: tf.data.Dataset.sample_from_datasets([one.repeat() for one in parts], seed=3),
     "joined": lambda parts: parts[0].concatenate(parts[1]),
-    "chosen": choose,
 }
 
 
@@ -263,13 +257,6 @@ def test_a_map_after_batches_of_several_datasets_leaves_their_first_pass(name):
     data.reset(0)
     expected = next(iter(BRANCHES[name](halves()).batch(8))).numpy() * 2
     assert epoch(data, 0)[0][0].tolist() == expected.tolist()
-
-
-def test_a_choice_that_never_ends_needs_steps():
-    endless = tf.data.Dataset.range(4).repeat()
-    assert not pipelines.ends_by_choice(tf.data.Dataset.choose_from_datasets([endless] * 2, endless))
-    chosen = tf.data.Dataset.choose_from_datasets([endless] * 2, tf.data.Dataset.range(2))
-    assert pipelines.ends_by_choice(chosen.batch(2)) and not pipelines.ends_by_choice(chosen.repeat())
 
 
 def test_a_training_that_a_callback_ends_takes_no_other_pass_on_a_slower_worker():

@@ -107,10 +107,16 @@ class RandomAccess(DataAdapter):
     def smallest_batch(self) -> int:
         return self.num_examples - (self.pass_steps - 1) * self.batch_size
 
-    @property
+    @functools.cached_property
     def element_spec(self) -> Any:
         """Nested tf.TensorSpec of a global batch."""
-        return self._spec(self.batch_size)
+        if not self._is_static:
+            return self._spec
+        return spec_of(tf.data.Dataset.range(self.batch_size).batch(self.batch_size, drop_remainder=True), self.read)
+
+    @functools.cached_property
+    def _spec(self) -> Any:
+        return spec_of(tf.data.Dataset.range(1).batch(1), self.read)
 
     @functools.cached_property
     def _is_static(self) -> bool:
@@ -118,16 +124,9 @@ class RandomAccess(DataAdapter):
 
         `ops.squeeze(labels)` depends on it.
         """
-        if self.num_examples % self.batch_size:
-            return False
-        specs = tf.nest.flatten(self._read_spec(1, static=False))
-        return not any(isinstance(one, tf.RaggedTensorSpec | tf.SparseTensorSpec) for one in specs)
-
-    def _spec(self, rows: int) -> Any:
-        return self._read_spec(rows, static=self._is_static)
-
-    def _read_spec(self, rows: int, *, static: bool) -> Any:
-        return spec_of(tf.data.Dataset.range(rows).batch(rows, drop_remainder=static), lambda ids: self.read(ids))
+        composite = tf.RaggedTensorSpec | tf.SparseTensorSpec
+        full = self.num_examples % self.batch_size == 0
+        return full and not any(isinstance(one, composite) for one in tf.nest.flatten(self._spec))
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         def load(element: tf.Tensor) -> dict[str, Any]:
@@ -138,7 +137,7 @@ class RandomAccess(DataAdapter):
         elements = tf.data.Dataset.range(start * shard.local_replicas, stop * shard.local_replicas).repeat()
         load = tf.autograph.experimental.do_not_convert(load)
         rows = -(-self.batch_size // shard.num_replicas)
-        calls, buffer = read_ahead.limits(self._spec(rows), rows=rows, local_replicas=shard.local_replicas)
+        calls, buffer = read_ahead.limits(self._spec, rows=rows, local_replicas=shard.local_replicas)
         return elements.map(load, num_parallel_calls=calls, deterministic=True).prefetch(buffer)
 
     def ids(self, step: tf.Tensor, replica: tf.Tensor, num_replicas: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -179,11 +178,13 @@ class RandomAccess(DataAdapter):
             step = first_number + number // shard.local_replicas
             replica = shard.first_replica + number % shard.local_replicas
             ids, _, _ = self.ids(tf.constant(step - 1, tf.int64), tf.constant(replica, tf.int64), shard.num_replicas)
-            yield Rows(step=step, columns=arrays_of(given(element["data"])), place=self._place(ids.numpy()))
+            place = functools.partial(_place, ids.numpy())
+            yield Rows(step=step, columns=arrays_of(given(element["data"])), place=place)
 
-    def _place(self, ids: np.ndarray) -> Callable[[str, tuple[int, ...]], str]:
-        """Returns `Rows.place` for these examples: "x[57, 4]", indices of the user's arrays."""
-        return lambda column, at: f"{column}{indices(int(ids[at[0]]), *at[1:])}"
+
+def _place(ids: np.ndarray, column: str, at: tuple[int, ...]) -> str:
+    """Returns the place of a value, as in "x[57, 4]": indices of the user's arrays."""
+    return f"{column}[{', '.join(map(str, (ids[at[0]], *at[1:])))}]"
 
 
 def shard_bounds(replica: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -233,11 +234,6 @@ def arrays_of(batch: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(part) for name, part in name_columns(batch).items()}
 
 
-def indices(*numbers: int) -> str:
-    """Returns indices of an array as text: "[5, 4]"."""
-    return f"[{', '.join(map(str, numbers))}]"
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
     """Options for reading the data, from the arguments of `fit`, `evaluate` or `predict`."""
@@ -250,8 +246,6 @@ class DataOptions:
     seed: int = 0
     # Whether elements are passed on as ((data),), as the model's own step receives `data` from Keras.
     as_given: bool = False
-    # preprocess(x, y, sample_weight) -> a batch for the model; None: the data is one.
-    preprocess: Callable[..., Any] | None = None
 
 
 def steps_of_epoch(options: DataOptions, batches: int) -> int:
@@ -275,12 +269,10 @@ def spec_of(batches: tf.data.Dataset, unpack: Callable[[Any], Any]) -> Any:
 
 
 def unpack(batch: Any, options: DataOptions) -> tuple:
-    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), preprocessed, with class weights as sample weights.
+    """Returns a batch as (x,), (x, y) or (x, y, sample_weight), with class weights as sample weights.
 
     With `options.as_given`, returns (batch,); the batch is unchanged, except for class weights.
     """
-    if options.preprocess is not None:
-        batch = options.preprocess(*keras.utils.unpack_x_y_sample_weight(batch))
     if options.as_given and options.class_weight is None:
         return (batch,)
     parts = tuple(part for part in keras.utils.unpack_x_y_sample_weight(batch) if part is not None)

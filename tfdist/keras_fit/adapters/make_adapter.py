@@ -1,6 +1,5 @@
 """Chooses the data adapter for `x`: arrays, a source, a tf.data dataset, a Keras PyDataset or a generator."""
 
-import dataclasses
 import functools
 import numbers
 from collections.abc import Iterator
@@ -12,14 +11,12 @@ import tensorflow as tf
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter, array_slicing, data_adapter_utils
 
-from tfdist.keras_fit.adapters import base, preprocess, py_dataset, tf_dataset
+from tfdist.keras_fit.adapters import base, py_dataset, tf_dataset
 from tfdist.keras_fit.adapters.base import DataAdapter, DataOptions, RandomAccess
 from tfdist.keras_fit.adapters.stream import Stream
 
 # The default of `model.fit`.
 DEFAULT_BATCH_SIZE = 32
-# Of the batches of a generator without a number of steps, which are kept in memory.
-_MAX_BYTES = 4_000_000_000
 
 
 def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> DataAdapter:
@@ -48,29 +45,6 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
     return _arrays(x, y, sample_weight, options)
 
 
-def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple]:
-    """Splits arrays as Keras' `validation_split` does.
-
-    Returns:
-        (x, y, sample_weight) of the first examples, and of the last fraction `part` of them.
-
-    Raises:
-        ValueError: the data is not arrays, or the fraction is not between 0 and 1.
-    """
-    if not 0 < part < 1:
-        raise ValueError(f"validation_split must be between 0 and 1. Received: {part!r}")
-    if not is_arrays(x):
-        raise ValueError(f"validation_split={part} needs arrays: pass validation_data. Received: {type(x).__name__}")
-    return array_slicing.train_validation_split(
-        keras.tree.map_structure(_sliceable, (x, y, sample_weight)), validation_split=part
-    )
-
-
-def _sliceable(array: Any) -> Any:
-    """Keras slices no arrays of texts, but arrays of objects."""
-    return array.astype(object) if isinstance(array, np.ndarray) and array.dtype.kind in "US" else array
-
-
 def is_arrays(x: Any) -> bool:
     """Returns whether `x` is arrays, and not an object that contains targets as well."""
     contains_targets = isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator) or _is_source(x)
@@ -86,20 +60,18 @@ def _is_of_other_library(x: Any) -> bool:
     return not keras.tree.is_nested(x) and not array_data_adapter.can_convert_arrays(x)
 
 
-def _by_keras(x: Any, options: DataOptions, **known: Any) -> Stream:
+def _by_keras(x: Any, options: DataOptions, *, is_generator: bool = False) -> Stream:
     """Returns the adapter of the batches that Keras makes of data, or raises its ValueError, which names the type."""
     found = data_adapters.get_data_adapter(x, batch_size=options.batch_size, steps_per_epoch=options.steps)
-    known = {"length": found.num_batches, "made_by_keras": True, **known}
+    known = {"length": found.num_batches, "made_by_keras": True, "is_generator": is_generator}
     return tf_dataset.of_dataset(found.get_tf_dataset(), options, **known)
 
 
 def _generator(generator: Iterator, options: DataOptions) -> Stream:
     """Returns the adapter of a generator: as in Keras, each evaluation begins with its first two batches."""
-    known = {"is_generator": True}
     if options.steps is None:
-        drawn = _draw_all(generator)
-        known["length"], generator = len(drawn), iter(drawn)
-    found = _by_keras((py_dataset.as_tuple(batch) for batch in generator), options, **known)
+        raise ValueError("The length of a generator is unknown: pass steps_per_epoch (or validation_steps, or steps).")
+    found = _by_keras((py_dataset.as_tuple(batch) for batch in generator), options, is_generator=True)
     found.resume_caveat = (
         "a generator must return the same batches in every start and on every worker; a resumed run reads and skips "
         "the batches of finished steps"
@@ -107,25 +79,8 @@ def _generator(generator: Iterator, options: DataOptions) -> Stream:
     return found
 
 
-def _draw_all(generator: Iterator) -> list[Any]:
-    """Reads a generator to its end, and returns its batches; raises ValueError if they are too large for the memory."""
-    drawn, size = [], 0
-    for batch in generator:
-        drawn.append(batch)
-        size += sum(np.asarray(part).nbytes for part in keras.tree.flatten(batch))
-        if size > _MAX_BYTES:
-            raise ValueError(
-                f"The generator has not ended after {size / 1e9:.1f} GB: pass steps_per_epoch (or validation_steps, or "
-                "steps)."
-            )
-    return drawn
-
-
 def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomAccess:
     """Returns the adapter of arrays, which Keras checks, packs and converts."""
-    preprocesses = options.preprocess is not None
-    if preprocesses:
-        x, y, sample_weight = (preprocess.as_arrays(part) for part in (x, y, sample_weight))
     if y is None and (sample_weight is not None or options.class_weight is not None):
         raise ValueError("Weights need targets. Received: y=None")
     if any(isinstance(part, int | float | str | np.generic) for part in keras.tree.flatten((x, y, sample_weight))):
@@ -143,7 +98,7 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
         data = keras.tree.map_structure(_tensor, keras.tree.lists_to_tuples(data))
     data_adapter_utils.check_data_cardinality(data)
     num_examples = next((int(part.shape[0]) for part in keras.tree.flatten(data) if part is not None), 0)
-    if not preprocesses and (options.as_given or not isinstance(data, tuple)):
+    if options.as_given or not isinstance(data, tuple):
         data = (data,)
 
     def rows_of(part: Any, ids: tf.Tensor) -> Any:
@@ -152,11 +107,9 @@ def _arrays(x: Any, y: Any, sample_weight: Any, options: DataOptions) -> RandomA
         return tf.gather(part, ids) if tf.is_tensor(part) else None
 
     def read(ids: tf.Tensor) -> Any:
-        rows = keras.tree.traverse(functools.partial(rows_of, ids=ids), data)
-        return base.unpack(rows, options) if preprocesses else rows
+        return keras.tree.traverse(functools.partial(rows_of, ids=ids), data)
 
-    # As keras-hub, which does not shuffle arrays.
-    return _examples(read, num_examples, dataclasses.replace(options, shuffle=options.shuffle and not preprocesses))
+    return _examples(read, num_examples, options)
 
 
 def _tensor(array: Any) -> Any:

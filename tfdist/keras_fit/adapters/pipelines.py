@@ -118,14 +118,6 @@ def without_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset
 
 
-def ends_by_choice(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a choice of datasets, which are endless, ends: TensorFlow takes that for endless, too."""
-    kind, inputs = type(dataset).__name__, dataset_traits.inputs(dataset)
-    if kind == "_DirectedInterleaveDataset":
-        return int(inputs[0].cardinality()) != tf.data.INFINITE_CARDINALITY
-    return kind != "_RepeatDataset" and any(map(ends_by_choice, inputs))
-
-
 def begins_passes_late(dataset: tf.data.Dataset, kinds: tuple[str, ...] = _LATE) -> bool:
     """Returns whether a transformation of these kinds follows a shuffle, so that passes begin while it is read."""
     inputs = dataset_traits.inputs(dataset)

@@ -1,6 +1,6 @@
-"""The reader of `keras.utils.PyDataset`: its batches are read by their numbers."""
+"""The adapter of `keras.utils.PyDataset`: a pipeline of the numbers of its batches, which are read by them."""
 
-import functools
+import dataclasses
 from typing import Any
 
 import keras
@@ -8,56 +8,10 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters import data_adapter_utils
 
-from tfdist.data import order
 from tfdist.keras_fit import messages
-from tfdist.keras_fit.adapters import base
+from tfdist.keras_fit.adapters import base, tf_dataset
 from tfdist.keras_fit.adapters.base import DataOptions
-from tfdist.keras_fit.adapters.stream import Reader, Stream
-
-
-class PyDatasetReader(Reader):
-    """Reads the batches of a `keras.utils.PyDataset`: the number of a step decides which.
-
-    Args:
-        spec: nested tf.TensorSpec of a batch.
-        length: the batches of a pass; None: they are counted without end.
-        steps: of an epoch.
-        calls: the threads that make batches.
-        seed: of the order of the batches in each pass; None: they are in order.
-    """
-
-    def __init__(
-        self, data: keras.utils.PyDataset, spec: Any, length: int | None, steps: int, calls: int, seed: int | None
-    ):
-        self._data, self._spec, self._length, self._steps = data, spec, length, steps
-        self._calls, self._seed = calls, seed
-        # The numbers of the batches of the epoch.
-        self._indices: list[int] = []
-
-    def begin(self, epoch: int) -> None:
-        self._indices = [self._index(epoch * self._steps + step) for step in range(self._steps)]
-
-    def batches(self, first: int) -> tf.data.Dataset:
-        load = tf.autograph.experimental.do_not_convert(self._load)
-        steps = tf.data.Dataset.range(first, self._steps)
-        return steps.map(load, num_parallel_calls=self._calls, deterministic=True)
-
-    def _index(self, step: int) -> int:
-        if self._length is None or self._seed is None:
-            return step if self._length is None else step % self._length
-        number, index = divmod(step, self._length)
-        return int(order.permute(tf.constant([index], tf.int64), number, seed=self._seed, num_examples=self._length)[0])
-
-    def _load(self, step: tf.Tensor) -> Any:
-        specs = tf.nest.flatten(self._spec, expand_composites=True)
-        flat = tf.numpy_function(self._read, [step], [one.dtype for one in specs])
-        flat = flat if isinstance(flat, list | tuple) else [flat]
-        shaped = [tf.ensure_shape(one, like.shape) for one, like in zip(flat, specs, strict=True)]
-        return tf.nest.pack_sequence_as(self._spec, shaped, expand_composites=True)
-
-    def _read(self, step: np.int64) -> list[np.ndarray]:
-        batch = as_tuple(self._data[self._indices[step]])
-        return [np.asarray(part) for part in tf.nest.flatten(batch, expand_composites=True)]
+from tfdist.keras_fit.adapters.stream import Stream
 
 
 def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
@@ -66,14 +20,12 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
     try:
         length = data.num_batches
     except NotImplementedError:
-        length = None
-    if length == 0:
-        raise ValueError(f"The {name} has no batches.")
-    if length is None and options.steps is None:
-        raise ValueError(f"The {name} never ends: pass steps_per_epoch (or validation_steps, or steps).")
-    samples = [as_tuple(data[index]) for index in range(min(2, length or 2))]
+        length = 0
+    if not length:
+        raise ValueError(f"{name}.__len__ must be the number of its batches, at least 1.")
+    samples = [as_tuple(data[index]) for index in range(min(2, length))]
     spec = data_adapter_utils.get_tensor_spec(samples)
-    steps = options.steps if length is None else base.steps_of_epoch(options, length)
+    specs = tf.nest.flatten(spec, expand_composites=True)
     plain = keras.utils.PyDataset
     hooks = [one for one in ("on_epoch_begin", "on_epoch_end") if getattr(type(data), one) is not getattr(plain, one)]
     calls = 1 if hooks else max(1, data.workers)
@@ -82,19 +34,27 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
             f"{name}(use_multiprocessing=True): its {data.workers} workers are threads, which share the object. If "
             f"{name}.__getitem__ sets attributes, give it workers=1."
         )
-    reader = PyDatasetReader(data, spec, length, steps, calls, options.seed if options.shuffle else None)
 
-    unpack = functools.partial(base.unpack, options=options)
-    does_the_same = "must do the same in every start and on every worker"
-    return Stream(
-        reader=reader,
-        steps=steps,
-        batch_size=keras.tree.flatten(samples[0])[0].shape[0],
-        element_spec=base.spec_of(reader.batches(0), unpack),
-        unpack=unpack,
+    def read(number: np.int64) -> list[np.ndarray]:
+        batch = as_tuple(data[int(number)])
+        return [np.asarray(part) for part in tf.nest.flatten(batch, expand_composites=True)]
+
+    @tf.autograph.experimental.do_not_convert
+    def load(number: tf.Tensor) -> Any:
+        flat = tf.numpy_function(read, [number], [one.dtype for one in specs])
+        shaped = [tf.ensure_shape(one, like.shape) for one, like in zip(tf.nest.flatten(flat), specs, strict=True)]
+        return tf.nest.pack_sequence_as(spec, shaped, expand_composites=True)
+
+    numbers = tf.data.Dataset.range(length)
+    if options.shuffle:
+        numbers = numbers.shuffle(length, seed=options.seed)
+    batches = numbers.map(load, num_parallel_calls=calls, deterministic=True) if calls > 1 else numbers.map(load)
+    sizes = tuple(one.shape[0] if len(one.shape) else 0 for one in tf.nest.flatten(samples[0]))
+    return dataclasses.replace(
+        tf_dataset.of_dataset(batches, options, sizes=sizes, made_by_keras=True, is_indexed=True),
         sample_columns=lambda: base.arrays_of(samples[0]),
-        made_by_code=True,
-        resume_caveat=f"{name}.{hooks[-1]} {does_the_same}" if hooks else None,
+        reads_ahead=calls > 1 and options.steps is not None,
+        resume_caveat=f"{name}.{hooks[-1]} must do the same in every start and on every worker" if hooks else None,
         on_epoch_begin=data.on_epoch_begin,
         on_epoch_end=data.on_epoch_end,
     )

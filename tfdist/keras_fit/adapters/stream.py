@@ -1,6 +1,6 @@
 """Data that is a sequence of batches: each worker walks it in the order of Keras, and keeps its own rows.
 
-A `Reader` gives the batches. Nothing of an epoch is read before it begins, and nothing after it ends, so Python code
+`Passes` gives the batches. Nothing of an epoch is read before it begins, and nothing after it ends, so Python code
 that makes batches, and variables that a pipeline reads, see what callbacks have changed before the epoch. What Keras
 does to the data at both ends of an epoch is done as often: it calls `on_epoch_begin`, and makes an iterator, which
 takes a pass of a shuffle. On resume it is also done for the epochs before, because it may change the data.
@@ -17,38 +17,16 @@ from tfdist.data import read_ahead
 from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
+from tfdist.keras_fit.adapters.passes import Passes
 
 _convert = tf.autograph.experimental.do_not_convert
-
-
-class Reader:
-    """Gives the global batches of an epoch: nested tensors [batch, ...]."""
-
-    def reset(self) -> None:
-        """Called before a training, and before each evaluation."""
-
-    def begin(self, epoch: int) -> None:
-        """Begins an epoch, counted from 0."""
-
-    def batches(self, first: int) -> tf.data.Dataset:
-        """Returns the batches from step `first` on; one object serves all epochs."""
-        raise NotImplementedError
-
-    def skip_to(self, first: int) -> None:
-        """Called before the batches of an epoch are read, from step `first` on."""
-
-    def pass_over(self, steps: int) -> None:
-        """Reads so many batches of the epoch that nobody needs, if that has an effect on later ones."""
-
-    def end(self) -> None:
-        """Ends an epoch of which all steps were made."""
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Stream(DataAdapter):
     """A sequence of global batches, from which each replica takes its rows."""
 
-    reader: Reader
+    passes: Passes
     element_spec: Any
     smallest_batch: int = 1
     # Applied to the rows of a replica: `unpack(batch)` -> (x,), (x, y) or (x, y, sample_weight).
@@ -71,7 +49,7 @@ class Stream(DataAdapter):
     def reset(self, first: int) -> None:
         """Called before a training, whose first epoch is `first`, or an evaluation: Keras calls on_epoch_end there."""
         self.on_epoch_end()
-        self.reader.reset()
+        self.passes.reset()
         self._epoch = first - 1
 
     def begin_epoch(self, epoch: int) -> None:
@@ -84,18 +62,17 @@ class Stream(DataAdapter):
     def _begin(self, epoch: int) -> None:
         self._epoch, self._within, self._opened = epoch, True, False
         self.on_epoch_begin()
-        self.reader.begin(epoch)
 
     def _repeat(self, steps: int) -> None:
         if not self._opened:
-            self.reader.pass_over(steps)
+            self.passes.pass_over(steps)
         if steps == self.steps:
             self.end_epoch()
             self.validate(self._epoch)
 
     def end_epoch(self) -> None:
         self._within = False
-        self.reader.end()
+        self.passes.end()
         self.on_epoch_end()
 
     def finish(self, steps: int) -> None:
@@ -112,28 +89,26 @@ class Stream(DataAdapter):
     def repeat_pass(self) -> None:
         self.reset(0)
         self._begin(0)
-        self.reader.pass_over(self.steps)
+        self.passes.pass_over(self.steps)
         self.end_epoch()
 
     def skip_pass(self) -> None:
-        self.reader.begin(0)
-        self.reader.pass_over(self.steps)
+        self.passes.pass_over(self.steps)
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         self._epoch = start // self.steps
-        self.reader.begin(self._epoch)
-        return self.elements(shard, start % self.steps)
+        return self.elements(shard, start % self.steps) if start < stop else self._elements(shard, 0).take(0)
 
     def elements(self, shard: ReplicaShard, first: int = 0) -> tf.data.Dataset:
         """Returns this worker's elements of the epoch that has begun, from step `first` on."""
         self._opened = True
-        self.reader.skip_to(first)
+        self.passes.begin(first)
         if (shard, first) not in self._made:  # It takes time to trace.
             self._made = {(shard, first): self._elements(shard, first)}
         return self._made[shard, first]
 
     def _elements(self, shard: ReplicaShard, first: int) -> tf.data.Dataset:
-        batches = self.reader.batches(first)
+        batches = self.passes.batches(first)
         if self.made_by_code:
             batches = tf.data.Dataset.zip((_numbers(first), batches)).map(_convert(self._note_first))
         elements = _cut(batches, shard)

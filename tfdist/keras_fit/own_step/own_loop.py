@@ -229,9 +229,9 @@ def batches(
         same_data.check_same_data(cluster, data)
 
         def read(first: int, *, nothing: bool = False) -> tuple[Iterator[Any], Batch]:
-            dataset = data.dataset(trainer.replica_shard(cluster), first, data.steps)
-            # An iterator of nothing takes no pass of a shuffle.
-            elements = cluster.distribute(dataset.take(0) if nothing else dataset)
+            # Of no steps, it takes no pass of a shuffle.
+            dataset = data.dataset(trainer.replica_shard(cluster), first, first if nothing else data.steps)
+            elements = cluster.distribute(dataset)
             bare = isinstance(dataset, keras.utils.PyDataset) and not isinstance(dataset[0], tuple | list | dict)
             return elements, Batch(None, elements.element_spec, str(elements.element_spec), data, bare)
 

@@ -101,8 +101,5 @@ def _find_label(adapters: Mapping[str, DataAdapter | None], shard: ReplicaShard,
     Args:
         adapters: the name of the data, for its targets ("validation_data: "; "" for those of training) -> its adapter.
     """
-    for name, adapter in adapters.items():
-        found = adapter.find_label(shard, label) if isinstance(adapter, RandomAccess) else ""
-        if found:
-            return name + found
-    return ""
+    arrays = {name: one for name, one in adapters.items() if isinstance(one, RandomAccess)}
+    return next((name + place for name, one in arrays.items() if (place := one.find_label(shard, label))), "")

@@ -18,7 +18,6 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
 from tfdist.keras_fit import api, compiled_model, connect, make_run, messages
 from tfdist.keras_fit import predict as predict_lib
-from tfdist.keras_fit.adapters import preprocess
 from tfdist.keras_fit.own_step import own_loop, own_setup
 from tfdist.keras_fit.script import script_state
 
@@ -65,19 +64,10 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
     """
     # The class that defines it: Keras does not compile a loaded model of a class that overrides it.
     trainer = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
-    seeds, pipelines, calls = FitSeeds(), set(), itertools.count(1)
+    seeds, calls = FitSeeds(), itertools.count(1)
     methods = _methods(cluster, workdir, seeds, calls)
     optimizer = keras.optimizers.Optimizer
     with contextlib.ExitStack() as stack:
-
-        def compile(original: Callable[..., None], model: keras.Model, *args: Any, **keywords: Any) -> None:
-            # The module of keras-hub's tasks is imported by the script.
-            owner = preprocess.pipeline_class(model)
-            if owner is not None and owner not in pipelines:
-                pipelines.add(owner)
-                for name in ("fit", "evaluate", "predict"):
-                    stack.enter_context(patch(owner, name, methods[name]))
-            compile_for(cluster, original, model, *args, **keywords)
 
         def reset_graph(original: Callable[[], None]) -> None:
             # The scope is one of the default graph, which keras.utils.clear_session replaces.
@@ -86,8 +76,8 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
 
         replaced: list[tuple[Any, Iterable[str], Callable[..., Any]]] = [
             (tf.random, ["set_seed"], seeds.set_global),
-            (trainer, ["compile"], compile),
-            *((keras.Model, [name], functools.partial(_preprocess, method)) for name, method in methods.items()),
+            (trainer, ["compile"], functools.partial(compile_for, cluster)),
+            *((keras.Model, [name], method) for name, method in methods.items()),
             (optimizer, ["__init__", "add_variable_from_reference"], functools.partial(_in_scope, cluster)),
             (optimizer, ["apply"], functools.partial(_tell_loop, cluster)),
             *((module, _DEVICE_SETTINGS, _refuse_device_setting) for module in (tf.config, tf.config.experimental)),
@@ -166,12 +156,6 @@ def _methods(
 
     methods = {"fit": fit, "evaluate": evaluate, "predict": predict, "predict_on_batch": predict_on_batch}
     return methods | {"train_on_batch": on_batch, "test_on_batch": on_batch}
-
-
-def _preprocess(method: Callable[..., Any], original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Calls `method` for Keras' own, which a keras-hub task calls with preprocessed data."""
-    with preprocess.assume_preprocessing():
-        return method(original, *args, **keywords)
 
 
 def compile_for(

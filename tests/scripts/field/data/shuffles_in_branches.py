@@ -23,10 +23,8 @@ def train(dataset, **options):
     return model.fit(dataset, epochs=2, verbose=0, **options).history["loss"]
 
 
-choice = tf.data.Dataset.range(2).repeat(16)
 sampled = tf.data.Dataset.sample_from_datasets([half(0, 1).repeat(), half(24, 2).repeat()], [0.3, 0.7], seed=3)
 record(
     sampled=train(sampled.batch(8).map(double), steps_per_epoch=5),
     joined=train(half(0, 1).concatenate(half(24, 2)).batch(8).map(double)),
-    chosen=train(tf.data.Dataset.choose_from_datasets([half(0, 1).repeat(), half(24, 2).repeat()], choice).batch(8)),
 )

@@ -1,0 +1,103 @@
+"""The batches of a `tf.data` pipeline, pass by pass as Keras reads them."""
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data import dataset_traits, read_ahead
+from tfdist.keras_fit import messages
+from tfdist.keras_fit.adapters import pipelines
+
+# Repeated shuffles that were read.
+_read: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
+
+
+class Passes:
+    """Reads a pipeline of batches by one iterator, which begins a pass where Keras makes an iterator.
+
+    Without a given number of steps each epoch has an iterator, and at its end Keras makes another one, which it does
+    not use; not if it finds the end by reading. With a number of steps, an iterator goes on in the next epoch.
+
+    Args:
+        dataset: of global batches.
+        length: the batches of a pass; None: not known, or endless.
+        steps: of an epoch.
+        continues: whether the number of steps was given.
+        restarts: whether it can be read again where it ends.
+        has_state: whether reading it changes what is read later.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        length: int | None,
+        steps: int,
+        *,
+        continues: bool,
+        restarts: bool,
+        has_state: bool,
+    ):
+        self._given, self._steps, self._continues = dataset, steps, continues
+        may_end = length is None and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
+        if continues and restarts and (may_end or (length and length % steps)):
+            dataset, length = dataset.repeat(), None
+        self._dataset, self._length = dataset, length
+        self._repeats_shuffle = continues and pipelines.begins_passes_late(dataset, ("_RepeatDataset",))
+        self._walks = has_state or (pipelines.begins_passes_late(dataset) and not self._repeats_shuffle)
+        with tf.device("CPU:0"):  # One object, to which the batches of all epochs refer; of nothing it takes no pass.
+            self._iterator: Any = iter(read_ahead.without_autotuning(dataset.take(0)))
+        # Whether a pass has begun; the batches of it that the epochs had, and those of them that must be skipped yet.
+        self._is_open, self._seen, self._behind = False, 0, 0
+
+    def reset(self) -> None:
+        """Called before a training, and before each evaluation."""
+        self._is_open = False
+        if self._repeats_shuffle:
+            shuffles = [one for one in dataset_traits.transformations(self._given) if dataset_traits.shuffle_seeds(one)]
+            if any(one in _read for one in shuffles):
+                messages.log_once(
+                    "A tf.data.Dataset that repeats a shuffle begins with its first order in each later call of fit, "
+                    "and in each later evaluation: workers that read ahead would be in different passes. Keras goes on "
+                    "with other orders."
+                )
+                self._dataset = pipelines.copy(self._dataset)
+            _read.update(shuffles)
+
+    def batches(self, first: int) -> tf.data.Dataset:
+        """Returns the batches of an epoch from step `first` on; one object serves all epochs."""
+        next_batch = tf.autograph.experimental.do_not_convert(lambda number: self._iterator.get_next())
+        return tf.data.Dataset.range(self._steps - first).map(next_batch)
+
+    def begin(self, first: int) -> None:
+        """Begins an epoch, whose batches are read from step `first` on."""
+        self._begin()
+        self._skip(self._behind + first)
+
+    def pass_over(self, steps: int) -> None:
+        """Begins an epoch, of which nobody needs these steps; reads them if that has an effect on later ones."""
+        self._begin()
+        self._behind += steps
+        if self._walks:
+            self._skip(self._behind)
+
+    def end(self) -> None:
+        """Ends an epoch of which all steps were made."""
+        if self._length is not None and (not self._continues or self._seen >= self._length):
+            self._open()
+
+    def _begin(self) -> None:
+        if not (self._continues and self._is_open):
+            self._open()
+        self._seen += self._steps
+
+    def _open(self) -> None:
+        variant = tf.data.experimental.to_variant(read_ahead.without_autotuning(self._dataset))
+        (resource,) = tf.nest.flatten(self._iterator, expand_composites=True)
+        tf.raw_ops.MakeIterator(dataset=variant, iterator=resource)
+        self._is_open, self._seen, self._behind = True, 0, 0
+
+    def _skip(self, batches: int) -> None:
+        for _ in range(batches):
+            next(self._iterator)
+        self._behind = 0
