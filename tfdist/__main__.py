@@ -53,7 +53,10 @@ TOOLS = {
     ),
     "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course, with the page's answer beside yours."),
     "plot": ("tfdist.tools.pictures.plot", "Draw curves of runs, a value by a field, or scaling studies."),
-    "all_reduce": ("tfdist.tools.all_reduce", "Measure all-reduce times and predict the step time of more workers."),
+    "all_reduce": (
+        "tfdist.configs.laboratory.all_reduce",
+        "Measure all-reduce times, and predict those of more workers.",
+    ),
     "local_sgd": (
         "tfdist.configs.laboratory.local_sgd.command",
         "Train with several local steps between averages: local SGD.",
