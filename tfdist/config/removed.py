@@ -102,8 +102,7 @@ FLAGS: dict[tuple[str, str], str] = {
     ("powers_of_two", "memory_mb"): "the batch is doubled from --smallest on.",
     ("largest", "memory_mb"): "the batch is doubled until it does not fit.",
     ("task", "data"): "name the task after the course: tfdist course cte_power 7.",
-    ("to", "output"): "images are written as JPEGs: give --size and --output.",
-    ("quality", "output"): "images are written as JPEGs of quality 90.",
+    ("size", ""): "scale images once by a script (docs/your-data.md).",
     ("seconds", "job_minutes"): "reading is measured for 2 s.",
     ("arrays", "pretrained"): "write the source of an .npz file into a config (docs/your-data.md).",
     ("text", "pretrained"): "write the source of a text into a config (docs/your-data.md).",
@@ -118,6 +117,7 @@ MODULES: dict[str, str] = {
     "(docs/many-runs.md).",
     "tfdist.zoo.models:resnet9": "use tfdist.configs.networks.airbench:network, which learns CIFAR-10 in fewer epochs.",
     "tfdist.zoo.optimizers": "lookahead_sgd and muon are in tfdist.configs.networks.optimizers.",
+    "tfdist.zoo.sources:prepared": "name the source of the images; to scale them once: docs/your-data.md.",
     "tfdist.zoo.schedules:exponential": "it is tfdist.zoo.schedules:range_test now, with the same arguments.",
 }
 

@@ -28,10 +28,10 @@ def tfdist(cwd, *words):
         # Words that are names of shipped configs or end in ".py", for commands without a config.
         ("new digits", "tfdist new: give one kind of data: "),
         (
-            "prepare digits --size=9x0 --output=x",
-            "tfdist prepare: --size: must be a whole number and at least 1. ",
+            "scaling digits --epochs=9x0",
+            "tfdist scaling: --epochs: must be a whole number and at least 2. ",
         ),
-        slow("prepare digits --size=3", "tfdist prepare: give both --size=256 and --output=FOLDER"),
+        slow("prepare digits --size=3", "--size was removed: scale images once by a script"),
         slow("docs mine.py", "tfdist docs: there is no page 'mine.py'. "),
         slow("doctor mine", "--config=mine: there is no file {cwd}/mine. "),
         slow("doctor --gpu digits", "tfdist doctor: --gpu measures this machine: "),

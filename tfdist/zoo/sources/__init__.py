@@ -13,7 +13,6 @@ from tfdist.zoo.sources.folder import image_folder
 from tfdist.zoo.sources.idx import idx
 from tfdist.zoo.sources.imagenet import imagenet
 from tfdist.zoo.sources.indexed import indexed
-from tfdist.zoo.sources.prepared import prepared
 from tfdist.zoo.sources.synthetic import line, synthetic
 from tfdist.zoo.sources.table import table
 from tfdist.zoo.sources.text import text
@@ -30,7 +29,6 @@ __all__ = [
     "indexed",
     "line",
     "npz",
-    "prepared",
     "synthetic",
     "table",
     "text",
