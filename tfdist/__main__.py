@@ -52,7 +52,7 @@ TOOLS = {
         "Show what the usual mistakes of data-parallel training do.",
     ),
     "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course, with the page's answer beside yours."),
-    "plot": ("tfdist.tools.pictures.plot", "Draw curves of runs, a value by a field, or scaling studies."),
+    "plot": ("tfdist.tools.pictures.plot", "Draw curves of runs, or scaling studies."),
     "all_reduce": (
         "tfdist.configs.laboratory.all_reduce",
         "Measure all-reduce times, and predict those of more workers.",

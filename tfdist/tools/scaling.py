@@ -47,13 +47,11 @@ def add_flags(parser: tool_flags.Parser) -> None:
     meaning = "Epochs of each training; the first is not measured. Default: 3."
     parser.add_argument("--epochs", metavar="N", type=tool_flags.at_least(2), default=3, help=meaning)
     parser.add_workdir("runs/NAME-scaling")
-    scaling_results.add_published(parser)
 
 
 def main(args: argparse.Namespace) -> None:
     """Runs the trainings that the flags name, and writes the results."""
     config, backend = args.config, child_runs.choose_backend(args.by, os.environ)
-    others = [scaling_results.read_published(each) for each in args.published]
     made = measured_with(config, args.epochs, backend)
     points = []
     for replicas in args.replicas:
@@ -67,11 +65,11 @@ def main(args: argparse.Namespace) -> None:
         f"{name}, batch {config.data.batch_size:,} ({args.batch} scaling), epochs 2 to {args.epochs}, a replica is a "
         f"{kind}, {measure.machine()}"
     )
-    show(args.workdir, Study(name=name, described=described, points=points), others)
+    show(args.workdir, Study(name=name, described=described, points=points))
 
 
-def show(workdir: Path, found: Study, others: Sequence[Study]) -> None:
-    """Prints and writes table and picture; `others` are published studies, which are drawn as well."""
+def show(workdir: Path, found: Study) -> None:
+    """Prints and writes table and picture."""
     names, table = rows(found)
     print(tables.text((*SHOWN, *names), table))
     if reason := scaling_results.reason(found):
@@ -82,7 +80,7 @@ def show(workdir: Path, found: Study, others: Sequence[Study]) -> None:
     tables.write_csv(workdir / "scaling.csv", (*HEADER, *names), table)
     scaling_results.write(workdir, found)
     print(workdir / "scaling.csv")
-    print(style.save(workdir / "scaling", lambda: pictures.draw([found, *others])))
+    print(style.save(workdir / "scaling", lambda: pictures.draw([found])))
 
 
 def rows(study: Study) -> tuple[list[str], list[tuple[float | None, ...]]]:
