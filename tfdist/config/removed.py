@@ -116,6 +116,7 @@ MODULES: dict[str, str] = {
     "(docs/many-runs.md).",
     "tfdist.zoo.models:resnet9": "use tfdist.configs.networks.airbench:network, which learns CIFAR-10 in fewer epochs.",
     "tfdist.zoo.optimizers": "lookahead_sgd and muon are in tfdist.configs.networks.optimizers.",
+    "tfdist.zoo.sources:idx": "keras.datasets and tensorflow-datasets have such data: see npz and tfds.",
     "tfdist.zoo.sources:prepared": "name the source of the images; to scale them once: docs/your-data.md.",
     "tfdist.zoo.schedules:exponential": "it is tfdist.zoo.schedules:range_test now, with the same arguments.",
 }

@@ -38,7 +38,7 @@ def bag(*found):
 def test_an_address_is_refused_where_a_path_is_taken(monkeypatch):
     monkeypatch.setenv("BUCKET", "gs://bucket")
     of_table = functools.partial(sources.table, label="y")
-    for source in (sources.cifar, sources.idx, sources.image_folder, sources.imagenet, sources.npz, of_table):
+    for source in (sources.cifar, sources.image_folder, sources.imagenet, sources.npz, of_table):
         with pytest.raises(ValueError, match="path='gs://bucket/data'"):
             source("train", path="$BUCKET/data")
 

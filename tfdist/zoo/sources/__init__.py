@@ -10,7 +10,6 @@ that devices can be configured after it.
 from tfdist.zoo.sources.arrays import arrays, digits, npz
 from tfdist.zoo.sources.cifar import cifar
 from tfdist.zoo.sources.folder import image_folder
-from tfdist.zoo.sources.idx import idx
 from tfdist.zoo.sources.imagenet import imagenet
 from tfdist.zoo.sources.indexed import indexed
 from tfdist.zoo.sources.synthetic import line, synthetic
@@ -23,7 +22,6 @@ __all__ = [
     "arrays",
     "cifar",
     "digits",
-    "idx",
     "image_folder",
     "imagenet",
     "indexed",
