@@ -169,7 +169,7 @@ def test_job_that_reaches_its_time_limit_is_started_twice():
     assert task.exit_codes == (0, 75)
     lines = command.command_lines(task, PAGE, runs=pathlib.Path("runs"), data="some/data", env=IN_ALLOCATION)
     estimate, *starts = lines
-    assert " --job_minutes=5 " in estimate and starts[: len(starts) // 2] * 2 == starts
+    assert " --config.cluster.time_limit_seconds=300 " in estimate and starts[: len(starts) // 2] * 2 == starts
     # Slurm must not requeue the job, which waits for its exit code.
     assert all(word in starts[0] for word in ("sbatch --wait --no-requeue ", " --time=5 "))
     output = "stopped by the time limit and saved at step 110 in runs\nworkdir  runs, resumed after step 110\n"

@@ -25,7 +25,11 @@ def command(*options):
 
 @pytest.mark.workers
 def test_doctor_checks_two_workers_and_finds_no_problem(tmp_path):
-    options = [f"--workdir={tmp_path / 'run'}", "--job_minutes=9000", "--config.cluster.connect_seconds=240"]
+    options = [
+        f"--workdir={tmp_path / 'run'}",
+        "--config.cluster.time_limit_seconds=540000",
+        "--config.cluster.connect_seconds=240",
+    ]
     chief, other = run_all([command(*options)] * 2, environments(2))
     lines = {line[:12].strip(): line for line in chief.splitlines()}
     words = {

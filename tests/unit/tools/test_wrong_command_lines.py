@@ -42,7 +42,7 @@ def tfdist(cwd, *words):
         # Values of flags, for commands with and without a config.
         ("predict run x.png --batch_size=0", "tfdist predict: --batch_size was removed: "),
         ("sweep digits --random=0", "tfdist sweep: --random: must be a whole number and at least 1. "),
-        slow("doctor digits --job_minutes=nan", "tfdist doctor: --job_minutes: must be a number and at least 0. "),
+        slow("doctor digits --job_minutes=5", "--job_minutes was removed: set config.cluster.time_limit_seconds"),
         slow("launch --workers=2 --grace_seconds=inf digits", "tfdist.launch: --grace_seconds: must be a "),
         slow("train digits --mode=x", "tfdist.main: --mode: invalid choice: 'x' (choose from "),
     ],

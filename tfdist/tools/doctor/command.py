@@ -56,8 +56,6 @@ def add_flags(parser: tool_flags.Parser) -> None:
     meaning = "Without a config: measure GPUs, all-reduce and steps in each precision."
     parser.add_argument("--gpu", action="store_true", help=meaning)
     parser.add_workdir("runs/NAME", "Workdir of the planned run.")
-    meaning = "Time limit of the planned job, as of sbatch --time."
-    parser.add_argument("--job_minutes", metavar="MINUTES", type=tool_flags.at_least(0, float), help=meaning)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -67,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
     if args.gpu:
         process_exit.run_and_exit(gpus.measure_all, saves=False)
     if args.config:
-        checks = functools.partial(check_run, args.config, args.workdir, args.job_minutes)
+        checks = functools.partial(check_run, args.config, args.workdir)
         process_exit.run_and_exit(lambda: report(checks()), saves=False)
     tensorflow_log.announce()
     code = report([*look_at_machine(os.environ), disk(Path.cwd())])
@@ -136,7 +134,7 @@ def launcher(env: Mapping[str, str]) -> Finding:
     return Finding("workers", OK, f"{spec.num_workers} by {spec.launcher}" if spec.num_workers > 1 else alone)
 
 
-def check_run(config: config_lib.Config, workdir: Path, job_minutes: float | None) -> list[Finding]:
+def check_run(config: config_lib.Config, workdir: Path) -> list[Finding]:
     """Starts as a training does, opens the data, builds the model and runs a few steps; stops at what is BAD."""
     findings = look_at_machine(os.environ)
     if any(finding.verdict == BAD for finding in findings):
@@ -170,7 +168,7 @@ def check_run(config: config_lib.Config, workdir: Path, job_minutes: float | Non
     findings.append(communication(summed, gradients, replicas, step))
     # Of a start, without the measurements of reading and of steps.
     start_seconds = interpreter.age() - _READ_SECONDS - _STEPS * step
-    planned = config.cluster.time_limit_seconds if job_minutes is None else 60 * job_minutes
+    planned = config.cluster.time_limit_seconds
     limit = min(slurm_job.end_time(os.environ) - time.time(), math.inf if planned is None else planned)
     slowest = max(step + summed, share / min(reads))
     findings.append(duration(slowest, run.total_steps, _evaluated_batches(run), start_seconds, limit))

@@ -28,7 +28,7 @@ from typing import Any
 
 from tfdist.cluster import interruption
 from tfdist.config import load, schema, tool_flags
-from tfdist.report import files, reporter
+from tfdist.report import files
 from tfdist.tools import child_runs, tables
 from tfdist.tools.many_runs import run_state, sweep_jobs
 from tfdist.tools.many_runs.sweep_jobs import Job
@@ -42,8 +42,8 @@ _INTERVAL = re.compile(r"(uniform|log|int)\(([^,()]+),([^,()]+)\)")
 _NOTATION = "a list (0.1,0.2), a range of whole numbers (0..4), log(1e-5,1e-2), uniform(0,1) or int(16,256)"
 # Draws per run before fewer runs than wanted are taken, because most draws repeat.
 _ATTEMPTS = 50
-# The most runs, because all are checked before the first one starts; runs of a table on the terminal.
-_MAX_RUNS, _MAX_ROWS = 10_000, 40
+# The most runs, because all are checked before the first one starts.
+_MAX_RUNS = 10_000
 # Letters of the name of a run.
 _LONGEST_NAME = 120
 # Exit codes after which the same command goes on from the newest checkpoint; negative: killed by a signal.
@@ -64,10 +64,6 @@ def add_flags(parser: tool_flags.Parser) -> None:
     parser.add_workdir("sweeps/NAME", "Directory of the sweep.")
     meaning = "Draw this many runs instead of taking all combinations."
     parser.add_argument("--random", metavar="N", type=tool_flags.at_least(1), help=meaning)
-    meaning = "The evaluation's value to compare. Default: checkpoint.best_metric, or loss."
-    parser.add_argument("--metric", metavar="NAME", default="", help=meaning)
-    meaning = "Which values of it are better. Default: checkpoint.best_mode."
-    parser.add_argument("--mode", choices=["max", "min"], help=meaning)
     meaning = "Runs at a time. Default: one for each GPU, or for two cores; all that Slurm starts."
     parser.add_argument("--max_at_once", metavar="N", type=tool_flags.at_least(1), help=meaning)
     meaning = "Submit one job array: options of sbatch and the batch file, in quotes, such as launch/slurm.sbatch."
@@ -83,7 +79,9 @@ def main(args: argparse.Namespace) -> int:
     rows = draws(fields, args.random) if args.random else grid(fields)
     runs = {name_of(row): row for row in rows}
     configs = [] if script else [_check(args, name, row) for name, row in runs.items()]
-    metric, mode = _metric(args, configs)
+    # That of the config, if it has one; a script has none.
+    best = configs[0].checkpoint if configs else schema.Checkpoint()
+    metric, mode = (best.best_metric, best.best_mode) if best.best_metric else ("loss", "min")
     workdir = args.workdir.absolute()
     if script and workdir == Path("sweeps").absolute():  # The default without a config.
         workdir /= Path(script[0]).stem
@@ -240,23 +238,12 @@ def _check(args: argparse.Namespace, name: str, row: Overrides) -> schema.Config
         raise ValueError(f"nothing was started, because the run {name} is invalid. {error}") from None
 
 
-def _metric(args: argparse.Namespace, configs: Sequence[schema.Config]) -> tuple[str, str]:
-    """Returns the name of the value to compare, and which values are better: those of the flags, or of the config."""
-    options = configs[0].checkpoint if configs else schema.Checkpoint()
-    metric = args.metric or options.best_metric or "loss"
-    known = {"loss": "min"} | ({options.best_metric: options.best_mode} if options.best_metric else {})
-    mode = args.mode or known.get(metric)
-    if mode is None:
-        raise ValueError(f"--metric={metric}: say which values are better, with --mode=max or --mode=min.")
-    return metric, mode
-
-
 def read_end(job: Job, metric: str, mode: str, *, script: bool) -> dict[str, Any]:
     """Returns how a run stands: its name, state, epoch, best value of the metric, and why it has failed.
 
     The state is new, running, finished, failed, or stopped: to be continued. One that is damaged counts as failed.
     """
-    end = {"name": job.name, "workdir": job.workdir, "state": "new", "epoch": None, "value": None, "known": set()}
+    end = {"name": job.name, "workdir": job.workdir, "state": "new", "epoch": None, "value": None}
     problems: list[str] = []
     try:
         rows = [run_state.read(each) for each in run_state.workdirs(job.workdir, problems)]
@@ -272,8 +259,7 @@ def read_end(job: Job, metric: str, mode: str, *, script: bool) -> dict[str, Any
         state = last["state"] if last["state"] == "running" else "finished" if done else end["state"]
         end |= {"state": "stopped" if state == "new" else state, "epoch": last["epoch"]}
     found = [record[metric] for record in records if isinstance(record.get(metric), int | float)]
-    known = {name for record in records for name in record}
-    return end | {"value": (max if mode == "max" else min)(found, default=None), "known": known}
+    return end | {"value": (max if mode == "max" else min)(found, default=None)}
 
 
 def _in_words(end: Mapping[str, Any], metric: str) -> str:
@@ -282,16 +268,11 @@ def _in_words(end: Mapping[str, Any], metric: str) -> str:
 
 
 def show(ends: list[dict[str, Any]], metric: str, mode: str, *, stopped: bool) -> int:
-    """Prints the table of the runs, the best one, and how to go on; returns the exit code of the sweep.
-
-    Raises ValueError if there are evaluations, and none has the metric.
-    """
+    """Prints the table of the runs, the best one, and how to go on; returns the exit code of the sweep."""
     sign = -1 if mode == "max" else 1
     ends.sort(key=lambda end: (end["value"] is None, sign * (end["value"] or 0.0)))
-    shown = [[end[name] for name in ("name", "state", "epoch", "value")] for end in ends[:_MAX_ROWS]]
+    shown = [[end[name] for name in ("name", "state", "epoch", "value")] for end in ends]
     print(tables.text(("run", "state", "epoch", f"best {metric}"), shown))
-    if len(ends) > _MAX_ROWS:
-        print(f"... and {len(ends) - _MAX_ROWS} more: tfdist runs shows all.")
     if ends[0]["value"] is not None:
         print(f"best: {ends[0]['workdir']} with {metric} {ends[0]['value']:.5g}")
     failed = [end for end in ends if end["state"] == "failed"]
@@ -300,7 +281,4 @@ def show(ends: list[dict[str, Any]], metric: str, mode: str, *, stopped: bool) -
     left = sum(end["state"] not in ("finished", "failed") for end in ends)
     if left or stopped:
         print(f"{left} of {len(ends)} runs are not finished: run the same command again to continue.")
-    known = sorted({name for end in ends for name in end["known"]} - reporter.RESERVED)
-    if known and metric not in known:
-        raise ValueError(f"--metric={metric}: no evaluation has this value. They have: {', '.join(known)}.")
     return interruption.EXIT_STOPPED if stopped else int(bool(failed or left))
