@@ -391,7 +391,7 @@ def test_a_script_is_trained_once_over_all_workers(tmp_path):
     """It was trained by each worker alone, on all data, side by side, and the exit code was 0."""
     (tmp_path / "own.py").write_text("import tfdist\ntfdist.connect()\n")
     (tmp_path / "unchanged.py").write_text(
-        "import keras, numpy as np, tfdist\n"  # As the script of `tfdist new --script`.
+        "import keras, numpy as np, tfdist\n"
         "class Layer:\n    def get_config(self): pass\n"  # No config.
         "x = np.zeros((8, 1), 'float32')\n"
         "model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])\nmodel.compile('sgd', 'mse')\n"
