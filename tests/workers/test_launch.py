@@ -38,10 +38,10 @@ SUPERVISE = """
 import sys
 from tfdist.launch import __main__ as launch
 from tfdist.launch import processes
-workers, restarts, grace = (float(word) for word in sys.argv[2:5])
+workers, restarts, launch.GRACE_SECONDS = (float(word) for word in sys.argv[2:5])
 with processes.open_group() as group:
     command = [sys.executable, "-c", sys.argv[1]]
-    sys.exit(launch.supervise(group, command, [()] * int(workers), restarts, grace))
+    sys.exit(launch.supervise(group, command, [()] * int(workers), restarts))
 """
 # What those programs begin with.
 RANK = """

@@ -84,7 +84,8 @@ FLAGS: dict[tuple[str, str], str] = {
     ("virtual_replicas", "logical_devices"): "a config has them, in train.virtual_replicas (docs/same-bits.md).",
     ("recompute_mb", "logical_devices"): "make layers of the model in a keras.RematScope (docs/scripts.md).",
     ("subprocesses", "logical_devices"): "commands of scripts run on each worker; to run one once: docs/scripts.md.",
-    ("min_workers", "grace_seconds"): "start again by hand with fewer --workers: the run resumes.",
+    ("grace_seconds", ""): "workers that are stopped have 10 s to save.",
+    ("min_workers", "max_restarts"): "start again by hand with fewer --workers: the run resumes.",
     (
         "metric",
         "random",

@@ -34,8 +34,6 @@ from tfdist.training import features
 OK, LOOK, BAD = "ok", "look", "BAD"
 # Steps that are measured, and seconds for which reading is measured.
 _STEPS, _READ_SECONDS = 3, 2.0
-# Time of a batch in an evaluation, which has no backward pass, in training steps.
-_FORWARD = 1 / 3
 # In addition to checkpoint.keep: the best, and the one that is being written.
 _MORE_CHECKPOINTS = 2
 
@@ -171,7 +169,7 @@ def check_run(config: config_lib.Config, workdir: Path) -> list[Finding]:
     planned = config.cluster.time_limit_seconds
     limit = min(slurm_job.end_time(os.environ) - time.time(), math.inf if planned is None else planned)
     slowest = max(step + summed, share / min(reads))
-    findings.append(duration(slowest, run.total_steps, _evaluated_batches(run), start_seconds, limit))
+    findings.append(duration(slowest, run.total_steps, start_seconds, limit))
     cluster.leave()
     return findings
 
@@ -229,18 +227,17 @@ def communication(seconds: float, num_bytes: int, replicas: int, step_seconds: f
     return Finding("all-reduce", LOOK, text, advice) if seconds > step_seconds else Finding("all-reduce", OK, text)
 
 
-def duration(step_seconds: float, steps: int, evaluated: float, start_seconds: float, limit: float) -> Finding:
-    """Estimates how long the run takes, and how many jobs it needs.
+def duration(step_seconds: float, steps: int, start_seconds: float, limit: float) -> Finding:
+    """Estimates how long the run takes without its evaluations, and how many jobs it needs.
 
     Args:
         step_seconds: of a training step, with reading and communication.
         steps: of the run.
-        evaluated: the examples of all its evaluations, in global batches.
         start_seconds: from the start of a process to its first step.
         limit: time limit of a job in seconds; infinite: unknown.
     """
-    seconds = (steps + _FORWARD * evaluated) * step_seconds
-    text = f"{steps:,} steps of {1e3 * step_seconds:.3g} ms: about {lines.duration(seconds)} for the run"
+    seconds = steps * step_seconds
+    text = f"{steps:,} steps of {1e3 * step_seconds:.3g} ms: about {lines.duration(seconds)} without evaluations"
     text += f", and {lines.duration(start_seconds)} for each start"
     if math.isinf(limit):
         return Finding("time", OK, text)
@@ -254,15 +251,6 @@ def duration(step_seconds: float, steps: int, evaluated: float, start_seconds: f
         f"It resumes {jobs - 1} time(s): run the same command again, or set config.cluster.requeue (docs/slurm.md)."
     )
     return Finding("time", LOOK, f"{text}: {jobs} jobs of {job}", advice)
-
-
-def _evaluated_batches(run: Any) -> float:
-    """Returns the examples of all evaluations of a `training.run.Run`, in global batches."""
-    every = run.config.evaluation.every
-    periods = [every.steps, every.epochs and every.epochs * run.steps_per_epoch]
-    times = sum(run.total_steps / period for period in periods if period)
-    times += sum(epoch * run.steps_per_epoch <= run.total_steps for epoch in every.after or ())
-    return max(1, times) * (run.feed.sizes.evaluation_examples or 0) / run.config.data.batch_size
 
 
 def gather(cluster: Any, value: float) -> list[float]:
