@@ -96,6 +96,8 @@ FLAGS: dict[tuple[str, str], str] = {
     ("sampler", "random"): _NO_PROPOSALS,
     ("suggest", "random"): _NO_PROPOSALS,
     ("published", ""): "tfdist plot draws the study beside yours: tfdist plot DIR configs/courses/published/NAME.",
+    ("seed", "intervals"): "the intervals are chosen at random; --intervals=100 trains all again.",
+    ("json", "where"): "config.json, metrics.jsonl and starts.jsonl in the workdir of a run have all values.",
     ("values", "log"): "tfdist plot has --y.",
     ("draw_seed", "random"): "--random=N draws the same N runs each time; a larger N draws more.",
     ("nodes", "slurm"): 'options of sbatch are in --slurm: --slurm="--nodes=1 launch/slurm.sbatch".',

@@ -1,8 +1,6 @@
 """The model of a run with the weights of a checkpoint, and its outputs for all examples of a source."""
 
 import contextlib
-import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,9 +22,6 @@ from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 from tfdist.training import run as run_lib
 from tfdist.training import setup
-
-# Seconds between two lines of progress.
-_SECONDS = 10.0
 
 
 def connect(saved: SavedRun, which: str) -> Cluster:
@@ -127,13 +122,10 @@ def outputs(
     def step(iterator: Iterator) -> Any:
         return gather.gather(cluster, cluster.strategy.run(replica, args=(next(iterator),)))
 
-    iterator, found, said = cluster.distribute(dataset), [], time.monotonic()
+    iterator, found = cluster.distribute(dataset), []
     for number in range(1, steps + 1):
         with cluster.monitor.in_collective("predictions"):
             found.append(tf.nest.map_structure(lambda value: value.numpy(), step(iterator)))
         cluster.monitor.note_progress(number)
-        if cluster.is_chief and time.monotonic() > said + _SECONDS:
-            said = time.monotonic()
-            print(f"{number * batch:,}/{len(source):,} examples", file=sys.stderr, flush=True)
     values, kept = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[: len(source)], *found)
     return values, kept

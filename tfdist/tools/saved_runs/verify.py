@@ -36,8 +36,6 @@ def add_flags(parser: tool_flags.Parser) -> None:
     parser.add_argument("dir", metavar="DIR", help="The workdir of a run.")
     meaning = "Intervals between checkpoints to train again. Default: 5."
     parser.add_argument("--intervals", metavar="N", type=tool_flags.at_least(0), default=5, help=meaning)
-    meaning = "Seed for choosing the intervals. Default: a new one each time."
-    parser.add_argument("--seed", metavar="N", type=tool_flags.at_least(0), help=meaning)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -53,10 +51,9 @@ def main(args: argparse.Namespace) -> int:
     onednn.choose(os.environ, saved.workdir)
     for line in _other_machine(facts):
         print(f"tfdist verify: {line}: the same steps may have other hashes here", file=sys.stderr)
-    seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
     steps = sorted({*directory.steps(saved.checkpoints), *([0] if 0 in recorded else [])} & recorded.keys())
     intervals = list(itertools.pairwise(steps))  # An interval begins at step 0 or a kept checkpoint.
-    chosen = sorted(random.Random(seed).sample(intervals, min(args.intervals, len(intervals))))
+    chosen = sorted(random.sample(intervals, min(args.intervals, len(intervals))))
     with tempfile.TemporaryDirectory() as scratch:
         wrong = list(_Replay(saved, recorded, facts, Path(scratch)).differences(chosen))
     for line in wrong:
@@ -64,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     shown = ", ".join(f"{first} to {last}" for first, last in chosen) or "none"
     print(
         f"{'different' if wrong else 'all hashes are equal'}: the data, {len(steps)} kept states, and {len(chosen)} of "
-        f"{len(intervals)} intervals that were trained again, the steps {shown} (--seed={seed})"
+        f"{len(intervals)} intervals that were trained again, the steps {shown}"
     )
     return int(bool(wrong))
 

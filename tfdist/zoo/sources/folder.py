@@ -90,17 +90,18 @@ class image_folder(file_source.FileSource):
         chosen = splits.resolve(split, {part: len(labels)}, source=name)
         # Sorted by class, "train[:90%]" would lack the last classes. RandomState is stable across NumPy versions.
         order = np.random.RandomState(0).permutation(len(labels))[chosen.start : chosen.stop]
-        self._names, self._labels = np.concatenate(names)[order], labels[order].astype(np.int64)
-        self._folders = [os.path.join(folder, label, "") for label in self.classes]
+        self._labels, names = labels[order].astype(np.int64), np.concatenate(names)[order]
+        folders = [os.path.join(folder, label, "") for label in self.classes]
+        files = [folders[label] + os.fsdecode(one) for label, one in zip(self._labels, names, strict=True)]
         more = "" if size or encoded else " Images of several sizes need size=(height, width) in the source."
-        super().__init__(name, chosen, _Files(self), f"Repair or remove it.{more}")
-        for row in range(len(self) if channels == 1 else 0):
-            if self._names[row].lower().endswith((b".bmp", b".gif")):
-                raise ValueError(f"{name}: channels=1 needs JPEG or PNG files. Received: {self.files[row]!r}")
+        super().__init__(name, chosen, files, f"Repair or remove it.{more}")
+        for file in files if channels == 1 else ():
+            if file.lower().endswith((".bmp", ".gif")):
+                raise ValueError(f"{name}: channels=1 needs JPEG or PNG files. Received: {file!r}")
         self._scales, self._encoded, self.channels = size is not None, encoded, channels
         self._shape = (*(size or decoding.image_size(self.files[0])), channels)
         self._columns = cache.InMemoryArrays(
-            lambda rows: {"name": self._names, "label": self._labels}, range(len(self._names))
+            lambda rows: {"file": np.array([*map(os.fsencode, files)]), "label": self._labels}, range(len(files))
         )
         if not encoded and len(self) * int(np.prod(self._shape)) <= memory_limit_mb * 2**20:
             self.keep_in_memory()
@@ -108,10 +109,8 @@ class image_folder(file_source.FileSource):
     def load(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids`, int64 [n], from the files."""
         columns = self._columns.gather(ids)
-        folders = tf.gather([os.fsencode(folder) for folder in self._folders], columns["label"])
-        paths_of_images = tf.strings.join([folders, columns["name"]])
         signature = tf.TensorSpec([], tf.string) if self._encoded else tf.TensorSpec(self._shape, tf.uint8)
-        images = decoding.decode_each(self._load_one, paths_of_images, signature)
+        images = decoding.decode_each(self._load_one, columns["file"], signature)
         return {"image": images, "label": columns["label"]}
 
     def _load_one(self, path: tf.Tensor) -> tf.Tensor:
@@ -138,23 +137,8 @@ class image_folder(file_source.FileSource):
 
     def fingerprint(self) -> str:
         """Returns a hash of the names and labels of the files, in order."""
-        classes = "/".join(self.classes).encode(errors="surrogateescape")
-        return file_source.digest(b"\0".join(self._names.tolist()), self._labels.tobytes(), classes)
-
-
-class _Files(Sequence[str]):
-    """The paths of the images of a source, made when they are asked for: a folder may have millions."""
-
-    def __init__(self, source: image_folder):
-        self._names, self._labels, self._folders = source._names, source._labels, source._folders
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        return self._folders[self._labels[index]] + os.fsdecode(self._names[index])
+        names = b"\0".join(os.fsencode(os.path.basename(file)) for file in self.files)
+        return file_source.digest(names, self._labels.tobytes(), os.fsencode("/".join(self.classes)))
 
 
 def images_below(path: str) -> tuple[list[pathlib.Path], collections.Counter]:
