@@ -40,7 +40,7 @@ TOOLS = {
     ),
     "sweep": (
         "tfdist.tools.many_runs.sweep",
-        "Train with many values of fields or flags, here or as a job array.",
+        "Train with many values of fields, here or as a job array.",
     ),
     "scaling": ("tfdist.tools.scaling", "Measure the training time for several numbers of replicas."),
     "trajectories": (

@@ -113,6 +113,7 @@ FLAGS: dict[tuple[str, str], str] = {
     ("seconds", "gpu"): "reading is measured for 2 s.",
     ("job_minutes", ""): "set config.cluster.time_limit_seconds, as for the run.",
     ("arrays", "pretrained"): "write the source of an .npz file into a config (docs/your-data.md).",
+    ("script", "random"): "a loop of the shell runs a script with many values (docs/sweeps.md).",
     ("script", "pretrained"): "a Keras script trains as it is: tfdist run my_script.py (docs/scripts.md).",
     ("text", "pretrained"): "write the source of a text into a config (docs/your-data.md).",
     ("to", "format"): "tfdist export has --format=tf_saved_model, onnx or litert.",

@@ -1,8 +1,7 @@
-"""Trains with many values of fields or flags, one run each: `python -m tfdist sweep --set FIELD=VALUES ...`.
+"""Trains with many values of fields, one run each: `python -m tfdist sweep --set FIELD=VALUES ...`.
 
     tfdist sweep --config=digits --set learning_rate.peak=0.05,0.1,0.2 --set seed=0..3 --workdir=sweeps/digits
     tfdist sweep --config=... --random=20 --set "optimizer.weight_decay=log(1e-5,1e-2)" --set seed=0..2 --workdir=...
-    tfdist sweep --script="my_script.py --epochs=3" --set lr=0.1,0.01 --workdir=sweeps/mine
     tfdist sweep --config=... --set ... --workdir=... --slurm="--nodes=1 --time=60 launch/slurm.sbatch"
 
 VALUES are a list (0.1,0.2), a range of whole numbers (0..4), or with --random=N an interval to draw from:
@@ -20,9 +19,8 @@ import itertools
 import math
 import random
 import re
-import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,7 @@ from tfdist.tools.many_runs.sweep_jobs import Job
 from tfdist.training import features
 
 USAGE = "--config=FILE --set FIELD=VALUES... --workdir=DIR [flags]"
-# In the workdir of the sweep: the config or script of all runs. In that of a run: its values.
+# In the workdir of the sweep: the config of all runs. In that of a run: its values.
 _SHARED, _OVERRIDES = "sweep.json", "overrides.json"
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _INTERVAL = re.compile(r"(uniform|log|int)\(([^,()]+),([^,()]+)\)")
@@ -49,7 +47,7 @@ _LONGEST_NAME = 120
 # Exit codes after which the same command goes on from the newest checkpoint; negative: killed by a signal.
 _MAY_GO_ON = (*interruption.EXITS_SAVED, interruption.EXIT_PEER_LOST, 130)
 
-# Overrides of one run: field or flag -> value as on a command line.
+# Overrides of one run: field -> value as on a command line.
 Overrides = dict[str, str]
 # The values of a field, or what gives one for a fraction of its interval, within 0 and 1.
 Values = list[str] | Callable[[float], str]
@@ -57,9 +55,8 @@ Values = list[str] | Callable[[float], str]
 
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags and words."""
-    parser.add_config(required=False)
-    parser.add_argument("--script", metavar="WORDS", default="", help="A Keras script with its own flags, in quotes.")
-    meaning = "A field of the config, or a flag of the script, and its values. May be repeated."
+    parser.add_config()
+    meaning = "A field of the config and its values. May be repeated."
     parser.add_argument("--set", metavar="NAME=VALUES", action="append", default=[], help=meaning)
     parser.add_workdir("sweeps/NAME", "Directory of the sweep.")
     meaning = "Draw this many runs instead of taking all combinations."
@@ -73,18 +70,14 @@ def add_flags(parser: tool_flags.Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the sweep that the flags name, or submits it; returns the exit code."""
-    script = shlex.split(args.script)
     fields = dict(read_values(text) for text in args.set)
-    _check_flags(args, fields, script)
+    _check_flags(args, fields)
     rows = draws(fields, args.random) if args.random else grid(fields)
     runs = {name_of(row): row for row in rows}
-    configs = [] if script else [_check(args, name, row) for name, row in runs.items()]
-    # That of the config, if it has one; a script has none.
-    best = configs[0].checkpoint if configs else schema.Checkpoint()
+    configs = [_check(args, name, row) for name, row in runs.items()]
+    best = configs[0].checkpoint
     metric, mode = (best.best_metric, best.best_mode) if best.best_metric else ("loss", "min")
     workdir = args.workdir.absolute()
-    if script and workdir == Path("sweeps").absolute():  # The default without a config.
-        workdir /= Path(script[0]).stem
     if args.dry_run:
         print("\n".join([*runs, f"{len(runs)} runs in {workdir}; none is started."]))
         return 0
@@ -92,14 +85,15 @@ def main(args: argparse.Namespace) -> int:
         sweep_jobs.check_slurm(args.slurm)
     on_cpu = any(config.cluster.gpus == 0 for config in configs)
     slots = [] if args.slurm else sweep_jobs.slots(args.max_at_once, on_cpu=on_cpu)
-    _keep(workdir / _SHARED, {"config": args.config_words, "script": script}, "another sweep")
+    _keep(workdir / _SHARED, {"config": args.config_words}, "another sweep")
     jobs = []
     for name, row in runs.items():
         _keep(workdir / name / _OVERRIDES, row, "a run with other values")
-        jobs.append(Job(name, workdir / name, command(workdir / name, row, args.config_words, script)))
+        words = [*args.config_words, *_overriding(row), f"--workdir={workdir / name}"]
+        jobs.append(Job(name, workdir / name, [sys.executable, "-m", "tfdist.main", *words]))
 
     def read_now(job: Job) -> dict[str, Any]:
-        return read_end(job, metric, mode, script=bool(script))
+        return read_end(job, metric, mode)
 
     left = [job for job in jobs if read_now(job)["state"] not in ("finished", "running")]
     if args.slurm:
@@ -110,10 +104,8 @@ def main(args: argparse.Namespace) -> int:
         return show([read_now(job) for job in jobs], metric, mode, stopped=bool(stop))
 
 
-def _check_flags(args: argparse.Namespace, fields: Mapping[str, Values], script: Sequence[str]) -> None:
+def _check_flags(args: argparse.Namespace, fields: Mapping[str, Values]) -> None:
     """Raises ValueError if there is nothing to vary, or the flags contradict each other."""
-    if bool(script) == bool(args.config_words):
-        raise ValueError("give either a config (--config), or a script (--script).")
     if not fields:
         raise ValueError("there is nothing to vary: add --set FIELD=VALUES, such as --set seed=0..4.")
     if len(fields) < len(args.set):
@@ -121,8 +113,6 @@ def _check_flags(args: argparse.Namespace, fields: Mapping[str, Values], script:
     for name in map(load.name_of, args.config_words[1:]):
         if name in fields:
             raise ValueError(f"--config.{name} and --set {name} contradict each other: give one of them.")
-    if script and not Path(script[0]).is_file():
-        raise ValueError(f"--script={args.script}: there is no file {script[0]}.")
 
 
 def _keep(path: Path, value: dict[str, Any], what: str) -> None:
@@ -209,20 +199,10 @@ def name_of(row: Overrides) -> str:
     return f"{plain[:_LONGEST_NAME]}_{hashlib.sha256(repr(row).encode()).hexdigest()[:6]}"
 
 
-def _overriding(row: Overrides, *, script: bool) -> list[str]:
-    """Returns the words of a run's values: flags of a script, or fields of a config."""
-    if script:
-        return [f"--{name}={value}" for name, value in row.items()]
+def _overriding(row: Overrides) -> list[str]:
+    """Returns the words of a run's values."""
     steps = ["--config.train.steps=none"] if "epochs" in row else []
     return steps + [f"--config.{'train.epochs' if name == 'epochs' else name}={value}" for name, value in row.items()]
-
-
-def command(workdir: Path, row: Overrides, shared: Sequence[str], script: Sequence[str]) -> list[str]:
-    """Returns the command that starts or resumes a run in `workdir`."""
-    given = _overriding(row, script=bool(script))
-    if script:
-        return [sys.executable, "-m", "tfdist.run", f"--workdir={workdir}", *script, *given]
-    return [sys.executable, "-m", "tfdist.main", *shared, *given, f"--workdir={workdir}"]
 
 
 def _check(args: argparse.Namespace, name: str, row: Overrides) -> schema.Config:
@@ -231,33 +211,30 @@ def _check(args: argparse.Namespace, name: str, row: Overrides) -> schema.Config
     Raises ValueError, which names the run, and says as `tfdist train` which of its fields does not exist or is invalid.
     """
     try:
-        config = load.load(args.config_file, [*args.config_words[1:], *_overriding(row, script=False)])
+        config = load.load(args.config_file, [*args.config_words[1:], *_overriding(row)])
         features.check(config)
         return config
     except (ValueError, SystemExit) as error:
         raise ValueError(f"nothing was started, because the run {name} is invalid. {error}") from None
 
 
-def read_end(job: Job, metric: str, mode: str, *, script: bool) -> dict[str, Any]:
+def read_end(job: Job, metric: str, mode: str) -> dict[str, Any]:
     """Returns how a run stands: its name, state, epoch, best value of the metric, and why it has failed.
 
     The state is new, running, finished, failed, or stopped: to be continued. One that is damaged counts as failed.
     """
     end = {"name": job.name, "workdir": job.workdir, "state": "new", "epoch": None, "value": None}
-    problems: list[str] = []
     try:
-        rows = [run_state.read(each) for each in run_state.workdirs(job.workdir, problems)]
-        records = [one for row in rows for one in child_runs.reports(Path(row["run"]), "evaluation")]
+        rows = [run_state.read(each) for each in run_state.workdirs(job.workdir, [])]
+        records = child_runs.reports(job.workdir, "evaluation")
     except ValueError as error:
         return end | {"state": "failed", "trouble": str(error)}
-    code, log = sweep_jobs.exit_code(job.workdir), job.workdir / sweep_jobs.LOG
-    if code is not None and code > 0 and code not in _MAY_GO_ON:
-        end |= {"state": "failed", "trouble": f"{sweep_jobs.last_line(job.workdir)} (log: {log})"}
     if rows:
-        last = rows[-1]
-        done = code == 0 if script else last["state"] == "finished"  # After its last fit a script may do more.
-        state = last["state"] if last["state"] == "running" else "finished" if done else end["state"]
-        end |= {"state": "stopped" if state == "new" else state, "epoch": last["epoch"]}
+        state = rows[0]["state"]
+        end |= {"state": state if state in ("running", "finished") else "stopped", "epoch": rows[0]["epoch"]}
+    code, log = sweep_jobs.exit_code(job.workdir), job.workdir / sweep_jobs.LOG
+    if end["state"] in ("new", "stopped") and code is not None and code > 0 and code not in _MAY_GO_ON:
+        end |= {"state": "failed", "trouble": f"{sweep_jobs.last_line(job.workdir)} (log: {log})"}
     found = [record[metric] for record in records if isinstance(record.get(metric), int | float)]
     return end | {"value": (max if mode == "max" else min)(found, default=None)}
 
