@@ -32,7 +32,7 @@ TOOLS = {
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
     "docs": ("tfdist.tools.start.docs_pages", "Print the pages about tfdist."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),
-    "prepare": ("tfdist.tools.prepare_data.command", "Download and prepare the data; scale images once."),
+    "prepare": ("tfdist.tools.prepare", "Download the data, and read the first batch of each split."),
     "batch_size": ("tfdist.tools.batch_size", "Find the largest batch that fits into memory."),
     "models": (
         "tfdist.configs.laboratory.network_table",
@@ -40,7 +40,7 @@ TOOLS = {
     ),
     "sweep": (
         "tfdist.tools.many_runs.sweep",
-        "Train with many values of fields or flags, here or as a job array.",
+        "Train with many values of fields, here or as a job array.",
     ),
     "scaling": ("tfdist.tools.scaling", "Measure the training time for several numbers of replicas."),
     "trajectories": (
@@ -52,8 +52,11 @@ TOOLS = {
         "Show what the usual mistakes of data-parallel training do.",
     ),
     "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course, with the page's answer beside yours."),
-    "plot": ("tfdist.tools.pictures.plot", "Draw curves of runs, a value by a field, or scaling studies."),
-    "all_reduce": ("tfdist.tools.all_reduce", "Measure all-reduce times and predict the step time of more workers."),
+    "plot": ("tfdist.tools.pictures.plot", "Draw curves of runs, or scaling studies."),
+    "all_reduce": (
+        "tfdist.configs.laboratory.all_reduce",
+        "Measure all-reduce times, and predict those of more workers.",
+    ),
     "local_sgd": (
         "tfdist.configs.laboratory.local_sgd.command",
         "Train with several local steps between averages: local SGD.",

@@ -1,8 +1,9 @@
 """A course, its tasks, and readers of their results. Imports no TensorFlow.
 
 Command lines contain words in capitals, which `lines` replaces: DATA by the path of the page's data, WORKDIR by the
-directory of the task, RUNS by that of the course. `command.command_lines` replaces 64xREPLICAS by 64 times the replicas
-of the line, and removes `srun --ntasks=N` from its start where there is no allocation.
+directory of the task, RUNS by that of the course, PUBLISHED by that of the studies that pages print.
+`command.command_lines` replaces 64xREPLICAS by 64 times the replicas of the line, and removes `srun --ntasks=N` from
+its start where there is no allocation.
 """
 
 import csv
@@ -14,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from tfdist import configs
 from tfdist.tools import child_runs
 
 # Workdir of the task, everything that its commands have printed -> a value; None: there is none yet.
@@ -74,7 +76,8 @@ class Task:
         """
         chosen = self.laptop if size == LAPTOP and self.laptop else self.page
         values = {"DATA": data, "WORKDIR": str(self.workdir(size, runs)), "RUNS": str(runs / size)}
-        return [re.sub(r"\b(DATA|WORKDIR|RUNS)\b", lambda match: values[match[0]], line) for line in chosen]
+        values["PUBLISHED"] = str(configs.FOLDER / "courses" / "published")
+        return [re.sub(r"\b(DATA|WORKDIR|RUNS|PUBLISHED)\b", lambda match: values[match[0]], line) for line in chosen]
 
     def workdir(self, size: str, runs: Path) -> Path:
         """Returns the directory of the task's results."""

@@ -25,7 +25,6 @@ _PARTICIPANTS = {
     "tfdist, folder of files": ("input", "files"),
     "tfdist, TFRecord by index": ("input", "tfrecord"),
     "tfdist, ArrayRecord": ("input", "array_record"),
-    "tfdist, prepared --size=256": ("input", "prepared"),
 }
 # https://docs.ffcv.io/benchmarks.html: images/s of all 96 vCPUs of a p3dn.24xlarge, random resized crop to 224 and
 # flip, from memory; of JPEGs of quality 90 at 512 pixels, and of raw pixels at 256. Normalised on the GPU.

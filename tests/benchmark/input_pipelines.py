@@ -16,7 +16,6 @@ import tensorflow as tf
 from tests.benchmark import baselines
 from tfdist.config import specs
 from tfdist.data import stream
-from tfdist.tools.prepare_data import resized_files
 from tfdist.zoo import inception
 
 BATCHES = {"small": 128, "large": 64}
@@ -27,8 +26,6 @@ PREPARE = {
     "large": {"target": "tfdist.zoo.inception:image", "size": SIZE},
 }
 _CLASSES, _FILES, _QUALITY = 10, 8, 90
-# The shorter side of prepared images.
-_SHORTER = 256
 
 
 def write_small(folder: Path) -> None:
@@ -40,11 +37,8 @@ def write_small(folder: Path) -> None:
 
 
 def write_large(folder: Path, count: int) -> None:
-    """Writes `count` large images to `folder`, as JPEGs and prepared by `tfdist prepare`."""
+    """Writes `count` large images to `folder`, as JPEGs."""
     _write_forms(folder, _photos(count), (None, None, 3))
-    spec = _source("large", "files", folder)
-    source = specs.build(spec, "train", field="source")
-    resized_files.write_split(source, spec, "train", _SHORTER, folder / "prepared")
 
 
 def _photos(count: int) -> Iterator[bytes]:
@@ -118,10 +112,8 @@ def _source(images: str, form: str, folder: Path) -> dict[str, Any]:
         return {"target": "tfdist.zoo.sources:image_folder", "path": path, **more}
     if form == "tfrecord":
         return {"target": "tfdist.zoo.sources:imagenet", "path": path, "num_classes": _CLASSES}
-    if form == "array_record":
-        more = {"data_dir": path, "features": {"image": "image", "label": "label"}, "encoded": encoded}
-        return {"target": "tfdist.zoo.sources:tfds", "name": "made", "memory_limit_mb": 0, **more}
-    return {"target": "tfdist.zoo.sources:prepared", "path": path}
+    more = {"data_dir": path, "features": {"image": "image", "label": "label"}, "encoded": encoded}
+    return {"target": "tfdist.zoo.sources:tfds", "name": "made", "memory_limit_mb": 0, **more}
 
 
 def tfdist(job: dict[str, Any], folder: Path) -> dict[str, baselines.Runner]:

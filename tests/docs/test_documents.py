@@ -198,7 +198,7 @@ Prose names `tests/test_house.py`, `main.py`, `tests/test_nothing.py::test`, `no
 $ srun -N2 python -m tfdist.main --config=configs/no_such.py \\
     --workdir=runs/x --config.train.epoch=3 --works=1 | tee --log
 python -m tfdist.mian --config=tests/test_house.py
-srun python -m tfdist doctor --config=configs/digits.py --secnds=1 --job_minutes=2 --config.data.batch_size=8
+srun python -m tfdist doctor --config=configs/digits.py --secnds=1 --gpu --config.data.batch_size=8
 python -m tfdist doctr --config=configs/digits.py
 ```
 """

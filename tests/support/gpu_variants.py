@@ -105,9 +105,6 @@ VARIANTS: dict[str, Callable[[], c.Config]] = {
     "one_cycle": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:one_cycle"}),
     "step_schedule": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:step"}),
     "range_test": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:range_test"}),
-    "mixup": lambda: _small(
-        data__prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "mixup": 0.2, "num_classes": 10}
-    ),
     "noise": lambda: _small(model={"target": "lab:noise"}),
     "cosine": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:cosine"}),
     "constant": lambda: _small(learning_rate__schedule={"target": "tfdist.zoo.schedules:constant"}),

@@ -38,10 +38,10 @@ SUPERVISE = """
 import sys
 from tfdist.launch import __main__ as launch
 from tfdist.launch import processes
-workers, restarts, grace = (float(word) for word in sys.argv[2:5])
+workers, restarts, launch.GRACE_SECONDS = (float(word) for word in sys.argv[2:5])
 with processes.open_group() as group:
     command = [sys.executable, "-c", sys.argv[1]]
-    sys.exit(launch.supervise(group, command, [()] * int(workers), restarts, grace))
+    sys.exit(launch.supervise(group, command, [()] * int(workers), restarts))
 """
 # What those programs begin with.
 RANK = """
@@ -391,7 +391,7 @@ def test_a_script_is_trained_once_over_all_workers(tmp_path):
     """It was trained by each worker alone, on all data, side by side, and the exit code was 0."""
     (tmp_path / "own.py").write_text("import tfdist\ntfdist.connect()\n")
     (tmp_path / "unchanged.py").write_text(
-        "import keras, numpy as np, tfdist\n"  # As the script of `tfdist new --script`.
+        "import keras, numpy as np, tfdist\n"
         "class Layer:\n    def get_config(self): pass\n"  # No config.
         "x = np.zeros((8, 1), 'float32')\n"
         "model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])\nmodel.compile('sgd', 'mse')\n"

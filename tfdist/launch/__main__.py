@@ -10,7 +10,6 @@ error; and 76 if it gave up restarting. See docs/launch.md.
 """
 
 import argparse
-import ast
 import dataclasses
 import math
 import os
@@ -31,9 +30,11 @@ from tfdist.cluster.devices import host_gpus
 from tfdist.config import closed_streams, tensorflow_log, tool_flags
 from tfdist.launch import local_workers, processes
 
-OWN_FLAGS = ("workers", "max_restarts", "grace_seconds")
+OWN_FLAGS = ("workers", "max_restarts")
 _HELP = {"h", "help"}
 _SUCCESS = (0, interruption.EXIT_STOPPED)
+# Seconds between SIGTERM and SIGKILL when workers are stopped.
+GRACE_SECONDS = 10.0
 # After exit code 76: seconds until the other workers are stopped, so that the failure that caused it is seen.
 _SYMPTOM_SECONDS = 3.0
 # After the first worker has finished, or ended as asked: seconds until the others are stopped.
@@ -66,7 +67,7 @@ def start(command: list[str], args: argparse.Namespace) -> int:
         unused = len(gpus) - sum(map(len, gpus_by_rank))
         if note or unused:
             group.log(note or f"{unused} of {len(gpus)} GPUs are unused: they cannot be divided evenly.")
-        return supervise(group, command, gpus_by_rank, args.max_restarts, args.grace_seconds)
+        return supervise(group, command, gpus_by_rank, args.max_restarts)
 
 
 def supervise(
@@ -74,7 +75,6 @@ def supervise(
     command: list[str],
     gpus_by_rank: list[tuple[str, ...]],
     max_restarts: int,
-    grace_seconds: float,
 ) -> int:
     """Runs attempts until one succeeds, is stopped, or fails with an error; returns the exit code.
 
@@ -86,7 +86,7 @@ def supervise(
     environment = {keys.VARIABLE: secrets.token_hex(32)} | os.environ
     causes: list[str] = []
     while True:
-        result = attempt(group, command, local_workers.environments(environment, ports, gpus_by_rank), grace_seconds)
+        result = attempt(group, command, local_workers.environments(environment, ports, gpus_by_rank))
         if result.code in _SUCCESS:
             if result.cause:
                 group.log(f"{result.cause}; everything was saved before.")
@@ -104,9 +104,7 @@ def supervise(
         group.log(f"{result.cause}. Restart {len(causes)} of {max_restarts}, from the newest checkpoint.")
 
 
-def attempt(
-    group: processes.ProcessGroup, command: list[str], environments: Sequence[dict[str, str]], grace_seconds: float
-) -> AttemptResult:
+def attempt(group: processes.ProcessGroup, command: list[str], environments: Sequence[dict[str, str]]) -> AttemptResult:
     """Starts all workers once and waits until all have exited."""
     workers = [group.start(command, env, rank) for rank, env in enumerate(environments)]
     codes: dict[int, int] = {}  # In the order of the exits.
@@ -126,7 +124,7 @@ def attempt(
             seconds = _LEAVE_SECONDS if as_asked else 0.0
             stop_at = min(stop_at, now + (_SYMPTOM_SECONDS if code == interruption.EXIT_PEER_LOST else seconds))
         if now >= stop_at and before_sigterm is None:
-            before_sigterm, kill_at = dict(codes), now + grace_seconds
+            before_sigterm, kill_at = dict(codes), now + GRACE_SECONDS
             group.send(signal.SIGTERM)
         if now >= kill_at and not killed:
             killed = [rank for rank in range(len(workers)) if rank not in codes]
@@ -211,18 +209,10 @@ def worker_command(words: Sequence[str]) -> list[str]:
 
 
 def is_config(file: str) -> bool:
-    """Returns True if a Python file exists and defines `get_config` at its top level."""
-    try:
-        body = ast.parse(Path(file).read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
-        return False  # Python itself shows the error.
-    names = {getattr(node, "name", "") for node in body}
-    for node in body:
-        if isinstance(node, ast.ImportFrom):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, ast.Assign):
-            names |= {ast.unparse(target) for target in node.targets}
-    return "get_config" in names
+    """Returns True if a Python file exists and defines or imports `get_config` at its top level."""
+    text = Path(file).read_bytes() if os.path.isfile(file) else b""
+    found = rb"^(def get_config\(|get_config\b.*=|from .* import .*\bget_config\b)"
+    return re.search(found, text, re.MULTILINE) is not None
 
 
 def connects(file: str) -> bool:
@@ -242,8 +232,6 @@ def main() -> None:
     parser.add_argument("--workers", metavar="N", type=at_least(1), help="Number of workers to start on this machine.")
     meaning = "Number of restarts before giving up. Default: 3."
     parser.add_argument("--max_restarts", metavar="N", type=at_least(0), default=3, help=meaning)
-    meaning = "Seconds between SIGTERM and SIGKILL when workers are stopped. Default: 10."
-    parser.add_argument("--grace_seconds", metavar="S", type=at_least(0, float), default=10.0, help=meaning)
     if not command:
         parser.add_run_flags()
 

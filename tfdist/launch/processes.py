@@ -9,7 +9,6 @@ import ctypes
 import dataclasses
 import os
 import re
-import select
 import selectors
 import shutil
 import signal
@@ -27,9 +26,6 @@ _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.5
 # Seconds to wait for output after the last worker has exited: another process may still hold its end of the pipe.
 _DRAIN_SECONDS = 1.0
-# Seconds that a write waits for a reader.
-_WRITE_SECONDS = 30.0
-_RETRY_SECONDS = 0.5
 # Characters of a line in a file.
 _COLUMNS = 100
 # A variable of a worker, unless the user sets it: without buffering no output is lost when a worker is killed.
@@ -193,15 +189,10 @@ def cleanup_on_sigterm() -> Iterator[None]:
 
     def exit_now(number: int, frame: Any) -> None:
         if not isinstance(sys.exc_info()[1], SystemExit):  # Otherwise it has been raised already.
-            # Python drops exceptions that are raised during a fork: retry.
-            signal.setitimer(signal.ITIMER_REAL, _RETRY_SECONDS)
             raise SystemExit(128 + signal.SIGTERM)
 
-    with handle([signal.SIGTERM, signal.SIGALRM], exit_now):
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+    with handle([signal.SIGTERM], exit_now):
+        yield
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> Callable[[], None]:
@@ -217,13 +208,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> Callable[[], N
 
 
 def _write(target: int, data: bytes) -> None:
-    # A full disk or a closed pipe must not end the training.
-    end = time.monotonic() + _WRITE_SECONDS
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # A full disk or a closed pipe must not end the training.
         while data:
-            try:
-                data = data[os.write(target, data) :]
-            except BlockingIOError:  # Another program on this terminal or pipe has made it non-blocking.
-                if time.monotonic() > end:
-                    return
-                select.select([], [target], [], 1.0)
+            os.set_blocking(target, True)  # Another program on this terminal or pipe may have changed it.
+            data = data[os.write(target, data) :]

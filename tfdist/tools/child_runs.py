@@ -131,14 +131,6 @@ def run_command(
                 process.wait()
 
 
-def answer(command: Sequence[str], seconds: float) -> str:
-    """Returns what a program prints; "" if there is no such program, or it takes longer than `seconds`."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=seconds).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
 def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:
     """The records of one kind in the metrics.jsonl of a training, in order."""
     records = read_back.read_records(workdir / metrics_file.METRICS)

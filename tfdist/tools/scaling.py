@@ -6,8 +6,7 @@ after the same epochs, and the time of input, compute and communication. The fir
 compilation, is a separate column.
 
 Replicas are workers on this machine, logical CPU devices of one process, or, within a Slurm allocation (sbatch or
-salloc, without srun), tasks of a Slurm step. Finished trainings are not repeated by the same command. One that was
-interrupted is trained from its start: the start-up and the compilation of a resumed one would be in its later epochs.
+salloc, without srun), tasks of a Slurm step. The same command again measures again.
 `python -m tfdist plot DIR DIR` draws several studies in one picture.
 """
 
@@ -18,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.config import diff, schema, tool_flags
-from tfdist.report import files, reporter
+from tfdist.config import tool_flags
+from tfdist.report import reporter
 from tfdist.tools import child_runs, measure, scaling_results, tables
 from tfdist.tools.pictures import scaling as pictures
 from tfdist.tools.pictures import style
@@ -32,8 +31,6 @@ HEADER += ("speedup", "efficiency", *(f"{cause}_seconds" for cause in CAUSES))
 
 # The slowest of the later epochs by the fastest, above which they are too few.
 _SPREAD = 1.25
-# In the directory of a training that was measured as a whole: with which fields of the config, and on what.
-_MEASURED = "measured_with.json"
 
 
 def add_flags(parser: tool_flags.Parser) -> None:
@@ -47,31 +44,29 @@ def add_flags(parser: tool_flags.Parser) -> None:
     meaning = "Epochs of each training; the first is not measured. Default: 3."
     parser.add_argument("--epochs", metavar="N", type=tool_flags.at_least(2), default=3, help=meaning)
     parser.add_workdir("runs/NAME-scaling")
-    scaling_results.add_published(parser)
 
 
 def main(args: argparse.Namespace) -> None:
     """Runs the trainings that the flags name, and writes the results."""
     config, backend = args.config, child_runs.choose_backend(args.by, os.environ)
-    others = [scaling_results.read_published(each) for each in args.published]
-    made = measured_with(config, args.epochs, backend)
     points = []
     for replicas in args.replicas:
         batch = config.data.batch_size * (replicas if args.batch == "weak" else 1)
         print(f"{replicas} replica(s) by {backend}, batch {batch} ...", flush=True)
         to = args.workdir / f"{args.batch}-{replicas}"
-        points.append(measure_one(args.config_words, batch, replicas=replicas, made=made, to=to))
+        made = measure_one(args.config_words, batch, replicas=replicas, backend=backend, epochs=args.epochs, to=to)
+        points.append(made)
     name = config.model.get("name") or args.config_name
     kind = {"processes": "process", "devices": "device", "slurm": "Slurm task"}[backend]
     described = (
         f"{name}, batch {config.data.batch_size:,} ({args.batch} scaling), epochs 2 to {args.epochs}, a replica is a "
         f"{kind}, {measure.machine()}"
     )
-    show(args.workdir, Study(name=name, described=described, points=points), others)
+    show(args.workdir, Study(name=name, described=described, points=points))
 
 
-def show(workdir: Path, found: Study, others: Sequence[Study]) -> None:
-    """Prints and writes table and picture; `others` are published studies, which are drawn as well."""
+def show(workdir: Path, found: Study) -> None:
+    """Prints and writes table and picture."""
     names, table = rows(found)
     print(tables.text((*SHOWN, *names), table))
     if reason := scaling_results.reason(found):
@@ -82,7 +77,7 @@ def show(workdir: Path, found: Study, others: Sequence[Study]) -> None:
     tables.write_csv(workdir / "scaling.csv", (*HEADER, *names), table)
     scaling_results.write(workdir, found)
     print(workdir / "scaling.csv")
-    print(style.save(workdir / "scaling", lambda: pictures.draw([found, *others])))
+    print(style.save(workdir / "scaling", lambda: pictures.draw([found])))
 
 
 def rows(study: Study) -> tuple[list[str], list[tuple[float | None, ...]]]:
@@ -102,43 +97,26 @@ def rows(study: Study) -> tuple[list[str], list[tuple[float | None, ...]]]:
     return names, found
 
 
-def measured_with(config: schema.Config, epochs: int, backend: str) -> dict[str, Any]:
-    """Returns what a training is measured with, as JSON: also fields that change its time only."""
-    fields = {f"config.{name}": value for name, value in diff.flatten(diff.to_json(config))}
-    return fields | {"--epochs": epochs, "--by": backend}
-
-
 def measure_one(
-    arguments: Sequence[str], batch_size: int, *, replicas: int, made: Mapping[str, Any], to: Path
+    arguments: Sequence[str], batch_size: int, *, replicas: int, backend: str, epochs: int, to: Path
 ) -> Point:
-    """Trains on `replicas` replicas in the directory `to`, unless that is done, and reads its reports.
+    """Trains on `replicas` replicas in the directory `to`, which is removed before, and reads its reports.
 
-    There are no evaluations and no callbacks, which may need an evaluation or stop the training. `made`: a result of
-    `measured_with`. Raises ValueError if the training failed, wrote fewer than two reports, or was measured otherwise.
+    There are no evaluations and no callbacks, which may need an evaluation or stop the training. Raises ValueError if
+    the training failed.
     """
-    before = files.read_json(to / _MEASURED)
-    for name in made if before else ():
-        if before.get(name) != made[name]:
-            was = f"{name} was {before.get(name)!r}, and is now {made[name]!r}"
-            raise ValueError(f"{to} was measured with another command: {was}. Choose another --workdir.")
     settings = child_runs.BARE | {
         "data.batch_size": batch_size,
-        "train.epochs": made["--epochs"],
+        "train.epochs": epochs,
         "train.steps": "none",
         "report.every.epochs": 1,
         "report.every.steps": "none",
         "report.every.after": "none",
     }
     changes = [f"--config.{name}={value}" for name, value in settings.items()]
-    options = {"workdir": to, "log": to.with_suffix(".log"), "fresh": before is None}
-    child_runs.train([*arguments, *changes], replicas=replicas, backend=made["--by"], **options)
-    files.write_json(to / _MEASURED, made)
+    log = to.with_suffix(".log")
+    child_runs.train([*arguments, *changes], replicas=replicas, backend=backend, workdir=to, log=log, fresh=True)
     lines = child_runs.reports(to)
-    if len(lines) < 2:
-        raise ValueError(
-            f"{to} has the reports of {len(lines)} epoch(s), but two are needed: the first is not measured. Remove "
-            "that directory and run the command again."
-        )
     return Point(
         replicas=replicas,
         batch_size=batch_size,

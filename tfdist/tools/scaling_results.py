@@ -1,18 +1,12 @@
-"""The results of scaling studies: those measured here, and those that courses print. Imports no TensorFlow."""
+"""The results of scaling studies, as scaling.json of a workdir holds them. Imports no TensorFlow."""
 
 import dataclasses
 import json
-import math
 import statistics
 from pathlib import Path
-from typing import Any
 
-from tfdist import configs
-from tfdist.config import tool_flags
 from tfdist.report import files
 
-# Results that courses or their centres print: drawn behind one's own, with their hardware.
-_PUBLISHED = configs.FOLDER / "courses" / "published.json"
 FILE = "scaling.json"
 CAUSES = ("input", "compute", "communication")
 
@@ -56,7 +50,7 @@ class Study:
     # One line about the training and the machine.
     described: str
     points: list[Point]
-    # Printed by a course, and not measured here.
+    # Printed by a course, and not measured here: see configs/courses/published.
     published: bool = False
 
     def speedups(self) -> list[float]:
@@ -109,40 +103,3 @@ def reason(study: Study) -> str:
         f"{max(more, key=more.get)}: an epoch takes {seconds - ideal:.3g} s longer than the ideal {ideal:.3g} s "
         f"({parts})."
     )
-
-
-def add_published(parser: tool_flags.Parser) -> None:
-    """Adds the flag --published."""
-    names = ", ".join(json.loads(_PUBLISHED.read_text()))
-    meaning = f"Also draw the speedups that a course or its centre prints: {names}. Default: none."
-    parser.add_argument("--published", metavar="A,B,...", type=tool_flags.names, default=[], help=meaning)
-
-
-def find_published(name: str) -> dict[str, Any]:
-    """Returns the entry `name` of configs/courses/published.json; raises ValueError if there is none."""
-    every = json.loads(_PUBLISHED.read_text())
-    if name not in every:
-        raise ValueError(f"--published: there is no {name!r}; there are {', '.join(every)}.")
-    return every[name]
-
-
-def read_published(name: str) -> Study:
-    """Returns published results as a study; raises ValueError if there are none of this name."""
-    found = find_published(name)
-    nothing = [None] * len(found["replicas"])
-    seconds = found.get("epoch_seconds") or [found["examples"] / rate for rate in found["images_per_second"]]
-    first = found.get("first_epoch_seconds") or [math.nan] * len(nothing)
-    columns = (found["replicas"], found["batch_size"], first, seconds, found.get("accuracy", nothing))
-    points = [
-        Point(
-            replicas=replicas,
-            batch_size=batch,
-            first_epoch_seconds=first,
-            later_epoch_seconds=[seconds],
-            examples=found["examples"],
-            values={} if accuracy is None else {"accuracy": accuracy},
-        )
-        for replicas, batch, first, seconds, accuracy in zip(*columns, strict=True)
-    ]
-    described = f"{found['source']}; {found['hardware']}"
-    return Study(name=found["name"], described=described, published=True, points=points)

@@ -2,8 +2,7 @@
 
 `image` is the prepare function for a config. The others are its parts, pure functions for other prepare functions. The
 random ones take `seeds` (int64 [n, 2], one row per example) and `draw`, the stream of random numbers. The result for an
-example depends only on its row of `seeds`: it has the same bits in any batch, at any position. The exception is
-`random_mixup`, which mixes pairs of neighbours.
+example depends only on its row of `seeds`: it has the same bits in any batch, at any position.
 """
 
 import functools
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo.augmentation import check_size, random_crop, random_cutout, random_mixup, static_size
+from tfdist.zoo.augmentation import check_size, random_crop, random_cutout, static_size
 
 Batch = dict[str, tf.Tensor]
 
@@ -32,15 +31,13 @@ def image(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     cutout: int = 0,
-    mixup: float = 0.0,
-    num_classes: int | None = None,
 ) -> Batch:
-    """Resizes, crops, flips, normalises, cuts out and mixes images, in this order.
+    """Resizes, crops, flips, normalises and cuts out images, in this order.
 
     Evaluation only resizes, takes the central crop if `crop` is set, and normalises.
 
     Args:
-        batch: "image" [n, h, w, c] of any real dtype; "label" int64 [n] for mixup; other entries are unchanged.
+        batch: "image" [n, h, w, c] of any real dtype; other entries are unchanged.
         seeds: int64 [n, 2].
         training: False: no augmentation.
         resize: (height, width) to scale images to first.
@@ -53,9 +50,6 @@ def image(
         mean: subtracted after `scale`, one number per channel.
         std: divisor after `mean`, one number per channel.
         cutout: side in pixels of the square set to the mean; 0: none; 16 for CIFAR-10 (arXiv 1708.04552).
-        mixup: alpha of Beta(alpha, alpha) for mixing pairs (arXiv 1710.09412); 0: no mixup. Labels become
-            float32 [n, num_classes] in training, and remain int64 [n] in evaluation.
-        num_classes: the number of classes, required for mixup.
 
     Returns:
         The batch with "image" float32 [n, height, width, c].
@@ -69,7 +63,7 @@ def image(
     batch = normalised(batch, training=training, scale=scale, mean=mean, std=std)
     if training and cutout:
         batch["image"] = random_cutout(batch["image"], seeds, size=cutout)
-    return random_mixup(batch, seeds, alpha=mixup, num_classes=num_classes) if training and mixup else batch
+    return batch
 
 
 def image_bytes(
@@ -124,18 +118,16 @@ def _halves(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     cutout: int = 0,
-    mixup: float = 0.0,
     **others: Any,
 ) -> tuple[Callable[..., Batch], Callable[..., Batch] | None]:
     """Returns `image` in two: a prepare function, and a finish function, which normalises values of one or two bytes.
 
-    So batches are copied to the device as they are stored. With cutout or mixup, which need normalised images, all is
+    So batches are copied to the device as they are stored. With cutout, which needs normalised images, all is
     done by the first.
     """
     values = {"scale": scale, "mean": mean, "std": std}
-    if cutout or mixup:
-        return functools.partial(image, **values, cutout=cutout, mixup=mixup, **others), None
-    others.pop("num_classes", None)
+    if cutout:
+        return functools.partial(image, **values, cutout=cutout, **others), None
 
     def on_host(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
         batch = image_bytes(batch, seeds, training=training, **others)

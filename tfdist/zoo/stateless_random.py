@@ -1,6 +1,5 @@
 """Stateless random numbers: each is a hash of a seed, a stream and a position."""
 
-import numpy as np
 import tensorflow as tf
 
 # Constants of SplitMix64: the odd integer nearest to 2**64 / golden ratio, and the two multipliers of its finaliser.
@@ -33,22 +32,6 @@ def uniform(seeds: tf.Tensor, draw: int, count: int) -> tf.Tensor:
     # The upper 24 bits, the precision of float32. By way of int32: uint64 to float32 would round up to 1.0.
     bits = tf.cast(tf.bitwise.right_shift(hashed, _uint64(40)), tf.int32)
     return tf.cast(bits, tf.float32) * (1.0 / (1 << 24))
-
-
-def beta_quantiles(alpha: float, count: int) -> np.ndarray:
-    """Returns the (i + 1/2) / count quantiles of Beta(alpha, alpha), float64 [count], rising and symmetric about 1/2.
-
-    A lookup table instead of a sampler avoids rejection sampling, and vectorised powers, whose last bit depends on the
-    position in the vector. For alpha < 1 the density has a pole at 0; the substitution x = t**(1 / alpha) makes the
-    integral of x**(alpha - 1) (1 - x)**(alpha - 1) smooth.
-    """
-    t = np.linspace(0.0, 0.5**alpha, 1 << 16)
-    density = (1.0 - t ** (1.0 / alpha)) ** (alpha - 1.0)
-    distribution = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    probabilities = (np.arange(count // 2) + 0.5) / count
-    lower = np.interp(probabilities, 0.5 * distribution / distribution[-1], t) ** (1.0 / alpha)
-    middle = [0.5] if count % 2 else []
-    return np.concatenate([lower, middle, 1.0 - lower[::-1]])
 
 
 def _mix(z: tf.Tensor) -> tf.Tensor:

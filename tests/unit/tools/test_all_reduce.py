@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.tools import all_reduce
+from tfdist.configs.laboratory import all_reduce
 
 
 def test_fit_recovers_latency_and_bandwidth_from_times():

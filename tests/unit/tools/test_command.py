@@ -52,7 +52,7 @@ def test_a_command_shows_its_own_flags(words, usage):
     code, output, error = tfdist(*words.split())
     assert (code, error) == (0, "") and output.startswith(f"usage: python -m {usage}")
     if "doctor" in words:
-        assert "  --job_minutes MINUTES" in output and "  --workdir DIR" in output and str(REPOSITORY) not in output
+        assert "  --gpu " in output and "  --workdir DIR" in output and str(REPOSITORY) not in output
         assert "--config.data.batch_size=64" in output and "Internal" not in output
 
 

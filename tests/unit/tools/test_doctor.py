@@ -25,7 +25,11 @@ def command(*options):
 
 @pytest.mark.workers
 def test_doctor_checks_two_workers_and_finds_no_problem(tmp_path):
-    options = [f"--workdir={tmp_path / 'run'}", "--job_minutes=9000", "--config.cluster.connect_seconds=240"]
+    options = [
+        f"--workdir={tmp_path / 'run'}",
+        "--config.cluster.time_limit_seconds=540000",
+        "--config.cluster.connect_seconds=240",
+    ]
     chief, other = run_all([command(*options)] * 2, environments(2))
     lines = {line[:12].strip(): line for line in chief.splitlines()}
     words = {
@@ -95,10 +99,10 @@ def test_the_machine_of_the_tests_has_no_problem(tmp_path):
         (doctor.communication(0.01, 1 << 20, 2, 0.05), "ok", "0.839 Gbit/s; the rest of a step 50 ms"),
         (doctor.communication(0.0, 0, 1, 0.05), "ok", "no communication"),
         # 36,000 steps and evaluations as long as 3,600 steps; 600 s of each job are its start.
-        (doctor.duration(0.1, 36_000, 10_800, 600, math.inf), "ok", "36,000 steps of 100 ms: about 1:06:00 for the"),
-        (doctor.duration(0.1, 36_000, 10_800, 600, 7200.0), "ok", "and 0:10:00 for each start: within one job of"),
-        (doctor.duration(0.1, 36_000, 10_800, 600, 1800.0), "look", "4 jobs of 0:30:00"),
-        (doctor.duration(0.1, 36_000, 10_800, 600, 600.0), "look", "36,000 steps"),
+        (doctor.duration(0.1, 39_600, 600, math.inf), "ok", "39,600 steps of 100 ms: about 1:06:00 without"),
+        (doctor.duration(0.1, 39_600, 600, 7200.0), "ok", "and 0:10:00 for each start: within one job of"),
+        (doctor.duration(0.1, 39_600, 600, 1800.0), "look", "4 jobs of 0:30:00"),
+        (doctor.duration(0.1, 39_600, 600, 600.0), "look", "39,600 steps"),
     ],
 )
 def test_findings(found, verdict, words):

@@ -24,8 +24,6 @@ print(json.dumps(gpus.measure_rows(cluster)))
 
 
 def test_recommendations():
-    rates = {1: 10.0, 8: 69.0, 16: 94.0, 32: 98.0, 256: 91.0}
-    assert gpus.recommend_megabytes(rates) == 16
     for seconds, expected in (
         ({"float32": 3.0, "bfloat16": 1.0, "float16": 0.95}, "bfloat16"),
         ({"float32": 3.0, "bfloat16": 2.9, "float16": 1.0}, "float16"),
@@ -46,8 +44,6 @@ def test_the_table_on_two_devices():
     for precision in ("float32", "bfloat16", "float16"):
         assert " ms, " in rows[f"step {precision}"] and rows[f"step {precision}"].endswith("examples/s")
     assert re.fullmatch(r"config\.train\.precision=\S+: \S+ times the speed of float32", rows["precision"])
-    assert re.match(r"\S+ ms without XLA, \S+ times as long", rows["XLA"])
-    assert rows["packs"] in ("config.communication.bytes_per_pack=1000", "config.communication.bytes_per_pack=100000")
     done = forked.run([sys.executable, "-m", "tfdist", "doctor", "--gpu"], **keywords)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (

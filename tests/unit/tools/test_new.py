@@ -49,22 +49,28 @@ def pictures(folder, splits=("",)):
                 Image.fromarray(pixels).save(folder / split / label / f"{number}.png")
 
 
-def test_images_with_and_without_splits(make, tmp_path):
+def test_images_with_and_without_splits(make, tmp_path, monkeypatch):
     pictures(tmp_path / "pets")
     said, config, model, (train, test) = make("pets1", "images", "pets")
     assert "2 classes: cat, dog" in said and "24 examples for training, 6 for evaluation" in said
     assert "cd pets1 && tfdist train pets1.py" in said
     assert model.input_shape == (None, 96, 96, 3) and model.output_shape == (None, 2)
     assert (len(train), len(test)) == (24, 6) and config.data.batch_size == 1
+    assert not (tmp_path / "pets1" / "job.sbatch").exists()
     readme = (tmp_path / "pets1" / "README.md").read_text()
     assert "tfdist train pets1.py" in readme and len(readme.splitlines()) <= 14
     with pytest.raises(ValueError, match=r"has no split 'train'. It has: none. The expected layout is PATH/SPLIT"):
         make("flat", "images", "pets/dog")
     with pytest.raises(ValueError, match="MobileNetV3"):
         make("other", "images", "pets", pretrained="MobileNetV9")
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")  # A Slurm is found.
     pictures(tmp_path / "divided", ("train", "val"))
     _, config, _, (train, test) = make("pets2", "images", "divided")
     assert (len(train), len(test), config.data.evaluation_split) == (30, 30, "val")
+    job = (tmp_path / "pets2" / "job.sbatch").read_text()
+    assert "-m tfdist.main --config=pets2.py --config.cluster.requeue=true" in job
 
 
 def test_a_table_of_classes_and_one_of_numbers(make, tmp_path):
@@ -111,29 +117,18 @@ def test_transfer_learning_trains_the_last_layer_and_then_all(tmp_path):
     assert "2,260,546 parameters, float32" in said
 
 
-def test_a_script_and_a_batch_file_where_slurm_is_found(tmp_path, monkeypatch):
+def test_names_and_folders_that_cannot_be_used_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
-    (tmp_path / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert "tfdist run --workdir=runs/mine mine.py" in new.write(pathlib.Path("mine"), "script")
-    job = (tmp_path / "mine" / "job.sbatch").read_text()
-    # The last lines, with programs of other names: code 75 requeues the job.
-    end = "(exit 75)\n" + job[job.index("code=$?") :].replace("scontrol", "echo")
-    done = subprocess.run(["/bin/bash", "-c", end], env={"SLURM_JOB_ID": "7"}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (75, "requeue 7\n")
-    compile((tmp_path / "mine" / "mine.py").read_text(), "mine.py", "exec")
-    for name, kind, words in (
-        ("mine", ("script",), "mine exists"),
-        ("2nd", ("script",), "'2nd' .* run_2nd"),
-        ("json", ("script",), "'json' .* run_json"),  # A module of Python would be imported in its place.
-        ("other", ("images", "none"), "no folder '.*none'"),
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    for name, words in (
+        ("mine", "mine exists"),
+        ("2nd", "'2nd' .* run_2nd"),
+        ("json", "'json' .* run_json"),  # A module of Python would be imported in its place.
+        ("other", "no folder '.*none'"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
-            new.write(pathlib.Path(name), *kind)
-    monkeypatch.setenv("PATH", str(tmp_path / "mine"))
-    new.write(pathlib.Path("alone"), "script")
-    assert {path.name for path in (tmp_path / "alone").iterdir()} == {"alone.py", "README.md"}
+            new.write(pathlib.Path(name), "images", "none")
 
 
 def test_pages_are_listed_and_printed(capsys):

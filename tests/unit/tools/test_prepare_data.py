@@ -9,7 +9,7 @@ import tensorflow_datasets
 from launching import worker_environment
 
 from tfdist import config as c
-from tfdist.tools.prepare_data import command as prepare_data
+from tfdist.tools import prepare as prepare_data
 
 
 class LoginNodeImages(tensorflow_datasets.core.GeneratorBasedBuilder):

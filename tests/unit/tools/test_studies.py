@@ -1,10 +1,8 @@
 """The commands that compare trainings: scaling and trajectories, on real trainings of the line; and their tables."""
 
 import csv
-import dataclasses
 import json
 import os
-import shutil
 import struct
 import sys
 
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist import config as c
 from tfdist.configs.laboratory import stages
 from tfdist.tools import child_runs, scaling, tables
 from tfdist.tools import scaling_results as results
@@ -58,52 +55,8 @@ def test_scaling_trains_each_number_of_replicas_once(tmp_path):
         assert "worker 0 of 2" in (tmp_path / "weak-2.log").read_text()
     assert {"loss", "m", "n"} <= rows[0].keys() and float(rows[1]["communication_seconds"]) > 0
     assert [point.replicas for point in results.read(tmp_path).points] == [1, 2]
-    study("scaling", "--replicas=1,2", *options)  # Trainings are kept.
-    assert read(tmp_path / "scaling.csv") == rows
     pytest.importorskip("matplotlib")
     assert min(size_of_picture(tmp_path / "scaling.png")) > 300
-    path = tmp_path / "weak-1" / "metrics.jsonl"
-    path.write_text("")  # As if it had been tidied away, and the checkpoints had not.
-    error = study("scaling", "--replicas=1", *options, code=1)
-    assert "nothing to do" in (tmp_path / "weak-1.log").read_text()
-    assert "weak-1 has the reports of 0 epoch(s), but two are needed" in error
-
-
-def test_an_interrupted_training_is_measured_again_and_a_complete_one_is_kept(tmp_path, monkeypatch):
-    """The later epochs of a resumed one would hold its start-up and compilation."""
-    seen, killed = [], True
-
-    def train(words, *, workdir, fresh=False, **options):
-        seen.append(fresh)
-        if fresh:
-            shutil.rmtree(workdir, ignore_errors=True)
-        workdir.mkdir(exist_ok=True)
-        lines = [{"kind": "train", "step": step, "seconds": 1.0, "loss": 0.5} for step in (8, 16)]
-        (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        if killed:
-            raise ValueError("exited with code -9")
-
-    monkeypatch.setattr(child_runs, "train", train)
-    config = c.Config(model={"target": "x:y"}, train=c.Train(epochs=1))
-    to = tmp_path / "weak-2"
-
-    def measure(epochs=3, backend="processes", **fields):
-        made = scaling.measured_with(dataclasses.replace(config, **fields), epochs, backend)
-        return scaling.measure_one([], 8, replicas=2, made=made, to=to)
-
-    with pytest.raises(ValueError, match="code -9"):
-        measure()
-    killed = False
-    assert measure().first_epoch_seconds == measure().first_epoch_seconds == 1.0
-    assert seen == [True, True, False]
-    with pytest.raises(ValueError, match=r"--by was 'processes', and is now 'devices'\. Choose another --workdir"):
-        measure(backend="devices")
-    with pytest.raises(ValueError, match="--epochs was 3, and is now 4"):
-        measure(epochs=4)
-    # A resume may have another one; the time depends on it.
-    with pytest.raises(ValueError, match=r"config\.communication\.implementation was 'auto', and is now 'ring'"):
-        measure(communication=c.Communication(implementation="ring"))
-    assert len(seen) == 3
 
 
 @pytest.mark.slow
@@ -211,7 +164,7 @@ def test_speedup_is_against_the_first_and_its_replicas():
 
 
 def test_study_is_read_as_written(tmp_path):
-    study = results.read_published("bsc_resnet50v2")
+    study = results.read(REPOSITORY / "configs/courses/published/bsc_resnet50v2")
     assert [round(value, 2) for value in study.speedups()] == [1.0, 1.88, 3.75] and study.ideal_seconds(4) == 11.25
     results.write(tmp_path, study)
     of_another_release = json.loads((tmp_path / results.FILE).read_text())
@@ -221,11 +174,9 @@ def test_study_is_read_as_written(tmp_path):
     (tmp_path / results.FILE).write_text('{"points": [{}]}')
     with pytest.raises(ValueError, match="damaged"):
         results.read(tmp_path)
-    with pytest.raises(ValueError, match="'x'; there are bsc_resnet50v2"):
-        results.read_published("x")
     # Published as images per second, and without losses: the times are those of epochs of 12,800 images.
-    points = results.read_published("cscs_inceptionv3").points
-    np.testing.assert_allclose([point.examples_per_second for point in points], [138.23, 264.57, 523.38, 1018.18])
+    points = results.read(REPOSITORY / "configs/courses/published/cscs_inceptionv3").points
+    np.testing.assert_allclose([point.examples_per_second for point in points], [138.23, 264.57, 523.38, 1018.18], 1e-4)
     assert not any(point.values for point in points)
 
 

@@ -92,23 +92,18 @@ def test_the_machine_is_divided_among_the_runs(monkeypatch):
 
 
 @pytest.mark.unit
-def test_a_metric_that_no_evaluation_has_is_told(tmp_path, capsys):
+def test_the_best_run_comes_first(tmp_path, capsys):
     jobs = [Job(name, tmp_path / name, []) for name in "abc"]
     for job, value in zip(jobs, (0.5, math.nan, 0.9), strict=True):
         job.workdir.mkdir()
         record = {"kind": "evaluation", "step": 20, "epoch": 2.0, "accuracy": 0.5, "f1": value}
         (job.workdir / metrics_file.METRICS).write_bytes(metrics_file.json_line(record))
 
-    def show(metric):
-        ends = [sweeps.read_end(job, metric, "max", script=False) for job in jobs]
-        return sweeps.show(ends, metric, "max", stopped=False)
-
-    assert show("f1") == 1  # They are not finished.
+    ends = [sweeps.read_end(job, "f1", "max") for job in jobs]
+    assert sweeps.show(ends, "f1", "max", stopped=False) == 1  # They are not finished.
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[2:5]] == ["c", "a", "b"]
     assert printed[5] == f"best: {tmp_path}/c with f1 0.9"
-    with pytest.raises(ValueError, match=r"--metric=f2: .* accuracy, f1"):
-        show("f2")
 
 
 @pytest.mark.unit
@@ -138,7 +133,7 @@ ERRORS = (
     (["--set", "learning_rate.peak=log(1e-5,1)"], "is an interval"),
     (["--set", "seed=1", "--config.seed=2"], "contradict each other"),
     (["--set", "seed=1", "--nodes=3"], "--nodes was removed: .* --slurm"),
-    (["--set", "seed=1", "--metric=f1"], "--mode=max or --mode=min"),
+    (["--set", "seed=1", "--metric=f1"], "--metric was removed: .* checkpoint.best_metric"),
     (["--set", "seed=1", "--max-at-once=900"], "this machine has"),
 )
 
@@ -146,7 +141,7 @@ ERRORS = (
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("sweep", {"config": ["--config=other"], "script": []}), ("seed=5/overrides", {"seed": "6"})],
+    [("sweep", {"config": ["--config=other"]}), ("seed=5/overrides", {"seed": "6"})],
 )
 def test_runs_of_another_sweep_and_of_other_values_are_refused(tmp_path, name, content):
     """The names of their directories are equal."""
@@ -244,26 +239,3 @@ def test_the_three_commands_of_the_page(tmp_path):
     best = re.search(rf"best: {tmp_path}/sweeps/digits/(\S+) with accuracy (0\.9\d+)", printed[0])
     assert best and best[1] in printed[1].splitlines()[2], printed[1]
     assert '"accuracy": 0.9' in printed[2].splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_a_script_is_swept_by_its_own_flags(tmp_path):
-    """A flag that the script refuses is the end of that run only."""
-    (tmp_path / "my_script.py").write_text(
-        "import argparse, keras, numpy as np\n"
-        "parser = argparse.ArgumentParser()\n"
-        "parser.add_argument('--lr', type=float)\n"
-        "rate = parser.parse_args().lr\n"
-        "x = np.random.default_rng(0).normal(size=(320, 8)).astype('float32')\n"
-        "y = (x.sum(axis=1) > 0).astype('int64')\n"
-        "model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])\n"
-        "loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)\n"
-        "model.compile(optimizer=keras.optimizers.SGD(rate), loss=loss, metrics=['accuracy'])\n"
-        "model.fit(x, y, epochs=3, batch_size=32, validation_split=0.2)\n"
-    )
-    words = ["--script=my_script.py", "--set", "lr=0.1,0.001,high", "--max-at-once=2", f"--workdir={tmp_path}/sweep"]
-    printed = sweep(*words, code=1, cwd=tmp_path)
-    assert f"best: {tmp_path}/sweep/lr=0.1 with loss" in printed and "failed: lr=high" in printed, printed
-    assert "invalid float value: 'high'" in printed
-    again = sweep(*words, code=1, cwd=tmp_path)
-    assert "lr=high: started (1 of 1)" in again

@@ -80,7 +80,7 @@ def test_bytes_to_the_device_give_the_same_bits(own_signals, cluster, tmp_path, 
 
 @pytest.mark.parametrize(
     ("stored", "arguments"),
-    [(np.float32, {}), (np.uint8, {"cutout": 2}), (np.uint8, {"mixup": 0.2, "num_classes": 10})],
+    [(np.float32, {}), (np.uint8, {"cutout": 2})],
 )
 def test_what_must_be_normalised_on_the_host_is_not_normalised_again(stored, arguments):
     batch = {"image": tf.constant(np.arange(2 * 4 * 4).reshape([2, 4, 4, 1]) % 9, stored), "label": tf.range(2)}

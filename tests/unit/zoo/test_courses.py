@@ -1,6 +1,5 @@
 """The courses' networks and recipes against the code that their pages print, run by Keras' own `fit`."""
 
-import gzip
 import importlib
 import json
 import pickle
@@ -204,21 +203,3 @@ def test_cifar_refuses_pickles_of_anything_else_without_running_them(tmp_path):
         sources.cifar("train", path=str(folder))
     with pytest.raises(FileNotFoundError, match=r"other.* cifar-10-batches-py"):
         sources.cifar("train", path=str(tmp_path / "other"))
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-def test_idx_files_are_read_compressed_or_not(tmp_path, compressed):
-    images = np.random.default_rng(0).integers(0, 256, (5, 28, 28), np.uint8)
-    labels = np.array([3, 1, 4, 1, 5], np.uint8)
-    for name, values in (("train-images-idx3-ubyte", images), ("train-labels-idx1-ubyte", labels)):
-        header = bytes([0, 0, 8, values.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in values.shape)
-        content, path = header + values.tobytes(), tmp_path / (name + ".gz" * compressed)
-        path.write_bytes(gzip.compress(content) if compressed else content)
-    data = sources.idx("train[1:]", path=str(tmp_path)).read(tf.range(4, dtype=tf.int64))
-    np.testing.assert_array_equal(data["image"], images[1:, ..., None])
-    np.testing.assert_array_equal(data["label"], labels[1:])
-    with pytest.raises(FileNotFoundError, match="t10k-images-idx3-ubyte"):
-        sources.idx("test", path=str(tmp_path))
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(ValueError, match=r"train-labels-idx1-ubyte.* is damaged"):
-        sources.idx("train", path=str(tmp_path))

@@ -131,21 +131,21 @@ def test_missing_and_damaged_files_are_named(folder, tmp_path):
         with pytest.raises(error, match=words):
             sources.imagenet(split, path=str(path), **options).verify()
 
-    refused("train-00000", tmp_path / "none", error=FileNotFoundError)
-    refused("'test'. It has: train, validation", folder, "test")
+    refused("train-", tmp_path / "none", error=FileNotFoundError)
+    refused("test-", folder, "test", error=FileNotFoundError)
     (tmp_path / "train").mkdir()
     content = (folder / "train-00001-of-00003").read_bytes()
     (tmp_path / "train" / "train-00001-of-00003").write_bytes(content)
-    refused("2 of the 3 files of 'train' .* train-00000", error=FileNotFoundError)
+    refused("2 of 00003 files are missing, the first 00000", error=FileNotFoundError)
     for number in (0, 2):
         (tmp_path / "train" / f"train-{number:05d}-of-00003").write_bytes(content[: -7 * number])
     refused(r"00002-of-00003' is cut off .* \d+")
     two = tmp_path / "two"
     (two / "train").mkdir(parents=True)
-    paths = two / "train-00000-of-00001", two / "train" / "train-00001-of-00003"
+    paths = two / "train" / "train-00000-of-00001", two / "train" / "train-00001-of-00003"
     for path in paths:
         path.write_bytes(content)
-    refused(f"'{paths[0]}' and '{paths[1]}'", two)
+    refused("files of two sets", two)
     paths[1].unlink()
     paths[0].write_bytes(content[:20] + b"\x01" + content[21:])
     refused(r"00000-of-00001' is damaged: .* \d+", two)

@@ -9,9 +9,7 @@ import tensorflow as tf
 
 from tfdist.zoo import prepare
 
-FULL = dict(
-    resize=(14, 14), pad=2, crop=(12, 13), flip=True, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25), cutout=5, mixup=0.4
-)
+FULL = dict(resize=(14, 14), pad=2, crop=(12, 13), flip=True, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25), cutout=5)
 
 
 def seeds_of(ids, epoch=0):
@@ -38,7 +36,7 @@ def batch_of(n, **keywords):
 @pytest.mark.parametrize(
     ("keywords", "dtype"),
     [
-        (FULL | {"num_classes": 5}, np.float32),
+        (FULL, np.float32),
         ({"pad": 4, "flip": True}, np.uint8),
         ({"pad": 3, "pad_mode": "reflect", "cutout": 4, "mean": (0.1, 0.2, 0.3)}, np.uint8),
         ({"resize": (23, 5)}, np.float32),
@@ -49,8 +47,7 @@ def test_an_example_does_not_see_its_batch(keywords, dtype):
     function = tf.function(functools.partial(prepare.image, training=True, **keywords), reduce_retracing=True)
     whole = function(batch, seeds)
     parts = [np.arange(46)[part] for part in (slice(0, 22), slice(30, 32), slice(4, 38))]
-    order = np.random.default_rng(0).permutation(23)
-    parts.append(np.stack([2 * order, 2 * order + 1], axis=1).ravel())  # Pairs stay together: mixup mixes them.
+    parts.append(np.random.default_rng(0).permutation(46))
     for rows in parts:
         found = function({key: tf.gather(value, rows) for key, value in batch.items()}, tf.gather(seeds, rows))
         for key, values in found.items():
@@ -186,41 +183,6 @@ def test_cutout_sets_a_clipped_square_to_zero_with_its_centre_anywhere():
 # Mixup
 
 
-def test_mixup_mixes_neighbours_by_one_share_a_pair():
-    n = 400
-    images, labels = np.float32(random_images(n)), np.arange(n) % 5
-    batch = {"image": tf.constant(images), "label": tf.constant(labels, tf.int64), "weight": tf.ones([n])}
-    mixed = prepare.random_mixup(batch, seeds_of(range(n)), alpha=1.0, num_classes=5)
-    assert mixed["label"].dtype == tf.float32 and mixed["label"].shape == (n, 5)
-    np.testing.assert_allclose(mixed["label"].numpy().sum(1), 1.0, atol=1e-6)
-    np.testing.assert_array_equal(mixed["weight"], np.ones(n))
-    shares = mixed["label"].numpy()[np.arange(n), labels]
-    np.testing.assert_array_equal(shares[::2], shares[1::2])
-    s = shares[:, None, None, None]
-    np.testing.assert_allclose(mixed["image"], s * images + (1 - s) * images[np.arange(n) ^ 1], atol=1e-4)
-    np.testing.assert_allclose(mixed["label"].numpy()[np.arange(n), labels[np.arange(n) ^ 1]], 1 - shares, atol=1e-6)
-
-
-def test_mixup_shares_follow_beta():
-    n, alpha = 20_000, 0.2
-    batch = {"image": tf.zeros([n, 1, 1, 1]), "label": tf.range(n, dtype=tf.int64) % 2}
-    shares = prepare.random_mixup(batch, seeds_of(range(n)), alpha=alpha, num_classes=2)["label"].numpy()[::2, 0]
-    deviation = 1 / np.sqrt(4 * (2 * alpha + 1))
-    assert abs(shares.mean() - 0.5) < 5 * deviation / np.sqrt(n / 2) and abs(shares.std() - deviation) < 0.02
-
-
-def test_mixup_takes_distributions_and_refuses_odd_batches():
-    batch = {"image": tf.zeros([4, 1, 1, 1]), "label": tf.constant(np.eye(4, 3), tf.float32)}
-    mix = functools.partial(prepare.random_mixup, alpha=1.0, num_classes=3)
-    np.testing.assert_allclose(mix(batch, seeds_of(range(4)))["label"].numpy()[:2].sum(0), [1, 1, 0], atol=1e-6)
-    odd = {key: value[:3] for key, value in batch.items()}
-    unknown = tf.function(mix, reduce_retracing=True)
-    unknown(batch, seeds_of(range(4)))
-    for function in (mix, unknown):
-        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="must be even"):
-            function(odd, seeds_of(range(3)))
-
-
 # The one-stop function, and its messages
 
 
@@ -239,7 +201,6 @@ def test_other_entries_pass_and_shapes_are_known():
 def test_a_batch_without_images_is_named():
     for batch, options, words in (
         ({"text": tf.constant(["a", "b"])}, {"training": True}, r"\"image\".*'text': \(2,\)"),
-        ({"image": batch_of(2)["image"]}, {"training": True, "mixup": 0.2, "num_classes": 5}, "labels.* image"),
         (batch_of(2), {"training": False, "pad": 4, "crop": (12, 12)}, "no padding in evaluation"),
     ):
         with pytest.raises(ValueError, match=words):

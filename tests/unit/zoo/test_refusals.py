@@ -66,7 +66,6 @@ def whiten():
         (image(mean=(0.5,)), "mean.*3 numbers"),
         (image(std=(1, 1, 0)), "std.*above 0"),
         (image(flip="both"), "flip.*both"),
-        (image(mixup=0.2), "mixup.*num_classes"),
     ],
 )
 def test_the_message_names_the_argument_and_its_value(call, words):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.zoo.stateless_random import beta_quantiles, uniform
+from tfdist.zoo.stateless_random import uniform
 
 
 def splitmix64(state, count):
@@ -30,16 +30,3 @@ def test_rows_are_streams_of_splitmix64(row, draw):
     state = splitmix64(state + 0x9E3779B97F4A7C15 * draw, 1)[0]
     expected = [(number >> 40) / 2**24 for number in splitmix64(state, 5)]
     np.testing.assert_array_equal(uniform(tf.constant([row], tf.int64), draw, 5)[0], np.float32(expected))
-
-
-@pytest.mark.parametrize("alpha", [0.1, 0.5, 1.0, 8.0])
-def test_beta_quantiles_are_those_of_beta(alpha):
-    table = beta_quantiles(alpha, 4096)
-    assert (np.diff(table) >= 0).all() and table.min() >= 0 and table.max() <= 1
-    np.testing.assert_allclose(table, 1 - table[::-1], atol=1e-12)
-    sample = np.sort(np.random.default_rng(0).beta(alpha, alpha, 100_000))
-    # Kolmogorov and Smirnov's distance of the sample from the table, at 1e-6.
-    below = table[:2048]  # Near 1, many of a small alpha's quantiles are the same float64.
-    distance = np.abs(np.searchsorted(sample, below) / len(sample) - (np.arange(2048) + 0.5) / 4096).max()
-    assert distance < 2.7 / np.sqrt(len(sample))
-    assert len(beta_quantiles(alpha, 7)) == 7 and beta_quantiles(alpha, 7)[3] == 0.5

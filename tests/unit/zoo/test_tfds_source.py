@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import types
 
 import numpy as np
 import pytest
@@ -57,12 +56,6 @@ class UnevenImages(SmallImages):
     def _generate_examples(self, split):
         for number in range(COUNTS[split]):
             yield str(number), {"image": picture(number), "key": str(number)}
-
-
-class FarImages(SmallImages):
-    """Its server does not answer: nothing listens at the port."""
-
-    url_infos = types.MappingProxyType({"http://localhost:9/images.zip": None})
 
 
 class BrokenImages(SmallImages):
@@ -167,10 +160,9 @@ def test_a_missing_data_set_is_reported_at_once_with_the_download_command(tmp_pa
         sources.tfds("test", name="small_images", data_dir=str(tmp_path / "file"), download=True)
 
 
-@pytest.mark.parametrize(("name", "reason"), [("far_images", "localhost:9"), ("broken_images", "connection reset")])
-def test_without_a_network_it_gives_up_at_once(tmp_path, name, reason):
-    with pytest.raises(FileNotFoundError, match=rf"'{name}' .*{reason}"):
-        sources.tfds("test", name=name, data_dir=str(tmp_path / "new" / "data"), download=True)
+def test_a_download_that_fails_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"'broken_images' .*connection reset"):
+        sources.tfds("test", name="broken_images", data_dir=str(tmp_path / "new" / "data"), download=True)
     assert not list(tmp_path.glob("new/data/*_images/1.0.0/dataset_info.json"))
 
 

@@ -99,9 +99,7 @@ def chunks(load: Callable[[tf.Tensor], Batch], num_examples: int, size: int) -> 
         yield chunk
 
 
-def write(
-    folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examples: int, facts: Mapping[str, Any] | None = None
-) -> None:
+def write(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examples: int) -> None:
     """Writes `num_examples` examples to the new directory `folder`, completely or not at all.
 
     Existing files, and those that killed processes left, are removed first. The caller holds a lock.
@@ -109,7 +107,6 @@ def write(
     Args:
         folder: gets its name when all is written; until then it is called "NAME.writing".
         chunks: the examples, in order; see `chunks`.
-        facts: JSON values to keep in the manifest.
 
     Raises:
         ValueError: a name is not a valid file name, or an example has several strings in a column.
@@ -121,7 +118,7 @@ def write(
     try:
         kinds = _write_columns(temporary, chunks, num_examples)
         sizes = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
-        manifest = {**(facts or {}), "examples": num_examples, "arrays": kinds, "bytes": sizes}
+        manifest = {"examples": num_examples, "arrays": kinds, "bytes": sizes}
         files.write_json(temporary / MANIFEST, manifest)
         os.replace(temporary, folder)
     except BaseException:

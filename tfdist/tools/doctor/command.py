@@ -34,8 +34,6 @@ from tfdist.training import features
 OK, LOOK, BAD = "ok", "look", "BAD"
 # Steps that are measured, and seconds for which reading is measured.
 _STEPS, _READ_SECONDS = 3, 2.0
-# Time of a batch in an evaluation, which has no backward pass, in training steps.
-_FORWARD = 1 / 3
 # In addition to checkpoint.keep: the best, and the one that is being written.
 _MORE_CHECKPOINTS = 2
 
@@ -56,8 +54,6 @@ def add_flags(parser: tool_flags.Parser) -> None:
     meaning = "Without a config: measure GPUs, all-reduce and steps in each precision."
     parser.add_argument("--gpu", action="store_true", help=meaning)
     parser.add_workdir("runs/NAME", "Workdir of the planned run.")
-    meaning = "Time limit of the planned job, as of sbatch --time."
-    parser.add_argument("--job_minutes", metavar="MINUTES", type=tool_flags.at_least(0, float), help=meaning)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -67,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     if args.gpu:
         process_exit.run_and_exit(gpus.measure_all, saves=False)
     if args.config:
-        checks = functools.partial(check_run, args.config, args.workdir, args.job_minutes)
+        checks = functools.partial(check_run, args.config, args.workdir)
         process_exit.run_and_exit(lambda: report(checks()), saves=False)
     tensorflow_log.announce()
     code = report([*look_at_machine(os.environ), disk(Path.cwd())])
@@ -135,7 +131,7 @@ def launcher(env: Mapping[str, str]) -> Finding:
     return Finding("workers", OK, f"{spec.num_workers} by {spec.launcher}" if spec.num_workers > 1 else alone)
 
 
-def check_run(config: config_lib.Config, workdir: Path, job_minutes: float | None) -> list[Finding]:
+def check_run(config: config_lib.Config, workdir: Path) -> list[Finding]:
     """Starts as a training does, opens the data, builds the model and runs a few steps; stops at what is BAD."""
     findings = look_at_machine(os.environ)
     if any(finding.verdict == BAD for finding in findings):
@@ -169,10 +165,10 @@ def check_run(config: config_lib.Config, workdir: Path, job_minutes: float | Non
     findings.append(communication(summed, gradients, replicas, step))
     # Of a start, without the measurements of reading and of steps.
     start_seconds = interpreter.age() - _READ_SECONDS - _STEPS * step
-    planned = config.cluster.time_limit_seconds if job_minutes is None else 60 * job_minutes
+    planned = config.cluster.time_limit_seconds
     limit = min(slurm_job.end_time(os.environ) - time.time(), math.inf if planned is None else planned)
     slowest = max(step + summed, share / min(reads))
-    findings.append(duration(slowest, run.total_steps, _evaluated_batches(run), start_seconds, limit))
+    findings.append(duration(slowest, run.total_steps, start_seconds, limit))
     cluster.leave()
     return findings
 
@@ -230,18 +226,17 @@ def communication(seconds: float, num_bytes: int, replicas: int, step_seconds: f
     return Finding("all-reduce", LOOK, text, advice) if seconds > step_seconds else Finding("all-reduce", OK, text)
 
 
-def duration(step_seconds: float, steps: int, evaluated: float, start_seconds: float, limit: float) -> Finding:
-    """Estimates how long the run takes, and how many jobs it needs.
+def duration(step_seconds: float, steps: int, start_seconds: float, limit: float) -> Finding:
+    """Estimates how long the run takes without its evaluations, and how many jobs it needs.
 
     Args:
         step_seconds: of a training step, with reading and communication.
         steps: of the run.
-        evaluated: the examples of all its evaluations, in global batches.
         start_seconds: from the start of a process to its first step.
         limit: time limit of a job in seconds; infinite: unknown.
     """
-    seconds = (steps + _FORWARD * evaluated) * step_seconds
-    text = f"{steps:,} steps of {1e3 * step_seconds:.3g} ms: about {lines.duration(seconds)} for the run"
+    seconds = steps * step_seconds
+    text = f"{steps:,} steps of {1e3 * step_seconds:.3g} ms: about {lines.duration(seconds)} without evaluations"
     text += f", and {lines.duration(start_seconds)} for each start"
     if math.isinf(limit):
         return Finding("time", OK, text)
@@ -255,15 +250,6 @@ def duration(step_seconds: float, steps: int, evaluated: float, start_seconds: f
         f"It resumes {jobs - 1} time(s): run the same command again, or set config.cluster.requeue (docs/slurm.md)."
     )
     return Finding("time", LOOK, f"{text}: {jobs} jobs of {job}", advice)
-
-
-def _evaluated_batches(run: Any) -> float:
-    """Returns the examples of all evaluations of a `training.run.Run`, in global batches."""
-    every = run.config.evaluation.every
-    periods = [every.steps, every.epochs and every.epochs * run.steps_per_epoch]
-    times = sum(run.total_steps / period for period in periods if period)
-    times += sum(epoch * run.steps_per_epoch <= run.total_steps for epoch in every.after or ())
-    return max(1, times) * (run.feed.sizes.evaluation_examples or 0) / run.config.data.batch_size
 
 
 def gather(cluster: Any, value: float) -> list[float]:

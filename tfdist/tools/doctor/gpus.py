@@ -1,7 +1,7 @@
 """The GPUs of a job in one table: `python -m tfdist doctor --gpu`, alone or under a launcher. It needs no config.
 
-Devices and versions, all-reduce by size, the step of a residual network in each precision and without XLA, and the
-fields to set. Exit code 1, with one line that says why: there is no GPU.
+Devices and versions, all-reduce by size, the step of a residual network in each precision, and which to set. Exit code
+1, with one line that says why: there is no GPU.
 """
 
 import os
@@ -20,8 +20,8 @@ BATCH, STEPS = 256, 20
 # Four times as wide as in its paper: its products fill a large GPU.
 MODEL = {"target": "tfdist.zoo.models:cifar_resnet", "depth": 20, "num_classes": 10, "width": 64}
 _PRECISIONS = ("float32", "bfloat16", "float16")
-# A size of packs, or a precision, is preferred if it is better than that of the smaller ones by these factors.
-_WORTHWHILE_BANDWIDTH, _WORTHWHILE_SPEED = 0.9, 1.1
+# A precision is preferred to float32, and float16 to bfloat16, if it is faster by this factor.
+_WORTHWHILE = 1.1
 
 
 def measure_all() -> int:
@@ -54,10 +54,8 @@ def measure_rows(cluster: Any) -> list[tuple[str, str]]:
     found, replicas = gpu_software.describe(os.environ), cluster.num_replicas
     rows = [("devices", f"{replicas} x {describe(found)}" if found else f"{replicas} replica(s) on the CPU")]
     rows += [("code", note) for note in gpu_software.notes(found)]
-    best_pack = None
     if replicas > 1:
         rates = {size: all_reduce_gigabytes(cluster, size) for size in MEGABYTES}
-        best_pack = recommend_megabytes(rates)
         text = ", ".join(f"{size:g} MB {rate:.3g}" for size, rate in rates.items())
         rows.append(("all-reduce", f"GB/s each way, by size: {text}"))
     seconds: dict[str, float] = {}
@@ -68,11 +66,6 @@ def measure_rows(cluster: Any) -> list[tuple[str, str]]:
     precision = recommend_precision(seconds)
     gain = seconds["float32"] / seconds[precision]
     rows.append(("precision", f"config.train.precision={precision}: {gain:.2f} times the speed of float32"))
-    without = step_seconds(cluster, precision, xla=False)
-    text = f"{1e3 * without:.3g} ms without XLA, {without / seconds[precision]:.2f} times as long"
-    rows.append(("XLA", text + ("" if without >= seconds[precision] else ": config.train.xla=false")))
-    if best_pack is not None:
-        rows.append(("packs", f"config.communication.bytes_per_pack={round(best_pack * 1e6)}"))
     return rows
 
 
@@ -90,8 +83,8 @@ def all_reduce_gigabytes(cluster: Any, megabytes: float) -> float:
     return 2 * (cluster.num_replicas - 1) / cluster.num_replicas * megabytes * 1e-3 / seconds
 
 
-def step_seconds(cluster: Any, precision: str, *, xla: bool | None = None) -> float:
-    """Seconds of a step of `MODEL` on images of 32x32 pixels, from memory; `xla` as `config.train.xla`."""
+def step_seconds(cluster: Any, precision: str) -> float:
+    """Seconds of a step of `MODEL` on images of 32x32 pixels, from memory."""
     from tfdist.training import setup
 
     source = {"target": "tfdist.zoo.sources:synthetic", "num_examples": 4 * BATCH * cluster.num_replicas}
@@ -99,20 +92,15 @@ def step_seconds(cluster: Any, precision: str, *, xla: bool | None = None) -> fl
     config = config_lib.Config(
         model=dict(MODEL),
         data=config_lib.Data(source=source, evaluation_split=None, batch_size=batch, cache="prepared"),
-        train=config_lib.Train(steps=STEPS, precision=precision, xla=xla),
+        train=config_lib.Train(steps=STEPS, precision=precision),
         checkpoint=config_lib.Checkpoint(export=False),
     )
     with tempfile.TemporaryDirectory() as folder:
         return measure.step_seconds(setup.build_run(config, Path(folder), cluster), STEPS)
 
 
-def recommend_megabytes(rates: Mapping[float, float]) -> float:
-    """Returns the smallest size that reaches 0.9 of the highest rate: larger packs overlap less with computation."""
-    return min(size for size, rate in rates.items() if rate >= _WORTHWHILE_BANDWIDTH * max(rates.values()))
-
-
 def recommend_precision(seconds: Mapping[str, float]) -> str:
     """Returns the fastest precision, or float32 if no other is faster by a tenth."""
     # bfloat16 first: it needs no loss scaling.
-    fastest = "bfloat16" if seconds["bfloat16"] <= _WORTHWHILE_SPEED * seconds["float16"] else "float16"
-    return fastest if _WORTHWHILE_SPEED * seconds[fastest] < seconds["float32"] else "float32"
+    fastest = "bfloat16" if seconds["bfloat16"] <= _WORTHWHILE * seconds["float16"] else "float16"
+    return fastest if _WORTHWHILE * seconds[fastest] < seconds["float32"] else "float32"

@@ -13,7 +13,6 @@ examples_per_second, hours, replicas, job, trouble.
 
 import argparse
 import contextlib
-import json
 import operator
 import re
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.config import tool_flags
-from tfdist.report import files, lines
+from tfdist.report import lines
 from tfdist.tools import tables
 from tfdist.tools.many_runs import run_state
 
@@ -44,7 +43,6 @@ def add_flags(parser: tool_flags.Parser) -> None:
     parser.add_argument("--sort", metavar="FIELD", default="", help=meaning)
     meaning = "More fields to show, as learning_rate.peak,seed."
     parser.add_argument("--columns", metavar="A,B,...", type=tool_flags.names, default=[], help=meaning)
-    parser.add_argument("--json", action="store_true", help="Print all fields of the runs as JSON.")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -58,9 +56,7 @@ def main(args: argparse.Namespace) -> int:
         if args.sort:
             by = run_state.resolve(args.sort.removeprefix("-"), rows)
             chosen, more = _sorted(chosen, by, falls=args.sort.startswith("-")), [*more, by]
-        if args.json:
-            print(json.dumps(files.nan_to_null(chosen), indent=1, default=repr))
-        elif chosen:
+        if chosen:
             print(tables.text(*table(rows, chosen, more)))
         else:
             print(f"None of the {len(rows)} runs satisfies --where.", file=sys.stderr)

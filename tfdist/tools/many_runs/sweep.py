@@ -1,8 +1,7 @@
-"""Trains with many values of fields or flags, one run each: `python -m tfdist sweep --set FIELD=VALUES ...`.
+"""Trains with many values of fields, one run each: `python -m tfdist sweep --set FIELD=VALUES ...`.
 
     tfdist sweep --config=digits --set learning_rate.peak=0.05,0.1,0.2 --set seed=0..3 --workdir=sweeps/digits
     tfdist sweep --config=... --random=20 --set "optimizer.weight_decay=log(1e-5,1e-2)" --set seed=0..2 --workdir=...
-    tfdist sweep --script="my_script.py --epochs=3" --set lr=0.1,0.01 --workdir=sweeps/mine
     tfdist sweep --config=... --set ... --workdir=... --slurm="--nodes=1 --time=60 launch/slurm.sbatch"
 
 VALUES are a list (0.1,0.2), a range of whole numbers (0..4), or with --random=N an interval to draw from:
@@ -20,36 +19,35 @@ import itertools
 import math
 import random
 import re
-import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tfdist.cluster import interruption
 from tfdist.config import load, schema, tool_flags
-from tfdist.report import files, reporter
+from tfdist.report import files
 from tfdist.tools import child_runs, tables
 from tfdist.tools.many_runs import run_state, sweep_jobs
 from tfdist.tools.many_runs.sweep_jobs import Job
 from tfdist.training import features
 
 USAGE = "--config=FILE --set FIELD=VALUES... --workdir=DIR [flags]"
-# In the workdir of the sweep: the config or script of all runs. In that of a run: its values.
+# In the workdir of the sweep: the config of all runs. In that of a run: its values.
 _SHARED, _OVERRIDES = "sweep.json", "overrides.json"
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _INTERVAL = re.compile(r"(uniform|log|int)\(([^,()]+),([^,()]+)\)")
 _NOTATION = "a list (0.1,0.2), a range of whole numbers (0..4), log(1e-5,1e-2), uniform(0,1) or int(16,256)"
 # Draws per run before fewer runs than wanted are taken, because most draws repeat.
 _ATTEMPTS = 50
-# The most runs, because all are checked before the first one starts; runs of a table on the terminal.
-_MAX_RUNS, _MAX_ROWS = 10_000, 40
+# The most runs, because all are checked before the first one starts.
+_MAX_RUNS = 10_000
 # Letters of the name of a run.
 _LONGEST_NAME = 120
 # Exit codes after which the same command goes on from the newest checkpoint; negative: killed by a signal.
 _MAY_GO_ON = (interruption.EXIT_STOPPED, interruption.EXIT_PEER_LOST, 130)
 
-# Overrides of one run: field or flag -> value as on a command line.
+# Overrides of one run: field -> value as on a command line.
 Overrides = dict[str, str]
 # The values of a field, or what gives one for a fraction of its interval, within 0 and 1.
 Values = list[str] | Callable[[float], str]
@@ -57,17 +55,12 @@ Values = list[str] | Callable[[float], str]
 
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags and words."""
-    parser.add_config(required=False)
-    parser.add_argument("--script", metavar="WORDS", default="", help="A Keras script with its own flags, in quotes.")
-    meaning = "A field of the config, or a flag of the script, and its values. May be repeated."
+    parser.add_config()
+    meaning = "A field of the config and its values. May be repeated."
     parser.add_argument("--set", metavar="NAME=VALUES", action="append", default=[], help=meaning)
     parser.add_workdir("sweeps/NAME", "Directory of the sweep.")
     meaning = "Draw this many runs instead of taking all combinations."
     parser.add_argument("--random", metavar="N", type=tool_flags.at_least(1), help=meaning)
-    meaning = "The evaluation's value to compare. Default: checkpoint.best_metric, or loss."
-    parser.add_argument("--metric", metavar="NAME", default="", help=meaning)
-    meaning = "Which values of it are better. Default: checkpoint.best_mode."
-    parser.add_argument("--mode", choices=["max", "min"], help=meaning)
     meaning = "Runs at a time. Default: one for each GPU, or for two cores; all that Slurm starts."
     parser.add_argument("--max_at_once", metavar="N", type=tool_flags.at_least(1), help=meaning)
     meaning = "Submit one job array: options of sbatch and the batch file, in quotes, such as launch/slurm.sbatch."
@@ -77,16 +70,14 @@ def add_flags(parser: tool_flags.Parser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Runs the sweep that the flags name, or submits it; returns the exit code."""
-    script = shlex.split(args.script)
     fields = dict(read_values(text) for text in args.set)
-    _check_flags(args, fields, script)
+    _check_flags(args, fields)
     rows = draws(fields, args.random) if args.random else grid(fields)
     runs = {name_of(row): row for row in rows}
-    configs = [] if script else [_check(args, name, row) for name, row in runs.items()]
-    metric, mode = _metric(args, configs)
+    configs = [_check(args, name, row) for name, row in runs.items()]
+    best = configs[0].checkpoint
+    metric, mode = (best.best_metric, best.best_mode) if best.best_metric else ("loss", "min")
     workdir = args.workdir.absolute()
-    if script and workdir == Path("sweeps").absolute():  # The default without a config.
-        workdir /= Path(script[0]).stem
     if args.dry_run:
         print("\n".join([*runs, f"{len(runs)} runs in {workdir}; none is started."]))
         return 0
@@ -94,14 +85,15 @@ def main(args: argparse.Namespace) -> int:
         sweep_jobs.check_slurm(args.slurm)
     on_cpu = any(config.cluster.gpus == 0 for config in configs)
     slots = [] if args.slurm else sweep_jobs.slots(args.max_at_once, on_cpu=on_cpu)
-    _keep(workdir / _SHARED, {"config": args.config_words, "script": script}, "another sweep")
+    _keep(workdir / _SHARED, {"config": args.config_words}, "another sweep")
     jobs = []
     for name, row in runs.items():
         _keep(workdir / name / _OVERRIDES, row, "a run with other values")
-        jobs.append(Job(name, workdir / name, command(workdir / name, row, args.config_words, script)))
+        words = [*args.config_words, *_overriding(row), f"--workdir={workdir / name}"]
+        jobs.append(Job(name, workdir / name, [sys.executable, "-m", "tfdist.main", *words]))
 
     def read_now(job: Job) -> dict[str, Any]:
-        return read_end(job, metric, mode, script=bool(script))
+        return read_end(job, metric, mode)
 
     left = [job for job in jobs if read_now(job)["state"] not in ("finished", "running")]
     if args.slurm:
@@ -112,10 +104,8 @@ def main(args: argparse.Namespace) -> int:
         return show([read_now(job) for job in jobs], metric, mode, stopped=bool(stop))
 
 
-def _check_flags(args: argparse.Namespace, fields: Mapping[str, Values], script: Sequence[str]) -> None:
+def _check_flags(args: argparse.Namespace, fields: Mapping[str, Values]) -> None:
     """Raises ValueError if there is nothing to vary, or the flags contradict each other."""
-    if bool(script) == bool(args.config_words):
-        raise ValueError("give either a config (--config), or a script (--script).")
     if not fields:
         raise ValueError("there is nothing to vary: add --set FIELD=VALUES, such as --set seed=0..4.")
     if len(fields) < len(args.set):
@@ -123,8 +113,6 @@ def _check_flags(args: argparse.Namespace, fields: Mapping[str, Values], script:
     for name in map(load.name_of, args.config_words[1:]):
         if name in fields:
             raise ValueError(f"--config.{name} and --set {name} contradict each other: give one of them.")
-    if script and not Path(script[0]).is_file():
-        raise ValueError(f"--script={args.script}: there is no file {script[0]}.")
 
 
 def _keep(path: Path, value: dict[str, Any], what: str) -> None:
@@ -211,20 +199,10 @@ def name_of(row: Overrides) -> str:
     return f"{plain[:_LONGEST_NAME]}_{hashlib.sha256(repr(row).encode()).hexdigest()[:6]}"
 
 
-def _overriding(row: Overrides, *, script: bool) -> list[str]:
-    """Returns the words of a run's values: flags of a script, or fields of a config."""
-    if script:
-        return [f"--{name}={value}" for name, value in row.items()]
+def _overriding(row: Overrides) -> list[str]:
+    """Returns the words of a run's values."""
     steps = ["--config.train.steps=none"] if "epochs" in row else []
     return steps + [f"--config.{'train.epochs' if name == 'epochs' else name}={value}" for name, value in row.items()]
-
-
-def command(workdir: Path, row: Overrides, shared: Sequence[str], script: Sequence[str]) -> list[str]:
-    """Returns the command that starts or resumes a run in `workdir`."""
-    given = _overriding(row, script=bool(script))
-    if script:
-        return [sys.executable, "-m", "tfdist.run", f"--workdir={workdir}", *script, *given]
-    return [sys.executable, "-m", "tfdist.main", *shared, *given, f"--workdir={workdir}"]
 
 
 def _check(args: argparse.Namespace, name: str, row: Overrides) -> schema.Config:
@@ -233,47 +211,32 @@ def _check(args: argparse.Namespace, name: str, row: Overrides) -> schema.Config
     Raises ValueError, which names the run, and says as `tfdist train` which of its fields does not exist or is invalid.
     """
     try:
-        config = load.load(args.config_file, [*args.config_words[1:], *_overriding(row, script=False)])
+        config = load.load(args.config_file, [*args.config_words[1:], *_overriding(row)])
         features.check(config)
         return config
     except (ValueError, SystemExit) as error:
         raise ValueError(f"nothing was started, because the run {name} is invalid. {error}") from None
 
 
-def _metric(args: argparse.Namespace, configs: Sequence[schema.Config]) -> tuple[str, str]:
-    """Returns the name of the value to compare, and which values are better: those of the flags, or of the config."""
-    options = configs[0].checkpoint if configs else schema.Checkpoint()
-    metric = args.metric or options.best_metric or "loss"
-    known = {"loss": "min"} | ({options.best_metric: options.best_mode} if options.best_metric else {})
-    mode = args.mode or known.get(metric)
-    if mode is None:
-        raise ValueError(f"--metric={metric}: say which values are better, with --mode=max or --mode=min.")
-    return metric, mode
-
-
-def read_end(job: Job, metric: str, mode: str, *, script: bool) -> dict[str, Any]:
+def read_end(job: Job, metric: str, mode: str) -> dict[str, Any]:
     """Returns how a run stands: its name, state, epoch, best value of the metric, and why it has failed.
 
     The state is new, running, finished, failed, or stopped: to be continued. One that is damaged counts as failed.
     """
-    end = {"name": job.name, "workdir": job.workdir, "state": "new", "epoch": None, "value": None, "known": set()}
-    problems: list[str] = []
+    end = {"name": job.name, "workdir": job.workdir, "state": "new", "epoch": None, "value": None}
     try:
-        rows = [run_state.read(each) for each in run_state.workdirs(job.workdir, problems)]
-        records = [one for row in rows for one in child_runs.reports(Path(row["run"]), "evaluation")]
+        rows = [run_state.read(each) for each in run_state.workdirs(job.workdir, [])]
+        records = child_runs.reports(job.workdir, "evaluation")
     except ValueError as error:
         return end | {"state": "failed", "trouble": str(error)}
-    code, log = sweep_jobs.exit_code(job.workdir), job.workdir / sweep_jobs.LOG
-    if code is not None and code > 0 and code not in _MAY_GO_ON:
-        end |= {"state": "failed", "trouble": f"{sweep_jobs.last_line(job.workdir)} (log: {log})"}
     if rows:
-        last = rows[-1]
-        done = code == 0 if script else last["state"] == "finished"  # After its last fit a script may do more.
-        state = last["state"] if last["state"] == "running" else "finished" if done else end["state"]
-        end |= {"state": "stopped" if state == "new" else state, "epoch": last["epoch"]}
+        state = rows[0]["state"]
+        end |= {"state": state if state in ("running", "finished") else "stopped", "epoch": rows[0]["epoch"]}
+    code, log = sweep_jobs.exit_code(job.workdir), job.workdir / sweep_jobs.LOG
+    if end["state"] in ("new", "stopped") and code is not None and code > 0 and code not in _MAY_GO_ON:
+        end |= {"state": "failed", "trouble": f"{sweep_jobs.last_line(job.workdir)} (log: {log})"}
     found = [record[metric] for record in records if isinstance(record.get(metric), int | float)]
-    known = {name for record in records for name in record}
-    return end | {"value": (max if mode == "max" else min)(found, default=None), "known": known}
+    return end | {"value": (max if mode == "max" else min)(found, default=None)}
 
 
 def _in_words(end: Mapping[str, Any], metric: str) -> str:
@@ -282,16 +245,11 @@ def _in_words(end: Mapping[str, Any], metric: str) -> str:
 
 
 def show(ends: list[dict[str, Any]], metric: str, mode: str, *, stopped: bool) -> int:
-    """Prints the table of the runs, the best one, and how to go on; returns the exit code of the sweep.
-
-    Raises ValueError if there are evaluations, and none has the metric.
-    """
+    """Prints the table of the runs, the best one, and how to go on; returns the exit code of the sweep."""
     sign = -1 if mode == "max" else 1
     ends.sort(key=lambda end: (end["value"] is None, sign * (end["value"] or 0.0)))
-    shown = [[end[name] for name in ("name", "state", "epoch", "value")] for end in ends[:_MAX_ROWS]]
+    shown = [[end[name] for name in ("name", "state", "epoch", "value")] for end in ends]
     print(tables.text(("run", "state", "epoch", f"best {metric}"), shown))
-    if len(ends) > _MAX_ROWS:
-        print(f"... and {len(ends) - _MAX_ROWS} more: tfdist runs shows all.")
     if ends[0]["value"] is not None:
         print(f"best: {ends[0]['workdir']} with {metric} {ends[0]['value']:.5g}")
     failed = [end for end in ends if end["state"] == "failed"]
@@ -300,7 +258,4 @@ def show(ends: list[dict[str, Any]], metric: str, mode: str, *, stopped: bool) -
     left = sum(end["state"] not in ("finished", "failed") for end in ends)
     if left or stopped:
         print(f"{left} of {len(ends)} runs are not finished: run the same command again to continue.")
-    known = sorted({name for end in ends for name in end["known"]} - reporter.RESERVED)
-    if known and metric not in known:
-        raise ValueError(f"--metric={metric}: no evaluation has this value. They have: {', '.join(known)}.")
     return interruption.EXIT_STOPPED if stopped else int(bool(failed or left))

@@ -221,16 +221,15 @@ def _ask(*command: str) -> str:
 def run_task(file: str, index: int) -> int:
     """Runs a task of a job array with srun, on the nodes of the task; returns the exit code of the job."""
     task = (files.read_json(file) or {})["tasks"][index]
-    workdir, script = Path(task["workdir"]), "tfdist.run" in task["command"]
+    workdir = Path(task["workdir"])
     (workdir / _END).unlink(missing_ok=True)
-    # A run requeues its job itself, as in the batch file; a script leaves that to the batch file, after code 75.
-    requeue = [] if script else ["--config.cluster.requeue=true"]
     print(f"The output is in {workdir / LOG}", flush=True)
     with (workdir / LOG).open("ab") as log:
-        command = ["srun", f"--wait={_WAIT_SECONDS}", *task["command"], *requeue]
+        # The run requeues its job itself, as in the batch file.
+        command = ["srun", f"--wait={_WAIT_SECONDS}", *task["command"], "--config.cluster.requeue=true"]
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
     files.write_json(workdir / _END, {"code": code})
-    return 1 if code == interruption.EXIT_STOPPED and not script else code
+    return 1 if code == interruption.EXIT_STOPPED else code
 
 
 if __name__ == "__main__":

@@ -78,6 +78,8 @@ def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False, x
     for name in names:
         if name not in known:
             raise ValueError(f"--y: the runs have no value {name!r}; they have {', '.join(known)}.")
+    if not any(x in record for run in runs for record in run.train):
+        raise ValueError(f"--x: the runs have no column {x!r}; they have {', '.join(runs[0].train[-1])}.")
     chosen = list(names) or known
     columns = min(3, len(chosen))
     rows = math.ceil(len(chosen) / columns)

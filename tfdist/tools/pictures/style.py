@@ -7,7 +7,6 @@ distinguish. Each series also has its own marker. Surfaces use matplotlib's civi
 
 import io
 import json
-import math
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,17 +65,8 @@ def figure(
 
 
 def legend(figure: Any, handles: Sequence[Any]) -> None:
-    """Places one legend for all axes to the right of the title, in as many rows as it needs there."""
-    # Inches: a letter of the bold title, a letter of the legend, and a line or marker with its space.
-    letter, small, sample = 0.17, 0.1, 1.2
-    space = figure.get_figwidth() - letter * len(figure.get_suptitle())
-    lengths = [len(handle.get_label()) for handle in handles]
-    for columns in range(len(lengths), 0, -1):
-        rows = math.ceil(len(lengths) / columns)
-        parts = [lengths[first : first + rows] for first in range(0, len(lengths), rows)]
-        if sum(sample + small * max(part) for part in parts) <= space:
-            break
-    figure.legend(handles=handles, loc="outside upper right", ncols=columns)
+    """Places one legend for all axes to the right of the title, in rows of four."""
+    figure.legend(handles=handles, loc="outside upper right", ncols=min(4, len(handles)))
 
 
 def series(index: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files to predict as a source of examples: images, .npy and .npz arrays, tables."""
+"""Files to predict as a source of examples: images, arrays in .npz files, tables."""
 
 import functools
 import os
@@ -17,7 +17,7 @@ from tfdist.tools.saved_runs import model as model_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
-ARRAYS, TABLES = (".npz", ".npy"), (".csv", ".tsv", ".parquet", ".pq")
+ARRAYS, TABLES = (".npz",), (".csv", ".tsv", ".parquet", ".pq")
 _PARALLEL_IMAGES = 16
 # Its modules find, read and encode the examples of files as in the training.
 _SOURCES = "tfdist.zoo.sources"
@@ -138,34 +138,17 @@ def find(words: Sequence[str]) -> tuple[str, list[Path]]:
     )
 
 
-def read_arrays(path: Path, shapes: Mapping[str, Sequence[int | None] | None]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a .npz or .npy file by the names of a model's inputs; a single input takes a single array.
-
-    `shapes` are those of an example, None where any fits. Raises ValueError if an array is missing or does not fit, or
-    their lengths differ.
-    """
+def read_array(path: Path, key: str) -> np.ndarray:
+    """Returns the array `key` of a .npz file, or its only one; raises ValueError if there is none, or it is damaged."""
     try:
-        loaded = np.load(path)
-        arrays = {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        reason = str(error).partition(". ")[0]
-        raise ValueError(f"{path} is damaged, or holds no arrays of numbers: {reason}. Write it again.") from None
-    if len(shapes) == len(arrays) == 1:
-        arrays = dict(zip(shapes, arrays.values(), strict=True))
-    fitting = {
-        name: arrays[name]
-        for name, shape in shapes.items()
-        if name in arrays and tf.TensorShape(shape).is_compatible_with(arrays[name].shape[1:])
-    }
-    if len(fitting) < len(shapes) or len({len(value) for value in fitting.values()}) > 1:
-        wanted = ", ".join(f"{name} [n, {_text(shape)}]" for name, shape in shapes.items())
-        found = ", ".join(f"{name} {list(value.shape)}" for name, value in arrays.items())
-        raise ValueError(f"{path} must have an array for each input of the model: {wanted}. It has: {found}")
-    return {name: value.astype(np.float32) if value.dtype == np.float64 else value for name, value in fitting.items()}
-
-
-def _text(shape: Sequence[int | None] | None) -> str:
-    return "..." if shape is None else ", ".join("any" if size is None else str(size) for size in shape)
+        with np.load(path) as file:
+            name = key if key in file.files or len(file.files) != 1 else file.files[0]
+            if name not in file.files:
+                raise ValueError(f"it must have the array {key!r}, and has {', '.join(file.files) or 'none'}")
+            array = file[name]
+    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read: {str(error).partition('. ')[0]}.") from None
+    return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 def read_table(saved: SavedRun, key: str, path: Path) -> Rows:
@@ -198,24 +181,23 @@ def read_table(saved: SavedRun, key: str, path: Path) -> Rows:
 def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str]) -> Rows:
     """Opens the files or folders that `words` name as a source; raises ValueError if they do not fit the model."""
     kind, files = find(words)
-    shapes = model_lib.input_shapes(saved, model)
-    key, shape = next(iter(shapes.items()))
+    key, shape = saved.input_key(), model_lib.input_shape(saved, model)
     if kind == "arrays":
-        # The run's preparation may change the shape of a single input.
-        arrays = read_arrays(files[0], {key: None} if saved.config is not None and len(shapes) == 1 else shapes)
+        array = read_array(files[0], key)
         # As the source `npz`: images without channels get an axis.
-        grey = key == "image" and arrays[key].ndim == 3 and len(shape or ()) == 3
-        return Rows(arrays | ({key: arrays[key][..., np.newaxis]} if grey else {}))
-    if kind == "images" and len(shapes) == 1:
+        array = array[..., np.newaxis] if key == "image" and array.ndim == 3 and len(shape or ()) == 3 else array
+        if saved.config is None and not tf.TensorShape(shape).is_compatible_with(array.shape[1:]):
+            raise ValueError(f"{files[0]}: the model takes examples of shape {list(shape)}. Received: {array.shape}")
+        return Rows({key: array})
+    if kind == "images":
         data = config_lib.Data() if saved.config is None else saved.config.data
         # Such a run prepares images of any size, which are encoded.
         encoded = str(data.prepare["target"]).endswith("inception:image") and not data.source.get("size")
         size = None if encoded else image_shape(saved, shape, files[0])
         return ImageFiles(files, size, tf.float32 if saved.config is None else tf.uint8, saved.classes)
-    if kind == "table" and saved.label_column:
-        return read_table(saved, key, files[0])
-    names = ", ".join(f"{name} [n, {_text(each)}]" for name, each in shapes.items())
-    raise ValueError(f"{saved.workdir} was not trained on a {kind}: give a .npz file with {names}.")
+    if not saved.label_column:
+        raise ValueError(f"{saved.workdir} was not trained on a table: give images, or a .npz file with {key!r}.")
+    return read_table(saved, key, files[0])
 
 
 def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None, first: Path) -> tuple[int, int, int]:

@@ -1,9 +1,7 @@
 """The model of a run with the weights of a checkpoint, and its outputs for all examples of a source."""
 
 import contextlib
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -24,9 +22,6 @@ from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 from tfdist.training import run as run_lib
 from tfdist.training import setup
-
-# Seconds between two lines of progress.
-_SECONDS = 10.0
 
 
 def connect(saved: SavedRun, which: str) -> Cluster:
@@ -82,15 +77,16 @@ def _load_exported(saved: SavedRun, cluster: Cluster) -> keras.Model:
         ) from None
 
 
-def input_shapes(saved: SavedRun, model: keras.Model) -> dict[str, tuple[int | None, ...] | None]:
-    """Returns the shape of an example of each input of the model by its key in a batch; None: not known.
-
-    Several inputs have their names, a single one that of the run's objective.
-    """
+def input_shape(saved: SavedRun, model: keras.Model) -> tuple[int | None, ...] | None:
+    """Returns the shape of an example of the model's input; None: not known. Raises ValueError for several inputs."""
     given = list(getattr(model, "inputs", None) or ())
     if len(given) > 1:
-        return {each.name: tuple(each.shape[1:]) for each in given}
-    return {saved.input_key(): tuple(given[0].shape[1:]) if given else None}
+        names = ", ".join(each.name for each in given)
+        raise ValueError(
+            f"The model has several inputs ({names}): load {saved.workdir / saved_lib.MODEL} with "
+            "keras.models.load_model, and call its predict."
+        )
+    return tuple(given[0].shape[1:]) if given else None
 
 
 def _preparation(saved: SavedRun) -> Prepare:
@@ -114,33 +110,22 @@ def outputs(
     data = config_lib.Data() if saved.config is None else saved.config.data
     size = min(data.evaluation_batch_size or data.batch_size, len(source))
     batch = -(-size // cluster.num_replicas) * cluster.num_replicas
-    shard, call = run_lib.replica_shard(cluster), _caller(saved, model)
+    shard, key = run_lib.replica_shard(cluster), saved.input_key()
     dataset, steps = stream.evaluation(source, _preparation(saved), shard, global_batch=batch, seed=0)
 
     def replica(element: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         columns, _ = element
         kept = {key: columns[key] for key in keep if key in columns}
-        return tf.cast(tf.convert_to_tensor(call(columns)), tf.float32), kept
+        return tf.cast(tf.convert_to_tensor(model(columns[key], training=False)), tf.float32), kept
 
     @tf.function(autograph=False)
     def step(iterator: Iterator) -> Any:
         return gather.gather(cluster, cluster.strategy.run(replica, args=(next(iterator),)))
 
-    iterator, found, said = cluster.distribute(dataset), [], time.monotonic()
+    iterator, found = cluster.distribute(dataset), []
     for number in range(1, steps + 1):
         with cluster.monitor.in_collective("predictions"):
             found.append(tf.nest.map_structure(lambda value: value.numpy(), step(iterator)))
         cluster.monitor.note_progress(number)
-        if cluster.is_chief and time.monotonic() > said + _SECONDS:
-            said = time.monotonic()
-            print(f"{number * batch:,}/{len(source):,} examples", file=sys.stderr, flush=True)
     values, kept = tf.nest.map_structure(lambda *parts: np.concatenate(parts)[: len(source)], *found)
     return values, kept
-
-
-def _caller(saved: SavedRun, model: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """Returns call(batch) -> the outputs of `model` for the prepared batch."""
-    keys = list(input_shapes(saved, model))
-    if len(keys) > 1:
-        return lambda batch: model(keras.tree.map_structure(lambda one: batch[one.name], model.input), training=False)
-    return lambda batch: model(batch[keys[0]], training=False)

@@ -1,7 +1,7 @@
 """Predicts files with the model of a run: `python -m tfdist predict RUN FILES`.
 
-RUN is the workdir of a run. FILES are images, folders of images, one .npy or .npz file, or one table (.csv, .tsv,
-.parquet). They are prepared as in an evaluation of the run.
+RUN is the workdir of a run. FILES are images, folders of images, one .npz file, or one table (.csv, .tsv, .parquet).
+They are prepared as in an evaluation of the run.
 
     python -m tfdist predict runs/cats photos/ --out=cats.csv
     srun python -m tfdist predict runs/cats photos/ --out=cats.csv --checkpoint=best

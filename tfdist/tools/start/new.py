@@ -1,13 +1,12 @@
 """Writes a small directory that trains on your data at once: `python -m tfdist new NAME --images=DIR`.
 
 It holds a config, a network, a README, and a batch file where Slurm is found; all are yours to edit. The data are
-opened by the source that the config names, and are not copied.
+opened by the source that the config names, and are not copied. A Keras script needs none of it: `tfdist run` runs it.
 
     tfdist new shapes --images=shapes               # DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg and DIR/test/...
     tfdist new shapes --images=shapes --pretrained=MobileNetV2     # the last layer of a network of ImageNet
     tfdist new flowers --table=flowers.csv          # a CSV or Parquet file; the last column is predicted
     tfdist new flowers --table=flowers.csv --label=species --ignore=id,name
-    tfdist new mine --script                        # a script with Keras' own model.fit
 """
 
 import argparse
@@ -28,18 +27,11 @@ from tfdist.config import text as text_lib
 from tfdist.tools import tables
 from tfdist.tools.start import shipped
 
-USAGE = "NAME --images=DIR [--pretrained=NETWORK] | --table=FILE [--label=COLUMN] | --script"
+USAGE = "NAME --images=DIR [--pretrained=NETWORK] | --table=FILE [--label=COLUMN]"
 _EVALUATION = ("test", "val", "valid", "validation")
 # The largest side of images, which are scaled to it: for a network of its own, and for one of ImageNet.
 _SIDE, _PRETRAINED_SIDE = 96, 160
 _EPOCHS = 20
-# The end of the batch file of a script, which leaves that to it; a config requeues the job itself.
-_REQUEUE = """
-code=$?
-# 75: stopped in time and saved. The same command resumes.
-[ "$code" -ne 75 ] || scontrol requeue "$SLURM_JOB_ID"
-exit "$code"\
-"""
 
 
 def add_flags(parser: tool_flags.Parser) -> None:
@@ -49,7 +41,6 @@ def add_flags(parser: tool_flags.Parser) -> None:
     meaning = "A folder with a folder of images for each class, or for each split and class."
     kinds.add_argument("--images", metavar="DIR", help=meaning)
     kinds.add_argument("--table", metavar="FILE", help="A CSV, TSV or Parquet file with a row for each example.")
-    kinds.add_argument("--script", action="store_true", help="Write a Keras script instead of a config.")
     meaning = "With --images: a network of keras.applications, with weights of ImageNet."
     parser.add_argument("--pretrained", metavar="NETWORK", default="", help=meaning)
     meaning = "The column of the table to predict. Default: the last one."
@@ -60,21 +51,19 @@ def add_flags(parser: tool_flags.Parser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Writes the directory, and prints what was found and what to type next; see `write`."""
-    kind = "images" if args.images else "table" if args.table else "script" if args.script else ""
-    if not kind:
+    kind = "images" if args.images else "table"
+    if not (args.images or args.table):
         raise ValueError(f"give one kind of data: tfdist new {USAGE}")
-    print(write(args.name, kind, args.images or args.table or "", args.pretrained, args.label, args.ignore))
+    print(write(args.name, kind, args.images or args.table, args.pretrained, args.label, args.ignore))
 
 
-def write(
-    folder: Path, kind: str, data: str = "", pretrained: str = "", label: str = "", ignore: Sequence[str] = ()
-) -> str:
+def write(folder: Path, kind: str, data: str, pretrained: str = "", label: str = "", ignore: Sequence[str] = ()) -> str:
     """Writes a directory that trains; returns what was found, what was written, and what to type next.
 
     Args:
         folder: the directory; its name is that of the config.
-        kind: "images", "table" or "script".
-        data: the folder or file; "" for a script.
+        kind: "images" or "table".
+        data: the folder or file.
         pretrained: a network of `keras.applications` whose last layer is trained on the images; "": a network of its
             own.
         label: the column of a table to predict; "": the last one.
@@ -90,24 +79,18 @@ def write(
         )
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"the directory {folder} exists and is not empty: choose another name, or remove it.")
-    path, found = Path(data).expanduser().absolute(), ""
-    if kind == "script":
-        files = {f"{name}.py": shipped.fill("script", name=name)}
-        command, job = f"tfdist run --workdir=runs/{name} {name}.py", f"tfdist.run --workdir=runs/{name} {name}.py"
-    else:
-        print("Opening the data. TensorFlow starts, which takes some seconds.", flush=True)
-        found, files = _images(name, path, pretrained) if kind == "images" else _table(name, path, label, ignore)
-        command, job = f"tfdist train {name}.py", f"tfdist.main --config={name}.py --config.cluster.requeue=true"
-    readme = "script_readme" if kind == "script" else "pretrained_readme" if pretrained else "readme"
+    path = Path(data).expanduser().absolute()
+    print("Opening the data. TensorFlow starts, which takes some seconds.", flush=True)
+    found, files = _images(name, path, pretrained) if kind == "images" else _table(name, path, label, ignore)
+    readme = "pretrained_readme" if pretrained else "readme"
     files["README.md"] = shipped.fill(readme, name=name, data=path.name, longer=2 * _EPOCHS)
     if shutil.which("sbatch"):
-        then, python = _REQUEUE if kind == "script" else "", sys.executable
-        files["job.sbatch"] = shipped.fill("job", name=name, cpus=os.cpu_count(), python=python, command=job, then=then)
+        files["job.sbatch"] = shipped.fill("job", name=name, cpus=os.cpu_count(), python=sys.executable)
     tables.make_folder(folder)
     for file, content in files.items():
         (folder / file).write_text(content)
     written = f"written    {folder}: {', '.join(files)}"
-    return f"{found}{written}\n\n    cd {shlex.quote(str(folder))} && {command}"
+    return f"{found}{written}\n\n    cd {shlex.quote(str(folder))} && tfdist train {name}.py"
 
 
 def _images(name: str, path: Path, pretrained: str) -> tuple[str, dict[str, str]]:

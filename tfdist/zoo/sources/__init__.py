@@ -10,10 +10,8 @@ that devices can be configured after it.
 from tfdist.zoo.sources.arrays import arrays, digits, npz
 from tfdist.zoo.sources.cifar import cifar
 from tfdist.zoo.sources.folder import image_folder
-from tfdist.zoo.sources.idx import idx
 from tfdist.zoo.sources.imagenet import imagenet
 from tfdist.zoo.sources.indexed import indexed
-from tfdist.zoo.sources.prepared import prepared
 from tfdist.zoo.sources.synthetic import line, synthetic
 from tfdist.zoo.sources.table import table
 from tfdist.zoo.sources.text import text
@@ -24,13 +22,11 @@ __all__ = [
     "arrays",
     "cifar",
     "digits",
-    "idx",
     "image_folder",
     "imagenet",
     "indexed",
     "line",
     "npz",
-    "prepared",
     "synthetic",
     "table",
     "text",

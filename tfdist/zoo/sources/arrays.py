@@ -141,8 +141,7 @@ def npz(
         test_fraction: the part of the examples in "test", of a file without splits.
 
     Returns:
-        A source of {feature: [n, ...]}, labels as int64 [n]; class names, sorted, if the labels are texts, which a file
-        without splits may have.
+        A source of {feature: [n, ...]}, labels as int64 [n].
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -158,12 +157,7 @@ def npz(
         with np.load(path, allow_pickle=False) as file:  # Unpickling can run code.
             if keys:
                 features = {feature: _read(file, array, feature, name) for feature, array in keys.items()}
-                classes = None
-                if "label" in features and features["label"].dtype.kind in "US":
-                    texts, features["label"] = np.unique(features["label"], return_inverse=True)
-                    classes, num_classes = [str(text.astype(str)) for text in texts], len(texts)
-                options = {"test_fraction": test_fraction, "num_classes": num_classes, "classes": classes}
-                return divide(split, features, name=name, **options)
+                return divide(split, features, name=name, test_fraction=test_fraction, num_classes=num_classes)
             part, named = split.partition("[")[0], _by_split(file.files)
             if part not in named:
                 raise ValueError(

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -90,16 +90,18 @@ class image_folder(file_source.FileSource):
         chosen = splits.resolve(split, {part: len(labels)}, source=name)
         # Sorted by class, "train[:90%]" would lack the last classes. RandomState is stable across NumPy versions.
         order = np.random.RandomState(0).permutation(len(labels))[chosen.start : chosen.stop]
-        self._names, self._labels = np.concatenate(names)[order], labels[order].astype(np.int64)
-        self._folders = [os.path.join(folder, label, "") for label in self.classes]
-        super().__init__(name, chosen, _Files(self), "Repair or remove it.")
-        for row in range(len(self) if channels == 1 else 0):
-            if self._names[row].lower().endswith((b".bmp", b".gif")):
-                raise ValueError(f"{name}: channels=1 needs JPEG or PNG files. Received: {self.files[row]!r}")
+        self._labels, names = labels[order].astype(np.int64), np.concatenate(names)[order]
+        folders = [os.path.join(folder, label, "") for label in self.classes]
+        files = [folders[label] + os.fsdecode(one) for label, one in zip(self._labels, names, strict=True)]
+        more = "" if size or encoded else " Images of several sizes need size=(height, width) in the source."
+        super().__init__(name, chosen, files, f"Repair or remove it.{more}")
+        for file in files if channels == 1 else ():
+            if file.lower().endswith((".bmp", ".gif")):
+                raise ValueError(f"{name}: channels=1 needs JPEG or PNG files. Received: {file!r}")
         self._scales, self._encoded, self.channels = size is not None, encoded, channels
         self._shape = (*(size or decoding.image_size(self.files[0])), channels)
         self._columns = cache.InMemoryArrays(
-            lambda rows: {"name": self._names, "label": self._labels}, range(len(self._names))
+            lambda rows: {"file": np.array([*map(os.fsencode, files)]), "label": self._labels}, range(len(files))
         )
         if not encoded and len(self) * int(np.prod(self._shape)) <= memory_limit_mb * 2**20:
             self.keep_in_memory()
@@ -107,10 +109,8 @@ class image_folder(file_source.FileSource):
     def load(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids`, int64 [n], from the files."""
         columns = self._columns.gather(ids)
-        folders = tf.gather([os.fsencode(folder) for folder in self._folders], columns["label"])
-        paths_of_images = tf.strings.join([folders, columns["name"]])
         signature = tf.TensorSpec([], tf.string) if self._encoded else tf.TensorSpec(self._shape, tf.uint8)
-        images = decoding.decode_each(self._load_one, paths_of_images, signature)
+        images = decoding.decode_each(self._load_one, columns["file"], signature)
         return {"image": images, "label": columns["label"]}
 
     def _load_one(self, path: tf.Tensor) -> tf.Tensor:
@@ -135,35 +135,10 @@ class image_folder(file_source.FileSource):
         """Returns the file of an image, for messages."""
         return f"The image {self.files[example]!r}"
 
-    def verify(self) -> None:
-        """Decodes all images; raises ValueError, which names the first that cannot be decoded, or has another size."""
-        try:
-            super().verify()
-        except ValueError as error:
-            if self._scales or self._encoded or "not compatible with expected shape" not in str(error):
-                raise
-            first = f"{self.files[0]!r} has {self._shape[0]}x{self._shape[1]} pixels"
-            raise ValueError(f"{error} {first}: give image_folder a size, size=(height, width).") from None
-
     def fingerprint(self) -> str:
         """Returns a hash of the names and labels of the files, in order."""
-        classes = "/".join(self.classes).encode(errors="surrogateescape")
-        return file_source.digest(b"\0".join(self._names.tolist()), self._labels.tobytes(), classes)
-
-
-class _Files(Sequence[str]):
-    """The paths of the images of a source, made when they are asked for: a folder may have millions."""
-
-    def __init__(self, source: image_folder):
-        self._names, self._labels, self._folders = source._names, source._labels, source._folders
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        return self._folders[self._labels[index]] + os.fsdecode(self._names[index])
+        names = b"\0".join(os.fsencode(os.path.basename(file)) for file in self.files)
+        return file_source.digest(names, self._labels.tobytes(), os.fsencode("/".join(self.classes)))
 
 
 def images_below(path: str) -> tuple[list[pathlib.Path], collections.Counter]:
@@ -171,20 +146,14 @@ def images_below(path: str) -> tuple[list[pathlib.Path], collections.Counter]:
 
     Links to folders are followed; hidden files and folders are left out.
     """
-    files = [*_files_below(path, ())]
-    suffixes = collections.Counter(file.suffix.lower() or "no suffix" for file in files)
-    others = collections.Counter({suffix: count for suffix, count in suffixes.items() if suffix not in SUFFIXES})
-    return sorted(file for file in files if file.suffix.lower() in SUFFIXES), others
-
-
-def _files_below(path: str, above: tuple[str, ...]) -> Iterator[pathlib.Path]:
-    """Yields the files; `above`: the folders in which `path` is. A link to one of them is not followed."""
-    above = (*above, os.path.realpath(path))
-    for entry in _visible(path):
-        if entry.is_file():
-            yield pathlib.Path(entry.path)
-        elif entry.is_dir() and os.path.realpath(entry.path) not in above:
-            yield from _files_below(entry.path, above)
+    images, others = [], collections.Counter()
+    for folder, below, names in os.walk(path, followlinks=True):
+        below[:] = [name for name in below if not name.startswith(".")]
+        for file in (pathlib.Path(folder, name) for name in names if not name.startswith(".")):
+            suffix = file.suffix.lower() or "no suffix"
+            images += [file] if suffix in SUFFIXES else []
+            others[suffix] += suffix not in SUFFIXES
+    return sorted(images), +others
 
 
 def _visible(path: str) -> list[os.DirEntry]:
@@ -212,18 +181,12 @@ def _has_class_folders_only(path: str, split: str) -> bool:
 
 
 def _split_folder(split: str, path: str, name: str) -> str:
-    """Returns the folder that `split` names; raises a ValueError that says how one split is divided."""
+    """Returns the folder that `split` names."""
     parts = _folders(path)
     try:
         return splits.split_name(split, parts, source=name)
     except ValueError as error:
-        filled = [part for part in parts if _folders(os.path.join(path, part))]
-        if len(filled) != 1 or "[" in split:
-            raise ValueError(f"{error} {_LAYOUT}") from None
-        raise ValueError(
-            f'{error} To divide {filled[0]!r}, set config.data.train_split="{filled[0]}[:80%]" and '
-            f'config.data.evaluation_split="{filled[0]}[80%:]".'
-        ) from None
+        raise ValueError(f'{error} {_LAYOUT} Of one split, use slices: "train[:80%]" and "train[80%:]".') from None
 
 
 def _part_of_class(names: np.ndarray, part: str, test_fraction: float) -> np.ndarray:

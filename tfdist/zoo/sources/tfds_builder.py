@@ -1,13 +1,9 @@
 """Finds the prepared files of a TensorFlow Datasets dataset, or downloads and prepares them."""
 
 import os
-from collections.abc import Iterable
 from typing import Any
 
 from tfdist.zoo.sources.files import file_source
-
-# Seconds in which a server must answer before a download.
-_CONNECT_SECONDS = 5.0
 
 
 def open_builder(name: str, data_dir: str | None, *, download: bool) -> Any:
@@ -54,29 +50,12 @@ def _not_found_message(builder: Any, name: str) -> str:
 
 
 def _download(builder: Any, name: str, data_dir: str | None) -> Any:
-    if reason := _unreachable(builder.url_infos or ()):
-        raise FileNotFoundError(
-            f"tfds dataset {name!r} could not be downloaded: {reason}. Run the same command on a machine with internet "
-            "access, such as a login node."
-        )
     try:
         builder.download_and_prepare(file_format="array_record")
-    except Exception as error:
-        # Any error of tfds. Another worker may have prepared the dataset in the meantime.
-        if not _is_prepared(_builder(name, data_dir)):
-            why = file_source.reason(error)
-            raise FileNotFoundError(f"tfds dataset {name!r} could not be downloaded: {why}") from error
+    except Exception as error:  # Any error of tfds.
+        why = file_source.reason(error)
+        raise FileNotFoundError(
+            f"tfds dataset {name!r} could not be downloaded: {why} Run the same command on a machine with internet "
+            "access, such as a login node."
+        ) from error
     return _builder(name, data_dir)
-
-
-def _unreachable(urls: Iterable[str]) -> str:
-    """Returns why a server of `urls` does not answer, after seconds; "": all do. tfds itself tries for minutes."""
-    import requests
-
-    first_of_host = {url.split("/")[2]: url for url in reversed([*urls]) if url.startswith(("http:", "https:"))}
-    for host, url in first_of_host.items():
-        try:
-            requests.head(url, timeout=_CONNECT_SECONDS)  # Any answer will do.
-        except requests.RequestException as error:
-            return f"{host} does not answer ({type(error).__name__})"
-    return ""

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from tfdist.zoo import splits
 from tfdist.zoo.sources.files import decoding, file_source, record_files
 
 _OPTIONS = {"key", "dtype", "shape", "decode", "size", "channels"}
+# The name of one of several files: its number, and how many there are.
+_SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\b.*")
 
 
 class tfrecord(record_files.RecordSource):
@@ -20,7 +23,7 @@ class tfrecord(record_files.RecordSource):
 
     An index of the places of the records gives random access; it is built once and stored beside the files, or in
     ~/.cache/tfdist if their folder is not writable. The records must not be compressed. Training does not compare
-    their checksums: `verify` does.
+    their checksums: `verify` does. Of files named as train-00000-of-01024 none may be missing.
 
     Args:
         split: for a `path` with "{split}" the word in its place, otherwise "train", "test" or "all"; with or without
@@ -41,7 +44,7 @@ class tfrecord(record_files.RecordSource):
     A source of {feature: [n, ...]}.
 
     Raises:
-        FileNotFoundError: there are no such files.
+        FileNotFoundError: there are no such files, or one of a set is missing.
         ValueError: a feature is described wrongly, the split is empty, or a file is damaged.
     """
 
@@ -63,6 +66,7 @@ class tfrecord(record_files.RecordSource):
         files = sorted(glob.glob(pattern))
         if not files:
             raise FileNotFoundError(f"{name}: there are no files {os.path.abspath(pattern)!r}.")
+        _check_complete(files, name)
         index = record_files.open_index(f"{plain}-{file_source.digest(pattern)[:8]}", files, name)
         if pattern == path:
             rows, part = splits.by_ratio(split, len(index), test_fraction=test_fraction, source=name)
@@ -86,6 +90,17 @@ class tfrecord(record_files.RecordSource):
         """Returns a hash of the names and sizes of the files, and of the places of the examples."""
         places = np.ascontiguousarray(self.places).tobytes()
         return file_source.digest(repr(record_files.sizes(self.files)), places)
+
+
+def _check_complete(files: Sequence[str], name: str) -> None:
+    """Raises ValueError for files NAME-00000-of-00002 of two sets, and FileNotFoundError if one of a set is missing."""
+    shards = [match.groups() for file in files if (match := _SHARD.fullmatch(os.path.basename(file)))]
+    for count in {count for _, count in shards}:
+        if len(shards) > int(count) or shards[0][1] != count:
+            raise ValueError(f"{name} has files of two sets, such as one of {count} files. Move one of them elsewhere.")
+        missing = sorted({f"{number:05d}" for number in range(int(count))} - {number for number, _ in shards})
+        if missing:
+            raise FileNotFoundError(f"{name}: {len(missing)} of {count} files are missing, the first {missing[0]}.")
 
 
 def _check_feature(feature: str, spec: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -10,16 +10,20 @@ import argparse
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from tfdist.cluster import process_exit
 from tfdist.config import tool_flags
+from tfdist.configs.laboratory import ring as ring_by_hand
 from tfdist.tools import measure, tables
-from tfdist.tools.pictures import measured, style
+from tfdist.tools.pictures import style
 
 HEADER = ("bytes", "ring_bytes", "measured_ms", "ring_ms", "gbit_per_second")
+# Points of the curve in the picture.
+_FINE = 200
 
 
 def add_flags(parser: tool_flags.Parser) -> None:
@@ -86,8 +90,6 @@ def measure_all(args: argparse.Namespace) -> int:
     seconds = [measure.all_reduce_seconds(cluster, size) for size in sizes]
     ring = fit(sizes, seconds, replicas)
     if args.ring:  # Before the weights change.
-        from tfdist.configs.laboratory import ring as ring_by_hand
-
         record = ring_by_hand.measure(started)
         by_tensorflow = measure.all_reduce_seconds(cluster, sum(record.chunk_bytes))
     wire_bytes = 2 if config.communication.dtype != "float32" else 4
@@ -111,8 +113,43 @@ def measure_all(args: argparse.Namespace) -> int:
         how = cluster.implementation.upper()
         caption = f"{args.config_name}, {replicas} replicas by {how}, {measure.machine()}; {fitted}"
         formula = functools.partial(ring.seconds, replicas=replicas)
-        print(style.save(workdir / "all_reduce", lambda: measured.draw_all_reduce(rows, formula, caption=caption)))
+        print(style.save(workdir / "all_reduce", lambda: draw(rows, formula, caption=caption)))
         if args.ring:
             ring_by_hand.show(record, by_tensorflow, args.config_name, workdir)
     cluster.leave()
     return 0
+
+
+def draw(rows: Sequence[tuple], ring: Callable[[float], float], *, caption: str) -> Any:
+    """Returns a figure of the all-reduce time by size, measured and by the formula of the ring, bytes -> seconds.
+
+    The rows are of `HEADER`.
+    """
+    from matplotlib import ticker
+
+    figure, (axes,) = style.figure("Cost of an all-reduce", caption, size=(9.0, 5.4))
+    sizes, measured = [row[0] for row in rows], [row[2] for row in rows]
+    fine = np.geomspace(sizes[0], sizes[-1], _FINE)
+    axes.plot(fine, [1e3 * ring(size) for size in fine], color=style.GREY, linestyle="--", label="formula of the ring")
+    axes.plot(sizes, measured, linestyle="none", **style.series(0), label="measured")
+    for size, each in zip(sizes, measured, strict=True):
+        style.value(axes, size, each, f"{each:.3g}", color=style.COLORS[0])
+    axes.set(xscale="log", yscale="log", xlabel="bytes of the tensor", ylabel="milliseconds")
+    # Labels of neighbours would cover each other: the largest size may be close to the one before.
+    marked = [size for size in sizes[:-1] if 8 * size <= sizes[-1]] + sizes[-1:]
+    axes.set_xticks(marked, [_bytes(size) for size in marked])
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+    axes.margins(y=0.15)
+    axes.legend(loc="upper left")
+    return figure
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return ""

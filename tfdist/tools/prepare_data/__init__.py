@@ -1,1 +1,0 @@
-"""Data before a job, `python -m tfdist prepare --config=...`: command.py; --size writes resized_files.py."""
