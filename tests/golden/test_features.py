@@ -10,7 +10,7 @@ from test_golden import forked_processes, recorded_names, topology_can_be_had  #
 # Fixed shards are all examples where there is one worker.
 WORKERS = ("fixed_shards",)
 # Each takes some 15 s of processor time: these run by default, the others with the slow tests.
-DEFAULT = ("virtual_replicas", "float16", "fixed_shards", "train_step")
+DEFAULT = ("virtual_replicas", "float16", "train_step")
 CASES = {name: (name, "two_workers" if name in WORKERS else "two_devices") for name in golden.FEATURES}
 
 

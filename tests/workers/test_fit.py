@@ -26,10 +26,10 @@ TOPOLOGIES = {
 }
 # What else is measured, besides cases of `fits.CASES`.
 TRIALS = {
-    "two devices": ["refused", "refused_steps", "unbuilt"],
+    "two devices": ["refused", "refused_steps", "unbuilt", "not_finite"],
     "two devices, slow": ["resumed_step", "eager", "of_many_types"],
-    "two workers": ["chief_first", "not_finite", "second_orders"],
-    "two workers, slow": ["resumed", "eager", "of_many_types", "not_finite_slow"],
+    "two workers": ["chief_first"],
+    "two workers, slow": ["resumed", "eager", "of_many_types", "not_finite_slow", "second_orders"],
 }
 # Trials in which the workers print or do different things.
 OF_ONE_WORKER = ("chief_first", "eager", "resumed")
@@ -181,8 +181,8 @@ def test_a_step_that_cannot_be_distributed_is_refused_with_its_line(found, name)
 @pytest.mark.parametrize(
     ("topology", "name", "words"),
     [
-        ("two workers", "array", r"loss is nan in steps \d+ to 7: in step \d, x\[37, 4\] is nan"),
-        ("two workers", "rate", r"loss is (nan|inf) in steps? \d+( to \d+)?\..* learning rate.*'s global_clipnorm"),
+        ("two devices", "array", r"loss is nan in steps \d+ to 7: in step \d, x\[37, 4\] is nan"),
+        ("two devices", "rate", r"loss is (nan|inf) in steps? \d+( to \d+)?\..* learning rate.*'s global_clipnorm"),
         *(
             pytest.param("two workers, slow", name, words, marks=pytest.mark.slow)
             for name, words in (
@@ -200,8 +200,9 @@ def test_a_value_that_is_not_finite_is_named_on_all_workers(found, topology, nam
         assert "config." not in message
 
 
+@pytest.mark.slow
 def test_a_fit_after_one_that_a_callback_ended_goes_on_with_the_orders_of_keras(found):
-    chief, other = (worker["second_orders"] for worker in found("two workers"))
+    chief, other = (worker["second_orders"] for worker in found("two workers, slow"))
     assert chief["found"] == other["found"] and len(chief["found"]) == 3
     np.testing.assert_allclose(chief["found"], chief["expected"], rtol=1e-6)
 
