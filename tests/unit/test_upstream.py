@@ -32,6 +32,9 @@ USED = sorted({name for names in test_house.PRIVATE_NAMES.values() for name in n
 PAGE = (REPOSITORY / "docs" / "what-is-replaced.md").read_text()
 VERSIONS = f"TensorFlow {tf.__version__}, Keras {keras.__version__}"
 ADAPTERS = "keras.src.trainers.data_adapters"
+# Before Keras 3.15 a scope recomputes layers only.
+OLD_KERAS = keras.__version__.startswith(("3.12", "3.13", "3.14"))
+RECOMPUTED = (keras.Layer,) if OLD_KERAS else (keras.Layer, keras.Operation)
 
 
 def model() -> keras.Model:
@@ -183,7 +186,7 @@ def own_rows_of_loss(module: Any) -> list[list[float]]:
 def is_connected(module: Any) -> bool:
     """Whether Keras' seed generator of draws without a seed is in its global state."""
     generator = module.global_seed_generator()
-    return module.global_state.get_global_attribute(module.GLOBAL_SEED_GENERATOR) is generator
+    return module.global_state.get_global_attribute("global_seed_generator") is generator
 
 
 def own_aggregation() -> float:
@@ -414,7 +417,7 @@ def replaced() -> dict[Callable[[], None], list[tuple[Any, str]]]:
             *named("keras.src.losses.loss", "reduce_weighted_values", "unscale_loss_for_distribution"),
         ],
         recompute: [
-            *((kind, "rematerialized_call") for kind in (keras.Layer, keras.Operation)),
+            *((kind, "rematerialized_call") for kind in RECOMPUTED),
             (tf, "recompute_grad"),
         ],
         draw: [

@@ -156,7 +156,7 @@ def around_hook(callback: Any, hook: str, objects: Mapping[str, Any], alone: boo
 
 
 def _random_states() -> dict[str, Any]:
-    generator = seed_generator.global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    generator = seed_generator.global_state.get_global_attribute("global_seed_generator")
     with tf.init_scope():
         of_keras = None if generator is None else keras.ops.convert_to_numpy(generator.state).tolist()
     kind, keys, *rest = np.random.get_state()
