@@ -92,13 +92,13 @@ def test_gpus_that_tensorflow_does_not_list_stop_the_training(nvml):
 def test_where_nvml_fails_the_drivers_files_count(nvml, proc):
     nvml(fails="init")
     with pytest.raises(gpu_software.GpusNotFoundError, match=r"2 GPU\(s\), according to .*/driver/nvidia/gpus.*--nv"):
-        gpu_software.check_found({}, proc)
-    gpu_software.check_found({"CUDA_VISIBLE_DEVICES": "-1"}, proc)
-    gpu_software.check_found({}, proc / "nothing")
+        gpu_software.num_listed({}, proc)
+    gpu_software.num_listed({"CUDA_VISIBLE_DEVICES": "-1"}, proc)
+    gpu_software.num_listed({}, proc / "nothing")
     # A job that has requested no GPU, on a node that has some.
-    gpu_software.check_found({"SLURM_JOB_ID": "7"}, proc)
+    gpu_software.num_listed({"SLURM_JOB_ID": "7"}, proc)
     with pytest.raises(gpu_software.GpusNotFoundError):
-        gpu_software.check_found({"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "2"}, proc)
+        gpu_software.num_listed({"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "2"}, proc)
 
 
 @pytest.mark.parametrize(

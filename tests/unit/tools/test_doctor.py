@@ -15,7 +15,7 @@ from tfdist.cluster.devices.machine import Machine
 from tfdist.tools.doctor import command as doctor
 
 VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.1"}
-LUMI = Machine(architecture="x86_64", processor_flags=frozenset({"avx", "avx2"}), gpus={"amd": 8}, site="LUMI")
+LUMI = Machine(architecture="x86_64", processor_flags=frozenset({"avx", "avx2"}), gpus={"amd": 8})
 
 
 def command(*options):

@@ -136,7 +136,6 @@ def test_forward_mode_is_refused_as_long_as_layers_are_fused():
         fused.fuse(keras.Sequential([keras.layers.Activation("gelu")]))
         with pytest.raises(ValueError, match="ForwardAccumulator"):
             tf.autodiff.ForwardAccumulator(numbers(), numbers())
-    tf.autodiff.ForwardAccumulator(numbers(), numbers())
 
 
 class Own(keras.layers.LayerNormalization):

@@ -17,22 +17,16 @@ class GpusNotFoundError(ValueError):
     """This host has GPUs, but TensorFlow lists none; the message has the reason."""
 
 
-def num_listed(env: Mapping[str, str]) -> int:
+def num_listed(env: Mapping[str, str], proc: Path = Path("/proc")) -> int:
     """Returns how many GPUs TensorFlow lists.
 
     Raises:
-        GpusNotFoundError: none, but this host has GPUs.
+        GpusNotFoundError: none, but this host has GPUs; with the reason and what to install.
     """
     number = len(tf.config.list_physical_devices("GPU"))
-    if not number:
-        check_found(env)
-    return number
-
-
-def check_found(env: Mapping[str, str], proc: Path = Path("/proc")) -> None:
-    """Raises GpusNotFoundError, with the reason and what to install, if this host has GPUs; TensorFlow lists none."""
-    if found := host_gpus.unused_by_tensorflow(env, proc):
+    if not number and (found := host_gpus.unused_by_tensorflow(env, proc)):
         raise GpusNotFoundError(unused_gpus.explain(found))
+    return number
 
 
 def is_deterministic(env: Mapping[str, str]) -> bool:

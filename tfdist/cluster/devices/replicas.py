@@ -1,26 +1,10 @@
-"""`Replicas`: what a training step uses of a `Cluster`, without the code that connects and monitors workers."""
+"""What a training step knows of its replica, and of the ring that sums over the workers."""
 
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 rings: list[Any] = []  # A `tcp_ring.TcpRing`, which sums tensors over the workers in place of TensorFlow; or none.
-
-
-class Replicas(Protocol):
-    """The replicas of all workers of a run, seen from one of them; a `Cluster` implements it."""
-
-    strategy: tf.distribute.Strategy
-    num_workers: int
-    num_replicas: int
-    # Of the sums: "nccl", "ring" or "tcp".
-    implementation: str
-    # Of the replicas: "CPU" or "GPU".
-    device_type: str
-
-    def scope(self) -> AbstractContextManager:
-        """Returns the scope in which models, optimizers and metrics are created."""
 
 
 def replica_id() -> tf.Tensor:

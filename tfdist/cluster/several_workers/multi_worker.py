@@ -133,7 +133,7 @@ def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]
 @planning.explain_late_configuration()
 def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
     jobs = [collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))]
-    # Twice the limit of connections.py, which therefore detects a loss first and names the worker.
+    # Twice the limit of the heartbeats, which therefore detect a loss first and name the worker.
     eager_context.configure_coordination(jobs, 2 * planned.options.heartbeat_seconds)
     eager_context.send_in_large_chunks()
     communication = tf.distribute.experimental.CommunicationImplementation

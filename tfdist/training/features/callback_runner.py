@@ -58,23 +58,18 @@ def is_users(callback: keras.callbacks.Callback) -> bool:
     return not type(callback).__module__.startswith("keras.") or isinstance(callback, of_functions)
 
 
-def is_defined(callback: keras.callbacks.Callback, hook: str, kind: type = keras.callbacks.Callback) -> bool:
-    """Returns True if a callback overrides `hook` of `kind`."""
-    names = [hook, hook.replace("on_train_batch", "on_batch")]  # Keras' older names, called by the newer hooks.
-    return any(getattr(getattr(callback, name), "__func__", None) is not getattr(kind, name) for name in names)
+def _definer(callback: keras.callbacks.Callback, hook: str) -> type | None:
+    """Returns the class that defines `hook` for a callback; None: it has one of its own."""
+    names = {hook, hook.replace("on_train_batch", "on_batch")}  # Keras' older names, called by the newer hooks.
+    if names & vars(callback).keys():
+        return None
+    return next(kind for kind in type(callback).__mro__ if names & vars(kind).keys())
 
 
 def _wants_batches(callback: keras.callbacks.Callback, kind: str) -> bool:
     """Returns True if a batch hook of "train", "test" or "predict" has an effect."""
-    return not all(
-        any(
-            isinstance(callback, owner)
-            and not is_defined(callback, f"on_{kind}_batch_{moment}", owner)
-            and idle(callback)
-            for owner, idle in _IDLE_BETWEEN_EPOCHS.items()
-        )
-        for moment in ("begin", "end")
-    )
+    definers = (_definer(callback, f"on_{kind}_batch_{moment}") for moment in ("begin", "end"))
+    return any(one not in _IDLE_BETWEEN_EPOCHS or not _IDLE_BETWEEN_EPOCHS[one](callback) for one in definers)
 
 
 class Bar(Protocol):
@@ -214,7 +209,7 @@ class CallbackRunner(Hooks):
         """Guards a hook in training: on_train_begin, on all workers, may change what the trace reads later."""
         alone = self._cluster.num_workers > 1 and id(callback) in self._chief_only
         traced = alone if hook == "on_train_begin" else hook != "on_train_end"
-        acts = is_defined(callback, hook) or hook == "on_epoch_end"
+        acts = _definer(callback, hook) is not keras.callbacks.Callback or hook == "on_epoch_end"
         if not (traced and self._training and is_users(callback) and callback is not self._bar and acts):
             return contextlib.nullcontext()
         objects = {layer.name: layer for layer in model_layers.of_all_depths(self._model)}

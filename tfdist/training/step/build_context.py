@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
+from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gpu_software, onednn
-from tfdist.cluster.devices.replicas import Replicas
 from tfdist.config import patching
 from tfdist.report import reporter
 from tfdist.training.step import objective as objective_lib
@@ -34,7 +34,7 @@ PUT_ON_OPTIMIZERS = (
 
 
 def build_objective(
-    cluster: Replicas,
+    cluster: Cluster,
     config: config_lib.Config,
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
@@ -101,7 +101,7 @@ def compiles_with_xla(train: config_lib.Train, device_type: str, model: keras.Mo
 
 
 def build_context(
-    cluster: Replicas,
+    cluster: Cluster,
     config: config_lib.Config,
     objective: objective_lib.Objective,
     optimizer: keras.optimizers.Optimizer,
@@ -158,7 +158,7 @@ def speed_up_layers(model: keras.Model, device_type: str) -> None:
         fused.fuse(model)
 
 
-def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Replicas) -> None:
+def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Cluster) -> None:
     """Makes an optimizer take summed gradients, use fused kernels, and share work between replicas."""
     optimizer_lib.adopt_reduction(optimizer, begin_apply=fused_updates.fuse(optimizer))
     work_sharing.share_updates(optimizer, cluster)

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.cluster.devices.replicas import Replicas
+from tfdist.cluster.cluster import Cluster
 from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import timing
 from tfdist.training.step.updates import stages
@@ -20,7 +20,7 @@ from tfdist.training.step.updates.all_reduce import AllReduce
 class StepContext:
     """The objects and variables that a training step and an evaluation step use."""
 
-    cluster: Replicas
+    cluster: Cluster
     config: config_lib.Config
     objective: objective_lib.Objective
     optimizer: keras.optimizers.Optimizer

@@ -21,10 +21,9 @@ def make_multi_step_fn(
 
     Returns:
         run_steps(iterator, count, stop, first=0): `count`, int32 [], is the number of steps; `stop`, float64 [], is 1
-        if this worker requests a stop, and a small fraction for a checkpoint; `first`, int32 [], is the index of the
-        first batch of an evaluation. It returns the sums over replicas, float64, in the order of
-        `context.names_of_execution`, and the seconds of each replica, float64 [num_replicas, 3] (see timing.py); both
-        are equal on all workers.
+        if this worker requests a stop, else 0; `first`, int32 [], is the index of the first batch of an evaluation. It
+        returns the sums over replicas, float64, in the order of `context.names_of_execution`, and the seconds of each
+        replica, float64 [num_replicas, 3] (see timing.py); both are equal on all workers.
     """
     strategy, totals, communication = context.cluster.strategy, context.totals, context.reduction.seconds
     num_replicas, clock = context.cluster.num_replicas, context.reduction.clock

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.cluster.devices.replicas import Replicas
+from tfdist.cluster.cluster import Cluster
 from tfdist.config import learning_rate as learning_rate_lib
 from tfdist.config import patching, specs
 
@@ -139,7 +139,7 @@ def evaluates_averages(config: config_lib.Config, optimizer: keras.optimizers.Op
 
 
 def evaluated_weights(
-    config: config_lib.Config, cluster: Replicas, model: keras.Model, optimizer: keras.optimizers.Optimizer
+    config: config_lib.Config, cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Callable[[], AbstractContextManager]:
     """Returns a function that returns a context manager: within it, `model` has the weights to evaluate and export."""
     if not evaluates_averages(config, optimizer):
@@ -148,7 +148,7 @@ def evaluated_weights(
 
 
 @contextlib.contextmanager
-def _use_averages(cluster: Replicas, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def _use_averages(cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Gives `model` the averages of an optimizer with `use_ema` within the context; needs a copy of the weights."""
     variables = [variable.value for variable in model.trainable_variables]
     before = [tf.identity(variable) for variable in variables]

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.config import patching
+from tfdist.config import patching, user_code
 from tfdist.training.step.layers import model_layers, normalization
 
 # Each shape is compiled once, in 0.2 to 0.5 s: only for tensors with at least as many elements.
@@ -60,7 +60,8 @@ def fuse(model: keras.Model) -> None:
 
 def _refuse_forward_mode(*args: Any, **keywords: Any) -> None:
     raise ValueError(
-        "tf.autodiff.ForwardAccumulator cannot differentiate layers in a run on CPUs: use nested tf.GradientTape."
+        "tf.autodiff.ForwardAccumulator cannot differentiate layers in a run on CPUs, at "
+        f"{user_code.current_line()}. Use nested tf.GradientTape."
     )
 
 

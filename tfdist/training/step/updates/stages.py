@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.cluster.devices.replicas import Replicas
+from tfdist.cluster.cluster import Cluster
 from tfdist.training.step import collectives
 from tfdist.training.step.updates import tables, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce
@@ -41,7 +41,7 @@ Apply = Callable[[Gradients], None]
 
 
 def make_apply(
-    config: config_lib.Train, cluster: Replicas, model: keras.Model, optimizer: keras.optimizers.Optimizer
+    config: config_lib.Train, cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Apply:
     """Returns the last stage: it clips the summed gradients, if `config.clip_norm` is set, and applies them."""
     clip_gradients = make_clip(config.clip_norm, cluster)
@@ -158,7 +158,7 @@ def all_finite(gradients: Gradients) -> tf.Tensor:
     return tf.reduce_all(tf.math.is_finite(tf.stack(sums or [tf.zeros([])])))
 
 
-def make_clip(norm: float | None, cluster: Replicas) -> Callable[[Gradients], Gradients]:
+def make_clip(norm: float | None, cluster: Cluster) -> Callable[[Gradients], Gradients]:
     """Returns the function that clips gradients to the global L2 norm `norm`; None: it returns them unchanged.
 
     With several workers, which may have different numbers of threads, one replica computes the norm of each tensor.

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
+from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.cluster.devices.replicas import Replicas
 from tfdist.training.step import collectives
 
 
@@ -60,7 +60,7 @@ def assign(costs: Sequence[float], num_replicas: int) -> list[int]:
     return owners
 
 
-def share_updates(optimizer: keras.optimizers.Optimizer, cluster: Replicas) -> None:
+def share_updates(optimizer: keras.optimizers.Optimizer, cluster: Cluster) -> None:
     """Sets `work_sharing` of an optimizer that has this attribute, such as Muon, if there are several replicas."""
     if cluster.num_replicas > 1 and hasattr(optimizer, "work_sharing"):
         optimizer.work_sharing = WorkSharing(num_replicas=cluster.num_replicas)

@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 from tfdist import config as config_lib
+from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import onednn
-from tfdist.cluster.devices.replicas import Replicas
 from tfdist.config import batches
 from tfdist.data.feed import Feed, Sizes
 from tfdist.data.pipelines import Distributor, Inputs
@@ -176,7 +176,7 @@ def _check_model(config: config_lib.Config, total: int, model: keras.Model) -> N
         raise ValueError(f"config.train.virtual_replicas={total} cannot be used: {'; '.join(found)}.")
 
 
-def _integer_type(cluster: Replicas) -> tf.DType:
+def _integer_type(cluster: Cluster) -> tf.DType:
     """Returns the type in which integers are summed; the numbers are the same.
 
     On GPUs TensorFlow keeps int32 in host memory, and a MirroredStrategy sums no lists of int32.
