@@ -30,6 +30,7 @@ FIELDS: dict[str, tuple[Any, str]] = {
         "make keras.layers.Rescaling the first layer of the model, and set config.data.prepare to "
         "{'target': 'tfdist.zoo.prepare:image_bytes'}, which leaves bytes.",
     ),
+    "report.verbose": (ANY, "metrics.jsonl and TensorBoard have the learning rate, and the times of each worker."),
     "report.graph": (False, _KERAS_TENSORBOARD),
     "report.histograms": (ANY, _KERAS_TENSORBOARD),
     "report.notify": (

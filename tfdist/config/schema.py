@@ -195,8 +195,6 @@ class Report:
 
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
     """Interval of the reports."""
-    verbose: bool = False
-    """Log a second line per report: learning rate, examples/s per replica, and how each worker's time is divided."""
     summary: bool = False
     """Log the layers of the model with their shapes and parameters at the start, like Keras' `model.summary()`."""
     state_hash: Literal["comparisons", "reports", "none"] = "comparisons"
