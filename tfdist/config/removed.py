@@ -22,6 +22,11 @@ FIELDS: dict[str, tuple[Any, str]] = {
         "make keras.layers.Rescaling the first layer of the model, and set config.data.prepare to "
         "{'target': 'tfdist.zoo.prepare:image_bytes'}, which leaves bytes.",
     ),
+    "data.auto_shard": (
+        "auto",
+        "TensorFlow divides the batches of the textbook pipeline by its policy DATA; a tf.data.Dataset of files trains "
+        "by tfdist.fit in a script (docs/from-fit.md).",
+    ),
     "report.verbose": (ANY, "metrics.jsonl and TensorBoard have the learning rate, and the times of each worker."),
     "report.graph": (False, _KERAS_TENSORBOARD),
     "report.histograms": (ANY, _KERAS_TENSORBOARD),
@@ -53,7 +58,6 @@ FIELDS: dict[str, tuple[Any, str]] = {
 }
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {
-    ("data.auto_shard", "file"): "a tf.data.Dataset of files trains by tfdist.fit in a script (docs/from-fit.md).",
     ("train.precision", "auto"): 'set "bfloat16" or "float16" on GPUs; tfdist doctor says what the GPU can.',
     (
         "train.nonfinite",

@@ -42,7 +42,7 @@ class Distributor(Protocol):
     def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
         """Returns an iterator over this worker's elements, one per local replica and step."""
 
-    def distribute_global(self, dataset: tf.data.Dataset, policy: str, drop: int) -> Iterator[Any]:
+    def distribute_global(self, dataset: tf.data.Dataset) -> Iterator[Any]:
         """Returns an iterator over global batches, which TensorFlow divides among all replicas."""
 
 
