@@ -42,7 +42,7 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
     roster = run.cluster.roster
     report.workers(roster.short_lines(verbose=True), roster.short_lines(verbose=False))
     if run.feed.about.preparation:
-        report.event("  ".join(run.feed.about.preparation))
+        report.event(run.feed.about.preparation)
     for note in run.log.notes if run.cluster.is_chief else ():
         report.warning(note)
     return report
