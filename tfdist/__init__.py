@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.config import patching, tensorflow_log
-from tfdist.report import interpreter  # It notes the time.
 
 # Imported on first use: `import tfdist.config` must not import TensorFlow.
 __all__ = ["batches", "connect", "evaluate", "fit", "per_example", "predict", "step"]

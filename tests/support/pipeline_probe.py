@@ -20,8 +20,7 @@ CASES = {
     "stream": {},
     "fixed": {"shards": "fixed"},
     "contiguous": {"shards": "contiguous"},
-    "auto": {"pipeline": "textbook"},
-    "hint": {"pipeline": "textbook", "auto_shard": "hint"},
+    "textbook": {"pipeline": "textbook"},
 }
 
 

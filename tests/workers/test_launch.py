@@ -348,7 +348,7 @@ else:
         (["--workers=two", "--", f"--config={CONFIG}"], "--workers: must be a whole number and at least 1"),
         slow(
             ["--workers=2", "--min_workers=1", "--", f"--config={CONFIG}"],
-            "--min_workers was removed: start again by hand with fewer --workers",
+            "there is no flag --min_workers",
         ),
         (["--workers=2", "--", CONFIG, "--max_restarts=1"], "--max_restarts=1 is the launcher's"),
         (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),

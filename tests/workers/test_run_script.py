@@ -138,7 +138,7 @@ def test_errors_show_the_script(tmp_path, fail, words):
             ["--logical_devices=two", SCRIPT],
             r"--logical_devices: must be a whole number and at least 1\. Received: 'two'",
         ),
-        (["--subprocesses=everywhere", SCRIPT], r"--subprocesses was removed: "),
+        (["--subprocesses=everywhere", SCRIPT], r"there is no flag --subprocesses\."),
         (["--epochs=3", SCRIPT], r"there is no flag --epochs\. Flags of the script follow its name"),
     ],
 )

@@ -105,9 +105,9 @@ class Cluster:
         """Returns an iterator over this worker's `dataset`, which has one element per local replica and step."""
         return distributed_dataset.distribute(self.strategy, dataset)
 
-    def distribute_global(self, dataset: tf.data.Dataset, policy: str, drop: int) -> Iterator:
+    def distribute_global(self, dataset: tf.data.Dataset) -> Iterator:
         """Returns an iterator over global batches, which TensorFlow divides; see `distributed_dataset`."""
-        return distributed_dataset.distribute_global(self.strategy, dataset, policy, drop)
+        return distributed_dataset.distribute_global(self.strategy, dataset)
 
     def created_here(self, variable: tf.Variable) -> bool:
         """Returns True if `variable` was created in the scope of this cluster."""

@@ -28,21 +28,13 @@ def distribute(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> It
         return iter(strategy.distribute_datasets_from_function(lambda context: without_autotuning(dataset)))
 
 
-def distribute_global(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset, policy: str, drop: int) -> Iterator:
-    """Returns an iterator over `dataset` of global batches, which TensorFlow divides among all replicas.
-
-    Args:
-        policy: of `tf.data.experimental.AutoShardPolicy`: "auto", "data" or "hint".
-        drop: the number of steps to take and drop first.
-    """
+def distribute_global(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Iterator:
+    """Returns an iterator over `dataset` of global batches, which TensorFlow divides among all replicas."""
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     dataset = without_autotuning(dataset.with_options(options))
     with device_datasets_without_autotuning():
-        iterator = iter(strategy.experimental_distribute_dataset(dataset))
-    for _ in range(drop):
-        next(iterator)
-    return iterator
+        return iter(strategy.experimental_distribute_dataset(dataset))
 
 
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -66,7 +66,7 @@ def _report(error: BaseException) -> int:
         heartbeat_monitor.first_exit()
         _print(str(error))
         return interruption.EXIT_PEER_LOST
-    text = user_code.cause(error)[0]
+    text = user_code.original_message(error)
     heartbeat_monitor.first_exit()
     reason = first_line(text)
     of_user = user_code.is_user_error(error)

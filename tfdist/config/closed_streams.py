@@ -8,8 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 
-_MODES = {"stdin": "r", "stdout": "w", "stderr": "w"}
-
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
@@ -26,17 +24,13 @@ def quiet() -> Iterator[None]:
 def open_closed() -> None:
     """Opens the standard streams that were closed when the process started: what is written there is lost.
 
-    Python has None in their place. Otherwise the next file that is opened has the number of such a stream, and the
-    lines that TensorFlow and child processes write to it go to that file.
+    Otherwise the next files that are opened have the numbers of such streams, and the lines that TensorFlow and child
+    processes write to them go to those files.
     """
-    for number, (name, mode) in enumerate(_MODES.items()):
-        if getattr(sys, name) is None:
-            try:
-                os.fstat(number)
-            except OSError:
-                opened = os.open(os.devnull, os.O_RDWR)
-                if opened != number:
-                    os.dup2(opened, number)
-                    os.close(opened)
-                os.set_inheritable(number, True)  # By child processes.
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # The lowest free number is this one.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115

@@ -1,7 +1,7 @@
 """Loads a config, and overrides its fields by `--config.section.field=VALUE`, with a sentence for each mistake.
 
 Values are parsed by absl and `ml_collections.config_flags`, which have no notation for None and no sentence for a field
-that does not exist. Functions that a config names are read from their files, not imported. Imports no TensorFlow.
+that does not exist. Arguments of functions that a config names are checked when these are called. No TensorFlow.
 """
 
 import ast
@@ -61,6 +61,8 @@ def _collection(kind: type[list] | type[dict]) -> Callable[[str], list | dict]:
 
 
 def _any(word: str) -> Any:
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
     with contextlib.suppress(ValueError, SyntaxError):
         return ast.literal_eval(word)
     return word
@@ -153,33 +155,25 @@ def _find(config: schema.Config, name: str, path: str) -> tuple[Any, str]:
     holder: Any = config
     parts = name.split(".")
     for index, part in enumerate(parts):
-        items = holder if isinstance(holder, dict) else dict(diff.items(holder) if _is_section(holder) else ())
+        items = (
+            holder if isinstance(holder, dict) else dict(diff.items(holder) if dataclasses.is_dataclass(holder) else ())
+        )
         if part in items:
             outer, holder = holder, items[part]
             continue
-        near, names = text.closest(part, items), None
-        if isinstance(holder, dict):
-            names = parameters(str(holder.get("target")))
-            if part == parts[-1] and (names is None or part in names):
-                holder[part] = (names or {}).get(part)
-                return holder, part
-            near = text.closest(part, [*items, *(names or ())])
+        if isinstance(holder, dict) and part == parts[-1]:
+            holder[part] = None
+            return holder, part
+        near = text.closest(part, items)
         if sentence := removed.of_field(name):
             sys.exit(f"--{sentence}")
         meant = ".".join([*parts[:index], near, *parts[index + 1 :]]) if near else field_meant(parts[-1])
         hint = f" Did you mean {meant!r}?" if meant else f" --config={path} --help lists all fields."
-        if isinstance(holder, dict) and not near:
-            hint = f" {'.'.join(parts[:index])!r} there sets: {', '.join(items)}."
-            hint += f" {holder['target']} has the arguments: {', '.join(names)}." if names else ""
         sys.exit(f"--config.{name}: {path} has no such field.{hint}")
-    if _is_section(holder):
+    if dataclasses.is_dataclass(holder):
         inner = ", ".join(f"--config.{name}.{field}" for field, _ in diff.items(holder))
         sys.exit(f"--config.{name} is a group of fields. Set one of them: {inner}")
     return outer, parts[-1]
-
-
-def _is_section(value: Any) -> bool:
-    return dataclasses.is_dataclass(value)
 
 
 def field_meant(word: str) -> str:
@@ -189,29 +183,3 @@ def field_meant(word: str) -> str:
         lasts.setdefault(name.rpartition(".")[2], name)
     lasts |= _USUAL_NAMES
     return lasts.get(text.closest(word.replace("-", "_").lower(), lasts, 0.8), "")
-
-
-def parameters(target: str) -> dict[str, Any] | None:
-    """Returns the arguments of `package.module:function` with their defaults; None where there is no plain value.
-
-    None instead of a dict: the function was not found.
-    """
-    module, _, name = target.partition(":")
-    files = [Path(folder, *module.split(".")) for folder in sys.path]
-    if module.startswith("tfdist.configs."):
-        files.insert(0, configs.FOLDER.joinpath(*module.split(".")[2:]))
-    for file in (each.with_suffix(".py") for each in files):
-        for node in ast.parse(file.read_bytes()).body if file.is_file() else ():
-            if isinstance(node, ast.FunctionDef) and node.name == name:
-                arguments = node.args
-                required = [None] * (len(arguments.args) - len(arguments.defaults))
-                defaults = [*required, *arguments.defaults, *arguments.kw_defaults]
-                names = [each.arg for each in (*arguments.args, *arguments.kwonlyargs)]
-                return {each: value and _constant(value) for each, value in zip(names, defaults, strict=True)}
-    return None
-
-
-def _constant(node: ast.expr) -> Any:
-    with contextlib.suppress(ValueError, TypeError):
-        return ast.literal_eval(node)
-    return None

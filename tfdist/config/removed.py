@@ -1,24 +1,16 @@
 """What earlier releases had and this one has not, each with what to use instead. Imports no TensorFlow.
 
-A command line or a config that names one of these gets its sentence, and no guess at a similar name.
+A config or a command that names one of these gets its sentence, and no guess at a similar name.
 """
 
 import copy
 import re
-import typing
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any
 
-from tfdist.config import schema
-
-# Errors of Python for a section with a field that it has not.
-_SETS = re.compile(
-    r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'|'(\w+)' object has no attribute '(\w+)'"
-)
 # A removed field whose value had a meaning only beside another one: saved configs may have any.
 ANY = object()
 _NO_COPY = "a run whose replicas differ ends; the same command resumes from the newest checkpoint."
-_NO_PROPOSALS = "draw the runs with --random=N, or let an objective of Optuna call tfdist train."
 _KERAS_TENSORBOARD = (
     "add {'target': 'keras.callbacks:TensorBoard', 'log_dir': 'WORKDIR/tensorboard/keras', 'histogram_freq': 1} to "
     "config.callbacks."
@@ -30,6 +22,12 @@ FIELDS: dict[str, tuple[Any, str]] = {
         "make keras.layers.Rescaling the first layer of the model, and set config.data.prepare to "
         "{'target': 'tfdist.zoo.prepare:image_bytes'}, which leaves bytes.",
     ),
+    "data.auto_shard": (
+        "auto",
+        "TensorFlow divides the batches of the textbook pipeline by its policy DATA; a tf.data.Dataset of files trains "
+        "by tfdist.fit in a script (docs/from-fit.md).",
+    ),
+    "report.verbose": (ANY, "metrics.jsonl and TensorBoard have the learning rate, and the times of each worker."),
     "report.graph": (False, _KERAS_TENSORBOARD),
     "report.histograms": (ANY, _KERAS_TENSORBOARD),
     "report.notify": (
@@ -60,7 +58,6 @@ FIELDS: dict[str, tuple[Any, str]] = {
 }
 # (field that still exists, value that it had) -> what to use instead.
 VALUES: dict[tuple[str, Any], str] = {
-    ("data.auto_shard", "file"): "a tf.data.Dataset of files trains by tfdist.fit in a script (docs/from-fit.md).",
     ("train.precision", "auto"): 'set "bfloat16" or "float16" on GPUs; tfdist doctor says what the GPU can.',
     (
         "train.nonfinite",
@@ -76,49 +73,6 @@ COMMANDS: dict[str, str] = {
     "recipes": "tfdist runs lists runs with their configs and results.",
     "burnin": "test nodes with `dcgmi diag`, nccl-tests and stress-ng.",
     "why": "`tfdist compare A B` names the first step at which the states differ, and what else does.",
-}
-# (flag, another flag that its command has now, or "") -> what to use instead.
-FLAGS: dict[tuple[str, str], str] = {
-    ("noise_scale", ""): "`tfdist sweep` trains with several batch sizes, and compares the runs.",
-    ("target_run", ""): "`tfdist sweep` trains with several batch sizes, and compares the runs.",
-    ("virtual_replicas", "logical_devices"): "a config has them, in train.virtual_replicas (docs/same-bits.md).",
-    ("recompute_mb", "logical_devices"): "make layers of the model in a keras.RematScope (docs/scripts.md).",
-    ("subprocesses", "logical_devices"): "commands of scripts run on each worker; to run one once: docs/scripts.md.",
-    ("grace_seconds", ""): "workers that are stopped have 10 s to save.",
-    ("min_workers", "max_restarts"): "start again by hand with fewer --workers: the run resumes.",
-    (
-        "metric",
-        "random",
-    ): "runs are compared by checkpoint.best_metric, or the loss; tfdist runs sorts by any value.",
-    ("mode", "random"): "runs are compared by checkpoint.best_metric and checkpoint.best_mode, or by the loss.",
-    ("prune", "random"): "all runs of a sweep train to their end; SIGTERM stops and saves one.",
-    ("pruner", "random"): _NO_PROPOSALS,
-    ("sampler", "random"): _NO_PROPOSALS,
-    ("suggest", "random"): _NO_PROPOSALS,
-    ("published", ""): "tfdist plot draws the study beside yours: tfdist plot DIR configs/courses/published/NAME.",
-    ("seed", "intervals"): "the intervals are chosen at random; --intervals=100 trains all again.",
-    ("json", "where"): "config.json, metrics.jsonl and starts.jsonl in the workdir of a run have all values.",
-    ("values", "log"): "tfdist plot has --y.",
-    ("draw_seed", "random"): "--random=N draws the same N runs each time; a larger N draws more.",
-    ("nodes", "slurm"): 'options of sbatch are in --slurm: --slurm="--nodes=1 launch/slurm.sbatch".',
-    ("time", "slurm"): 'options of sbatch are in --slurm: --slurm="--time=60 launch/slurm.sbatch".',
-    ("gpus", "out"): "CUDA_VISIBLE_DEVICES= in the environment hides the GPUs.",
-    ("batch_size", "out"): "the batch is that of the run's evaluation.",
-    ("most", "out"): "the picture has the 20 worst examples, and wrong.csv all.",
-    ("multiple_of", "memory_mb"): "the batch is doubled: start with a multiple, such as --smallest=24.",
-    ("powers_of_two", "memory_mb"): "the batch is doubled from --smallest on.",
-    ("largest", "memory_mb"): "the batch is doubled until it does not fit.",
-    ("task", "data"): "name the task after the course: tfdist course cte_power 7.",
-    ("size", ""): "scale images once by a script (docs/your-data.md).",
-    ("seconds", "gpu"): "reading is measured for 2 s.",
-    ("job_minutes", ""): "set config.cluster.time_limit_seconds, as for the run.",
-    ("arrays", "pretrained"): "write the source of an .npz file into a config (docs/your-data.md).",
-    ("script", "random"): "a loop of the shell runs a script with many values (docs/sweeps.md).",
-    ("script", "pretrained"): "a Keras script trains as it is: tfdist run my_script.py (docs/scripts.md).",
-    ("text", "pretrained"): "write the source of a text into a config (docs/your-data.md).",
-    ("to", "format"): "tfdist export has --format=tf_saved_model, onnx or litert.",
-    ("out", "format"): "tfdist export takes the file as its last word: tfdist export RUN --format=onnx OUT.",
-    ("format=safetensors", ""): "arrays.npz of a checkpoint has the weights by their names.",
 }
 # Module of tfdist, or function as in a target, that configs may have named -> what to use instead.
 MODULES: dict[str, str] = {
@@ -148,31 +102,14 @@ def of_value(name: str, value: Any) -> str:
 
 
 def of_error(error: BaseException) -> str:
-    """Returns the sentence for an error of a config file that sets or names what was removed; "": another error."""
-    if not isinstance(error, TypeError | AttributeError):
-        return ""
-    found = _SETS.search(str(error))
-    kind, name = filter(None, found.groups()) if found else ("", "")
-    hints = typing.get_type_hints(schema.Config).items()
-    section = next((field for field, hint in hints if getattr(hint, "__name__", "") == kind), "")
-    return of_field(f"{section}.{name}") if section else ""
+    """Returns the sentence for an error of a config file that sets a removed field; "": another error."""
+    named = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError | AttributeError) else []
+    return next((of_field(name) for name in FIELDS if name.split(".")[1] in named), "")
 
 
 def of_command(name: str) -> str:
     """Returns the sentence for a command; "": there was none of this name."""
     return f"tfdist {name} was removed: {COMMANDS[name]}" if name in COMMANDS else ""
-
-
-def of_flag(name: str, known: Container[str] = ()) -> str:
-    """Returns the sentence for a flag of a command, without its dashes; "": there was none of this name.
-
-    Args:
-        known: the flags that the command has.
-    """
-    for (flag, beside), instead in FLAGS.items():
-        if flag == name and (not beside or beside in known):
-            return f"--{name} was removed: {instead}"
-    return ""
 
 
 def of_module(name: str) -> str:

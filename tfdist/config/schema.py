@@ -36,8 +36,7 @@ class Data:
     """The dataset, its preprocessing and the batches."""
 
     source: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.sources:digits"})
-    """source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has fifteen such
-    functions. With the textbook pipeline it may also return a tf.data.Dataset of single examples."""
+    """source(split, **kw) -> Source: random access to the examples of a split. tfdist.zoo.sources has some."""
     prepare: dict[str, Any] = dataclasses.field(default_factory=lambda: {"target": "tfdist.zoo.prepare:image"})
     """prepare(batch, seeds, *, training, **kw) -> batch: stateless preprocessing and augmentation of a batch. All
     randomness comes from `seeds`, int64 [n, 2], one row per example and epoch."""
@@ -59,8 +58,6 @@ class Data:
     pipeline: Literal["stream", "textbook"] = "stream"
     """Input pipeline. "stream": random access to examples; each worker reads its shard of each batch. "textbook":
     Dataset.shuffle, batch and strategy.experimental_distribute_dataset (docs/pipelines.md)."""
-    auto_shard: Literal["auto", "data", "hint"] = "auto"
-    """Textbook pipeline: the auto-shard policy, "auto", "data" or "hint" (docs/pipelines.md)."""
     shuffle_buffer: int | None = None
     """Textbook pipeline: examples in the buffer of Dataset.shuffle, at least 1. None: all."""
     shards: Literal["batch", "fixed", "contiguous"] = "batch"
@@ -195,8 +192,6 @@ class Report:
 
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
     """Interval of the reports."""
-    verbose: bool = False
-    """Log a second line per report: learning rate, examples/s per replica, and how each worker's time is divided."""
     summary: bool = False
     """Log the layers of the model with their shapes and parameters at the start, like Keras' `model.summary()`."""
     state_hash: Literal["comparisons", "reports", "none"] = "comparisons"

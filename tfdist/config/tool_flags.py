@@ -18,7 +18,7 @@ from typing import NoReturn
 from absl import app, flags
 
 from tfdist import configs
-from tfdist.config import closed_streams, paths, removed, text
+from tfdist.config import closed_streams, paths, text
 
 _WIDTH = 100
 # A field of a config: "--config.data.batch_size=64", "--noconfig.data.shuffle".
@@ -32,9 +32,6 @@ class Parser(argparse.ArgumentParser):
     name of its runs; `config_words`, the arguments for a child process. If no config is given: None, "", "", [].
     """
 
-    # With this flag, unknown words are no error: they are put into `args.unknown`, for another program.
-    passes_on = ""
-
     def __init__(self, command: str, purpose: str):
         """`command` as it is typed: "python -m tfdist doctor"."""
         super().__init__(
@@ -44,17 +41,13 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
             allow_abbrev=False,
         )
-        self._config: bool | None = None  # Whether a config is required; None: the command takes none.
+        # Whether the command takes a config, and whether it must be given.
+        self.has_config, self._needs_config = False, False
         self._workdir = ""
-
-    @property
-    def has_config(self) -> bool:
-        """Whether the command takes a config."""
-        return self._config is not None
 
     def add_config(self, *, required: bool = True) -> None:
         """Adds the config, as --config=FILE or as a word, and its fields, as --config.NAME=VALUE."""
-        self._config = required
+        self.has_config, self._needs_config = True, required
         meaning = "The config file, such as configs/digits.py, or the workdir of a run."
         self.add_argument("--config", metavar="FILE", default="", help=meaning)
         meaning = "A field of the config. --config=FILE --help lists them."
@@ -97,11 +90,10 @@ class Parser(argparse.ArgumentParser):
         if not self.has_config and {"-h", "--help"}.intersection(own):
             self._help()
         args, unknown = self.parse_known_intermixed_args(own)
-        if unknown and not (args.help or getattr(args, self.passes_on, None)):
+        if unknown and not args.help:
             self.refuse(unknown)
-        args.unknown = unknown
         flags.FLAGS(["tfdist", f"--verbosity={args.verbosity}"])
-        if self._config is None:
+        if not self.has_config:
             args.workdir = getattr(args, "workdir", None) or Path(self._workdir)
         else:
             self._read_config(args, fields, before_config)
@@ -133,7 +125,7 @@ class Parser(argparse.ArgumentParser):
         given = args.config or args.config_word
         if args.config and args.config_word:
             self.refuse([args.config_word])
-        if not given and not args.help and (self._config or fields):
+        if not given and not args.help and (self._needs_config or fields):
             self.error("give a config file, such as configs/digits.py, or the workdir of a run (--config)")
         found = configs.find(given)
         if os.path.isdir(given):
@@ -169,8 +161,6 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{unknown[0]!r} is one word too many. Flags begin with --")
         name, equals, value = word.lstrip("-").partition("=")
         names = self.names()
-        if sentence := removed.of_flag(name, names):
-            self.error(sentence)
         first, dot, rest = name.partition(".")
         field = ""
         if self.has_config and not dot:

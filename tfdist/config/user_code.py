@@ -61,7 +61,8 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
     if batch is not None:
         near = closest(text.strip("'"), batch) if isinstance(error, KeyError) else ""
         parts += [f"Did you mean {near!r}?"] if near else []
-        parts.append(f"The batch has {describe(batch)}.")
+        columns = [f"{name} {getattr(one.dtype, 'name', one.dtype)} {one.shape}" for name, one in batch.items()]
+        parts.append(f"The batch has {', '.join(columns)}.")
     return " ".join(parts)
 
 
@@ -101,17 +102,9 @@ def current_frame() -> types.FrameType | None:
     return next((frame for frame, _ in traceback.walk_stack(None) if is_users(frame.f_code.co_filename)), None)
 
 
-def describe(batch: Mapping[str, Any]) -> str:
-    """Returns the keys, dtypes and shapes of a batch: "image float32 (64, 8, 8, 1), label int64 (64,)"."""
-    return ", ".join(
-        f"{name} {getattr(value.dtype, 'name', value.dtype)} {value.shape}" for name, value in batch.items()
-    )
-
-
 def message(error: BaseException) -> str:
     """Returns the message of an error in one line, without colours, arguments of Keras, and TensorFlow's stack."""
-    traced = getattr(error, "ag_error_metadata", None)
-    text = traced.cause_message.removeprefix(f"{type(error).__name__}: ") if traced is not None else str(error)
+    text = original_message(error)
     _, found, inner = text.rpartition(f"{type(error).__name__}: ")
     if found and text.lstrip().startswith("in user code:"):
         text = inner
@@ -124,21 +117,16 @@ def is_user_error(error: BaseException) -> bool:
 
     Other errors in tfdist's code, such as that of `int("a")`, have Python's own message.
     """
-    _, file, line = cause(error)
-    raised = line.startswith("raise ") or (isinstance(error, OSError) and error.filename is not None)
+    file, number = _stack(error)[0]
+    raised = linecache.getline(file, number).strip().startswith("raise ")
+    raised |= isinstance(error, OSError) and error.filename is not None
     return isinstance(error, ValueError | OSError | ArithmeticError) and file.startswith(PACKAGE) and raised
 
 
-def cause(error: BaseException) -> tuple[str, str, str]:
-    """Returns the message, and the file and the line of code that raised `error`."""
-    # TensorFlow wraps errors raised during tracing; the new text starts with a traceback.
+def original_message(error: BaseException) -> str:
+    """Returns the message with which `error` was raised: TensorFlow replaces that of an error raised during tracing."""
     traced = getattr(error, "ag_error_metadata", None)
-    if traced is not None and traced.translated_stack:
-        place = traced.translated_stack[0]
-        message = traced.cause_message.removeprefix(f"{type(error).__name__}: ")
-        return message, place.filename, linecache.getline(place.filename, place.lineno).strip()
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return str(error), place.filename, place.line or ""
+    return str(error) if traced is None else traced.cause_message.removeprefix(f"{type(error).__name__}: ")
 
 
 def defines(kind: Any) -> bool:
@@ -202,16 +190,18 @@ def without_colours(text: str) -> str:
     return _COLOURS.sub("", text)
 
 
-def _places(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Yields file and line of the frames in the user's code, innermost first."""
+def _stack(error: BaseException) -> list[tuple[str, int]]:
+    """Returns file and line of the frames of an error, innermost first."""
     traced = getattr(error, "ag_error_metadata", None)
     if traced is not None and traced.translated_stack:
-        frames = [(frame.filename, frame.lineno) for frame in traced.translated_stack]
-    else:
-        frames = [(frame.filename, frame.lineno) for frame in reversed(traceback.extract_tb(error.__traceback__))]
-        # AutoGraph writes the place in the user's file into the message: the last one is the innermost.
-        named = re.findall(r'File "([^"]+)", line (\d+), in ', str(error))
-        frames = [*((file, int(line)) for file, line in reversed(named)), *frames]
-    for file, line in frames:
+        return [(frame.filename, frame.lineno) for frame in traced.translated_stack]
+    return [(frame.filename, frame.lineno) for frame in reversed(traceback.extract_tb(error.__traceback__))]
+
+
+def _places(error: BaseException) -> Iterator[tuple[str, int]]:
+    """Yields file and line of the frames in the user's code, innermost first."""
+    # AutoGraph writes the place in the user's file into the message: the last one is the innermost.
+    named = re.findall(r'File "([^"]+)", line (\d+), in ', str(error))
+    for file, line in [*((file, int(line)) for file, line in reversed(named)), *_stack(error)]:
         if os.path.isfile(file) and not file.startswith(_libraries()) and "__autograph_generated" not in file:
             yield file, line

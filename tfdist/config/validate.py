@@ -118,11 +118,11 @@ def _gpu_problems(gpus: Any) -> Iterator[str]:
 def _contradictions(config: schema.Config) -> Iterator[str]:
     data, train = config.data, config.train
     if data.pipeline == "textbook" and data.shards != "batch":
-        needs = 'needs data.pipeline="stream": in the textbook pipeline auto_shard divides the data'
+        needs = 'needs data.pipeline="stream": in the textbook pipeline TensorFlow divides the data'
         yield f'data.shards="{data.shards}" {needs}'
-    for name, default in (("auto_shard", "auto"), ("shuffle_buffer", None)):
-        if data.pipeline == "stream" and getattr(data, name) != default:
-            yield f'data.{name}={getattr(data, name)!r} has no effect with data.pipeline="stream": set it to "textbook"'
+    if data.pipeline == "stream" and data.shuffle_buffer is not None:
+        effect = 'has no effect with data.pipeline="stream": set it to "textbook"'
+        yield f"data.shuffle_buffer={data.shuffle_buffer} {effect}"
     if data.cache == "none" and data.cache_dir is not None:
         yield f'data.cache_dir={data.cache_dir!r} has no effect with data.cache="none": set data.cache to "raw"'
     if (train.epochs is None) == (train.steps is None):

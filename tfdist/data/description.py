@@ -1,13 +1,10 @@
-"""Checks batches, and describes the output of `config.data.prepare`: for the log, and as words and code for users."""
+"""Checks batches, and describes the output of `config.data.prepare`, for the log and in the workdir."""
 
-import inspect
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
-
-from tfdist.config import specs
 
 # Characters in a line of `usage`.
 _WIDTH = 110
@@ -43,12 +40,9 @@ def element_spec(dataset: tf.data.Dataset) -> dict[str, tf.TensorSpec]:
     """Returns the shapes and dtypes of a batch of `dataset`.
 
     Raises:
-        ValueError: `config.data.prepare` did not return a dict of tensors whose shapes are known except for the first
-            dimension.
+        ValueError: `config.data.prepare` returned a tensor whose shape is not known except for the first dimension.
     """
     spec = dataset.element_spec
-    if not isinstance(spec, dict) or not spec:
-        raise ValueError(f"config.data.prepare must return a dict of tensors. Received: {spec}")
     for name, tensor in spec.items():
         if tensor.shape.rank in (None, 0) or None in tensor.shape[1:].as_list():
             raise ValueError(
@@ -58,9 +52,9 @@ def element_spec(dataset: tf.data.Dataset) -> dict[str, tf.TensorSpec]:
     return spec
 
 
-def describe(prepare: Mapping[str, Any], spec: Mapping[str, tf.TensorSpec]) -> tuple[str, str]:
+def describe(prepare: Mapping[str, Any], spec: Mapping[str, tf.TensorSpec]) -> str:
     """Returns the prepare function of a config with its arguments, and the batches that it returns on one replica."""
-    return f"config.data.prepare: {_call(prepare)}", f"returns per replica {_columns(spec)}"
+    return f"config.data.prepare: {_call(prepare)}  returns per replica {_columns(spec)}"
 
 
 def to_save(source: Any, spec: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
@@ -85,87 +79,36 @@ def to_save(source: Any, spec: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
 
 
 def usage(
-    prepare: Mapping[str, Any],
-    finish: Mapping[str, Any] | None,
-    objective: Mapping[str, Any],
-    spec: Mapping[str, tf.TensorSpec],
-    meaning: Mapping[str, Any] | None = None,
+    prepare: Mapping[str, Any], finish: Mapping[str, Any] | None, spec: Mapping[str, tf.TensorSpec], meaning: Mapping
 ) -> str:
-    """Returns a text about the input that an exported model expects, with the code that prepares it.
+    """Returns a text about the input that an exported model expects.
 
     Args:
         prepare: `config.data.prepare`.
         finish: `config.data.finish`.
-        objective: `config.objective`, which calls the model; its keyword `inputs` is the key of the model's input.
         spec: shapes and dtypes of a batch on one replica, as `prepare` returns it.
-        meaning: what `saved` returns; None: not known.
+        meaning: what `to_save` returns.
     """
-    parameter = inspect.signature(specs.resolve(objective, field="config.objective")).parameters.get("inputs")
-    key = objective.get("inputs", parameter.default) if parameter else None
-    known = isinstance(key, str) and key in spec
-    first = key if known else next(iter(spec))
-    steps = [*_code(prepare, "prepare", "batch, seeds"), *(_code(finish, "finish", "batch") if finish else ())]
-    ours = any(line.startswith("from tfdist.") for line in steps)
-    call = f'outputs = keras.models.load_model("model.keras")(batch[{key!r}])'
-    lines = [
-        *(["import tfdist  # First: it hides the lines that TensorFlow writes at its import."] if ours else []),
-        "import keras",
-        "import tensorflow as tf",
-        *(line for line in steps if line.startswith("from ")),
-        "",
-        f"seeds = tf.zeros([len(batch[{first!r}]), 2], tf.int64)  # Not used in an evaluation.",
-        *(line for line in steps if not line.startswith("from ")),
-        call if known else f"# {objective['target']} calls the model with it.",
+    paragraphs = [
+        "model.keras expects prepared examples. For others its outputs are wrong, without an error.",
+        f"The examples were prepared by {_call(prepare)}{f', then {_call(finish)}' if finish else ''}, with "
+        f"training=False. The first returns {_columns(spec, 'n')}.",
     ]
-    prepared = [_call(prepare), *([f"then {_call(finish)}"] if finish else ())]
-    return "\n".join(
-        [
-            "model.keras expects prepared examples. For others its outputs are wrong, without an error.",
-            "",
-            f"The examples were prepared by {', '.join(prepared)}.",
-            f"The function prepare returned {_columns(spec, batch='n')}.",
-            *_meaning(meaning or {}),
-            "",
-            "With `batch`, a dict of tensors as the source of the data returns it:",
-            "",
-            textwrap.indent("\n".join(lines), "    ", lambda line: bool(line.strip())),
-            "",
-        ]
-    )
-
-
-def _meaning(meaning: Mapping[str, Any]) -> list[str]:
-    """Returns lines with the names of the classes and columns."""
-    lines = []
-    if classes := meaning.get("classes"):
-        lines.append(f"Class numbers: {', '.join(f'{number} {name}' for number, name in enumerate(classes))}.")
-    if columns := meaning.get("columns"):
-        lines.append(f"Columns of the data: {', '.join(map(str, columns))}. data.json says what each number is.")
-    return [line for text in lines for line in ("", *textwrap.wrap(text, _WIDTH))]
+    if classes := meaning["classes"]:
+        paragraphs.append(f"Class numbers: {', '.join(f'{number} {name}' for number, name in enumerate(classes))}.")
+    if columns := meaning["columns"]:
+        names = ", ".join(map(str, columns))
+        paragraphs.append(f"Columns of the data: {names}. data.json says what each number is.")
+    return "\n\n".join(textwrap.fill(text, _WIDTH) for text in paragraphs) + "\n"
 
 
 def _call(spec: Mapping[str, Any]) -> str:
-    return f"{spec['target']}({_arguments(spec)})"
+    arguments = ", ".join(f"{name}={value!r}" for name, value in spec.items() if name != "target")
+    return f"{spec['target']}({arguments})"
 
 
-def _arguments(spec: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in spec.items() if name != "target")
-
-
-def _columns(spec: Mapping[str, tf.TensorSpec], batch: str | None = None) -> str:
-    shapes = {name: one.shape.as_list() for name, one in spec.items()}
-    if batch is not None:
-        shapes = {name: f"[{', '.join(map(str, (batch, *shape[1:])))}]" for name, shape in shapes.items()}
-    return ", ".join(f"{name} {one.dtype.name} {shapes[name]}" for name, one in spec.items())
-
-
-def _code(spec: Mapping[str, Any], name: str, given: str) -> list[str]:
-    """Returns the import and the call of a function of a config."""
-    module, _, path = str(spec["target"]).partition(":")
-    first, _, rest = path.partition(".")
-    arguments = _arguments(spec)
-    function = f"{name}.{rest}" if rest else name
-    return [
-        f"from {module} import {first} as {name}",
-        f"batch = {function}({given}, training=False{', ' if arguments else ''}{arguments})",
-    ]
+def _columns(spec: Mapping[str, tf.TensorSpec], rows: str = "") -> str:
+    """Returns names, dtypes and shapes; `rows`: what stands for the first dimension."""
+    shapes = ([rows or one.shape[0], *one.shape[1:]] for one in spec.values())
+    texts = (f"[{', '.join(map(str, shape))}]" for shape in shapes)
+    return ", ".join(f"{name} {one.dtype.name} {text}" for (name, one), text in zip(spec.items(), texts, strict=True))

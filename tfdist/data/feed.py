@@ -54,8 +54,8 @@ class Examples:
 class FeedNotes:
     """Descriptions of the data, for the log and the workdir."""
 
-    # Log lines: the `prepare` function, and what it returns; () if there is none.
-    preparation: tuple[str, ...] = ()
+    # Log line: the `prepare` function, and what it returns; "" if there is none.
+    preparation: str = ""
     # The unit of the examples in the log, such as "images".
     example_name: str = "examples"
     # Warnings about the data.

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data import autograph, description, inspection, order, stream
+from tfdist.data.cache import cached_source
 from tfdist.data.feed import Examples, Feed, FeedNotes, Prepare, Sizes
-from tfdist.data.stream import ReplicaShard, Source
+from tfdist.data.stream import ReplicaShard
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Distributor(Protocol):
     def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
         """Returns an iterator over this worker's elements, one per local replica and step."""
 
-    def distribute_global(self, dataset: tf.data.Dataset, policy: str, drop: int) -> Iterator[Any]:
+    def distribute_global(self, dataset: tf.data.Dataset) -> Iterator[Any]:
         """Returns an iterator over global batches, which TensorFlow divides among all replicas."""
 
 
@@ -96,7 +97,7 @@ def make_with_parts(
             notes=notes,
             first_batch=functools.partial(first_examples, inputs.prepare_all),
             saved=saved,
-            usage=description.usage(options.prepare, options.finish, config.objective, described, saved),
+            usage=description.usage(options.prepare, options.finish, described, saved),
         ),
         **fields,
     )
@@ -144,8 +145,8 @@ def make_stream_feed(
         shard = dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
         batches = tuple(size // cluster.num_workers for size in batches)
     train_source, divided = train, tuple(zip((train, evaluation), parts, strict=True))
-    train, train_prepare = add_cache(options, train, inputs.prepare, training=True)
-    evaluation, evaluation_prepare = add_cache(options, evaluation, inputs.prepare, training=False)
+    train, train_prepare = cached_source.add_cache(options, train, inputs.prepare, training=True)
+    evaluation, evaluation_prepare = cached_source.add_cache(options, evaluation, inputs.prepare, training=False)
     ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle, "part": parts[0]}
     training = stream.training(train, train_prepare, shard, **ordering)
     return make_with_parts(
@@ -167,17 +168,6 @@ def make_stream_feed(
         notes=notes,
         parts=divided,
     )
-
-
-def add_cache(
-    options: config_lib.Data, source: Source | None, prepare: Prepare, *, training: bool
-) -> tuple[Any, Prepare]:
-    """Returns (source, prepare) with the cache that `config.data.cache` names; see `cache.add_cache`."""
-    if options.cache == "none" or source is None:
-        return source, prepare
-    from tfdist.data.cache import cached_source
-
-    return cached_source.add_cache(options, source, prepare, training=training)
 
 
 def _note(num_workers: int, shards: str) -> str:

@@ -2,13 +2,13 @@
 
     dataset.shuffle(n, seed).batch(global_batch, drop_remainder=True)
 
-TensorFlow divides the global batches among the replicas, by an auto-shard policy. Each epoch has a shuffle with its
-own seed, so that a resume starts with the interrupted epoch and skips the batches before its step.
+TensorFlow divides the global batches among the replicas; each worker prepares all examples. Each epoch has a shuffle
+with its own seed, so that a resume starts with the interrupted epoch and skips the batches before its step.
 """
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,19 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data import autograph, description, inspection, order, pipelines, stream
+from tfdist.data.cache import cached_source
 from tfdist.data.feed import Batch, Feed, Prepare, Sizes
 from tfdist.data.pipelines import Inputs
 from tfdist.data.stream import ReplicaShard, Source
 
 # Entries of an example besides its features: its number, and the epoch.
-ID, _EPOCH = "tfdist example", "tfdist epoch"
+_ID, _EPOCH = "tfdist example", "tfdist epoch"
 # Examples that a source reads at a time.
 _CHUNK = 256
+_NOTE = (
+    'config.data.pipeline="textbook": each worker reads and prepares all examples; a resume reads the interrupted '
+    "epoch again, up to its step (docs/pipelines.md)."
+)
 
 
 def training(
@@ -31,21 +36,16 @@ def training(
     prepare: Prepare,
     options: config_lib.Data,
     *,
-    num_workers: int,
     seed: int,
-    numbered: bool = False,
-) -> Callable[[int, int], tuple[tf.data.Dataset, int]]:
+) -> Callable[[int, int], tf.data.Dataset]:
     """Returns a function that creates the global batches of training, which are the same on all workers.
 
     Args:
         prepare: prepare(batch, seeds, *, training) -> batch. Rows of `seeds` depend on (seed, epoch, example).
-        options: `batch_size`, `shuffle`, `shuffle_buffer` and `auto_shard`.
-        num_workers: workers among which TensorFlow divides them.
-        numbered: the batches also have the numbers of their examples, as `ID`.
+        options: `batch_size`, `shuffle` and `shuffle_buffer`.
 
     Returns:
-        batches(start, stop) -> (dataset, drop): prepared batches [batch_size, ...] of these steps, repeated
-        endlessly, after `drop` steps that the workers must take and drop.
+        batches(start, stop) -> prepared batches [batch_size, ...] of these steps, repeated endlessly.
     """
     prepare = autograph.convert_prepare(prepare)
     epoch_steps = order.steps_per_epoch(len(source), options.batch_size)
@@ -53,9 +53,8 @@ def training(
 
     @tf.function(autograph=False)
     def prepare_batch(batch: Batch) -> Batch:
-        features = {name: value for name, value in batch.items() if name not in (ID, _EPOCH)}
-        prepared_batch = prepare(features, order.seeds(batch[ID], batch[_EPOCH], seed), training=True)
-        return {**prepared_batch, ID: batch[ID]} if numbered else prepared_batch
+        features = {name: value for name, value in batch.items() if name not in (_ID, _EPOCH)}
+        return prepare(features, order.seeds(batch[_ID], batch[_EPOCH], seed), training=True)
 
     def one_epoch(epoch: int) -> tf.data.Dataset:
         shuffled = examples
@@ -67,22 +66,14 @@ def training(
         add = tf.autograph.experimental.do_not_convert(lambda example: {**example, _EPOCH: number})
         return shuffled.take(epoch_steps * options.batch_size).map(add)
 
-    def batches(start: int, stop: int) -> tuple[tf.data.Dataset, int]:
-        # The steps in which a worker uses up one of its global batches. At the start of each group of as many epochs,
-        # it has used up whole batches.
-        per_batch = num_workers if options.auto_shard == "hint" else 1
-        epoch = start // epoch_steps // per_batch * per_batch
-        skip, drop = divmod(start - epoch * epoch_steps, per_batch)
+    def batches(start: int, stop: int) -> tf.data.Dataset:
+        epoch, skip = divmod(start, epoch_steps)
         last = max(epoch + 1, -(-stop // epoch_steps))  # There are batches after the last step, too.
-        last += (epoch - last) % per_batch
         dataset = _join([one_epoch(number) for number in range(epoch, last)])
-        if options.auto_shard == "hint" and num_workers > 1:
-            hint = tf.data.experimental.SHARD_HINT
-            dataset = dataset.shard(hint, hint)
         dataset = dataset.batch(options.batch_size, drop_remainder=True).skip(skip)
         dataset = dataset.map(prepare_batch, num_parallel_calls=tf.data.AUTOTUNE)
         # Endless: with a finite dataset, the workers would communicate in every step whether all have another batch.
-        return dataset.repeat().prefetch(2), drop
+        return dataset.repeat().prefetch(2)
 
     return batches
 
@@ -93,7 +84,7 @@ def _number_examples(source: Source) -> tf.data.Dataset:
 
     @tf.autograph.experimental.do_not_convert
     def load(ids: tf.Tensor) -> Batch:
-        return {**read(ids), ID: ids}
+        return {**read(ids), _ID: ids}
 
     chunks = tf.data.Dataset.range(len(source)).batch(_CHUNK)
     return chunks.map(load, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
@@ -107,30 +98,8 @@ def _join(datasets: list[tf.data.Dataset]) -> tf.data.Dataset:
     return datasets[0]
 
 
-def note(options: config_lib.Data, num_workers: int) -> str:
-    """Returns the line for the log: what the textbook pipeline costs."""
-    prepared = f"1/{num_workers}" if options.auto_shard == "hint" else "all"
-    return (
-        f'config.data.pipeline="textbook", auto_shard="{options.auto_shard}": each worker reads all examples and '
-        f"prepares {prepared} of them; a resume reads the interrupted epoch again, up to its step (docs/pipelines.md)."
-    )
-
-
-def _rows_of_batches(
-    batches: Iterable[Sequence[Batch]], source: Any, split: str, first_number: int
-) -> Iterator[inspection.Rows]:
-    """Yields this worker's examples of the steps from `first_number` on, counted from 1; batches hold their numbers.
-
-    Args:
-        batches: for each step, the batches of this worker's replicas.
-        first_number: the step of the first of `batches`.
-    """
-    whole = order.WorkerExamples(total=0)
-    for step, replicas in enumerate(batches, first_number):
-        for batch in replicas:
-            columns = {name: value.numpy() for name, value in batch.items() if name != ID}
-            place = functools.partial(inspection.describe_place, source, split, batch[ID].numpy(), whole)
-            yield inspection.Rows(step=step, columns=columns, place=place)
+def _place_in_batch(column: str, at: tuple[int, ...]) -> str:
+    return f"{column}{[*at[1:]] or ''} of row {at[0]} of a replica's batch"
 
 
 def make_feed(
@@ -138,29 +107,25 @@ def make_feed(
 ) -> Feed:
     """Makes the input of one worker; as `pipelines.make_stream_feed`."""
     options, train_source = config.data, inputs.train_source
-    train, train_prepare = pipelines.add_cache(options, train_source, inputs.prepare, training=True)
-    evaluation, evaluation_prepare = pipelines.add_cache(
+    train, train_prepare = cached_source.add_cache(options, train_source, inputs.prepare, training=True)
+    evaluation, evaluation_prepare = cached_source.add_cache(
         options, inputs.evaluation_source, inputs.prepare, training=False
     )
-    make_training = functools.partial(
-        training, train, train_prepare, options, num_workers=cluster.num_workers, seed=config.seed
-    )
-    make_batches = make_training()
+    make_batches = training(train, train_prepare, options, seed=config.seed)
 
-    def open_training(start: int, stop: int, make_batches: Callable[..., Any] = make_batches) -> Iterator[Any]:
-        dataset, drop = make_batches(start, stop)
-        return cluster.distribute_global(dataset, options.auto_shard, drop)
+    def open_training(start: int, stop: int) -> Iterator[Any]:
+        return cluster.distribute_global(make_batches(start, stop))
 
     def rows_of_steps(first_number: int, last_number: int) -> Iterator[inspection.Rows]:
-        elements = open_training(first_number - 1, last_number, make_training(numbered=True))
-        batches = map(
-            cluster.strategy.experimental_local_results, itertools.islice(elements, last_number - first_number + 1)
-        )
-        return _rows_of_batches(batches, train_source, options.train_split, first_number)
+        elements = itertools.islice(open_training(first_number - 1, last_number), last_number - first_number + 1)
+        for step, element in enumerate(elements, first_number):
+            for batch in cluster.strategy.experimental_local_results(element):
+                columns = {name: value.numpy() for name, value in batch.items()}
+                yield inspection.Rows(step=step, columns=columns, place=_place_in_batch)
 
     spec = {
         name: tf.TensorSpec([one.shape[0] // shard.num_replicas, *one.shape[1:]], one.dtype)
-        for name, one in description.element_spec(make_batches(0, 1)[0]).items()
+        for name, one in description.element_spec(make_batches(0, 1)).items()
     }
 
     def with_known_shapes(step: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
@@ -180,9 +145,9 @@ def make_feed(
         spec=spec,
         reads_files=shard.first_replica == 0,
         sizes=sizes,
-        training=lambda start, stop: make_batches(start, stop)[0],
+        training=make_batches,
         open_training=open_training,
         first_examples=functools.partial(stream.first_examples, train, seed=config.seed),
         with_known_shapes=with_known_shapes,
-        notes=(note(options, cluster.num_workers),),
+        notes=(_NOTE,),
     )

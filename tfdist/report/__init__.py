@@ -5,9 +5,8 @@
     metrics_file.py           lines of metrics.jsonl; tensorboard_events.py: event files of TensorBoard
     read_back.py              reads the files of a run, for tools
     ledger.py                 starts.jsonl: how long each start takes, and how it ends
-    interpreter.py            when the interpreter of this process started
     run_info.py               config.json and environment.json
-    files.py                  atomic replacement and append-only files, used for every file in a workdir
+    files.py                  atomic replacement and appending, used for every file in a workdir
 
 Imports no TensorFlow.
 """

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from typing import TextIO
@@ -42,31 +41,30 @@ class Console:
     def __post_init__(self):
         self.terminal = is_terminal(self.stream)
 
-    def train(self, row: Row, parts: Sequence[str], *, step_seconds: float) -> None:
+    def train(self, row: Row, parts: Sequence[str]) -> None:
         """Reports an interval: redraws the bar; its line is written by the next other call.
 
         `parts` are values for the bar, most important first; a narrow terminal shows the first ones only.
         """
         self.flush()
-        row.left = self._time_left(row.step, step_seconds)
-        if self.verbosity != "all":
-            return
-        self.pending, self.status = row, list(parts)
-        if self.terminal:
-            self._write(self._bar(row.step, row.left, ""))
+        if self.timed_from_step is None:
+            self.timed_from_step, self.timed_from = row.step, time.monotonic()
+        if self.verbosity == "all":
+            self.pending, self.status = row, list(parts)
+            self._draw(row.step, "")
 
     def progress(self, step: int, doing: str) -> None:
         """Redraws the bar on a terminal, at most ten times a second, with the activity `doing` unless it is empty."""
         if not doing:
             self.flush()
-        if self.verbosity == "all" and self.terminal and time.monotonic() - self.last_drawn >= REDRAW_SECONDS:
-            self._write(self._bar(step, self._time_left(step, math.nan), doing))
+        if self.verbosity == "all" and time.monotonic() - self.last_drawn >= REDRAW_SECONDS:
+            self._draw(step, doing)
 
     def flush(self) -> None:
         """Writes the line of the last report of training."""
         row, self.pending = self.pending, None
         if row is not None:
-            for text in self.line_format.lines(row, self._width(), clock=not self.terminal):
+            for text in self.line_format.lines(row, clock=not self.terminal):
                 self._line(text)
 
     def line(self, text: str, *, always: bool = False) -> None:
@@ -74,13 +72,6 @@ class Console:
         self.flush()
         if always or self.verbosity != "nothing":
             self._line(text)
-
-    def parts(self, parts: Sequence[str], *, always: bool = False) -> None:
-        """Writes `parts` as `line` does, in several lines if one would be too long."""
-        texts = [parts[0]]
-        lines.add(texts, parts[1:], self._width(), 2)
-        for text in texts:
-            self.line(text, always=always)
 
     def _line(self, text: str) -> None:
         self._write(f"\r\x1b[K{text}\n" if self.terminal else f"{text}\n")
@@ -93,17 +84,15 @@ class Console:
             self._write("\n")
             self.bar_visible = False
 
-    def _time_left(self, step: int, step_seconds: float) -> str:
-        now = time.monotonic()
-        if self.timed_from_step is None:
-            self.timed_from_step, self.timed_from = step, now
-        elif step > self.timed_from_step:  # Includes evaluations and checkpoints between reports.
-            step_seconds = (now - self.timed_from) / (step - self.timed_from_step)
-        return lines.duration(step_seconds * (self.total_steps - step))
-
-    def _bar(self, step: int, left: str, doing: str) -> str:
+    def _draw(self, step: int, doing: str) -> None:
+        if not self.terminal:
+            return
         self.last_drawn, self.bar_visible = time.monotonic(), True
-        columns = self._columns() - 1  # A full last column would move the cursor to the next line.
+        seconds = math.nan  # Evaluations and checkpoints between reports included.
+        if self.timed_from_step is not None and step > self.timed_from_step:
+            seconds = (self.last_drawn - self.timed_from) / (step - self.timed_from_step)
+        left = lines.duration(seconds * (self.total_steps - step))
+        columns = _columns(self.stream) - 1  # A full last column would move the cursor to the next line.
         done = min(1.0, step / max(1, self.total_steps))
         bar = "#" * round(done * BAR_CELLS)
         text = f"{done:4.0%} " + ("" if columns < _NARROW_COLUMNS else f"|{bar:<{BAR_CELLS}}| ")
@@ -112,19 +101,7 @@ class Console:
             if len(f"{text}  {part}") > columns:
                 break
             text = f"{text}  {part}"
-        return f"\r{text[:columns]}\x1b[K"
-
-    def _width(self) -> int:
-        """The longest line, in characters."""
-        given = os.environ.get("COLUMNS", "")  # From the launcher, which writes the rank before each line.
-        return self._columns() if self.terminal else int(given) if given.isdecimal() else lines.COLUMNS
-
-    def _columns(self) -> int:
-        try:
-            columns = os.get_terminal_size(self.stream.fileno()).columns
-        except (OSError, ValueError):
-            columns = 0
-        return columns or shutil.get_terminal_size().columns
+        self._write(f"\r{text[:columns]}\x1b[K")
 
     def _write(self, text: str) -> None:
         encoding = self.stream.encoding or "utf-8"
@@ -135,13 +112,17 @@ class Console:
             pass  # A full disk or a closed pipe must not stop the training.
 
 
+def _columns(stream: TextIO) -> int:
+    """Returns the width of the terminal, or 0: `stream` is none, or has no size."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
 def is_terminal(stream: TextIO) -> bool:
     """Returns True if lines of `stream` can be redrawn in place.
 
     Open MPI gives rank 0 a terminal without a size, also if its own output is a file.
     """
-    try:
-        columns = os.get_terminal_size(stream.fileno()).columns
-    except (AttributeError, OSError, ValueError):
-        return False
-    return stream.isatty() and columns > 0 and os.environ.get("TERM") != "dumb"
+    return _columns(stream) > 0 and stream.isatty() and os.environ.get("TERM") != "dumb"

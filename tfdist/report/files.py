@@ -1,7 +1,6 @@
-"""Atomic replacement of files, and append-only files of complete records. Imports no TensorFlow."""
+"""Atomic replacement of files, and appending of complete records. Imports no TensorFlow."""
 
 import contextlib
-import dataclasses
 import errno
 import json
 import math
@@ -66,8 +65,8 @@ def make_workdir(workdir: str | os.PathLike[str], kind: str = "workdir") -> None
         ) from None
 
 
-def read_file(path: str | os.PathLike[str], advice: str = "", last: int | None = None) -> bytes | None:
-    """Returns the content of a file, or only its `last` bytes; None if there is no such file.
+def read_file(path: str | os.PathLike[str], advice: str = "") -> bytes | None:
+    """Returns the content of a file; None if there is no such file.
 
     Raises ValueError with `advice` if it is a directory, a pipe, a device or a broken link, and its subclass
     UnreadableError if it cannot be read.
@@ -77,9 +76,7 @@ def read_file(path: str | os.PathLike[str], advice: str = "", last: int | None =
         # Without O_NONBLOCK, open waits for the other end of a pipe.
         opener = lambda name, flags: os.open(name, flags | os.O_NONBLOCK)  # noqa: E731
         with waiting(path), open(path, "rb", opener=opener) as file:
-            status = os.fstat(file.fileno())
-            if stat.S_ISREG(status.st_mode):
-                file.seek(0 if last is None else max(0, status.st_size - last))
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return file.read()
         reason = "it is not a file"
     except OSError as error:
@@ -166,57 +163,22 @@ def nan_to_null(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-@dataclasses.dataclass(slots=True)
-class AppendOnlyFile:
-    """A file to which complete records are appended; `size` is its length in bytes."""
-
-    path: str
-    descriptor: int
-    size: int
-
-    def append(self, record: bytes) -> bool:
-        """Appends all of `record` or none of it; see `follow` for the result. Raises OSError."""
-        with waiting(self.path):
-            changed = self.follow()
-            rest = memoryview(record)
+def append(path: str | os.PathLike[str], record: bytes) -> None:
+    """Appends all of `record` to a file, or none of it; creates the file if needed. Raises OSError."""
+    with waiting(path):
+        # With O_NONBLOCK, a full pipe in its place raises an error instead of blocking.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
+        try:
+            size, rest = os.fstat(descriptor).st_size, memoryview(record)
             try:
                 while rest:
-                    rest = rest[os.write(self.descriptor, rest) :]
+                    rest = rest[os.write(descriptor, rest) :]
             except OSError:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(self.descriptor, self.size)
+                    os.ftruncate(descriptor, size)
                 raise
-            self.size += len(record)
-            return changed
-
-    def follow(self) -> bool:
-        """Opens `path` again if it was deleted or replaced; a deleted file is written again, with all its records.
-
-        Returns whether it was opened again; raises OSError if the file cannot be written.
-        """
-        try:
-            if os.path.samestat(os.stat(self.path), os.fstat(self.descriptor)):
-                return False
-        except FileNotFoundError:
-            if not os.path.isdir(os.path.dirname(self.path) or "."):
-                return False  # The whole directory was moved, and the open file with it.
-            replace_file(self.path, os.pread(self.descriptor, self.size, 0))
-        new = open_append_only(self.path)
-        os.close(self.descriptor)
-        self.descriptor, self.size = new.descriptor, new.size
-        return True
-
-    def close(self) -> None:
-        """Closes the file; nothing is buffered."""
-        os.close(self.descriptor)
-
-
-def open_append_only(path: str) -> AppendOnlyFile:
-    """Opens `path` for appending; creates it if needed."""
-    # With O_NONBLOCK, a full pipe in its place raises an error instead of blocking.
-    with waiting(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
-    return AppendOnlyFile(path, descriptor, os.fstat(descriptor).st_size)
+        finally:
+            os.close(descriptor)
 
 
 def describe_error(error: Exception) -> str:

@@ -6,10 +6,6 @@ from typing import Any
 from tfdist.report import files
 
 METRICS = "metrics.jsonl"
-# The kind of the record of a start: the lines before it have been trimmed to its step.
-START = "start"
-# Bytes that are read first from the end of a file.
-_LAST_BYTES = 2**20
 ADVICE = "restore it, or remove it to go on without the reports so far."
 
 
@@ -24,10 +20,9 @@ def trim_metrics(path: str, last_step: int | None, last_evaluated: int | None = 
     A run killed after its last checkpoint has reported steps that the resumed run reports again. Evaluations are
     removed after `last_evaluated` (None: `last_step`); it is smaller if `last_step` has not been evaluated yet.
 
-    Only the lines since the last start are looked at, or since an earlier one if that was at a later step. Returns the
-    number of complete lines removed; raises ValueError if the file cannot be read.
+    Returns the number of complete lines removed; raises ValueError if the file cannot be read.
     """
-    lines = _lines_since_start(path, last_step)
+    lines = (files.read_file(path, ADVICE) or b"").splitlines(keepends=True)
     kept, removed = [], 0
     for line in lines:
         record = parse_line(line)
@@ -39,25 +34,8 @@ def trim_metrics(path: str, last_step: int | None, last_evaluated: int | None = 
         else:
             kept.append(line)
     if len(kept) < len(lines):
-        content = files.read_file(path, ADVICE) or b""
-        before = content[: len(content) - sum(map(len, lines))]
-        files.replace_file(path, b"".join([before, *kept]))
+        files.replace_file(path, b"".join(kept))
     return removed
-
-
-def _lines_since_start(path: str, last_step: int | None) -> list[bytes]:
-    """Returns the lines since the last start that was not after `last_step`, or all lines."""
-    size = _LAST_BYTES
-    while True:
-        content = files.read_file(path, ADVICE, last=size) or b""
-        end = len(content)
-        while (end := content.rfind(b'{"kind": "%s"' % START.encode(), 0, end)) >= 0:
-            record = parse_line(content[end : content.find(b"\n", end) + 1])
-            if record is not None and (last_step is None or record.get("step", 0) <= last_step):
-                return content[end:].splitlines(keepends=True)
-        if len(content) < size:
-            return content.splitlines(keepends=True)
-        size *= 8
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:

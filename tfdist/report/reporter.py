@@ -20,13 +20,8 @@ RESERVED = {
     *("learning_rate", "examples_per_second", "examples_per_second_per_replica", "input_wait_share", "skipped"),
     *("worker_shares", "slowest_worker", "name", "num_examples", "best"),
 }
-
 # With more workers than this, metrics.jsonl has only two of them.
 _MAX_WORKERS_RECORDED = 16
-# A loss of more than this part of the loss of a guess is that of a model that has learned nothing.
-_LIKE_GUESSING = 0.97
-# After so many steps most models have learned something.
-_FEW_STEPS = 50
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -38,22 +33,14 @@ class Reporter:
     steps_per_epoch: int
     # None except on the chief.
     console: Console | None
-    # A second line per report: learning rate, and the time shares of replicas and workers.
-    verbose: bool = False
-    # None without a workdir.
-    metrics: files.AppendOnlyFile | None = None
-    # Event files by run, "train" and "evaluation"; empty without a workdir or without TensorBoard.
-    tensorboard: dict[str, files.AppendOnlyFile] = dataclasses.field(default_factory=dict)
-    # The loss of a guess among all classes, until it is compared with that of the first epoch; None: not known.
-    guessed_loss: float | None = None
+    # The path of metrics.jsonl; None without a workdir.
+    metrics: str | None = None
+    # Paths of event files by run, "train" and "evaluation"; empty without a workdir or without TensorBoard.
+    tensorboard: dict[str, str] = dataclasses.field(default_factory=dict)
     # (step, hash) of the last state that was recorded.
     last_state: tuple[int, str] | None = None
     # Paths whose failure has been reported.
     failed_files: set[str] = dataclasses.field(default_factory=set)
-
-    def start(self, step: int) -> None:
-        """Records that the run starts or resumes after `step`; all lines before this one are of `step` or earlier."""
-        self._record(kind=metrics_file.START, step=step)
 
     def workers(self, lines: list[str], shown: list[str] | None = None) -> None:
         """Reports the roster, one line per worker, before the first step.
@@ -121,15 +108,16 @@ class Reporter:
         }
         workers = {}
         if len(worker_shares) > 1:
-            count = len(worker_shares)
-            ranks = range(count) if count <= _MAX_WORKERS_RECORDED else lines.extreme_workers(worker_shares)
+            communicating = [share[2] for share in worker_shares]
+            slowest = communicating.index(min(communicating))  # In the all-reduce the others wait for it.
+            ranks = range(len(worker_shares))
+            if len(worker_shares) > _MAX_WORKERS_RECORDED:
+                ranks = sorted({slowest, communicating.index(max(communicating))})
             shares = [[round(part, 4) for part in worker_shares[rank]] for rank in ranks]
-            workers = {"worker_shares": shares, "slowest_worker": lines.slowest_worker(worker_shares)}
+            workers = {"worker_shares": shares, "slowest_worker": slowest}
         record = {"steps": steps, **values, **rates, **speeds, **workers}
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))
-        self._scalars("train", step, values, rates, speeds, steps=steps)
-        waiting = [] if wait_share is None else [f"waiting for data {wait_share:.0%}"]
-        shares = lines.describe_shares(worker_shares) if workers else waiting
+        self._scalars("train", step, values | rates | {f"speed/{name}": value for name, value in speeds.items()})
         row = Row(
             step=step,
             epoch=self._epoch(step),
@@ -137,28 +125,10 @@ class Reporter:
             seconds=seconds,
             examples_per_second=speed,
             values=values,
-            details=self._details(learning_rate, speed, shares) if self.verbose else (),
         )
-        self._compare_with_guess(step, values.get("loss", 0.0), learning_rate)
-        parts = [*lines.name_values(values), f"{lines.rate(speed)} {self.console.line_format.examples}/s", *waiting]
-        self.console.train(row, parts, step_seconds=seconds / max(1, steps))
-
-    def _compare_with_guess(self, step: int, loss: float, learning_rate: float) -> None:
-        """Warns once, after the first epoch and some steps, if the model has learned nothing."""
-        if self.guessed_loss is None or step < max(self.steps_per_epoch, _FEW_STEPS):
-            return
-        guessed, self.guessed_loss = self.guessed_loss, None
-        if loss > _LIKE_GUESSING * guessed:
-            epoch = lines.epochs(self._epoch(step))
-            self.warning(
-                f"WARNING: after epoch {epoch} the loss is {loss:.4g}, and a guess has {guessed:.4g}: "
-                f"nothing is learned yet. If it stays so, change config.learning_rate.peak (now {learning_rate:.4g}) "
-                "by a factor of 10, down or up, and check inputs and labels in config.data."
-            )
-
-    def _details(self, learning_rate: float, speed: float, shares: list[str]) -> list[str]:
-        per_replica = f"{lines.rate(speed / self.num_replicas)} {self.console.line_format.examples}/s per replica"
-        return [f"learning rate {learning_rate:.4g}", *([per_replica] if self.num_replicas > 1 else []), *shares]
+        waiting = [] if wait_share is None else [f"waiting for data {wait_share:.0%}"]
+        speed_text = f"{lines.rate(speed)} {self.console.line_format.examples}/s"
+        self.console.train(row, [*lines.name_values(values), speed_text, *waiting])
 
     def progress(self, step: int, doing: str = "") -> None:
         """Redraws the progress bar between reports. `doing` is the current activity, such as "evaluating"."""
@@ -193,31 +163,26 @@ class Reporter:
             epoch = lines.epochs(self._epoch(step))
             text = ["evaluation", f"step {step}", f"epoch {epoch}", *lines.name_values(values)]
             text += [f"{num_examples:,} examples in {seconds:.3g} s", *(["best so far"] if best else [])]
-            self.console.parts(text)
-
-    def text(self, step: int, tag: str, text: str) -> None:
-        """Writes `text`, in Markdown, for TensorBoard."""
-        if "train" in self.tensorboard:
-            self._append(self.tensorboard["train"], tensorboard_events.text_record(step, tag, text))
+            self.console.line("  ".join(text))
 
     def hyperparameters(self, values: Mapping[str, Any]) -> None:
         """Writes fields of the config, by dotted name, for TensorBoard's HParams."""
         if self.tensorboard:
-            directory = os.path.dirname(os.path.dirname(next(iter(self.tensorboard.values())).path))
+            directory = os.path.dirname(os.path.dirname(next(iter(self.tensorboard.values()))))
             try:
                 tensorboard_events.write_hparams(directory, values)
             except OSError as error:
                 self.warning(f"WARNING: no HParams for TensorBoard: {files.describe_error(error)}.")
 
-    def event(self, text: str, step: int | None = None, *, more: Sequence[str] = (), always: bool = False) -> None:
+    def event(self, text: str, step: int | None = None, *, always: bool = False) -> None:
         """Reports an event, such as resumed, saved or stopped, in one line, and the step after which it happened.
 
-        Parts in `more` go to further lines if one would be too long; with `always` the console shows it in any case.
+        With `always` the console shows it in any case.
         """
         if self.console is None:
             return
-        self.console.parts([text, *more], always=always)
-        self._record(kind="event", text="  ".join([text, *more]), **({} if step is None else {"step": step}))
+        self.console.line(text, always=always)
+        self._record(kind="event", text=text, **({} if step is None else {"step": step}))
 
     def warning(self, text: str) -> None:
         """Prints a warning with the rank to standard error, on every worker; the chief also records it."""
@@ -229,16 +194,6 @@ class Reporter:
         self._record(kind="warning", text=text)
 
     def close(self) -> None:
-        """Closes the files and ends the bar."""
-        opened = [*self.tensorboard.values(), *([] if self.metrics is None else [self.metrics])]
-        for file in opened:
-            self._append(file, b"")  # A file that was deleted after the last record is written again.
-        for file in opened:
-            file.close()
-        self.metrics, self.tensorboard = None, {}
-        self.end_bar()
-
-    def end_bar(self) -> None:
         """Writes the last report to the console, and ends the bar."""
         if self.console is not None:
             self.console.close()
@@ -250,25 +205,19 @@ class Reporter:
         if self.metrics is not None:
             self._append(self.metrics, metrics_file.json_line(record | {"time": round(time.time(), 3)}))
 
-    def _scalars(self, run: str, step: int, *values: Mapping[str, float], steps: int = 1) -> None:
-        """Writes the values of a report of the last `steps` steps for TensorBoard; see `scalars_records`."""
-        epoch = step // self.steps_per_epoch
-        ended = epoch > (step - steps) // self.steps_per_epoch
+    def _scalars(self, run: str, step: int, values: Mapping[str, float]) -> None:
         if run in self.tensorboard:
-            record = tensorboard_events.scalars_records(step, epoch if ended else None, *values)
-            self._append(self.tensorboard[run], record)
+            self._append(self.tensorboard[run], tensorboard_events.scalars_record(step, values))
 
-    def _append(self, file: files.AppendOnlyFile, record: bytes) -> None:
+    def _append(self, path: str, record: bytes) -> None:
         try:
-            if file.append(record):
-                self.warning(f"WARNING: {file.path} was deleted or replaced by another program, and was opened again.")
+            files.append(path, record)
         except OSError as error:
-            if file.path in self.failed_files:
+            if path in self.failed_files:
                 return
-            self.failed_files.add(file.path)
+            self.failed_files.add(path)
             self.warning(
-                f"{file.path} cannot be written ({error.strerror}). Training continues, but records will be missing "
-                "from it."
+                f"{path} cannot be written ({error.strerror}). Training continues, but records will be missing from it."
             )
 
 
@@ -282,7 +231,6 @@ def open_report(
     steps_per_epoch: int,
     tensorboard: bool = False,
     console: str = "all",
-    verbose: bool = False,
     evaluates: bool = True,
     examples: str = "examples",
     resume_step: int | None = None,
@@ -310,23 +258,22 @@ def open_report(
         screen = Console(
             stream=stream or sys.stdout, total_steps=total_steps, line_format=line_format, verbosity=console
         )
-    reporter = Reporter(
-        rank=rank, num_replicas=num_replicas, steps_per_epoch=steps_per_epoch, console=screen, verbose=verbose
-    )
+    reporter = Reporter(rank=rank, num_replicas=num_replicas, steps_per_epoch=steps_per_epoch, console=screen)
     if not chief or workdir is None:
         return reporter
     files.make_workdir(workdir)
-    path = os.path.join(workdir, metrics_file.METRICS)
-    removed = metrics_file.trim_metrics(path, resume_step, resume_evaluated)
-    reporter.metrics = files.open_append_only(path)
-    if resume_step is not None:
-        reporter.start(resume_step)
+    reporter.metrics = os.path.join(workdir, metrics_file.METRICS)
+    removed = metrics_file.trim_metrics(reporter.metrics, resume_step, resume_evaluated)
     if tensorboard:
-        reporter.tensorboard = tensorboard_events.open_event_files(
-            os.fspath(workdir), resume_step, resume_evaluated, evaluates=evaluates, warn=reporter.warning
-        )
+        last = {tensorboard_events.TRAIN: resume_step}
+        if evaluates:
+            last[tensorboard_events.EVALUATION] = resume_step if resume_evaluated is None else resume_evaluated
+        for run, step in last.items():
+            path, start = tensorboard_events.start_event_file(os.fspath(workdir), run, step)
+            reporter.tensorboard[run] = path
+            reporter._append(path, start)
     if removed:
-        text = f"removed {removed} lines of {path} after step {resume_step}: these steps run again"
+        text = f"removed {removed} lines of {reporter.metrics} after step {resume_step}: these steps run again"
         reporter.event(text, resume_step)
     return reporter
 

@@ -16,7 +16,10 @@ from tfdist.report import files
 CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 # Packages whose versions affect the results of a run.
-DISTRIBUTIONS = ("tfdist", "tensorflow", "keras", "numpy", "tensorflow-datasets", "ml-collections", "tensorboard")
+DISTRIBUTIONS = (
+    *("tfdist", "tensorflow", "tf-nightly", "keras", "keras-nightly", "numpy", "tensorflow-datasets"),
+    *("ml-collections", "tensorboard"),
+)
 
 
 def write_config(workdir: str | os.PathLike[str], config: dict[str, Any]) -> None:
@@ -36,17 +39,6 @@ def saved_xla(workdir: str | os.PathLike[str]) -> bool | None:
         return None
     train = old.get("train")
     return train.get("xla", False) if isinstance(train, dict) else False  # Runs of earlier releases have no `xla`.
-
-
-def _version(name: str) -> str:
-    """Returns the version of a package, also of one that another distribution holds: keras in keras-nightly."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        holders = importlib.metadata.packages_distributions().get(name.replace("-", "_"))
-        if not holders:
-            raise
-        return importlib.metadata.version(holders[0])
 
 
 def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +62,7 @@ def versions() -> dict[str, str]:
     found = {}
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = _version(name)
+            found[name] = importlib.metadata.version(name)
     return found
 
 

@@ -1,102 +1,50 @@
-"""TensorBoard event files: scalars, texts and HParams. Imports no TensorFlow.
+"""TensorBoard event files: scalars and HParams. Imports no TensorFlow.
 
-Training and evaluation are two runs, as TensorBoard calls a directory of event files, with the same tags: their curves
-share a chart. The tag `by_step/loss` is over optimizer steps, and `by_epoch/loss` over epochs.
+Training and evaluation are two runs, as TensorBoard calls a directory of event files, with the same tags, over
+optimizer steps: their curves share a chart.
 
 tensorboard's RecordWriter frames a record, which is appended to its file, or not, when it is reported: no buffer, and
 no thread that raises the error of a full disk later. What a killed run left of a record hides no other one: each start
 opens a new file. It says from which step on earlier files are void, and readers drop these steps.
 """
 
+import contextlib
+import glob
 import io
 import os
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
 
 from tfdist.report import files
-from tfdist.report.files import AppendOnlyFile
 
 TENSORBOARD = "tensorboard"
 # The runs.
 TRAIN, EVALUATION = "train", "evaluation"
 
 
-def open_event_files(
-    workdir: str,
-    last_step: int | None,
-    last_evaluated: int | None,
-    *,
-    evaluates: bool,
-    warn: Callable[[str], None],
-) -> dict[str, AppendOnlyFile]:
-    """Opens the event files of a start, by run; that of evaluations only if it `evaluates`.
+def start_event_file(workdir: str, run: str, last_step: int | None) -> tuple[str, bytes]:
+    """Returns the path of the event file of `run` in this start, whose directory is made, and its first records.
 
-    What earlier starts wrote is valid until `last_step`, and evaluations until `last_evaluated` (None: all, and
-    `last_step`). `warn` is called with a line for each file that cannot be written: training does not need them.
+    What earlier starts wrote is valid until `last_step` (None: all).
     """
-    last = {TRAIN: last_step}
-    if evaluates:
-        last[EVALUATION] = last_step if last_evaluated is None else last_evaluated
-    opened = {}
-    for run, step in last.items():
-        try:
-            opened[run] = _open_event_file(os.path.join(workdir, TENSORBOARD, run), step)
-        except OSError as error:
-            path = error.filename or os.path.join(workdir, TENSORBOARD, run)
-            warn(f"WARNING: no records for TensorBoard: {path} cannot be written ({error.strerror}).")
-    return opened
-
-
-def _open_event_file(directory: str, last_step: int | None) -> AppendOnlyFile:
-    os.makedirs(directory, exist_ok=True)
+    directory = os.path.join(workdir, TENSORBOARD, run)
+    with contextlib.suppress(OSError):  # To write the records will fail, too.
+        os.makedirs(directory, exist_ok=True)
     # Readers take the files in the order of their names, which begin with the second of the start.
-    others = [int(found[1]) for name in os.listdir(directory) if (found := re.search(r"tfevents\.(\d+)", name))]
-    second = max([int(time.time()), *(one + 1 for one in others)])
+    others = (re.search(r"tfevents\.(\d+)", path) for path in glob.glob(f"{glob.escape(directory)}/*"))
+    second = max([int(time.time()), *(int(found[1]) + 1 for found in others if found)])
+    start = b"" if last_step is None else _record(step=last_step + 1, session_log={"status": "START"})
     name = f"events.out.tfevents.{second}.{socket.gethostname()}.{os.getpid()}"
-    file = files.open_append_only(os.path.join(directory, name))
-    file.append(_record(file_version="brain.Event:2"))
-    if last_step is not None:
-        file.append(_record(step=last_step + 1, session_log={"status": "START"}))
-    if last_step is not None and others:
-        # The START voids steps, and not epochs. In this version readers compare the steps of each tag: a record of an
-        # epoch voids those of the same and of later epochs.
-        file.append(_record(file_version="brain.Event:1"))
-    return file
+    return os.path.join(directory, name), _record(file_version="brain.Event:2") + start
 
 
-def scalars_records(
-    step: int,
-    epoch: int | None,
-    values: Mapping[str, float],
-    rates: Mapping[str, float] = MappingProxyType({}),
-    speeds: Mapping[str, float] = MappingProxyType({}),
-) -> bytes:
-    """Returns the records of a report; all values by name.
-
-    The `values` are shown over steps, and over epochs if an `epoch` ended; `rates` and, apart from the others, `speeds`
-    over steps.
-    """
-    by_step = {f"by_step/{name}": value for name, value in (*values.items(), *rates.items())}
-    record = _scalars_record(step, by_step | {f"speed/{name}": value for name, value in speeds.items()})
-    if epoch is None:
-        return record
-    return record + _scalars_record(epoch, {f"by_epoch/{name}": value for name, value in values.items()})
-
-
-def _scalars_record(step: int, scalars: dict[str, float]) -> bytes:
+def scalars_record(step: int, values: Mapping[str, float]) -> bytes:
+    """Returns the record of a report: all values by name."""
     # Not a tensor as tf.summary writes it: some readers drop only simple_value after a restart.
-    return _record(step=step, summary={"value": [{"tag": tag, "simple_value": one} for tag, one in scalars.items()]})
-
-
-def text_record(step: int, tag: str, text: str) -> bytes:
-    """Returns the record of `text`, in Markdown, at `step`."""
-    from tensorboard.plugins.text import summary_v2
-
-    return _record(step=step, summary=summary_v2.text_pb(tag, text))
+    return _record(step=step, summary={"value": [{"tag": tag, "simple_value": one} for tag, one in values.items()]})
 
 
 def write_hparams(directory: str | os.PathLike[str], values: Mapping[str, Any]) -> None:

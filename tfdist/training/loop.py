@@ -95,7 +95,7 @@ def train_loop(tools: LoopServices, state: TrainingState) -> None:
         seconds = time.perf_counter() - started
         state.step += execution.steps
         run.cluster.monitor.note_progress(state.step)
-        tools.ledger.step = state.step
+        tools.ledger.note_step(state.step)
         for extra in tools.extras:  # The part of each feature in the loop.
             extra.after_execution(tools, state, execution)
         state.add(execution.totals, execution.steps, seconds)

@@ -5,7 +5,6 @@ import functools
 import importlib
 import pathlib
 import re
-import subprocess
 import sys
 
 import ml_collections
@@ -260,16 +259,13 @@ def test_overrides_reach_sections_and_specs_by_their_types(command_line):
         "model.shape": ("(28, 28)", (28, 28)),
         "model.name": ("wide", "wide"),
         "model.on": ("false", False),
-        "model.width": ("5", 5),  # An argument that the file does not set: its type is that of its default.
-        "optimizer.nesterov": ("True", True),  # Of Keras: checked when the function is called.
+        "model.width": ("5", 5),  # An argument that the file does not set: checked when the function is called.
+        "optimizer.nesterov": ("true", True),
     }
     words = [f"--config.{name}={text}" for name, (text, _) in overrides.items()]
     flat = dict(diff.flatten(command_line("--config=base.py", *words)))
     assert {name: flat[name] for name in overrides} == {name: value for name, (_, value) in overrides.items()}
     assert type(flat["train.clip_norm"]) is float and flat["data.train_split"] == "train"
-    code = "import sys; from tfdist.config import load; load.load('base.py', ['--config.model.width=5'])"
-    code += "; sys.exit('tensorflow' in sys.modules)"  # The arguments of nets.py are known without its imports.
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -278,16 +274,13 @@ def test_overrides_reach_sections_and_specs_by_their_types(command_line):
         ("--config.data.batchsize=3", "config.data.batchsize: base.py has no such field. .* 'data.batch_size'?"),
         ("--config.dat.batch_size=3", "Did you mean 'data.batch_size'?"),
         ("--noconfig.data.shufle", "config.data.shufle: .* Did you mean 'data.shuffle'?"),
-        ("--config.model.num_clases=3", "Did you mean 'model.num_classes'?"),
-        ("--config.model.widht=3", "Did you mean 'model.width'?"),
-        ("--config.model.colour=3", "nets:small has the arguments: num_classes, width."),
+        ("--config.model.size.width=3", "Did you mean 'model.sizes.width'?"),
         ("--config.data.batch_size=1.5", "--config.data.batch_size=1.5: must be a whole number"),
         ("--config.train.epochs=five", "--config.train.epochs=five: must be a number"),
         ("--config.data.batch_size=none", "config.data.batch_size must be int. Received: None"),
         ("--config.data.shuffle=perhaps", "--config.data.shuffle=perhaps: must be true or false"),
         ("--config.model.num_classes=ten", "--config.model.num_classes=ten: must be a whole number"),
         ("--config.model.sizes=[3", "--config.model.sizes=[3: must be a list"),
-        ("--config.model.width=wide", "--config.model.width=wide: must be a whole number"),
         ("--config.train.epochs=none", "epochs=None, steps=None"),
         ("--config.report.every=5", "--config.report.every.steps, --config.report.every.epochs"),
         ("--config.lr=1", "config.lr: .* Did you mean 'learning_rate.peak'?"),

@@ -1,10 +1,8 @@
-"""starts.jsonl: how long a start takes and how it ends, and how old process and interpreter are."""
+"""starts.jsonl: how long a start takes and how it ends, and how old a process is."""
 
 import os
-import shlex
 import subprocess
 import sys
-import threading
 import time
 
 import hung
@@ -12,7 +10,7 @@ import processes
 import pytest
 from parameters import slow
 
-from tfdist.report import interpreter, ledger, read_back
+from tfdist.report import ledger, read_back
 from tfdist.tools.many_runs import run_state
 
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -21,23 +19,18 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 def test_a_line_has_the_time_of_its_start_and_its_end(tmp_path):
     book = ledger.open_ledger(tmp_path, 5, {"replicas": 1})
     opened = time.time()
-    book.step = 9
+    book.note_step(9)
     time.sleep(0.02)
     assert book.note_end("lost", "worker 1 is lost") and not book.note_end("finished")
-    book.close()
     (start,) = read_back.read_starts(tmp_path)
     assert start["seconds"] == pytest.approx(start["now"] - start["start"], abs=0.01)
     assert start["start"] <= opened < start["now"]
     assert (start["step"], start["end"]) == (9, "lost")
     again = ledger.open_ledger(tmp_path, 9, {})
-    assert again.since == book.closed  # The next fit of this process.
-    again.close()
+    assert again.seconds() < book.seconds()  # The next fit of this process.
+    again.writer.join()
     assert [each["end"] for each in read_back.read_starts(tmp_path)] == ["lost", ""]
-    ledger.open_ledger(tmp_path / "missing", 0, {}).close()
-    until = time.monotonic() + 30
-    while any(thread.name == "tfdist-ledger" for thread in threading.enumerate()):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    ledger.open_ledger(tmp_path / "missing", 0, {}).note_end("finished")
 
 
 HANGS = """
@@ -69,12 +62,12 @@ def test_a_workdir_that_hangs_stops_neither_the_run_nor_its_end(tmp_path, call):
 
 def test_a_clock_that_is_set_does_not_change_the_durations(tmp_path, monkeypatch):
     book = ledger.open_ledger(tmp_path, 0, {})
-    age, begun, clock, off = interpreter.age(), time.monotonic(), time.time, [7200.0]
+    age, begun, clock, off = ledger.process_age(), time.monotonic(), time.time, [7200.0]
     monkeypatch.setattr(time, "time", lambda: clock() + off[0])
     off[0] = -7200.0
     time.sleep(0.05)
     assert 0.05 <= book.seconds() <= age + time.monotonic() - begun + 0.1
-    book.close()
+    book.note_end("finished")
     (start,) = read_back.read_starts(tmp_path)
     assert start["now"] == pytest.approx(clock() - 7200, abs=5)  # A time of day, as the start of the next one.
     assert run_state.read(tmp_path)["hours"] == pytest.approx(start["seconds"] / 3600)
@@ -84,24 +77,15 @@ def test_the_age_of_a_process_is_precise():
     before = time.time()
     with subprocess.Popen(["sleep", "60"]) as process:
         after = time.time()
-        age = interpreter.process_age(process.pid)
+        age = ledger.process_age(process.pid)
         now = time.time()
         process.kill()
     assert now - after - 0.02 <= age <= now - before + 0.02  # Linux gives it in hundredths of a second.
 
 
-@pytest.mark.slow
-def test_the_time_of_a_shell_before_python_is_not_that_of_the_interpreter():
-    code = "import time; time.sleep(0.3); from tfdist.report import interpreter as i; print(i.process_age(), i.age())"
-    command = ["bash", "-c", f"sleep 2 && exec {shlex.join([sys.executable, '-c', code])}"]
-    process, interpreter_age = map(float, subprocess.check_output(command, text=True).split())
-    assert 0.3 < interpreter_age < process - 2
-
-
 def test_a_long_line_and_damaged_lines(tmp_path):
     book = ledger.open_ledger(tmp_path, 0, {"host": "h" * 200})
     book.note_end("failed", "\u00e4" * 5000)
-    book.close()
     path = tmp_path / "starts.jsonl"
     (start,) = read_back.read_starts(tmp_path)
     assert start["end"] == "failed" and start["text"] == 400 * "?" and path.stat().st_size % 512 == 0

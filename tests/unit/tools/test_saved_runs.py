@@ -307,8 +307,7 @@ def test_the_model_is_exported_and_gives_equal_outputs(folder, form, packages, f
 @pytest.mark.workers
 def test_what_is_not_possible_is_said_before_tensorflow_starts(folder):
     for words, says in (
-        (["export", "runs/mine", "--format=safetensors"], "--format=safetensors was removed: arrays.npz"),
-        (["export", "runs/mine", "--format=onx"], "--format: must be one of tf_saved_model, onnx, openvino, litert"),
+        (["export", "runs/mine", "--format=onx"], "--format: invalid choice: 'onx' (choose from "),
         (["predict", "images", "images"], "images has no run: it has no config.json"),
         (["inspect", "runs/mine", "--out=mine.py"], "mine.py' is a file, and not a directory"),
     ):

@@ -40,7 +40,6 @@ def tfdist(cwd, *words):
         ("train mine.py", "--config=mine.py: the file must define get_config(), "),
         slow("launch --workers=2 --epochs=1 mine.py", "--config=mine.py: the file must define get_config(), "),
         # Values of flags, for commands with and without a config.
-        ("predict run x.png --batch_size=0", "tfdist predict: --batch_size was removed: "),
         ("sweep digits --random=0", "tfdist sweep: --random: must be a whole number and at least 1. "),
         slow(
             "doctor digits --job_minutes=5",

@@ -70,8 +70,6 @@ def test_a_start_says_the_range_of_values_and_warns_of_mistakes(train):
     assert "scaled" not in error and "label" not in error.replace("labels in config.data", "")
     _, error = train("twice", 4, scaled=True, epochs=13)
     assert "scaled twice: config.data.prepare returns 0 to 1, and the model's layer 'rescaling'" in error
-    # Labels are random: the loss stays that of a guess.
-    assert "a guess has 1.386" in error and "config.learning_rate.peak (now 0.001)" in error
 
 
 @pytest.mark.slow

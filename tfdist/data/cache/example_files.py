@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -41,7 +40,7 @@ class ByteStrings:
         self._ends = np.load(folder / f"{name}.ends.npy", mmap_mode="r")
         self._file = open(folder / f"{name}.bytes", "rb")  # noqa: SIM115
 
-    def read(self, ids: np.ndarray) -> np.ndarray:
+    def __getitem__(self, ids: np.ndarray) -> np.ndarray:
         """Returns the strings `ids`, int64 [n], as bytes, object [n]."""
         strings = np.empty(len(ids), object)
         starts = np.where(ids > 0, self._ends[ids - 1], 0)
@@ -52,20 +51,8 @@ class ByteStrings:
         return strings
 
 
-class Numbers:
-    """The rows of an array in a file, which is mapped. Thread-safe."""
-
-    def __init__(self, folder: Path, name: str, kind: str):
-        stored = np.load(folder / f"{name}.npy", mmap_mode="r")
-        self._rows = stored if kind == "numbers" else stored.view(getattr(ml_dtypes, kind))
-        self.dtype, self.shape = tf.as_dtype(self._rows.dtype), self._rows.shape
-
-    def read(self, ids: np.ndarray) -> np.ndarray:
-        """Returns the rows `ids`, int64 [n]: [n, ...]."""
-        return np.asarray(self._rows[ids])
-
-
-Column = ByteStrings | Numbers
+# Of numbers, the mapped array [examples, ...].
+Column = ByteStrings | np.ndarray
 
 
 @tf.autograph.experimental.do_not_convert
@@ -73,9 +60,9 @@ def gather(columns: Mapping[str, Column], ids: tf.Tensor) -> dict[str, tf.Tensor
     """Returns the examples `ids`, int64 [n], of files that `open_files` opened: {name: [n, ...]}."""
 
     def read(ids: np.ndarray) -> list[np.ndarray]:
-        return [column.read(ids) for column in columns.values()]
+        return [np.asarray(column[ids]) for column in columns.values()]
 
-    values = tf.numpy_function(read, [ids], [column.dtype for column in columns.values()], stateful=False)
+    values = tf.numpy_function(read, [ids], [tf.as_dtype(column.dtype) for column in columns.values()], stateful=False)
     return {
         name: tf.ensure_shape(value, [ids.shape[0], *column.shape[1:]])
         for (name, column), value in zip(columns.items(), tf.nest.flatten(values), strict=True)
@@ -109,7 +96,8 @@ def write(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_examples: i
         chunks: the examples, in order; see `chunks`.
 
     Raises:
-        ValueError: a name is not a valid file name, or an example has several strings in a column.
+        ValueError: a name is not a valid file name, an example has several strings in a column, or a number's type is
+            none of NumPy's, such as bfloat16.
     """
     temporary = folder.with_name(f"{folder.name}{WRITING}")
     for left in (folder, temporary):
@@ -157,10 +145,7 @@ def _write_columns(folder: Path, chunks: Iterator[dict[str, np.ndarray]], num_ex
 
 
 def _kind(name: str, values: np.ndarray) -> str:
-    """Returns the kind of a column: "numbers", "bytes", or a dtype that NumPy's format lacks, such as bfloat16.
-
-    Raises ValueError as `write`.
-    """
+    """Returns the kind of a column, "numbers" or "bytes"; raises ValueError as `write`."""
     if not re.fullmatch(r"\w+", name):
         raise ValueError(f"On disk, names must be letters, digits and underscores. Received: {name!r}")
     if values.dtype.kind == "O" and values.ndim > 1:
@@ -168,7 +153,9 @@ def _kind(name: str, values: np.ndarray) -> str:
             f"On disk, an example has one string in a column. Received: strings {list(values.shape[1:])} in {name!r}. "
             "Join them, or leave the column out."
         )
-    return {"O": "bytes", "V": values.dtype.name}.get(values.dtype.kind, "numbers")
+    if values.dtype.kind == "V":
+        raise ValueError(f"On disk, numbers must be of a type of NumPy, such as float32. Received: {values.dtype.name}")
+    return "bytes" if values.dtype.kind == "O" else "numbers"
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -184,7 +171,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def open_files(folder: Path) -> dict[str, Column]:
     """Opens the files of `write`, which are complete: name -> column."""
     return {
-        name: ByteStrings(folder, name) if kind == "bytes" else Numbers(folder, name, kind)
+        name: ByteStrings(folder, name) if kind == "bytes" else np.load(folder / f"{name}.npy", mmap_mode="r")
         for name, kind in files.read_json(folder / MANIFEST)["arrays"].items()
     }
 

@@ -18,7 +18,7 @@ from typing import Any
 from absl import logging
 
 from tfdist.cluster import process_exit
-from tfdist.config import removed, tool_flags
+from tfdist.config import tool_flags
 from tfdist.tools import tables
 from tfdist.tools.saved_runs import predict
 from tfdist.tools.saved_runs import saved as saved_lib
@@ -34,15 +34,8 @@ def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags and words."""
     parser.add_argument("run", metavar="RUN", help="The workdir of a run.")
     parser.add_argument("out", metavar="OUT", nargs="?", type=tool_flags.path, help="Default: in the workdir.")
-    parser.add_argument("--format", metavar="FORMAT", type=_format, help=f"One of: {', '.join(NAMES)}.")
+    parser.add_argument("--format", choices=[*NAMES], help="The format.")
     predict.add_checkpoint(parser)
-
-
-def _format(word: str) -> str:
-    if word not in NAMES:
-        said = removed.of_flag(f"format={word}") or f"must be one of {', '.join(NAMES)}. Received: {word!r}"
-        raise argparse.ArgumentTypeError(said)
-    return word
 
 
 def plain_model(saved: SavedRun, which: str) -> Any:

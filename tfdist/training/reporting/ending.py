@@ -31,7 +31,7 @@ def record_end(tools: LoopServices) -> Iterator[None]:
         failed = error
         end, text = _describe(failed, tools)
         if not run.is_script:
-            tools.report.end_bar()
+            tools.report.close()
             error_report.report_exception(failed)
     with process_exit.end_within(
         heartbeat_monitor.writing_seconds(), failed, f"The workdir {run.workdir} has not answered"

@@ -3,7 +3,6 @@
 Runs only on the chief of a new run: no result depends on it.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +21,7 @@ _SCALED = 4.0
 
 
 def report(run: Run, reporter: Reporter) -> None:
-    """Writes the range of a prepared batch to the log, and warnings; sets the loss of a guess for `Reporter.train`."""
+    """Writes the range of a prepared batch to the log, and warnings."""
     if run.feed.about.first_batch is None:
         return
     try:
@@ -42,8 +41,6 @@ def report(run: Run, reporter: Reporter) -> None:
     outputs = getattr(run.context.model, "output_shape", None)
     if labels is not None and labels.dtype.kind in "iu" and labels.ndim == 1 and isinstance(outputs, tuple):
         notes += label_notes(labels, outputs)
-        if len(outputs) == 2 and (outputs[-1] or 0) > 1:
-            reporter.guessed_loss = math.log(outputs[-1])
     for note in notes:
         reporter.warning(f"WARNING: {note}")
 

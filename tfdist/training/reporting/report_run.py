@@ -1,7 +1,6 @@
 """Opens the report of a run, and writes its first and last lines."""
 
 import dataclasses
-import json
 import math
 import os
 import shlex
@@ -36,15 +35,14 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
         steps_per_epoch=run.steps_per_epoch,
         tensorboard=run.config.report.tensorboard,
         console=run.log.console,
-        verbose=run.config.report.verbose,
         evaluates=run.feed.evaluation is not None,
         examples=run.feed.about.example_name,
         **resumed,
     )
     roster = run.cluster.roster
-    report.workers(roster.short_lines(verbose=True), roster.short_lines(verbose=run.config.report.verbose))
+    report.workers(roster.short_lines(verbose=True), roster.short_lines(verbose=False))
     if run.feed.about.preparation:
-        report.event(run.feed.about.preparation[0], more=run.feed.about.preparation[1:])
+        report.event(run.feed.about.preparation)
     for note in run.log.notes if run.cluster.is_chief else ():
         report.warning(note)
     return report
@@ -55,13 +53,8 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     if not run.cluster.is_chief:
         return
     workdir, config = str(run.workdir), diff.to_json(run.config)
-    old = run_info.read_config(workdir)
-    if resumed_step is None or old != config:
-        rows = [f"| `{name}` | `{json.dumps(value)}` |" for name, value in diff.flatten(config)]
-        table = "\n".join(["| field | value |", "| --- | --- |", *(row.replace("\n", " ") for row in rows)])
-        report.text(resumed_step or run.feed.sizes.first_step, "config", table)
     report.hyperparameters({name: value for name, value in diff.flatten(config) if diff.affects_weights(name)})
-    if old is None:  # Otherwise with the next checkpoint.
+    if run_info.read_config(workdir) is None:  # Otherwise with the next checkpoint.
         run_info.write_config(workdir, config)
     if run.feed.about.saved:
         files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
