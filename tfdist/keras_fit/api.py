@@ -21,7 +21,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
-from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
@@ -98,10 +97,7 @@ def fit(
     make_run.check_epochs(epochs, initial_epoch, validation_freq)
     epochs = _at_most("max_epochs", epochs)
     if validation_split and validation_data is None:
-        if not 0 < validation_split < 1:
-            raise ValueError(f"validation_split must be between 0 and 1. Received: {validation_split!r}")
-        given = (x, y, sample_weight)
-        (x, y, sample_weight), validation_data = train_validation_split(given, validation_split=validation_split)
+        (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
     options = {"batch_size": batch_size, "steps": steps_per_epoch, "class_weight": class_weight, "seed": seed}
     data = _data_adapter(model, x, y, sample_weight, shuffle=shuffle, **options)

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import potentially_ragged_concat
+from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gather as gather_lib
@@ -161,5 +161,5 @@ def gather(
     if not keep:
         return None
     with tf.device("CPU:0"):
-        found = tf.nest.map_structure(lambda *parts: potentially_ragged_concat(parts), *batches)
+        found = tf.nest.map_structure(lambda *parts: keras_trainer.potentially_ragged_concat(parts), *batches)
     return tf.nest.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, found)
