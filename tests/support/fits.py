@@ -373,7 +373,6 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "half_a_batch": lambda: fit(good, X, LABELS, batch_size=16.5),
         "number_for_workdir": lambda: fit(good, X, LABELS, workdir=3),
         "address_for_workdir": lambda: fit(good, X, LABELS, workdir=pathlib.Path("gs://bucket/run")),
-        "outputs": lambda: tfdist.predict(cluster, good, X, outputs="some"),
     }
     return messages_of(attempts)
 

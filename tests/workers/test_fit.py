@@ -153,7 +153,6 @@ REFUSED = {
     "half_a_batch": r"batch_size .* 16\.5",
     "number_for_workdir": r"^workdir .* 3$",
     "address_for_workdir": r"^workdir='gs:/bucket/run'",
-    "outputs": r"^outputs .* 'some'",
 }
 # Step -> what its error names.
 REFUSED_STEPS = {

@@ -21,7 +21,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
-from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
@@ -98,10 +97,7 @@ def fit(
     make_run.check_epochs(epochs, initial_epoch, validation_freq)
     epochs = _at_most("max_epochs", epochs)
     if validation_split and validation_data is None:
-        if not 0 < validation_split < 1:
-            raise ValueError(f"validation_split must be between 0 and 1. Received: {validation_split!r}")
-        given = (x, y, sample_weight)
-        (x, y, sample_weight), validation_data = train_validation_split(given, validation_split=validation_split)
+        (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
     options = {"batch_size": batch_size, "steps": steps_per_epoch, "class_weight": class_weight, "seed": seed}
     data = _data_adapter(model, x, y, sample_weight, shuffle=shuffle, **options)
@@ -208,7 +204,6 @@ def predict(
     verbose: str | int = "auto",
     steps: int | None = None,
     callbacks: Any = None,
-    outputs: str = "all",
 ) -> Any:
     """Returns the outputs of `model`, computed on all replicas, as `model.predict` does on one device.
 
@@ -220,29 +215,24 @@ def predict(
         batch_size: examples per step over all replicas; default: 32.
         verbose: as for `evaluate`.
         callbacks: Keras callbacks; their prediction hooks are called.
-        outputs: "all": every worker gets all outputs, and holds them in host memory. "chief": only worker 0.
 
     Returns:
-        An array [examples, ...] in the order of the data, or arrays in the structure of the model's outputs; None
-        on the other workers with outputs="chief".
+        An array [examples, ...] in the order of the data, or arrays in the structure of the model's outputs.
 
     Raises:
         ValueError: an argument is not supported; the message says what to do.
     """
     make_run.check_arguments(cluster, model, "predict")
-    if outputs not in ("all", "chief"):
-        raise ValueError(f'outputs must be "all" or "chief". Received: {outputs!r}')
     as_given = predict_lib.takes_data_as_given(model)
     data = _data_adapter(model, x, batch_size=batch_size, steps=steps, as_given=as_given)
     predict_lib.check_rows(cluster, model, data.element_spec)
     same_data.check_same_data(cluster, data)
     dataset = data.one_pass(trainer.replica_shard(cluster), reset=False)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
-    keep = outputs == "all" or cluster.is_chief
     trace = make_run.traced_values(cluster, model).of("predict", data.element_spec)
     make = functools.partial(predict_lib.Predictor, cluster, model, trace, data.element_spec)
     predictor = make_run.made_on_model(cluster, model, "prediction", make, model.run_eagerly, trace)
-    found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner, keep=keep)
+    found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
     data.end_epoch()
     cluster.monitor.stop_timer()
     return found

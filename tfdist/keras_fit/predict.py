@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow.trainer import potentially_ragged_concat
+from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gather as gather_lib
@@ -130,17 +130,14 @@ def gather(
     elements: Iterator,
     steps: int,
     callbacks: trainer.CallbackRunner,
-    *,
-    keep: bool,
 ) -> Any:
     """Computes the outputs of `steps` batches, each replica its shard. Collective: all workers call it.
 
     Args:
         elements: what `Cluster.distribute` returned for the dataset of a data adapter.
-        keep: whether this worker keeps the outputs of all batches in host memory.
 
     Returns:
-        Arrays [examples, ...] in the order of the data, in the structure of the model's outputs; None without `keep`.
+        Arrays [examples, ...] in the order of the data, in the structure of the model's outputs.
         As in Keras, ragged tensors where the batches have rows of different shapes.
     """
     batches = []
@@ -151,15 +148,12 @@ def gather(
         callbacks.before_steps("predict", index)
         with cluster.monitor.in_collective("tfdist.predict"):
             outputs = tf.nest.map_structure(lambda one: one.cpu() if isinstance(one, tf.Tensor) else one, predict())
-        if keep:
-            batches.append(outputs)
+        batches.append(outputs)
         cluster.monitor.note_progress(index + 1)
         callbacks.after_steps("predict", index, steps, functools.partial(dict, outputs=outputs))
         if callbacks.ends("predict", index + 1):
             break
     callbacks.call("on_predict_end")
-    if not keep:
-        return None
     with tf.device("CPU:0"):
-        found = tf.nest.map_structure(lambda *parts: potentially_ragged_concat(parts), *batches)
+        found = tf.nest.map_structure(lambda *parts: keras_trainer.potentially_ragged_concat(parts), *batches)
     return tf.nest.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, found)

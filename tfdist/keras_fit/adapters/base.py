@@ -77,14 +77,7 @@ class DataAdapter:
         raise NotImplementedError
 
     def first_nonfinite(self, shard: ReplicaShard, first_number: int, last_number: int) -> tuple[int, str] | None:
-        """Returns the first of these steps with a value that is not finite, and a sentence about it; None: none has.
-
-        Only data with random access is searched.
-
-        Args:
-            first_number: counted from 1.
-            last_number: the last step, counted in the same way.
-        """
+        """Returns the first of these steps, from 1 on, with a value that is not finite, and a sentence, if found."""
         return None
 
 

@@ -45,6 +45,13 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
     return _arrays(x, y, sample_weight, options)
 
 
+def split(x: Any, y: Any, sample_weight: Any, part: float) -> tuple[tuple, tuple]:
+    """Returns (x, y, sample_weight) of the first examples, and of the last fraction `part` of them, as Keras does."""
+    if not 0 < part < 1:
+        raise ValueError(f"validation_split must be between 0 and 1. Received: {part!r}")
+    return array_slicing.train_validation_split((x, y, sample_weight), validation_split=part)
+
+
 def is_arrays(x: Any) -> bool:
     """Returns whether `x` is arrays, and not an object that contains targets as well."""
     contains_targets = isinstance(x, tf.data.Dataset | keras.utils.PyDataset | Iterator) or _is_source(x)
