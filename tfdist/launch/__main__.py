@@ -211,7 +211,7 @@ def worker_command(words: Sequence[str]) -> list[str]:
 def is_config(file: str) -> bool:
     """Returns True if a Python file exists and defines or imports `get_config` at its top level."""
     text = Path(file).read_bytes() if os.path.isfile(file) else b""
-    found = rb"^(def get_config\(|get_config\b.*=|from .* import .*\bget_config\b)"
+    found = rb"^(def get_config\(|get_config\b.*=|from .* import (\([^)]*|.*)\bget_config\b)"
     return re.search(found, text, re.MULTILINE) is not None
 
 
