@@ -46,7 +46,7 @@ def tfdist(cwd, *words):
             "doctor digits --job_minutes=5",
             "tfdist doctor: --job_minutes was removed: set config.cluster.",
         ),
-        slow("launch --workers=2 --grace_seconds=9 digits", "tfdist.launch: --grace_seconds was removed: "),
+        slow("launch --workers=2 --grace_seconds=9 -- digits", "tfdist.launch: --grace_seconds was removed: "),
         slow("train digits --mode=x", "tfdist.main: --mode: invalid choice: 'x' (choose from "),
     ],
 )
