@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdist.config import paths
 from tfdist.data import cache
-from tfdist.zoo import splits
-from tfdist.zoo.sources.files import decoding, file_source
+from tfdist.zoo import decoding, splits
+from tfdist.zoo.sources.files import file_source
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _LAYOUT = "The expected layout is PATH/SPLIT/CLASS/NAME.jpg or PATH/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."

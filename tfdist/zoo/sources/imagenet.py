@@ -5,8 +5,8 @@ import glob
 import tensorflow as tf
 
 from tfdist.config import paths
+from tfdist.zoo import decoding
 from tfdist.zoo.sources import tfrecord
-from tfdist.zoo.sources.files import decoding
 
 _FEATURES = {
     "image": {"key": "image/encoded", "dtype": "string"},
