@@ -280,7 +280,7 @@ def test_grey_and_scaled_images(tmp_path):
         assert batch["image"].shape == (4, 4, 4, 1)
         assert sorted(batch["image"][:, 2, 2, 0].tolist()) == [0, 0, 1, 1]  # Both classes are number 0 here.
         source.verify()
-    with pytest.raises(ValueError, match=r"train/b/00\d.png.*\[9,12,3\].*size=\(height, width\)"):
+    with pytest.raises(ValueError, match=r"train/a/00\d.png.*\[6,5,3\].*\[9,12,3\].*size=\(height, width\)"):
         read_all(folder(tmp_path))
 
 
