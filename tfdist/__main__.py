@@ -32,7 +32,7 @@ TOOLS = {
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
     "docs": ("tfdist.tools.start.docs_pages", "Print the pages about tfdist."),
     "doctor": ("tfdist.tools.doctor.command", "Check config, workers, data, memory and network before a job."),
-    "prepare": ("tfdist.tools.prepare", "Download the data, and read the first batch of each split."),
+    "prepare": ("tfdist.tools.prepare", "Download the data of a config."),
     "batch_size": ("tfdist.tools.batch_size", "Find the largest batch that fits into memory."),
     "models": (
         "tfdist.configs.laboratory.network_table",

@@ -342,17 +342,20 @@ else:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--workers=2"], "give a config file, such as configs/digits.py"),
-        slow(["--workers", "2", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
+        (["--workers=2", "digits"], "write what the workers run after a --"),
+        slow(["--workers", "2", "--", "--config=configs/none.py"], "--config=configs/none.py: there is no file"),
         slow(["--", f"--config={CONFIG}"], "set the number of workers to start, such as --workers=2"),
         (["--workers=two", "--", f"--config={CONFIG}"], "--workers: must be a whole number and at least 1"),
         slow(
             ["--workers=2", "--min_workers=1", "--", f"--config={CONFIG}"],
             "there is no flag --min_workers",
         ),
-        (["--workers=2", "--", CONFIG, "--max_restarts=1"], "--max_restarts=1 is the launcher's"),
+        (
+            ["--workers=2", "--", CONFIG, "--max_restarts=1"],
+            "--max_restarts=1 is the launcher's: write it before the --",
+        ),
         (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
-        slow(["--workers=2", "--max-restart=1", "--", f"--config={CONFIG}"], "max-restart"),
+        (["--workers=2", "--max-restart=1", "--", f"--config={CONFIG}"], "max-restart"),
         slow(["--workers=2", "--", f"--config={CONFIG}", "eval"], "'eval' is one word too many"),
         (["--workers=2", "--", "my_none.py", "--epochs=3"], "there is no file"),
         (["--workers=2", "--", "no-such-program"], "there is no program 'no-such-program'. After the launcher's flags"),
@@ -369,7 +372,9 @@ def test_launcher_refuses_wrong_flags_before_it_starts_workers(arguments, words)
     "start",
     [
         pytest.param(("--workers=2", "--max-restarts=0", "--", "-m", "my_script"), id="module"),
-        pytest.param(("--workers", "2", sys.executable, "-u", "my_script.py"), id="program", marks=pytest.mark.slow),
+        pytest.param(
+            ("--workers", "2", "--", sys.executable, "-u", "my_script.py"), id="program", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_launcher_passes_a_program_its_own_flags(tmp_path, start):
@@ -399,10 +404,14 @@ def test_a_script_is_trained_once_over_all_workers(tmp_path):
     )
     env = worker_environment(PYTHONPATH=str(REPOSITORY))
     words = [sys.executable, "-m", "tfdist.launch", "--workers=2"]
-    done = subprocess.run([*words, "unchanged.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [*words, "--", "unchanged.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained 8") == 1 and "[0] worker 1 of 2" in done.stdout, done
     assert launch.worker_command([str(tmp_path / "own.py"), "x"]) == [sys.executable, str(tmp_path / "own.py"), "x"]
+    (tmp_path / "config.py").write_text("from base import (\n    get_config,\n)\n")
+    assert launch.worker_command([str(tmp_path / "config.py"), "x"]) == []
     assert launch.worker_command(["run", "--workdir=a", "b.py"])[1:] == ["-m", "tfdist.run", "--workdir=a", "b.py"]
 
 

@@ -171,18 +171,9 @@ def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult) -> i
 
 
 def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divides a command line into the launcher's flags, which come first, and what every worker runs.
-
-    A "--" may separate the two.
-    """
-    own, left = [], [*words]
-    while left and left[0] != "--" and left[0].startswith("-"):
-        name, equals, _ = left[0].partition("=")
-        if name.lstrip("-").replace("-", "_") not in (*OWN_FLAGS, *_HELP, "verbosity"):
-            break
-        count = 1 if equals or name.lstrip("-") in _HELP else 2
-        own, left = own + left[:count], left[count:]
-    return own, left[1:] if left[:1] == ["--"] else left
+    """Divides a command line at its first "--" into the launcher's flags and what every worker runs."""
+    place = [*words, "--"].index("--")
+    return [*words[:place]], [*words[place + 1 :]]
 
 
 def worker_command(words: Sequence[str]) -> list[str]:
@@ -211,7 +202,7 @@ def worker_command(words: Sequence[str]) -> list[str]:
 def is_config(file: str) -> bool:
     """Returns True if a Python file exists and defines or imports `get_config` at its top level."""
     text = Path(file).read_bytes() if os.path.isfile(file) else b""
-    found = rb"^(def get_config\(|get_config\b.*=|from .* import .*\bget_config\b)"
+    found = rb"^(def get_config\(|get_config\b.*=|from .* import (\([^)]*|.*)\bget_config\b)"
     return re.search(found, text, re.MULTILINE) is not None
 
 
@@ -245,7 +236,9 @@ def main() -> None:
     def parse(_: list[str]) -> argparse.Namespace:
         misplaced = [word for word in words if re.match(rf"--({'|'.join(OWN_FLAGS)})\b", word)]
         if misplaced and not command:
-            sys.exit(f"tfdist.launch: {misplaced[0]} is the launcher's: write it before the config.")
+            sys.exit(f"tfdist.launch: {misplaced[0]} is the launcher's: write it before the --.")
+        if not words and not _HELP.intersection(each.lstrip("-") for each in own):
+            sys.exit("tfdist.launch: write what the workers run after a --, as in tfdist launch --workers=2 -- digits")
         return parser.read([*own, *([] if command else words)])
 
     app.run(run, flags_parser=parse)

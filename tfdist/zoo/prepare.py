@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.zoo import decoding
 from tfdist.zoo.augmentation import check_size, random_crop, random_cutout, static_size
 
 Batch = dict[str, tf.Tensor]
@@ -153,10 +154,7 @@ def resize_images(images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
     height, width = check_size(size, "resize")
     if images.shape[1:3] == (height, width):
         return images
-    resized = tf.image.resize(images, (height, width), antialias=True)
-    if images.dtype.is_integer:
-        resized = tf.round(resized)
-    return tf.saturate_cast(resized, images.dtype)
+    return decoding.scale(images, (height, width))
 
 
 def central_crop(images: tf.Tensor, size: Sequence[int]) -> tf.Tensor:

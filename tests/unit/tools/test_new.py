@@ -50,6 +50,7 @@ def pictures(folder, splits=("",)):
 
 
 def test_images_with_and_without_splits(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # Without a Slurm.
     pictures(tmp_path / "pets")
     said, config, model, (train, test) = make("pets1", "images", "pets")
     assert "2 classes: cat, dog" in said and "24 examples for training, 6 for evaluation" in said
@@ -65,7 +66,6 @@ def test_images_with_and_without_splits(make, tmp_path, monkeypatch):
         make("other", "images", "pets", pretrained="MobileNetV9")
     (tmp_path / "sbatch").write_text("#!/bin/sh\n")
     (tmp_path / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")  # A Slurm is found.
     pictures(tmp_path / "divided", ("train", "val"))
     _, config, _, (train, test) = make("pets2", "images", "divided")
     assert (len(train), len(test), config.data.evaluation_split) == (30, 30, "val")

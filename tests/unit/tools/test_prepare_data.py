@@ -1,4 +1,4 @@
-"""`tfdist prepare` on a login node: fetches once, reads and prepares a batch of each split."""
+"""`tfdist prepare` on a login node: fetches once, and opens both splits."""
 
 import pathlib
 import sys
@@ -30,7 +30,7 @@ class LoginNodeImages(tensorflow_datasets.core.GeneratorBasedBuilder):
             yield number, {"image": np.full((6, 6, 3), number, np.uint8), "label": number % 3}
 
 
-def test_prepare_downloads_once_and_reads_a_batch_of_each_split(tmp_path):
+def test_prepare_downloads_once_and_opens_both_splits(tmp_path):
     spec = {"target": "tfdist.zoo.sources:tfds", "name": "login_node_images", "data_dir": str(tmp_path)}
     times = []
     for _ in range(2):
@@ -38,10 +38,7 @@ def test_prepare_downloads_once_and_reads_a_batch_of_each_split(tmp_path):
         data = c.Data(source=dict(spec), prepare=prepare, batch_size=8)
         config = c.Config(model={"target": "x:y"}, data=data, train=c.Train(epochs=1))
         rows = prepare_data.prepare(config)
-        assert [row[:3] for row in rows] == [
-            ("train", 20, "image float32 [8, 4, 4, 3], label int64 [8]"),
-            ("test", 5, "image float32 [5, 4, 4, 3], label int64 [5]"),
-        ]
+        assert [row[:2] for row in rows] == [("train", 20), ("test", 5)] and "login_node_images" in rows[0][2]
         files = [path for path in pathlib.Path(tmp_path).rglob("*") if path.is_file()]
         times.append({str(path): path.stat().st_mtime_ns for path in files})
     assert times[0] == times[1] and len(times[0]) > 3

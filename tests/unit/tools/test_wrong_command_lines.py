@@ -43,9 +43,9 @@ def tfdist(cwd, *words):
         ("sweep digits --random=0", "tfdist sweep: --random: must be a whole number and at least 1. "),
         slow(
             "doctor digits --job_minutes=5",
-            "tfdist doctor: --job_minutes was removed: set config.cluster.time_limit_seconds",
+            "tfdist doctor: --job_minutes was removed: set config.cluster.",
         ),
-        slow("launch --workers=2 --grace_seconds=9 digits", "tfdist.launch: --grace_seconds was removed: "),
+        slow("launch --workers=2 --grace_seconds=9 -- digits", "tfdist.launch: --grace_seconds was removed: "),
         slow("train digits --mode=x", "tfdist.main: --mode: invalid choice: 'x' (choose from "),
     ],
 )

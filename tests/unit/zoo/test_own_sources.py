@@ -45,10 +45,12 @@ def test_npz_without_splits_is_divided_by_ratio_if_its_arrays_are_named(tmp_path
     assert len(sources.npz("train[:80%]", path=path, keys=keys)) == 13
     with pytest.raises(ValueError, match=r"'train'.* x, y\. .*keys="):
         sources.npz("train", path=path)
-    np.savez(path, photos=np.zeros((20, 4, 4), np.uint8), species=np.array(["cat", "dog"])[y % 2])
+    np.savez(path, photos=np.zeros((20, 4, 4), np.uint8), species=y % 2, names=np.array(["cat", "dog"])[y % 2])
     source = sources.npz("all", path=path, keys={"image": "photos", "label": "species"})
-    assert source.classes == ["cat", "dog"] and read(source)["image"].shape == (20, 4, 4, 1)
-    with pytest.raises(ValueError, match=r"'x'.* photos, species"):
+    assert source.num_classes == 2 and read(source)["image"].shape == (20, 4, 4, 1)
+    with pytest.raises(ValueError, match="labels must be integers"):
+        sources.npz("all", path=path, keys={"image": "photos", "label": "names"})
+    with pytest.raises(ValueError, match=r"'x'.* photos, species, names"):
         sources.npz("all", path=path, keys={"image": "x"})
     np.savez(path, y=y.astype("M8[D]"))
     with pytest.raises(ValueError, match=r"'targets' .*datetime64\[D\] \[20\]"):

@@ -189,7 +189,7 @@ def test_cutout_sets_a_clipped_square_to_zero_with_its_centre_anywhere():
 def test_other_entries_pass_and_shapes_are_known():
     batch = {**batch_of(4), "text": tf.constant(["a", "b", "c", "d"])}
     for training in (True, False):
-        result = prepare.image(batch, seeds_of(range(4)), training=training, **FULL, num_classes=5)
+        result = prepare.image(batch, seeds_of(range(4)), training=training, **FULL)
         assert set(result) == {"image", "label", "text"} and result["image"].shape == (4, 12, 13, 3)
         np.testing.assert_array_equal(result["text"], batch["text"])
     assert prepare.identity(batch, seeds_of(range(4)), training=True) is batch

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.configs.networks import airbench, classic, optimizers
-from tfdist.zoo import models, prepare, schedules, sources
+from tfdist.zoo import models, prepare, schedules
 from tfdist.zoo.normalization import batch_normalization
 from tfdist.zoo.objectives import regression
 
@@ -53,7 +53,6 @@ def whiten():
         (schedule("cosine", warmup_steps=10), r"warmup_steps=10, total_steps=10"),
         (schedule("step", at=[0.5, 30]), r"at .*\[0\.5, 30\]"),
         (schedule("step", at=[0.2, 0.5], warmup_steps=4), "step 2 of 10.* 4 steps"),
-        (lambda: sources.synthetic("train", high=300), "high"),
         (regress((5, 2), (5,)), r"\(5,\), .*\(5, 2\)"),
         (regress((5,), (5,), "huber"), "loss .*'huber'"),
         (normalise(group_size=0), "group_size .*0"),

@@ -15,8 +15,7 @@ from PIL import Image
 
 from tfdist import config as c
 from tfdist.data import inputs
-from tfdist.zoo import sources
-from tfdist.zoo.sources.files import decoding
+from tfdist.zoo import decoding, sources
 
 
 def ids(*numbers):
@@ -281,7 +280,7 @@ def test_grey_and_scaled_images(tmp_path):
         assert batch["image"].shape == (4, 4, 4, 1)
         assert sorted(batch["image"][:, 2, 2, 0].tolist()) == [0, 0, 1, 1]  # Both classes are number 0 here.
         source.verify()
-    with pytest.raises(ValueError, match=r"train/b/00\d.png.*\[9,12,3\].*size=\(height, width\)"):
+    with pytest.raises(ValueError, match=r"train/a/00\d.png.*\[6,5,3\].*\[9,12,3\].*size=\(height, width\)"):
         read_all(folder(tmp_path))
 
 
@@ -380,12 +379,9 @@ def test_synthetic_examples_depend_on_their_id_alone():
     assert together["image"].dtype == tf.uint8 and together["image"].shape == (3, 4, 3, 2)
 
 
-@pytest.mark.parametrize(
-    "dtype, high, top",
-    [("uint8", None, 255), ("float32", None, 1), ("int32", 1000, 999), ("int8", None, 127), ("bfloat16", 2.0, 2)],
-)
-def test_synthetic_values_have_their_range(dtype, high, top):
-    source = sources.synthetic("test", shape=(50,), dtype=dtype, high=high, num_test_examples=200)
+@pytest.mark.parametrize("dtype, top", [("uint8", 255), ("float32", 1), ("int32", 255), ("int8", 127), ("bfloat16", 1)])
+def test_synthetic_values_have_their_range(dtype, top):
+    source = sources.synthetic("test", shape=(50,), dtype=dtype, num_test_examples=200)
     values = tf.cast(read_all(source, 200)["image"], tf.float32)
     assert source.read(ids(0))["image"].dtype == tf.as_dtype(dtype)
     assert float(tf.reduce_min(values)) >= 0 and 0.9 * top < float(tf.reduce_max(values)) <= top

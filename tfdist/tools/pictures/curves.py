@@ -51,17 +51,11 @@ def read(workdirs: Sequence[Path]) -> list[Run]:
         if not train:
             raise ValueError(f"{path} has no report of the training yet.")
         target = config.get("model.name") or str(config.get("model.target", "")).rpartition(":")[2]
-        described = (
-            f"{label}: {in_words(different)}" if different else f"{target}, batch {config.get('data.batch_size')}"
-        )
+        words = [f"{name} {value}" for name, value in different.items()]
+        words = words if len(words) <= _MAX_FIELDS else [*words[:_MAX_FIELDS], "..."]
+        described = f"{label}: {', '.join(words)}" if words else f"{target}, batch {config.get('data.batch_size')}"
         runs.append(Run(label=label, train=train, evaluation=evaluation, caption=described))
     return runs
-
-
-def in_words(values: dict[str, Any]) -> str:
-    """Returns fields as "learning_rate.peak 0.1, seed 3", at most four, and how many more there are."""
-    words = [f"{name} {value}" for name, value in list(values.items())[:_MAX_FIELDS]]
-    return ", ".join([*words, *([f"and {len(values) - _MAX_FIELDS} more fields"] if len(values) > _MAX_FIELDS else [])])
 
 
 def draw(runs: Sequence[Run], names: Sequence[str] = (), *, log: bool = False, x: str = "epoch") -> Any:

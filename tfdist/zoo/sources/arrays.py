@@ -64,9 +64,6 @@ class Arrays:
         """Moves these examples to arrays of their own; `read` cannot be used then."""
         return self._memory.part(examples)
 
-    def verify(self) -> None:
-        """Does nothing: the arrays were checked by the constructor."""
-
     def fingerprint(self) -> str:
         """Returns a hash of names, shapes, dtypes, and contents; of large arrays, of evenly spaced rows."""
         return self._fingerprint

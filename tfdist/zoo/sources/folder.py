@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdist.config import paths
 from tfdist.data import cache
-from tfdist.zoo import splits
-from tfdist.zoo.sources.files import decoding, file_source
+from tfdist.zoo import decoding, splits
+from tfdist.zoo.sources.files import file_source
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _LAYOUT = "The expected layout is PATH/SPLIT/CLASS/NAME.jpg or PATH/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
@@ -146,9 +146,11 @@ def images_below(path: str) -> tuple[list[pathlib.Path], collections.Counter]:
 
     Links to folders are followed; hidden files and folders are left out.
     """
-    images, others = [], collections.Counter()
+    images, others, seen = [], collections.Counter(), set()
     for folder, below, names in os.walk(path, followlinks=True):
-        below[:] = [name for name in below if not name.startswith(".")]
+        seen.add(os.path.realpath(folder))  # A link may lead to a folder above.
+        known = [name for name in below if os.path.realpath(os.path.join(folder, name)) in seen]
+        below[:] = [name for name in below if not name.startswith(".") and name not in known]
         for file in (pathlib.Path(folder, name) for name in names if not name.startswith(".")):
             suffix = file.suffix.lower() or "no suffix"
             images += [file] if suffix in SUFFIXES else []

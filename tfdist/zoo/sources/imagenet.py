@@ -5,8 +5,8 @@ import glob
 import tensorflow as tf
 
 from tfdist.config import paths
-from tfdist.zoo.sources import tfrecord
-from tfdist.zoo.sources.files import decoding
+from tfdist.zoo import decoding
+from tfdist.zoo.sources.tfrecord import tfrecord
 
 _FEATURES = {
     "image": {"key": "image/encoded", "dtype": "string"},
@@ -14,7 +14,7 @@ _FEATURES = {
 }
 
 
-class imagenet(tfrecord.tfrecord):
+class imagenet(tfrecord):
     """ImageNet's TFRecord files, as written by the scripts of TensorFlow's models; or other images in that layout.
 
     Files are PATH/train-00000-of-01024 or PATH/train/train-00000-of-01024, and the same for "validation". A record is a

@@ -26,9 +26,6 @@ class Computed:
         """Returns the examples `ids`, int64 [n], as {feature: [n, ...]}."""
         return self._compute(ids + self._first)
 
-    def verify(self) -> None:
-        """Does nothing: there are no files."""
-
 
 def _of_split(
     split: str, compute: Callable, num_examples: int, num_test_examples: int, num_classes: int | None, text: str
@@ -45,7 +42,6 @@ def synthetic(
     *,
     shape: Sequence[int] = (32, 32, 3),
     dtype: str = "uint8",
-    high: float | None = None,
     num_classes: int = 10,
     num_examples: int = 50_000,
     num_test_examples: int = 10_000,
@@ -54,7 +50,7 @@ def synthetic(
 
     Args:
         split: "train" or "test", with or without a slice. They have no example in common.
-        high: values lie in [0, high); None: 256 for integers, 1 for floats.
+        dtype: values lie in [0, 256) for integers, up to the largest of the dtype, and in [0, 1) for floats.
 
     Returns:
         A source of {"image": dtype [n, *shape], "label": int64 [n]}.
@@ -68,10 +64,7 @@ def synthetic(
         if not isinstance(value, int) or value < (name != "num_test_examples"):
             raise ValueError(f"synthetic: {name} must be integers from 1. Received: {value!r}")
     kind = tf.as_dtype(dtype)
-    if high is None:
-        high = min(256, kind.max + 1) if kind.is_integer else 1
-    if not 0 < high <= kind.max + 1:
-        raise ValueError(f"synthetic: high must be above 0 and representable in {kind.name}. Received: {high!r}")
+    high = min(256, kind.max + 1) if kind.is_integer else 1
     values = int(np.prod(shape))
 
     def compute(ids: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo import splits
+from tfdist.zoo import decoding, splits
 from tfdist.zoo.sources import tfds_builder
-from tfdist.zoo.sources.files import decoding, file_source, record_files
+from tfdist.zoo.sources.files import file_source, record_files
 
 
 class tfds(record_files.RecordSource):

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.config import paths
-from tfdist.zoo import splits
-from tfdist.zoo.sources.files import decoding, file_source, record_files
+from tfdist.zoo import decoding, splits
+from tfdist.zoo.sources.files import file_source, record_files
 
 _OPTIONS = {"key", "dtype", "shape", "decode", "size", "channels"}
 # The name of one of several files: its number, and how many there are.
