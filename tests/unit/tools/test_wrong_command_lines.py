@@ -31,21 +31,14 @@ def tfdist(cwd, *words):
             "scaling digits --epochs=9x0",
             "tfdist scaling: --epochs: must be a whole number and at least 2. ",
         ),
-        slow("prepare digits --size=3", "tfdist prepare: --size was removed: scale images once by a script"),
         slow("docs mine.py", "tfdist docs: there is no page 'mine.py'. "),
         slow("doctor mine", "--config=mine: there is no file {cwd}/mine. "),
         slow("doctor --gpu digits", "tfdist doctor: --gpu measures this machine: "),
         ("why a b", "tfdist why was removed: `tfdist compare A B` names "),
-        ("sweep --script=none.py --set=a=1 --workdir=x", "tfdist sweep: --script was removed: a loop of the shell"),
         ("train mine.py", "--config=mine.py: the file must define get_config(), "),
         slow("launch --workers=2 --epochs=1 mine.py", "--config=mine.py: the file must define get_config(), "),
         # Values of flags, for commands with and without a config.
         ("sweep digits --random=0", "tfdist sweep: --random: must be a whole number and at least 1. "),
-        slow(
-            "doctor digits --job_minutes=5",
-            "tfdist doctor: --job_minutes was removed: set config.cluster.",
-        ),
-        slow("launch --workers=2 --grace_seconds=9 -- digits", "tfdist.launch: --grace_seconds was removed: "),
         slow("train digits --mode=x", "tfdist.main: --mode: invalid choice: 'x' (choose from "),
     ],
 )
