@@ -52,7 +52,7 @@ def test_gpus_of_all_makers_are_counted_and_graphics_in_processors_are_not(root)
 def test_gh200_is_not_sent_in_a_circle(variables, site, words):
     here = Machine(architecture="aarch64", site=machine.site(variables))
     text = unused_gpus.why_unused({"is_cuda_build": False}, [], "580.1", here)
-    assert here.site == site and words in text and "docs/gh200.md" in text
+    assert here.site == site and words in text and "docs/centres.md" in text
     assert "pip install" not in text  # What was tried already.
 
 
