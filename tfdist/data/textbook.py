@@ -111,8 +111,8 @@ def note(options: config_lib.Data, num_workers: int) -> str:
     """Returns the line for the log: what the textbook pipeline costs."""
     prepared = f"1/{num_workers}" if options.auto_shard == "hint" else "all"
     return (
-        f'config.data.pipeline="textbook", auto_shard="{options.auto_shard}": each worker reads all examples and '
-        f"prepares {prepared} of them; a resume reads the interrupted epoch again, up to its step (docs/consistency.md)."
+        f'config.data.pipeline="textbook", auto_shard="{options.auto_shard}": each worker reads all examples '
+        f"and prepares {prepared} of them; a resume rereads the interrupted epoch up to its step (docs/consistency.md)."
     )
 
 
