@@ -22,7 +22,7 @@ aarch64)
     # CONDA_OVERRIDE_CUDA: the machine that builds may have no GPU. The build string picks one with CUDA.
     export CONDA_OVERRIDE_CUDA="${CONDA_OVERRIDE_CUDA:-12.9}"
     if ! micromamba create --yes --prefix "$environment" --channel conda-forge python=3.12 pip "tensorflow[version='$versions',build='cuda*']"; then
-        echo "conda-forge has no TensorFlow $versions with CUDA for aarch64: see docs/gh200.md" >&2
+        echo "conda-forge has no TensorFlow $versions with CUDA for aarch64: see docs/centres.md" >&2
         exit 1
     fi
     # Without dependencies: pip would install TensorFlow's wheel, which has no CUDA.

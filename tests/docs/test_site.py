@@ -55,7 +55,7 @@ def broken(page, site, names):
 def test_every_page_is_in_the_site_and_in_its_navigation(site):
     navigation = {urllib.parse.urlparse(link).path for link in Links(site / "index.html").links}
     pages = [path.relative_to(DOCS).with_suffix(".html") for path in [*DOCS.glob("*.md"), *DOCS.glob("api/*.md")]]
-    assert len(pages) > 35
+    assert len(pages) > 30
     assert [str(page) for page in pages if page.name != "index.html" and str(page) not in navigation] == []
 
 
@@ -68,6 +68,6 @@ def test_internal_links_lead_somewhere(site):
 def test_pages_name_one_another_by_links_and_functions_have_their_docstrings(site):
     guide = (site / "guide.html").read_text()
     assert 'href="slurm.html"' in guide and "docs/slurm.md" not in guide
-    fields = (site / "api" / "config.html").read_text()
-    assert "Global batch size: examples per step over all replicas," in fields and "Fields:" not in fields
-    assert "validation_split" in (site / "api" / "scripts.html").read_text()
+    api = (site / "api" / "index.html").read_text()
+    assert "Global batch size: examples per step over all replicas," in api and "Fields:" not in api
+    assert "validation_split" in api

@@ -57,7 +57,7 @@ class Data:
     """True: a new random order in every epoch. False: the order of the source."""
     pipeline: Literal["stream", "textbook"] = "stream"
     """Input pipeline. "stream": random access to examples; each worker reads its shard of each batch. "textbook":
-    Dataset.shuffle, batch and strategy.experimental_distribute_dataset (docs/pipelines.md)."""
+    Dataset.shuffle, batch and strategy.experimental_distribute_dataset (docs/consistency.md)."""
     shuffle_buffer: int | None = None
     """Textbook pipeline: examples in the buffer of Dataset.shuffle, at least 1. None: all."""
     shards: Literal["batch", "fixed", "contiguous"] = "batch"

@@ -27,7 +27,7 @@ _ID, _EPOCH = "tfdist example", "tfdist epoch"
 _CHUNK = 256
 _NOTE = (
     'config.data.pipeline="textbook": each worker reads and prepares all examples; a resume reads the interrupted '
-    "epoch again, up to its step (docs/pipelines.md)."
+    "epoch again, up to its step (docs/consistency.md)."
 )
 
 

@@ -6,7 +6,7 @@ connects them itself with tfdist.connect(); `-- run --workdir=DIR my_script.py` 
 `-- PROGRAM ...` are started as they are. Each line of output starts with the rank of its worker.
 
 Exit codes are those of the workers: 0 finished, 75 and 78 stopped and saved (run the same command to resume), 1 an
-error; and 76 if it gave up restarting. See docs/launch.md.
+error; and 76 if it gave up restarting. See docs/launchers.md.
 """
 
 import argparse

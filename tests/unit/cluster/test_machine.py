@@ -43,14 +43,14 @@ def test_gpus_of_all_makers_are_counted_and_graphics_in_processors_are_not(root)
 def test_gh200_is_not_sent_in_a_circle(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     text = unused_gpus.why_unused({"is_cuda_build": False}, [], "580.1")
-    assert "conda-forge" in text and "docs/gh200.md" in text
+    assert "conda-forge" in text and "docs/centres.md" in text
     assert "pip install" not in text  # What was tried already.
 
 
 @pytest.mark.parametrize(
     ("here", "words"),
     [
-        (Machine(architecture="x86_64", gpus={"amd": 8}), ("8 GPU(s) of AMD", "docs/lumi.md")),
+        (Machine(architecture="x86_64", gpus={"amd": 8}), ("8 GPU(s) of AMD", "docs/centres.md")),
         (Machine(architecture="x86_64", gpus={"intel": 6}), ("6 GPU(s) of INTEL", "2.15")),
         (GH200, ()),
     ],
