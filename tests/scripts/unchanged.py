@@ -72,8 +72,6 @@ def main():
     keras.utils.set_random_seed(1)
     if FLAGS.fail == "connect":
         __import__("tfdist").connect()
-    if FLAGS.fail == "devices":
-        tf.config.set_visible_devices([], "GPU")
     FLAGS.out.mkdir(exist_ok=True)
     model = keras.Sequential([keras.Input((6,)), layers.Dense(8, activation="tanh"), layers.Dense(2)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -340,7 +340,7 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "applies_in_evaluation": lambda: tfdist.evaluate(cluster, own(), X, TARGETS),
         "variable_outside": lambda: fit(counting, X, TARGETS),
         "variable_unowned": lambda: fit(counted, X, X[:, :3]),
-        "eager_ragged": lambda: fit(made(of_words, run_eagerly=True), ragged),
+        "eager": lambda: fit(made(of_words, run_eagerly=True), ragged),
         "no_cluster": lambda: tfdist.fit(None, good, X, LABELS),
         "no_model": lambda: tfdist.fit(good, X, LABELS),
         "arrays_for_model": lambda: tfdist.evaluate(cluster, X, LABELS),

@@ -110,11 +110,6 @@ def test_a_finished_script_trains_nothing(found):
     ("fail", "words"),
     [
         ("here", r'Traceback \(most recent call last\):\n  File "tests/scripts/unchanged\.py", line \d+, in <module>'),
-        pytest.param(
-            "devices",
-            r"tf\.config's set_visible_devices, but tfdist\.run has chosen the devices .*: remove the call",
-            marks=pytest.mark.slow,
-        ),
         pytest.param("connect", r"calls tfdist\.connect, as tfdist\.run has done already", marks=pytest.mark.slow),
     ],
 )

@@ -6,7 +6,6 @@ Nothing else imports this module: inside the package, modules import each other.
 from tfdist.training.consistency.comparison import Comparison, ReplicaMismatchError
 from tfdist.training.evaluation.evaluate import evaluate
 from tfdist.training.features.callback_runner import CallbackRunner
-from tfdist.training.features.callback_state import plain_attributes
 from tfdist.training.loop import train
 from tfdist.training.opening import lock_workdir, make_silent_tools
 from tfdist.training.run import Log, Run, replica_shard

@@ -7,8 +7,7 @@ import types
 import pytest
 import tensorflow as tf
 
-from tfdist.keras_fit import messages
-from tfdist.keras_fit.own_step import saved_passes
+from tfdist.keras_fit.own_step import own_loop, saved_passes
 
 ALONE = types.SimpleNamespace(
     num_workers=1,
@@ -74,39 +73,35 @@ def test_after_each_pass_that_is_skipped_its_values_are_there(workdir):
     assert float(step.variables["model/w"]) == 5.0
 
 
-def test_a_damaged_checkpoint_is_reported_with_its_pass(workdir, capsys):
+def test_a_damaged_checkpoint_of_a_pass_is_refused(workdir):
     _, second, *_ = sorted(workdir.glob("checkpoints/step-????????"))
     (second / "manifest.json").write_text("{}")
-    step, place = opened(workdir)
-    for weight in (1.0, 1.0, 3.0, 4.0):
+    _, place = opened(workdir)
+    place.begin_pass(ALONE, "spec", lambda: "spec")
+    with pytest.raises(ValueError, match=second.name):
         place.begin_pass(ALONE, "spec", lambda: "spec")
-        assert float(step.variables["model/w"]) == weight
-    assert "Pass 2 is finished, and its checkpoint is not valid: " in capsys.readouterr().err
 
 
-def test_a_step_that_takes_other_batches_now_gets_its_values_when_it_is_called(workdir, capsys, monkeypatch):
-    monkeypatch.setattr(messages, "_said", set())
+def test_a_step_that_takes_other_batches_now_gets_its_values_when_it_is_called(workdir):
     step, place = opened(workdir)
     for _ in range(4):
         place.begin_pass(ALONE, "another spec", pytest.fail)
-    assert capsys.readouterr().err.count("train: called with other batches before; it gets its saved values when") == 1
     step.make(ALONE, "another spec")
     place.restore_rest(ALONE, step)
     assert float(step.variables["model/w"]) == 4.0 and step.metrics == [40.0]
 
 
-def test_a_pass_that_is_left_is_reported_and_made_again(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(messages, "_said", set())
+def test_a_pass_that_is_left_is_refused(tmp_path):
     step, place = opened(tmp_path)
     step.make(ALONE, "spec")
-    for number in range(4):
-        assert place.begin_pass(ALONE, "spec", lambda: "spec") == 0
-        step.train(float(number + 1))
-        if number % 2:
-            place.save(ALONE, 0, finished=True)
-    assert capsys.readouterr().err.count("the script has left pass 1 over the data before its end") == 1
-    step, place = opened(tmp_path)
-    for first in (0, sys.maxsize, 0, sys.maxsize):
-        assert place.begin_pass(ALONE, "spec", lambda: "spec") == first
-        if first:
-            assert float(step.variables["model/w"]) == place.passes + 1
+    place.begin_pass(ALONE, "spec", lambda: "spec")
+    with pytest.raises(ValueError, match=r"pass 1 .*workdir="):
+        place.begin_pass(ALONE, "spec", lambda: "spec")
+
+
+def test_a_method_that_is_decorated_in_its_class_is_refused():
+    def train(self, batch):
+        return self, batch
+
+    with pytest.raises(ValueError, match=r"self\.train = tfdist\.step\(self\.train\)"):
+        own_loop.step(train)

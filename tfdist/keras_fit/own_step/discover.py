@@ -109,11 +109,6 @@ def discover(
     is_static = all(one.shape.rank and one.shape[0] for one in with_a_row)
     sizes = rows if len(rows) == len(flat) else [batch_size] * len(flat)
     whole_layers: list[keras.Layer] = []
-    if model.run_eagerly and cluster.num_replicas > 1:
-        messages.log_once(
-            f"run_eagerly=True: each of the {cluster.num_replicas} replicas runs the Python code of "
-            f"{type(model).__name__}.{name}, which counts and prints as often, and gathers what each layer returns."
-        )
     batch = 1 if model.run_eagerly else batch_size
     parts = [one for one in (model, compiled_model.losses(model), compiled_model.metrics(model)) if one is not None]
     is_built, noted_metrics = all(getattr(one, "built", True) for one in parts), 0

@@ -1,7 +1,4 @@
-"""`compile(run_eagerly=True)`: steps run in Python, one operation after another, to print and to set breakpoints.
-
-Every replica makes the same step with the same collectives as a compiled one, so the weights agree up to rounding.
-"""
+"""`compile(run_eagerly=True)`: on one replica, steps run in Python, to print and to set breakpoints."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +21,11 @@ def eager_if(eagerly: bool) -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
+def runs_eagerly(model: keras.Model) -> bool:
+    """Returns whether the steps of a model run in Python, by `compile` or for all functions."""
+    return model.run_eagerly or tf.config.functions_run_eagerly()
+
+
 def run_as_keras(
     model: keras.Model,
     traces: Mapping[str, plain_values.Trace],
@@ -37,7 +39,7 @@ def run_as_keras(
     Args:
         traced: the kinds that were called before in this run.
     """
-    if kind not in traced and not (model.run_eagerly or tf.config.functions_run_eagerly()):
+    if kind not in traced and not runs_eagerly(model):
         traced.add(kind)
         with plain_values.as_traced(model, traces[kind], traces_now=True):
             run_steps.get_concrete_function(*args)

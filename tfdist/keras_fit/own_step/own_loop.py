@@ -112,27 +112,19 @@ class Step(OneStep):
     """A function that trains on one batch, on all replicas; made by `step`."""
 
     def __init__(self, function: Callable[..., Any]):
+        if inspect.isfunction(function) and "self" in inspect.signature(function).parameters:
+            name = function.__name__
+            raise ValueError(
+                f"tfdist.step decorates the method {name} in its class, where its object is not known. Remove the "
+                f"decorator, and write self.{name} = tfdist.step(self.{name}) in __init__."
+            )
         functools.update_wrapper(self, function, updated=())
         plain = getattr(function, "python_function", None)  # Decorated with tf.function.
         self._function = function if plain is None else autograph.convert(plain, plain.__name__)
         self._parts, self._bare, self._names = _parts_of(plain or function), False, ()
         # The structure of the batch for which its variables were made; "": not yet.
         self.made_for = ""
-        self._is_method = False
         super().__init__(None)
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._is_method = getattr(self, "__qualname__", None) == f"{owner.__qualname__}.{name}"
-
-    def __get__(self, instance: Any, owner: type | None = None) -> "Step":
-        """Returns the step, which a class may hold; raises ValueError if it is a method of the class."""
-        if instance is not None and self._is_method:
-            raise ValueError(
-                f"tfdist.step decorates the method {self._name} in its class, where its object is not "
-                f"known. Remove the decorator, and write self.{self._name} = tfdist.step(self.{self._name}) in "
-                "__init__."
-            )
-        return self
 
     def __call__(self, batch: Batch) -> Any:
         """Makes one step. Collective: every worker calls it with its part of the batch.
@@ -215,7 +207,7 @@ def batches(
         batch_size: examples of a step over all replicas, for arrays.
         workdir: shared directory of the loop. After each pass, and after a stop signal, all that the steps use is saved
             there; the same script then skips the passes and batches that were finished, and has after each pass the
-            values that were saved then. A pass that the script leaves is not saved. None: nothing is saved.
+            values that were saved then. So the script must let each pass end. None: nothing is saved.
 
     Raises:
         ValueError: the data is not supported, or workers have other data.

@@ -1,17 +1,15 @@
 """The objective of a script: the steps of its model, Keras' or the user's, under the view of `global_view.py`."""
 
-import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
-from tfdist.keras_fit import compiled_model, messages
-from tfdist.keras_fit.own_step import discover
+from tfdist.keras_fit import compiled_model
+from tfdist.keras_fit.own_step import discover, eager_steps
 from tfdist.keras_fit.own_step.discover import Discovered
 from tfdist.keras_fit.whole_batch import global_view, own_rows
 from tfdist.keras_fit.whole_batch import rows as rows_lib
@@ -62,12 +60,10 @@ class OwnStepObjective(trainer.Objective):
         """
         rows = rows_lib.rows_of(shard, self.batch_sizes[kind])
         discovered = self.train if kind == "train" else self.test
-        xla = bool(self.model.jit_compile) and not tf.executing_eagerly()
-        view = GlobalView(rows=rows, plan=discovered.plan, average=average, xla=xla)
-        # Summaries are called as in Keras: without the name of the loop over steps.
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        view = GlobalView(rows=rows, plan=discovered.plan, average=average, xla=bool(self.model.jit_compile))
         with (
-            contextlib.nullcontext() if graph is None else graph.name_scope(None),
+            # Summaries are called as in Keras: without the name of the loop over steps.
+            tf.compat.v1.name_scope(None),
             trainer.shard_present(rows.present),
             trainer.convert_in_fixed_order(),
             global_view.tracing_if(self._views_batch, view),
@@ -97,7 +93,7 @@ class OwnStepObjective(trainer.Objective):
     @property
     def _views_batch(self) -> bool:
         """Whether a step is traced under the global view: for several replicas, and to compile layers by XLA."""
-        return self.cluster.num_replicas > 1 or self.model.jit_compile
+        return self.cluster.num_replicas > 1 or (self.model.jit_compile and not eager_steps.runs_eagerly(self.model))
 
     def flush(self) -> None:
         """Adds what the steps have added since the last call to the metrics. Collective."""
@@ -149,9 +145,7 @@ class OwnStepObjective(trainer.Objective):
         found = compiled_model.flat(self.model.get_metrics_result())
         if set(found) != set(logs):
             return logs
-        found = {name: compiled_model.as_keras(found[name]) for name in logs}
-        _tell_if_never_updated({name: logs[name] for name, value in found.items() if np.all(value == 0)})
-        return found
+        return {name: compiled_model.as_keras(found[name]) for name in logs}
 
     def _order(self, discovered: Discovered, names: Sequence[str]) -> Sequence[str]:
         """As in Keras: the order of the model's metrics if these are all values, else that of tf.function."""
@@ -170,10 +164,7 @@ def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
     def average(gradients: list[Any], variables: list[Any]) -> list[Any]:
         optimizer = next((owners[id(one)] for one in variables if id(one) in owners), context.optimizer)
         owner = getattr(optimizer, "inner_optimizer", optimizer)
-        if tf.executing_eagerly():  # Shards of different sizes have different numbers of rows of a table.
-            gradients = [tf.convert_to_tensor(one) for one in gradients]
-        view = global_view.of_step()
-        gradients, looked_up = (gradients, []) if view is None or view.is_eager else view.once(gradients)
+        gradients, looked_up = global_view.of_step().once(gradients)
         gradients = trainer.select_rows(gradients, variables, [shard["data"], *looked_up], owner)
         gradients = trainer.scale_gradients(gradients, 1 / context.cluster.num_replicas)
         return context.reduction(gradients, [], [], fraction)[0]
@@ -185,14 +176,3 @@ def train_step(context: trainer.StepContext, shard: Element) -> tf.Tensor:
         context.step_count.assign_add(1)
     trainer.add_to_totals(context, sums, None)
     return trainer.after_update(context, sums)
-
-
-def _tell_if_never_updated(values: Mapping[str, Any]) -> None:
-    """Says once that an epoch's value is 0 because the step, with these `values`, does not update its metric."""
-    for name, value in values.items():
-        if np.any(value != 0):
-            messages.log_once(
-                f"the step returns {name!r}, and does not update the model's metric of that name. As in Keras, the "
-                "value of the epoch is the metric's, which is 0. Update it, or return another name.",
-                key=f"explain {name}",
-            )

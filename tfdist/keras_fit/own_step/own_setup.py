@@ -18,7 +18,7 @@ from tfdist.config import text
 from tfdist.config.patching import patch, replace_attribute
 from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import discover, own_objective
+from tfdist.keras_fit.own_step import discover, eager_steps, own_objective
 from tfdist.keras_fit.own_step.own_objective import OwnStepObjective
 from tfdist.keras_fit.whole_batch import global_view, own_rows
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
@@ -70,7 +70,15 @@ def prepare(
         adapters: "train", "test" or both -> its data.
         as_given: whether the step gets the batches as they are in the data, and not as (x, y, sample_weight).
         stack: restores the optimizers.
+
+    Raises:
+        ValueError: there are several replicas, and the steps run eagerly.
     """
+    if cluster.num_replicas > 1 and eager_steps.runs_eagerly(model):
+        raise ValueError(
+            f"run_eagerly=True runs steps in Python, where {cluster.num_replicas} replicas cannot meet: remove it, or "
+            "tf.config.run_functions_eagerly(True), or start one worker with one device."
+        )
     # A step that is run to find out what it does may change variables that Keras does not track.
     plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)]
     given = {

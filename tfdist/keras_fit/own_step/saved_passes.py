@@ -1,8 +1,7 @@
 """What `tfdist.batches` saves in a workdir: all that the steps of a loop use, after each pass over the data.
 
 A script that is started again skips the passes that are saved. After each of them it has the values of that pass, so
-that what it does between two passes, such as an evaluation or a change of the learning rate, is what it did before. A
-pass that is not saved, because the script left it or the disk was full, is made again.
+that what it does between two passes, such as an evaluation or a change of the learning rate, is what it did before.
 """
 
 import dataclasses
@@ -19,7 +18,6 @@ from tfdist.checkpoint.format import Saved
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.script import script_state
-from tfdist.report import files
 
 _numbers = itertools.count(1)
 
@@ -33,8 +31,8 @@ class Place:
     steps: list[Any]
     # What earlier starts saved last; None: nothing.
     newest: Saved | None
-    # The number of the checkpoint after each pass; None: the pass was not saved.
-    ends: list[int | None]
+    # The number of the checkpoint after each pass.
+    ends: list[int]
     passes: int = -1
     # Whether a pass has begun that is not at its end.
     begun: bool = False
@@ -47,10 +45,7 @@ class Place:
         """Returns the place of a workdir, with what is saved there. Collective."""
         directory = workdir / "checkpoints"
         saved = restore.find(cluster, lambda: checkpoint_format.newest_valid(directory, messages.say, is_ours=True))
-        if saved is None:
-            return cls(directory, steps, None, [])
-        # Releases before had no list: their newest checkpoint stands for all passes.
-        return cls(directory, steps, saved, saved.state.get("ends", [saved.step] * saved.state["passes"]))
+        return cls(directory, steps, saved, [] if saved is None else [*saved.state["ends"]])
 
     def begin_pass(self, cluster: Cluster, structure: str, like: Callable[[], Any]) -> int:
         """Returns the first step to make in the next pass, and restores what the script had at this point. Collective.
@@ -58,40 +53,39 @@ class Place:
         Args:
             structure: of the batches of the pass.
             like: makes such a batch, without its element.
+
+        Raises:
+            ValueError: the script has left the last pass before its end; or a checkpoint is damaged.
         """
-        if self.begun and cluster.is_chief:
-            messages.log_once(
-                f"the script has left pass {self.passes + 1} over the data before its end, so it is not saved: a later "
-                "start makes it again. To have such passes saved, let the data end, as by dataset.take(steps).",
-                "a pass that is left",
+        if self.begun:
+            raise ValueError(
+                f"The script has left pass {self.passes + 1} over the data before its end, and "
+                f"tfdist.batches(workdir={str(self.directory.parent)!r}) saves at the end of a pass: let the data end, "
+                "as by dataset.take(steps), or pass no workdir."
             )
         self.passes += 1
-        number = self.ends[self.passes] if self.passes < len(self.ends) else None
-        stopped = self.newest is not None and self.newest.state["steps"] and self.newest.state["passes"] == self.passes
-        self.begun = number is None
-        if self.begun and not stopped:
+        self.begun = self.passes >= len(self.ends)
+        if not self.begun:
+            self._restore(cluster, self._at_end(cluster), structure, like)
+            return sys.maxsize
+        if self.newest is None or not self.newest.state["steps"] or self.passes != len(self.newest.state["ends"]):
             return 0
-        saved = self.newest if stopped or number == self.newest.step else self._at_end(cluster, number)
-        if saved is not None:
-            self._restore(cluster, saved, structure, like)
-        return self.newest.state["steps"] if self.begun else sys.maxsize
+        self._restore(cluster, self.newest, structure, like)  # It was stopped in this pass.
+        return self.newest.state["steps"]
 
-    def _at_end(self, cluster: Cluster, number: int) -> Saved | None:
-        """Returns the checkpoint after the pass; None: it is not valid, and a line says so."""
-        saved = None
-        if cluster.is_chief:
-            try:
-                saved = checkpoint_format.verify(directory_lib.step_path(self.directory, number))
-            except checkpoint_format.DamagedCheckpointError as error:
-                messages.say(
-                    f"Pass {self.passes + 1} is finished, and its checkpoint is not valid: {error}. What the script "
-                    "does after this pass, it does with other values than before."
-                )
-        return restore.broadcast_saved(cluster, saved)
+    def _at_end(self, cluster: Cluster) -> Saved:
+        """Returns the checkpoint after the pass."""
+        number = self.ends[self.passes]
+        if number == self.newest.step:
+            return self.newest
+        return restore.find(cluster, lambda: checkpoint_format.verify(directory_lib.step_path(self.directory, number)))
 
     def _restore(self, cluster: Cluster, saved: Saved, structure: str, like: Callable[[], Any]) -> None:
-        """Gives the variables of all steps their saved values; makes those of steps that took such batches."""
-        pairs = list(zip(self.steps, saved.state.get("made_for", []), strict=False))
+        """Gives the variables of all steps their saved values; makes those of steps that took such batches.
+
+        A step that took others gets its values when it is called.
+        """
+        pairs = zip(self.steps, saved.state["made_for"], strict=False)
         later = [step for step, made_for in pairs if not step.made_for and made_for == structure]
         if later:
             batch = like()
@@ -100,10 +94,6 @@ class Place:
         self.saved, self.restored = saved, set()
         for step in self.steps:
             self.restore_rest(cluster, step)
-        others = [step for step, made_for in pairs if made_for and not step.made_for]
-        if others and cluster.is_chief:
-            names = ", ".join(step.__name__ for step in others)
-            messages.log_once(f"{names}: called with other batches before; it gets its saved values when it is called.")
 
     def restore_rest(self, cluster: Cluster, step: Any) -> None:
         """Gives the variables of a step the values that were restored last, if they have not got them."""
@@ -122,39 +112,24 @@ class Place:
         for name, array in restore.read(cluster, self.saved, named):
             checkpoint_format.tf_variable(named[name]).assign(array)
         self.restored |= {id(one) for one in named.values()}
-        if metrics := self.saved.state.get("metrics", {}).get(str(index)):
+        if metrics := self.saved.state["metrics"].get(str(index)):
             step.objective.restore_state(metrics)
 
     def save(self, cluster: Cluster, steps: int, *, finished: bool = False) -> None:
         """Saves the variables of all steps after `steps` of this pass, or at its end if `finished`. Collective.
 
-        A finished pass that cannot be written is told, and made again by a later start.
-
         Raises:
-            OSError: on the chief, a pass that is not finished cannot be written.
+            OSError: on the chief, it cannot be written.
         """
         with script_state.running(), cluster.monitor.pause_timers():
             made = {index: step for index, step in enumerate(self.steps) if step.made_for}
             metrics = {str(index): step.objective.state() for index, step in made.items()}
+            number = next(_numbers) + (0 if self.newest is None else self.newest.step)
+            self.ends += [number] if finished else []
             if cluster.is_chief:
                 named = {f"step{index}/{name}": v for index, step in made.items() for name, v in step.variables.items()}
-                state = {"steps": steps, "metrics": metrics, "made_for": [step.made_for for step in self.steps]}
-                try:
-                    self._write(checkpoint_format.snapshot(named), state, finished)
-                except OSError as error:
-                    text = f"pass {self.passes + 1} could not be saved in {self.directory}"
-                    text = f"{text}: {files.describe_error(error)}. A later start makes it again."
-                    if not finished:
-                        raise OSError(f"The loop was stopped, and {text}") from None
-                    messages.say(f"WARNING: {text} The loop goes on.")
+                made_for = [step.made_for for step in self.steps]
+                state = {"steps": steps, "ends": self.ends, "metrics": metrics, "made_for": made_for}
+                checkpoint_format.write(self.directory, number, checkpoint_format.snapshot(named), state)
             cluster.barrier()
         self.begun = self.begun and not finished
-
-    def _write(self, arrays: dict[str, Any], state: dict[str, Any], finished: bool) -> None:
-        number, ends = next(_numbers) + (0 if self.newest is None else self.newest.step), list(self.ends)
-        if finished:
-            ends += [None] * (self.passes + 1 - len(ends))
-            ends[self.passes] = number
-        state |= {"passes": self.passes + finished, "ends": ends}
-        checkpoint_format.write(self.directory, number, arrays, state)
-        self.ends = ends

@@ -9,10 +9,11 @@ from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.data.feed import Examples, Feed, Sizes
 from tfdist.data.stream import ReplicaShard
+from tfdist.keras_fit import messages
 from tfdist.keras_fit.adapters import same_data
 from tfdist.keras_fit.adapters.base import DataAdapter, RandomAccess
 from tfdist.keras_fit.adapters.stream import Stream
-from tfdist.keras_fit.script import compare_workers, script_state
+from tfdist.keras_fit.script import script_state
 from tfdist.training import api as trainer
 
 
@@ -77,20 +78,22 @@ def _validate_again(every: config_lib.Every, steps_per_epoch: int, validation: D
         validation.repeat_pass()
 
 
-def with_comparison(
-    cluster: Cluster, feed: Feed, runner: trainer.CallbackRunner, adapter: DataAdapter, validation: DataAdapter | None
-) -> Feed:
-    """Returns `feed` with a comparison of the workers at the end of each epoch, if they run a script."""
-    if validation is adapter or cluster.num_workers == 1 or not script_state.in_script():
+def with_comparison(cluster: Cluster, feed: Feed, adapter: DataAdapter, validation: DataAdapter | None) -> Feed:
+    """Returns `feed` with a comparison of what Python code makes at the end of each epoch of a script."""
+    if validation is adapter or not isinstance(adapter, Stream) or cluster.num_workers == 1:
         return feed
-    attributes = functools.partial(trainer.plain_attributes, runner.on_all_workers(), skip=compare_workers.is_of_worker)
-    stream = adapter if isinstance(adapter, Stream) else None
-    generators = not any(one is not None and one.reads_ahead for one in (adapter, validation))
-    compared = compare_workers.WorkerComparison(cluster, attributes, stream, generators=generators)
+    if not script_state.in_script():
+        return feed
 
     def end_epoch() -> None:
         feed.end_epoch()
-        compared.compare()
+        batches = cluster.all_gather([*adapter.first_batch()])
+        if not same_data.are_alike(batches[cluster.rank], batches[0]):
+            messages.log_once(
+                f"WARNING: the first batch of the epoch of worker {cluster.rank} is not that of worker 0: data of a "
+                "script must not depend on the process, the host or a thread.",
+                everywhere=True,
+            )
 
     return dataclasses.replace(feed, end_epoch=end_epoch)
 

@@ -21,14 +21,15 @@ from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.own_step import own_loop, own_setup
 from tfdist.keras_fit.script import script_state
 
-# Functions of tf.config and tf.config.experimental that fail once TensorFlow has listed its devices.
-_DEVICE_SETTINGS = ("set_visible_devices", "set_logical_device_configuration", "set_virtual_device_configuration")
-# The same, and a run without them is right: they are ignored, with what sets them instead.
+# Functions of tf.config that fail once TensorFlow has listed its devices, and what sets the same for a worker.
 _IGNORED_SETTINGS = {
+    "set_visible_devices": "the settings of the launcher",
+    **dict.fromkeys(("set_logical_device_configuration", "set_virtual_device_configuration"), "--logical_devices"),
     "set_memory_growth": "TF_FORCE_GPU_ALLOW_GROWTH=true",
     "set_intra_op_parallelism_threads": "TF_NUM_INTRAOP_THREADS",
     "set_inter_op_parallelism_threads": "TF_NUM_INTEROP_THREADS",
 }
+_CONFIG_MODULES = (tf.config, tf.config.experimental, tf.config.threading)
 
 
 @dataclasses.dataclass(slots=True)
@@ -80,9 +81,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
             *((keras.Model, [name], method) for name, method in methods.items()),
             (optimizer, ["__init__", "add_variable_from_reference"], functools.partial(_in_scope, cluster)),
             (optimizer, ["apply"], functools.partial(_tell_loop, cluster)),
-            *((module, _DEVICE_SETTINGS, _refuse_device_setting) for module in (tf.config, tf.config.experimental)),
-            (tf.config.experimental, _IGNORED_SETTINGS, functools.partial(_ignore_setting, cluster)),
-            (tf.config.threading, _IGNORED_SETTINGS, functools.partial(_ignore_setting, cluster)),
+            *((module, _IGNORED_SETTINGS, functools.partial(_ignore_setting, cluster)) for module in _CONFIG_MODULES),
             (connect, ["connect"], _refuse_connect),
             (tf.compat.v1, ["reset_default_graph"], reset_graph),
         ]
@@ -195,18 +194,11 @@ def _tell_loop(cluster: Cluster, original: Callable[..., Any], *args: Any, **key
     return original(*args, **keywords)
 
 
-def _refuse_device_setting(original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
-    raise RuntimeError(
-        f"The script calls tf.config's {original.__name__}, but tfdist.run has chosen the devices before the script "
-        "starts: remove the call. Each worker uses the GPUs that its launcher gives it."
-    )
-
-
 def _ignore_setting(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
     _say_on_chief(
         cluster,
-        f"{original.__name__} is ignored: TensorFlow has started before the script. Set "
-        f"{_IGNORED_SETTINGS[original.__name__]} in the environment instead.",
+        f"{original.__name__} is ignored: TensorFlow has started before the script, with the devices that the launcher "
+        f"gives each worker. Use {_IGNORED_SETTINGS[original.__name__]} for tfdist.run instead.",
     )
 
 

@@ -171,18 +171,12 @@ def _is_of_library(path: Any) -> bool:
     return any(part.startswith(".") for part in place.split(os.sep)) or not user_code.is_users(place)
 
 
-def unread_directory() -> str:
-    """Returns the directory of files that another worker has open in the place of the chief's."""
-    return os.path.join(tempfile.gettempdir(), "unread")
-
-
 def is_own(path: Any) -> bool:
     """Returns whether a path is of this worker alone: `tempfile` has made it, or it discards what is written."""
     if not _is_path(path):
         return False
     place = os.path.abspath(os.fsdecode(path))
-    temporary = place.startswith(os.path.join(tempfile.gettempdir(), ""))
-    return place == os.devnull or (temporary and not place.startswith(unread_directory()))
+    return place == os.devnull or place.startswith(os.path.join(tempfile.gettempdir(), ""))
 
 
 def barrier(place: str, path: Any = None) -> None:
@@ -190,7 +184,7 @@ def barrier(place: str, path: Any = None) -> None:
 
     `path`: of the file that is written there; another one than the chief's is a warning.
     """
-    named = _is_path(path) and not os.fsdecode(path).startswith(unread_directory())
+    named = _is_path(path)
     numbers = [zlib.crc32(place.encode()), zlib.crc32(os.fsencode(path)) if named else -1]
     try:
         with tf.init_scope():

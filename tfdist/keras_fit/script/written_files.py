@@ -88,7 +88,6 @@ def write_once(cluster: Cluster) -> Iterator[None]:
         (bz2, ["_builtin_open"], _open),
         *((kind, ["__init__"], _open_object) for kind in objects),
         *((kind, ["close", "__exit__"], _close_object) for kind in objects),
-        (tempfile, ["mkdtemp", "mkstemp", "NamedTemporaryFile"], _make_temporary),
         (np.memmap, ["__new__"], _map_file),
         (tf.train.Checkpoint, ["save", "write"], _save_checkpoint),
         (tf.train.CheckpointManager, ["save"], _save_checkpoint),
@@ -118,26 +117,14 @@ def _own_temporary_files(is_chief: bool) -> Iterator[None]:
     """In the block, `tempfile` makes files and directories of this worker alone."""
     place = tempfile.mkdtemp(prefix="w")
     patching.replace_attribute(tempfile, "tempdir", place)
-    os.mkdir(script_state.unread_directory())
     try:
         yield
     finally:
-        shutil.rmtree(script_state.unread_directory() if is_chief else place, ignore_errors=True)
+        if not is_chief:
+            shutil.rmtree(place, ignore_errors=True)
         with contextlib.suppress(OSError):  # What the script leaves on the chief stays.
             os.rmdir(place)
         patching.replace_attribute(tempfile, "tempdir", None)
-
-
-def _make_temporary(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Calls a function of `tempfile`; a directory that is not of this worker alone gets a file of the chief."""
-    given = inspect.signature(original).bind(*args, **keywords)
-    directory = given.arguments.get("dir")
-    place = script_state.line_of_script(directory) if directory is not None else ""
-    if place and original.__name__ == "mkdtemp":
-        return script_state.on_owner(place, lambda: original(*args, **keywords), directory)
-    if place and not script_state.writes_here(directory):
-        given.arguments["dir"] = script_state.unread_directory()
-    return original(*given.args, **given.kwargs)
 
 
 def _path(parameter: str, original: Callable[..., Any], args: tuple, keywords: dict) -> Any:
@@ -217,7 +204,7 @@ def _unread(path: Any, mode: str) -> Iterator[str | None]:
         yield None
         return
     with script_state.running():
-        copy = tempfile.mktemp(dir=script_state.unread_directory())
+        copy = tempfile.mktemp()
         if not set("wx") & set(mode):
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(path, copy)

@@ -32,8 +32,8 @@ Average = Callable[[list[Any], list[Any]], list[Any]]
 
 _VARIABLE = keras.Variable | tf.Variable
 _COMPOSITE = tf.RaggedTensor | tf.SparseTensor
-# From how many bytes on the start says what a step gathers; from the smaller one on if it is 1 % of the activations.
-_TOLD_BYTES, _TOLD_IF_MANY = 10_000_000, 1_000_000
+# From how many bytes on the start says what a step gathers.
+_TOLD_BYTES = 1_000_000
 # The same for the products and elements that each replica computes of the whole batch, if they are a tenth of all.
 _TOLD_WORK = 10_000_000
 # Operations that give the numbers of their first input another form.
@@ -78,8 +78,6 @@ class Plan:
     whole_layers: frozenset[int] = frozenset()
     # Metrics, by id, whose results the step reads, or which it resets.
     read_metrics: set[int] = dataclasses.field(default_factory=set)
-    # Bytes of the outputs of operations of one step, without its gradients.
-    activations: int = 0
     # The numbers of what metrics get, by the id of the metric.
     updates: dict[int, set[int]] = dataclasses.field(default_factory=dict)
 
@@ -177,14 +175,15 @@ class GlobalView:
             return self._call_whole(original, layer, *args, **keywords)
         args, keywords = tf.nest.pack_sequence_as((args, keywords), self.rows_of_arguments(flat, decided))
         with patching.set_in_block(self, in_layer=True, on_rows=True):
-            run = self._by_xla if self.xla and not self._decides else lambda call, *given: call(*given)
+            run = self._by_xla if self.xla and not self.discovers else lambda call, *given: call(*given)
             first = self._num_operations()
             outputs = run(lambda args, keywords: original(layer, *args, **keywords), args, keywords)
             self.in_layers.append((first, self._num_operations()))
         flat = tf.nest.flatten(outputs)
-        if self._decides:
-            decided.outputs = [self.times_of(one, of_shard=True) for one in flat]
+        if self.discovers:
             decided.unknown = [isinstance(one, tf.Tensor) and one.shape.rank and one.shape[0] is None for one in flat]
+            pairs = zip(flat, decided.unknown, strict=True)
+            decided.outputs = [1 if unknown else self.times_of(one) for one, unknown in pairs]
         flat = [self._checked(*pair, layer) for pair in zip(flat, decided.unknown, strict=True)]
         pairs = zip(flat, decided.outputs, strict=True)
         return tf.nest.pack_sequence_as(outputs, [self._output(one, times) for one, times in pairs])
@@ -216,15 +215,6 @@ class GlobalView:
         with patching.set_in_block(self, in_layer=True), rows_lib.draw_alike(), alone[0], alone[1]:
             return original(layer, *args, **keywords)
 
-    @property
-    def is_eager(self) -> bool:
-        return tf.executing_eagerly()
-
-    @property
-    def _decides(self) -> bool:
-        """Whether this trace finds out which tensors have rows, and does not follow a plan."""
-        return self.discovers or self.is_eager
-
     def rows_of_arguments(self, flat: list[Any], call: Call) -> list[Any]:
         """Returns the flat arguments of a call, with this replica's rows of those that have rows."""
         return [self.own_rows(one, times) if times else one for one, times in zip(flat, call.arguments, strict=True)]
@@ -241,14 +231,12 @@ class GlobalView:
         """
         number, name = self.num_calls, f"{type(owner).__name__} {owner.name!r}"
         self.num_calls += 1
-        if self._decides:
+        if self.discovers:
             # A tensor that the step made, such as by tf.boolean_mask, has any number of rows: it is taken whole.
             unknown = [isinstance(one, tf.Tensor) and one.shape.rank and one.shape[0] is None for one in flat]
             by_rows &= not any(a and id(b) not in self.wholes for a, b in zip(unknown, flat, strict=True))
-            call = Call(name, by_rows, [self.times_of(one) for one in flat])
-            if self.discovers:
-                self.plan.calls.append(call)
-            return call
+            self.plan.calls.append(Call(name, by_rows, [self.times_of(one) for one in flat]))
+            return self.plan.calls[-1]
         call = self.plan.calls[number] if number < len(self.plan.calls) else Call("none", False, [])
         if (call.owner, len(call.arguments)) != (name, len(flat)):
             raise ValueError(
@@ -279,22 +267,20 @@ class GlobalView:
         """Returns the numbers of those of `values` that are tensors of the global batch."""
         return [self.wholes[id(one)].number for one in values if id(one) in self.wholes]
 
-    def times_of(self, value: Any, *, of_shard: bool = False) -> fractions.Fraction | int:
+    def times_of(self, value: Any) -> fractions.Fraction | int:
         """Returns the rows of a tensor for each example of the batch; 0: it has not the rows of the batch."""
         if id(value) in self.wholes:
             return self.wholes[id(value)].times
         if not _is_tensor(value) or not value.shape.rank:
             return 0
-        examples = (
-            self.plan.batch if self.discovers else int(tf.maximum(self.rows.count, 1) if of_shard else self.rows.total)
-        )
-        if value.shape[0] is None and (of_shard or isinstance(value, _COMPOSITE)):  # As a layer for texts returns.
+        examples = self.plan.batch
+        if value.shape[0] is None and isinstance(value, _COMPOSITE):  # As a layer for texts returns.
             return 1
         size = value.shape[0] or 0
         if examples == 1:
             return int(size == 1)
         # As many rows as there are pairs of examples have not the same number for each example of a smaller batch.
-        if self.discovers and not self.plan.is_static and size % examples**2 == 0:
+        if not self.plan.is_static and size % examples**2 == 0:
             return 0
         divides = any(size % int(part * examples) == 0 for part in (*self.plan.data, 1) if part)
         return fractions.Fraction(size, examples) if size and divides else 0
@@ -315,7 +301,7 @@ class GlobalView:
         return tf.cast(self.whole_sum(part), value.dtype)
 
     def _checked(self, value: Any, unknown: bool, layer: keras.Layer) -> Any:
-        if not unknown or self._decides:
+        if not unknown or self.discovers:
             return value
         words = (
             f"The layer {layer.name} returns a number of rows that depends on the values of the batch, which replicas "
@@ -332,7 +318,7 @@ class GlobalView:
 
     def whole_sum(self, part: tf.Tensor) -> tf.Tensor:
         """Returns the sum of the replicas' parts of a number. It is computed only if the step reads it."""
-        number, reads = len(self.wholes), self._reads(len(self.wholes))
+        number, reads = len(self.wholes), len(self.wholes) in self.plan.read
 
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             if self.recording:
@@ -350,9 +336,6 @@ class GlobalView:
     def parts_of_losses(self) -> list[tf.Tensor]:
         """Returns this replica's parts of the numbers that are sums of parts, such as losses."""
         return [] if self.discovers else [one.rows for one in self.wholes.values() if not one.times]
-
-    def _reads(self, number: int) -> bool:
-        return self.is_eager or number in self.plan.read
 
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
         """Adds a loss of the global batch, as a layer does that runs on the own rows."""
@@ -403,13 +386,13 @@ class GlobalView:
         number = len(self.wholes)
         if self.discovers:
             whole = tf.identity(own)
-        elif not self._reads(number):
+        elif number not in self.plan.read:
             whole = self._unread(own, times)
         elif isinstance(own, _COMPOSITE):
             raise ValueError(_NO_COMPOSITE.format(kind=type(own).__name__, line=user_code.current_line()))
         else:
             whole = self._gather(own, times)
-        if self.plan.is_static and isinstance(whole, tf.Tensor) and not self.is_eager:
+        if self.plan.is_static and isinstance(whole, tf.Tensor):
             whole.set_shape([int(times * self.plan.batch), *whole.shape[1:]])
         self.wholes[id(whole)] = _Whole(whole, own, number, times)
         return whole
@@ -471,7 +454,7 @@ class GlobalView:
 
     def finish(self) -> None:
         """Called at the end of a trace: notes what the step has read, or checks that it has read nothing else."""
-        if self.is_eager:
+        if tf.executing_eagerly():
             return
         read = {one.number for one in self.wholes.values() if _is_read(one.tensor)}
         if self.discovers:
@@ -482,26 +465,18 @@ class GlobalView:
                 "The step reads other tensors when it is traced again. Its Python code must do the same each time: "
                 "choose by tf.where, or by an argument of the constructor."
             )
-        elif (size := sum(one for one, _ in self.gathered)) >= self._told_bytes and replicas_lib.is_first():
+        elif (size := sum(one for one, _ in self.gathered)) >= _TOLD_BYTES and replicas_lib.is_first():
             lines = list(
                 dict.fromkeys(line for one, line in sorted(self.gathered, reverse=True) if line != "a library")
             )
             messages.log_once(f"Each step gathers {size / 1e6:.0f} MB of the batch, in {text.list_names(lines, 3)}.")
 
-    @property
-    def _told_bytes(self) -> int:
-        return min(_TOLD_BYTES, max(_TOLD_IF_MANY, self.plan.activations // 100))
-
     def _num_operations(self) -> int:
-        return 0 if self.is_eager else len(self.graph.get_operations())
+        return len(self.graph.get_operations())
 
     def _measure(self) -> None:
-        """Notes the bytes of the step's activations; says which part of its work is done whole on each replica."""
-        operations = self.graph.get_operations()
-        work = [_work(one) for one in operations]
-        self.plan.activations = (
-            sum(_bytes_of_outputs(one) for one in operations) * self.plan.examples // self.plan.batch
-        )
+        """Says which part of the step's work is done whole on each replica."""
+        work = [_work(one) for one in self.graph.get_operations()]
         in_layers = sum(sum(work[first:last]) for first, last in self.in_layers)
         whole = sum(work) - in_layers
         told = _TOLD_WORK * self.plan.batch // self.plan.examples
@@ -595,9 +570,8 @@ class GlobalView:
         def whole(value: Any) -> Any:
             if not isinstance(value, tf.Tensor):
                 return value
-            times = self.times_of(value, of_shard=True) if self.is_eager else 1
-            if value.shape.rank and times:
-                return self.rows.scaled(times).gather(value)
+            if value.shape.rank:
+                return self.rows.gather(value)
             return trainer.sum_differentiable(value * tf.cast(self.rows.weight, value.dtype))
 
         args, keywords = tf.nest.map_structure(whole, (args, keywords))
@@ -621,10 +595,6 @@ _NO_COMPOSITE = (
 
 def _elements(tensor: tf.Tensor) -> int:
     return tensor.shape.num_elements() or 0
-
-
-def _bytes_of_outputs(operation: tf.Operation) -> int:
-    return sum(_elements(one) * one.dtype.size for one in operation.outputs if one.dtype.is_floating)
 
 
 def _work(operation: tf.Operation) -> int:

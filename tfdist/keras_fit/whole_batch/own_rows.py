@@ -137,7 +137,7 @@ def update_metric(metric: keras.Metric, original: Callable[..., Any], *args: Any
         return original(*args, **keywords)
     if view.discovers:
         view.plan.updates.setdefault(id(metric), set()).update(view.numbers_of(flat))
-    elif id(metric) in view.plan.read_metrics or view.is_eager:
+    elif id(metric) in view.plan.read_metrics:
         return original(*args, **keywords)
     is_number = not any(decided.arguments)
     own = [view.part_of(one) for one in flat] if is_number else view.rows_of_arguments(flat, decided)

@@ -56,8 +56,7 @@ class Rows:
         """Returns the own rows of a tensor of the global batch; a blank one where this replica has none."""
         blank = tf.cast(self.count == 0, tf.int64)
         own = tf.pad(whole[self.low : self.low + self.count], [[0, blank], *([[0, 0]] * (whole.shape.rank - 1))])
-        if not tf.executing_eagerly():
-            own.set_shape([self.static, *whole.shape[1:]])
+        own.set_shape([self.static, *whole.shape[1:]])
         return own
 
     def pad_to_most(self, whole: tf.Tensor) -> tf.Tensor:
@@ -72,18 +71,15 @@ class Rows:
         low, count, total, most = self.low, self.count, self.total, self.most
         wire = tensor.dtype if tensor.dtype in _DTYPES else tf.int64 if tensor.dtype.size > 4 else tf.int32
         rows = tf.cast(tensor[:count], wire)
-        if not row.is_fully_defined() and self.replicas > 1 and not tf.executing_eagerly():
+        if not row.is_fully_defined() and self.replicas > 1:
             whole = self._gather_unknown_shape(rows, low, total)
         else:
             text = f"A step needs the largest batch first. The first one has {most} examples, and this one:"
-            check = tf.debugging.Assert(total <= most, [text, total])
-            with tf.control_dependencies([] if check is None else [check]):
+            with tf.control_dependencies([tf.debugging.Assert(total <= most, [text, total])]):
                 padded = tf.pad(rows, [[low, most - low - count], *([[0, 0]] * row.rank)])
             padded.set_shape([most, *row])
             whole = trainer.sum_differentiable(padded)[:total]
         whole = tf.cast(whole, tensor.dtype)
-        if tf.executing_eagerly():
-            return whole
         # Shapes of shards are static only if all shards are equal.
         whole.set_shape([static and static * self.replicas, *row])
         return whole

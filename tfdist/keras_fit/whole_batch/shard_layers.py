@@ -9,6 +9,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config import text
 from tfdist.config.patching import replace_until_end
 from tfdist.keras_fit import messages
+from tfdist.training import api as trainer
 
 
 def check(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Variable]) -> dict[str, Any]:
@@ -41,11 +42,8 @@ def _tell(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Va
                 normalizing.append(layer.name)
         elif not type(layer).__module__.startswith("keras."):
             # A layer also has the variables of its layers.
-            own = {id(one) for one in layer.non_trainable_variables}
-            for inner in layers:
-                if inner is not layer and {id(one) for one in inner.variables} <= {id(one) for one in layer.variables}:
-                    own -= {id(one) for one in inner.variables}
-            if own & updated:
+            inner = {id(one) for part in trainer.layers_of_all_depths(layer)[1:] for one in part.variables}
+            if updated.intersection(map(id, layer.non_trainable_variables)) - inner:
                 others.append(f"{type(layer).__name__} ({layer.name})")
     if normalizing:
         messages.log_once(

@@ -13,7 +13,6 @@ import functools
 import inspect
 import itertools
 import json
-import math
 import os
 import random
 import zlib
@@ -28,8 +27,6 @@ import tensorflow as tf
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.config import user_code
 
-# Not compared between workers, after each epoch: attributes with larger arrays, mostly copies of the weights.
-_LARGEST_COMPARED_BYTES = 2**20
 # Not state: set by Keras, or derived by MonitorCallback (restoring min_delta would flip its sign).
 _NOT_STATE = {"model", "_model", "params", "_params", "monitor_op", "min_delta"}
 # Not named as unsaved: what has no state, or what a checkpoint holds otherwise. Models and functions are callable.
@@ -130,20 +127,6 @@ def by_name(callbacks: list[keras.callbacks.Callback]) -> dict[str, keras.callba
         while name in found:
             name, count = f"{type(callback).__name__}#{count}", count + 1
         found[name] = callback
-    return found
-
-
-def plain_attributes(callbacks: list[keras.callbacks.Callback], skip: Callable[[Any], bool]) -> dict[str, str]:
-    """Returns texts that are equal for equal attributes, by names such as "EarlyStopping.wait", in every process.
-
-    Attributes that a checkpoint cannot hold are not among them, nor large arrays, nor values for which `skip` is true.
-    """
-    found = {}
-    for name, callback in by_name(callbacks).items():
-        for attribute, value in _attributes(callback):
-            text = _fingerprint(value, _LARGEST_COMPARED_BYTES)
-            if text is not None and not skip(value):
-                found[f"{name}.{attribute}"] = text
     return found
 
 
@@ -259,14 +242,12 @@ def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any) -> N
         setattr(holder, name, value)
 
 
-def _fingerprint(value: Any, largest: float = math.inf) -> str | None:
-    """Returns equal texts for equal values; None if a checkpoint cannot hold it, or an array has more bytes."""
+def _fingerprint(value: Any) -> str | None:
+    """Returns equal texts for equal values; None if a checkpoint cannot hold it."""
     arrays: dict[str, Any] = {}
     try:
         encoded = _encode(value, "", arrays)
     except (TypeError, RecursionError):
-        return None
-    if any(one.nbytes > largest for one in arrays.values()):
         return None
     return json.dumps([encoded, [[one.shape, one.dtype.name, zlib.crc32(one.tobytes())] for one in arrays.values()]])
 

@@ -3,6 +3,8 @@ import numpy as np
 import tensorflow as tf
 from recording import record
 
+# told: set_visible_devices is ignored
+tf.config.set_visible_devices([], "GPU")
 for gpu in tf.config.list_physical_devices("GPU"):
     tf.config.experimental.set_memory_growth(gpu, True)
 tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -3,7 +3,7 @@ import numpy as np
 from recording import record
 
 found = {}
-for options in ({"jit_compile": True}, {"steps_per_execution": 3}, {"run_eagerly": True}):
+for options in ({"jit_compile": True}, {"steps_per_execution": 3}):
     keras.utils.set_random_seed(0)
     x, y = np.random.rand(40, 4).astype("float32"), np.random.rand(40, 1).astype("float32")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, "relu"), keras.layers.Dense(1)])
