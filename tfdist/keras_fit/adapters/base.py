@@ -47,8 +47,6 @@ class DataAdapter:
     work_of_all: str | None = None
     # Whether Python code, or a state, makes batches: it may draw random numbers.
     made_by_code: bool = False
-    # Whether such code may run for the next epoch when one ends.
-    reads_ahead: bool = False
     # The rows of each tensor of a batch, which may differ; (): those of all are `batch_size`.
     rows: tuple[int, ...] = ()
 

@@ -53,7 +53,6 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
     return dataclasses.replace(
         tf_dataset.of_dataset(batches, options, sizes=sizes, made_by_keras=True, is_indexed=True),
         sample_columns=lambda: base.arrays_of(samples[0]),
-        reads_ahead=calls > 1 and options.steps is not None,
         resume_caveat=f"{name}.{hooks[-1]} must do the same in every start and on every worker" if hooks else None,
         on_epoch_begin=data.on_epoch_begin,
         on_epoch_end=data.on_epoch_end,

@@ -69,7 +69,6 @@ def of_dataset(
         map_rows=parts.map_rows if parts else lambda rows: rows,
         sample_columns=None if made_by_keras else functools.partial(_sample, dataset),
         made_by_code=traits.reads_state,
-        reads_ahead=has_state and options.steps is not None and not is_generator,
         resume_caveat=traits.resume_caveat,
         order_unknown=traits.order_unknown,
         work_of_all=None if parts or made_by_keras else _work_of_all(dataset),
