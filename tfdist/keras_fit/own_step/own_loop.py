@@ -41,8 +41,6 @@ class Batch:
     spec: Any
     kind: str
     data: base.DataAdapter
-    # Whether a batch is an array, which a PyDataset's adapter passes in a tuple.
-    bare: bool = False
 
 
 class _Loop(keras.Model):
@@ -121,7 +119,7 @@ class Step(OneStep):
         functools.update_wrapper(self, function, updated=())
         plain = getattr(function, "python_function", None)  # Decorated with tf.function.
         self._function = function if plain is None else autograph.convert(plain, plain.__name__)
-        self._parts, self._bare, self._names = _parts_of(plain or function), False, ()
+        self._parts, self._names = _parts_of(plain or function), ()
         # The structure of the batch for which its variables were made; "": not yet.
         self.made_for = ""
         super().__init__(None)
@@ -155,7 +153,6 @@ class Step(OneStep):
         return getattr(self, "__name__", "The step")
 
     def make(self, cluster: Cluster, batch: Batch) -> None:
-        self._bare = batch.bare
         if self._model is None:
             with cluster.scope():
                 optimizers = [one for one in self._parts if isinstance(one, keras.Optimizer)]
@@ -168,7 +165,6 @@ class Step(OneStep):
             place.restore_rest(cluster, self)
 
     def _call_by_name(self, data: Any) -> dict[str, Any]:
-        data = data[0] if self._bare else data
         several = len(inspect.signature(self._function).parameters) > 1
         values = self._function(*data) if several and isinstance(data, tuple) else self._function(data)
         if values is None or isinstance(values, dict):
@@ -224,8 +220,7 @@ def batches(
             # Of no steps, it takes no pass of a shuffle.
             dataset = data.dataset(trainer.replica_shard(cluster), first, first if nothing else data.steps)
             elements = cluster.distribute(dataset)
-            bare = isinstance(dataset, keras.utils.PyDataset) and not isinstance(dataset[0], tuple | list | dict)
-            return elements, Batch(None, elements.element_spec, str(elements.element_spec), data, bare)
+            return elements, Batch(None, elements.element_spec, str(elements.element_spec), data)
 
         place = None if workdir is None else _place(cluster, make_run.to_path(workdir))
         first = 0 if place is None else place.begin_pass(cluster, _structure(data), lambda: read(0, nothing=True)[1])
