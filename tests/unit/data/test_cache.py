@@ -255,11 +255,9 @@ def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, t
         evaluation, steps = run.feed.evaluation()
         batches.append([*run.feed.training(2, 6).take(4), *(batch for batch, _ in evaluation.take(steps))])
         hashes = start_checks.hash_examples(run.feed.examples(4))
-        for kind, names in (
-            ("common", ("the number of examples", "the fingerprint")),
-            ("columns", ("'image'", "'label'")),
-        ):
-            assert set(hashes[kind]) == {f"{name} of the {split} split" for name in names for split in SPLITS}
+        expected = {"common": ["the number of examples", "the fingerprint"], "columns": ["'image'", "'label'"]}
+        for part, names in expected.items():
+            assert set(hashes[part]) == {f"{name} of the {split} split" for name in names for split in SPLITS}
     assert len(list((tmp_path / "examples").glob("*/*/manifest.json"))) == 2
     for plain, kept in zip(*batches, strict=True):
         for name, value in plain.items():
