@@ -332,7 +332,7 @@ BY_USERS = {
     *("CheckpointManager", "File", "__init__", "__float__", "__int__", "add_loss", "batch_jacobian", "cache"),
     *("clear_session", "compile", "compute_average_loss", "config", "connect", "create_file_writer", "evaluate", "fit"),
     *("function", "get_file", "gradients", "hessians", "jacobian", "memmap", "open", "optimizer", "predict", "random"),
-    *("register", "unregister", "scale_regularization_loss", "scope", "set_seed", "snapshot", "tempdir", "tempfile"),
+    *("register", "unregister", "scale_regularization_loss", "scope", "set_seed", "snapshot", "tempdir"),
     *("test_on_batch", "train_on_batch", "vectorized_map", "watch"),
 }
 

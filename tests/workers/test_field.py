@@ -3,9 +3,9 @@
 import functools
 import json
 import re
-import subprocess
 import sys
 
+import forked
 import numpy as np
 import processes
 import pytest
@@ -239,9 +239,7 @@ def mixes(tmp_path_factory):
     @functools.cache
     def run(flags, argument):
         command = [sys.executable, *([] if flags is None else ["-m", "tfdist.run", *flags.split()]), str(script)]
-        done = subprocess.run(
-            [*command, argument], env=worker_environment(), capture_output=True, text=True, timeout=300, check=False
-        )
+        done = forked.run([*command, argument], env=worker_environment(), capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("R")]
         return np.concatenate([np.ravel(one) for one in json.loads(line[1:])]), done.stdout + done.stderr

@@ -19,6 +19,7 @@ from tfdist import config as c
 from tfdist.training import loop, setup
 from tfdist.training import run as run_lib
 from tfdist.training.evaluation import saved_checkpoint
+from tfdist.training.step.layers import normalization
 
 # A name that ends in ":1" is measured on one replica, all others on two.
 NAMES = ("statistics", "masks", "traces", "synchronised", "synchronised:1")
@@ -58,6 +59,15 @@ def test_synchronised_statistics_are_those_of_all_replicas_with_masks_too(two):
     for key in keys:
         both, one = (two[f"synchronised{on}/{key}"] for on in ("", ":1"))
         np.testing.assert_allclose(both, one, rtol=1e-7, atol=1e-8, err_msg=key)
+
+
+def test_masked_examples_do_not_count_in_synchronised_statistics():
+    layer, mask = keras.layers.BatchNormalization(synchronized=True), np.array([[1, 0, 1], [0, 1, 0]], bool)
+    x = np.random.default_rng(0).normal(3.0, 2.0, (2, 3, 4)).astype(np.float32)
+    layer.build(x.shape)
+    moments = normalization._global_moments(layer, tf.constant(x), tf.constant(mask))
+    for found, expected in zip(moments, (x[mask].mean(axis=0), x[mask].var(axis=0)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 # A script on three replicas.
