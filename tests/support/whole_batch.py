@@ -240,6 +240,7 @@ CASES = {name: (dense, {"loss": loss}) for name, loss in LOSSES.items()} | {
     "own_loss": (OwnLoss, {"loss": LOSSES["Dice"]}),
     "two_outputs": (two_outputs, {"loss": [LOSSES["Dice"], "mse"], "loss_weights": [0.3, 2.0]}),
     "mask": (of_words, {"loss": Masked()}),
+    "mean_with_mask": (of_words, {"loss": "mse"}),
     "xla": (dense, {"loss": LOSSES["bce_and_dice"], "jit_compile": True, "metrics": [MaxError]}),
     "xla_with_mask": (of_words, {"loss": "mse", "jit_compile": True}),
     "metrics": (measured, {"loss": "mse", "metrics": [MaxError, metric_of_batch, "mae", f1_score]}),
@@ -252,7 +253,7 @@ OWN_STEPS = ("own_step", "by_hand", *CHANGES, *own_numbers.CASES)
 
 
 def data_of(name):
-    if name in ("mask", "xla_with_mask"):
+    if name in ("mask", "mean_with_mask", "xla_with_mask"):
         return WORDS, np.repeat(Y[:, :1, None], 5, axis=1)
     if name == "two_outputs":
         return X, [Y, 1 - Y]
