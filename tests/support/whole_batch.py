@@ -254,7 +254,8 @@ OWN_STEPS = ("own_step", "by_hand", *CHANGES, *own_numbers.CASES)
 
 def data_of(name):
     if name in ("mask", "mean_with_mask", "xla_with_mask"):
-        return WORDS, np.repeat(Y[:, :1, None], 5, axis=1)
+        data = WORDS, np.repeat(Y[:, :1, None], 5, axis=1)
+        return (*data, np.repeat(WEIGHTS[:, None], 5, axis=1)) if name == "mean_with_mask" else data
     if name == "two_outputs":
         return X, [Y, 1 - Y]
     return (X, Y, WEIGHTS) if name == "weighted" else (X, Y)

@@ -9,7 +9,7 @@ import whole_batch
 # Numbers of one output's loss: Keras counts a smaller last batch like a full one there. The norm of what a step makes
 # of a Jacobian is that of its replica.
 NOT_COMPARED = {"two_outputs": ("a_loss", "b_loss"), "jacobian": ("norm",)}
-# A loss, a mean over positions that are not masked, and an own step.
+# A loss, a weighted mean over positions that are not masked, and an own step.
 FAST = ("bce_and_dice", "mean_with_mask", "own_step")
 TOPOLOGIES = {
     "two workers": FAST,
