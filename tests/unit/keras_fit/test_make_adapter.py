@@ -23,6 +23,15 @@ def test_a_series_of_pandas_is_a_column_as_in_keras():
     assert x.shape == (2, 2) and y.shape == (2, 1) and y[:, 0].numpy().tolist() == [4, 1]
 
 
+def test_each_epoch_has_an_order_of_its_own_and_each_row_once():
+    options = base.DataOptions(batch_size=4, shuffle=True)
+    found = make_adapter.make_data_adapter(np.arange(12), None, None, options)
+    read = [*found.dataset(ReplicaShard(), 0, 9).take(9).as_numpy_iterator()]
+    orders = np.reshape([np.ravel(element["data"]) for element in read], (3, 12)).tolist()
+    assert all(sorted(order) == [*range(12)] for order in orders)
+    assert len({tuple(order) for order in (*orders, range(12))}) == 4
+
+
 def test_arrays_of_string_objects_are_string_tensors():
     x, y = adapter(np.array(["a b", "c"], object), np.array([0, 1])).read(tf.constant([1], tf.int64))
     assert x.dtype == tf.string and x.numpy().tolist() == [b"c"] and y.numpy().tolist() == [1]
