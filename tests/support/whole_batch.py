@@ -241,6 +241,7 @@ CASES = {name: (dense, {"loss": loss}) for name, loss in LOSSES.items()} | {
     "two_outputs": (two_outputs, {"loss": [LOSSES["Dice"], "mse"], "loss_weights": [0.3, 2.0]}),
     "mask": (of_words, {"loss": Masked()}),
     "mean_with_mask": (of_words, {"loss": "mse"}),
+    "mean_with_weights": (dense, {"loss": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")}),
     "xla": (dense, {"loss": LOSSES["bce_and_dice"], "jit_compile": True, "metrics": [MaxError]}),
     "xla_with_mask": (of_words, {"loss": "mse", "jit_compile": True}),
     "metrics": (measured, {"loss": "mse", "metrics": [MaxError, metric_of_batch, "mae", f1_score]}),
@@ -258,7 +259,7 @@ def data_of(name):
         return (*data, np.repeat(WEIGHTS[:, None], 5, axis=1)) if name == "mean_with_mask" else data
     if name == "two_outputs":
         return X, [Y, 1 - Y]
-    return (X, Y, WEIGHTS) if name == "weighted" else (X, Y)
+    return (X, Y, WEIGHTS) if name in ("mean_with_weights", "weighted") else (X, Y)
 
 
 def train(name, cluster):
