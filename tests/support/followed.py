@@ -365,6 +365,6 @@ class Trials:
 
 
 def run(how: str, devices: int, directory: pathlib.Path, *chosen: str) -> dict[str, dict]:
-    """Runs trials by "keras" or "tfdist" on this worker; returns what they have recorded."""
+    """Runs the trials on this worker, with Keras' own fit ("keras") or with tfdist; returns the recorded values."""
     trials = Trials(how, devices, directory)
     return {name: getattr(trials, name)() for name in chosen}

@@ -190,7 +190,7 @@ def is_connected(module: Any) -> bool:
 
 
 def own_aggregation() -> float:
-    """What a variable holds after each replica of a strategy has added 7 to it, and the value of all is kept once."""
+    """The value of a metric's variable that all replicas share, after 7.0 was assigned to it."""
     with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
         variable = keras.metrics.Mean().total.value
     assert variable._aggregation == tf.VariableAggregation.SUM

@@ -1,7 +1,7 @@
 """Commands other than training: `python -m tfdist doctor`, `prepare`, `batch_size`, `scaling` and others.
 
-Each is a module with `define_flags()` and `main(argv)`, listed in tfdist/__main__.py, which imports it, and prints a
-ValueError or OSError of it as one message. Imports every package but keras_fit and zoo. measure.py times steps and
+Each is a module with `add_flags(parser)` and `main(args)`, listed in tfdist/__main__.py, which imports it and prints
+its ValueError or OSError as one message. Imports every package but keras_fit and zoo. measure.py times steps and
 all-reduces; child_runs.py runs trainings in child processes; tables.py writes tables; pictures/ draws. Commands that
 teach, `course`, `models`, `all_reduce`, `parallel_mistakes`, `trajectories`, `local_sgd` and `asynchronous`, are in
 configs/laboratory/.

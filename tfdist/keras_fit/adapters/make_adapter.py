@@ -70,8 +70,9 @@ def _is_of_other_library(x: Any) -> bool:
 def _by_keras(x: Any, options: DataOptions, *, is_generator: bool = False) -> Stream:
     """Returns the adapter of the batches that Keras makes of data, or raises its ValueError, which names the type."""
     found = data_adapters.get_data_adapter(x, batch_size=options.batch_size, steps_per_epoch=options.steps)
-    known = {"length": found.num_batches, "made_by_keras": True, "is_generator": is_generator}
-    return tf_dataset.of_dataset(found.get_tf_dataset(), options, **known)
+    return tf_dataset.of_dataset(
+        found.get_tf_dataset(), options, length=found.num_batches, made_by_keras=True, is_generator=is_generator
+    )
 
 
 def _generator(generator: Iterator, options: DataOptions) -> Stream:

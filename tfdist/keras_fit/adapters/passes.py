@@ -75,14 +75,14 @@ class Passes:
         self._skip(self._behind + first)
 
     def pass_over(self, steps: int) -> None:
-        """Begins an epoch, of which nobody needs these steps; reads them if that has an effect on later ones."""
+        """Begins an epoch and skips its first steps. Reads them only if later batches depend on it."""
         self._begin()
         self._behind += steps
         if self._walks:
             self._skip(self._behind)
 
     def end(self) -> None:
-        """Ends an epoch of which all steps were made."""
+        """Called after the last step of an epoch."""
         if self._length is not None and (not self._continues or self._seen >= self._length):
             self._open()
 
