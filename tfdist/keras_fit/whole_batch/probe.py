@@ -227,6 +227,7 @@ def mixing_layers(
         probe = Probe.of_batch(size, 2, base.numbers_of_rows(batch, divided))
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras.StatelessScope(collect_losses=True))
+            stack.enter_context(keras.SymbolicScope())  # Else penalties on weights get None for a weight.
             for owner, name in _DRAWS:
                 stack.enter_context(patching.patch(owner, name, probe.constant))
             trace(probe, batch)
