@@ -408,8 +408,6 @@ def not_finite(cluster: Cluster, *names: str) -> dict[str, str]:
         "weights": lambda: attempt(X, LABELS, sample_weight=weights),
         "batches": lambda: attempt(batches, batch_size=None),
         "rate": lambda: attempt(X, TARGETS, build=diverging),
-        # Without XLA, an operation on a CPU refuses it.
-        "label": lambda: attempt(X, LABELS + (LABELS == 2), build=lambda: simple(jit_compile=True)),
     }
     return messages_of({name: attempts[name] for name in names})
 
@@ -673,7 +671,7 @@ def measure(names: Sequence[str], devices: int, directory: pathlib.Path) -> dict
     trials = {
         "refused": lambda: refused(cluster),
         "not_finite": lambda: not_finite(cluster, "array", "rate"),
-        "not_finite_slow": lambda: not_finite(cluster, "batches", "weights", "label"),
+        "not_finite_slow": lambda: not_finite(cluster, "batches", "weights"),
         "second_orders": lambda: second_orders(cluster),
         "resumed": lambda: resumed(cluster, directory, with_dropout),
         "resumed_step": lambda: resumed(cluster, directory, noisy),
