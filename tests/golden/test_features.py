@@ -9,8 +9,8 @@ from test_golden import forked_processes, recorded_names, topology_can_be_had  #
 
 # Fixed shards are all examples where there is one worker.
 WORKERS = ("fixed_shards",)
-# Each takes some 15 s of processor time: these run by default, the others with the slow tests.
-DEFAULT = ("virtual_replicas", "float16", "train_step")
+# Each takes some 15 s of processor time: this one runs by default, the others with the slow tests.
+DEFAULT = ("train_step",)
 CASES = {name: (name, "two_workers" if name in WORKERS else "two_devices") for name in golden.FEATURES}
 
 

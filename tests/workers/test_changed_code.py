@@ -87,6 +87,7 @@ def test_workers_with_other_code_or_settings_are_refused_before_they_connect(clo
         ], said
 
 
+@pytest.mark.slow
 def test_the_same_code_in_two_folders_trains_and_a_change_is_named_as_it_resumes(clones, tmp_path):
     command = ["tfdist.main", "--config=configs/small.py", f"--workdir={tmp_path / 'run'}"]
     codes, outputs = start(clones, command)

@@ -110,7 +110,7 @@ def twins() -> list[tuple[str, list[Case]]]:
 GROUPS = dict(twins())
 
 
-@pytest.mark.parametrize("name", slow_except(GROUPS, ["2 honest_numpy_function"]))
+@pytest.mark.parametrize("name", slow_except(GROUPS, ["1 honest_helper"]))
 def test_of_honest_twins_nothing_is_said(tmp_path, name):
     flags = [PLACES[case.place].format(case.honest) for case in GROUPS[name]]
     flags += [hooks(*(case.honest for case in CASES if case.place == "hook")), SETTABLE]

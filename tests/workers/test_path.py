@@ -5,6 +5,7 @@ import re
 import sys
 
 import processes
+import pytest
 import topologies
 from launching import REPOSITORY
 
@@ -36,6 +37,7 @@ def test_the_path_has_nineteen_files_that_name_no_feature():
     assert imports == []
 
 
+@pytest.mark.slow
 def test_what_a_run_enters_is_on_the_page(tmp_path):
     _, named = named_files(PAGE.read_text())
     command = [sys.executable, "tests/support/traced_main.py", *OPTIONS, f"--workdir={tmp_path / 'run'}"]

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from absl import flags
 from launching import REPOSITORY
+from parameters import slow
 
 from tfdist.cluster import error_report, interruption
 from tfdist.cluster.discovery import hostlist
@@ -89,7 +90,7 @@ process_exit.run_and_exit(body, saves=False)
 """
 
 
-@pytest.mark.parametrize(("number", "code", "said"), [(2, 130, "tfdist: interrupted\n"), (15, -15, "")])
+@pytest.mark.parametrize(("number", "code", "said"), [(2, 130, "tfdist: interrupted\n"), slow(15, -15, "")])
 def test_the_first_signal_ends_a_tool_that_has_nothing_to_save(number, code, said):
     """It was recorded for a loop that such a tool has not, and the tool went on to its end."""
     found = run(TOOL, f"{number}")

@@ -24,6 +24,7 @@ def command(*options):
 
 
 @pytest.mark.workers
+@pytest.mark.slow
 def test_doctor_checks_two_workers_and_finds_no_problem(tmp_path):
     options = [
         f"--workdir={tmp_path / 'run'}",
