@@ -92,8 +92,10 @@ class OwnStepObjective(trainer.Objective):
 
     @property
     def _views_batch(self) -> bool:
-        """Whether a step is traced under the global view: for several replicas, and to compile layers by XLA."""
-        return self.cluster.num_replicas > 1 or (self.model.jit_compile and not eager_steps.runs_eagerly(self.model))
+        """Whether a step is traced under the global view: for several replicas, to compile layers by XLA, to sum rows."""
+        if self.cluster.num_replicas > 1 or any(getattr(one, "dense_gradient", False) for one in self.model.variables):
+            return True
+        return self.model.jit_compile and not eager_steps.runs_eagerly(self.model)
 
     def flush(self) -> None:
         """Adds what the steps have added since the last call to the metrics. Collective."""
