@@ -47,8 +47,8 @@ def test_many_missing_or_lost_workers_are_named_by_their_hosts():
     assert found["error"] == "MissingWorkersError" and "ranks 15-39, 60 on n[3-7,12]" in found["message"]
     assert "rank 16 (n3:12346)" in decision.missing([15, 16], addresses, 100, 9.0)["message"]
     known = make_peers(size=40)
-    assert "workers 20-29 (hosts n[20-29]) are lost" in known.note_lost(range(20, 30))
-    assert known.note_lost([1, 3]).count("11.0 s ago, then at step 7") == 2
+    assert "workers 20-29 (hosts n[20-29]) are lost" in known.describe_lost(range(20, 30))
+    assert known.describe_lost([1, 3]).count("11.0 s ago, then at step 7") == 2
 
 
 def test_each_message_after_a_loss_names_the_loss():

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist import config as config_lib
@@ -95,7 +95,7 @@ class HeartbeatMonitor:
     others_paused: bool = False
     # After it, lost workers are ignored.
     all_finished: threading.Event = dataclasses.field(default_factory=threading.Event)
-    # Once `loss_known` is set: the lost worker, as `Peers.loss`, and `found`, the ranks whose loss was detected here.
+    # Once `loss_known` is set: the lost worker, as `Peers.loss`.
     loss: dict[str, Any] = dataclasses.field(default_factory=dict)
     loss_known: threading.Event = dataclasses.field(default_factory=threading.Event)
     # The thread that ends this process: the first that claims it.
@@ -188,7 +188,7 @@ class HeartbeatMonitor:
         if "finished" in message:
             self.all_finished.set()  # From now on the process may exit.
         if "lost" in message and not self.loss:
-            self.loss = {"found": []} | message
+            self.loss = message
             self.loss_known.set()
 
 
@@ -350,15 +350,10 @@ def _announce_exit(monitor: HeartbeatMonitor) -> None:
         monitor.tell({"finished": True})
 
 
-def requeue(missing: Collection[int] = ()) -> None:
-    """Requeues the Slurm job if this process ends because a worker was lost, and if it is the one to do so.
-
-    `missing`: the ranks of workers that did not connect, if this process ends before there is a monitor.
-    """
-    if _monitor is None:
-        slurm_requeue.requeue(missing)
-    elif _monitor.loss.get("is_transient"):
-        slurm_requeue.requeue(_monitor.loss["found"], substitutes=True)
+def requeue() -> None:
+    """Requeues the Slurm job if this process ends because a worker was lost or missing, and not by an error of one."""
+    if _monitor is None or _monitor.loss.get("is_transient"):
+        slurm_requeue.requeue(in_turn=True)
 
 
 def reason_of_exit(monitor: HeartbeatMonitor) -> str:

@@ -75,8 +75,6 @@ class Peers:
     all_finished: bool = False
     # The lost worker, in words, and what else a message says of it; empty: no worker is lost.
     loss: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Ranks whose loss was detected here.
-    found: list[int] = dataclasses.field(default_factory=list)
     # Set when this worker has ended.
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
@@ -101,7 +99,7 @@ class Peers:
             self.announce({"finished": True})
         # A process that has not read the last message would lose it with the connection, and name the chief.
         limit = time.monotonic() + min(_READING_SECONDS, len(self.members) / _READERS_PER_SECOND)
-        while self.loss and self.rank == 0 and self._connected() - {*self.found} and time.monotonic() < limit:
+        while self.loss and self.rank == 0 and self._connected() and time.monotonic() < limit:
             await asyncio.sleep(0.1)
         for rank in self._connected():
             self.peers[rank].channel.close()
@@ -135,7 +133,7 @@ class Peers:
         if not self.loss:
             self.loss = {"lost": lost, "stacks": stacks, "is_transient": is_transient}
             self.announce({})
-            self.tell(self.loss | {"found": self.found})
+            self.tell(self.loss)
 
     def announce(self, message: dict[str, Any]) -> None:
         """Sends a message with the present status to all that are connected."""
@@ -160,16 +158,14 @@ class Peers:
             seconds = {rank: silent[rank] for rank in silent if (self.peers[rank].step is not None) == connected}
             if max(seconds.values(), default=0.0) > limit:
                 # If a host loses its network, its workers time out one after another: report them together.
-                self.mark_lost(self.note_lost([rank for rank in seconds if seconds[rank] > limit / 2]))
+                self.mark_lost(self.describe_lost([rank for rank in seconds if seconds[rank] > limit / 2]))
         if text := self._left_behind(now):
             self.mark_lost(text, is_transient=False)
         return bool(self.loss)
 
-    def note_lost(self, ranks: Sequence[int]) -> str:
-        """Notes that lost workers were detected here, and returns them in words: of many, in Slurm's notation."""
+    def describe_lost(self, ranks: Sequence[int]) -> str:
+        """Returns lost workers in words: of many, in Slurm's notation."""
         now, texts = time.monotonic(), []
-        if not self.loss:
-            self.found += ranks
         if len(ranks) > _MAX_DESCRIBED:
             seconds = now - min(self.peers[rank].last_heartbeat for rank in ranks)
             hosts = hostlist.compress_hostlist(self.members[rank][0] for rank in ranks)
@@ -247,7 +243,7 @@ class Peers:
             await channel.receive_all(functools.partial(self._receive, rank))
         except (OSError, ValueError, EOFError):
             if rank not in self.finished and not self.all_finished and not self.ended.is_set():
-                self.mark_lost(self.note_lost([rank]))
+                self.mark_lost(self.describe_lost([rank]))
         finally:
             self.peers[rank].channel = None
             channel.close()

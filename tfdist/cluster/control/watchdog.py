@@ -150,7 +150,7 @@ async def _end_worker(known: Peers, pid: int, is_transient: bool | None) -> None
         return
     if is_transient is not None and known.loss["is_transient"]:
         slurm_requeue.enable_requeue(known.rank, interruption.StopRequest(), lambda: is_transient)
-        slurm_requeue.requeue(known.found)
+        slurm_requeue.requeue(in_turn=True)
     os.kill(pid, signal.SIGKILL)
 
 
