@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
-from tfdist.cluster.devices import gpu_software, machine, unused_gpus
+from tfdist.cluster.devices import gpu_software
 from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.cluster.discovery import gpus as gpus_lib
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
@@ -160,14 +160,11 @@ def configure_devices(planned: ClusterPlan) -> None:
 
 
 def describe_notes(planned: ClusterPlan, software: Mapping[str, Any], processors: str = "") -> list[str]:
-    """Returns warnings for the user: about the launcher, `software`, the processors, and GPUs that are not used.
+    """Returns warnings for the user: about the launcher, `software` and the processors.
 
     Args:
         planned: of this worker.
         software: the result of `gpu_software.describe`.
         processors: what to say of those of all workers.
     """
-    here = None if planned.gpus or planned.options.gpus == 0 else machine.read()
-    unused = unused_gpus.of_other_makers(here) if here and here.gpus else ""
-    found = [planned.worker_spec.note, *gpu_software.notes(software)]
-    return [note for note in (*found, processors, unused) if note]
+    return [note for note in (planned.worker_spec.note, *gpu_software.notes(software), processors) if note]
