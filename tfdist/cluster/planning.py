@@ -59,7 +59,6 @@ class Started:
     monitor: HeartbeatMonitor
     notes: Sequence[str]  # See `Roster`.
     details: Sequence[str] = ()
-    others: str = ""
 
 
 def plan(
@@ -91,7 +90,7 @@ def plan(
     if options.gpus != 0:
         num_listed = gpu_software.num_listed(env)
         if num_listed or options.gpus is not None:
-            gpus = gpus_lib.choose(spec, num_listed, options.gpus)
+            gpus = gpus_lib.select_gpus(gpus_lib.visible_gpus(spec, num_listed), options.gpus)
     if gpus and options.logical_devices > 1:
         raise ValueError(
             f"config.cluster.logical_devices={options.logical_devices} splits a CPU, but this worker has "
