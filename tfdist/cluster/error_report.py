@@ -55,10 +55,7 @@ def _report(error: BaseException) -> int:
     lost, named = find_lost_worker(error)
     if lost:
         heartbeat_monitor.first_exit()
-        # The line that names the other worker is not the first one.
-        names = ", ".join(heartbeat_monitor.named_workers(str(error)))
-        about = f" about {names}" if names else ""
-        text = f"another worker was lost: restart all workers. TensorFlow error{about}: {first_line(str(error))}"
+        text = f"another worker was lost: restart all workers. TensorFlow error: {first_line(str(error))}"
         heartbeat_monitor.announce_failure(text)
         _print(named or text)
         return interruption.EXIT_PEER_LOST

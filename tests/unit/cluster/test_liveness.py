@@ -83,19 +83,6 @@ def test_malformed_heartbeats_are_rejected():
     assert known.peers[1].step == 3 and not known.loss
 
 
-ERROR = """Collective ops is aborted by: Connection reset by peer
-The error could be from a previous operation. Restart your program to reset.
-Additional GRPC error information from remote target /job:worker/replica:0/task:2 while calling
-/tensorflow.WorkerService/RecvBuf: from /job:worker/replica:0/task:0"""
-
-
-def test_the_worker_in_an_error_of_tensorflow_is_named(monkeypatch):
-    """Its line was cut off: the first one alone was shown."""
-    monkeypatch.setattr(heartbeat_monitor, "_monitor", make_monitor())
-    assert heartbeat_monitor.named_workers(ERROR) == ["worker 2 (host n2, pid 12)"]
-    assert heartbeat_monitor.named_workers("task:7 of /job:worker/task:9") == []
-
-
 def stalls(monitor, now):
     return bool(heartbeat_monitor.describe_stall(monitor, now))
 

@@ -307,14 +307,6 @@ def mark_broken_ring(error: str) -> str:
     return name_loss(_GRACE_SECONDS)
 
 
-def named_workers(error: str) -> list[str]:
-    """Returns the other workers that a message of TensorFlow names as `/job:worker/replica:0/task:1`."""
-    if _monitor is None:
-        return []
-    ranks = {int(rank) for rank in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d{1,9})\b", error)}
-    return [worker_name(_monitor, rank) for rank in sorted(ranks - {_monitor.rank}) if rank < len(_monitor.members)]
-
-
 def call_before_exit(function: Callable[[str], object] | None) -> None:
     """Sets what is called with the lost worker, in words, before a thread ends this process; None: nothing."""
     global _before_exit
