@@ -100,4 +100,4 @@ def _make_roster(planned: ClusterPlan, started: Started) -> Roster:
         for worker in started.members
     )
     details = (onednn.describe(onednn.current(os.environ)), *started.details)
-    return Roster(workers=workers, others=started.others, notes=tuple(started.notes), details=details)
+    return Roster(workers=workers, notes=tuple(started.notes), details=details)

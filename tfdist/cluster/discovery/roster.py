@@ -2,8 +2,10 @@
 
 import dataclasses
 
+from tfdist.cluster.discovery import hostlist
+
 # Workers in the log; environment.json has all.
-MAX_WORKERS = 16
+_MAX_WORKERS = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +25,6 @@ class Roster:
     """All workers in rank order, and notes for the user."""
 
     workers: tuple[WorkerInfo, ...] = ()
-    # What the log says of those after the first MAX_WORKERS; "" if there are none.
-    others: str = ""
     # Warnings about the environment, such as a forgotten srun.
     notes: tuple[str, ...] = ()
     # Notes that only a verbose log shows.
@@ -36,8 +36,10 @@ class Roster:
 
     def short_lines(self, verbose: bool) -> list[str]:
         """Returns the lines for the log: of many workers only the first ones, and the hosts of the others."""
-        lines = [self._line(rank) for rank in range(min(len(self.workers), MAX_WORKERS))]
-        return [*lines, *filter(None, [self.others]), *self.notes, *(self.details if verbose else ())]
+        lines = [self._line(rank) for rank in range(min(len(self.workers), _MAX_WORKERS))]
+        if others := [worker.host for worker in self.workers[_MAX_WORKERS:]]:
+            lines.append(f"and {len(others):,} more on {hostlist.compress_hostlist(others)}")
+        return [*lines, *self.notes, *(self.details if verbose else ())]
 
     def _line(self, rank: int) -> str:
         worker, size = self.workers[rank], len(self.workers)

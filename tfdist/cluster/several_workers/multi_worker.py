@@ -16,7 +16,7 @@ from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
 from tfdist.cluster.control.keys import Key
 from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn, replicas
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
-from tfdist.cluster.discovery import gpus, hostlist, roster
+from tfdist.cluster.discovery import gpus, hostlist
 from tfdist.cluster.planning import ClusterPlan, Started
 from tfdist.cluster.several_workers import malloc, tcp_ring
 from tfdist.config import patching, user_code
@@ -76,8 +76,7 @@ def start(
         if ring is not None:
             ring.close()
         notes.append(f"{len(members) - connected} workers could not connect for the ring over TCP: gRPC is used")
-    others = hostlist.describe_others([worker["host"] for worker in members[roster.MAX_WORKERS :]])
-    return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details, others=others)
+    return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details)
 
 
 def _rendezvous(
