@@ -92,13 +92,13 @@ def test_limits_of_a_stall():
     monitor = make_monitor()
     assert not stalls(monitor, 1e9)
     with monitor.in_collective("a broadcast"), monitor.in_collective("an exchange of values"):
-        since = monitor.progress.collective[1]
+        since = monitor.collective[1]
         assert (stalls(monitor, since + 3599.0), stalls(monitor, since + 3601.0)) == (False, True)
-        monitor.progress.started = True  # Later, a worker may wait for the chief's callbacks for any time.
+        monitor.started = True  # Later, a worker may wait for the chief's callbacks for any time.
         assert not stalls(monitor, since + 3601.0)
-    monitor.progress.last_execution = 1000.0
+    monitor.last_execution = 1000.0
     assert (stalls(monitor, 1600.0), stalls(monitor, 1601.0)) == (False, True)
-    monitor.progress.last_pause = 1500.0
+    monitor.last_pause = 1500.0
     assert (stalls(monitor, 2100.0), stalls(monitor, 2101.0)) == (False, True)
 
 
@@ -108,7 +108,7 @@ def test_one_worker_is_stalled_only_within_a_call():
     monitor.note_progress(5)
     assert not stalls(monitor, 1e9)
     with monitor.in_collective("an execution"):
-        since = monitor.progress.collective[1]
+        since = monitor.collective[1]
         assert (stalls(monitor, since + 599.0), stalls(monitor, since + 601.0)) == (False, True)
     assert not stalls(monitor, 1e9)
 

@@ -67,7 +67,7 @@ class Peers:
     peers: dict[int, Peer] = dataclasses.field(init=False)
     # What this worker has last said of itself, and whether TensorFlow has started in it.
     step: int = 0
-    waits: tuple[str, float] | None = None  # As in `Progress.collective`.
+    waits: tuple[str, float] | None = None  # As in `HeartbeatMonitor.collective`.
     paused: bool = False
     started: bool = False
     # Workers that have finished the run. After `all_finished`, missing heartbeats are ignored.
@@ -123,13 +123,7 @@ class Peers:
             self.mark_lost(**message)
 
     def mark_lost(self, lost: str, *, stacks: bool = False, is_transient: bool = True) -> None:
-        """Tells the others and this worker of a lost worker.
-
-        Args:
-            lost: the worker and the reason, in words.
-            stacks: write the stack traces of all threads to standard error.
-            is_transient: True if a worker was lost; False if it reported an error, which a restart would repeat.
-        """
+        """Tells the others and this worker of a lost worker; arguments as of `HeartbeatMonitor.mark_lost`."""
         if not self.loss:
             self.loss = {"lost": lost, "stacks": stacks, "is_transient": is_transient}
             self.announce({})
