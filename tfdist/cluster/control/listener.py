@@ -81,8 +81,8 @@ async def serving(
         try:
             first = await asyncio.wait_for(channel.receive(), _PROOF_SECONDS)
             await handle(channel, first)
-        except (OSError, ValueError, EOFError, asyncio.TimeoutError):
-            pass  # Not a worker, or one that died.
+        except (OSError, ValueError, EOFError, KeyError, TypeError, asyncio.TimeoutError):
+            pass  # Not a worker, one of another release, or one that died.
         finally:
             channel.close()
 

@@ -206,9 +206,8 @@ class Peers:
 
     async def _serve(self, listener: socket.socket, key: Key) -> None:
         async def handle(channel: Channel, hello: dict[str, Any]) -> None:
-            rank = hello.get("rank")
-            known = type(rank) is int and rank in self.peers and self.peers[rank].channel is None
-            if known and hello.get("pid") == self.members[rank][1]:
+            rank = hello["rank"]
+            if hello["pid"] == self.members[rank][1] and self.peers[rank].channel is None:
                 await self._exchange(rank, channel, hello)
 
         async with listener_lib.serving(listener, key, handle):
@@ -243,20 +242,14 @@ class Peers:
             channel.close()
 
     def _receive(self, rank: int, message: dict[str, Any]) -> None:
-        """Stores the message of another watchdog process; raises ValueError if it is malformed."""
-        step, lost, waits = message.get("step"), message.get("lost", ""), message.get("waits")
-        if type(step) is not int or step < 0 or not isinstance(lost, str):
-            raise ValueError("not a heartbeat")
-        if waits is not None and not (isinstance(waits, list) and [type(value) for value in waits] == [str, float]):
-            raise ValueError("not a heartbeat")
+        """Stores the message of another watchdog process."""
         peer = self.peers[rank]
-        peer.last_heartbeat, peer.step = time.monotonic(), step
-        peer.waits, peer.paused = waits and tuple(waits), message.get("paused") is True
-        if message.get("finished") is True:
+        peer.last_heartbeat = time.monotonic()
+        peer.step, peer.waits, peer.paused = message["step"], message["waits"], message["paused"]
+        if "finished" in message:
             self._note_finished(rank)
-        if lost:
-            stacks, is_transient = message.get("stacks") is True, message.get("is_transient") is True
-            self.mark_lost(lost, stacks=stacks, is_transient=is_transient)
+        if "lost" in message:
+            self.mark_lost(message["lost"], stacks=message["stacks"], is_transient=message["is_transient"])
 
     def _note_finished(self, rank: int) -> None:
         """Notes that a worker has finished; the chief announces it once all have."""

@@ -4,7 +4,7 @@ TensorFlow waits more than ten minutes for a missing worker and ignores signals.
 names the missing workers. Each worker opens its port, so that no other program takes it, and has one connection, to
 rank 0:
 
-    to rank 0:  {"rank": 1, "host": ..., "must_match": {...}, ...}     who it is: `_FIELDS`
+    to rank 0:  {"rank": 1, "host": ..., "must_match": {...}, ...}     who it is: `me` in `rendezvous`
     from it:    {"token": the name of a file in the workdir}
     to rank 0:  {"unseen": path of the workdir if it does not appear there, or ""}; {"stopped": "SIGTERM"}, at any time
     from it:    {"members": [...]} or {"error": ..., "message": ...}     its decision: decision.py
@@ -49,10 +49,6 @@ _DECISION_SECONDS, _SECONDS_PER_WORKER, _AT_ONCE = 10.0, 0.02, 64
 _WORKDIR_SECONDS = 10.0
 # How often a worker looks for its stop request, in seconds.
 _LOOK_SECONDS = 0.5
-# What a worker tells rank 0 of itself, and the types. `dialled` is the host by which it has found rank 0.
-_FIELDS = {"rank": int, "host": str, "pid": int, "metadata": dict, "must_match": dict, "exclusive": list} | {
-    **{"port": int, "dialled": str, "failed": str, "port_in_use": bool}
-}
 
 
 def rendezvous(
@@ -98,7 +94,9 @@ def rendezvous(
     if workdir is not None:  # Workers may start in different directories.
         path = pathlib.Path(os.path.abspath(workdir))
     me = {"rank": spec.rank, "host": socket.gethostname(), "pid": os.getpid(), "metadata": dict(metadata or {})}
-    me |= {"must_match": dict(must_match), "exclusive": list(exclusive), "port": spec.port, "dialled": ""}
+    must_match = {"number of workers": str(spec.num_workers)} | dict(must_match)
+    # `dialled`: the host by which it has found rank 0.
+    me |= {"must_match": must_match, "exclusive": list(exclusive), "port": spec.port, "dialled": ""}
     json.dumps(me)  # Raises if a value is not JSON.
     listener.raise_descriptor_limit()
     key = key or keys.load(spec.job, os.environ)
@@ -178,7 +176,9 @@ class _Chief(_Worker):
 
     async def _hear(self, channel: Channel, hello: dict[str, Any]) -> None:
         """Serves a worker until it closes the connection."""
-        rank, worker = _checked(hello, self.spec.num_workers)
+        rank, worker = hello["rank"], hello | {"address": ""}
+        if not 0 < rank < self.spec.num_workers:
+            raise ValueError(f"rank {rank} of {self.spec.num_workers}")
         if self.decision:
             self.told += 1
             channel.send(self.decision)
@@ -213,12 +213,9 @@ class _Chief(_Worker):
         self.changed.set()
 
     def _note(self, rank: int, message: dict[str, Any]) -> None:
-        for name, text in message.items():
-            if name not in ("stopped", "unseen") or not isinstance(text, str):
-                raise ValueError(f"a message with an invalid field: {name}")
-            self.workers[rank][name] = text
-            self.bad = self.bad or name == "stopped"
-            self.ready.add(rank)
+        self.workers[rank] |= message
+        self.bad = self.bad or "stopped" in message
+        self.ready.add(rank)
         self.changed.set()
 
     def _is_complete(self) -> bool:
@@ -295,12 +292,12 @@ class _Follower(_Worker):
         try:
             channel.send(self.me | {"dialled": host})
             message = await asyncio.wait_for(channel.receive(), seconds)
-            if isinstance(token := message.get("token"), str):
+            if "token" in message:
                 self.reasons = {}
-                told = {"unseen": await self._look_for(workdir, token)}
+                told = {"unseen": await self._look_for(workdir, message["token"])}
                 channel.send(told | ({"stopped": self.stop.reason} if self.stop.reason else {}))
                 message = await self._await_decision(channel)
-            return _checked_decision(message, self.spec.num_workers)
+            return message
         finally:
             channel.close()
 
@@ -328,30 +325,6 @@ class _Follower(_Worker):
     def _describe_awaited(self) -> str:
         reasons = "; ".join(f"rank 0 ({chief}): {reason}" for chief, reason in self.reasons.items())
         return f"waiting up to {self.seconds:g} s for a connection to {reasons}" if reasons else ""
-
-
-def _checked(hello: Mapping[str, Any], size: int) -> tuple[int, dict[str, Any]]:
-    """Returns the rank and what else a worker has told; a ValueError names the field that is not valid."""
-    for name, kind in _FIELDS.items():
-        if type(hello.get(name)) is not kind:
-            raise ValueError(f"a message with an invalid field: {name}")
-    texts = [*hello["must_match"].values(), *hello["exclusive"]]
-    if not 0 < hello["rank"] < size or not 0 < hello["port"] < 65536 or any(not isinstance(t, str) for t in texts):
-        raise ValueError("a message with an invalid value")
-    return hello["rank"], {name: hello[name] for name in _FIELDS} | {"address": ""}
-
-
-def _checked_decision(found: dict[str, Any], size: int) -> dict[str, Any]:
-    """Returns a decision of rank 0; raises ValueError if it is none."""
-    if "error" in found:
-        good = found["error"] in [*decision.ERRORS] and isinstance(found.get("message"), str)
-    else:
-        members = found.get("members")
-        good = isinstance(members, list) and len(members) == size
-        good = good and all(isinstance(one, dict) and one.get("rank") == rank for rank, one in enumerate(members))
-    if not good:
-        raise ValueError("not a decision")
-    return found
 
 
 def _explain(error: Exception) -> str:
