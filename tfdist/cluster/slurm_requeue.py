@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import slurm_job
@@ -49,16 +49,6 @@ def is_transient() -> bool | None:
     return None if _policy is None else _policy.progressed()
 
 
-def _too_short(env: Mapping[str, str]) -> str:
-    """Returns what to do if the end of the job was the reason; "" if it is far, or not known."""
-    left = slurm_job.end_time(env) - time.time()
-    return (
-        f": the job ends in {left:.0f} s. Submit it with more --time, or a later --signal"
-        if left < _NEAR_SECONDS
-        else ""
-    )
-
-
 def requeue(*, in_turn: bool = False) -> None:
     """Requeues the job if this is allowed, and logs it; the caller then ends this process.
 
@@ -77,7 +67,8 @@ def requeue(*, in_turn: bool = False) -> None:
         problem = "SLURM_JOB_ID is not set: not a Slurm job"
     elif not policy.progressed():
         problem = "this attempt saved no new checkpoint after its first step, so a restart would not either"
-        problem += _too_short(env) if policy.stop.reason else ""
+        if policy.stop.reason and (left := slurm_job.end_time(env) - time.time()) < _NEAR_SECONDS:
+            problem += f": the job ends in {left:.0f} s. Submit it with more --time, or a later --signal"
     else:
         problem = _requeue(job)
     if before and problem:  # As the chief has said.

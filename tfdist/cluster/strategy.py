@@ -99,5 +99,6 @@ def _make_roster(planned: ClusterPlan, started: Started) -> Roster:
         )
         for worker in started.members
     )
-    details = (onednn.describe(onednn.current(os.environ)), *started.details)
+    on = "on" if onednn.enabled() else "off"
+    details = (f"oneDNN {on}: {onednn.VARIABLE}=0 or 1 in the environment decides", *started.details)
     return Roster(workers=workers, notes=tuple(started.notes), details=details)

@@ -91,7 +91,7 @@ def _rendezvous(
         **numerics.settings(os.environ),
         **{f"{decision.FILE}{name}": value for name, value in user_code.hashes().items()},
         "devices per worker": planned.devices,
-        f"oneDNN, of {onednn.VARIABLE}": "on" if onednn.current(os.environ).enabled else "off",
+        f"oneDNN, of {onednn.VARIABLE}": "on" if onednn.enabled() else "off",
     }
     return rendezvous.rendezvous(
         planned.worker_spec,
