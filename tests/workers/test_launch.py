@@ -470,13 +470,14 @@ def test_gpus_are_divided_among_the_workers():
     assert local_workers.divide_gpus((), 2) == [(), ()]
     with pytest.raises(ValueError, match=r"--workers=3, but there are 2 GPU\(s\)"):
         local_workers.divide_gpus(("0", "1"), 3)
-    first, second = local_workers.environments({"HOME": "/h", "TF_CONFIG": ""}, [11, 12, 13], [("0", "1"), ("2", "3")])
+    addresses = ["localhost:11", "localhost:12"]
+    first, second = local_workers.environments({"HOME": "/h", "TF_CONFIG": ""}, addresses, [("0", "1"), ("2", "3")])
     assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("0,1", "2,3")
     assert json.loads(second["TF_CONFIG"]) == {
-        "cluster": {"worker": ["localhost:11", "localhost:12"]},
+        "cluster": {"worker": addresses},
         "task": {"type": "worker", "index": 1},
     }
-    assert local_workers.environments({"HOME": "/h", "TF_CONFIG": ""}, [11], [()]) == [{"HOME": "/h"}]
+    assert local_workers.environments({"HOME": "/h", "TF_CONFIG": ""}, [], [()]) == [{"HOME": "/h"}]
 
 
 def test_ports_stay_reserved_and_workers_can_listen_at_them():
