@@ -96,7 +96,7 @@ def train_loop(tools: LoopServices, state: TrainingState) -> None:
         seconds = time.perf_counter() - started
         state.step += execution.steps
         run.cluster.monitor.note_progress(state.step)
-        tools.ledger.note_step(state.step)
+        tools.ledger.step = state.step
         for extra in tools.extras:  # The part of each feature in the loop.
             extra.after_execution(tools, state, execution)
         state.add(execution.totals, execution.steps, seconds)
@@ -201,6 +201,7 @@ def report_if_due(tools: LoopServices, state: TrainingState) -> None:
         wait_share=wait_share(run, interval.totals),
         worker_shares=tools.train_steps.pop_time_fractions(),
     )
+    tools.ledger.write()
     interval.reset()
 
 
