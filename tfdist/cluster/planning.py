@@ -158,12 +158,6 @@ def configure_devices(planned: ClusterPlan) -> None:
         tf.config.set_logical_device_configuration(cpu, logical)
 
 
-def describe_notes(planned: ClusterPlan, software: Mapping[str, Any], processors: str = "") -> list[str]:
-    """Returns warnings for the user: about the launcher, `software` and the processors.
-
-    Args:
-        planned: of this worker.
-        software: the result of `gpu_software.describe`.
-        processors: what to say of those of all workers.
-    """
-    return [note for note in (planned.worker_spec.note, *gpu_software.notes(software), processors) if note]
+def describe_notes(planned: ClusterPlan, software: Mapping[str, Any]) -> list[str]:
+    """Returns warnings for the user: about the launcher, and about `software`, of `gpu_software.describe`."""
+    return [note for note in (planned.worker_spec.note, *gpu_software.notes(software)) if note]

@@ -50,14 +50,6 @@ def listen(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 
-def listen_at_best(port: int) -> socket.socket:
-    """Opens `port`, or any free port if it is in use; see `listen`."""
-    try:
-        return listen(port)
-    except OSError:
-        return listen(0)
-
-
 @contextlib.asynccontextmanager
 async def serving(
     listener: socket.socket, key: Key, handle: Callable[[Channel, dict[str, Any]], Awaitable[None]]

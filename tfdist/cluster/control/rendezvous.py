@@ -106,7 +106,7 @@ def rendezvous(
             own = stack.enter_context(listener.listen(spec.port))
         except OSError as error:
             own, port_in_use = None, error.errno == errno.EADDRINUSE and spec.launcher != "tf_config"
-            failed = _explain_port(spec, error, port_in_use)
+            failed = _explain_port(spec, error)
         me |= {"failed": failed, "port_in_use": port_in_use}
         known = {"spec": spec, "key": key, "me": me, "seconds": seconds, "stop": stop}
         if spec.rank:
@@ -347,17 +347,13 @@ def _explain(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _explain_port(spec: WorkerSpec, error: OSError, may_restart: bool) -> str:
+def _explain_port(spec: WorkerSpec, error: OSError) -> str:
     if error.errno != errno.EADDRINUSE:
         return f"port {spec.port} cannot be opened: {error.strerror}"
-    advice = (
-        "Restart all workers: a requeued Slurm job and a new job step have other ports. If they are in use again"
-        if may_restart
-        else "If that program is not yours"
-    )
     return (
-        f"port {spec.port} on host {socket.gethostname()} is in use: another program is listening on it. {advice}, "
-        "choose other ports with config.cluster.port_base and port_count, or in TF_CONFIG's addresses"
+        f"port {spec.port} on host {socket.gethostname()} is in use: another program is listening on it. Restart all "
+        "workers: a requeued Slurm job and a new job step have other ports; or choose others with "
+        "config.cluster.port_base and port_count, or in TF_CONFIG's addresses"
     )
 
 

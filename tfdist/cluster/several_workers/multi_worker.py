@@ -48,9 +48,11 @@ def start(
     if planned.device_type == "CPU" and malloc.keep_freed_memory(options, os.environ):
         details.append("malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false")
     listener = watchdog.listen(spec)
-    ring_listener = tcp_ring.listen() if planned.implementation == "tcp" else None
     ports = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-    ports |= ring_listener.metadata() if ring_listener else {}
+    ring_listener = None
+    if planned.implementation == "tcp":
+        ring_listener, of_ring = tcp_ring.listen()
+        ports |= of_ring
     key = keys.load(spec.job, os.environ)
     members = _rendezvous(planned, must_match, workdir, ports, stop, key)
     # Before the devices are listed: a worker may die meanwhile.
@@ -58,9 +60,9 @@ def start(
     planning.configure_devices(planned)
     details += _add_second_thread(planned, members)
     software = gpu_software.describe(os.environ)
-    names = sorted({worker["processor"] for worker in members})
-    mixed = f"the workers have different processors, which round differently: {', '.join(names)}"
-    notes = planning.describe_notes(planned, software, mixed if len(names) > 1 else "")
+    notes = planning.describe_notes(planned, software)
+    if len(names := sorted({worker["processor"] for worker in members})) > 1:
+        notes.append(f"the workers have different processors, which round differently: {', '.join(names)}")
     with interruption.block_signals():
         if spec.rank:
             _wait_for_server(members[0]["address"])
