@@ -105,7 +105,7 @@ def _resolver(cluster: Cluster, log_once: Callable[[str], None]) -> type:
     class ClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
         def __init__(self, *args: Any, **keywords: Any):
             """Resolves nothing: the workers have connected."""
-            hosts = tf.train.ClusterSpec({"worker": [worker.host for worker in cluster.roster.workers]})
+            hosts = tf.train.ClusterSpec({"worker": [worker["host"] for worker in cluster.roster.workers]})
             gpus = cluster.num_replicas // cluster.num_workers if cluster.device_type == "GPU" else 0
             super().__init__(hosts, task_type="worker", num_accelerators={"GPU": gpus}, rpc_layer="grpc")
 

@@ -3,15 +3,15 @@
 import pytest
 
 from tfdist.cluster.discovery import hostlist
-from tfdist.cluster.discovery.roster import Roster, WorkerInfo
+from tfdist.cluster.discovery.roster import Roster
 
 
 def make_roster(workers: int) -> Roster:
-    infos = [
-        WorkerInfo(host=f"n{1 + rank // 4:02}", pid=100 + rank, devices="1 CPU", communication=f"RING at port {rank}")
+    members = [
+        {"host": f"n{1 + rank // 4:02}", "pid": 100 + rank, "devices": "1 CPU", "address": f"port {rank}"}
         for rank in range(workers)
     ]
-    return Roster(workers=tuple(infos), notes=("a note",), details=("a detail",))
+    return Roster(workers=members, communication="RING", notes=("a note",), details=("a detail",))
 
 
 def test_roster_has_a_line_per_worker_then_the_notes():
