@@ -179,10 +179,11 @@ def choose_cores(count: int) -> list[int]:
 def _start(name: str, job: dict[str, Any], folder: Path, pin: bool, hosts: Hosts) -> Participant:
     count = job["processes"]
     reserved = local_workers.reserve_ports(count)
-    ports = [sock.getsockname()[1] for sock in reserved]
+    names = hosts.names or ["localhost"] * count
+    addresses = [f"{name}:{sock.getsockname()[1]}" for name, sock in zip(names, reserved, strict=False)]
     # All participants share the GPUs, so only a benchmark of GPUs shows them.
     gpus = [(str(rank),) if job.get("gpus") else ("",) for rank in range(count)]
-    environments = local_workers.environments(dict(os.environ) | job["environment"], ports, gpus, hosts.names)
+    environments = local_workers.environments(dict(os.environ) | job["environment"], addresses, gpus)
     cores = choose_cores(count) if pin else [None] * count
     logs = [folder / f"{name.replace(' ', '_')}-{rank}.log" for rank in range(count)]
     workers = []

@@ -44,12 +44,12 @@ def measure(workers: int, words: list[str]) -> dict[str, tuple[float, float]]:
     """Returns phase -> (seconds, seconds of the processor) of the chief of one start."""
     once = ["--config.train.epochs=none", "--config.train.steps=1", "--config.checkpoint.export=false"]
     sockets = local_workers.reserve_ports(workers)
-    ports = [reserved.getsockname()[1] for reserved in sockets]
+    addresses = [f"localhost:{reserved.getsockname()[1]}" for reserved in sockets]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", __spec__.name, "worker", f"--workdir={folder}/run", *words, *once]
         running = [
             subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            for env in local_workers.environments(os.environ, ports, [()] * workers)
+            for env in local_workers.environments(os.environ, addresses, [()] * workers)
         ]
         outputs = [one.communicate()[0] for one in running]
     for reserved in sockets:

@@ -92,6 +92,6 @@ def test_the_ledger_of_a_killed_run_adds_up(tmp_path):
     seconds = [start["seconds"] for start in starts]
     assert seconds == pytest.approx([start["now"] - start["start"] for start in starts], rel=0.01)
     whole = sum(seconds)
-    # A line is up to a second old when its process is killed.
+    # A line is as old as the last report when its process is killed.
     assert 0.9 * outside - 3 < whole < outside + 0.1, (outside, starts)
     assert os.listdir(tmp_path).count("starts.jsonl") == 1

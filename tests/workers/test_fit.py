@@ -255,7 +255,7 @@ def test_the_chief_runs_a_block_first_and_its_failure_reaches_the_others(found):
     assert (chief["ran"], other["ran"]) == ([0], [])
     assert chief["exits"] == other["exits"] == "SystemExit: 3"
     assert chief["fails"] == other["fails"] == "OSError: No space left on device."
-    for name, words in (("builds", "build the model after it"), ("communicates", "call it outside of the block")):
+    for name, words in (("builds", "call it outside of the block"), ("communicates", "call it outside of the block")):
         assert chief[name] == other[name] and chief[name].startswith("RuntimeError: ") and words in chief[name]
 
 

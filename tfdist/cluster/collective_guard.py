@@ -40,7 +40,7 @@ class ScriptCluster(Cluster):
         only_here = cluster_lib.on_one_worker("a block of cluster.chief_first", "call it outside of the block")
         failed = None
         try:
-            with self.monitor.pause_timers(), only_here, tf.variable_creator_scope(_reject_replicated):
+            with self.monitor.pause_timers(), only_here:
                 yield
         except (Exception, SystemExit) as error:
             if not self.is_chief:
@@ -70,16 +70,6 @@ class ScriptCluster(Cluster):
 def for_script(cluster: Cluster) -> ScriptCluster:
     """Returns the same workers with the methods of scripts."""
     return ScriptCluster(**{field.name: getattr(cluster, field.name) for field in dataclasses.fields(cluster)})
-
-
-def _reject_replicated(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
-    """A variable creator: on several workers, the initial value of a replicated variable is sent to all of them."""
-    if tf.distribute.has_strategy():
-        raise RuntimeError(
-            "A model cannot be built in a block of cluster.chief_first, because all workers must create its variables "
-            "together: download and save files in the block, and build the model after it."
-        )
-    return next_creator(**keywords)
 
 
 @contextlib.contextmanager

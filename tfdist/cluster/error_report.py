@@ -34,38 +34,22 @@ def report_exception(error: BaseException) -> int:
 
 def _report(error: BaseException) -> int:
     if isinstance(error, interruption.StopError):
-        heartbeat_monitor.announce_failure(str(error))
-        _print(str(error))
-        return interruption.EXIT_STOPPED
+        return _tell(str(error), interruption.EXIT_STOPPED)
     if isinstance(error, KeyboardInterrupt):
-        heartbeat_monitor.first_exit()
-        heartbeat_monitor.announce_failure("interrupted")
-        _print(str(error) or "interrupted before the run was saved")
-        return 130
+        return _tell(str(error) or "interrupted before the run was saved", 130)
     if different := DIFFERENT.search(str(error)):
         text = different[0]
         if different[1]:
             text = (
                 f"{heartbeat_monitor.DIFFERENT_GRAPHS}: {text} Models, losses and steps must be the same on all workers"
             )
-        heartbeat_monitor.first_exit()
-        heartbeat_monitor.announce_failure(text)
-        _print(text)
-        return 1
+        return _tell(text, 1)
     lost, named = find_lost_worker(error)
     if lost:
-        heartbeat_monitor.first_exit()
-        # The line that names the other worker is not the first one.
-        names = ", ".join(heartbeat_monitor.named_workers(str(error)))
-        about = f" about {names}" if names else ""
-        text = f"another worker was lost: restart all workers. TensorFlow error{about}: {first_line(str(error))}"
-        heartbeat_monitor.announce_failure(text)
-        _print(named or text)
-        return interruption.EXIT_PEER_LOST
+        unnamed = f"another worker was lost: restart all workers. TensorFlow error: {first_line(str(error))}"
+        return _tell(named or unnamed, interruption.EXIT_PEER_LOST)
     if isinstance(error, decision.MissingWorkersError | heartbeat_monitor.ChiefFailedError):
-        heartbeat_monitor.first_exit()
-        _print(str(error))
-        return interruption.EXIT_PEER_LOST
+        return _tell(str(error), interruption.EXIT_PEER_LOST)
     text = user_code.original_message(error)
     heartbeat_monitor.first_exit()
     reason = first_line(text)
@@ -87,6 +71,14 @@ def _report(error: BaseException) -> int:
     else:
         _print_stack(error)
         _print(explained or f"{type(error).__name__}: {reason}")
+    return code
+
+
+def _tell(text: str, code: int) -> int:
+    """Tells this worker's user and the other workers why it ends; returns the exit code."""
+    heartbeat_monitor.first_exit()
+    heartbeat_monitor.announce_failure(text)
+    _print(text)
     return code
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
-from tfdist.cluster.devices import gpu_software, machine, unused_gpus
+from tfdist.cluster.devices import gpu_software
 from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.cluster.discovery import gpus as gpus_lib
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
@@ -59,7 +59,6 @@ class Started:
     monitor: HeartbeatMonitor
     notes: Sequence[str]  # See `Roster`.
     details: Sequence[str] = ()
-    others: str = ""
 
 
 def plan(
@@ -91,7 +90,7 @@ def plan(
     if options.gpus != 0:
         num_listed = gpu_software.num_listed(env)
         if num_listed or options.gpus is not None:
-            gpus = gpus_lib.choose(spec, num_listed, options.gpus)
+            gpus = gpus_lib.select_gpus(gpus_lib.visible_gpus(spec, num_listed), options.gpus)
     if gpus and options.logical_devices > 1:
         raise ValueError(
             f"config.cluster.logical_devices={options.logical_devices} splits a CPU, but this worker has "
@@ -159,15 +158,6 @@ def configure_devices(planned: ClusterPlan) -> None:
         tf.config.set_logical_device_configuration(cpu, logical)
 
 
-def describe_notes(planned: ClusterPlan, software: Mapping[str, Any], processors: str = "") -> list[str]:
-    """Returns warnings for the user: about the launcher, `software`, the processors, and GPUs that are not used.
-
-    Args:
-        planned: of this worker.
-        software: the result of `gpu_software.describe`.
-        processors: what to say of those of all workers.
-    """
-    here = None if planned.gpus or planned.options.gpus == 0 else machine.read()
-    unused = unused_gpus.of_other_makers(here) if here and here.gpus else ""
-    found = [planned.worker_spec.note, *gpu_software.notes(software)]
-    return [note for note in (*found, processors, unused) if note]
+def describe_notes(planned: ClusterPlan, software: Mapping[str, Any]) -> list[str]:
+    """Returns warnings for the user: about the launcher, and about `software`, of `gpu_software.describe`."""
+    return [note for note in (planned.worker_spec.note, *gpu_software.notes(software)) if note]

@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.control import heartbeat_monitor
@@ -20,7 +20,6 @@ def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
     interruption.end_at_second_signal(lambda number: _end_unsaved(interrupted, number))
     with interruption.block_signals():  # TensorFlow's threads must not receive signals.
         import_tensorflow_quietly()
-    missing = ()
     try:
         code = body()
     except (Exception, KeyboardInterrupt) as error:
@@ -28,9 +27,9 @@ def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
 
         if isinstance(error, KeyboardInterrupt) and not error.args:
             error.args = (interrupted,)
-        code, missing = error_report.report_exception(error), getattr(error, "missing", ())
+        code = error_report.report_exception(error)
     interruption.ignore_signals()
-    _requeue(code, missing)
+    _requeue(code)
     sys.stdout.flush()
     sys.stderr.flush()
     if code not in (0, interruption.EXIT_STOPPED):
@@ -39,11 +38,11 @@ def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
     sys.exit(code)
 
 
-def _requeue(code: int, missing: Collection[int] = ()) -> None:
+def _requeue(code: int) -> None:
     if code == interruption.EXIT_STOPPED:
         slurm_requeue.requeue()
     elif code == interruption.EXIT_PEER_LOST:
-        heartbeat_monitor.requeue(missing)
+        heartbeat_monitor.requeue()
 
 
 @contextlib.contextmanager

@@ -102,15 +102,12 @@ def _strategy(cluster: Cluster, resolver: type, name: str, log_once: Callable[[s
 def _resolver(cluster: Cluster, log_once: Callable[[str], None]) -> type:
     """Returns the class of the resolvers that the script makes or gets from its strategy."""
 
-    class ClusterResolver(tf.distribute.cluster_resolver.ClusterResolver):
-        rpc_layer = "grpc"
-
+    class ClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
         def __init__(self, *args: Any, **keywords: Any):
             """Resolves nothing: the workers have connected."""
-
-        @property
-        def task_type(self) -> str:
-            return "worker"
+            hosts = tf.train.ClusterSpec({"worker": [worker["host"] for worker in cluster.roster.workers]})
+            gpus = cluster.num_replicas // cluster.num_workers if cluster.device_type == "GPU" else 0
+            super().__init__(hosts, task_type="worker", num_accelerators={"GPU": gpus}, rpc_layer="grpc")
 
         @property
         def task_id(self) -> int:
@@ -125,16 +122,6 @@ def _resolver(cluster: Cluster, log_once: Callable[[str], None]) -> type:
 
         def get_task_info(self) -> tuple[str, int]:
             return self.task_type, self.task_id
-
-        def cluster_spec(self) -> tf.train.ClusterSpec:
-            return tf.train.ClusterSpec({"worker": [worker.host for worker in cluster.roster.workers]})
-
-        def master(self, task_type: Any = None, task_id: Any = None, rpc_layer: Any = None) -> str:
-            return ""
-
-        def num_accelerators(self, task_type: Any = None, task_id: Any = None, config_proto: Any = None) -> dict:
-            replicas = cluster.num_replicas // cluster.num_workers
-            return {cluster.device_type: replicas} if cluster.device_type == "GPU" else {}
 
     return ClusterResolver
 

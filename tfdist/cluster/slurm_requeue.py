@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import slurm_job
@@ -16,7 +16,7 @@ from tfdist.cluster.discovery import slurm_job
 _ANSWER_SECONDS = 60.0
 # A job that was told to stop so long before its end was told because of it; launch/slurm.sbatch: 120 s.
 _NEAR_SECONDS = 600.0
-# How many workers after the first one requeue in its place, and the seconds that each one leaves to those before it.
+# How many workers after the chief requeue in its place, and the seconds that each one leaves to those before it.
 _SUBSTITUTES, _TURN_SECONDS = 7, 2.0
 # A user ends a job with these signals. If Slurm itself sends SIGTERM, it requeues the job itself, or must not.
 _BY_USER = ("SIGTERM", "SIGINT")
@@ -49,41 +49,29 @@ def is_transient() -> bool | None:
     return None if _policy is None else _policy.progressed()
 
 
-def _too_short(env: Mapping[str, str]) -> str:
-    """Returns what to do if the end of the job was the reason; "" if it is far, or not known."""
-    left = slurm_job.end_time(env) - time.time()
-    return (
-        f": the job ends in {left:.0f} s. Submit it with more --time, or a later --signal"
-        if left < _NEAR_SECONDS
-        else ""
-    )
-
-
-def requeue(lost: Collection[int] = (), *, substitutes: bool = False) -> None:
+def requeue(*, in_turn: bool = False) -> None:
     """Requeues the job if this is allowed, and logs it; the caller then ends this process.
 
-    The first worker that is not among the ranks in `lost` requeues. After SIGTERM or SIGINT no worker does.
-
-    Args:
-        lost: the ranks that this worker knows to be lost; there may be more.
-        substitutes: whether the workers after the first one wait, and requeue if none before them has.
+    The chief requeues; after SIGTERM or SIGINT no worker does. With `in_turn` some workers after it wait, and requeue
+    if none before them has: it may be lost.
     """
     policy, env = _policy, os.environ
     if policy is None or policy.stop.reason in _BY_USER:
         return
-    before = set(range(policy.rank)) - set(lost)
-    if before and not (substitutes and len(before) <= _SUBSTITUTES and policy.progressed()):
+    before = policy.rank
+    if before and not (in_turn and before <= _SUBSTITUTES and policy.progressed()):
         return
-    time.sleep(_TURN_SECONDS * len(before))
+    time.sleep(_TURN_SECONDS * before)
     job = slurm_job.job_id(env)
     if job is None:
         problem = "SLURM_JOB_ID is not set: not a Slurm job"
     elif not policy.progressed():
         problem = "this attempt saved no new checkpoint after its first step, so a restart would not either"
-        problem += _too_short(env) if policy.stop.reason else ""
+        if policy.stop.reason and (left := slurm_job.end_time(env) - time.time()) < _NEAR_SECONDS:
+            problem += f": the job ends in {left:.0f} s. Submit it with more --time, or a later --signal"
     else:
         problem = _requeue(job)
-    if before and problem:  # As the first one has said.
+    if before and problem:  # As the chief has said.
         return
     message = f"job {job} requeued: Slurm ends its processes now. Its lines with CANCELLED are no errors"
     if problem:

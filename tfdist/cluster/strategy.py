@@ -12,7 +12,7 @@ from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.control import heartbeat_monitor, single_worker
 from tfdist.cluster.devices import gpu_software, onednn, replicas
-from tfdist.cluster.discovery.roster import Roster, WorkerInfo
+from tfdist.cluster.discovery.roster import Roster
 from tfdist.cluster.planning import ClusterPlan, Started, configure_devices, describe_notes, plan
 from tfdist.config import patching
 
@@ -90,14 +90,6 @@ def _add_number_conversions() -> None:
 
 def _make_roster(planned: ClusterPlan, started: Started) -> Roster:
     name = {"nccl": "NCCL", "ring": "RING over gRPC", "tcp": "RING over TCP"}[planned.implementation]
-    workers = tuple(
-        WorkerInfo(
-            host=worker["host"],
-            pid=worker["pid"],
-            devices=worker["devices"],
-            communication=f"{name} at {worker['address']}",
-        )
-        for worker in started.members
-    )
-    details = (onednn.describe(onednn.current(os.environ)), *started.details)
-    return Roster(workers=workers, others=started.others, notes=tuple(started.notes), details=details)
+    on = "on" if onednn.enabled() else "off"
+    details = (f"oneDNN {on}: {onednn.VARIABLE}=0 or 1 in the environment decides", *started.details)
+    return Roster(workers=started.members, communication=name, notes=tuple(started.notes), details=details)

@@ -10,7 +10,6 @@ error; and 76 if it gave up restarting. See docs/launchers.md.
 """
 
 import argparse
-import dataclasses
 import math
 import os
 import re
@@ -39,16 +38,6 @@ GRACE_SECONDS = 10.0
 _SYMPTOM_SECONDS = 3.0
 # After the first worker has finished, or ended as asked: seconds until the others are stopped.
 _LEAVE_SECONDS = 60.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptResult:
-    """The end of one attempt, of all its workers."""
-
-    # The exit code of the run; negative: a worker was killed by that signal.
-    code: int
-    # The first failure, in words; "" if no worker failed.
-    cause: str = ""
 
 
 def start(command: list[str], args: argparse.Namespace) -> int:
@@ -82,30 +71,32 @@ def supervise(
     """
     # Kept open: the ports stay reserved across restarts.
     reserved = local_workers.reserve_ports(len(gpus_by_rank))
-    ports = [sock.getsockname()[1] for sock in reserved]
+    addresses = [f"localhost:{sock.getsockname()[1]}" for sock in reserved]
     environment = {keys.VARIABLE: secrets.token_hex(32)} | os.environ
     causes: list[str] = []
     while True:
-        result = attempt(group, command, local_workers.environments(environment, ports, gpus_by_rank))
-        if result.code in _SUCCESS:
-            if result.cause:
-                group.log(f"{result.cause}; everything was saved before.")
-            return result.code
+        code, cause = attempt(group, command, local_workers.environments(environment, addresses, gpus_by_rank))
+        if code in _SUCCESS:
+            if cause:
+                group.log(f"{cause}; everything was saved before.")
+            return code
         if group.forwarded:
-            return stopped_exit_code(group, result)
-        causes.append(result.cause)
-        if result.code >= 0 and result.code != interruption.EXIT_PEER_LOST:
-            group.log(f"{result.cause}. Not restarted: the error would recur.")
-            return result.code
+            return stopped_exit_code(group, code, cause)
+        causes.append(cause)
+        if code >= 0 and code != interruption.EXIT_PEER_LOST:
+            group.log(f"{cause}. Not restarted: the error would recur.")
+            return code
         if len(causes) > max_restarts:
             last = f" Last cause: {causes[-1]}." if causes[-1] != causes[0] else ""
             group.log(f"gave up after {len(causes) - 1} restart(s). First cause: {causes[0]}.{last}")
             return interruption.EXIT_PEER_LOST
-        group.log(f"{result.cause}. Restart {len(causes)} of {max_restarts}, from the newest checkpoint.")
+        group.log(f"{cause}. Restart {len(causes)} of {max_restarts}, from the newest checkpoint.")
 
 
-def attempt(group: processes.ProcessGroup, command: list[str], environments: Sequence[dict[str, str]]) -> AttemptResult:
-    """Starts all workers once and waits until all have exited."""
+def attempt(
+    group: processes.ProcessGroup, command: list[str], environments: Sequence[dict[str, str]]
+) -> tuple[int, str]:
+    """Starts all workers once and waits until all have exited; returns as `summarize`."""
     workers = [group.start(command, env, rank) for rank, env in enumerate(environments)]
     codes: dict[int, int] = {}  # In the order of the exits.
     before_sigterm: dict[int, int] | None = None
@@ -133,16 +124,16 @@ def attempt(group: processes.ProcessGroup, command: list[str], environments: Seq
     return summarize(codes if before_sigterm is None else before_sigterm, killed)
 
 
-def summarize(codes: dict[int, int], killed: Sequence[int]) -> AttemptResult:
-    """Finds the first failure of an attempt.
+def summarize(codes: dict[int, int], killed: Sequence[int]) -> tuple[int, str]:
+    """Returns the exit code of an attempt, negative after a signal, and the first failure in words, or "".
 
-    `codes` are rank -> exit code of the workers that exited before SIGTERM was sent, in this order, negative: killed by
-    a signal; `killed` are the ranks of those that did not exit after it.
+    `codes` are rank -> exit code of the workers that exited before SIGTERM was sent, in this order; `killed` are the
+    ranks of those that did not exit after it.
     """
     failed = [rank for rank, code in codes.items() if code not in _SUCCESS]
     hanging = f"worker {', '.join(map(str, killed))} did not answer SIGTERM and was killed" if killed else ""
     if not failed:
-        return AttemptResult(code=max(codes.values()) if codes else -signal.SIGKILL, cause=hanging)
+        return max(codes.values(), default=-signal.SIGKILL), hanging
     # Exit code 76, another worker was lost, is only a symptom.
     rank = next((rank for rank in failed if codes[rank] != interruption.EXIT_PEER_LOST), failed[0])
     code = codes[rank]
@@ -153,21 +144,20 @@ def summarize(codes: dict[int, int], killed: Sequence[int]) -> AttemptResult:
         how = f"lost another worker (exit code {code})"
     else:
         how = f"ended with exit code {code}"
-    cause = f"worker {rank} {how}" + (f"; {hanging}" if hanging else "")
-    return AttemptResult(code=code, cause=cause)
+    return code, f"worker {rank} {how}" + (f"; {hanging}" if hanging else "")
 
 
-def stopped_exit_code(group: processes.ProcessGroup, result: AttemptResult) -> int:
+def stopped_exit_code(group: processes.ProcessGroup, code: int, cause: str) -> int:
     """Returns the exit code after a stop signal to the supervisor, if the workers do not say that they have saved."""
     again = "Run the same command to resume from the newest checkpoint."
     if group.forwarded.count(signal.SIGINT) > 1:
         group.log(f"interrupted before the run was saved. {again}")
         return 130
-    if result.code == 130 or -result.code in (*group.forwarded, signal.SIGTERM):
+    if code == 130 or -code in (*group.forwarded, signal.SIGTERM):
         group.log(f"stopped before training started: nothing was saved by this start. {again}")
         return interruption.EXIT_STOPPED
-    group.log(f"{result.cause}. {again}")
-    return interruption.EXIT_PEER_LOST if result.code < 0 else result.code
+    group.log(f"{cause}. {again}")
+    return interruption.EXIT_PEER_LOST if code < 0 else code
 
 
 def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -64,25 +64,15 @@ def reserve_ports(count: int) -> list[socket.socket]:
 
 
 def environments(
-    env: Mapping[str, str],
-    ports: Sequence[int],
-    gpus_by_rank: Sequence[tuple[str, ...]],
-    hosts: Sequence[str] = (),
+    env: Mapping[str, str], addresses: Sequence[str], gpus_by_rank: Sequence[tuple[str, ...]]
 ) -> list[dict[str, str]]:
-    """Returns the environment of each worker.
-
-    Args:
-        gpus_by_rank: the GPUs of each worker; its length is the number of workers.
-        hosts: the address of each worker on this machine, as in network namespaces; empty: localhost.
-    """
-    hosts = hosts or ["localhost"] * len(gpus_by_rank)
-    addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=False)][: len(gpus_by_rank)]
+    """Returns the environment of each worker; `addresses`: "host:port" of each, not used of one worker."""
     found = []
     for rank, names in enumerate(gpus_by_rank):
         variables = {name: value for name, value in env.items() if name != "TF_CONFIG"}
         if len(gpus_by_rank) > 1:
             task = {"type": "worker", "index": rank}
-            variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+            variables["TF_CONFIG"] = json.dumps({"cluster": {"worker": [*addresses]}, "task": task})
         if names:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(names)
         found.append(variables)

@@ -8,9 +8,7 @@ import contextlib
 import ctypes
 import dataclasses
 import os
-import re
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,21 +24,9 @@ _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.5
 # Seconds to wait for output after the last worker has exited: another process may still hold its end of the pipe.
 _DRAIN_SECONDS = 1.0
-# Characters of a line in a file.
-_COLUMNS = 100
 # A variable of a worker, unless the user sets it: without buffering no output is lost when a worker is killed.
 _DEFAULTS = {"PYTHONUNBUFFERED": "1"}
-# The lines of an import of TensorFlow that have no level yet, or the level of information.
-_AT_IMPORT = re.compile(
-    rb"WARNING: All log messages before absl::InitializeLog\(\)|I0000 [\d:.]+ +\d+ \w+\.cc:\d+\] "
-    rb"|To enable the following instructions: "
-)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-def is_noise(line: bytes) -> bool:
-    """Returns whether `line` is what each import of TensorFlow writes; lines of warnings and errors are not."""
-    return _AT_IMPORT.match(line) is not None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -54,16 +40,13 @@ class ProcessGroup:
     pending: list[int] = dataclasses.field(default_factory=list)
     # File descriptor of a pipe -> its output since the last newline.
     partial_lines: dict[int, bytes] = dataclasses.field(default_factory=dict)
-    # Whether TensorFlow's lines of its import are left out.
-    hides_noise: bool = False
 
     def start(self, command: Sequence[str], env: Mapping[str, str], rank: int) -> subprocess.Popen:
         """Starts a worker, which the kernel kills if the supervisor dies; rank 0 starts a new list of workers."""
         if rank == 0:
             self.workers = []
-        columns = shutil.get_terminal_size((_COLUMNS, 0)).columns - len(f"[{rank}] ")  # Before each line.
-        variables = _DEFAULTS | {"COLUMNS": str(columns)} | dict(env)
-        self.hides_noise = tensorflow_log.hide(variables)  # Of scripts that import TensorFlow before tfdist.
+        variables = _DEFAULTS | dict(env)
+        tensorflow_log.hide(variables)  # Of scripts that import TensorFlow before tfdist.
         output, output_end = os.pipe()
         errors, errors_end = os.pipe()
         worker = subprocess.Popen(
@@ -131,8 +114,6 @@ class ProcessGroup:
         *lines, rest = (self.partial_lines.pop(pipe, b"") + data).split(b"\n")
         # Only the last state of a line that is overwritten with carriage returns is kept.
         self.partial_lines[pipe] = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
-        if target == 2 and self.hides_noise:
-            lines = [line for line in lines if not is_noise(line)]
         if lines:
             _write(target, b"".join(_add_rank(rank, line) for line in lines))
 

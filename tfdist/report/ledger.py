@@ -1,7 +1,7 @@
 """starts.jsonl: a line for each start of a run, how long it took and how it ended. Imports no TensorFlow.
 
-The time is that of the chief's process. While the run trains, its line is rewritten in place, at most once a second:
-after a kill it is about as old. Threads write it: a file system that hangs stops neither the training nor the exit.
+The time is that of the chief's process. While the run trains, its line is rewritten in place with each report: after a
+kill it is as old.
 """
 
 import contextlib
@@ -16,11 +16,8 @@ from typing import Any
 from tfdist.report import files
 
 STARTS = "starts.jsonl"
-# Bytes of a line, which spaces fill, and of the text of an end; JSON may need two for each of these.
-_LINE_BYTES, _TEXT_BYTES = 1536, 400
-_EVERY_SECONDS = 1.0
-# How long the end of a start is waited for until it is on disk.
-_END_SECONDS = 5.0
+# Bytes of a line, which spaces fill, and of the text of an end; JSON may need six for each of these.
+_LINE_BYTES, _TEXT_BYTES = 1536, 200
 # Whether this process has opened a ledger: a script may open several.
 _opened = False
 
@@ -34,60 +31,34 @@ class Ledger:
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # As `time.monotonic`: the clock of the host may be set meanwhile.
     since: float = dataclasses.field(default_factory=time.monotonic)
+    # The last finished step.
     step: int = 0
-    # How the start ended, and the last line of trouble; "": it has not ended.
-    end: str = ""
-    text: str = ""
     # Where the line begins in the file; None: not known yet.
     place: int | None = None
-    writer: threading.Thread | None = None
-    written: float = -_EVERY_SECONDS
-    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-
-    def note_step(self, step: int) -> None:
-        """Notes the last finished step."""
-        self.step = step
-        if time.monotonic() - self.written >= _EVERY_SECONDS:
-            self._start_writing()
+    # The thread that takes it, for ever, writes the end.
+    ending: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def note_end(self, end: str, text: str = "") -> bool:
-        """Notes how the start ends, and writes it; returns False if that was noted before."""
-        with self.lock:
-            if self.end:
-                return False
-            self.end, self.text = end, text
-        until = time.monotonic() + _END_SECONDS
-        self._wait_until(until)  # What is being written may be older.
-        self._start_writing()
-        self._wait_until(until)
-        return True
-
-    def _wait_until(self, until: float) -> None:
-        if self.writer is not None:
-            self.writer.join(max(0.0, until - time.monotonic()))
+        """Writes how the start ends, and the last line of trouble; returns False if that was written before."""
+        first = self.ending.acquire(blocking=False)
+        if first:
+            self.write(end, text)
+        return first
 
     def seconds(self) -> float:
         """Returns how long the start has lasted."""
         return time.monotonic() - self.since
 
-    def _start_writing(self) -> None:
-        """Has the line as it is now written, unless the one before still is."""
-        with self.lock:
-            if self.path is None or (self.writer is not None and self.writer.is_alive()):
-                return
-            self.written, seconds = time.monotonic(), self.seconds()
-            values = {"start": time.time() - seconds, "now": time.time(), "step": self.step, "end": self.end}
-            letters = self.text[:_TEXT_BYTES]
-            text = "".join(one if one.isascii() and one.isprintable() else "?" for one in letters)
-            values |= {**self.about, "text": text, "seconds": round(seconds, 3)}
-            line = json.dumps(files.nan_to_null(values)).encode().ljust(_LINE_BYTES - 1) + b"\n"
-            writer = threading.Thread(target=self._write, args=(line,), name="tfdist-ledger", daemon=True)
-            with contextlib.suppress(RuntimeError):  # No more threads. Training does not need it.
-                writer.start()
-                self.writer = writer
-
-    def _write(self, line: bytes) -> None:
-        with contextlib.suppress(OSError), open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+    def write(self, end: str = "", text: str = "") -> None:
+        """Writes the line as it is now; an error is ignored, as training does not need it."""
+        if self.path is None:
+            return
+        now, seconds = time.time(), self.seconds()
+        values = {**self.about, "start": now - seconds, "now": now, "seconds": round(seconds, 3), "step": self.step}
+        values |= {"end": end, "text": text.encode("ascii", "replace").decode()[:_TEXT_BYTES]}
+        line = json.dumps(files.nan_to_null(values)).encode().ljust(_LINE_BYTES - 1) + b"\n"
+        opener = lambda path, flags: os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # noqa: E731
+        with contextlib.suppress(OSError), files.waiting(self.path), open(self.path, "r+b", opener=opener) as file:
             if self.place is None:
                 size = os.fstat(file.fileno()).st_size
                 self.place = size - size % _LINE_BYTES  # An incomplete line of a full disk is replaced.
@@ -101,9 +72,10 @@ def open_ledger(workdir: str | os.PathLike[str] | None, step: int, about: Mappin
     """
     global _opened
     path = None if workdir is None else os.path.join(workdir, STARTS)
-    ledger = Ledger(path=path, about=about, since=time.monotonic() - (0.0 if _opened else process_age()))
+    since = time.monotonic() - (0.0 if _opened else process_age())
+    ledger = Ledger(path=path, about=about, since=since, step=step)
     _opened = True
-    ledger.note_step(step)
+    ledger.write()
     return ledger
 
 

@@ -20,8 +20,6 @@ RESERVED = {
     *("learning_rate", "examples_per_second", "examples_per_second_per_replica", "input_wait_share", "skipped"),
     *("worker_shares", "slowest_worker", "name", "num_examples", "best"),
 }
-# With more workers than this, metrics.jsonl has only two of them.
-_MAX_WORKERS_RECORDED = 16
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -110,10 +108,7 @@ class Reporter:
         if len(worker_shares) > 1:
             communicating = [share[2] for share in worker_shares]
             slowest = communicating.index(min(communicating))  # In the all-reduce the others wait for it.
-            ranks = range(len(worker_shares))
-            if len(worker_shares) > _MAX_WORKERS_RECORDED:
-                ranks = sorted({slowest, communicating.index(max(communicating))})
-            shares = [[round(part, 4) for part in worker_shares[rank]] for rank in ranks]
+            shares = [[round(part, 4) for part in one] for one in worker_shares]
             workers = {"worker_shares": shares, "slowest_worker": slowest}
         record = {"steps": steps, **values, **rates, **speeds, **workers}
         self._record(kind="train", step=step, epoch=self._epoch(step), **record, seconds=float(seconds))

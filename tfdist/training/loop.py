@@ -29,7 +29,8 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
         ReplicaMismatchError: the replicas do not hold the same state, or the workers do not read the same examples.
         SystemExit: a hook of a script raised it.
     """
-    run.cluster.monitor.watch_files(files.waits, lambda: 3 * run.stop.save_seconds())
+    run.cluster.monitor.waits_for_file = files.waits
+    run.cluster.monitor.writing_seconds = lambda: 3 * run.stop.save_seconds()
     config_changes = opening.check_same_config(run, allow_config_changes)
     finished = None if run.is_script else opening.read_finished(run)
     if not run.is_script and run.cluster.broadcast(finished is not None):
@@ -95,7 +96,7 @@ def train_loop(tools: LoopServices, state: TrainingState) -> None:
         seconds = time.perf_counter() - started
         state.step += execution.steps
         run.cluster.monitor.note_progress(state.step)
-        tools.ledger.note_step(state.step)
+        tools.ledger.step = state.step
         for extra in tools.extras:  # The part of each feature in the loop.
             extra.after_execution(tools, state, execution)
         state.add(execution.totals, execution.steps, seconds)
@@ -200,6 +201,7 @@ def report_if_due(tools: LoopServices, state: TrainingState) -> None:
         wait_share=wait_share(run, interval.totals),
         worker_shares=tools.train_steps.pop_time_fractions(),
     )
+    tools.ledger.write()
     interval.reset()
 
 

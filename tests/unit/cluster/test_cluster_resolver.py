@@ -22,7 +22,8 @@ def test_slurm_resolver_follows_slurm(name):
     nodelist, tasks_per_node, distribution, where = STEPS[name]
     for rank in range(len(where)):
         env = slurm(rank, where, nodelist, tasks_per_node, **distribution)
-        made = SlurmClusterResolver(env=env)
+        spec = environment.resolve(env, port_base=10000, port_count=10000)
+        made = resolver(spec, spec.addresses, num_gpus=0)
         assert isinstance(made, STOCK)
         addresses = made.cluster_spec().as_dict()["worker"]
         assert [address.rpartition(":")[0] for address in addresses] == [node for node, _, _ in where]
@@ -44,41 +45,19 @@ def test_tensorflows_own_resolver_is_wrong_here(monkeypatch):
         STOCK()
 
 
-def test_slurm_resolver_reads_the_process_environment_and_changes_nothing(monkeypatch):
-    env = slurm(1, TWO_ON_ONE, "n9", "2", CUDA_VISIBLE_DEVICES="MIG-a,MIG-b", SLURM_GPUS_ON_NODE="2")
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    before = dict(os.environ)
-    addresses = SlurmClusterResolver(port_base=30000, port_count=100).cluster_spec().as_dict()["worker"]
-    assert all(30000 <= int(address.split(":")[1]) < 30100 for address in addresses)
-    assert dict(os.environ) == before
-
-
-def test_slurm_resolver_refuses_invalid_variables():
-    env = slurm(0, FOUR_ON_TWO, "n[9-10]", "2(x2)")
-    for given, gpus, named in (
-        ({}, None, "not set: SLURM_JOB_ID"),
-        (env, 1, "gpus_per_task must be at most 0"),
-        (env | {"SLURM_DISTRIBUTION": "arbitrary"}, None, "arbitrary"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            SlurmClusterResolver(gpus_per_task=gpus, env=given)
-
-
 @pytest.mark.parametrize(
-    ("env", "known", "addresses", "rank"),
+    ("env", "addresses", "rank"),
     [
-        (slurm(2, FOUR_ON_TWO, "n[9-10]", "2(x2)"), None, None, 2),
-        (tf_config("worker", 0, chief=["a:1"], worker=["b:1"]), None, ["a:1", "b:1"], 1),
-        (slurm(0, TWO_ON_ONE, "n9", "2"), ["n9:1", "n9:2"], ["n9:1", "n9:2"], 0),
-        ({}, None, [], None),
+        (slurm(2, FOUR_ON_TWO, "n[9-10]", "2(x2)"), None, 2),
+        (tf_config("worker", 0, chief=["a:1"], worker=["b:1"]), None, 1),
+        (slurm(0, TWO_ON_ONE, "n9", "2"), ["n9:1", "n9:2"], 0),
     ],
 )
-def test_a_resolver_for_each_launcher(env, known, addresses, rank):
+def test_a_resolver_for_each_launcher(env, addresses, rank):
     spec = environment.resolve(env, port_base=10000, port_count=10000)
-    made = resolver(spec, known, num_gpus=3) if known else resolver(spec, num_gpus=3)
+    addresses = list(addresses or spec.addresses)
+    made = resolver(spec, addresses, num_gpus=3)
     assert isinstance(made, SlurmClusterResolver) == ("SLURM_JOB_ID" in env)
-    expected = list(spec.addresses) if addresses is None else addresses
-    assert made.cluster_spec().as_dict() == ({"worker": expected} if expected else {})
-    assert rank is None or (made.task_type, made.task_id, made.rpc_layer) == ("worker", rank, "grpc")
-    assert rank is None or made.num_accelerators() == {"GPU": 3}
+    assert made.cluster_spec().as_dict() == {"worker": addresses}
+    assert (made.task_type, made.task_id, made.rpc_layer) == ("worker", rank, "grpc")
+    assert made.num_accelerators() == {"GPU": 3}

@@ -9,7 +9,7 @@ from launching import REPOSITORY, worker_environment
 
 from tfdist import config
 from tfdist.cluster import strategy
-from tfdist.cluster.devices import gpu_software, host_gpus, unused_gpus
+from tfdist.cluster.devices import gpu_software, host_gpus
 from tfdist.cluster.discovery import gpus as gpus_lib
 
 # Two GPUs, of which the second has two MIG slices and no memory of its own; what of them fails is in FAILS.
@@ -111,7 +111,7 @@ def test_where_nvml_fails_the_drivers_files_count(nvml, proc):
 )
 def test_the_reason_is_that_of_the_installation(build, missing, driver, words):
     build = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"} | build
-    assert words in unused_gpus.why_unused(build, missing, driver)
+    assert words in gpu_software.why_unused(build, missing, driver)
 
 
 @pytest.mark.parametrize(

@@ -6,63 +6,18 @@ import pytest
 import tensorflow as tf
 from launching import REPOSITORY
 
-from tfdist.cluster.devices import machine, unused_gpus
-from tfdist.cluster.devices.machine import Machine
+from tfdist.cluster.devices import gpu_software, machine
 
 VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.1"}
-X86 = Machine(architecture="x86_64", processor_flags=frozenset({"sse4_2", "avx", "avx2"}))
-GH200 = Machine(architecture="aarch64", gpus={"nvidia": 4})
-
-
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    """A / with the PCI devices that it is given, as (maker, class), and no driver's library."""
-    monkeypatch.setattr(machine.host_gpus, "query", lambda: ())
-
-    def make(*devices, flags="fpu sse4_2 avx avx2"):
-        for number, (maker, kind) in enumerate(devices):
-            folder = tmp_path / "sys" / "bus" / "pci" / "devices" / f"0000:{number:02x}:00.0"
-            folder.mkdir(parents=True)
-            (folder / "vendor").write_text(f"{maker}\n")
-            (folder / "class").write_text(f"{kind}\n")
-        (tmp_path / "proc").mkdir()
-        (tmp_path / "proc" / "cpuinfo").write_text(f"processor : 0\nvendor_id : X\nflags\t: {flags}\n")
-        return tmp_path
-
-    return make
-
-
-def test_gpus_of_all_makers_are_counted_and_graphics_in_processors_are_not(root):
-    mi250x, ponte_vecchio = ("0x1002", "0x038000"), ("0x8086", "0x038000")
-    integrated, network = ("0x8086", "0x030000"), ("0x8086", "0x020000")
-    found = machine.read(root(*[mi250x] * 8, ponte_vecchio, integrated, network))
-    assert found.gpus == {"amd": 8, "intel": 1}
-    assert found.processor_flags == {"fpu", "sse4_2", "avx", "avx2"} and found.architecture == platform.machine()
+X86, GH200 = ("x86_64", {"sse4_2", "avx", "avx2"}), ("aarch64", set())
 
 
 def test_gh200_is_not_sent_in_a_circle(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    text = unused_gpus.why_unused({"is_cuda_build": False}, [], "580.1")
-    assert "conda-forge" in text and "docs/centres.md" in text
-    assert "pip install" not in text  # What was tried already.
-
-
-@pytest.mark.parametrize(
-    ("here", "words"),
-    [
-        (Machine(architecture="x86_64", gpus={"amd": 8}), ("8 GPU(s) of AMD", "docs/centres.md")),
-        (Machine(architecture="x86_64", gpus={"intel": 6}), ("6 GPU(s) of INTEL", "2.15")),
-        (GH200, ()),
-    ],
-)
-def test_gpus_of_other_makers_have_their_own_advice(here, words):
-    note = unused_gpus.of_other_makers(here)
-    assert all(word in note for word in words) and bool(note) == bool(words)
-
-
-def test_the_advice_is_a_wheel_where_there_is_one():
-    assert "pip install 'tensorflow[and-cuda]>=2.21,<2.23'" in unused_gpus.advice("nvidia", "x86_64")
-    assert "ppc64le" in unused_gpus.advice("nvidia", "ppc64le")
+    text = gpu_software.why_unused({"is_cuda_build": False}, [], "580.1")
+    assert "docs/centres.md" in text and "pip install" not in text  # What was tried already.
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert "pip install 'tensorflow[and-cuda]>=2.21,<2.23'" in gpu_software.why_unused({}, [], "580.1")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +25,7 @@ def test_the_advice_is_a_wheel_where_there_is_one():
     [
         (X86, {}, ""),
         (GH200, {}, ""),
-        (Machine(architecture="x86_64", processor_flags=frozenset({"sse4_2"})), {}, "AVX"),
+        (("x86_64", {"sse4_2"}), {}, "AVX"),
         (X86, {"tensorflow": None}, "TensorFlow is not installed"),
         (X86, {"tensorflow": ""}, ""),  # In a package of another name.
         (X86, {"tensorflow": "2.13.1"}, "2.13.1 is installed, and tfdist needs tensorflow>=2.18,<2.23"),
@@ -79,7 +34,7 @@ def test_the_advice_is_a_wheel_where_there_is_one():
     ],
 )
 def test_machines_and_versions_are_refused_before_tensorflow_is_imported(here, versions, named):
-    said = machine.refusal(here, VERSIONS | versions)
+    said = machine.refusal(*here, VERSIONS | versions)
     assert named in said and bool(said) == bool(named)
 
 

@@ -28,13 +28,13 @@ onednn.choose(os.environ, workdir)
 with onednn.apply_choice(os.environ):
     read_by_tensorflow = os.environ.get(onednn.VARIABLE)
 assert os.environ.get(onednn.VARIABLE) == os.environ.get("BEFORE")
-print(json.dumps([read_by_tensorflow, onednn._chosen[1]]))
+print(json.dumps(read_by_tensorflow))
 """
 
 
 @pytest.fixture
 def choose(tmp_path):
-    """(cpuinfo, workdir, variables of the environment) -> the variable at TensorFlow's import, and the reason."""
+    """(cpuinfo, workdir, variables of the environment) -> the variable at TensorFlow's import."""
 
     def call(cpuinfo, workdir="", **variables):
         (tmp_path / "cpuinfo").write_text(cpuinfo)
@@ -47,19 +47,18 @@ def choose(tmp_path):
 
 
 def test_the_variable_the_saved_run_and_the_table_decide_in_this_order(choose, tmp_path):
-    assert choose(ZEN3)[0] == "1" and choose(OLD)[0] is choose(HASWELL)[0] is None
-    assert choose(ZEN3, TF_ENABLE_ONEDNN_OPTS="0") == ["0", "TF_ENABLE_ONEDNN_OPTS=0"]
-    saved = {"enabled": False, "reason": "TF_ENABLE_ONEDNN_OPTS=0"}
-    (tmp_path / onednn.ENVIRONMENT).write_text(json.dumps({onednn.ENTRY: saved}))
-    assert choose(ZEN3, tmp_path) == ["0", "as at the last start of the run"]
-    assert choose(ZEN3, tmp_path, TF_ENABLE_ONEDNN_OPTS="1")[0] == "1"
+    assert choose(ZEN3) == "1" and choose(OLD) is choose(HASWELL) is None
+    assert choose(ZEN3, TF_ENABLE_ONEDNN_OPTS="0") == "0"
+    (tmp_path / onednn.ENVIRONMENT).write_text(json.dumps({onednn.ENTRY: {"enabled": False}}))
+    assert choose(ZEN3, tmp_path) == "0"
+    assert choose(ZEN3, tmp_path, TF_ENABLE_ONEDNN_OPTS="1") == "1"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("value", "enabled"), [("0", "False"), ("1", "True")])
 def test_tensorflow_says_what_it_does(value, enabled):
     code = "import tfdist, os\nimport tensorflow\nfrom tfdist.cluster.devices import onednn\n"
-    code += "print(onednn.current(os.environ).enabled)"
+    code += "print(onednn.enabled())"
     env = worker_environment() | {onednn.VARIABLE: value}
     assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True).split() == [enabled]
 
@@ -70,7 +69,7 @@ def test_workers_of_a_run_record_it_and_must_agree(tmp_path):
     both = environments(2)
     run_all([command] * 2, [env | {onednn.VARIABLE: "1"} for env in both])
     recorded = json.loads((tmp_path / "run" / onednn.ENVIRONMENT).read_text())[onednn.ENTRY]
-    assert recorded == {"enabled": True, "reason": "TF_ENABLE_ONEDNN_OPTS=1"}
+    assert recorded == {"enabled": True}
     both = environments(2)
     codes, outputs = run(
         [train_command(tmp_path / "other")] * 2, [env | {onednn.VARIABLE: str(i)} for i, env in enumerate(both)]

@@ -160,12 +160,15 @@ def test_a_worker_with_other_facts_is_named_with_the_values():
     def facts(rank: int) -> dict[str, str]:
         return {"tensorflow": "2.20.0" if rank == 2 else "2.21.0", "python": "3.11"} | ({"config": "f"} if rank else {})
 
-    outcomes = run([(p, {"must_match": facts(p.rank)}) for p in worker_specs(free_ports(4))])
+    specs = worker_specs(free_ports(4))
+    specs[3] = dataclasses.replace(specs[3], num_workers=5)
+    outcomes = run([(p, {"must_match": facts(p.rank)}) for p in specs])
     host = socket.gethostname()
     for outcome in outcomes:
         assert isinstance(outcome.error, ValueError)
         assert f"tensorflow: '2.21.0' on ranks 0-1, 3 ({host}); '2.20.0' on rank 2 ({host})" in outcome.message
         assert f"config: '(absent)' on rank 0 ({host}); 'f' on ranks 1-3 ({host})" in outcome.message
+        assert f"number of workers: '4' on ranks 0-2 ({host}); '5' on rank 3 ({host})" in outcome.message
         assert "python" not in outcome.message
 
 

@@ -3,17 +3,15 @@
 import pytest
 
 from tfdist.cluster.discovery import hostlist
-from tfdist.cluster.discovery import roster as roster_lib
-from tfdist.cluster.discovery.roster import Roster, WorkerInfo
+from tfdist.cluster.discovery.roster import Roster
 
 
 def make_roster(workers: int) -> Roster:
-    infos = [
-        WorkerInfo(host=f"n{1 + rank // 4:02}", pid=100 + rank, devices="1 CPU", communication=f"RING at port {rank}")
+    members = [
+        {"host": f"n{1 + rank // 4:02}", "pid": 100 + rank, "devices": "1 CPU", "address": f"port {rank}"}
         for rank in range(workers)
     ]
-    others = hostlist.describe_others([info.host for info in infos[roster_lib.MAX_WORKERS :]])
-    return Roster(workers=tuple(infos), others=others, notes=("a note",), details=("a detail",))
+    return Roster(workers=members, communication="RING", notes=("a note",), details=("a detail",))
 
 
 def test_roster_has_a_line_per_worker_then_the_notes():
@@ -30,7 +28,7 @@ def test_roster_has_a_line_per_worker_then_the_notes():
     ("workers", "end"),
     [
         (16, []),
-        (1016, ["and 1,000 more workers on n[05-254]"]),
+        (1016, ["and 1,000 more on n[05-254]"]),
     ],
 )
 def test_log_lists_sixteen_workers_and_the_hosts_of_the_others(workers, end):

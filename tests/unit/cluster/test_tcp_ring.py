@@ -20,22 +20,17 @@ from tfdist.cluster.several_workers import tcp_ring
 KEY = Key(b"0123456789abcdef")
 
 
-def listener(nonce="nonce"):
-    """A port of this machine that any worker may have opened."""
-    return tcp_ring.Listener(socket=socket.create_server(("127.0.0.1", 0)), nonce=nonce)
-
-
-def members_of(listeners):
-    """The workers, as the rendezvous returns them."""
-    return [{"rank": rank, "address": "127.0.0.1:1", **one.metadata()} for rank, one in enumerate(listeners)]
+def listening(count):
+    """Ports of this machine, and their workers as the rendezvous returns them."""
+    listeners, known = zip(*(tcp_ring.listen() for _ in range(count)), strict=True)
+    return listeners, [{"rank": rank, "address": "127.0.0.1:1", **one} for rank, one in enumerate(known)]
 
 
 @contextlib.contextmanager
 def rings(count, key=KEY):
     """Connected rings of `count` workers."""
     interval = tcp_ring.sys.getswitchinterval()
-    listeners = [listener(f"nonce {rank}") for rank in range(count)]
-    members = members_of(listeners)
+    listeners, members = listening(count)
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
         connected = [pool.submit(tcp_ring.connect, rank, members, listeners[rank], key, 30.0) for rank in range(count)]
         made = [one.result() for one in connected]
@@ -161,10 +156,10 @@ def test_sums_that_are_infinite_or_nan_end_no_run_and_warn_of_nothing():
 
 
 def test_other_programs_are_passed_over_and_other_keys_are_refused():
-    waiting, proof = listener(), tcp_ring._proof(KEY, "to", "nonce")
+    waiting, proof = socket.create_server(("127.0.0.1", 0)), KEY.sign(b"to nonce")
     with concurrent.futures.ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as stack:
-        accepting = pool.submit(tcp_ring._accept, waiting, KEY, time.monotonic() + 100)
-        strangers = [stack.enter_context(socket.create_connection(waiting.socket.getsockname())) for _ in range(4)]
+        accepting = pool.submit(tcp_ring._accept, waiting, KEY, b"to nonce", time.monotonic() + 100)
+        strangers = [stack.enter_context(socket.create_connection(waiting.getsockname())) for _ in range(4)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
         strangers[1].close()  # The third says nothing; the last one is a worker, whose words come in two parts.
         for part in (proof[:20], proof[20:]):
@@ -173,10 +168,8 @@ def test_other_programs_are_passed_over_and_other_keys_are_refused():
         found = stack.enter_context(accepting.result(timeout=60))
         assert found.getpeername() == strangers[3].getsockname()
 
-        listeners = [listener(), listener("other")]
-        ways = [
-            (rank, members_of(listeners), listeners[rank], key, 1.0) for rank, key in enumerate((KEY, Key(b"o" * 20)))
-        ]
+        listeners, members = listening(2)
+        ways = [(rank, members, listeners[rank], key, 1.0) for rank, key in enumerate((KEY, Key(b"o" * 20)))]
         for one in [pool.submit(tcp_ring.connect, *way) for way in ways]:
             with pytest.raises(OSError, match=r"timed out|has no key of this job"):
                 one.result()

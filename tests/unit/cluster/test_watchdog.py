@@ -25,7 +25,7 @@ def started():
         monitors.append(
             watchdog.start(rank=0, members=members, listener=waiting, options=options, key=keys.Key(b"k" * 64))
         )
-        monitors[-1].exit_claimed_by = "main"  # After a loss this process would be ended.
+        monitors[-1].exiting.acquire()  # After a loss this process would be ended.
         return monitors[-1]
 
     yield start

@@ -11,10 +11,8 @@ import stat
 
 import pytest
 
-from tfdist.cluster import interruption
-from tfdist.cluster.control import decision, keys, rendezvous, wire
+from tfdist.cluster.control import keys, wire
 from tfdist.cluster.control import listener as listener_lib
-from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 KEY = keys.Key(b"k" * 64)
 OTHER_KEY = keys.Key(b"x" * 64)
@@ -160,36 +158,6 @@ def test_hundreds_of_half_open_connections_and_slow_senders_block_nobody():
         assert received == [{"good": 1}]
 
     asyncio.run(main())
-
-
-HELLO = {"rank": 1, "host": "n1", "pid": 1, "metadata": {"d": 1}, "must_match": {"python": "3"}, "exclusive": ["GPU"]}
-HELLO |= {"port": 5, "dialled": "n1", "failed": "", "port_in_use": False}
-MEMBERS = [{"rank": rank, "address": f"n1:{rank + 1}", "host": "n1", "pid": rank} for rank in range(3)]
-
-
-@pytest.mark.parametrize("odd", [None, True, -1, 10**30, 1.5, "", [], {}, [None], float("nan")], ids=repr)
-def test_malformed_messages_with_a_valid_signature_are_rejected_or_harmless(odd):
-    """Of another release, say: each is rejected, or such that the decision can be made."""
-    spec = WorkerSpec(launcher="tf_config", num_workers=2, addresses=("n1:1", "n1:2"), job="j", port=1)
-    rejected = 0
-    for name in (*HELLO, "missing"):
-        hello = HELLO | {name: odd} if name != "missing" else {"rank": odd}
-        chief = rendezvous._Chief(spec=spec, key=KEY, me=dict(HELLO), seconds=1.0, stop=interruption.StopRequest())
-        chief._add(0, dict(HELLO))
-        chief._note(0, {"unseen": ""})
-        try:
-            chief._add(*rendezvous._checked(hello, 2))
-            chief._note(1, {"unseen": ""})
-        except ValueError:
-            rejected += 1
-            continue
-        made = decision.decide(chief.workers, spec.addresses, 2, 1.0)
-        assert made.get("error") in decision.ERRORS or len(made["members"]) == 2
-    assert rejected > 3
-    for found in ({"members": odd}, {"members": [*MEMBERS[:2], odd]}, {"error": odd, "message": "x"}, {}):
-        with pytest.raises(ValueError):
-            rendezvous._checked_decision(found, 3)
-    assert len(decision.members_or_raise(rendezvous._checked_decision({"members": MEMBERS}, 3))) == 3
 
 
 def test_the_key_comes_from_the_variable_or_from_a_file_that_others_cannot_read(tmp_path, monkeypatch):

@@ -7,8 +7,6 @@ import sys
 import pytest
 from launching import REPOSITORY, worker_environment
 
-from tfdist.launch import processes
-
 # A stand-in for TensorFlow.
 TENSORFLOW = "import os; print(os.environ.get('TF_CPP_MIN_LOG_LEVEL'))"
 
@@ -27,16 +25,3 @@ def test_tensorflow_is_imported_without_its_log_unless_it_is_asked_for(tmp_path,
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
     assert (done.stderr, done.stdout, done.returncode) == ("", f"{level}\n", 0)
-
-
-@pytest.mark.parametrize(
-    ("line", "noise"),
-    [
-        (b"I0000 00:00:1795365966.446353   24789 cudart_stub.cc:31] Could not find cuda drivers on your machine", True),
-        (b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR", True),
-        (b"W0000 00:00:1795365966.446353   24789 gpu_device.cc:2342] Cannot dlopen some GPU libraries.", False),
-        (b"my own line: I0000", False),
-    ],
-)
-def test_warnings_and_errors_are_no_noise(line, noise):
-    assert processes.is_noise(line) == noise

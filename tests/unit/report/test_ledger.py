@@ -1,25 +1,18 @@
 """starts.jsonl: how long a start takes and how it ends, and how old a process is."""
 
-import os
 import subprocess
-import sys
 import time
 
-import hung
-import processes
 import pytest
-from parameters import slow
 
 from tfdist.report import ledger, read_back
 from tfdist.tools.many_runs import run_state
-
-PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
 
 def test_a_line_has_the_time_of_its_start_and_its_end(tmp_path):
     book = ledger.open_ledger(tmp_path, 5, {"replicas": 1})
     opened = time.time()
-    book.note_step(9)
+    book.step = 9
     time.sleep(0.02)
     assert book.note_end("lost", "worker 1 is lost") and not book.note_end("finished")
     (start,) = read_back.read_starts(tmp_path)
@@ -28,36 +21,8 @@ def test_a_line_has_the_time_of_its_start_and_its_end(tmp_path):
     assert (start["step"], start["end"]) == (9, "lost")
     again = ledger.open_ledger(tmp_path, 9, {})
     assert again.seconds() < book.seconds()  # The next fit of this process.
-    again.writer.join()
     assert [each["end"] for each in read_back.read_starts(tmp_path)] == ["lost", ""]
     ledger.open_ledger(tmp_path / "missing", 0, {}).note_end("finished")
-
-
-HANGS = """
-import pathlib, sys
-from tfdist.report import ledger
-first, second = ledger.open_ledger(sys.argv[1], 0, {}), None
-for line in sys.stdin:
-    print(first.note_end("failed", "x"), flush=True)
-    second = ledger.open_ledger(sys.argv[1], 1, {})
-"""
-
-
-@pytest.mark.parametrize("call", [slow("open"), "write"])
-def test_a_workdir_that_hangs_stops_neither_the_run_nor_its_end(tmp_path, call):
-    """The lock was held while the line was written, and both the training and the last exit need it."""
-    disk = hung.Disk(tmp_path, tmp_path / "run")
-    if call == "open":
-        disk.hang(call)
-    (tmp_path / "run").mkdir()
-    command = [sys.executable, "-c", HANGS, str(tmp_path / "run")]
-    with subprocess.Popen(command, env=disk.environment(os.environ), **PIPES, cwd=processes.REPOSITORY) as process:
-        try:
-            disk.hang(call)
-            disk.until_it_hangs()
-            assert process.communicate(b"\n", timeout=60) == (b"True\n", None) and process.returncode == 0
-        finally:
-            process.kill()
 
 
 def test_a_clock_that_is_set_does_not_change_the_durations(tmp_path, monkeypatch):
@@ -88,7 +53,7 @@ def test_a_long_line_and_damaged_lines(tmp_path):
     book.note_end("failed", "\u00e4" * 5000)
     path = tmp_path / "starts.jsonl"
     (start,) = read_back.read_starts(tmp_path)
-    assert start["end"] == "failed" and start["text"] == 400 * "?" and path.stat().st_size % 512 == 0
+    assert start["end"] == "failed" and start["text"] == 200 * "?" and path.stat().st_size % 512 == 0
     odd = '{"start": "x", "now": [], "seconds": {"start": 1}, "step": "z"}\n'
     path.write_text('{"seconds": 3}\n' + odd + path.read_text() + '{"start": 1, "seco')
     assert len(read_back.read_starts(tmp_path)) == 1 and read_back.read_starts(tmp_path / "missing") == []

@@ -104,17 +104,13 @@ def test_an_epoch_is_one_line_of_a_log_file():
 def test_the_time_of_each_worker_is_recorded_and_the_slowest_is_named(tmp_path):
     reporter = open_quiet(tmp_path)
     shares = [(0.01, 0.59, 0.4), (0.1, 0.8, 0.1)]
-    many = [(0.0, 1 - rank / 1000, rank / 1000) for rank in reversed(range(101))]
     train(reporter, 10, {}, worker_shares=shares, wait_share=0.05)
     train(reporter, 20, {}, worker_shares=[*shares, *[(0.0, 0.7, 0.3)] * 4, (0.0, 0.95, 0.05)])
-    train(reporter, 30, {}, worker_shares=many)
     train(reporter, 40, {}, worker_shares=[], wait_share=None)  # Not timed.
-    first, second, third, fourth = read_lines(tmp_path)
+    first, second, last = read_lines(tmp_path)
     assert first["worker_shares"] == [list(one) for one in shares] and first["slowest_worker"] == 1
     assert len(second["worker_shares"]) == 7 and second["slowest_worker"] == 6
-    # Of many workers, the file has two.
-    assert third["worker_shares"] == [[0.0, 0.9, 0.1], [0.0, 1.0, 0.0]] and third["slowest_worker"] == 100
-    assert not {"input_wait_share", "worker_shares"} & {*fourth}
+    assert not {"input_wait_share", "worker_shares"} & {*last}
 
 
 def test_metrics_hold_every_number(tmp_path):

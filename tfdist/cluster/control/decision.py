@@ -1,7 +1,6 @@
 """Rank 0's decision from what the workers have told it, in words; see rendezvous.py. Pure functions, no TensorFlow.
 
-A decision is a JSON object: {"members": [...]}, or {"error": name of the exception, "message": text}; if workers are
-missing, also their ranks: "missing".
+A decision is a JSON object: {"members": [...]}, or {"error": name of the exception, "message": text}.
 """
 
 import collections
@@ -14,9 +13,6 @@ from tfdist.cluster.discovery import hostlist
 
 class MissingWorkersError(TimeoutError):
     """Workers did not connect: they have not started, or died before. All workers may be restarted."""
-
-    # Their ranks, as far as this worker knows.
-    missing: Sequence[int] = ()
 
 
 class PortInUseError(OSError):
@@ -37,9 +33,7 @@ _ADVICE = "Check their logs for errors. If they only start slowly, increase conf
 def members_or_raise(decision: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the members, or raises the error."""
     if "error" in decision:
-        error = ERRORS[decision["error"]](decision["message"])
-        error.missing = decision.get("missing", ())
-        raise error
+        raise ERRORS[decision["error"]](decision["message"])
     return decision["members"]
 
 
@@ -97,7 +91,7 @@ def failure(failed: Mapping[int, str], addresses: Sequence[str], *, port_in_use:
 def missing(absent: Sequence[int], addresses: Sequence[str], size: int, seconds: float) -> dict[str, Any]:
     """The decision if workers have not contacted rank 0 in time."""
     head = f"{len(absent)} of {size} workers did not connect to rank 0 within {seconds:g} s:"
-    return _error(MissingWorkersError, head, _names(absent, addresses), _ADVICE) | {"missing": list(absent)}
+    return _error(MissingWorkersError, head, _names(absent, addresses), _ADVICE)
 
 
 def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
@@ -105,7 +99,7 @@ def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
     lines = [f"rank 0 ({address}): {reason}" for address, reason in reasons.items()]
     advice = f"{_ADVICE} If rank 0 runs on a different host, set TFDIST_CHIEF to that host on all workers."
     head = f"Could not connect to rank 0 within {seconds:g} s:"
-    return _error(MissingWorkersError, head, lines, advice) | {"missing": [0]}
+    return _error(MissingWorkersError, head, lines, advice)
 
 
 def describe_awaited(absent: Sequence[int], addresses: Sequence[str], size: int, seconds: float) -> str:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist import config as config_lib
@@ -59,9 +59,15 @@ class Lines:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Progress:
-    """What this worker does, as its main thread notes it."""
+class HeartbeatMonitor:
+    """What one worker knows of itself and of the run; created by `start`."""
 
+    rank: int
+    # One dict per worker in rank order, as returned by `rendezvous.rendezvous`.
+    members: Sequence[Mapping[str, Any]]
+    options: config_lib.ClusterOptions
+    # With several workers, the process that exchanges heartbeats with the others.
+    watchdog: subprocess.Popen | None = None
     # The last completed step, and when the last execution ended; None: no execution is under way.
     step: int = 0
     last_execution: float | None = None
@@ -74,35 +80,20 @@ class Progress:
     last_pause: float = 0.0
     # When the process was last found to have been suspended.
     resumed: float = 0.0
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class HeartbeatMonitor:
-    """What one worker knows of itself and of the run; created by `start`."""
-
-    rank: int
-    # One dict per worker in rank order, as returned by `rendezvous.rendezvous`.
-    members: Sequence[Mapping[str, Any]]
-    options: config_lib.ClusterOptions
-    # With several workers, the process that exchanges heartbeats with the others.
-    watchdog: subprocess.Popen | None = None
-    progress: Progress = dataclasses.field(default_factory=Progress)
-    # Seconds that a checkpoint may take to be written after a loss, if more than `_WRITING_SECONDS`.
-    writing_seconds: Callable[[], float] = lambda: 0.0
     # What the main thread waits for, a path, and since when, as `time.monotonic`; None: for no file.
     waits_for_file: Callable[[], tuple[str, float] | None] = lambda: None
+    # Seconds that a file may take if more than `stall_seconds`, and a checkpoint after a loss if more than a minute.
+    writing_seconds: Callable[[], float] = lambda: 0.0
     # True as long as any other worker is in a block of `pause_timers`.
     others_paused: bool = False
     # After it, lost workers are ignored.
     all_finished: threading.Event = dataclasses.field(default_factory=threading.Event)
-    # Once `loss_known` is set: the lost worker, as `Peers.loss`, and `found`, the ranks whose loss was detected here.
+    # Once `loss_known` is set: the lost worker, as `Peers.loss`.
     loss: dict[str, Any] = dataclasses.field(default_factory=dict)
     loss_known: threading.Event = dataclasses.field(default_factory=threading.Event)
-    # The thread that ends this process: the first that claims it.
-    exit_claimed_by: str = ""
-    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    # The thread that takes it, for ever, ends this process.
+    exiting: threading.RLock = dataclasses.field(default_factory=threading.RLock)
     telling: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-    created: float = dataclasses.field(default_factory=time.monotonic)
 
     def note_started(self) -> None:
         """Notes that TensorFlow has started: from now on Python's threads run, and this process ends itself."""
@@ -110,42 +101,30 @@ class HeartbeatMonitor:
 
     def note_progress(self, step: int) -> None:
         """Notes that an execution has ended after `step` completed steps."""
-        self.progress.step, self.progress.last_execution, self.progress.started = step, time.monotonic(), True
-
-    def is_paused(self) -> bool:
-        """Returns whether this worker is in a block of `pause_timers`, or waits for a file, which has its own limit."""
-        return self.progress.pauses > 0 or self.waits_for_file() is not None
+        self.step, self.last_execution, self.started = step, time.monotonic(), True
 
     def stop_timer(self) -> None:
         """Stops the stall timer until the next execution ends."""
-        self.progress.last_execution = None
+        self.last_execution = None
 
     @contextlib.contextmanager
     def pause_timers(self) -> Iterator[None]:
         """Stops the stall timers of all workers in a block that may take any time, such as a callback or a save."""
-        self.progress.pauses += 1
+        self.pauses += 1
         try:
             yield
         finally:
-            self.progress.last_pause = time.monotonic()
-            self.progress.pauses -= 1
+            self.last_pause = time.monotonic()
+            self.pauses -= 1
 
     @contextlib.contextmanager
     def in_collective(self, purpose: str) -> Iterator[None]:
         """Notes that this worker waits for all others in a block; `purpose` is for messages, such as "a broadcast"."""
-        self.progress.collective = (outer := self.progress.collective) or (purpose, time.monotonic())
+        self.collective = (outer := self.collective) or (purpose, time.monotonic())
         try:
             yield
         finally:
-            self.progress.collective = outer
-
-    def watch_files(self, waits: Callable[[], tuple[str, float] | None], seconds: Callable[[], float]) -> None:
-        """Sets the limit of file operations: the process ends if one takes longer than `stall_seconds` and `seconds`.
-
-        `waits` returns the file, and for how long it has been waited for; None: there is none. After the loss of a
-        worker, a checkpoint that is being written gets `seconds`, but at least a minute.
-        """
-        self.waits_for_file, self.writing_seconds = waits, seconds
+            self.collective = outer
 
     def wait_until_finished(self, seconds: float) -> None:
         """Waits until all workers have finished; after that, lost workers are ignored.
@@ -153,11 +132,11 @@ class HeartbeatMonitor:
         Raises:
             TimeoutError: some workers did not finish within `seconds`, not counting blocks of `pause_timers`.
         """
-        self.progress.last_execution = None  # Waiting for the chief, which may still write files, is not a stall.
+        self.stop_timer()  # Waiting for the chief, which may still write files, is not a stall.
         self.tell({"finished": True})
         started = time.monotonic()
         while not self.all_finished.wait(0.2):  # Wakes up, so that Python's signal handlers run.
-            if time.monotonic() > max(started, self.progress.last_pause) + seconds:
+            if time.monotonic() > max(started, self.last_pause) + seconds:
                 raise TimeoutError(f"Some workers did not finish within {seconds:g} s after this one.")
 
     def mark_lost(self, text: str, *, stacks: bool = False, is_transient: bool = True, **more: Any) -> None:
@@ -188,7 +167,7 @@ class HeartbeatMonitor:
         if "finished" in message:
             self.all_finished.set()  # From now on the process may exit.
         if "lost" in message and not self.loss:
-            self.loss = {"found": []} | message
+            self.loss = message
             self.loss_known.set()
 
 
@@ -215,15 +194,15 @@ def start(
     global _monitor
     _monitor = monitor = HeartbeatMonitor(rank=rank, members=members, options=options, watchdog=watchdog)
     with interruption.block_signals():  # The thread must not receive them in place of the main thread.
-        threading.Thread(target=_watch, args=(monitor,), name="heartbeat", daemon=True).start()
+        # The process may be suspended before the thread runs.
+        threading.Thread(target=_watch, args=(monitor, time.monotonic()), name="heartbeat", daemon=True).start()
     atexit.register(_announce_exit, monitor)
     return monitor
 
 
-def _watch(monitor: HeartbeatMonitor) -> None:
-    """Looks for stalls of this worker, and ends the process after a loss. Runs in a thread."""
+def _watch(monitor: HeartbeatMonitor, last: float) -> None:
+    """Looks for stalls of this worker since `last`, and ends the process after a loss. Runs in a thread."""
     lines = Lines(monitor.receive)
-    last = monitor.created  # The process may have been suspended before this thread runs.
     pause = min(_INTERVAL_SECONDS, monitor.options.heartbeat_seconds / 4)
     while monitor is _monitor and not monitor.loss:  # A test makes several.
         if monitor.watchdog is None:
@@ -244,13 +223,12 @@ def _watch(monitor: HeartbeatMonitor) -> None:
 
 def look(monitor: HeartbeatMonitor, last: float, now: float) -> None:
     """Tells the others what this worker does, and whether it has stalled at the moment `now`; it looked at `last`."""
-    progress = monitor.progress
     if now - last > monitor.options.heartbeat_seconds / 2:  # This process was suspended.
-        progress.last_pause = progress.resumed = now
-    paused = monitor.is_paused()
-    monitor.tell({"step": progress.step, "waits": progress.collective, "paused": paused})
+        monitor.last_pause = monitor.resumed = now
+    paused = monitor.pauses > 0 or monitor.waits_for_file() is not None  # Which has its own limit.
+    monitor.tell({"step": monitor.step, "waits": monitor.collective, "paused": paused})
     if paused or monitor.others_paused:
-        progress.last_pause = now
+        monitor.last_pause = now
     if not monitor.all_finished.is_set() and (text := describe_stall(monitor, now)):
         monitor.mark_lost(text, stacks=True)
 
@@ -265,20 +243,20 @@ def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
     """
     options, name = monitor.options, worker_name(monitor, monitor.rank)
     if (waits := monitor.waits_for_file()) is not None:
-        seconds, limit = now - max(waits[1], monitor.progress.resumed), options.stall_seconds
+        seconds, limit = now - max(waits[1], monitor.resumed), options.stall_seconds
         if not limit or seconds <= max(limit, monitor.writing_seconds()):
             return ""
         more = "or raise config.cluster.stall_seconds if it is only slow"
         return f"{name} has waited for {waits[0]} for {seconds:.1f} s: mend its file system, {more}"
-    collective, last = monitor.progress.collective, monitor.progress.last_execution
+    collective, last = monitor.collective, monitor.last_execution
     if last is not None and len(monitor.members) == 1:
         last = None if collective is None else max(last, collective[1])
     if last is not None and options.stall_seconds:
-        seconds = now - max(last, monitor.progress.last_pause)
+        seconds = now - max(last, monitor.last_pause)
         if seconds > options.stall_seconds:
-            return f"{name} has not completed a step for {seconds:.1f} s (last step: {monitor.progress.step})"
-    elif collective is not None and not monitor.progress.started and options.first_stall_seconds:
-        seconds = now - max(collective[1], monitor.progress.last_pause)
+            return f"{name} has not completed a step for {seconds:.1f} s (last step: {monitor.step})"
+    elif collective is not None and not monitor.started and options.first_stall_seconds:
+        seconds = now - max(collective[1], monitor.last_pause)
         if seconds > options.first_stall_seconds:
             for_all = "for all workers " if len(monitor.members) > 1 else ""
             return (
@@ -307,14 +285,6 @@ def mark_broken_ring(error: str) -> str:
     return name_loss(_GRACE_SECONDS)
 
 
-def named_workers(error: str) -> list[str]:
-    """Returns the other workers that a message of TensorFlow names as `/job:worker/replica:0/task:1`."""
-    if _monitor is None:
-        return []
-    ranks = {int(rank) for rank in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d{1,9})\b", error)}
-    return [worker_name(_monitor, rank) for rank in sorted(ranks - {_monitor.rank}) if rank < len(_monitor.members)]
-
-
 def call_before_exit(function: Callable[[str], object] | None) -> None:
     """Sets what is called with the lost worker, in words, before a thread ends this process; None: nothing."""
     global _before_exit
@@ -323,7 +293,7 @@ def call_before_exit(function: Callable[[str], object] | None) -> None:
 
 def first_exit() -> None:
     """Makes the calling thread the one that ends this process, for a reason of its own."""
-    if _monitor is not None and not _claim(_monitor, "main"):
+    if _monitor is not None and not _monitor.exiting.acquire(blocking=False):
         time.sleep(writing_seconds())  # Too late: another thread is ending the process.
 
 
@@ -350,15 +320,10 @@ def _announce_exit(monitor: HeartbeatMonitor) -> None:
         monitor.tell({"finished": True})
 
 
-def requeue(missing: Collection[int] = ()) -> None:
-    """Requeues the Slurm job if this process ends because a worker was lost, and if it is the one to do so.
-
-    `missing`: the ranks of workers that did not connect, if this process ends before there is a monitor.
-    """
-    if _monitor is None:
-        slurm_requeue.requeue(missing)
-    elif _monitor.loss.get("is_transient"):
-        slurm_requeue.requeue(_monitor.loss["found"], substitutes=True)
+def requeue() -> None:
+    """Requeues the Slurm job if this process ends because a worker was lost or missing, and not by an error of one."""
+    if _monitor is None or _monitor.loss.get("is_transient"):
+        slurm_requeue.requeue(in_turn=True)
 
 
 def reason_of_exit(monitor: HeartbeatMonitor) -> str:
@@ -370,12 +335,6 @@ def reason_of_exit(monitor: HeartbeatMonitor) -> str:
 def worker_name(monitor: HeartbeatMonitor, rank: int) -> str:
     """Returns the name of a worker in messages."""
     return f"worker {rank} (host {monitor.members[rank]['host']}, pid {monitor.members[rank]['pid']})"
-
-
-def _claim(monitor: HeartbeatMonitor, thread: str) -> bool:
-    with monitor.lock:
-        monitor.exit_claimed_by = monitor.exit_claimed_by or thread
-        return monitor.exit_claimed_by == thread
 
 
 def writing_seconds() -> float:
@@ -399,7 +358,7 @@ def _exit_after_loss(monitor: HeartbeatMonitor) -> None:
     if monitor.loss.get("stacks"):
         faulthandler.dump_traceback(all_threads=True)
     await_writers()
-    if _claim(monitor, "heartbeat"):
+    if monitor.exiting.acquire(blocking=False):
         reason = reason_of_exit(monitor)
         worker = f"worker {monitor.rank}: " if len(monitor.members) > 1 else ""
         print(f"tfdist: {worker}{reason}", file=sys.stderr, flush=True)

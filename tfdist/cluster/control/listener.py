@@ -50,14 +50,6 @@ def listen(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=_BACKLOG)
 
 
-def listen_at_best(port: int) -> socket.socket:
-    """Opens `port`, or any free port if it is in use; see `listen`."""
-    try:
-        return listen(port)
-    except OSError:
-        return listen(0)
-
-
 @contextlib.asynccontextmanager
 async def serving(
     listener: socket.socket, key: Key, handle: Callable[[Channel, dict[str, Any]], Awaitable[None]]
@@ -81,8 +73,8 @@ async def serving(
         try:
             first = await asyncio.wait_for(channel.receive(), _PROOF_SECONDS)
             await handle(channel, first)
-        except (OSError, ValueError, EOFError, asyncio.TimeoutError):
-            pass  # Not a worker, or one that died.
+        except (OSError, ValueError, EOFError, KeyError, TypeError, asyncio.TimeoutError):
+            pass  # Not a worker, one of another release, or one that died.
         finally:
             channel.close()
 

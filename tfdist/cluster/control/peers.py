@@ -67,7 +67,7 @@ class Peers:
     peers: dict[int, Peer] = dataclasses.field(init=False)
     # What this worker has last said of itself, and whether TensorFlow has started in it.
     step: int = 0
-    waits: tuple[str, float] | None = None  # As in `Progress.collective`.
+    waits: tuple[str, float] | None = None  # As in `HeartbeatMonitor.collective`.
     paused: bool = False
     started: bool = False
     # Workers that have finished the run. After `all_finished`, missing heartbeats are ignored.
@@ -75,8 +75,6 @@ class Peers:
     all_finished: bool = False
     # The lost worker, in words, and what else a message says of it; empty: no worker is lost.
     loss: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Ranks whose loss was detected here.
-    found: list[int] = dataclasses.field(default_factory=list)
     # Set when this worker has ended.
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
@@ -101,7 +99,7 @@ class Peers:
             self.announce({"finished": True})
         # A process that has not read the last message would lose it with the connection, and name the chief.
         limit = time.monotonic() + min(_READING_SECONDS, len(self.members) / _READERS_PER_SECOND)
-        while self.loss and self.rank == 0 and self._connected() - {*self.found} and time.monotonic() < limit:
+        while self.loss and self.rank == 0 and self._connected() and time.monotonic() < limit:
             await asyncio.sleep(0.1)
         for rank in self._connected():
             self.peers[rank].channel.close()
@@ -125,17 +123,11 @@ class Peers:
             self.mark_lost(**message)
 
     def mark_lost(self, lost: str, *, stacks: bool = False, is_transient: bool = True) -> None:
-        """Tells the others and this worker of a lost worker.
-
-        Args:
-            lost: the worker and the reason, in words.
-            stacks: write the stack traces of all threads to standard error.
-            is_transient: True if a worker was lost; False if it reported an error, which a restart would repeat.
-        """
+        """Tells the others and this worker of a lost worker; arguments as of `HeartbeatMonitor.mark_lost`."""
         if not self.loss:
             self.loss = {"lost": lost, "stacks": stacks, "is_transient": is_transient}
             self.announce({})
-            self.tell(self.loss | {"found": self.found})
+            self.tell(self.loss)
 
     def announce(self, message: dict[str, Any]) -> None:
         """Sends a message with the present status to all that are connected."""
@@ -160,16 +152,14 @@ class Peers:
             seconds = {rank: silent[rank] for rank in silent if (self.peers[rank].step is not None) == connected}
             if max(seconds.values(), default=0.0) > limit:
                 # If a host loses its network, its workers time out one after another: report them together.
-                self.mark_lost(self.note_lost([rank for rank in seconds if seconds[rank] > limit / 2]))
+                self.mark_lost(self.describe_lost([rank for rank in seconds if seconds[rank] > limit / 2]))
         if text := self._left_behind(now):
             self.mark_lost(text, is_transient=False)
         return bool(self.loss)
 
-    def note_lost(self, ranks: Sequence[int]) -> str:
-        """Notes that lost workers were detected here, and returns them in words: of many, in Slurm's notation."""
+    def describe_lost(self, ranks: Sequence[int]) -> str:
+        """Returns lost workers in words: of many, in Slurm's notation."""
         now, texts = time.monotonic(), []
-        if not self.loss:
-            self.found += ranks
         if len(ranks) > _MAX_DESCRIBED:
             seconds = now - min(self.peers[rank].last_heartbeat for rank in ranks)
             hosts = hostlist.compress_hostlist(self.members[rank][0] for rank in ranks)
@@ -216,9 +206,8 @@ class Peers:
 
     async def _serve(self, listener: socket.socket, key: Key) -> None:
         async def handle(channel: Channel, hello: dict[str, Any]) -> None:
-            rank = hello.get("rank")
-            known = type(rank) is int and rank in self.peers and self.peers[rank].channel is None
-            if known and hello.get("pid") == self.members[rank][1]:
+            rank = hello["rank"]
+            if hello["pid"] == self.members[rank][1] and self.peers[rank].channel is None:
                 await self._exchange(rank, channel, hello)
 
         async with listener_lib.serving(listener, key, handle):
@@ -247,26 +236,20 @@ class Peers:
             await channel.receive_all(functools.partial(self._receive, rank))
         except (OSError, ValueError, EOFError):
             if rank not in self.finished and not self.all_finished and not self.ended.is_set():
-                self.mark_lost(self.note_lost([rank]))
+                self.mark_lost(self.describe_lost([rank]))
         finally:
             self.peers[rank].channel = None
             channel.close()
 
     def _receive(self, rank: int, message: dict[str, Any]) -> None:
-        """Stores the message of another watchdog process; raises ValueError if it is malformed."""
-        step, lost, waits = message.get("step"), message.get("lost", ""), message.get("waits")
-        if type(step) is not int or step < 0 or not isinstance(lost, str):
-            raise ValueError("not a heartbeat")
-        if waits is not None and not (isinstance(waits, list) and [type(value) for value in waits] == [str, float]):
-            raise ValueError("not a heartbeat")
+        """Stores the message of another watchdog process."""
         peer = self.peers[rank]
-        peer.last_heartbeat, peer.step = time.monotonic(), step
-        peer.waits, peer.paused = waits and tuple(waits), message.get("paused") is True
-        if message.get("finished") is True:
+        peer.last_heartbeat = time.monotonic()
+        peer.step, peer.waits, peer.paused = message["step"], message["waits"], message["paused"]
+        if "finished" in message:
             self._note_finished(rank)
-        if lost:
-            stacks, is_transient = message.get("stacks") is True, message.get("is_transient") is True
-            self.mark_lost(lost, stacks=stacks, is_transient=is_transient)
+        if "lost" in message:
+            self.mark_lost(message["lost"], stacks=message["stacks"], is_transient=message["is_transient"])
 
     def _note_finished(self, rank: int) -> None:
         """Notes that a worker has finished; the chief announces it once all have."""

@@ -4,7 +4,7 @@ TensorFlow waits more than ten minutes for a missing worker and ignores signals.
 names the missing workers. Each worker opens its port, so that no other program takes it, and has one connection, to
 rank 0:
 
-    to rank 0:  {"rank": 1, "host": ..., "must_match": {...}, ...}     who it is: `_FIELDS`
+    to rank 0:  {"rank": 1, "host": ..., "must_match": {...}, ...}     who it is: `me` in `rendezvous`
     from it:    {"token": the name of a file in the workdir}
     to rank 0:  {"unseen": path of the workdir if it does not appear there, or ""}; {"stopped": "SIGTERM"}, at any time
     from it:    {"members": [...]} or {"error": ..., "message": ...}     its decision: decision.py
@@ -49,10 +49,6 @@ _DECISION_SECONDS, _SECONDS_PER_WORKER, _AT_ONCE = 10.0, 0.02, 64
 _WORKDIR_SECONDS = 10.0
 # How often a worker looks for its stop request, in seconds.
 _LOOK_SECONDS = 0.5
-# What a worker tells rank 0 of itself, and the types. `dialled` is the host by which it has found rank 0.
-_FIELDS = {"rank": int, "host": str, "pid": int, "metadata": dict, "must_match": dict, "exclusive": list} | {
-    **{"port": int, "dialled": str, "failed": str, "port_in_use": bool}
-}
 
 
 def rendezvous(
@@ -98,7 +94,9 @@ def rendezvous(
     if workdir is not None:  # Workers may start in different directories.
         path = pathlib.Path(os.path.abspath(workdir))
     me = {"rank": spec.rank, "host": socket.gethostname(), "pid": os.getpid(), "metadata": dict(metadata or {})}
-    me |= {"must_match": dict(must_match), "exclusive": list(exclusive), "port": spec.port, "dialled": ""}
+    must_match = {"number of workers": str(spec.num_workers)} | dict(must_match)
+    # `dialled`: the host by which it has found rank 0.
+    me |= {"must_match": must_match, "exclusive": list(exclusive), "port": spec.port, "dialled": ""}
     json.dumps(me)  # Raises if a value is not JSON.
     listener.raise_descriptor_limit()
     key = key or keys.load(spec.job, os.environ)
@@ -108,7 +106,7 @@ def rendezvous(
             own = stack.enter_context(listener.listen(spec.port))
         except OSError as error:
             own, port_in_use = None, error.errno == errno.EADDRINUSE and spec.launcher != "tf_config"
-            failed = _explain_port(spec, error, port_in_use)
+            failed = _explain_port(spec, error)
         me |= {"failed": failed, "port_in_use": port_in_use}
         known = {"spec": spec, "key": key, "me": me, "seconds": seconds, "stop": stop}
         if spec.rank:
@@ -178,7 +176,9 @@ class _Chief(_Worker):
 
     async def _hear(self, channel: Channel, hello: dict[str, Any]) -> None:
         """Serves a worker until it closes the connection."""
-        rank, worker = _checked(hello, self.spec.num_workers)
+        rank, worker = hello["rank"], hello | {"address": ""}
+        if not 0 < rank < self.spec.num_workers:
+            raise ValueError(f"rank {rank} of {self.spec.num_workers}")
         if self.decision:
             self.told += 1
             channel.send(self.decision)
@@ -213,12 +213,9 @@ class _Chief(_Worker):
         self.changed.set()
 
     def _note(self, rank: int, message: dict[str, Any]) -> None:
-        for name, text in message.items():
-            if name not in ("stopped", "unseen") or not isinstance(text, str):
-                raise ValueError(f"a message with an invalid field: {name}")
-            self.workers[rank][name] = text
-            self.bad = self.bad or name == "stopped"
-            self.ready.add(rank)
+        self.workers[rank] |= message
+        self.bad = self.bad or "stopped" in message
+        self.ready.add(rank)
         self.changed.set()
 
     def _is_complete(self) -> bool:
@@ -295,12 +292,12 @@ class _Follower(_Worker):
         try:
             channel.send(self.me | {"dialled": host})
             message = await asyncio.wait_for(channel.receive(), seconds)
-            if isinstance(token := message.get("token"), str):
+            if "token" in message:
                 self.reasons = {}
-                told = {"unseen": await self._look_for(workdir, token)}
+                told = {"unseen": await self._look_for(workdir, message["token"])}
                 channel.send(told | ({"stopped": self.stop.reason} if self.stop.reason else {}))
                 message = await self._await_decision(channel)
-            return _checked_decision(message, self.spec.num_workers)
+            return message
         finally:
             channel.close()
 
@@ -330,30 +327,6 @@ class _Follower(_Worker):
         return f"waiting up to {self.seconds:g} s for a connection to {reasons}" if reasons else ""
 
 
-def _checked(hello: Mapping[str, Any], size: int) -> tuple[int, dict[str, Any]]:
-    """Returns the rank and what else a worker has told; a ValueError names the field that is not valid."""
-    for name, kind in _FIELDS.items():
-        if type(hello.get(name)) is not kind:
-            raise ValueError(f"a message with an invalid field: {name}")
-    texts = [*hello["must_match"].values(), *hello["exclusive"]]
-    if not 0 < hello["rank"] < size or not 0 < hello["port"] < 65536 or any(not isinstance(t, str) for t in texts):
-        raise ValueError("a message with an invalid value")
-    return hello["rank"], {name: hello[name] for name in _FIELDS} | {"address": ""}
-
-
-def _checked_decision(found: dict[str, Any], size: int) -> dict[str, Any]:
-    """Returns a decision of rank 0; raises ValueError if it is none."""
-    if "error" in found:
-        good = found["error"] in [*decision.ERRORS] and isinstance(found.get("message"), str)
-    else:
-        members = found.get("members")
-        good = isinstance(members, list) and len(members) == size
-        good = good and all(isinstance(one, dict) and one.get("rank") == rank for rank, one in enumerate(members))
-    if not good:
-        raise ValueError("not a decision")
-    return found
-
-
 def _explain(error: Exception) -> str:
     """Returns why there is no connection to rank 0."""
     if isinstance(error, asyncio.TimeoutError):
@@ -374,17 +347,13 @@ def _explain(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _explain_port(spec: WorkerSpec, error: OSError, may_restart: bool) -> str:
+def _explain_port(spec: WorkerSpec, error: OSError) -> str:
     if error.errno != errno.EADDRINUSE:
         return f"port {spec.port} cannot be opened: {error.strerror}"
-    advice = (
-        "Restart all workers: a requeued Slurm job and a new job step have other ports. If they are in use again"
-        if may_restart
-        else "If that program is not yours"
-    )
     return (
-        f"port {spec.port} on host {socket.gethostname()} is in use: another program is listening on it. {advice}, "
-        "choose other ports with config.cluster.port_base and port_count, or in TF_CONFIG's addresses"
+        f"port {spec.port} on host {socket.gethostname()} is in use: another program is listening on it. Restart all "
+        "workers: a requeued Slurm job and a new job step have other ports; or choose others with "
+        "config.cluster.port_base and port_count, or in TF_CONFIG's addresses"
     )
 
 

@@ -44,7 +44,12 @@ _BATCH_SECONDS = 0.2
 
 def listen(spec: WorkerSpec) -> socket.socket | None:
     """Opens the chief's port for heartbeats, or any free one, which the rendezvous announces; None on other workers."""
-    return listener_lib.listen_at_best(spec.heartbeat_port) if spec.rank == 0 else None
+    if spec.rank:
+        return None
+    try:
+        return listener_lib.listen(spec.heartbeat_port)
+    except OSError:
+        return listener_lib.listen(0)
 
 
 def start(
@@ -150,7 +155,7 @@ async def _end_worker(known: Peers, pid: int, is_transient: bool | None) -> None
         return
     if is_transient is not None and known.loss["is_transient"]:
         slurm_requeue.enable_requeue(known.rank, interruption.StopRequest(), lambda: is_transient)
-        slurm_requeue.requeue(known.found)
+        slurm_requeue.requeue(in_turn=True)
     os.kill(pid, signal.SIGKILL)
 
 

@@ -23,7 +23,8 @@ from typing import Any
 
 from tfdist.cluster.control.keys import Key
 
-_PROTOCOL, _REFUSED = b"tfdist/2", b"refused\n"
+# Its number changes with the fields of the messages: their receivers rely on them.
+_PROTOCOL, _REFUSED = b"tfdist/3", b"refused\n"
 _GREETING = re.compile(rb"%s ([0-9a-f]{32})\n" % _PROTOCOL)
 _NONCE_BYTES = 16
 _HEADER_BYTES = 512

@@ -1,48 +1,17 @@
-"""What this machine is, before TensorFlow is imported: processor, GPUs of any maker, versions. No TensorFlow."""
+"""Whether TensorFlow can run on this machine, before it is imported: processor and versions. No TensorFlow."""
 
-import dataclasses
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 
-from tfdist.cluster.devices import host_gpus, onednn
+from tfdist.cluster.devices import onednn
 
 # What tfdist supports; pyproject.toml has the same.
 TENSORFLOW, KERAS = ((2, 18), (2, 23)), ((3, 12), (3, 17))
-# PCI: the makers of GPUs, and the classes of 3D controllers, display controllers and accelerators.
-_MAKERS = {"0x1002": "amd", "0x8086": "intel"}
-# Those of graphics in processors are 0x0300.
-_CLASSES = ("0x0302", "0x0380", "0x1200")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """A machine as its files and variables describe it."""
-
-    # As `platform.machine`: "x86_64", "aarch64", "ppc64le".
-    architecture: str
-    # Such as "avx2"; empty: unknown.
-    processor_flags: frozenset[str] = frozenset()
-    # "nvidia", "amd", "intel" -> number of GPUs.
-    gpus: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-
-def read(root: Path = Path("/")) -> Machine:
-    """Returns this machine; `root`: the folder of proc and sys."""
-    gpus: dict[str, int] = {}
-    if nvidia := len(host_gpus.query() or [*(root / "proc" / "driver" / "nvidia" / "gpus").glob("*")]):
-        gpus["nvidia"] = nvidia
-    for device in sorted((root / "sys" / "bus" / "pci" / "devices").glob("*")):
-        maker = _MAKERS.get(_line(device / "vendor"), "")
-        if maker and _line(device / "class").startswith(_CLASSES):
-            gpus[maker] = gpus.get(maker, 0) + 1
-    flags = onednn.read_processor(root / "proc" / "cpuinfo").flags
-    return Machine(architecture=platform.machine(), processor_flags=flags, gpus=gpus)
 
 
 def num_cores() -> int:
@@ -50,9 +19,15 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def refusal(machine: Machine, versions: Mapping[str, str | None]) -> str:
-    """Returns why TensorFlow cannot be imported here, or is too old for tfdist, and what to do; "": it can."""
-    if machine.architecture == "x86_64" and machine.processor_flags and "avx" not in machine.processor_flags:
+def refusal(architecture: str, flags: Collection[str], versions: Mapping[str, str | None]) -> str:
+    """Returns why TensorFlow cannot be imported here, or is too old for tfdist, and what to do; "": it can.
+
+    Args:
+        architecture: as `platform.machine`: "x86_64", "aarch64", "ppc64le".
+        flags: of the processor, such as "avx2"; empty: unknown.
+        versions: the result of `package_versions`.
+    """
+    if architecture == "x86_64" and flags and "avx" not in flags:
         return (
             'this processor has no AVX instructions, and TensorFlow\'s wheels end with "Illegal instruction" without '
             "them. Use another machine; in a virtual machine, pass on the host's processor (QEMU: -cpu host)."
@@ -74,8 +49,7 @@ def refusal(machine: Machine, versions: Mapping[str, str | None]) -> str:
 
 def check_before_import() -> None:
     """Exits with a message if TensorFlow cannot be imported on this machine, or is too old for tfdist."""
-    here = Machine(architecture=platform.machine(), processor_flags=onednn.read_processor().flags)
-    if text := refusal(here, package_versions()):
+    if text := refusal(platform.machine(), onednn.read_processor().flags, package_versions()):
         sys.exit(f"tfdist: {text}.")
 
 
@@ -91,10 +65,3 @@ def version(name: str) -> str | None:
     except importlib.metadata.PackageNotFoundError:
         # Packages of another name may hold it: tensorflow-cpu, tensorflow-rocm, builds of a site.
         return None if importlib.util.find_spec(name) is None else ""
-
-
-def _line(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

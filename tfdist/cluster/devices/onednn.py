@@ -22,14 +22,6 @@ _FASTER = {("AuthenticAMD", "23"), ("AuthenticAMD", "25")}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Choice:
-    """Whether TensorFlow uses oneDNN in this process, and the reason, for the log."""
-
-    enabled: bool
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Processor:
     """What /proc/cpuinfo says of the first processor; all empty where there is no such file."""
 
@@ -39,8 +31,8 @@ class Processor:
     flags: frozenset[str] = frozenset()
 
 
-# The value of the variable that TensorFlow finds at its import, None where it decides, and the reason.
-_chosen: tuple[str | None, str] | None = None
+# The value of the variable that TensorFlow finds at its import; "": it decides; None: not chosen yet.
+_chosen: str | None = None
 
 
 def read_processor(path: Path = Path("/proc/cpuinfo")) -> Processor:
@@ -73,42 +65,32 @@ def choose(env: Mapping[str, str], workdir: Path | None = None) -> None:
         _chosen = _decide(env, workdir)
 
 
-def _decide(env: Mapping[str, str], workdir: Path | None) -> tuple[str | None, str]:
+def _decide(env: Mapping[str, str], workdir: Path | None) -> str:
     if VARIABLE in env:
-        return None, f"{VARIABLE}={env[VARIABLE]}"
+        return ""
     # A damaged file is reported when it is written again.
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         if workdir is not None:
-            saved = json.loads((workdir / ENVIRONMENT).read_text())[ENTRY]["enabled"]
-            return str(int(saved)), "as at the last start of the run"
+            return str(int(json.loads((workdir / ENVIRONMENT).read_text())[ENTRY]["enabled"]))
     processor = read_processor()
-    if (processor.vendor, processor.family) in _FASTER and "avx2" in processor.flags:
-        return "1", "measured to be faster on processors of this family"
-    return None, "TensorFlow's default on this processor"
+    return "1" if (processor.vendor, processor.family) in _FASTER and "avx2" in processor.flags else ""
 
 
 @contextlib.contextmanager
 def apply_choice(env: MutableMapping[str, str]) -> Iterator[None]:
     """In the block, `env` says what was chosen: TensorFlow reads it at its import, and child processes choose anew."""
     choose(env)
-    value = _chosen and _chosen[0]
-    if value is not None:
-        env[VARIABLE] = value
+    if _chosen:
+        env[VARIABLE] = _chosen
     try:
         yield
     finally:
-        if value is not None:
+        if _chosen:
             del env[VARIABLE]
 
 
-def current(env: Mapping[str, str]) -> Choice:
-    """Returns what TensorFlow, which has been imported, does in this process, and why."""
+def enabled() -> bool:
+    """Returns whether TensorFlow, which has been imported, computes with oneDNN in this process."""
     from tensorflow.python.util import _pywrap_util_port
 
-    late = f"{VARIABLE}={env[VARIABLE]}" if VARIABLE in env else "TensorFlow's default, imported before tfdist"
-    return Choice(_pywrap_util_port.IsMklEnabled(), _chosen[1] if _chosen else late)
-
-
-def describe(choice: Choice) -> str:
-    """Returns the line of the log."""
-    return f"oneDNN {'on' if choice.enabled else 'off'}: {choice.reason}; {VARIABLE}=0 or 1 in the environment decides"
+    return _pywrap_util_port.IsMklEnabled()

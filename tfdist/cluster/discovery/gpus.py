@@ -5,11 +5,6 @@ from collections.abc import Sequence
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
-def choose(spec: WorkerSpec, num_listed: int, wanted: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Chooses this worker's GPUs of those that TensorFlow lists, as indices; see `visible_gpus` and `select_gpus`."""
-    return select_gpus(visible_gpus(spec, num_listed), wanted)
-
-
 def visible_gpus(spec: WorkerSpec, num_listed: int) -> tuple[int, ...]:
     """Chooses this worker's GPUs, as indices into the `num_listed` GPUs that TensorFlow lists in this process."""
     share = num_listed // spec.gpu_sharers

@@ -30,12 +30,6 @@ def ranges(numbers: Iterable[int], separator: str = ", ") -> str:
     return compress_hostlist(map(str, numbers)).strip("[]").replace(",", separator)
 
 
-def describe_others(hosts: Sequence[str]) -> str:
-    """Returns a line about the hosts of workers that are not listed, such as `and 2 more workers on n[3-4]`, or ""."""
-    number = f"{len(hosts):,} more workers" if len(hosts) > 1 else "1 more worker"
-    return f"and {number} on {compress_hostlist(hosts)}" if hosts else ""
-
-
 def split_address(address: str) -> tuple[str, int]:
     """Splits `host:port` or `[IPv6]:port`; raises ValueError if it is no address."""
     host, _, port = address.rpartition(":")

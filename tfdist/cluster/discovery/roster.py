@@ -1,30 +1,23 @@
 """The workers of a run, as the log and `environment.json` list them. Imports no TensorFlow."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist.cluster.discovery import hostlist
 
 # Workers in the log; environment.json has all.
-MAX_WORKERS = 16
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerInfo:
-    """One worker."""
-
-    host: str
-    pid: int
-    # Such as "2 GPUs".
-    devices: str
-    # How it communicates, and at which address; not shown if there is only one worker.
-    communication: str
+_MAX_WORKERS = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
     """All workers in rank order, and notes for the user."""
 
-    workers: tuple[WorkerInfo, ...] = ()
-    # What the log says of those after the first MAX_WORKERS; "" if there are none.
-    others: str = ""
+    # As returned by `rendezvous.rendezvous`, with the `devices` of each, such as "2 GPUs".
+    workers: Sequence[Mapping[str, Any]] = ()
+    # How they communicate; not shown if there is only one worker.
+    communication: str = ""
     # Warnings about the environment, such as a forgotten srun.
     notes: tuple[str, ...] = ()
     # Notes that only a verbose log shows.
@@ -36,12 +29,15 @@ class Roster:
 
     def short_lines(self, verbose: bool) -> list[str]:
         """Returns the lines for the log: of many workers only the first ones, and the hosts of the others."""
-        lines = [self._line(rank) for rank in range(min(len(self.workers), MAX_WORKERS))]
-        return [*lines, *filter(None, [self.others]), *self.notes, *(self.details if verbose else ())]
+        lines = [self._line(rank) for rank in range(min(len(self.workers), _MAX_WORKERS))]
+        if others := [worker["host"] for worker in self.workers[_MAX_WORKERS:]]:
+            lines.append(f"and {len(others):,} more on {hostlist.compress_hostlist(others)}")
+        return [*lines, *self.notes, *(self.details if verbose else ())]
 
     def _line(self, rank: int) -> str:
         worker, size = self.workers[rank], len(self.workers)
-        process = f"host {worker.host}, pid {worker.pid}, {worker.devices}"
+        process = f"host {worker['host']}, pid {worker['pid']}, {worker['devices']}"
         if size == 1:
             return f"1 worker: {process}"
-        return f"worker {rank} of {size}{' (chief)' if rank == 0 else ''}: {process}, {worker.communication}"
+        name = f"worker {rank} of {size}{' (chief)' if rank == 0 else ''}"
+        return f"{name}: {process}, {self.communication} at {worker['address']}"

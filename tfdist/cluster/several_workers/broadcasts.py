@@ -68,13 +68,8 @@ def values_of_chief(
 _OWN = "tfdist_own_value"
 
 
-class _Block(threading.local):
-    """Whether this thread is in a block; creators of variables belong to a thread, too."""
-
-    is_open: bool = False
-
-
-_block = _Block()
+# Whether this thread is in a block: creators of variables belong to a thread, too.
+_block = threading.local()
 
 
 @contextlib.contextmanager
@@ -84,7 +79,7 @@ def scope(strategy: tf.distribute.Strategy, equalise: Callable[[list[tf.Variable
     At the end of the outermost block `equalise` is called with the variables that were made in it, but not after an
     error: it gives them the chief's values.
     """
-    if _block.is_open:
+    if getattr(_block, "is_open", False):
         with strategy.scope():
             yield
         return

@@ -32,10 +32,8 @@ def keep_freed_memory(options: config_lib.ClusterOptions, env: Mapping[str, str]
     """
     global _enabled
     if _enabled is None:
-        # A command with parameter servers validates its config later.
-        enabled = getattr(options, "keep_freed_memory", False)
         configured = any(name.startswith(_CHOSEN) for name in env) or "malloc" in env.get("LD_PRELOAD", "")
-        _enabled = enabled and not configured and _set()
+        _enabled = options.keep_freed_memory and not configured and _set()
     return _enabled
 
 

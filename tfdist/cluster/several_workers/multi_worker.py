@@ -16,7 +16,7 @@ from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor
 from tfdist.cluster.control.keys import Key
 from tfdist.cluster.devices import eager_context, gpu_software, machine, onednn, replicas
 from tfdist.cluster.discovery import cluster_resolver as cluster_resolver_lib
-from tfdist.cluster.discovery import gpus, hostlist, roster
+from tfdist.cluster.discovery import gpus, hostlist
 from tfdist.cluster.planning import ClusterPlan, Started
 from tfdist.cluster.several_workers import malloc, tcp_ring
 from tfdist.config import patching, user_code
@@ -48,9 +48,11 @@ def start(
     if planned.device_type == "CPU" and malloc.keep_freed_memory(options, os.environ):
         details.append("malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false")
     listener = watchdog.listen(spec)
-    ring_listener = tcp_ring.listen() if planned.implementation == "tcp" else None
     ports = {"heartbeat_port": listener.getsockname()[1]} if listener else {}
-    ports |= ring_listener.metadata() if ring_listener else {}
+    ring_listener = None
+    if planned.implementation == "tcp":
+        ring_listener, of_ring = tcp_ring.listen()
+        ports |= of_ring
     key = keys.load(spec.job, os.environ)
     members = _rendezvous(planned, must_match, workdir, ports, stop, key)
     # Before the devices are listed: a worker may die meanwhile.
@@ -58,9 +60,9 @@ def start(
     planning.configure_devices(planned)
     details += _add_second_thread(planned, members)
     software = gpu_software.describe(os.environ)
-    names = sorted({worker["processor"] for worker in members})
-    mixed = f"the workers have different processors, which round differently: {', '.join(names)}"
-    notes = planning.describe_notes(planned, software, mixed if len(names) > 1 else "")
+    notes = planning.describe_notes(planned, software)
+    if len(names := sorted({worker["processor"] for worker in members})) > 1:
+        notes.append(f"the workers have different processors, which round differently: {', '.join(names)}")
     with interruption.block_signals():
         if spec.rank:
             _wait_for_server(members[0]["address"])
@@ -76,8 +78,7 @@ def start(
         if ring is not None:
             ring.close()
         notes.append(f"{len(members) - connected} workers could not connect for the ring over TCP: gRPC is used")
-    others = hostlist.describe_others([worker["host"] for worker in members[roster.MAX_WORKERS :]])
-    return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details, others=others)
+    return Started(strategy=strategy, members=members, monitor=monitor, notes=notes, details=details)
 
 
 def _rendezvous(
@@ -92,7 +93,7 @@ def _rendezvous(
         **numerics.settings(os.environ),
         **{f"{decision.FILE}{name}": value for name, value in user_code.hashes().items()},
         "devices per worker": planned.devices,
-        f"oneDNN, of {onednn.VARIABLE}": "on" if onednn.current(os.environ).enabled else "off",
+        f"oneDNN, of {onednn.VARIABLE}": "on" if onednn.enabled() else "off",
     }
     return rendezvous.rendezvous(
         planned.worker_spec,

@@ -39,6 +39,8 @@ _KEEPALIVE_SECONDS = 60
 _HEADER = struct.Struct("<QQ")  # The number of a pack, and its bytes.
 # Seconds in which a connection proves that it has the key.
 _PROOF_SECONDS = 2.0
+# What the two sides sign: the nonce of the one that reads it.
+_TO, _FROM = b"ring to %s", b"ring from %s"
 _SWITCH_SECONDS = 2e-4
 # Smaller arrays are copied next to each other, so that pieces are not small.
 _COPIED_BYTES = 1 << 16
@@ -307,28 +309,19 @@ def _call(function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf
     return tf.nest.flatten(tf.numpy_function(function, inputs, dtypes, stateful=stateful))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
-    """The port at which a worker waits for the one before, and what the rendezvous says of it."""
-
-    socket: socket.socket
-    nonce: str
-
-    def metadata(self) -> dict[str, Any]:
-        """Returns what the other workers must know."""
-        return {"ring_port": self.socket.getsockname()[1], "ring_nonce": self.nonce}
+def listen() -> tuple[socket.socket, dict[str, Any]]:
+    """Opens any free port, at which a worker waits for the one before; also returns what the others must know."""
+    listener = listener_lib.listen(0)
+    return listener, {"ring_port": listener.getsockname()[1], "ring_nonce": secrets.token_hex(16)}
 
 
-def listen() -> Listener:
-    """Opens any free port."""
-    return Listener(socket=listener_lib.listen(0), nonce=secrets.token_hex(16))
-
-
-def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener, key: Key, seconds: float) -> TcpRing:
+def connect(
+    rank: int, members: Sequence[Mapping[str, Any]], listener: socket.socket, key: Key, seconds: float
+) -> TcpRing:
     """Connects to the next worker, and waits for the one before; all workers call it at about the same time.
 
     Args:
-        members: the workers, as returned by `rendezvous.rendezvous`, with the metadata of their listeners.
+        members: the workers, as returned by `rendezvous.rendezvous`, with what `listen` has returned to them.
         key: proves both sides to each other. What is summed is not signed, as it is not with gRPC.
         seconds: for all of it.
 
@@ -337,13 +330,13 @@ def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener,
     """
     until = time.monotonic() + seconds
     size = len(members)
-    after, before = members[(rank + 1) % size], members[(rank - 1) % size]
+    after, before, nonce = members[(rank + 1) % size], members[(rank - 1) % size], members[rank]["ring_nonce"]
     address = (hostlist.split_address(after["address"])[0], after["ring_port"])
     to_next = socket.create_connection(address, timeout=seconds)
-    to_next.sendall(_proof(key, "to", after["ring_nonce"]))
-    from_previous = _accept(listener, key, until)
-    from_previous.sendall(_proof(key, "from", before["ring_nonce"]))
-    if not _is_proven(to_next, key, "from", listener.nonce, until):
+    to_next.sendall(key.sign(_TO % after["ring_nonce"].encode()))
+    from_previous = _accept(listener, key, _TO % nonce.encode(), until)
+    from_previous.sendall(key.sign(_FROM % before["ring_nonce"].encode()))
+    if not _is_proven(to_next, key, _FROM % nonce.encode(), until):
         raise ConnectionError(f"the port {address[1]} of worker {after['rank']} has no key of this job")
     for one in (to_next, from_previous):
         one.settimeout(None)
@@ -354,27 +347,20 @@ def connect(rank: int, members: Sequence[Mapping[str, Any]], listener: Listener,
     return TcpRing(rank, size, to_next, from_previous)
 
 
-def _accept(listener: Listener, key: Key, until: float) -> socket.socket:
+def _accept(listener: socket.socket, key: Key, proof: bytes, until: float) -> socket.socket:
     """Returns the first connection with a proof, for which each has two seconds: a stranger's may send nothing."""
-    with listener.socket as waiting:
+    with listener:
         while True:
-            waiting.settimeout(max(0.01, until - time.monotonic()))
-            found, _ = waiting.accept()
-            if _is_proven(found, key, "to", listener.nonce, min(until, time.monotonic() + _PROOF_SECONDS)):
+            listener.settimeout(max(0.01, until - time.monotonic()))
+            found, _ = listener.accept()
+            if _is_proven(found, key, proof, min(until, time.monotonic() + _PROOF_SECONDS)):
                 return found
             found.close()
 
 
-def _proof(key: Key, direction: str, nonce: str) -> bytes:
-    return key.sign(_message(direction, nonce))
-
-
-def _message(direction: str, nonce: str) -> bytes:
-    return f"ring {direction} {nonce}".encode()
-
-
-def _is_proven(found: socket.socket, key: Key, direction: str, nonce: str, until: float) -> bool:
-    received, size = b"", len(_proof(key, direction, nonce))
+def _is_proven(found: socket.socket, key: Key, proof: bytes, until: float) -> bool:
+    """Returns whether the other side sends the signature of `proof` in time."""
+    received, size = b"", len(key.sign(proof))
     with contextlib.suppress(OSError):
         while len(received) < size:
             found.settimeout(max(0.01, until - time.monotonic()))
@@ -382,4 +368,4 @@ def _is_proven(found: socket.socket, key: Key, direction: str, nonce: str, until
             if not more:
                 break
             received += more
-    return key.verify(_message(direction, nonce), received)
+    return key.verify(proof, received)

@@ -225,7 +225,7 @@ def _is_of_host(path: Any) -> bool:
 
 def is_first_of_host() -> bool:
     """Returns whether this worker has the lowest rank on its host."""
-    hosts = [worker.host for worker in _script.cluster.roster.workers]
+    hosts = [worker["host"] for worker in _script.cluster.roster.workers]
     return not hosts or hosts.index(hosts[_script.cluster.rank]) == _script.cluster.rank
 
 

@@ -14,7 +14,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ import psutil
 
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
-from tfdist.cluster.devices import machine, unused_gpus
-from tfdist.cluster.devices.machine import Machine
+from tfdist.cluster.devices import machine, onednn
 from tfdist.cluster.discovery import environment, slurm_job
 from tfdist.config import tensorflow_log, tool_flags
 from tfdist.report import files, ledger, lines
@@ -74,27 +73,27 @@ def main(args: argparse.Namespace) -> int:
 
 def look_at_machine(env: Mapping[str, str]) -> list[Finding]:
     """Returns the lines about this machine, and about how this process was started."""
-    here = machine.read()
-    known = " ".join(flag for flag in ("avx", "avx2", "avx512f", "amx_bf16") if flag in here.processor_flags)
+    flags = onednn.read_processor().flags
+    known = " ".join(flag for flag in ("avx", "avx2", "avx512f", "amx_bf16") if flag in flags)
     cores = f"{psutil.cpu_count(logical=False) or os.cpu_count()} cores"
     memory = f"{psutil.virtual_memory().total / 2**30:.0f} GiB"
-    text = ", ".join(filter(None, [here.architecture, cores, memory, known]))
-    versions = software(here, machine.package_versions())
+    text = ", ".join(filter(None, [platform.machine(), cores, memory, known]))
+    versions = software(flags, machine.package_versions())
     found = [Finding("machine", OK, text), versions]
     if versions.verdict == OK:  # TensorFlow can be imported.
-        found.append(check_gpus(here, env))
+        found.append(check_gpus(env))
     return [*found, launcher(env)]
 
 
-def software(here: Machine, versions: Mapping[str, str | None]) -> Finding:
+def software(flags: Collection[str], versions: Mapping[str, str | None]) -> Finding:
     """Checks processor and versions; TensorFlow is not imported."""
     names = [f"{name} {each or 'of unknown version'}" for name, each in versions.items()]
     text = ", ".join([f"Python {platform.python_version()}", *names])
-    problem = machine.refusal(here, versions)
+    problem = machine.refusal(platform.machine(), flags, versions)
     return Finding("software", BAD, f"{text}: {problem}") if problem else Finding("software", OK, text)
 
 
-def check_gpus(here: Machine, env: Mapping[str, str]) -> Finding:
+def check_gpus(env: Mapping[str, str]) -> Finding:
     """Compares the GPUs of this machine with those that TensorFlow lists and that this process sees."""
     from tfdist.cluster.devices import gpu_software
 
@@ -103,8 +102,7 @@ def check_gpus(here: Machine, env: Mapping[str, str]) -> Finding:
     except gpu_software.GpusNotFoundError as error:
         return from_error("GPUs", error)
     if not listed:
-        note = unused_gpus.of_other_makers(here)
-        return Finding("GPUs", LOOK if note else OK, note or "none: the replicas run on the CPU")
+        return Finding("GPUs", OK, "none: the replicas run on the CPU")
     found, spec = gpu_software.describe(env), environment.resolve_roughly(env)
     text = f"{listed} x {gpus.describe(found)}"
     if notes := gpu_software.notes(found):

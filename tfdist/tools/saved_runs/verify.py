@@ -104,7 +104,7 @@ def _check(saved: SavedRun, facts: Mapping[str, Any]) -> None:
 
 def _other_machine(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yields differences between this machine and that of the run that may change bits."""
-    now = {"processor": onednn.read_processor().name, "onednn.enabled": onednn.current(os.environ).enabled}
+    now = {"processor": onednn.read_processor().name, "onednn.enabled": onednn.enabled()}
     versions = run_info.versions()
     now |= {f"versions.{name}": versions.get(name) for name in ("tensorflow", "keras", "numpy")}
     for name, value in now.items():

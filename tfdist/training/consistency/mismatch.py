@@ -54,4 +54,4 @@ def replica_names(cluster: Cluster) -> list[str]:
 
 def worker_names(cluster: Cluster) -> list[str]:
     """Returns the name of each worker, for messages."""
-    return [f"worker {rank} (host {worker.host})" for rank, worker in enumerate(cluster.roster.workers)]
+    return [f"worker {rank} (host {worker['host']})" for rank, worker in enumerate(cluster.roster.workers)]

@@ -127,7 +127,7 @@ def _changes(run: Run) -> Iterator[str]:
     before = files.read_json(run.workdir / run_info.ENVIRONMENT) or {}
     now = {
         "the processor": (before.get("processor"), onednn.read_processor().name),
-        "oneDNN": ((before.get(onednn.ENTRY) or {}).get("enabled"), onednn.current(os.environ).enabled),
+        "oneDNN": ((before.get(onednn.ENTRY) or {}).get("enabled"), onednn.enabled()),
     }
     for name, (old, new) in now.items():
         if old is not None and old != new:
