@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data import autograph, description, inspection, order, stream
-from tfdist.data.cache import cached_source
+from tfdist.data import cache as cache_lib
 from tfdist.data.feed import Examples, Feed, FeedNotes, Prepare, Sizes
 from tfdist.data.stream import ReplicaShard
 
@@ -145,8 +145,8 @@ def make_stream_feed(
         shard = dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
         batches = tuple(size // cluster.num_workers for size in batches)
     train_source, divided = train, tuple(zip((train, evaluation), parts, strict=True))
-    train, train_prepare = cached_source.add_cache(options, train, inputs.prepare, training=True)
-    evaluation, evaluation_prepare = cached_source.add_cache(options, evaluation, inputs.prepare, training=False)
+    train, train_prepare = cache_lib.add_cache(options, train, inputs.prepare, training=True)
+    evaluation, evaluation_prepare = cache_lib.add_cache(options, evaluation, inputs.prepare, training=False)
     ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle, "part": parts[0]}
     training = stream.training(train, train_prepare, shard, **ordering)
     return make_with_parts(

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data import autograph, description, inspection, order, pipelines, stream
-from tfdist.data.cache import cached_source
+from tfdist.data import cache as cache_lib
 from tfdist.data.feed import Batch, Feed, Prepare, Sizes
 from tfdist.data.pipelines import Inputs
 from tfdist.data.stream import ReplicaShard, Source
@@ -107,8 +107,8 @@ def make_feed(
 ) -> Feed:
     """Makes the input of one worker; as `pipelines.make_stream_feed`."""
     options, train_source = config.data, inputs.train_source
-    train, train_prepare = cached_source.add_cache(options, train_source, inputs.prepare, training=True)
-    evaluation, evaluation_prepare = cached_source.add_cache(
+    train, train_prepare = cache_lib.add_cache(options, train_source, inputs.prepare, training=True)
+    evaluation, evaluation_prepare = cache_lib.add_cache(
         options, inputs.evaluation_source, inputs.prepare, training=False
     )
     make_batches = training(train, train_prepare, options, seed=config.seed)
