@@ -86,8 +86,7 @@ def test_a_wrong_flag_ends_main_at_once(tmp_path, option, message):
     assert not (tmp_path / "run").exists()
 
 
-SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.arange(96) % 12}}
-OF_ARRAYS = {"target": "tfdist.zoo.sources:arrays", "splits": SPLITS}
+OF_TWELVE = {"target": "tfdist.zoo.sources:synthetic", "num_classes": 12, "shape": (8, 8, 1), "num_examples": 96}
 OF_TFDS = {"target": "tfdist.zoo.sources:tfds", "name": "cifar10", "data_dir": "/nonexistent"}
 SGD = {"target": "keras.optimizers:SGD"}
 RESTORES = {"target": "keras.callbacks:EarlyStopping", "monitor": "val_loss", "restore_best_weights": True}
@@ -109,7 +108,7 @@ CONTRADICTIONS = [
     ),
     ({"data": data(batch_size=1443)}, r"config\.data\.batch_size=1443 .* 1442 .*'train'"),
     ({"model": {"target": "lab:linear", "num_classes": 12}}, r"config\.model\.num_classes=12, .*'train' .* 10"),
-    slow({"data": data(source=OF_ARRAYS, evaluation_split=None)}, r"config\.model\.num_classes=10, .*'train' .* 12"),
+    slow({"data": data(source=OF_TWELVE, evaluation_split=None)}, r"config\.model\.num_classes=10, .*'train' .* 12"),
     ({"data": data(evaluation_split="validation")}, r"'validation'.* all, test, train"),
     slow({"data": data(train_split="train[:90")}, r"'train\[:90'"),
     slow({"data": data(evaluation_split="test[5:5]")}, r"'test\[5:5\]' .* 355"),

@@ -1,6 +1,5 @@
 """Checks of a config that need neither data nor devices: types, ranges, contradictions. Imports no TensorFlow."""
 
-import contextlib
 import dataclasses
 import math
 import operator
@@ -50,7 +49,7 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
 
 
 def _not_json(name: str, value: Any) -> Iterator[str]:
-    """Yields what cannot be saved and compared; NumPy's arrays are hashed."""
+    """Yields what cannot be saved and compared."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -60,12 +59,9 @@ def _not_json(name: str, value: Any) -> Iterator[str]:
         for index, item in enumerate(value):
             yield from _not_json(f"{name}[{index}]", item)
     elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-        with contextlib.suppress(TypeError):
-            if name.startswith("data.source.") and not [*_not_json("", diff.to_json(value))]:
-                return
         yield (
             f"{name} must be a finite number, a text, True, False, None, or a list or dict of these, which a run can "
-            "save: make other objects in the function that `target` names. Received: "
+            "save: make arrays and other objects in the function that `target` names. Received: "
             f"{value if isinstance(value, float) else type(value).__name__}"
         )
 

@@ -8,6 +8,7 @@ import re
 import sys
 
 import ml_collections
+import numpy as np
 import pytest
 
 from tfdist import config
@@ -135,6 +136,7 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("callbacks", ["a:b"], "Received: 'a:b'"),
         ("optimizer", {"target": "a:b", "most": [float("inf")]}, "be a finite number"),
         ("model", {"target": "a:b", 1: 2}, "Received: 1"),
+        ("data.source", {"target": "a:b", "x": [np.zeros(2)]}, "make arrays and other objects in the function"),
         ("seed", -1, "be at least 0. Received: -1"),
         ("seed", 2**31, "be below 2**31. Received: 2147483648"),
     ],

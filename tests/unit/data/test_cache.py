@@ -216,18 +216,6 @@ def test_the_modification_hash_of_a_source_decides_what_is_reused(tmp_path):
         assert len(list((tmp_path / name).glob("*/*.npy"))) == 2
 
 
-def test_an_array_in_the_config_is_known_by_all_of_its_values(tmp_path):
-    """Its repr has "..." for most rows: with row 1000 corrected, the old rows were read."""
-    rows = np.zeros([3000, 4])
-    corrected = rows.copy()
-    corrected[1000] = 1.0
-    names = []
-    for array in (rows, rows.copy(), corrected, rows.astype(">f8"), rows.reshape(4, 3000), rows.astype(object)):
-        options = c.Data(source={"target": "my:source", "x": [array]}, cache="raw", cache_dir=str(tmp_path))
-        names.append(cache.add_cache(options, Source(10), prepare.identity, training=True)[0].name)
-    assert names[0] == names[1] and len(set(names)) == 5
-
-
 def test_a_directory_that_cannot_be_written_or_has_no_use_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"data.cache_dir=.*file/x'"):
