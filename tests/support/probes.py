@@ -408,7 +408,7 @@ def local_rounds(options: c.ClusterOptions) -> Arrays:
         "optimizer": {"target": "keras.optimizers:SGD", "momentum": 0.5},
         "learning_rate": c.LearningRate(peak=0.1),
     }
-    source = {"target": "tfdist.zoo.sources:line", "m": 2.0, "n": 0.5, "noise": 0.3, "num_examples": 64}
+    source = {"target": "tfdist.configs.networks.classic:points", "m": 2.0, "n": 0.5, "noise": 0.3, "num_examples": 64}
     parts = {"source": source, "prepare": {"target": "tfdist.zoo.prepare:identity"}, "evaluation_split": None}
     alone = c.ClusterOptions(connect_seconds=options.connect_seconds)
     found = {}
