@@ -241,7 +241,7 @@ def test_images_of_another_size_are_named(fails, tmp_path):
 def test_folders_that_lack_something_are_named(fails, tmp_path):
     root = folder(tmp_path / "images", {"train": {"cat": 12, "dog": 12}, "test": {"cat": 4}})
     said = fails(tmp_path / "run", images(root))
-    assert "the split 'test' lacks the class 'dog', which 'train' has" in said
+    assert "lacks the class 'dog'" in said
     (root / "test" / "dog").mkdir()
     said = fails(tmp_path / "run", images(root))
     assert f"no images in {str(root / 'test' / 'dog')!r}, but no files" in said

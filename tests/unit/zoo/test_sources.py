@@ -313,7 +313,7 @@ def test_missing_folders_splits_and_classes_are_named(tmp_path):
         folder(tmp_path, "test")
     make_folder(tmp_path, {"test": {"a": 2, "c": 2}})
     for splits in (("train", "test"), ("test", "train")):
-        with pytest.raises(ValueError, match=r"'test' lacks the class 'b', which 'train' has"):
+        with pytest.raises(ValueError, match="lacks the class 'b'"):
             open_both(tmp_path, *splits)
     (tmp_path / "runs" / "other").mkdir(parents=True)  # Not a split of the config.
     chosen = folder(tmp_path, classes=["c", "a"])
