@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from tfdist.config import diff, removed, schema, text
+from tfdist.config import diff, schema, text
 
 
 def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lambda: ()) -> None:
@@ -35,8 +35,7 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
         elif typing.get_origin(hint) is Literal:
             if value not in (choices := typing.get_args(hint)):
                 near = text.closest(value, choices, 0.5) if isinstance(value, str) else ""
-                instead = removed.of_value(name, value) or (f"Did you mean {near!r}?" if near else "")
-                meant = f" {instead}" if instead else ""
+                meant = f" Did you mean {near!r}?" if near else ""
                 yield f"{name} must be one of {', '.join(choices)}.{meant} Received: {value!r}"
         elif hint is not Any:  # `_value_problems` checks it.
             members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)

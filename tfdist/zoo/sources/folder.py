@@ -95,9 +95,6 @@ class image_folder(file_source.FileSource):
         files = [folders[label] + os.fsdecode(one) for label, one in zip(self._labels, names, strict=True)]
         more = "" if size or encoded else " Images of several sizes need size=(height, width) in the source."
         super().__init__(name, chosen, files, f"Repair or remove it.{more}")
-        for file in files if channels == 1 else ():
-            if file.lower().endswith((".bmp", ".gif")):
-                raise ValueError(f"{name}: channels=1 needs JPEG or PNG files. Received: {file!r}")
         self._scales, self._encoded, self.channels = size is not None, encoded, channels
         self._shape = (*(size or decoding.image_size(self.files[0])), channels)
         self._columns = cache.InMemoryArrays(
