@@ -2,15 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data import autograph, cache, description, inspection, stream
-from tfdist.data.feed import Examples, Feed, FeedNotes, Prepare, Sizes
+from tfdist.data.feed import Distributor, Examples, Feed, FeedNotes, Prepare, Sizes
 from tfdist.data.stream import ReplicaShard
 
 
@@ -31,19 +31,6 @@ class Inputs:
     evaluation_source: Any = None
     # Spec of a batch of the pipeline -> spec of the batch that `config.data.prepare` returns; see `image.halves`.
     described: Callable[[dict[str, tf.TensorSpec]], dict[str, tf.TensorSpec]] = lambda spec: spec
-
-
-class Distributor(Protocol):
-    """The methods of `tfdist.cluster.cluster.Cluster` that a pipeline uses."""
-
-    strategy: Any  # TensorFlow's strategy.
-    num_workers: int
-
-    def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
-        """Returns an iterator over this worker's elements, one per local replica and step."""
-
-    def distribute_global(self, dataset: tf.data.Dataset) -> Iterator[Any]:
-        """Returns an iterator over global batches, which TensorFlow divides among all replicas."""
 
 
 def make_feed(
@@ -87,7 +74,6 @@ def make_feed(
             ),
         }
     described = inputs.described(of_pipeline["spec"])
-    saved = description.to_save(inputs.train_source, described)
 
     def evaluate() -> tuple[tf.data.Dataset, int]:
         return stream.evaluation(
@@ -114,8 +100,7 @@ def make_feed(
             example_name="images" if "image" in of_pipeline["spec"] else "examples",
             notes=notes,
             first_batch=functools.partial(stream.first_examples, train_source, inputs.prepare_all, seed=config.seed),
-            saved=saved,
-            usage=description.usage(options.prepare, options.finish, described, saved),
+            saved=description.to_save(options, inputs.train_source, described),
         ),
         **of_pipeline,
     )

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.data import autograph, description, inspection, order, pipelines
-from tfdist.data.feed import Batch, Prepare
+from tfdist.data import autograph, description, inspection, order
+from tfdist.data.feed import Batch, Distributor, Prepare
 from tfdist.data.stream import ReplicaShard, Source
 
 # Entries of an example besides its features: its number, and the epoch.
@@ -100,7 +100,7 @@ def _place_in_batch(column: str, at: tuple[int, ...]) -> str:
 
 
 def fields(
-    make_batches: Callable[[int, int], tf.data.Dataset], shard: ReplicaShard, cluster: pipelines.Distributor
+    make_batches: Callable[[int, int], tf.data.Dataset], shard: ReplicaShard, cluster: Distributor
 ) -> dict[str, Any]:
     """Returns the fields of a `Feed` that this pipeline decides; `make_batches` is what `training` returned."""
 
