@@ -141,7 +141,7 @@ CONTRADICTIONS = [
     ),
     (
         {"data": data(source=OF_TFDS)},
-        r"(?s)'cifar10' .*'/nonexistent/cifar10/.*tfdist prepare --config=.*  python -c ",
+        r"(?s)'cifar10' .*'/nonexistent/cifar10/.*tfdist prepare --config=",
     ),
 ]
 

@@ -9,7 +9,8 @@ def closest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
     return next(iter(difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)), "")
 
 
-def list_names(names: Iterable[object], limit: int) -> str:
+def list_names(names: Iterable[object], limit: int, separator: str = ", ", last: str = " and ") -> str:
     """Returns the first `limit` of `names`, and how many more there are: "a, b and 3 more"."""
     names = [str(name) for name in names]
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    more = f"{last}{len(names) - limit} more" if len(names) > limit else ""
+    return separator.join(names[:limit]) + more

@@ -126,6 +126,5 @@ def _check_classes(config: config_lib.Config, train: Any, evaluation: Any) -> No
     difference = f"one of them lacks the class {only[0]!r}" if only else "the order differs"
     raise ValueError(
         f"{config.data.source['target']}: labels are numbers of classes, so the splits {here!r} and {there!r} must "
-        f"have the same classes in the same order, but {difference}: correct the data, or name the classes in "
-        "config.data.source, such as classes=[...]."
+        f"have the same classes in the same order, but {difference}: correct the data."
     )
