@@ -35,7 +35,7 @@ def get_config(path: str | None = None) -> c.Config:
     return c.Config(
         model={"target": f"{network}:network", "num_classes": len(characters), "length": LENGTH},
         data=c.Data(
-            source={"target": "tfdist.zoo.sources:text", "path": path, "length": LENGTH},
+            source={"target": "tfdist.configs.networks.char_gpt:text", "path": path, "length": LENGTH},
             prepare={"target": "tfdist.zoo.prepare:identity"},
             evaluation_split="test[:1024]" if tests > 1024 else "test",
             batch_size=12,

@@ -14,7 +14,13 @@ def get_config() -> c.Config:
     return c.Config(
         model={"target": "tfdist.configs.networks.classic:line", "m": -1.0, "n": 2.0},
         data=c.Data(
-            source={"target": "tfdist.zoo.sources:line", "m": 2.0, "n": 0.5, "noise": 0.3, "num_examples": 64},
+            source={
+                "target": "tfdist.configs.networks.classic:points",
+                "m": 2.0,
+                "n": 0.5,
+                "noise": 0.3,
+                "num_examples": 64,
+            },
             prepare={"target": "tfdist.zoo.prepare:identity"},
             evaluation_split=None,
             batch_size=8,

@@ -22,7 +22,7 @@ def get_config() -> c.Config:
         model={"target": "tfdist.configs.networks.classic:line", "m": 0.0, "n": 1.0},
         data=c.Data(
             source={
-                "target": "tfdist.zoo.sources:line",
+                "target": "tfdist.configs.networks.classic:points",
                 "m": 2.0,
                 "n": 0.0,
                 "noise": 0.5,

@@ -1,4 +1,4 @@
-"""Models for courses: AlexNet for images of 256x256 pixels, and the line y = m x + n with its objective."""
+"""Models for courses: AlexNet for images of 256x256 pixels, and the line y = m x + n with its points and objective."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.zoo import objectives
+from tfdist.zoo import objectives, stateless_random
 from tfdist.zoo.normalization import batch_normalization
+from tfdist.zoo.sources.synthetic import Computed, of_split
 
 FORMS = ("functional", "sequential")
 
@@ -95,3 +96,27 @@ def line_error(model: Any, batch: Mapping[str, tf.Tensor], *, training: bool) ->
     m, n = (tf.reshape(tf.convert_to_tensor(variable), []) for variable in (layer.kernel, layer.bias))
     same = tf.zeros_like(values["loss"])
     return {"loss": values["loss"], "m": tf.stop_gradient(same + m), "n": tf.stop_gradient(same + n)}
+
+
+def points(
+    split: str,
+    *,
+    m: float = 2.0,
+    n: float = 0.5,
+    noise: float = 0.3,
+    num_examples: int = 64,
+    num_test_examples: int = 0,
+    width: float = 1.0,
+) -> Computed:
+    """Points near the line y = m x + n, with x uniform in [-width, width), y by at most `noise` from it.
+
+    Returns a source of {"x": float32 [n, 1], "y": float32 [n, 1]} of the splits "train" and "test", which have no point
+    in common.
+    """
+
+    def compute(ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        draws = 2.0 * stateless_random.uniform(tf.stack([tf.zeros_like(ids), ids], axis=1), 0, 2) - 1.0
+        x = width * draws[:, :1]
+        return {"x": x, "y": m * x + n + noise * draws[:, 1:]}
+
+    return of_split(split, compute, num_examples, num_test_examples, None, f"line, y = {m:g} x + {n:g}")

@@ -75,7 +75,7 @@ def measure(cluster, options: dict) -> dict[str, np.ndarray]:
     config = c.Config(model={"target": "lab:linear"}, data=data, train=c.Train(steps=STEPS), seed=SEED)
     train, test = (inputs_lib.open_source(config, split) for split in ("train", "test"))
     inputs = pipelines.Inputs(
-        make_feed=inputs_lib.choose_pipeline(data),
+        make_feed=pipelines.make_feed,
         prepare=numbered,
         prepare_all=numbered,
         objective=lambda *args, **keywords: {},

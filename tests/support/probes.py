@@ -36,7 +36,7 @@ from tfdist.training import checkpointing, execution, loop, opening, setup
 from tfdist.training import run as run_lib
 from tfdist.training.step import multi_step, train_step
 from tfdist.training.step.updates import all_reduce, stages
-from tfdist.zoo import schedules
+from tfdist.zoo import schedules, sources
 
 Arrays = dict[str, np.ndarray]
 # One gradient per variable, for each of two replicas: of about 1, of very different sizes, a scalar.
@@ -218,15 +218,25 @@ TABLES = {
 }
 
 
+def tokens(split: str) -> object:
+    """A source of the rows that a step reads."""
+    return sources.arrays(split, splits={"train": {"token": TOKENS, "label": np.zeros(len(TOKENS), np.int64)}})
+
+
+def ones(split: str) -> object:
+    """A source of equal examples."""
+    splits = {"train": {"image": np.ones((96, 64), np.float32), "label": np.zeros(96, np.int64)}}
+    return sources.arrays(split, splits=splits)
+
+
 def embedding(options: c.ClusterOptions, *, name: str) -> Arrays:
     """One step that reads few rows of a table, beside a weight that nothing depends on; `name` is one of `TABLES`."""
-    splits = {"train": {"token": TOKENS, "label": np.zeros(len(TOKENS), np.int64)}}
     optimizer, training, communication = TABLES[name]
     run = start(
         options,
         model={"target": "lab:Table", "rows": 30, "columns": 4},
         data=c.Data(
-            source={"target": "tfdist.zoo.sources:arrays", "splits": splits},
+            source={"target": f"{__name__}:tokens"},
             prepare={"target": "tfdist.zoo.prepare:identity"},
             evaluation_split=None,
             batch_size=BATCH,
@@ -312,12 +322,11 @@ def masks(options: c.ClusterOptions) -> Arrays:
         return {"loss": loss}
 
     globals()["noting"] = objective
-    splits = {"train": {"image": np.ones((96, 64), np.float32), "label": np.zeros(96, np.int64)}}
     run = start(
         options,
         model={"target": "lab:only_dropout"},
         data=c.Data(
-            source={"target": "tfdist.zoo.sources:arrays", "splits": splits},
+            source={"target": f"{__name__}:ones"},
             prepare={"target": "tfdist.zoo.prepare:identity"},
             evaluation_split=None,
             batch_size=BATCH,
@@ -399,7 +408,7 @@ def local_rounds(options: c.ClusterOptions) -> Arrays:
         "optimizer": {"target": "keras.optimizers:SGD", "momentum": 0.5},
         "learning_rate": c.LearningRate(peak=0.1),
     }
-    source = {"target": "tfdist.zoo.sources:line", "m": 2.0, "n": 0.5, "noise": 0.3, "num_examples": 64}
+    source = {"target": "tfdist.configs.networks.classic:points", "m": 2.0, "n": 0.5, "noise": 0.3, "num_examples": 64}
     parts = {"source": source, "prepare": {"target": "tfdist.zoo.prepare:identity"}, "evaluation_split": None}
     alone = c.ClusterOptions(connect_seconds=options.connect_seconds)
     found = {}

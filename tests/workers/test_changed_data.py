@@ -9,7 +9,6 @@ import pytest
 
 import tfdist
 from tfdist import config as c
-from tfdist.config import saved_run
 from tfdist.training import loop, setup
 
 pytestmark = pytest.mark.usefixtures("own_signals", "own_process")
@@ -83,31 +82,6 @@ def test_changed_contents_are_refused(root):
         resume(root, 1)
     with pytest.raises(ValueError, match=words):  # As `tfdist train WORKDIR --epochs=2`.
         train(root, 2, allow_config_changes=True)
-
-
-def test_arrays_in_the_config_are_compared_by_their_values(tmp_path):
-    image, label = np.zeros((1200, 8, 8, 1), np.float32), np.arange(1200) % 10
-
-    def start(image: np.ndarray) -> None:
-        keras.utils.clear_session()
-        splits = {"train": {"image": image, "label": label}}
-        data = c.Data(
-            source={"target": "tfdist.zoo.sources:arrays", "splits": splits}, evaluation_split=None, batch_size=300
-        )
-        (tmp_path / "finished.json").unlink(missing_ok=True)
-        config = c.Config(model={"target": "lab:linear"}, data=data, train=c.Train(steps=2))
-        assert loop.train(setup.build_run(config, tmp_path)) == 0
-
-    start(image)
-    start(image.copy())
-    corrected = image.copy()
-    corrected[600] = 1.0
-    with pytest.raises(ValueError, match=r"config\.data\.source\.splits\.train\.image: "):
-        start(corrected)
-    with pytest.raises(ValueError, match=r"data\.source\.splits\.train\.image is an array, .* the config file"):
-        setup.build_run(saved_run.load(tmp_path / "config.json"), tmp_path)
-    with pytest.raises(ValueError, match=r"data\.source\.splits\.train\.image must be .* Received: ndarray"):
-        start(np.array([object()]))
 
 
 @pytest.mark.slow

@@ -10,8 +10,9 @@ from tfdist import config as c
 from tfdist.config import learning_rate, specs
 from tfdist.configs.laboratory.local_sgd import command
 from tfdist.configs.laboratory.local_sgd import rounds as rounds_lib
+from tfdist.configs.networks import classic
 from tfdist.training.step import train_step
-from tfdist.zoo import models, schedules, sources
+from tfdist.zoo import models, schedules
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def measured(tmp_path_factory):
 
 def rounds(replicas, local_steps, batch, steps):
     """((m, n), momentum) after the rounds: each replica steps alone, then weights and momentum are averaged."""
-    points = sources.line("train", m=2.0, n=0.5, noise=0.3, num_examples=64).read(np.arange(64))
+    points = classic.points("train", m=2.0, n=0.5, noise=0.3, num_examples=64).read(np.arange(64))
     x, y = (np.asarray(points[name], np.float64)[:, 0] for name in ("x", "y"))
     weights, momentum = np.array([-1.0, 2.0]), np.zeros(2)
     size = batch // replicas // local_steps

@@ -86,8 +86,7 @@ def test_a_wrong_flag_ends_main_at_once(tmp_path, option, message):
     assert not (tmp_path / "run").exists()
 
 
-SPLITS = {"train": {"image": np.zeros((96, 8, 8, 1), np.uint8), "label": np.arange(96) % 12}}
-OF_ARRAYS = {"target": "tfdist.zoo.sources:arrays", "splits": SPLITS}
+OF_TWELVE = {"target": "tfdist.zoo.sources:synthetic", "num_classes": 12, "shape": (8, 8, 1), "num_examples": 96}
 OF_TFDS = {"target": "tfdist.zoo.sources:tfds", "name": "cifar10", "data_dir": "/nonexistent"}
 SGD = {"target": "keras.optimizers:SGD"}
 RESTORES = {"target": "keras.callbacks:EarlyStopping", "monitor": "val_loss", "restore_best_weights": True}
@@ -109,7 +108,7 @@ CONTRADICTIONS = [
     ),
     ({"data": data(batch_size=1443)}, r"config\.data\.batch_size=1443 .* 1442 .*'train'"),
     ({"model": {"target": "lab:linear", "num_classes": 12}}, r"config\.model\.num_classes=12, .*'train' .* 10"),
-    slow({"data": data(source=OF_ARRAYS, evaluation_split=None)}, r"config\.model\.num_classes=10, .*'train' .* 12"),
+    slow({"data": data(source=OF_TWELVE, evaluation_split=None)}, r"config\.model\.num_classes=10, .*'train' .* 12"),
     ({"data": data(evaluation_split="validation")}, r"'validation'.* all, test, train"),
     slow({"data": data(train_split="train[:90")}, r"'train\[:90'"),
     slow({"data": data(evaluation_split="test[5:5]")}, r"'test\[5:5\]' .* 355"),
@@ -142,7 +141,7 @@ CONTRADICTIONS = [
     ),
     (
         {"data": data(source=OF_TFDS)},
-        r"(?s)'cifar10' .*'/nonexistent/cifar10/.*tfdist prepare --config=.*  python -c ",
+        r"(?s)'cifar10' .*'/nonexistent/cifar10/.*tfdist prepare --config=",
     ),
 ]
 
@@ -242,7 +241,7 @@ def test_images_of_another_size_are_named(fails, tmp_path):
 def test_folders_that_lack_something_are_named(fails, tmp_path):
     root = folder(tmp_path / "images", {"train": {"cat": 12, "dog": 12}, "test": {"cat": 4}})
     said = fails(tmp_path / "run", images(root))
-    assert "the split 'test' lacks the class 'dog', which 'train' has" in said
+    assert "lacks the class 'dog'" in said
     (root / "test" / "dog").mkdir()
     said = fails(tmp_path / "run", images(root))
     assert f"no images in {str(root / 'test' / 'dog')!r}, but no files" in said

@@ -1,4 +1,4 @@
-"""Writes the final model in Keras' format, and a text about its input."""
+"""Writes the final model in Keras' format."""
 
 import contextlib
 from pathlib import Path
@@ -8,19 +8,14 @@ import keras
 from tfdist.report import files
 
 
-def export(model: keras.Model, path: Path, about: str = "") -> str:
+def export(model: keras.Model, path: Path) -> str:
     """Writes `model` to `path` (.keras) through a temporary file: complete or absent; returns a line for the log.
 
     Nothing is written of a model that Keras cannot save, for example because a class has no `get_config`.
-
-    Args:
-        about: text for the file `path` with the suffix .txt, which is there before the model; "": none.
     """
     temporary = path.with_name(f"{path.stem}.writing.keras")
     try:
         model.save(temporary)
-        if about:
-            files.replace_file(path.with_suffix(".txt"), about.encode(errors="surrogateescape"))
         files.move_complete(temporary, path)
         return f"exported {path}"
     except OSError:

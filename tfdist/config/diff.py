@@ -1,7 +1,6 @@
 """Configs as dotted fields and as JSON, and the differences of two of them. Imports no TensorFlow."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +15,6 @@ FIELDS_FREE_TO_CHANGE = (
     *("communication.implementation", "communication.bytes_per_pack"),
     "train.recompute",
 )
-# How the text begins that stands for an array in a saved config.
-ARRAY = "numpy.ndarray "
 
 
 def items(config: Any) -> list[tuple[Any, Any]]:
@@ -37,22 +34,8 @@ def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def to_json(config: Any) -> Any:
-    """Returns a config (dataclass or dict) as JSON values, comparable with those read from a file; tuples are lists.
-
-    Arrays of NumPy are hashed, by bytes, dtype and shape; TypeError: other objects have no identity.
-    """
-    return json.loads(
-        json.dumps(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config, default=_of_numpy)
-    )
-
-
-def _of_numpy(value: Any) -> Any:
-    if not hasattr(value, "tobytes") or not hasattr(value, "dtype"):
-        raise TypeError(f"no JSON value: {type(value).__name__}")
-    if value.ndim == 0:
-        return value.item()
-    content = json.dumps(value.tolist(), default=_of_numpy).encode() if value.dtype.hasobject else value.tobytes()
-    return f"{ARRAY}{value.dtype} {list(value.shape)} {hashlib.sha256(content).hexdigest()}"
+    """Returns a config (dataclass or dict) as JSON values, comparable with those read from a file; tuples are lists."""
+    return json.loads(json.dumps(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config))
 
 
 def with_defaults(saved: dict[str, Any], defaults: Any) -> dict[str, Any]:

@@ -5,10 +5,11 @@ import dataclasses
 import inspect
 import itertools
 import textwrap
+import typing
 from collections.abc import Iterator
 from typing import Any
 
-from tfdist.config import diff, schema, specs
+from tfdist.config import diff, schema
 
 _WIDTH = 100
 
@@ -30,7 +31,7 @@ def meanings() -> dict[tuple[str, str], str]:
 
 
 def _section(section: Any, prefix: str) -> Iterator[str]:
-    known, choices = meanings(), dict(specs.choices(section))
+    known, hints = meanings(), typing.get_type_hints(type(section))
     for field, value in diff.items(section):
         name = f"{prefix}{field}"
         if dataclasses.is_dataclass(value) and not isinstance(value, schema.Every):
@@ -40,7 +41,8 @@ def _section(section: Any, prefix: str) -> Iterator[str]:
             continue
         yield from (f"  --config.{leaf}={_show(one)}" for leaf, one in diff.flatten({name: value}))
         meaning = known.get((type(section).__name__, field), "")
-        yield from _wrap(meaning + (f" One of {', '.join(choices[field])}." if field in choices else ""), 6)
+        choices = typing.get_args(hints[field]) if typing.get_origin(hints[field]) is typing.Literal else ()
+        yield from _wrap(meaning + (f" One of {', '.join(choices)}." if choices else ""), 6)
 
 
 def _wrap(paragraph: str, indent: int = 0) -> list[str]:

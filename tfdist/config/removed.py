@@ -56,14 +56,6 @@ FIELDS: dict[str, tuple[Any, str]] = {
     # A run that has paused goes on.
     "cluster.pause_epochs": (ANY, "SIGTERM stops and saves a run, and the same command goes on."),
 }
-# (field that still exists, value that it had) -> what to use instead.
-VALUES: dict[tuple[str, Any], str] = {
-    ("train.precision", "auto"): 'set "bfloat16" or "float16" on GPUs; tfdist doctor says what the GPU can.',
-    (
-        "train.nonfinite",
-        "rollback",
-    ): 'set "skip", or start again with a lower learning rate.',
-}
 # Command -> what to use instead.
 COMMANDS: dict[str, str] = {
     "cost": "`sacct --format=JobID,ElapsedRaw,ConsumedEnergy` shows the time and energy of jobs.",
@@ -82,6 +74,8 @@ MODULES: dict[str, str] = {
     "tfdist.zoo.models:resnet9": "use tfdist.configs.networks.airbench:network, which learns CIFAR-10 in fewer epochs.",
     "tfdist.zoo.optimizers": "lookahead_sgd and muon are in tfdist.configs.networks.optimizers.",
     "tfdist.zoo.sources:idx": "keras.datasets and tensorflow-datasets have such data: see npz and tfds.",
+    "tfdist.zoo.sources:line": "it is tfdist.configs.networks.classic:points now, with the same arguments.",
+    "tfdist.zoo.sources:text": "it is tfdist.configs.networks.char_gpt:text now, with the same arguments.",
     "tfdist.zoo.sources:prepared": "name the source of the images; to scale them once: docs/your-data.md.",
     "tfdist.zoo.schedules:exponential": "it is tfdist.zoo.schedules:range_test now, with the same arguments.",
 }
@@ -93,12 +87,6 @@ def of_field(name: str) -> str:
         if field == name or name.startswith(f"{field}."):
             return f"config.{name} was removed: {instead}"
     return ""
-
-
-def of_value(name: str, value: Any) -> str:
-    """Returns the sentence for a value that a field no longer takes; "": it never took it."""
-    instead = VALUES.get((name, value)) if isinstance(value, str) else None
-    return f"config.{name}={value!r} was removed: {instead}" if instead else ""
 
 
 def of_error(error: BaseException) -> str:
@@ -124,7 +112,7 @@ def without_removed(saved: dict[str, Any], refuses: Callable[[str], bool] = lamb
         refuses: whether a field may have its default only.
 
     Raises:
-        ValueError: one of them has a value other than its default, or a field has a value that was removed.
+        ValueError: one of them has a value other than its default.
     """
     kept, problems = copy.deepcopy(saved), []
     for name, (default, _) in FIELDS.items():
@@ -132,10 +120,6 @@ def without_removed(saved: dict[str, Any], refuses: Callable[[str], bool] = lamb
         value = kept[section].pop(field, default) if isinstance(kept.get(section), dict) else default
         if default is not ANY and value != default and refuses(name):
             problems.append(f"{of_field(name)} Received: {value!r}")
-    for name, value in VALUES:
-        section, _, field = name.partition(".")
-        if isinstance(kept.get(section), dict) and kept[section].get(field) == value and refuses(name):
-            problems.append(of_value(name, value))
     if problems:
         raise ValueError("The saved config cannot be used any more:\n" + "\n".join(f"  {line}" for line in problems))
     return kept

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tfdist.config import config_dict, diff, schema
+from tfdist.config import config_dict, schema
 
 FILE = "config.json"
 _FIT = re.compile(r"fit(\d+)$")
@@ -44,9 +44,6 @@ def load(path: str | os.PathLike[str]) -> schema.Config:
             f"{Path(path).parent} is the workdir of a script, which has model and data itself. Run the script again to "
             f"resume; for more epochs, change its number of epochs{again}"
         )
-    array = next((name for name, value in diff.flatten(saved) if str(value).startswith(diff.ARRAY)), "")
-    if array:
-        raise ValueError(f"{path}: config.{array} is an array, of which a run saves the hash: give the config file.")
     return config_dict.from_saved(saved)
 
 

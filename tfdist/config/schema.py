@@ -3,8 +3,8 @@
 A config file defines `get_config()`, which returns a `Config`, or an `ml_collections.ConfigDict` with the same names.
 A field of type `dict` is a spec: it names a function by dotted path and gives its keyword arguments, such as
 `{"target": "my_lab.losses:focal", "gamma": 2.0}`. The arguments are numbers, strings, True, False, None, and lists and
-dicts of these, so that they can be saved and compared; arguments of `data.source` may also be NumPy arrays. The config
-does not describe the machines: batch sizes are global, and the replicas are detected.
+dicts of these, so that they can be saved and compared. The config does not describe the machines: batch sizes are
+global, and the replicas are detected.
 """
 
 import dataclasses

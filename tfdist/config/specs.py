@@ -4,9 +4,8 @@ import functools
 import importlib
 import inspect
 import re
-import typing
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 from tfdist.config import removed, text, user_code
 
@@ -112,11 +111,3 @@ def nearest(name: str, candidates: list[str]) -> str:
     if near := text.closest(name, candidates, 0.5):
         return f" Did you mean {near!r}?"
     return f" It has: {', '.join(sorted(candidates))}." if candidates else ""
-
-
-def choices(section: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields the name of each field of a section, or its class, that has one of a few values, and these values."""
-    kind = section if isinstance(section, type) else type(section)
-    for name, hint in typing.get_type_hints(kind).items():
-        if typing.get_origin(hint) is Literal:
-            yield name, typing.get_args(hint)

@@ -1,6 +1,5 @@
 """Checks of a config that need neither data nor devices: types, ranges, contradictions. Imports no TensorFlow."""
 
-import contextlib
 import dataclasses
 import math
 import operator
@@ -9,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from tfdist.config import diff, removed, schema, text
+from tfdist.config import diff, schema, text
 
 
 def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lambda: ()) -> None:
@@ -36,8 +35,7 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
         elif typing.get_origin(hint) is Literal:
             if value not in (choices := typing.get_args(hint)):
                 near = text.closest(value, choices, 0.5) if isinstance(value, str) else ""
-                instead = removed.of_value(name, value) or (f"Did you mean {near!r}?" if near else "")
-                meant = f" {instead}" if instead else ""
+                meant = f" Did you mean {near!r}?" if near else ""
                 yield f"{name} must be one of {', '.join(choices)}.{meant} Received: {value!r}"
         elif hint is not Any:  # `_value_problems` checks it.
             members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -50,7 +48,7 @@ def _type_problems(section: Any, prefix: str) -> Iterator[str]:
 
 
 def _not_json(name: str, value: Any) -> Iterator[str]:
-    """Yields what cannot be saved and compared; NumPy's arrays are hashed."""
+    """Yields what cannot be saved and compared."""
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -60,12 +58,9 @@ def _not_json(name: str, value: Any) -> Iterator[str]:
         for index, item in enumerate(value):
             yield from _not_json(f"{name}[{index}]", item)
     elif not isinstance(value, str | int | float | None) or (isinstance(value, float) and not math.isfinite(value)):
-        with contextlib.suppress(TypeError):
-            if name.startswith("data.source.") and not [*_not_json("", diff.to_json(value))]:
-                return
         yield (
             f"{name} must be a finite number, a text, True, False, None, or a list or dict of these, which a run can "
-            "save: make other objects in the function that `target` names. Received: "
+            "save: make arrays and other objects in the function that `target` names. Received: "
             f"{value if isinstance(value, float) else type(value).__name__}"
         )
 

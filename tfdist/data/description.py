@@ -1,13 +1,11 @@
 """Checks batches, and describes the output of `config.data.prepare`, for the log and in the workdir."""
 
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-# Characters in a line of `usage`.
-_WIDTH = 110
+from tfdist import config
 
 
 def check_batch(batch: Any, name: str, rows: int | None) -> None:
@@ -54,61 +52,35 @@ def element_spec(dataset: tf.data.Dataset) -> dict[str, tf.TensorSpec]:
 
 def describe(prepare: Mapping[str, Any], spec: Mapping[str, tf.TensorSpec]) -> str:
     """Returns the prepare function of a config with its arguments, and the batches that it returns on one replica."""
-    return f"config.data.prepare: {_call(prepare)}  returns per replica {_columns(spec)}"
+    columns = ", ".join(f"{name} {one.dtype.name} {one.shape.as_list()}" for name, one in spec.items())
+    return f"config.data.prepare: {_call(prepare)}  returns per replica {columns}"
 
 
-def to_save(source: Any, spec: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
+def to_save(options: config.Data, source: Any, spec: Mapping[str, tf.TensorSpec]) -> dict[str, Any]:
     """Returns what data.json in the workdir says about the examples, for people and for tools.
 
     Args:
+        options: names the functions that prepare examples: model.keras expects them prepared.
         source: of the training split. It may have `classes`, the name of each class in the order of the labels, and
             `columns`, a dict that says what each number of an example is.
         spec: shapes and dtypes of a batch on one replica, as `prepare` returns it.
 
     Returns:
-        "examples", the source in words; "classes", a list of names or None; "columns", a dict or None; "prepared",
-        {key: {"dtype", "shape"}} of an example as `prepare` returns it.
+        "examples", the source in words; "classes", a list of names or None; "columns", a dict or None; "model.keras",
+        how its input is prepared; "prepared", {key: {"dtype", "shape"}} of an example as `prepare` returns it.
     """
     classes, columns = getattr(source, "classes", None), getattr(source, "columns", None)
     return {
         "examples": repr(source),
         "classes": None if classes is None else [str(name) for name in classes],
         "columns": None if columns is None else dict(columns),
+        "model.keras": f"expects examples prepared by {_call(options.prepare)}"
+        + (f", then {_call(options.finish)}" if options.finish else "")
+        + ", with training=False",
         "prepared": {key: {"dtype": one.dtype.name, "shape": one.shape.as_list()[1:]} for key, one in spec.items()},
     }
-
-
-def usage(
-    prepare: Mapping[str, Any], finish: Mapping[str, Any] | None, spec: Mapping[str, tf.TensorSpec], meaning: Mapping
-) -> str:
-    """Returns a text about the input that an exported model expects.
-
-    Args:
-        prepare: `config.data.prepare`.
-        finish: `config.data.finish`.
-        spec: shapes and dtypes of a batch on one replica, as `prepare` returns it.
-        meaning: what `to_save` returns.
-    """
-    paragraphs = [
-        "model.keras expects prepared examples. For others its outputs are wrong, without an error.",
-        f"The examples were prepared by {_call(prepare)}{f', then {_call(finish)}' if finish else ''}, with "
-        f"training=False. The first returns {_columns(spec, 'n')}.",
-    ]
-    if classes := meaning["classes"]:
-        paragraphs.append(f"Class numbers: {', '.join(f'{number} {name}' for number, name in enumerate(classes))}.")
-    if columns := meaning["columns"]:
-        names = ", ".join(map(str, columns))
-        paragraphs.append(f"Columns of the data: {names}. data.json says what each number is.")
-    return "\n\n".join(textwrap.fill(text, _WIDTH) for text in paragraphs) + "\n"
 
 
 def _call(spec: Mapping[str, Any]) -> str:
     arguments = ", ".join(f"{name}={value!r}" for name, value in spec.items() if name != "target")
     return f"{spec['target']}({arguments})"
-
-
-def _columns(spec: Mapping[str, tf.TensorSpec], rows: str = "") -> str:
-    """Returns names, dtypes and shapes; `rows`: what stands for the first dimension."""
-    shapes = ([rows or one.shape[0], *one.shape[1:]] for one in spec.values())
-    texts = (f"[{', '.join(map(str, shape))}]" for shape in shapes)
-    return ", ".join(f"{name} {one.dtype.name} {text}" for (name, one), text in zip(spec.items(), texts, strict=True))

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -12,6 +12,19 @@ Batch = dict[str, tf.Tensor]
 Prepare = Callable[..., Batch]
 # () -> the evaluation dataset of one worker, repeated endlessly, and its steps.
 Evaluation = Callable[[], tuple[tf.data.Dataset, int]]
+
+
+class Distributor(Protocol):
+    """The methods of `tfdist.cluster.cluster.Cluster` that a pipeline uses."""
+
+    strategy: Any  # TensorFlow's strategy.
+    num_workers: int
+
+    def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+        """Returns an iterator over this worker's elements, one per local replica and step."""
+
+    def distribute_global(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+        """Returns an iterator over global batches, which TensorFlow divides among all replicas."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +77,6 @@ class FeedNotes:
     first_batch: Callable[[int], Batch] | None = None
     # The content of data.json; see `description.to_save`. Empty: no such file is written.
     saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    usage: str = ""  # See `description.usage`.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

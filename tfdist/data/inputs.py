@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist import config as config_lib
 from tfdist.config import batches, specs
 from tfdist.data import autograph, guard, order, pipelines, stream
-from tfdist.data.feed import Batch, Feed, Prepare, Sizes
+from tfdist.data.feed import Batch, Prepare, Sizes
 from tfdist.data.pipelines import Inputs
 
 
@@ -34,7 +34,7 @@ def open_inputs(config: config_lib.Config) -> Inputs:
     adapt = config.adapt and specs.partial(config.adapt, field="config.adapt", positional=2)
     train, evaluation = config.data.train_split, config.data.evaluation_split
     return Inputs(
-        make_feed=choose_pipeline(config.data),
+        make_feed=pipelines.make_feed,
         prepare=prepare,
         prepare_all=finish_on_host(prepare, finish),
         objective=_finish_on_device(finish, objective),
@@ -43,15 +43,6 @@ def open_inputs(config: config_lib.Config) -> Inputs:
         train_source=open_source(config, train),
         evaluation_source=None if evaluation is None else open_source(config, evaluation),
     )
-
-
-def choose_pipeline(options: config_lib.Data) -> Callable[..., Feed]:
-    """Returns the function that makes the feed with the pipeline `config.data.pipeline`."""
-    if options.pipeline == "stream":
-        return pipelines.make_stream_feed
-    from tfdist.data import textbook
-
-    return textbook.make_feed
 
 
 def _finish_on_device(finish: Callable[..., Batch] | None, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,15 +121,10 @@ def _check_classes(config: config_lib.Config, train: Any, evaluation: Any) -> No
     names = [getattr(source, "classes", None) for source in (train, evaluation)]
     if any(one is None for one in names) or list(names[0]) == list(names[1]):
         return
-    only = [sorted(set(one) - set(other)) for one, other in (names, names[::-1])]
     here, there = config.data.train_split, config.data.evaluation_split
-    if only[0] or only[1]:
-        name, has, lacks = (only[0][0], here, there) if only[0] else (only[1][0], there, here)
-        difference = f"the split {lacks!r} lacks the class {name!r}, which {has!r} has"
-    else:
-        difference = f"the splits {here!r} and {there!r} have the same classes in another order"
+    only = sorted({*names[0]} ^ {*names[1]})
+    difference = f"one of them lacks the class {only[0]!r}" if only else "the order differs"
     raise ValueError(
-        f"{config.data.source['target']}: {difference}. Labels are numbers of classes, so both splits must have the "
-        "same classes in the same order: correct the data, or name the classes in config.data.source, such as "
-        "classes=[...]."
+        f"{config.data.source['target']}: labels are numbers of classes, so the splits {here!r} and {there!r} must "
+        f"have the same classes in the same order, but {difference}: correct the data."
     )

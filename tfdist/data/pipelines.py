@@ -2,16 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.data import autograph, description, inspection, order, stream
-from tfdist.data.cache import cached_source
-from tfdist.data.feed import Examples, Feed, FeedNotes, Prepare, Sizes
+from tfdist.data import autograph, cache, description, inspection, stream
+from tfdist.data.feed import Distributor, Examples, Feed, FeedNotes, Prepare, Sizes
 from tfdist.data.stream import ReplicaShard
 
 
@@ -19,7 +18,7 @@ from tfdist.data.stream import ReplicaShard
 class Inputs:
     """The user's functions and sources; made by `inputs.open_inputs`."""
 
-    # The pipeline: (config, inputs, sizes, shard, cluster) -> the feed of one worker; see `make_stream_feed`.
+    # The pipeline: (config, inputs, sizes, shard, cluster) -> the feed of one worker; see `make_feed`.
     make_feed: Callable[..., Feed]
     prepare: Prepare
     # `prepare` and then `config.data.finish`, for `adapt`.
@@ -34,72 +33,76 @@ class Inputs:
     described: Callable[[dict[str, tf.TensorSpec]], dict[str, tf.TensorSpec]] = lambda spec: spec
 
 
-class Distributor(Protocol):
-    """The methods of `tfdist.cluster.cluster.Cluster` that a pipeline uses."""
-
-    strategy: Any  # TensorFlow's strategy.
-    num_workers: int
-
-    def distribute(self, dataset: tf.data.Dataset) -> Iterator[Any]:
-        """Returns an iterator over this worker's elements, one per local replica and step."""
-
-    def distribute_global(self, dataset: tf.data.Dataset) -> Iterator[Any]:
-        """Returns an iterator over global batches, which TensorFlow divides among all replicas."""
-
-
-def make_with_parts(
-    config: config_lib.Config,
-    inputs: Inputs,
-    evaluate: Callable[[], tuple[tf.data.Dataset, int]],
-    compared: Mapping[str, Any],
-    rows_of_steps: Callable[[int, int], Iterable[Any]],
-    *,
-    spec: dict[str, tf.TensorSpec],
-    first_examples: Callable[..., dict[str, tf.Tensor]],
-    reads_files: bool,
-    notes: tuple[str, ...],
-    parts: tuple[tuple[Any, order.WorkerExamples | None], ...] | None = None,
-    **fields: Any,
+def make_feed(
+    config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
 ) -> Feed:
-    """Makes a `Feed` from the parts that differ between pipelines.
+    """Makes the input of one worker: random access to the examples of its replicas, or global batches (textbook)."""
+    options, parts, notes = config.data, (None, None), ()
+    train, evaluation = inputs.train_source, inputs.evaluation_source
+    batches = (sizes.global_batch, sizes.evaluation_batch)
+    reads_files = shard.first_replica == 0
+    divided = options.shards != "batch" and cluster.num_workers > 1
+    if divided:
+        from tfdist.data.fixed_shards import divide
 
-    Args:
-        evaluate: makes the dataset of an evaluation, if there is a split for it.
-        compared: split -> its source: all workers must read the same examples from it.
-        rows_of_steps: (first_number, last_number), counted from 1 -> this worker's examples of these steps, as
-            `inspection.Rows`.
-        spec: shapes and dtypes of the batch of a replica.
-        reads_files: whether this worker looks at the sizes and times of files.
-        notes: warnings.
-        parts: what `fixed_shards.divide` returned for training and evaluation; None: the whole splits are searched.
-    """
-    options, splits = config.data, (inputs.train_source, inputs.evaluation_source)
-    searched = parts or tuple((source, None) for source in splits)
-    described = inputs.described(spec)
-    saved = description.to_save(inputs.train_source, described)
-    by_name = dict(zip((options.train_split, options.evaluation_split), searched, strict=True))
+        train, train_part = divide(train, shard, options.train_split, options.shards)
+        evaluation, evaluation_part = divide(evaluation, shard, options.evaluation_split, options.shards)
+        parts, notes = (train_part, evaluation_part), (_note(cluster.num_workers, options.shards),)
+        # The replicas of a worker share batches that no other worker reads.
+        shard = dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
+        batches = tuple(size // cluster.num_workers for size in batches)
+    train_source = train
+    searched = dict(
+        zip((options.train_split, options.evaluation_split), zip((train, evaluation), parts, strict=True), strict=True)
+    )
+    train, train_prepare = cache.add_cache(options, train, inputs.prepare, training=True)
+    evaluation, evaluation_prepare = cache.add_cache(options, evaluation, inputs.prepare, training=False)
+    if options.pipeline == "textbook":
+        from tfdist.data import textbook
+
+        notes = (textbook.NOTE,)
+        training = textbook.training(train, train_prepare, options, seed=config.seed)
+        of_pipeline = textbook.fields(training, shard, cluster)
+    else:
+        ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle, "part": parts[0]}
+        training = stream.training(train, train_prepare, shard, **ordering)
+        of_pipeline = {
+            "spec": description.element_spec(training(0, 1)),
+            "open_training": lambda start, stop: cluster.distribute(training(start, stop)),
+            "first_nonfinite": lambda *numbers: inspection.first_nonfinite(
+                inspection.rows_of_steps(training, shard, train_source, options.train_split, *numbers, **ordering)
+            ),
+        }
+    described = inputs.described(of_pipeline["spec"])
+
+    def evaluate() -> tuple[tf.data.Dataset, int]:
+        return stream.evaluation(
+            evaluation, evaluation_prepare, shard, global_batch=batches[1], seed=config.seed, part=parts[1]
+        )
 
     def verify() -> None:
-        for source in splits:
+        for source in (inputs.train_source, inputs.evaluation_source):
             getattr(source, "verify", lambda: None)()
 
+    compared = {} if divided else {"train": train, "evaluation": evaluation}
     return Feed(
-        spec=spec,
+        sizes=sizes,
+        training=training,
         # The dataset is made at the first evaluation: every later one uses a new iterator of it.
-        evaluation=None if inputs.evaluation_source is None else functools.cache(evaluate),
+        evaluation=None if evaluation is None else functools.cache(evaluate),
         examples=functools.partial(_read_examples, compared, reads_files=reads_files),
-        first_nonfinite=lambda *numbers: inspection.first_nonfinite(rows_of_steps(*numbers)),
-        find_label=lambda label: inspection.example_with_label(by_name, config.objective.get("labels", "label"), label),
+        find_label=lambda label: inspection.example_with_label(
+            searched, config.objective.get("labels", "label"), label
+        ),
         verify=verify,
         about=FeedNotes(
             preparation=description.describe(options.prepare, described),
-            example_name="images" if "image" in spec else "examples",
+            example_name="images" if "image" in of_pipeline["spec"] else "examples",
             notes=notes,
-            first_batch=functools.partial(first_examples, inputs.prepare_all),
-            saved=saved,
-            usage=description.usage(options.prepare, options.finish, described, saved),
+            first_batch=functools.partial(stream.first_examples, train_source, inputs.prepare_all, seed=config.seed),
+            saved=description.to_save(options, inputs.train_source, described),
         ),
-        **fields,
+        **of_pipeline,
     )
 
 
@@ -125,49 +128,6 @@ def _read_examples(sources: Mapping[str, Any], count: int, *, reads_files: bool)
         if reads_files and hasattr(source, "modified"):
             files[f"sizes or times of the files of the {split} split"] = source.modified()
     return Examples(columns=columns, facts=facts, own=files)
-
-
-def make_stream_feed(
-    config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
-) -> Feed:
-    """Makes the input of one worker in the default pipeline: random access to the examples of its replicas."""
-    options, parts, notes = config.data, (None, None), ()
-    train, evaluation = inputs.train_source, inputs.evaluation_source
-    batches = (sizes.global_batch, sizes.evaluation_batch)
-    reads_files = shard.first_replica == 0
-    if options.shards != "batch" and cluster.num_workers > 1:
-        from tfdist.data.fixed_shards import divide
-
-        train, train_part = divide(train, shard, options.train_split, options.shards)
-        evaluation, evaluation_part = divide(evaluation, shard, options.evaluation_split, options.shards)
-        parts, notes = (train_part, evaluation_part), (_note(cluster.num_workers, options.shards),)
-        # The replicas of a worker share batches that no other worker reads.
-        shard = dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
-        batches = tuple(size // cluster.num_workers for size in batches)
-    train_source, divided = train, tuple(zip((train, evaluation), parts, strict=True))
-    train, train_prepare = cached_source.add_cache(options, train, inputs.prepare, training=True)
-    evaluation, evaluation_prepare = cached_source.add_cache(options, evaluation, inputs.prepare, training=False)
-    ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle, "part": parts[0]}
-    training = stream.training(train, train_prepare, shard, **ordering)
-    return make_with_parts(
-        config,
-        inputs,
-        lambda: stream.evaluation(
-            evaluation, evaluation_prepare, shard, global_batch=batches[1], seed=config.seed, part=parts[1]
-        ),
-        {} if notes else {"train": train, "evaluation": evaluation},
-        lambda *numbers: inspection.rows_of_steps(
-            training, shard, train_source, options.train_split, *numbers, **ordering
-        ),
-        spec=description.element_spec(training(0, 1)),
-        reads_files=reads_files,
-        sizes=sizes,
-        training=training,
-        open_training=lambda start, stop: cluster.distribute(training(start, stop)),
-        first_examples=functools.partial(stream.first_examples, train_source, seed=config.seed),
-        notes=notes,
-        parts=divided,
-    )
 
 
 def _note(num_workers: int, shards: str) -> str:

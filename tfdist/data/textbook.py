@@ -6,7 +6,6 @@ TensorFlow divides the global batches among the replicas; each worker prepares a
 with its own seed, so that a resume starts with the interrupted epoch and skips the batches before its step.
 """
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,17 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import config as config_lib
-from tfdist.data import autograph, description, inspection, order, pipelines, stream
-from tfdist.data.cache import cached_source
-from tfdist.data.feed import Batch, Feed, Prepare, Sizes
-from tfdist.data.pipelines import Inputs
+from tfdist.data import autograph, description, inspection, order
+from tfdist.data.feed import Batch, Distributor, Prepare
 from tfdist.data.stream import ReplicaShard, Source
 
 # Entries of an example besides its features: its number, and the epoch.
 _ID, _EPOCH = "tfdist example", "tfdist epoch"
 # Examples that a source reads at a time.
 _CHUNK = 256
-_NOTE = (
+NOTE = (
     'config.data.pipeline="textbook": each worker reads and prepares all examples; a resume reads the interrupted '
     "epoch again, up to its step (docs/consistency.md)."
 )
@@ -102,16 +99,10 @@ def _place_in_batch(column: str, at: tuple[int, ...]) -> str:
     return f"{column}{[*at[1:]] or ''} of row {at[0]} of a replica's batch"
 
 
-def make_feed(
-    config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: pipelines.Distributor
-) -> Feed:
-    """Makes the input of one worker; as `pipelines.make_stream_feed`."""
-    options, train_source = config.data, inputs.train_source
-    train, train_prepare = cached_source.add_cache(options, train_source, inputs.prepare, training=True)
-    evaluation, evaluation_prepare = cached_source.add_cache(
-        options, inputs.evaluation_source, inputs.prepare, training=False
-    )
-    make_batches = training(train, train_prepare, options, seed=config.seed)
+def fields(
+    make_batches: Callable[[int, int], tf.data.Dataset], shard: ReplicaShard, cluster: Distributor
+) -> dict[str, Any]:
+    """Returns the fields of a `Feed` that this pipeline decides; `make_batches` is what `training` returned."""
 
     def open_training(start: int, stop: int) -> Iterator[Any]:
         return cluster.distribute_global(make_batches(start, stop))
@@ -134,20 +125,9 @@ def make_feed(
 
         return known
 
-    return pipelines.make_with_parts(
-        config,
-        inputs,
-        lambda: stream.evaluation(
-            evaluation, evaluation_prepare, shard, global_batch=sizes.evaluation_batch, seed=config.seed
-        ),
-        {"train": train, "evaluation": evaluation},
-        rows_of_steps,
-        spec=spec,
-        reads_files=shard.first_replica == 0,
-        sizes=sizes,
-        training=make_batches,
-        open_training=open_training,
-        first_examples=functools.partial(stream.first_examples, train, seed=config.seed),
-        with_known_shapes=with_known_shapes,
-        notes=(_NOTE,),
-    )
+    return {
+        "spec": spec,
+        "open_training": open_training,
+        "first_nonfinite": lambda *numbers: inspection.first_nonfinite(rows_of_steps(*numbers)),
+        "with_known_shapes": with_known_shapes,
+    }

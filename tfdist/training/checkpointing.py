@@ -83,7 +83,7 @@ def mark_finished(tools: LoopServices, state: TrainingState) -> None:
     try:
         if run.config.checkpoint.export:
             with run.evaluated_weights(), files.waiting(model):
-                event = export.export(run.context.model, model, run.feed.about.usage)
+                event = export.export(run.context.model, model)
             tools.report.event(event, state.step)
         # config.json is written with a checkpoint; a resumed run with fewer steps may write none.
         run_info.write_config(str(run.workdir), diff.to_json(run.config))

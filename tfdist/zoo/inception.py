@@ -1,6 +1,6 @@
 """Preprocessing of images of any size: Inception's random crop in training (arXiv 1409.4842), else the centre."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -11,8 +11,6 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Random windows per image; the first one inside of the image is used.
 _TRIES = 10
 _PARALLEL_IMAGES = 16
-_ShapeOf = Callable[..., tf.Tensor]
-_Cut = Callable[..., tf.Tensor]
 
 
 def image(
@@ -35,8 +33,7 @@ def image(
     half of the images. Evaluation crops the central square of size / (size + margin) of the shorter side.
 
     Args:
-        batch: "image" string [n], JPEG or another format of `tf.io.decode_image`; or uint8 [n, h, w, 3], or 1 channel.
-            Other entries are unchanged.
+        batch: "image" string [n], JPEG or another format of `tf.io.decode_image`. Other entries are unchanged.
         seeds: int64 [n, 2].
         training: False: no augmentation.
         size: height and width of the result.
@@ -54,14 +51,22 @@ def image(
     Raises:
         ValueError: an argument is out of range, or the batch has no such images.
     """
-    _check_ranges(area, aspect)
-    contents, shape_of, cut = _images(batch)
+    for name, (low, high), most in (("area", area, 1.0), ("aspect", aspect, 1e3)):
+        if not 0 < low <= high <= most:
+            raise ValueError(f"inception:image: {name} must be (low, high) above 0. Received: {(low, high)}")
+    contents = batch.get("image")
+    if contents is None or contents.dtype != tf.string or contents.shape.rank != 1:
+        found = {key: (value.dtype.name, tuple(value.shape)) for key, value in batch.items()}
+        raise ValueError(
+            'inception:image needs a batch with "image", encoded, string [n]: set "encoded" of the source, or '
+            f"config.data.prepare to tfdist.zoo.prepare:image. Received: {found}"
+        )
 
     def one(example: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         content, draws = example
-        shape = shape_of(content)
+        shape = _shape(content)
         window = random_window(shape, draws, area, aspect) if training else central_window(shape, size, margin)
-        pixels = tf.image.resize(cut(window, content), (size, size), antialias=not training)
+        pixels = tf.image.resize(_decode(window, content), (size, size), antialias=not training)
         if training and flip:
             pixels = _mirror(pixels, draws[-1] < 0.5)
         # Normalised while it is in the caches of the core.
@@ -74,32 +79,9 @@ def image(
     return {**batch, "image": tf.ensure_shape(images, [contents.shape[0], size, size, 3])}
 
 
-def _check_ranges(area: Sequence[float], aspect: Sequence[float]) -> None:
-    for name, (low, high), most in (("area", area, 1.0), ("aspect", aspect, 1e3)):
-        if not 0 < low <= high <= most:
-            raise ValueError(f"inception:image: {name} must be (low, high) above 0. Received: {(low, high)}")
-
-
 def _mirror(pixels: tf.Tensor, condition: tf.Tensor) -> tf.Tensor:
     """Returns an image, mirrored left-right if `condition` holds: 0.05 ms, where `pixels[:, ::-1]` takes 2."""
     return tf.raw_ops.Reverse(tensor=pixels, dims=tf.stack([False, condition, False]))
-
-
-def _images(batch: prepare.Batch) -> tuple[tf.Tensor, _ShapeOf, _Cut]:
-    """Returns the contents of the images, [n, ...], and functions of the content of one image.
-
-    They return its shape, and the pixels of a window: uint8 [height, width, 3].
-    """
-    images = batch.get("image")
-    if images is not None and images.dtype == tf.string and images.shape.rank == 1:
-        return images, _shape, _decode
-    if images is not None and images.dtype == tf.uint8 and images.shape.rank == 4:
-        return images, tf.shape, _cut_pixels
-    found = {key: (value.dtype.name, tuple(value.shape)) for key, value in batch.items()}
-    raise ValueError(
-        'inception:image needs a batch with "image", encoded, string [n], or pixels, uint8 [n, height, width, 1 or 3]. '
-        f"Received: {found}"
-    )
 
 
 def random_window(shape: tf.Tensor, draws: tf.Tensor, area: Sequence[float], aspect: Sequence[float]) -> tf.Tensor:
@@ -139,14 +121,10 @@ def _decode(window: tf.Tensor, content: tf.Tensor) -> tf.Tensor:
     """Decodes a window of an encoded image."""
 
     def whole() -> tf.Tensor:
-        return _cut_pixels(window, tf.io.decode_image(content, channels=3, expand_animations=False))
+        pixels = tf.io.decode_image(content, channels=3, expand_animations=False)
+        return pixels[window[0] : window[0] + window[2], window[1] : window[1] + window[3]]
 
     def part() -> tf.Tensor:
         return tf.io.decode_and_crop_jpeg(content, window, channels=3)
 
     return tf.ensure_shape(tf.cond(tf.io.is_jpeg(content), part, whole), [None, None, 3])
-
-
-def _cut_pixels(window: tf.Tensor, pixels: tf.Tensor) -> tf.Tensor:
-    pixels = pixels[window[0] : window[0] + window[2], window[1] : window[1] + window[3]]
-    return pixels if pixels.shape[-1] == 3 else tf.tile(pixels, [1, 1, 3 // tf.shape(pixels)[2]])

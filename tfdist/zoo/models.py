@@ -137,15 +137,8 @@ def application(
         input_shape: see Keras' documentation for the minimum size.
         **arguments: other arguments of the application, such as `alpha` of MobileNetV2.
     """
-    function = find_application(name)
     fixed = {"weights": None, "classes": num_classes, "classifier_activation": None, "include_top": True}
-    allowed = sorted(set(inspect.signature(function).parameters) - set(fixed) - {"input_shape", "input_tensor"})
-    for argument in arguments:
-        if argument not in allowed:
-            raise ValueError(
-                f"keras.applications.{name} does not accept {argument!r} here. It accepts: {', '.join(allowed)}"
-            )
-    model = function(input_shape=_image_shape(input_shape), **fixed, **arguments)
+    model = find_application(name)(input_shape=_image_shape(input_shape), **fixed, **arguments)
     normalization_lib.fuse(model, **_statistics(normalization, group_size))
     if model.output.dtype == "float32":
         return model
@@ -180,19 +173,11 @@ def _convolve_and_normalise(inputs, filters, stride, name, l2, statistics):
     convolution = keras.layers.Conv2D(
         filters, 3, stride, padding="same", use_bias=False, name=f"{name}_conv", **_kernel(l2)
     )
-    return _normalise(convolution(inputs), name, statistics)
-
-
-def _normalise(inputs, name, statistics):
-    return normalization_lib.batch_normalization(epsilon=1e-5, name=f"{name}_norm", **statistics)(inputs)
+    normalisation = normalization_lib.batch_normalization(epsilon=1e-5, name=f"{name}_norm", **statistics)
+    return normalisation(convolution(inputs))
 
 
 def _statistics(normalization: str, group_size: int | None) -> dict[str, Any]:
     if normalization not in NORMALIZATIONS:
         raise ValueError(f"normalization must be one of {', '.join(NORMALIZATIONS)}. Received: {normalization!r}")
-    if normalization == "sync_batch" and group_size is not None:
-        raise ValueError(
-            f'normalization="sync_batch" and group_size={group_size} are mutually exclusive: statistics are over all '
-            "replicas, or over groups. Remove one."
-        )
     return {"synchronized": normalization == "sync_batch", "group_size": group_size}

@@ -8,6 +8,7 @@ import re
 import sys
 
 import ml_collections
+import numpy as np
 import pytest
 
 from tfdist import config
@@ -128,13 +129,14 @@ def test_the_default_config_is_valid_but_for_its_length():
         *(("cluster.gpus", wrong, f"Received: {wrong!r}") for wrong in (-1, [], [0, 0], "two")),
         ("communication.bytes_per_pack", -1, "be at least 0. Received: -1"),
         ("train.precision", "bfloat", "Did you mean 'bfloat16'? Received: 'bfloat'"),
-        ("train.precision", "auto", "config.train.precision='auto' was removed: "),
+        ("train.precision", "auto", "be one of float32, bfloat16, float16."),
         ("communication.implementation", "mpi", "be one of auto, nccl, ring, tcp."),
         ("data.cache", "disk", "be one of none, raw, prepared. Received: 'disk'"),
         ("callbacks", {"target": "a:b"}, "be list. Received: {'target': 'a:b'} (dict)"),
         ("callbacks", ["a:b"], "Received: 'a:b'"),
         ("optimizer", {"target": "a:b", "most": [float("inf")]}, "be a finite number"),
         ("model", {"target": "a:b", 1: 2}, "Received: 1"),
+        ("data.source", {"target": "a:b", "x": [np.zeros(2)]}, "make arrays and other objects in the function"),
         ("seed", -1, "be at least 0. Received: -1"),
         ("seed", 2**31, "be below 2**31. Received: 2147483648"),
     ],

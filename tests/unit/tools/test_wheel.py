@@ -1,5 +1,6 @@
 """What a user of the wheel alone meets: `tfdist new`, the training, the run's commands, the pages, and types."""
 
+import json
 import os
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def test_the_wheel_alone_trains_on_a_table_and_has_pages_and_types(tmp_path):
     assert "'kind' has 3 classes: a, b, c" in run(*tfdist, "new", "kinds", "--table=t.csv")
     output = run(*tfdist, "train", "kinds/kinds.py", "--config.model.width=32")
     assert "optimizer  keras.optimizers:Adam, learning rate 0.001, constant" in output
-    assert "Class numbers: 0 a, 1 b, 2 c." in (tmp_path / "runs" / "kinds" / "model.txt").read_text()
+    assert json.loads((tmp_path / "runs" / "kinds" / "data.json").read_text())["classes"] == ["a", "b", "c"]
     assert '"accuracy": 1.0' in run(*tfdist, "evaluate", "runs/kinds", "--checkpoint=best").splitlines()[-1]
 
     (tmp_path / "typed.py").write_text(TYPED)

@@ -1,4 +1,4 @@
-"""model.txt says how the input of model.keras is prepared."""
+"""data.json says how the input of model.keras is prepared."""
 
 import json
 
@@ -22,10 +22,11 @@ def test_the_text_names_the_functions_the_columns_and_the_classes(tmp_path):
         report=c.Report(tensorboard=False),
     )
     assert loop.train(setup.build_run(config, tmp_path)) == 0
-    text = " ".join((tmp_path / "model.txt").read_text().split())
-    assert text.startswith("model.keras expects prepared examples.")
-    assert "tfdist.zoo.prepare:image_bytes(flip=True), then tfdist.zoo.prepare:normalised(scale=0.0625, " in text
-    assert "image uint8 [n, 8, 8, 1], label int64 [n]" in text
-    assert "Class numbers: 0 0, 1 1, 2 2" in text
     data = json.loads((tmp_path / "data.json").read_text())
-    assert data["classes"] == [*"0123456789"] and data["prepared"]["image"]["shape"] == [8, 8, 1]
+    functions = "tfdist.zoo.prepare:image_bytes(flip=True), then tfdist.zoo.prepare:normalised(scale=0.0625, "
+    assert f"prepared by {functions}" in data["model.keras"]
+    assert data["classes"] == [*"0123456789"]
+    assert data["prepared"] == {
+        "image": {"dtype": "uint8", "shape": [8, 8, 1]},
+        "label": {"dtype": "int64", "shape": []},
+    }

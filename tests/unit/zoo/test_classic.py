@@ -8,7 +8,6 @@ from launching import run_all, worker_environment
 from topologies import command
 
 from tfdist.configs.networks import classic
-from tfdist.zoo import sources
 
 
 @pytest.mark.slow
@@ -29,7 +28,7 @@ def test_the_line_goes_where_gradient_descent_takes_it(tmp_path):
     run_all([command(tmp_path, *batch, config="configs/line.py")], [worker_environment()])
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "train"]
-    points = sources.line("train").read(np.arange(64))
+    points = classic.points("train").read(np.arange(64))
     x, y = (np.asarray(points[name], np.float64)[:, 0] for name in ("x", "y"))
     m, n = -1.0, 2.0
     assert len(steps) == 20

@@ -44,7 +44,6 @@ def whiten():
         (lambda: classic.alexnet(input_shape=(32, 32, 3)), "67x67"),
         (lambda: models.cifar_resnet(18), "depth .* 20.* 18"),
         (lambda: models.application("mobilenet_v2", 10, (32, 32, 3)), "'MobileNetV2'"),
-        (lambda: models.application("VGG16", 10, (32, 32, 3), weights="imagenet"), "VGG16 .*'weights'"),
         (lambda: optimizers.lookahead_sgd(0.1), "total_steps"),
         (lambda: optimizers.muon(0.1, iterations=0), "iterations=0"),
         (schedule("constant", peak=math.nan), r"peak .*nan"),

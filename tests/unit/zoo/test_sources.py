@@ -313,18 +313,13 @@ def test_missing_folders_splits_and_classes_are_named(tmp_path):
         folder(tmp_path, "test")
     make_folder(tmp_path, {"test": {"a": 2, "c": 2}})
     for splits in (("train", "test"), ("test", "train")):
-        with pytest.raises(ValueError, match=r"'test' lacks the class 'b', which 'train' has"):
+        with pytest.raises(ValueError, match="lacks the class 'b'"):
             open_both(tmp_path, *splits)
     (tmp_path / "runs" / "other").mkdir(parents=True)  # Not a split of the config.
-    chosen = folder(tmp_path, classes=["c", "a"])
-    batch = read_all(chosen)
-    classes = {(int(c) // 20, int(k)) for c, k in zip(batch["image"][:, 0, 0, 0], batch["label"], strict=True)}
-    assert chosen.num_classes == 2 and len(chosen) == 10 and classes == {(2, 0), (0, 1)}
     (tmp_path / "train" / "d").mkdir()
     (tmp_path / "train" / "d" / "x.tiff").write_bytes(b"x")
     (tmp_path / "flat").mkdir()
     for split, options, words in (
-        ("test", {"classes": ["a", "b"]}, "'test' .* 'b', which classes names"),
         ("train", {}, r"train/d', but x\.tiff"),
         ("flat", {}, "'flat' has no class folders"),
         ("train", {"size": [32]}, r"size .*\[32\]"),

@@ -1,7 +1,6 @@
 """The tfds source, on small data sets that tfds itself writes: both formats, all ways to read, all ways to fail."""
 
 import re
-import shlex
 
 import numpy as np
 import pytest
@@ -147,11 +146,6 @@ def test_a_missing_data_set_is_reported_at_once_with_the_download_command(tmp_pa
     with pytest.raises(FileNotFoundError, match=f"{tmp_path}/cifar10/") as caught:
         sources.tfds("train", name="cifar10", data_dir=str(tmp_path))  # tfds itself tries for minutes.
     assert "python -m tfdist prepare" in str(caught.value) and not list(tmp_path.iterdir())
-    with pytest.raises(FileNotFoundError) as caught:
-        sources.tfds("train", name="small_images", data_dir=str(tmp_path))
-    # The command, run here, where the small data sets are known to tfds.
-    (line,) = [line for line in str(caught.value).splitlines() if line.strip().startswith("python -c")]
-    exec(shlex.split(line)[2], {})
     for _ in range(2):  # It fetches once.
         source = sources.tfds("test", name="small_images:1.0.0", data_dir=str(tmp_path), download=True)
         assert len(source) == 9

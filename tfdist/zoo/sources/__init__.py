@@ -12,9 +12,8 @@ from tfdist.zoo.sources.cifar import cifar
 from tfdist.zoo.sources.folder import image_folder
 from tfdist.zoo.sources.imagenet import imagenet
 from tfdist.zoo.sources.indexed import indexed
-from tfdist.zoo.sources.synthetic import line, synthetic
+from tfdist.zoo.sources.synthetic import synthetic
 from tfdist.zoo.sources.table import table
-from tfdist.zoo.sources.text import text
 from tfdist.zoo.sources.tfds_dataset import tfds
 from tfdist.zoo.sources.tfrecord import tfrecord
 
@@ -25,11 +24,9 @@ __all__ = [
     "image_folder",
     "imagenet",
     "indexed",
-    "line",
     "npz",
     "synthetic",
     "table",
-    "text",
     "tfds",
     "tfrecord",
 ]

@@ -238,7 +238,7 @@ def _check_features(features: Mapping[str, np.ndarray], where: str) -> dict[str,
     checked = {}
     for key, given in features.items():
         values = np.asarray(given)
-        if np.ma.is_masked(given) or values.ndim == 0 or not _is_known(values.dtype):
+        if np.ma.is_masked(given) or values.ndim == 0 or values.dtype.kind not in "biufcSU":  # No dates, no objects.
             raise ValueError(
                 f"{where}: {key!r} must be an array of numbers or bytes with shape [examples, ...], without masked "
                 f"values. Received: {values.dtype} {list(values.shape)}"
@@ -248,13 +248,6 @@ def _check_features(features: Mapping[str, np.ndarray], where: str) -> dict[str,
         listed = ", ".join(f"{key} {len(values)}" for key, values in checked.items())
         raise ValueError(f"{where}: its arrays must have equal lengths. Received: {listed}.")
     return checked
-
-
-def _is_known(dtype: np.dtype) -> bool:
-    try:
-        return bool(tf.as_dtype(dtype)) and not dtype.hasobject
-    except TypeError:  # Dates, structures, long double.
-        return False
 
 
 def _check_label(label: np.ndarray, where: str) -> np.ndarray:

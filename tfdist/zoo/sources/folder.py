@@ -38,8 +38,6 @@ class image_folder(file_source.FileSource):
         channels: 1 (grey; JPEG and PNG only) or 3 (colour).
         memory_limit_mb: if the decoded images need at most this many MiB, they are decoded once and kept in host
             memory; otherwise, and with 0, they are read from disk batch by batch.
-        classes: the class folders to use, in the order of their labels; empty: all folders of the split. A run
-            requires the same classes in both of its splits.
         test_fraction: between 0 and 1, without folders of splits: the part of each class that is "test".
         encoded: read the files and do not decode them: "image" is string [n], images of any size for
             `tfdist.zoo.inception:image`, which decodes only what it crops.
@@ -48,8 +46,8 @@ class image_folder(file_source.FileSource):
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: the split does not exist, a class is missing in a split or has no images, or the first image is
-            damaged. Other damaged images are detected when they are read, and named by `verify`.
+        ValueError: the split does not exist, a class has no images, or the first image is damaged. Other damaged images
+            are detected when they are read, and named by `verify`.
     """
 
     def __init__(
@@ -60,7 +58,6 @@ class image_folder(file_source.FileSource):
         size: Sequence[int] | None = None,
         channels: int = 3,
         memory_limit_mb: float = 2048,
-        classes: Sequence[str] = (),
         test_fraction: float = 0.2,
         encoded: bool = False,
     ):
@@ -79,9 +76,9 @@ class image_folder(file_source.FileSource):
         by_ratio = _has_class_folders_only(path, split.partition("[")[0])
         part = splits.split_name(split, splits.BY_RATIO, source=name) if by_ratio else _split_folder(split, path, name)
         folder = root if by_ratio else os.path.join(root, part)
-        found = [label for label in _folders(folder) if not by_ratio or _has_images(os.path.join(folder, label))]
-        self.classes = list(classes) or found
-        _check_classes(self.classes, part, found, name=name)
+        self.classes = [one for one in _folders(folder) if not by_ratio or _has_images(os.path.join(folder, one))]
+        if not self.classes:
+            raise ValueError(f"{name}: the split {part!r} has no class folders. {_LAYOUT}")
         self.num_classes = len(self.classes)
         names = [_image_names(os.path.join(folder, label)) for label in self.classes]
         if by_ratio:
@@ -95,9 +92,6 @@ class image_folder(file_source.FileSource):
         files = [folders[label] + os.fsdecode(one) for label, one in zip(self._labels, names, strict=True)]
         more = "" if size or encoded else " Images of several sizes need size=(height, width) in the source."
         super().__init__(name, chosen, files, f"Repair or remove it.{more}")
-        for file in files if channels == 1 else ():
-            if file.lower().endswith((".bmp", ".gif")):
-                raise ValueError(f"{name}: channels=1 needs JPEG or PNG files. Received: {file!r}")
         self._scales, self._encoded, self.channels = size is not None, encoded, channels
         self._shape = (*(size or decoding.image_size(self.files[0])), channels)
         self._columns = cache.InMemoryArrays(
@@ -200,16 +194,6 @@ def _part_of_class(names: np.ndarray, part: str, test_fraction: float) -> np.nda
     tests = min(max(1, round(test_fraction * len(ordered))), len(ordered) - 1)
     chosen = {"train": ordered[tests:], "test": ordered[:tests], "all": ordered}[part]
     return np.array(sorted(chosen), names.dtype)
-
-
-def _check_classes(classes: list[str], part: str, found: list[str], *, name: str) -> None:
-    if not classes:
-        raise ValueError(f"{name}: the split {part!r} has no class folders. {_LAYOUT}")
-    if missing := sorted(set(classes) - set(found)):
-        raise ValueError(
-            f"{name}: the split {part!r} has no folder for the class {missing[0]!r}, which classes names. It has: "
-            f"{', '.join(found) or 'none'}."
-        )
 
 
 def _image_names(folder: str) -> np.ndarray:

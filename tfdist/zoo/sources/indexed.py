@@ -22,12 +22,10 @@ class indexed:
 
     Args:
         split: passed to `dataset` without its slice: "train" of "train[:90%]".
-        dataset: your function, as "my_data:load": load(split, **arguments) returns the object. With `test_fraction` it
-            is load(**arguments), and the splits are "train", "test" and "all".
+        dataset: your function, as "my_data:load": load(split, **arguments) returns the object.
         keys: {key of the batch: key of an example}, such as {"image": "img", "label": "fine_label"}; None: all keys
             of an example. A pair (x, y) is "image" and "label".
         arguments: keyword arguments of `dataset`.
-        test_fraction: the part of the examples in "test"; None: `dataset` has splits of its own.
 
     A source of {key: [n, ...]}; every example must have the shapes and dtypes of the first one.
 
@@ -42,22 +40,15 @@ class indexed:
         dataset: str,
         keys: Mapping[str, str] | None = None,
         arguments: Mapping[str, Any] | None = None,
-        test_fraction: float | None = None,
     ):
         name = f"indexed {dataset!r}"
         spec = {"target": dataset, **(arguments or {})}
         plain = split.partition("[")[0]
-        given = [plain] if test_fraction is None else []
-        loaded = specs.build(spec, *given, field="config.data.source.dataset")
+        loaded = specs.build(spec, plain, field="config.data.source.dataset")
         if not hasattr(loaded, "__len__") or not hasattr(loaded, "__getitem__"):
             raise ValueError(f"{name} must return an object with len() and [i]. Received: {type(loaded).__name__}")
-        if test_fraction is None:
-            rows = np.arange(len(loaded))
-            part = splits.resolve(split, {plain: len(loaded)}, source=name)
-        else:
-            rows, part = splits.by_ratio(split, len(loaded), test_fraction=test_fraction, source=name)
-        self._dataset, self._rows, self._part, self._keys = loaded, rows[part.start : part.stop], part, keys
-        self._name = name
+        self._part = splits.resolve(split, {plain: len(loaded)}, source=name)
+        self._dataset, self._keys, self._name = loaded, keys, name
         self._signature: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
         self._signature = {key: (value.dtype, value.shape) for key, value in self._example(0).items()}
         label = next((old for new, old in (keys or {}).items() if new == "label"), "label")
@@ -67,7 +58,7 @@ class indexed:
         self.num_classes = len(self.classes) if self.classes else None
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._part.stop - self._part.start
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{key} {dtype} {shape}" for key, (dtype, shape) in self._signature.items())
@@ -92,7 +83,7 @@ class indexed:
         ]
 
     def _example(self, number: int) -> dict[str, np.ndarray]:
-        row = int(self._rows[number])
+        row = self._part.start + number
         example = self._dataset[row]
         if isinstance(example, tuple | list) and len(example) == len(_PAIR):
             example = dict(zip(_PAIR, example, strict=True))

@@ -27,7 +27,7 @@ class Computed:
         return self._compute(ids + self._first)
 
 
-def _of_split(
+def of_split(
     split: str, compute: Callable, num_examples: int, num_test_examples: int, num_classes: int | None, text: str
 ) -> Computed:
     """Returns the examples of "train" or, after those, of "test"."""
@@ -75,28 +75,4 @@ def synthetic(
         return {"image": tf.reshape(tf.cast(image, kind), [-1, *shape]), "label": label}
 
     text = f"synthetic, {'x'.join(map(str, shape))} {kind.name}, {num_classes} classes"
-    return _of_split(split, compute, num_examples, num_test_examples, num_classes, text)
-
-
-def line(
-    split: str,
-    *,
-    m: float = 2.0,
-    n: float = 0.5,
-    noise: float = 0.3,
-    num_examples: int = 64,
-    num_test_examples: int = 0,
-    width: float = 1.0,
-) -> Computed:
-    """Points near the line y = m x + n, with x uniform in [-width, width), y by at most `noise` from it.
-
-    Returns a source of {"x": float32 [n, 1], "y": float32 [n, 1]} of the splits "train" and "test", which have no point
-    in common.
-    """
-
-    def compute(ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        draws = 2.0 * stateless_random.uniform(tf.stack([tf.zeros_like(ids), ids], axis=1), 0, 2) - 1.0
-        x = width * draws[:, :1]
-        return {"x": x, "y": m * x + n + noise * draws[:, 1:]}
-
-    return _of_split(split, compute, num_examples, num_test_examples, None, f"line, y = {m:g} x + {n:g}")
+    return of_split(split, compute, num_examples, num_test_examples, num_classes, text)

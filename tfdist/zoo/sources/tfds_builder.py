@@ -13,11 +13,21 @@ def open_builder(name: str, data_dir: str | None, *, download: bool) -> Any:
     it is not found, or could not be downloaded, and ValueError if tfds has no such dataset, version or configuration.
     """
     builder = _builder(name, data_dir)
-    if _is_prepared(builder):
+    if (builder.data_path / "dataset_info.json").exists():
         return builder
     if not download:
-        raise FileNotFoundError(_not_found_message(builder, name))
-    return _download(builder, name, data_dir)
+        raise FileNotFoundError(
+            f"tfds dataset {name!r} not found in {os.fspath(builder.data_path)!r}. On a machine with internet access, "
+            "run `python -m tfdist prepare --config=...` with the flags of this run."
+        )
+    try:
+        builder.download_and_prepare(file_format="array_record")
+    except Exception as error:  # Any error of tfds.
+        raise FileNotFoundError(
+            f"tfds dataset {name!r} could not be downloaded: {file_source.reason(error)} Run the same command on a "
+            "machine with internet access, such as a login node."
+        ) from error
+    return _builder(name, data_dir)
 
 
 def _builder(name: str, data_dir: str | None) -> Any:
@@ -33,29 +43,3 @@ def _builder(name: str, data_dir: str | None) -> Any:
         ) from None
     except (AssertionError, ValueError) as error:  # A version or a configuration that does not exist.
         raise ValueError(f"tfds dataset {name!r} cannot be used: {error}") from None
-
-
-def _is_prepared(builder: Any) -> bool:
-    return (builder.data_path / "dataset_info.json").exists()
-
-
-def _not_found_message(builder: Any, name: str) -> str:
-    return (
-        f"tfds dataset {name!r} not found in {os.fspath(builder.data_path)!r}. "
-        "On a machine with internet access, run `python -m tfdist prepare --config=...` with the flags of this run, or "
-        "without a config:\n"
-        f'  python -c "import tensorflow_datasets as tfds; tfds.builder({name!r}, '
-        f"data_dir={os.fspath(builder.data_dir_root)!r}).download_and_prepare(file_format='array_record')\""
-    )
-
-
-def _download(builder: Any, name: str, data_dir: str | None) -> Any:
-    try:
-        builder.download_and_prepare(file_format="array_record")
-    except Exception as error:  # Any error of tfds.
-        why = file_source.reason(error)
-        raise FileNotFoundError(
-            f"tfds dataset {name!r} could not be downloaded: {why} Run the same command on a machine with internet "
-            "access, such as a login node."
-        ) from error
-    return _builder(name, data_dir)

@@ -33,10 +33,10 @@ class tfrecord(record_files.RecordSource):
         features: {feature of the batch: what it is in a record}, for example {"image": {"key": "image/encoded",
             "decode": "image", "size": [64, 64]}, "label": {"dtype": "int64"}}.
             "key": its name in the record; the feature's own by default.
-            "dtype": "float32", "int64" or "string"; with "raw" any number type, such as "uint8".
+            "dtype": "float32", "int64" or "string", which `config.data.prepare` can decode.
             "shape": the shape of an example; [] by default.
             "decode": "image", a JPEG, PNG, BMP or GIF, scaled to "size", [height, width], with "channels", 3 by
-            default; "raw", the bytes of an array; None by default.
+            default; None by default.
         test_fraction: the part of the records in "test".
         num_classes: the number of classes; None: not known.
         classes: the name of each class; None: not known.
@@ -105,26 +105,21 @@ def _check_complete(files: Sequence[str], name: str) -> None:
 
 def _check_feature(feature: str, spec: Mapping[str, Any], name: str) -> dict[str, Any]:
     decode, where = spec.get("decode"), f"{name}: features[{feature!r}]={dict(spec)!r}"
-    if set(spec) - _OPTIONS or decode not in (None, "image", "raw"):
-        raise ValueError(f"{where} may have {', '.join(sorted(_OPTIONS))}, with decode 'image', 'raw' or None.")
-    try:
-        dtype = tf.as_dtype(spec.get("dtype", "uint8" if decode else "float32"))
-    except TypeError:
-        raise ValueError(f"{where} has an unknown dtype.") from None
+    if set(spec) - _OPTIONS or decode not in (None, "image"):
+        raise ValueError(
+            f"{where} may have {', '.join(sorted(_OPTIONS))}, with decode 'image' or None: of other bytes set dtype to "
+            "'string', and decode them in config.data.prepare, such as by tf.io.decode_raw."
+        )
     if decode == "image" and np.shape(spec.get("size")) != (2,):
         raise ValueError(f'{where} needs "size", [height, width].')
-    stored = tf.string if decode else dtype
-    if stored not in (tf.string, tf.int64, tf.float32):
-        raise ValueError(f'{where} must have the dtype "float32", "int64" or "string", or "decode": "raw".')
-    defaults = {"key": feature, "shape": [], "channels": 3, "decode": None}
-    return {**defaults, **spec, "dtype": dtype, "stored": stored}
+    stored = "string" if decode else spec.get("dtype", "float32")
+    if stored not in ("string", "int64", "float32"):
+        raise ValueError(f'{where} must have the dtype "float32", "int64" or "string".')
+    return {"key": feature, "shape": [], "channels": 3, "decode": None, **spec, "stored": tf.as_dtype(stored)}
 
 
 def _decode(values: tf.Tensor, spec: Mapping[str, Any]) -> tf.Tensor:
-    if spec["decode"] == "raw":
-        rows = tf.shape(values)[0] if values.shape[0] is None else values.shape[0]
-        return tf.reshape(tf.io.decode_raw(values, spec["dtype"]), [rows, *spec["shape"]])
-    if spec["decode"] != "image":
+    if spec["decode"] is None:
         return values
 
     def decode(encoded: tf.Tensor) -> tf.Tensor:

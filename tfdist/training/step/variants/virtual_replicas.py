@@ -17,8 +17,8 @@ from tfdist import config as config_lib
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import onednn
 from tfdist.config import batches
-from tfdist.data.feed import Feed, Sizes
-from tfdist.data.pipelines import Distributor, Inputs
+from tfdist.data.feed import Distributor, Feed, Sizes
+from tfdist.data.pipelines import Inputs
 from tfdist.data.stream import ReplicaShard
 from tfdist.report import files, run_info
 from tfdist.training.run import Run

@@ -23,7 +23,11 @@ _MAX_FILES = 10_000
 
 
 class FileSource:
-    """Examples of files, decoded whenever they are read, or once. A subclass has `load`, `check` if needed, `place`."""
+    """Examples of files, decoded whenever they are read, or once.
+
+    A subclass has `load(ids)`, which returns the examples `ids`, int64 [n], from the files, and `place(example)`, which
+    says where an example is; and `check` if `load` does not show all damage.
+    """
 
     num_classes: int | None = None
     classes: Sequence[str] | None = None
@@ -39,14 +43,6 @@ class FileSource:
     def __repr__(self) -> str:
         kept = "in memory" if self.memory else "read from files"
         return f"{self.name}, {self.part.name}[{self.part.start}:{self.part.stop}]: {len(self)} examples, {kept}"
-
-    def load(self, ids: tf.Tensor) -> Batch:
-        """Returns the examples `ids`, int64 [n], from the files."""
-        raise NotImplementedError
-
-    def place(self, example: int) -> str:
-        """Returns where an example is, for messages."""
-        raise NotImplementedError
 
     def check(self, ids: tf.Tensor) -> Any:
         """Returns tensors that depend on all of these examples; one of `READ_ERRORS` if one is damaged."""

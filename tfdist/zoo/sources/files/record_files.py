@@ -39,10 +39,6 @@ class RecordSource(file_source.FileSource):
         opened = _open_array_record if array_record else functools.partial(open, mode="rb")
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_FILES)(opened)
 
-    def decode(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the examples in records, strings [n]."""
-        raise NotImplementedError
-
     def load(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids`, int64 [n], from the files."""
         read = self._read_array_records if self._array_record else self._read_tfrecords

@@ -1,16 +1,21 @@
 """Cached examples: read once, then kept in host memory, or in files on a local disk of each host.
 
-On disk, a cached split is a directory of NumPy files whose name contains a hash of source, config and length. It is
-written under a temporary name and renamed when complete. A file lock lets two jobs or two workers on a host write it
-once; the kernel releases the lock when its holder dies, and the next process removes the incomplete directory. All is
-in a directory of this user, which no other can write.
+On disk, a cached split is one NumPy file of structured rows, whose name contains a hash of source, config and length.
+It is written under a temporary name and renamed when complete. A file lock lets two jobs or two workers on a host write
+it once; the kernel releases the lock when its holder dies, and the next process writes the incomplete file again. All
+is in a directory of this user, which no other can write.
 """
 
+import contextlib
+import fcntl
 import hashlib
+import itertools
 import json
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +24,16 @@ import tensorflow as tf
 
 from tfdist import config
 from tfdist.config import diff, paths
-from tfdist.data import autograph, stream
-from tfdist.data.cache import example_files
+from tfdist.data import autograph, read_ahead, stream
 from tfdist.data.feed import Batch, Prepare
 from tfdist.data.stream import Source
 
 # Examples read and prepared at a time while the cache is filled.
 CHUNK = 256
+# Suffix of the name of a file while it is being written.
+WRITING = ".writing"
+# Seconds between two attempts to lock the file of a split.
+_POLL_SECONDS = 0.2
 
 
 def add_cache(options: config.Data, source: Source | None, prepare: Prepare, *, training: bool) -> tuple[Any, Prepare]:
@@ -39,7 +47,7 @@ def add_cache(options: config.Data, source: Source | None, prepare: Prepare, *, 
 
     Raises:
         ValueError: cache is "prepared" but `prepare` uses its seeds, so that its output differs between epochs; when
-            the first batch is traced: examples differ in shape.
+            the first batch is traced: examples differ in shape, or are no numbers and the cache is on disk.
         OSError: when the first batch is traced: the directory cannot be written, or is full.
     """
     if options.cache == "none" or source is None:
@@ -91,7 +99,7 @@ class CachedSource:
         self.name = hashlib.sha256(text.encode()).hexdigest()[:20]
         self._lock = threading.Lock()
         self._arrays = in_memory(self, load) if directory is None else None
-        self._files: dict[str, example_files.Column] | None = None
+        self._rows: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self._source)
@@ -106,33 +114,43 @@ class CachedSource:
         if self._arrays is not None:
             return self._arrays.gather(ids)
         with self._lock, tf.init_scope(), tf.device("CPU:0"), stream.name_damaged_example(self):
-            if self._files is None:
-                self._files = example_files.open_files(self.fill())
-        return example_files.gather(self._files, ids)
+            if self._rows is None:
+                self._rows = _open(self.fill())
+        types = {name: self._rows.dtype[name] for name in self._rows.dtype.names}
+
+        def read(ids: np.ndarray) -> list[np.ndarray]:
+            rows = self._rows[ids]
+            return [np.ascontiguousarray(rows[name]) for name in types]
+
+        values = tf.numpy_function(read, [ids], [tf.as_dtype(kind.base) for kind in types.values()], stateful=False)
+        return {
+            name: tf.ensure_shape(value, [ids.shape[0], *kind.shape])
+            for (name, kind), value in zip(types.items(), tf.nest.flatten(values), strict=True)
+        }
 
     def fill(self) -> Path:
-        """Writes the split if it is not complete on disk; returns its directory. Several processes may call it at once.
+        """Writes the split if it is not complete on disk; returns its file. Several processes may call it at once.
 
         Raises:
-            ValueError: examples differ in shape; names the feature.
+            ValueError: examples differ in shape, or are no numbers; names the feature.
             OSError: the directory cannot be written, is full, or has that of another user; names it.
         """
         # Others can neither read nor write it: their files could hold any examples.
         folder = paths.local(self._directory, "config.data.cache_dir") / f"tfdist-{os.geteuid()}"
+        path = folder / f"{self.name}.npy"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.lstat().st_uid != os.geteuid():
                 raise PermissionError(f"{folder} is another user's: remove it")
-            with example_files.hold_lock(folder / f"{self.name}.lock"):
-                if example_files.read_manifest(folder / self.name) is None:
-                    chunks = example_files.chunks(self._load, len(self), CHUNK)
-                    example_files.write(folder / self.name, chunks, len(self))
+            with _hold_lock(path.with_suffix(".lock")):
+                if _open(path) is None:
+                    write(path, chunks(self._load, len(self), CHUNK), len(self))
         except OSError as error:
             raise type(error)(
                 f"config.data.cache_dir={self._directory!r} cannot store the examples: {error.strerror or error}. Free "
                 "space in it, choose another directory, or set config.data.cache to none."
             ) from None
-        return folder / self.name
+        return path
 
 
 class InMemoryArrays:
@@ -174,7 +192,7 @@ def in_memory(source: Source, read: Callable[[tf.Tensor], Batch]) -> InMemoryArr
 
     def load(rows: range) -> dict[str, np.ndarray]:
         with stream.name_damaged_example(source):
-            found = example_files.chunks(lambda ids: read(rows.start + rows.step * ids), len(rows), CHUNK)
+            found = chunks(lambda ids: read(rows.start + rows.step * ids), len(rows), CHUNK)
             return collect(found, len(rows))
 
     return InMemoryArrays(load, range(len(source)))
@@ -194,3 +212,80 @@ def collect(chunks: Iterable[Mapping[str, np.ndarray]], num_examples: int) -> di
             joined[key][position : position + len(values)] = values
         position += len(values)
     return joined
+
+
+def chunks(load: Callable[[tf.Tensor], Batch], num_examples: int, size: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yields `load` of the ids 0 to `num_examples`, `size` at a time. Raises ValueError if examples differ in shape."""
+    ids = tf.data.Dataset.range(num_examples).batch(size)
+    load = tf.autograph.experimental.do_not_convert(load)
+    loaded = ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for number, chunk in enumerate(read_ahead.without_autotuning(loaded).as_numpy_iterator()):
+        for name, values in chunk.items():
+            first, shape = shapes.setdefault(name, values.shape[1:]), values.shape[1:]
+            if shape != first:
+                raise ValueError(
+                    f"Stored examples must have one shape, but those of {name!r} differ: {list(first)} in the first "
+                    f"{size} examples, {list(shape)} from example {number * size} on: pad them to one length."
+                )
+        yield chunk
+
+
+def write(path: Path, chunks: Iterable[Mapping[str, np.ndarray]], num_examples: int) -> None:
+    """Writes `num_examples` examples to the file `path`, completely or not at all; the caller holds a lock.
+
+    Raises ValueError for strings and for a type that is none of NumPy's, such as bfloat16.
+    """
+    temporary = path.with_suffix(WRITING)
+    try:
+        with open(temporary, "wb") as file:
+            kind = None
+            for chunk in chunks:
+                if kind is None:
+                    kind = np.dtype([(name, _type(name, values), values.shape[1:]) for name, values in chunk.items()])
+                    header = {"descr": kind.descr, "fortran_order": False, "shape": (num_examples,)}
+                    np.lib.format.write_array_header_2_0(file, header)
+                rows = np.empty(len(next(iter(chunk.values()))), kind)
+                for name, values in chunk.items():
+                    rows[name] = values
+                file.write(rows.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _type(name: str, values: np.ndarray) -> np.dtype:
+    if values.dtype.kind in "OV":
+        received = "strings" if values.dtype.kind == "O" else values.dtype.name
+        raise ValueError(
+            f"config.data.cache_dir stores numbers of NumPy's types only. Received: {received} as {name!r}. Unset it "
+            "to cache the examples in memory, or copy the files of the source to the fast disk instead."
+        )
+    return values.dtype
+
+
+def _open(path: Path) -> np.ndarray | None:
+    """Returns the mapped examples of `write`; None if they are not there, or were cut off."""
+    try:
+        return np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+@contextlib.contextmanager
+def _hold_lock(path: Path) -> Iterator[None]:
+    """Holds a file lock between the processes of a host; OSError: there is none. The file stays: removal would race."""
+    with open(path, "ab") as file:
+        # Polls, because a blocking call would not return on a signal, such as a second Ctrl-C.
+        for attempt in itertools.count():
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt == 0:
+                    print(f"tfdist: waiting for another process that stores the examples ({path})", file=sys.stderr)
+                time.sleep(_POLL_SECONDS)
+        yield
