@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import config as config_lib
 from tfdist.config import specs
 from tfdist.tools.saved_runs import model as model_lib
 from tfdist.tools.saved_runs.saved import SavedRun
@@ -56,22 +55,20 @@ class Rows:
 class ImageFiles(Rows):
     """Image files of any size, scaled to `shape` [height, width, channels]; None: as they are, encoded."""
 
-    def __init__(
-        self, files: Sequence[Path], shape: tuple[int, int, int] | None, dtype: tf.DType, classes: Sequence[str]
-    ):
+    def __init__(self, files: Sequence[Path], shape: tuple[int, int, int] | None, classes: Sequence[str]):
         numbers = {name: number for number, name in enumerate(classes)}
         labels = np.array([numbers.get(file.parent.name, -1) for file in files], np.int64)
         paths = np.array([os.fsencode(file) for file in files])
         super().__init__(
             {"image": paths}, labels if (labels >= 0).any() else None, [str(file) for file in files], "file"
         )
-        self._shape, self._dtype = shape, dtype
+        self._shape = shape
 
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids`, int64 [n], as {"image": [n, h, w, c] or string [n], "label": int64 [n]}."""
         batch = super().read(ids)
-        spec = tf.TensorSpec([], tf.string) if self._shape is None else tf.TensorSpec(self._shape, self._dtype)
+        spec = tf.TensorSpec([], tf.string) if self._shape is None else tf.TensorSpec(self._shape, tf.uint8)
         decode = tf.io.read_file if self._shape is None else self._decode
         images = tf.map_fn(decode, batch["image"], fn_output_signature=spec, parallel_iterations=_PARALLEL_IMAGES)
         return batch | {"image": tf.ensure_shape(images, [*ids.shape, *(self._shape or ())])}
@@ -82,7 +79,7 @@ class ImageFiles(Rows):
         fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], self._shape[:2]))
         resize = functools.partial(tf.image.resize, image, self._shape[:2], antialias=True)
         image = tf.cond(fits, lambda: image, lambda: tf.saturate_cast(tf.round(resize()), tf.uint8))
-        return tf.cast(tf.ensure_shape(image, self._shape), self._dtype)
+        return tf.ensure_shape(image, self._shape)
 
     def damaged(self) -> list[str]:
         """Returns a sentence for each file that cannot be decoded."""
@@ -186,15 +183,13 @@ def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str]) -> 
         array = read_array(files[0], key)
         # As the source `npz`: images without channels get an axis.
         array = array[..., np.newaxis] if key == "image" and array.ndim == 3 and len(shape or ()) == 3 else array
-        if saved.config is None and not tf.TensorShape(shape).is_compatible_with(array.shape[1:]):
-            raise ValueError(f"{files[0]}: the model takes examples of shape {list(shape)}. Received: {array.shape}")
         return Rows({key: array})
     if kind == "images":
-        data = config_lib.Data() if saved.config is None else saved.config.data
+        data = saved.config.data
         # Such a run prepares images of any size, which are encoded.
         encoded = str(data.prepare["target"]).endswith("inception:image") and not data.source.get("size")
         size = None if encoded else image_shape(saved, shape, files[0])
-        return ImageFiles(files, size, tf.float32 if saved.config is None else tf.uint8, saved.classes)
+        return ImageFiles(files, size, saved.classes)
     if not saved.label_column:
         raise ValueError(f"{saved.workdir} was not trained on a table: give images, or a .npz file with {key!r}.")
     return read_table(saved, key, files[0])
@@ -206,7 +201,7 @@ def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None, first: P
     `of_model` is the shape of the model's input; the first file has the size of all if the run crops images of one
     size.
     """
-    data = config_lib.Data() if saved.config is None else saved.config.data
+    data = saved.config.data
     prepared = saved.about.get("prepared", {}).get(saved.input_key(), {}).get("shape") or of_model or ()
     cropped = size_of(first) if data.prepare.get("crop") else None
     size = data.source.get("size") or data.prepare.get("resize") or cropped or prepared[:2]
