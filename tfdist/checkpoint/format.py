@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -291,7 +290,7 @@ def callback_names(saved: Saved) -> list[str]:
 def _with_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
     """Returns an array, as read from a file, with its saved dtype, which NumPy may lack, such as bfloat16."""
     if array.dtype.name != dtype:
-        return array.view(getattr(ml_dtypes, dtype))
+        return array.view(dtype)  # TensorFlow has registered its name.
     return array.astype(array.dtype.newbyteorder("="), copy=False)  # In native byte order: names of dtypes have none.
 
 

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import probes
 import pytest
-import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.training.step import optimizer as optimizer_lib
