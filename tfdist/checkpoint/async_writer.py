@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from tfdist import config as config_lib
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.report import files
@@ -36,23 +35,12 @@ class AsyncCheckpointer:
     """Writes checkpoints in a thread, one at a time. Used on the chief; only the main thread calls its methods.
 
     Args:
+        keep: how many of the newest checkpoints stay.
         warn: called with one line for each failed or skipped checkpoint.
-        before: called in the thread when a checkpoint is written, before it gets its name. If it fails, so does the
-            checkpoint.
-        stays: (step) -> whether its checkpoint is never removed.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        options: config_lib.Checkpoint,
-        warn: Callable[[str], None],
-        before: Callable[[], None] = lambda: None,
-        stays: Callable[[int], bool] = lambda step: False,
-    ):
-        self._directory, self._warn, self._before = directory, warn, before
-        # (steps, newest first) -> those that are kept.
-        self._kept = lambda steps: {*steps[: options.keep], *filter(stays, steps)}
+    def __init__(self, directory: Path, keep: int, warn: Callable[[str], None]):
+        self._directory, self._keep, self._warn = directory, keep, warn
         # The step of the last `save`.
         self._newest_step: int | None = None
         # Duration of the slowest write, in seconds; None before the first.
@@ -154,7 +142,7 @@ class AsyncCheckpointer:
 
     def _write(self, snapshot: _Snapshot) -> None:
         try:
-            checkpoint_format.write(self._directory, snapshot.step, snapshot.arrays, snapshot.state, self._before)
+            checkpoint_format.write(self._directory, snapshot.step, snapshot.arrays, snapshot.state)
         except Exception as error:  # Any error, such as MemoryError: the checkpoint must not count as written.
             self._say_unwritten(snapshot.step, error)
         else:
@@ -178,7 +166,7 @@ class AsyncCheckpointer:
         best = directory_lib.read_best(self._directory)
         # The best also if best.json is damaged or not written yet.
         kept = {step for step in steps if step > newest} | {state.get("best_step") or None, best and best["step"]}
-        kept |= self._kept([step for step in steps if step <= newest])
+        kept.update([step for step in steps if step <= newest][: self._keep])
         for step in sorted({*steps} - kept):
             # Rename first: an interrupted removal must not look like a damaged checkpoint.
             path = directory_lib.step_path(self._directory, step)

@@ -86,16 +86,8 @@ def tf_variable(variable: Any) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def write(
-    directory: Path,
-    step: int,
-    arrays: Mapping[str, np.ndarray],
-    state: Mapping[str, Any],
-    before: Callable[[], None] = lambda: None,
-) -> Path:
+def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> Path:
     """Writes one checkpoint and returns its directory: complete and durable on return, absent if killed before.
-
-    `before` is called after arrays.npz and before manifest.json is written.
 
     Raises:
         OSError: the disk is full, read-only or unavailable. Other checkpoints are not touched.
@@ -123,7 +115,6 @@ def write(
             "state": dict(state),
         }
         manifest["own_sha256"] = _own_sha256(manifest)
-        before()
         files.replace_file(str(temporary / "manifest.json"), json.dumps(manifest, indent=1).encode())
         files.sync_directory(temporary)
         _replace(temporary, target)
@@ -141,7 +132,9 @@ def _replace(temporary: Path, target: Path) -> None:
             verify(target)
             shutil.rmtree(temporary, ignore_errors=True)
             return
-        shutil.rmtree(target)
+        damaged = target.with_name(target.name + ".removing")  # The next start removes what cannot be removed here.
+        os.replace(target, damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
     os.replace(temporary, target)
 
 

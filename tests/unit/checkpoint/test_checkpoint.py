@@ -26,13 +26,11 @@ import tensorflow as tf
 import topologies
 from launching import REPOSITORY, worker_environment
 
-from tfdist import config
 from tfdist.checkpoint import async_writer, restore
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.data.cache import example_files
 from tfdist.report import files
-from tfdist.training import triggers
 from tfdist.training.features import nonfinite
 
 TEXTS = np.array([b"a", b"bc"], object)
@@ -76,10 +74,9 @@ def saved(directory: pathlib.Path, *steps: int) -> list[pathlib.Path]:
     return [checkpoint_format.write(directory, step, arrays_of(step), STATE | {"step": step}) for step in steps]
 
 
-def saver_of(directory: pathlib.Path, *steps: int, log=print, **options) -> async_writer.AsyncCheckpointer:
-    """A saver that has saved these steps; `options` of the config, but for `stays`."""
-    of_saver = {name: options.pop(name) for name in ("stays",) if name in options}
-    saver = async_writer.AsyncCheckpointer(directory, config.Checkpoint(**options), log, **of_saver)
+def saver_of(directory: pathlib.Path, *steps: int, log=print, keep=3) -> async_writer.AsyncCheckpointer:
+    """A saver that has saved these steps."""
+    saver = async_writer.AsyncCheckpointer(directory, keep, log)
     save(saver, *steps)
     return saver
 
@@ -243,7 +240,7 @@ def test_finding_says_what_there_is(tmp_path):
 
 def test_the_newest_few_and_the_best_are_kept(tmp_path):
     said = []
-    saver = saver_of(tmp_path, log=said.append, keep=2, best_metric="accuracy")
+    saver = saver_of(tmp_path, log=said.append, keep=2)
     for step in range(1, 9):
         saver.save(step, functools.partial(arrays_of, step), STATE | best_of(min(step, 3)))
     assert saver.wait() and said == []
@@ -258,10 +255,8 @@ def test_the_newest_few_and_the_best_are_kept(tmp_path):
 
 
 def test_no_checkpoint_is_removed_while_the_file_system_does_not_say_which_stay(tmp_path, monkeypatch):
-    stays = functools.partial(triggers.stays, triggers.DueSteps(config.Every(epochs=1.0), 4), tmp_path)
-    saver = saver_of(tmp_path, keep=1, stays=stays)
-    for step in (3, 5):  # The end of an epoch of three steps, and the best.
-        checkpoint_format.write(tmp_path, step, arrays_of(step), {"steps_per_epoch": 3})
+    saver = saver_of(tmp_path, keep=1)
+    saved(tmp_path, 5, 6)
     files.write_json(str(tmp_path / "best.json"), {"step": 5, "metric": "accuracy", "value": 0.5})
     read, refused = open, ["best.json"]
 
@@ -274,9 +269,7 @@ def test_no_checkpoint_is_removed_while_the_file_system_does_not_say_which_stay(
     saver._tidy(6, {})
     with pytest.raises(OSError, match="Input/output error"):
         checkpoint_format.find(tmp_path, "best", print)
-    refused[:] = ["manifest.json"]
-    saver._tidy(7, {})
-    assert directory_lib.steps(tmp_path) == [5, 3]
+    assert directory_lib.steps(tmp_path) == [6, 5]
 
 
 def test_a_step_that_is_saved_is_not_written_again(tmp_path):
@@ -304,14 +297,16 @@ def test_a_failed_write_is_reported_once_and_leaves_the_others(tmp_path):
     assert all(f"step {step} could not be written" in line for step, line in zip((2, 3, 4), said, strict=True))
 
 
-def test_a_write_whose_thread_dies_is_not_waited_for(tmp_path):
+def test_a_write_whose_thread_dies_is_not_waited_for(tmp_path, monkeypatch):
     """The run waited at its end for ever."""
 
-    def fails(step: int) -> bool:
+    def fails(directory: pathlib.Path) -> list[int]:
         raise MemoryError("none left")
 
-    said = []
-    assert save(saver_of(tmp_path, log=said.append, stays=fails), 1) and "none left" in said[0]
+    said, saver = [], saver_of(tmp_path)
+    saver._warn = said.append
+    monkeypatch.setattr(directory_lib, "steps", fails)
+    assert save(saver, 1) and "none left" in said[0]
 
 
 def test_files_of_killed_runs_are_removed_and_files_in_use_stay(tmp_path):
@@ -357,7 +352,7 @@ def test_a_slow_file_system_skips_checkpoints_but_not_the_last_one(tmp_path, mon
     said, fast, sync = [], threading.Event(), os.fsync
     monkeypatch.setattr(async_writer, "_MAX_WAIT_SECONDS", 0.1)
     monkeypatch.setattr(os, "fsync", lambda file: (fast.wait(60), sync(file)))
-    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(keep=5), said.append)
+    saver = async_writer.AsyncCheckpointer(tmp_path, 5, said.append)
     for step in (1, 2, 3):
         saver.save(step, functools.partial(arrays_of, step), STATE | best_of(step))
     assert len(said) == 1 and f"{tmp_path} is slow" in said[0] and "skipped the checkpoint of step 2" in said[0]
@@ -373,7 +368,7 @@ def test_a_slow_file_system_has_two_copies_in_memory_and_not_three(tmp_path, mon
     fast, sync = threading.Event(), os.fsync
     monkeypatch.setattr(async_writer, "_MAX_WAIT_SECONDS", 0.1)
     monkeypatch.setattr(os, "fsync", lambda file: (fast.wait(60), sync(file)))
-    saver = async_writer.AsyncCheckpointer(tmp_path, config.Checkpoint(), lambda text: None)
+    saver = async_writer.AsyncCheckpointer(tmp_path, 3, lambda text: None)
     copies, alive = [], []
 
     def snapshot(step: int) -> dict[str, np.ndarray]:
@@ -460,7 +455,6 @@ def test_nonfinite_values_are_named():
 RENAMES = """
 import itertools, json, os, pathlib, signal, sys
 import numpy as np
-from tfdist import config
 from tfdist.checkpoint import async_writer
 from tfdist.checkpoint import format as checkpoint_format
 
@@ -478,7 +472,7 @@ def save(directory, found, kill_at, after):
             os.kill(os.getpid(), signal.SIGKILL)
 
     os.replace = rename
-    saver = async_writer.AsyncCheckpointer(directory, config.Checkpoint(keep=1), print)
+    saver = async_writer.AsyncCheckpointer(directory, 1, print)
     saver.remove_partial(found)
     for step in (2, 3):
         saver.save(step, lambda: {"x": np.full(9, step)}, {"step": step})

@@ -54,8 +54,7 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
         return
     workdir, config = str(run.workdir), diff.to_json(run.config)
     report.hyperparameters({name: value for name, value in diff.flatten(config) if diff.affects_weights(name)})
-    if run_info.read_config(workdir) is None:  # Otherwise with the next checkpoint.
-        run_info.write_config(workdir, config)
+    run_info.write_config(workdir, config)
     if run.feed.about.saved:
         files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
     described = {"code": user_code.hashes(), "settings": numerics.settings(os.environ)}
