@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.checkpoint import directory
 from tfdist.cluster import numerics
 from tfdist.cluster.devices import gpu_software, machine, onednn
 from tfdist.config import diff, learning_rate, saved_run, user_code
@@ -127,12 +126,6 @@ def write_end(run: Run, report: Reporter, state: TrainingState, ledger: Ledger) 
     if config.report.tensorboard:
         written.append(f"curves     tensorboard --logdir {shlex.quote(str(run.workdir / 'tensorboard'))}")
     report.lines(written)
-
-
-def describe_early_stop(run: Run) -> str:
-    """Returns, for a message, what is saved after a stop request before the first step of this start."""
-    saved = "nothing to save" if run.checkpoints is None else directory.safe_state(run.checkpoints)
-    return f"before the first step: {saved}"
 
 
 def describe_finished(values: dict[str, Any]) -> str:
