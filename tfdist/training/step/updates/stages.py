@@ -165,23 +165,27 @@ def make_clip(norm: float | None, cluster: Cluster) -> Callable[[Gradients], Gra
     """
     if norm is None:
         return lambda gradients: gradients
-    if cluster.num_workers == 1:
-        return functools.partial(clip, norm=norm)
-    return functools.partial(_clip_together, work_sharing.WorkSharing(num_replicas=cluster.num_replicas), norm)
+    sharing = work_sharing.WorkSharing(num_replicas=cluster.num_replicas) if cluster.num_workers > 1 else None
+    return functools.partial(clip, norm=norm, sharing=sharing)
 
 
-def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -> Gradients:
+def clip(gradients: Gradients, norm: float, sharing: work_sharing.WorkSharing | None = None) -> Gradients:
     """Scales gradients so that their global L2 norm is at most `norm` (arXiv 1211.5063).
 
     As in Keras' `global_clipnorm`, the norm is over the rows of all lookups. All gradients become dense.
 
     Args:
-        own_norm: the global norm of the gradients, [], in `_common_dtype`; None: it is computed here.
+        sharing: the norm of each tensor is computed on one replica; None: all are computed here.
     """
     numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
-    if own_norm is None:
-        halves = [tf.cast(tf.nn.l2_loss(values), _common_dtype(numbers)) for values in numbers]
-        own_norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack(halves)))
+    common = _common_dtype(numbers)
+    if sharing is None:
+        halves = [tf.cast(tf.nn.l2_loss(values), common) for values in numbers]
+    else:
+        tasks = [lambda values=values: tf.reshape(tf.nn.l2_loss(values), [1]) for values in numbers]
+        costs = [values.shape.num_elements() or 1 for values in numbers]
+        halves = sharing.run_tasks(tasks, [1] * len(tasks), costs, common)
+    own_norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack(halves)))
     clipped = list(gradients)
     for dtype in dict.fromkeys(values.dtype for values in numbers):
         chosen = [index for index, one in enumerate(gradients) if one is not None and one.dtype == dtype]
@@ -195,12 +199,3 @@ def _common_dtype(tensors: Sequence[tf.Tensor]) -> tf.DType:
     """Returns the dtype in which tensors can be summed: theirs; if they differ, float64 if one has it, else float32."""
     dtypes = {one.dtype for one in tensors}
     return dtypes.pop() if len(dtypes) == 1 else tf.float64 if tf.float64 in dtypes else tf.float32
-
-
-def _clip_together(sharing: work_sharing.WorkSharing, norm: float, gradients: Gradients) -> Gradients:
-    """As `clip`; the norm of each tensor is computed on one replica, so that all have the same bits."""
-    numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
-    tasks = [lambda values=values: tf.reshape(tf.nn.l2_loss(values), [1]) for values in numbers]
-    costs = [values.shape.num_elements() or 1 for values in numbers]
-    halves = sharing.run_tasks(tasks, [1] * len(tasks), costs, _common_dtype(numbers))
-    return clip(gradients, norm, tf.sqrt(2.0 * tf.reduce_sum(tf.concat(halves, axis=0))))
