@@ -186,7 +186,7 @@ def of_file(path, shape):
     model = keras.Sequential([keras.Input(shape), keras.layers.Flatten()])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tfdist.tools.saved_runs.model.load", lambda *words: model)
-        run = saved_run(c.Data(), {"classes": ["a", "b"]})
+        run = saved_run(c.Data(), {"classes": ["a", "b"], "prepared": {"image": {"shape": list(shape)}}})
         predict.outputs_of_files(run, strategy.connect(c.ClusterOptions(gpus=0)), [str(path)], "newest")
 
 

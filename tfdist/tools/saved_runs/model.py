@@ -68,8 +68,8 @@ def _load_exported(saved: SavedRun, cluster: Cluster) -> keras.Model:
         ) from None
 
 
-def input_shape(saved: SavedRun, model: keras.Model) -> tuple[int | None, ...] | None:
-    """Returns the shape of an example of the model's input; None: not known. Raises ValueError for several inputs."""
+def check_inputs(saved: SavedRun, model: keras.Model) -> None:
+    """Raises ValueError for a model with several inputs."""
     given = list(getattr(model, "inputs", None) or ())
     if len(given) > 1:
         names = ", ".join(each.name for each in given)
@@ -77,7 +77,6 @@ def input_shape(saved: SavedRun, model: keras.Model) -> tuple[int | None, ...] |
             f"The model has several inputs ({names}): load {saved.workdir / saved_lib.MODEL} with "
             "keras.models.load_model, and call its predict."
         )
-    return tuple(given[0].shape[1:]) if given else None
 
 
 def _preparation(saved: SavedRun) -> Prepare:

@@ -6,7 +6,6 @@ As in optax, each stage transforms the gradients; here its first argument is the
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,6 +15,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.training.step import collectives
 from tfdist.training.step.updates import tables, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce
+from tfdist.training.step.updates.loss_scale import LossScale
 from tfdist.training.step.updates.tables import Gradients
 
 
@@ -64,7 +64,7 @@ def make_update(
     add_up: Callable[[Stage, Update], tf.Tensor | None],
     *,
     skips_nonfinite: bool,
-    loss_scale: Any,
+    loss_scale: LossScale | None,
     step_count: keras.Variable,
 ) -> Stage:
     """Returns the update of a step; called in `strategy.run`.
@@ -73,7 +73,6 @@ def make_update(
         apply: see `make_apply`.
         add_up: the stage that sums the gradients over replicas, such as partial(sum_over_replicas, reduction).
         skips_nonfinite: whether a step whose loss or gradients are non-finite is skipped.
-        loss_scale: a `loss_scale.LossScale`, or None.
         step_count: int64 [], which `apply` increments.
     """
     scales = loss_scale is not None
@@ -106,13 +105,15 @@ def sum_over_replicas(reduction: AllReduce, following: Stage, update: Update) ->
     return following(dataclasses.replace(update, gradients=gradients, flags=flags))
 
 
-def unscale(loss_scale: Any, following: Stage, update: Update) -> tf.Tensor | None:
+def unscale(loss_scale: LossScale, following: Stage, update: Update) -> tf.Tensor | None:
     """Divides the gradients by the loss scale."""
     factor = 1 / tf.convert_to_tensor(loss_scale.value)
     return following(dataclasses.replace(update, gradients=scale(update.gradients, factor)))
 
 
-def skip_nonfinite(step_count: keras.Variable, loss_scale: Any, following: Stage, update: Update) -> tf.Tensor:
+def skip_nonfinite(
+    step_count: keras.Variable, loss_scale: LossScale | None, following: Stage, update: Update
+) -> tf.Tensor:
     """Applies the update if loss and gradients are finite; else only counts the step.
 
     Returns:

@@ -180,7 +180,7 @@ def _integer_type(cluster: Cluster) -> tf.DType:
 class _ByShards:
     """A `Distributor` whose elements hold all shards of a replica."""
 
-    cluster: Any
+    cluster: Distributor
     stack_shards: Callable[[tf.data.Dataset], tf.data.Dataset]
 
     @property
