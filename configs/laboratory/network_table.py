@@ -82,7 +82,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Makes a few training steps of a network in processes of their own.
 
     Returns:
-        As `batch_size.combine`.
+        As `batch_size.result_of`.
 
     Raises:
         ValueError: the training failed for another reason than memory; contains the end of its log.
@@ -91,7 +91,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     arguments = [f"--{flag}={getattr(args, flag)}" for flag in ("image_size", "num_classes", "batch")]
     command = [sys.executable, "-m", "tfdist", "models", f"--trial={name}", f"--workdir={folder}", *arguments]
     log = args.workdir / f"{folder.name}.log"
-    found = batch_size.combine(folder, child_runs.run_command(command, log, fresh=folder))
+    found = batch_size.result_of(folder, child_runs.run_command(command, log, fresh=folder))
     if found is None:
         raise ValueError(f"The training of {name} failed; the end of {log}:\n{child_runs.end_of(log)}")
     return found

@@ -16,26 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from tfdist import config as config_lib
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.checkpoint import workdir_lock
 from tfdist.report import files
 
 # The longest wait of `save` for the previous checkpoint. After that, the one that waits is skipped.
 _MAX_WAIT_SECONDS = 30.0
-# Of `files.replace_file`: NAME.PID-TOKEN.tmp.
-_TEMPORARY = f"*.[0-9]*-{'[0-9a-f]' * 8}.tmp"
-# Names of what killed runs leave behind among the checkpoints, and of files in the workdir, which may have others of
-# the user's; and the age in seconds at which the next start removes them.
-_LEFTOVERS = {"*.writing": 0, "*.removing": 0, _TEMPORARY: 3600, "*.damaged": 7 * 86400}
-_LEFTOVERS_IN_WORKDIR = {
-    "model.writing.keras": 0,
-    _TEMPORARY: 3600,
-    f"tensorboard/{_TEMPORARY}": 3600,
-    f"tensorboard/*/{_TEMPORARY}": 3600,
-    ".tfdist-*": 3600,
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,23 +35,12 @@ class AsyncCheckpointer:
     """Writes checkpoints in a thread, one at a time. Used on the chief; only the main thread calls its methods.
 
     Args:
+        keep: how many of the newest checkpoints stay.
         warn: called with one line for each failed or skipped checkpoint.
-        before: called in the thread when a checkpoint is written, before it gets its name. If it fails, so does the
-            checkpoint.
-        stays: (step) -> whether its checkpoint is never removed.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        options: config_lib.Checkpoint,
-        warn: Callable[[str], None],
-        before: Callable[[], None] = lambda: None,
-        stays: Callable[[int], bool] = lambda step: False,
-    ):
-        self._directory, self._warn, self._before = directory, warn, before
-        # (steps, newest first) -> those that are kept.
-        self._kept = lambda steps: {*steps[: options.keep], *filter(stays, steps)}
+    def __init__(self, directory: Path, keep: int, warn: Callable[[str], None]):
+        self._directory, self._keep, self._warn = directory, keep, warn
         # The step of the last `save`.
         self._newest_step: int | None = None
         # Duration of the slowest write, in seconds; None before the first.
@@ -82,18 +57,12 @@ class AsyncCheckpointer:
     def remove_partial(self, restored: checkpoint_format.Saved | None) -> None:
         """Removes what a killed run left in its workdir, and records that `restored` is valid.
 
-        No other run may write to the workdir. Incomplete checkpoints and those that are no longer kept are removed at
-        once, files that other processes may be writing after an hour, and damaged checkpoints after a week.
+        No other run may write to the workdir.
         """
-        for directory, leftovers, remove in (
-            (self._directory, _LEFTOVERS, _remove),
-            (self._directory.parent, _LEFTOVERS_IN_WORKDIR, Path.unlink),
-        ):
-            for pattern, age in leftovers.items():
-                for path in directory.glob(pattern):
-                    with contextlib.suppress(OSError):
-                        if path.name != workdir_lock.LOCK and time.time() - path.lstat().st_ctime >= age:
-                            remove(path)
+        of_exports = self._directory.parent / "model.writing.keras"
+        for path in (*self._directory.glob("*.writing"), *self._directory.glob("*.removing"), of_exports):
+            with contextlib.suppress(OSError):
+                _remove(path)
         if restored is not None:
             self._valid_steps.add(restored.step)
             self._tidy(restored.step, restored.state)  # The run may have died after this save.
@@ -173,7 +142,7 @@ class AsyncCheckpointer:
 
     def _write(self, snapshot: _Snapshot) -> None:
         try:
-            checkpoint_format.write(self._directory, snapshot.step, snapshot.arrays, snapshot.state, self._before)
+            checkpoint_format.write(self._directory, snapshot.step, snapshot.arrays, snapshot.state)
         except Exception as error:  # Any error, such as MemoryError: the checkpoint must not count as written.
             self._say_unwritten(snapshot.step, error)
         else:
@@ -197,7 +166,7 @@ class AsyncCheckpointer:
         best = directory_lib.read_best(self._directory)
         # The best also if best.json is damaged or not written yet.
         kept = {step for step in steps if step > newest} | {state.get("best_step") or None, best and best["step"]}
-        kept |= self._kept([step for step in steps if step <= newest])
+        kept.update([step for step in steps if step <= newest][: self._keep])
         for step in sorted({*steps} - kept):
             # Rename first: an interrupted removal must not look like a damaged checkpoint.
             path = directory_lib.step_path(self._directory, step)

@@ -17,13 +17,11 @@ import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
-import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -36,9 +34,6 @@ FORMAT = 1
 CALLBACKS = "callbacks/"
 # The number that Keras adds to names of layers and optimizers, as in dense_2.
 _NUMBER = re.compile(r"_\d+")
-# Seconds for which NFS, by default, may still list a checkpoint that another host has removed; seconds between
-# attempts.
-_STALE_SECONDS, _LOOK_SECONDS = 60.0, 0.5
 
 
 class DamagedCheckpointError(ValueError):
@@ -91,16 +86,8 @@ def tf_variable(variable: Any) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def write(
-    directory: Path,
-    step: int,
-    arrays: Mapping[str, np.ndarray],
-    state: Mapping[str, Any],
-    before: Callable[[], None] = lambda: None,
-) -> Path:
+def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> Path:
     """Writes one checkpoint and returns its directory: complete and durable on return, absent if killed before.
-
-    `before` is called after arrays.npz and before manifest.json is written.
 
     Raises:
         OSError: the disk is full, read-only or unavailable. Other checkpoints are not touched.
@@ -128,7 +115,6 @@ def write(
             "state": dict(state),
         }
         manifest["own_sha256"] = _own_sha256(manifest)
-        before()
         files.replace_file(str(temporary / "manifest.json"), json.dumps(manifest, indent=1).encode())
         files.sync_directory(temporary)
         _replace(temporary, target)
@@ -140,28 +126,16 @@ def write(
 
 
 def _replace(temporary: Path, target: Path) -> None:
-    """Renames `temporary` to `target`; a valid checkpoint there is kept, a damaged one renamed to `.damaged`."""
+    """Renames `temporary` to `target`; a valid checkpoint there is kept, a damaged one removed."""
     if os.path.lexists(target):
-        try:
+        with contextlib.suppress(DamagedCheckpointError):
             verify(target)
-        except DamagedCheckpointError:
-            damaged = target.with_name(target.name + ".damaged")
-            shutil.rmtree(damaged, ignore_errors=True)
-            os.replace(target, damaged)
-        else:
             shutil.rmtree(temporary, ignore_errors=True)
             return
+        damaged = target.with_name(target.name + ".removing")  # The next start removes what cannot be removed here.
+        os.replace(target, damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
     os.replace(temporary, target)
-
-
-def _rename_complete(directory: Path) -> None:
-    """Restores the names of complete checkpoints that a killed run had not yet renamed, or had started to remove."""
-    for suffix in (".writing", ".removing"):
-        for path in directory.glob(f"step-*{suffix}"):
-            with contextlib.suppress(DamagedCheckpointError):  # Incomplete.
-                verify(path)
-                _replace(path, path.with_suffix(""))
-                files.sync_directory(directory)
 
 
 def verify(path: Path) -> Saved:
@@ -201,51 +175,38 @@ def _is_final(error: Exception) -> bool:
     return isinstance(error, DamagedCheckpointError | OSError) and not isinstance(error, files.NO_FILE)
 
 
-def newest_valid(directory: Path, report: Callable[[str], None], *, is_ours: bool = False) -> Saved | None:
+def newest_valid(directory: Path, report: Callable[[str], None]) -> Saved | None:
     """Returns the newest valid checkpoint, or None if there is none; reports every damaged one that is skipped.
-
-    Args:
-        is_ours: whether this run holds the lock of the workdir; see `_rename_complete`.
 
     Raises:
         DamagedCheckpointError: checkpoints exist, but none is valid. Starting from scratch would overwrite the run.
-        OSError: a checkpoint could not be read for a minute. It is not skipped: a run that resumes from an older one
-            would overwrite it.
+        OSError: a checkpoint cannot be read. It is not skipped: a run that resumes from an older one would
+            overwrite it.
     """
     if os.path.lexists(directory) and not directory.is_dir():
         raise DamagedCheckpointError(f"{directory} is not a directory: restore it, or choose another --workdir.")
-    damages: dict[int, str] = {}
-    give_up = time.monotonic() + _STALE_SECONDS
-    while True:
+    damages: list[str] = []
+    for step in directory_lib.steps(directory):
+        path = directory_lib.step_path(directory, step)
         try:
-            if is_ours:
-                _rename_complete(directory)
-            there = directory_lib.steps(directory)
-            steps = [step for step in there if step not in damages]
-            if not steps:
-                break
-            path = directory_lib.step_path(directory, steps[0])
             saved = verify(path)
-        except DamagedCheckpointError as error:
-            if os.path.lexists(path) or time.monotonic() > give_up:
-                damages[steps[0]] = str(error)
-            else:  # Removed by a run in progress, which has a newer one.
-                time.sleep(_LOOK_SECONDS)
-            continue
-        except OSError as error:
-            if time.monotonic() > give_up:
-                raise OSError(
-                    f"{directory} has a checkpoint that cannot be read, but may be intact: {error}. Repair the file "
-                    "system, and run the same command again; or move that checkpoint away to resume from an older one."
-                ) from None
-            time.sleep(_LOOK_SECONDS)
-            continue
-        for damage in damages.values():
+        except (DamagedCheckpointError, OSError) as error:
+            gone = not os.path.lexists(path)
+            if gone and step not in directory_lib.steps(directory):  # By a run in progress, which has a newer one.
+                return newest_valid(directory, report)
+            if isinstance(error, DamagedCheckpointError) and not gone:
+                damages.append(str(error))
+                continue
+            raise OSError(
+                f"{directory} has a checkpoint that cannot be read, but may be intact: {error}. Repair the file "
+                "system, and run the same command again; or move that checkpoint away to resume from an older one."
+            ) from None
+        for damage in damages:
             report(f"WARNING: skipped a damaged checkpoint: {damage}")
         return saved
     if damages:
         raise DamagedCheckpointError(
-            "\n  ".join([f"No valid checkpoint in {directory}:", *damages.values()])
+            "\n  ".join([f"No valid checkpoint in {directory}:", *damages])
             + "\nRestore one from a copy, or start from scratch in another --workdir."
         )
     return None
@@ -322,7 +283,7 @@ def callback_names(saved: Saved) -> list[str]:
 def _with_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
     """Returns an array, as read from a file, with its saved dtype, which NumPy may lack, such as bfloat16."""
     if array.dtype.name != dtype:
-        return array.view(getattr(ml_dtypes, dtype))
+        return array.view(dtype)  # TensorFlow has registered its name.
     return array.astype(array.dtype.newbyteorder("="), copy=False)  # In native byte order: names of dtypes have none.
 
 

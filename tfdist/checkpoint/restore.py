@@ -5,12 +5,10 @@ the values with their checksums.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 
 from tfdist.checkpoint import format as checkpoint_format
@@ -79,7 +77,7 @@ def read(workers: Workers, saved: Saved, names: Iterable[str]) -> Iterator[tuple
         for name in group:
             last = first + _num_bytes(saved, name)
             shape, dtype = saved.arrays[name]
-            yield name, np.frombuffer(content[first:last], _dtype(dtype)).reshape(shape).copy()
+            yield name, np.frombuffer(content[first:last], dtype).reshape(shape).copy()
             first = last
 
 
@@ -100,14 +98,4 @@ def _groups(saved: Saved, names: list[str]) -> Iterator[list[str]]:
 
 def _num_bytes(saved: Saved, name: str) -> int:
     shape, dtype = saved.arrays[name]
-    return int(np.prod(shape, dtype=np.int64)) * _dtype(dtype).itemsize
-
-
-def _dtype(name: str) -> np.dtype:
-    if text := re.fullmatch(r"(str|bytes)(\d+)", name):  # NumPy's names of texts, with their bits.
-        code, bits = {"str": ("U", 32), "bytes": ("S", 8)}[text[1]]
-        return np.dtype(f"{code}{int(text[2]) // bits}")
-    try:
-        return np.dtype(name)
-    except TypeError:  # Such as bfloat16.
-        return np.dtype(getattr(ml_dtypes, name))
+    return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize

@@ -22,6 +22,10 @@ FIELDS: dict[str, tuple[Any, str]] = {
         "make keras.layers.Rescaling the first layer of the model, and set config.data.prepare to "
         "{'target': 'tfdist.zoo.prepare:image_bytes'}, which leaves bytes.",
     ),
+    "checkpoint.keep_every": (
+        {"steps": None, "epochs": None, "after": None},
+        "set checkpoint.keep to the number of checkpoints to keep.",
+    ),
     "data.auto_shard": (
         "auto",
         "TensorFlow divides the batches of the textbook pipeline by its policy DATA; a tf.data.Dataset of files trains "

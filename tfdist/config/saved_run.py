@@ -41,8 +41,9 @@ def load(path: str | os.PathLike[str]) -> schema.Config:
         command = _environment(path).get("command", [])
         again = f": {shlex.join(command)}" if command else "."
         raise ValueError(
-            f"{Path(path).parent} is the workdir of a script, which has model and data itself. Run the script again to "
-            f"resume; for more epochs, change its number of epochs{again}"
+            f"{Path(path).parent} is the workdir of a script, which has model and data itself. To use its model, load "
+            f"model.keras with keras.models.load_model. To resume, run the script again; for more epochs, change its "
+            f"number of epochs{again}"
         )
     return config_dict.from_saved(saved)
 

@@ -163,8 +163,7 @@ class Consistency:
     """Comparison of the replicas' states, also at the start, at the end and before each save: all must be equal."""
 
     every: Every = dataclasses.field(default_factory=lambda: Every(epochs=1))
-    """Interval of the comparisons. If the replicas differ, the run ends and saves the chief's state in
-    workdir/mismatch."""
+    """Interval of the comparisons. If the replicas differ, the run ends."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -175,8 +174,6 @@ class Checkpoint:
     """Interval of the checkpoints."""
     keep: int = 3
     """Number of newest checkpoints to keep, at least 1."""
-    keep_every: Every = dataclasses.field(default_factory=Every)
-    """Of the checkpoints that `every` makes, those at this interval are never removed. Default: none."""
     best_metric: str | None = None
     """Evaluation metric, such as "accuracy": the checkpoint with its best value is kept as well. None: no best
     checkpoint."""

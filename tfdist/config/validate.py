@@ -79,8 +79,8 @@ def _value_problems(config: schema.Config) -> Iterator[str]:
         *("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
     ):
         yield from at_least(name, 1)
-    sections = ("evaluation", "consistency", "checkpoint", "report")
-    for every in (*(f"{section}.every" for section in sections), "checkpoint.keep_every"):
+    for section in ("evaluation", "consistency", "checkpoint", "report"):
+        every = f"{section}.every"
         yield from at_least(f"{every}.steps", 1)
         yield from at_least(f"{every}.epochs", 1e-6)
         after = operator.attrgetter(f"{every}.after")(config)

@@ -1,14 +1,12 @@
 """Finds the largest batch that fits into memory: `python -m tfdist batch_size --config=...`.
 
-Doubles the per-replica batch until a training step no longer fits, or there are no more examples. Each trial runs in
-its own processes, over all replicas of this machine or of a Slurm allocation, so that running out of memory ends
-only the trial. The limit is the memory of the GPUs, and on CPUs `--memory_mb` per worker, by default 90 % of what is
-free.
+Doubles the per-replica batch until a training step no longer fits, or there are no more examples. Each trial runs in a
+process of its own, over all devices of this machine, so that running out of memory ends only the trial. The limit is
+the memory of the GPUs, and on CPUs `--memory_mb`, by default 90 % of what is free.
 """
 
 import argparse
 import functools
-import json
 import os
 import resource
 import sys
@@ -23,16 +21,19 @@ import psutil
 from tfdist import config as config_lib
 from tfdist.cluster import process_exit
 from tfdist.config import tensorflow_log, tool_flags
+from tfdist.launch import local_workers
 from tfdist.report import files
 from tfdist.tools import child_runs, measure, tables
 from tfdist.training import features
 
 HEADER = ("batch_per_replica", "batch_size", "replicas", "result", "memory_mb_per_replica", "step_ms")
 FITS, OUT_OF_MEMORY, TOO_FEW = "fits", "out of memory", "larger than the data set"
-# Exit code of a worker that exceeded its limit: that of a process killed by the kernel (128 + SIGKILL).
+# Exit code of a trial that exceeded its limit: that of a process killed by the kernel (128 + SIGKILL).
 _EXIT_OUT_OF_MEMORY = 137
+# In the folder of a trial.
+_RESULT = "result.json"
 _POLL_SECONDS = 0.01
-# Fraction of the free memory that the workers of a host may use.
+# Fraction of the free memory that a trial may use.
 _FREE_FRACTION = 0.9
 _STEPS = 2
 
@@ -43,9 +44,7 @@ def add_flags(parser: tool_flags.Parser) -> None:
     at_least = tool_flags.at_least
     meaning = "Per-replica batch to start with, which is doubled. Default: 8."
     parser.add_argument("--smallest", metavar="N", type=at_least(1), default=8, help=meaning)
-    meaning = "Replicas: all devices of this machine, or a Slurm step. Default: a step within an allocation."
-    parser.add_argument("--by", default="auto", choices=["auto", "devices", "slurm"], help=meaning)
-    meaning = "On CPUs: memory limit of a worker, in MiB."
+    meaning = "On CPUs: memory limit of a trial, in MiB."
     parser.add_argument("--memory_mb", metavar="MB", type=at_least(1, float), help=meaning)
     parser.add_workdir("runs/NAME-batch_size")
     parser.add_argument("--trial", type=int, help=argparse.SUPPRESS)
@@ -59,23 +58,23 @@ def main(args: argparse.Namespace) -> None:
     tensorflow_log.announce()
     features.check(args.config)
     words = args.config_words + ([f"--memory_mb={args.memory_mb}"] if args.memory_mb else [])
-    find(words, args.workdir, args.smallest, child_runs.choose_backend(args.by, os.environ))
+    local_workers.refuse_other_launchers(os.environ)
+    find(words, args.workdir, args.smallest)
 
 
-def find(arguments: Sequence[str], workdir: Path, smallest: int, backend: str) -> None:
+def find(arguments: Sequence[str], workdir: Path, smallest: int) -> None:
     """Runs the trials, and prints and writes their table.
 
     Args:
         arguments: the flags of each trial.
         workdir: of the results.
         smallest: the first per-replica batch.
-        backend: "slurm", or another result of `child_runs.choose_backend`.
 
     Raises ValueError if a trial fails for another reason than memory, or the smallest batch does not fit.
     """
     rows, batch, result = [], smallest, FITS
     while result == FITS:
-        found = attempt(arguments, batch, workdir / f"batch-{batch}", backend)
+        found = attempt(arguments, batch, workdir / f"batch-{batch}")
         result, replicas = found["result"], found.get("replicas")
         row = (batch, replicas and batch * replicas, replicas, result, found.get("memory_mb"), found.get("step_ms"))
         rows.append(row)
@@ -95,34 +94,26 @@ def find(arguments: Sequence[str], workdir: Path, smallest: int, backend: str) -
         print("Memory was not the limit: the number of examples ended the search.")
 
 
-def attempt(arguments: Sequence[str], batch: int, folder: Path, backend: str) -> dict[str, Any]:
-    """Runs a few steps with this batch in other processes; returns their result, as `combine`.
+def attempt(arguments: Sequence[str], batch: int, folder: Path) -> dict[str, Any]:
+    """Runs a few steps with this batch in another process; returns its result, as `result_of`.
 
     Raises ValueError, with the end of the log, if it fails for another reason than memory.
     """
     command = [sys.executable, "-m", "tfdist", "batch_size", *arguments, f"--trial={batch}", f"--workdir={folder}"]
-    if backend == "slurm":
-        command = ["srun", "--kill-on-bad-exit=0", *command]
     log = folder.with_suffix(".log")
     code = child_runs.run_command(command, log, fresh=folder)
-    found = combine(folder, code)
+    found = result_of(folder, code)
     if found is None:
         text = f"The trial of batch {batch} exited with code {code}; the end of {log}:\n{child_runs.end_of(log)}"
         raise ValueError(text)
     return found
 
 
-def combine(folder: Path, code: int) -> dict[str, Any] | None:
-    """Returns {"result": FITS, TOO_FEW, ...} of what all workers have written; None: the trial failed otherwise."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("worker-*.json"))]
-    for one in found:
-        if one["result"] != FITS:
-            return one
-    if code in (-9, _EXIT_OUT_OF_MEMORY):  # Killed by the kernel.
-        return {"result": OUT_OF_MEMORY}
-    if code or not found:
-        return None
-    return found[0] | {"memory_mb": max(one["memory_mb"] for one in found)}
+def result_of(folder: Path, code: int) -> dict[str, Any] | None:
+    """Returns {"result": FITS, TOO_FEW, ...} of a trial with this exit code; None: it failed otherwise."""
+    killed = {"result": OUT_OF_MEMORY} if code in (-9, _EXIT_OUT_OF_MEMORY) else None  # By the kernel.
+    found = files.read_json(folder / _RESULT)
+    return killed if found is None or (code and found["result"] == FITS) else found
 
 
 def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: float | None) -> int:
@@ -130,9 +121,8 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
 
     Args:
         config: of the run; this function changes its batch size and removes evaluations and callbacks.
-        folder: gets a file with the result of each worker, for `combine`.
-        memory_mb: limit of this worker on CPUs, in MiB; None: 90 % of the free memory, divided among the host's
-            workers.
+        folder: gets a file with the result, for `result_of`.
+        memory_mb: limit on CPUs, in MiB; None: 90 % of the free memory.
 
     Raises:
         ValueError: the data cannot be opened, the model refuses the batch, or a step fails.
@@ -148,15 +138,14 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
 
     def write(result: str, **measured: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        said = {"replicas": replicas, "result": result, **measured}
-        files.write_json(folder / f"worker-{plan.worker_spec.rank}.json", said)
+        files.write_json(folder / _RESULT, {"replicas": replicas, "result": result, **measured})
 
     config.data.batch_size = batch * replicas
     config.data.evaluation_split = config.checkpoint.best_metric = None
     config.callbacks = []  # They may need an evaluation.
     config.train.epochs, config.train.steps, config.learning_rate.warmup_epochs = None, _STEPS + 1, 0.0
     if not plan.gpus:
-        limit = memory_mb * 2**20 if memory_mb else _FREE_FRACTION * measure.free_bytes() / plan.worker_spec.local_size
+        limit = memory_mb * 2**20 if memory_mb else _FREE_FRACTION * measure.free_bytes()
         threading.Thread(target=_end_above, args=(limit, write), daemon=True).start()
     try:
         if batch * replicas > len(inputs_lib.open_source(config, config.data.train_split)):

@@ -2,8 +2,7 @@
 
 from tfdist.checkpoint import directory, export
 from tfdist.checkpoint import format as checkpoint_format
-from tfdist.config import diff
-from tfdist.report import files, run_info
+from tfdist.report import files
 from tfdist.training.loop_services import LoopServices
 from tfdist.training.reporting import report_run
 from tfdist.training.state import TrainingState
@@ -85,8 +84,6 @@ def mark_finished(tools: LoopServices, state: TrainingState) -> None:
             with run.evaluated_weights(), files.waiting(model):
                 event = export.export(run.context.model, model)
             tools.report.event(event, state.step)
-        # config.json is written with a checkpoint; a resumed run with fewer steps may write none.
-        run_info.write_config(str(run.workdir), diff.to_json(run.config))
         files.write_json(str(finished), {"step": state.step, **best, **early})
     except OSError as error:
         raise OSError(

@@ -3,6 +3,7 @@
 import math
 import time
 
+from tfdist.checkpoint import directory
 from tfdist.cluster import interruption
 from tfdist.report import files
 from tfdist.training import checkpointing, opening
@@ -65,7 +66,8 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
 
 def _stop_early(run: Run) -> int:
     if run.cluster.is_chief:
-        print(f"stopped by {run.stop.reason or 'another worker'} {report_run.describe_early_stop(run)}")
+        left = "nothing to save" if run.checkpoints is None else directory.safe_state(run.checkpoints)
+        print(f"stopped by {run.stop.reason or 'another worker'} before the first step: {left}")
     return interruption.EXIT_STOPPED
 
 

@@ -1,7 +1,6 @@
 """Opens a run: checks its workdir, restores the newest checkpoint, and makes what the loop works with."""
 
 import contextlib
-import functools
 import os
 import socket
 import sys
@@ -23,7 +22,7 @@ from tfdist.report import files, run_info
 from tfdist.report import ledger as ledger_lib
 from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
-from tfdist.training import checkpointing, execution, features, triggers
+from tfdist.training import checkpointing, execution, features
 from tfdist.training.execution import RunSteps
 from tfdist.training.loop_services import LoopServices
 from tfdist.training.reporting import report_run
@@ -104,7 +103,7 @@ def open_run(run: Run) -> tuple[LoopServices, TrainingState] | None:
         def look() -> tuple[WorkdirLock, Saved | None]:
             lock = lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers)
             stack.callback(lock.release)  # Unless the run is opened.
-            return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append, is_ours=True)
+            return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append)
 
         found = run.stop.unless_stopped(look) if run.cluster.is_chief else None
         if not run.cluster.broadcast(found is not None):
@@ -176,11 +175,7 @@ def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
 
 
 def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: Saved | None) -> AsyncCheckpointer:
-    # Not at the start: until there is a checkpoint of this config, the run can also be resumed with the old one.
-    write_config = functools.cache(functools.partial(run_info.write_config, str(run.workdir), diff.to_json(run.config)))
-    options = run.config.checkpoint
-    stays = functools.partial(triggers.stays, run.due(options.keep_every), run.checkpoints)
-    checkpointer = AsyncCheckpointer(run.checkpoints, options, report.warning, write_config, stays)
+    checkpointer = AsyncCheckpointer(run.checkpoints, run.config.checkpoint.keep, report.warning)
     checkpointer.remove_partial(saved)
     assumed_seconds = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
     run.stop.save_seconds = lambda: checkpointer.longest_write_seconds or assumed_seconds

@@ -2,11 +2,8 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 from tfdist import config as config_lib
-from tfdist.checkpoint import directory
-from tfdist.report import files
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,21 +25,6 @@ class DueSteps:
     def is_due(self, step: int) -> bool:
         """Returns whether the action is due after `step`."""
         return step > 0 and self.next_after(step - 1) == step
-
-
-def stays(due: DueSteps, checkpoints: Path, step: int) -> bool:
-    """Returns whether the checkpoint of `step` is never removed: by the steps of an epoch now, or when it was saved."""
-    if due.is_due(step):
-        return True
-    if due.every.epochs is None and not due.every.after:
-        return False
-    try:
-        saved = files.read_json(directory.step_path(checkpoints, step) / "manifest.json")["state"]["steps_per_epoch"]
-        return saved > 0 and DueSteps(due.every, saved).is_due(step)
-    except OSError:  # Not known at the moment.
-        return True
-    except (ValueError, LookupError, TypeError):
-        return False
 
 
 def _next_multiple(period: float, step: int) -> int:

@@ -23,17 +23,17 @@ def run(*options, code=0):
 def test_the_batch_is_doubled_until_it_does_not_fit(tmp_path, capsys, monkeypatch, smallest, limit, asked):
     batches = []
 
-    def attempt(arguments, batch, folder, backend):
+    def attempt(arguments, batch, folder):
         batches.append(batch)
         if batch > limit:
             return {"result": batch_size.OUT_OF_MEMORY, "replicas": 2}
         return {"result": batch_size.FITS, "replicas": 2, "memory_mb": 1.0, "step_ms": 2.0}
 
     monkeypatch.setattr(batch_size, "attempt", attempt)
-    batch_size.find([], tmp_path, smallest, "devices")
+    batch_size.find([], tmp_path, smallest)
     assert batches == asked and f"--config.data.batch_size={2 * asked[-2]}\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"batch of 128: out of memory"):
-        batch_size.find([], tmp_path, 128, "devices")
+        batch_size.find([], tmp_path, 128)
 
 
 @pytest.mark.slow
@@ -57,24 +57,15 @@ def test_batch_size_runs_each_trial_in_its_own_process(tmp_path):
 @pytest.mark.workers
 def test_trial_over_its_memory_limit_ends_only_itself(tmp_path):
     found = run("--trial=8", f"--workdir={tmp_path / 'batch-8'}", "--memory_mb=150", code=137)
-    assert batch_size.combine(tmp_path / "batch-8", 137)["result"] == batch_size.OUT_OF_MEMORY, found
+    assert batch_size.result_of(tmp_path / "batch-8", 137)["result"] == batch_size.OUT_OF_MEMORY, found
 
 
-def test_combine_merges_the_results_of_workers(tmp_path):
-    def say(*found):
-        for earlier in tmp_path.iterdir():
-            earlier.unlink()
-        for rank, one in enumerate(found):
-            (tmp_path / f"worker-{rank}.json").write_text(json.dumps(one))
-
-    fits = {"result": batch_size.FITS, "replicas": 2, "step_ms": 1.0}
-    say(fits | {"memory_mb": 5.0}, fits | {"memory_mb": 7.0})
-    assert batch_size.combine(tmp_path, 0) == fits | {"memory_mb": 7.0}
-    say(fits | {"memory_mb": 5.0}, {"result": batch_size.OUT_OF_MEMORY, "replicas": 2})
-    assert batch_size.combine(tmp_path, 76)["result"] == batch_size.OUT_OF_MEMORY
-    say()
-    assert batch_size.combine(tmp_path, -9)["result"] == batch_size.OUT_OF_MEMORY
-    assert batch_size.combine(tmp_path, 1) is None
+def test_a_trial_that_was_killed_is_out_of_memory(tmp_path):
+    assert batch_size.result_of(tmp_path, -9) == {"result": batch_size.OUT_OF_MEMORY}
+    assert batch_size.result_of(tmp_path, 1) is None
+    (tmp_path / "result.json").write_text(json.dumps({"result": batch_size.FITS}))
+    assert batch_size.result_of(tmp_path, 0) == {"result": batch_size.FITS}
+    assert batch_size.result_of(tmp_path, -9) == {"result": batch_size.OUT_OF_MEMORY}
     assert measure.free_bytes() > 0
 
 

@@ -173,12 +173,20 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch, read, words)
     assert "function_node" not in str(caught.value) and "[Op" not in str(caught.value)
 
 
+def test_several_inputs_are_refused(tmp_path):
+    left, right = keras.Input((2,), name="left"), keras.Input((3,), name="right")
+    model = keras.Model([left, right], keras.layers.Concatenate()([left, right]))
+    np.savez(tmp_path / "two.npz", left=np.zeros((4, 2)))
+    with pytest.raises(ValueError, match=r"several inputs \(left, right\): load runs/mine/model.keras"):
+        examples.open_examples(saved_run(c.Data()), model, [str(tmp_path / "two.npz")])
+
+
 def of_file(path, shape):
     """Predicts a file by a model of this input."""
     model = keras.Sequential([keras.Input(shape), keras.layers.Flatten()])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tfdist.tools.saved_runs.model.load", lambda *words: model)
-        run = saved_run(c.Data(), {"classes": ["a", "b"]})
+        run = saved_run(c.Data(), {"classes": ["a", "b"], "prepared": {"image": {"shape": list(shape)}}})
         predict.outputs_of_files(run, strategy.connect(c.ClusterOptions(gpus=0)), [str(path)], "newest")
 
 
@@ -306,7 +314,10 @@ def test_the_model_is_exported_and_gives_equal_outputs(folder, form, packages, f
 
 @pytest.mark.workers
 def test_what_is_not_possible_is_said_before_tensorflow_starts(folder):
+    (folder / "runs" / "script" / "fit1").mkdir(parents=True)
+    (folder / "runs" / "script" / "fit1" / "config.json").write_text('{"model": {"compile": "x"}}')
     for words, says in (
+        (["predict", "runs/script", "images"], "runs/script/fit1 is the workdir of a script"),
         (["export", "runs/mine", "--format=onx"], "--format: invalid choice: 'onx' (choose from "),
         (["predict", "images", "images"], "images has no run: it has no config.json"),
         (["inspect", "runs/mine", "--out=mine.py"], "mine.py' is a file, and not a directory"),
@@ -336,23 +347,3 @@ def test_rows_of_a_table_are_prepared_as_those_of_the_training(tmp_path):
     (tmp_path / "rows.csv").write_text("\n".join(lines))
     tfdist(tmp_path, "inspect", "runs/rows", "rows.csv")
     assert [row[:3] for row in read_csv(tmp_path / "runs/rows/inspect/wrong.csv")[1:]] == [["6", "a", "b"]]
-
-
-TWO_INPUTS = """
-import keras
-import numpy as np
-
-left, right = keras.Input((2,), name="left"), keras.Input((3,), name="right")
-model = keras.Model([left, right], keras.layers.Dense(1)(keras.layers.Concatenate()([left, right])))
-model.compile("sgd", "mse")
-model.fit([np.zeros((16, 2)), np.zeros((16, 3))], np.zeros(16), batch_size=8, verbose=2)
-"""
-
-
-@pytest.mark.slow
-def test_several_inputs_are_refused(tmp_path):
-    (tmp_path / "two.py").write_text(TWO_INPUTS)
-    tfdist(tmp_path, "run", "--workdir=runs/two", "two.py")
-    np.savez(tmp_path / "two.npz", left=np.zeros((4, 2)))
-    said = tfdist(tmp_path, "predict", "runs/two", "two.npz", code=1)
-    assert "several inputs (left, right): load runs/two/fit1/model.keras with keras.models.load_model" in said

@@ -7,11 +7,10 @@ import keras
 import numpy as np
 import probes
 import pytest
-import tensorflow as tf
 
 from tfdist import config as c
 from tfdist.training.step import optimizer as optimizer_lib
-from tfdist.training.step.updates import all_reduce, gathered_rows
+from tfdist.training.step.updates import all_reduce
 
 pytestmark = pytest.mark.workers
 FIRST, SECOND = ([values[replica] for values in probes.DENSE] for replica in range(2))
@@ -130,20 +129,6 @@ def test_adam_squares_the_row_of_each_lookup_as_keras_does(request, fixture, nam
     np.testing.assert_allclose(
         before - after, np.broadcast_to(np.sqrt(counts) if by_lookup else counts > 0, (30, 4)), rtol=1e-3, atol=1e-3
     )
-
-
-@pytest.mark.parametrize(("lookups", "replicas", "warns"), [(24, 1, False), (25, 2, True), (None, 8, False)])
-def test_rows_that_are_much_larger_than_their_table_are_named_with_both_sizes(lookups, replicas, warns):
-    # A table of 10 x 3 has 120 bytes, and a row with its number 20.
-    texts = []
-
-    @tf.function(input_signature=[tf.TensorSpec([lookups], tf.int64), tf.TensorSpec([lookups, 3])])
-    def traced(rows, values):
-        texts.append(gathered_rows.cost_of_gathering(tf.IndexedSlices(values, rows, tf.constant([10, 3])), replicas))
-
-    traced.get_concrete_function()
-    assert bool(texts[0]) == warns
-    assert not warns or ("1,000 bytes" in texts[0] and "120 bytes and shape (10, 3)" in texts[0])
 
 
 def check_loss_scale(scale, good_steps, kernel, iterations):

@@ -19,7 +19,7 @@ def test_each_interval_is_due_after_the_epochs_that_it_lists(tmp_path):
         train=c.Train(epochs=4),
         evaluation=c.Evaluation(every=c.Every(after=[2])),
         consistency=c.Consistency(every=c.Every(after=[2])),
-        checkpoint=c.Checkpoint(every=c.Every(after=[1, 3]), keep=1, keep_every=c.Every(after=[1]), export=False),
+        checkpoint=c.Checkpoint(every=c.Every(after=[1, 3]), keep=1, export=False),
         report=c.Report(every=c.Every(after=[1])),
     )
     run = setup.build_run(options, tmp_path)
@@ -34,4 +34,4 @@ def test_each_interval_is_due_after_the_epochs_that_it_lists(tmp_path):
     assert steps("evaluation") == [6, 12]
     # Replicas are also compared at the start, after the first step and before each checkpoint.
     assert steps("state") == [0, 1, 3, 6, 9, 12]
-    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000003", "step-00000012"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000012"]

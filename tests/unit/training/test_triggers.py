@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from tfdist.config import Every
-from tfdist.report import files
-from tfdist.training.triggers import DueSteps, ExecutionLength, stays
+from tfdist.training.triggers import DueSteps, ExecutionLength
 
 
 def due_steps(every: Every, last: int, steps_per_epoch: int = 10) -> list[int]:
@@ -53,15 +52,6 @@ def test_the_next_trigger_is_the_first_that_is_due(every, steps_per_epoch):
         if step == coming:
             coming = next(expected)
         assert DueSteps(every, steps_per_epoch).next_after(step) == coming
-
-
-def test_a_checkpoint_stays_by_the_epochs_of_its_own_time(tmp_path):
-    for step, steps_per_epoch in ((11, 11), (12, 11)):
-        (tmp_path / f"step-{step:08}").mkdir()
-        state = {"state": {"steps_per_epoch": steps_per_epoch}}
-        files.write_json(tmp_path / f"step-{step:08}" / "manifest.json", state)
-    assert [step for step in range(1, 20) if stays(DueSteps(Every(epochs=1), 5), tmp_path, step)] == [5, 10, 11, 15]
-    assert [step for step in range(1, 20) if stays(DueSteps(Every(), 5), tmp_path, step)] == []
 
 
 def test_executions_grow_at_most_to_call_seconds():

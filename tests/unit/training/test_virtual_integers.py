@@ -63,6 +63,7 @@ class Counting(keras.layers.Layer):
     [
         (keras.layers.BatchNormalization(synchronized=True, name="norm"), 8, "'norm' normalises over the global batch"),
         (Counting(name="count"), 8, r"the layer 'count' has the state 'calls' of type int32, not float"),
+        (keras.layers.Dense(3, dtype="float64", name="wide"), 8, "wide/kernel is of float64"),
         (keras.layers.Dense(3, kernel_regularizer="l2"), 6, r"penalties, which are divided exactly by powers of two"),
     ],
 )

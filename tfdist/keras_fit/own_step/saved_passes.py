@@ -44,7 +44,7 @@ class Place:
     def open(cls, cluster: Cluster, workdir: Path, steps: list[Any]) -> "Place":
         """Returns the place of a workdir, with what is saved there. Collective."""
         directory = workdir / "checkpoints"
-        saved = restore.find(cluster, lambda: checkpoint_format.newest_valid(directory, messages.say, is_ours=True))
+        saved = restore.find(cluster, lambda: checkpoint_format.newest_valid(directory, messages.say))
         return cls(directory, steps, saved, [] if saved is None else [*saved.state["ends"]])
 
     def begin_pass(self, cluster: Cluster, structure: str, like: Callable[[], Any]) -> int:

@@ -1,17 +1,16 @@
 """Files to predict as a source of examples: images, arrays in .npz files, tables."""
 
-import functools
 import os
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import config as config_lib
 from tfdist.config import specs
 from tfdist.tools.saved_runs import model as model_lib
 from tfdist.tools.saved_runs.saved import SavedRun
@@ -19,10 +18,13 @@ from tfdist.tools.saved_runs.saved import SavedRun
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 ARRAYS, TABLES = (".npz",), (".csv", ".tsv", ".parquet", ".pq")
 _PARALLEL_IMAGES = 16
-# Its modules find, read and encode the examples of files as in the training.
-_SOURCES = "tfdist.zoo.sources"
 # Names in a sentence.
 _MOST = 5
+
+
+def _of_zoo(name: str) -> Any:
+    """Returns a function that finds, reads or encodes the examples of files, as in the training."""
+    return specs.resolve({"target": f"tfdist.zoo.{name}"}, field="data.json")
 
 
 class Rows:
@@ -56,33 +58,28 @@ class Rows:
 class ImageFiles(Rows):
     """Image files of any size, scaled to `shape` [height, width, channels]; None: as they are, encoded."""
 
-    def __init__(
-        self, files: Sequence[Path], shape: tuple[int, int, int] | None, dtype: tf.DType, classes: Sequence[str]
-    ):
+    def __init__(self, files: Sequence[Path], shape: tuple[int, int, int] | None, classes: Sequence[str]):
         numbers = {name: number for number, name in enumerate(classes)}
         labels = np.array([numbers.get(file.parent.name, -1) for file in files], np.int64)
         paths = np.array([os.fsencode(file) for file in files])
         super().__init__(
             {"image": paths}, labels if (labels >= 0).any() else None, [str(file) for file in files], "file"
         )
-        self._shape, self._dtype = shape, dtype
+        self._shape = shape
 
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids`, int64 [n], as {"image": [n, h, w, c] or string [n], "label": int64 [n]}."""
         batch = super().read(ids)
-        spec = tf.TensorSpec([], tf.string) if self._shape is None else tf.TensorSpec(self._shape, self._dtype)
+        spec = tf.TensorSpec([], tf.string) if self._shape is None else tf.TensorSpec(self._shape, tf.uint8)
         decode = tf.io.read_file if self._shape is None else self._decode
         images = tf.map_fn(decode, batch["image"], fn_output_signature=spec, parallel_iterations=_PARALLEL_IMAGES)
         return batch | {"image": tf.ensure_shape(images, [*ids.shape, *(self._shape or ())])}
 
     def _decode(self, path: tf.Tensor) -> tf.Tensor:
-        image = tf.io.decode_image(tf.io.read_file(path), channels=self._shape[-1], expand_animations=False)
-        image = tf.ensure_shape(image, [None, None, self._shape[-1]])
-        fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], self._shape[:2]))
-        resize = functools.partial(tf.image.resize, image, self._shape[:2], antialias=True)
-        image = tf.cond(fits, lambda: image, lambda: tf.saturate_cast(tf.round(resize()), tf.uint8))
-        return tf.cast(tf.ensure_shape(image, self._shape), self._dtype)
+        decode, scale = (_of_zoo(f"decoding:{name}") for name in ("decode_image", "scale"))
+        image = decode(tf.io.read_file(path), self._shape[-1])
+        return tf.ensure_shape(scale(image, self._shape[:2]), self._shape)
 
     def damaged(self) -> list[str]:
         """Returns a sentence for each file that cannot be decoded."""
@@ -115,7 +112,7 @@ def find(words: Sequence[str]) -> tuple[str, list[Path]]:
     for word in words:
         path = Path(word).expanduser()
         if path.is_dir():
-            inside, others = specs.resolve({"target": f"{_SOURCES}.folder:images_below"}, field="images")(str(path))
+            inside, others = _of_zoo("sources.folder:images_below")(str(path))
             if not inside:
                 raise ValueError(f"{word} is a folder without images ({', '.join(IMAGES)}).")
             if others:
@@ -158,10 +155,7 @@ def read_table(saved: SavedRun, key: str, path: Path) -> Rows:
     what it did not hold in the training.
     """
     columns, label = saved.about["columns"], saved.label_column
-    read, encode, class_name = (
-        specs.resolve({"target": f"{_SOURCES}.table:{name}"}, field="data.json")
-        for name in ("read", "encode", "class_name")
-    )
+    read, encode, class_name = (_of_zoo(f"sources.table:{name}") for name in ("read", "encode", "class_name"))
     # A text of digits is a number to pandas if there are no others in this file.
     categories = [name for name, each in columns.items() if each["kind"] == "category"]
     frame = read(str(path), categories)
@@ -181,36 +175,35 @@ def read_table(saved: SavedRun, key: str, path: Path) -> Rows:
 def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str]) -> Rows:
     """Opens the files or folders that `words` name as a source; raises ValueError if they do not fit the model."""
     kind, files = find(words)
-    key, shape = saved.input_key(), model_lib.input_shape(saved, model)
+    model_lib.check_inputs(saved, model)
+    key = saved.input_key()
+    shape = saved.about.get("prepared", {}).get(key, {}).get("shape", [])  # Of a prepared example.
     if kind == "arrays":
         array = read_array(files[0], key)
         # As the source `npz`: images without channels get an axis.
-        array = array[..., np.newaxis] if key == "image" and array.ndim == 3 and len(shape or ()) == 3 else array
-        if saved.config is None and not tf.TensorShape(shape).is_compatible_with(array.shape[1:]):
-            raise ValueError(f"{files[0]}: the model takes examples of shape {list(shape)}. Received: {array.shape}")
+        array = array[..., np.newaxis] if key == "image" and array.ndim == 3 == len(shape) else array
         return Rows({key: array})
     if kind == "images":
-        data = config_lib.Data() if saved.config is None else saved.config.data
+        data = saved.config.data
         # Such a run prepares images of any size, which are encoded.
         encoded = str(data.prepare["target"]).endswith("inception:image") and not data.source.get("size")
         size = None if encoded else image_shape(saved, shape, files[0])
-        return ImageFiles(files, size, tf.float32 if saved.config is None else tf.uint8, saved.classes)
+        return ImageFiles(files, size, saved.classes)
     if not saved.label_column:
         raise ValueError(f"{saved.workdir} was not trained on a table: give images, or a .npz file with {key!r}.")
     return read_table(saved, key, files[0])
 
 
-def image_shape(saved: SavedRun, of_model: Sequence[int | None] | None, first: Path) -> tuple[int, int, int]:
+def image_shape(saved: SavedRun, prepared: Sequence[int], first: Path) -> tuple[int, int, int]:
     """Returns (height, width, channels) of an image as the source of the run returns it; raises ValueError if unknown.
 
-    `of_model` is the shape of the model's input; the first file has the size of all if the run crops images of one
+    `prepared` is the shape of a prepared example; the first file has the size of all if the run crops images of one
     size.
     """
-    data = config_lib.Data() if saved.config is None else saved.config.data
-    prepared = saved.about.get("prepared", {}).get(saved.input_key(), {}).get("shape") or of_model or ()
+    data = saved.config.data
     cropped = size_of(first) if data.prepare.get("crop") else None
     size = data.source.get("size") or data.prepare.get("resize") or cropped or prepared[:2]
-    if len(prepared) != 3 or len(size) != 2 or None in (*size, prepared[2]):
+    if len(prepared) != 3 or None in (*size, prepared[2]):
         raise ValueError(
             f"The model of {saved.workdir} takes examples of shape {list(prepared)}, and not images: give a .npz file "
             "or a table."

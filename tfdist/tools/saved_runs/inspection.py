@@ -46,8 +46,6 @@ def outputs_of_split(saved: SavedRun, cluster: Any, which: str) -> tuple[np.ndar
     from tfdist.data import inputs
     from tfdist.tools.saved_runs import model as model_lib
 
-    if saved.config is None:
-        raise ValueError(f"{saved.workdir} is the run of a script, which has its data itself: give a folder.")
     split = saved.config.data.evaluation_split
     if split is None:
         raise ValueError("The run has no evaluation split (config.data.evaluation_split=None): give a folder.")

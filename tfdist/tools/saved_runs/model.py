@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import config as config_lib
 from tfdist.checkpoint import directory, restore
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster import strategy
@@ -26,9 +25,8 @@ from tfdist.training import setup
 
 def connect(saved: SavedRun, which: str) -> Cluster:
     """Connects the workers of a command, with the options of the run; `which`: the checkpoint."""
-    options = config_lib.ClusterOptions() if saved.config is None else saved.config.cluster
     must_match = {"the workdir": str(saved.workdir), "--checkpoint": which}
-    return strategy.connect(strategy.plan(options), must_match=must_match)
+    return strategy.connect(strategy.plan(saved.config.cluster), must_match=must_match)
 
 
 def load(saved: SavedRun, cluster: Cluster, which: str) -> keras.Model:
@@ -40,12 +38,6 @@ def load(saved: SavedRun, cluster: Cluster, which: str) -> keras.Model:
     """
     if which == "newest" and _is_exported(saved):
         return _load_exported(saved, cluster)
-    if saved.config is None:
-        raise ValueError(
-            f"{saved.workdir} is the run of a script, and only the script can build its model for a checkpoint. This "
-            f"command uses {saved_lib.MODEL}, "
-            + ("without --checkpoint." if which != "newest" else "which a finished run has: run the script again.")
-        )
     run = setup.build_run(saved.config, saved.workdir, cluster, config_file=None)
     found = restore.find(cluster, lambda: checkpoint_format.find(saved.checkpoints, which))
     restore.restore(cluster, found, run.variables)
@@ -64,8 +56,7 @@ def _is_exported(saved: SavedRun) -> bool:
 
 def _load_exported(saved: SavedRun, cluster: Cluster) -> keras.Model:
     path = saved.workdir / saved_lib.MODEL
-    if saved.config is not None:
-        specs.resolve(saved.config.model, field="config.model")  # Its module registers its layers.
+    specs.resolve(saved.config.model, field="config.model")  # Its module registers its layers.
     try:
         with cluster.scope():
             return keras.models.load_model(path, compile=False)
@@ -77,8 +68,8 @@ def _load_exported(saved: SavedRun, cluster: Cluster) -> keras.Model:
         ) from None
 
 
-def input_shape(saved: SavedRun, model: keras.Model) -> tuple[int | None, ...] | None:
-    """Returns the shape of an example of the model's input; None: not known. Raises ValueError for several inputs."""
+def check_inputs(saved: SavedRun, model: keras.Model) -> None:
+    """Raises ValueError for a model with several inputs."""
     given = list(getattr(model, "inputs", None) or ())
     if len(given) > 1:
         names = ", ".join(each.name for each in given)
@@ -86,13 +77,10 @@ def input_shape(saved: SavedRun, model: keras.Model) -> tuple[int | None, ...] |
             f"The model has several inputs ({names}): load {saved.workdir / saved_lib.MODEL} with "
             "keras.models.load_model, and call its predict."
         )
-    return tuple(given[0].shape[1:]) if given else None
 
 
 def _preparation(saved: SavedRun) -> Prepare:
-    """Returns prepare(batch, seeds, *, training) of a run with `config.data.finish`; it does nothing for a script."""
-    if saved.config is None:
-        return lambda batch, seeds, *, training: batch
+    """Returns prepare(batch, seeds, *, training) of a run with `config.data.finish`."""
     data = saved.config.data
     prepare = specs.partial(data.prepare, field="config.data.prepare", positional=2, training=True)
     finish = data.finish and specs.partial(data.finish, field="config.data.finish", positional=1, training=True)
@@ -107,7 +95,7 @@ def outputs(
     `keep`: the columns of the prepared batch to return as well, if they are there. Returns the outputs [examples, ...]
     as float32 in the order of `source`, and these columns.
     """
-    data = config_lib.Data() if saved.config is None else saved.config.data
+    data = saved.config.data
     size = min(data.evaluation_batch_size or data.batch_size, len(source))
     batch = -(-size // cluster.num_replicas) * cluster.num_replicas
     shard, key = run_lib.replica_shard(cluster), saved.input_key()

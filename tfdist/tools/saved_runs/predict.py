@@ -81,7 +81,7 @@ def probabilities(saved: SavedRun, outputs: np.ndarray) -> np.ndarray:
     loss of the run takes them for logits.
     """
     outputs = outputs.astype(np.float64)
-    logits = saved.config is not None and (saved.config.objective.get("arguments") or {}).get("from_logits")
+    logits = (saved.config.objective.get("arguments") or {}).get("from_logits")
     within = bool((outputs >= 0).all() and (outputs <= 1).all()) and not logits
     if outputs.shape[1] == 1:
         second = outputs if within else 1 / (1 + np.exp(-outputs))
@@ -95,9 +95,7 @@ def probabilities(saved: SavedRun, outputs: np.ndarray) -> np.ndarray:
 def _is_classifier(saved: SavedRun, outputs: np.ndarray) -> bool:
     """Returns whether outputs [n, ...] are those of classes: the run names classes, or counts them."""
     config = saved.config
-    counts = config is not None and (
-        "num_classes" in config.model or str(config.objective["target"]).endswith(":classification")
-    )
+    counts = "num_classes" in config.model or str(config.objective["target"]).endswith(":classification")
     return outputs.ndim == 2 and (bool(saved.classes) or counts)
 
 

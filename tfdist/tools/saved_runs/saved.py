@@ -16,11 +16,10 @@ MODEL, FINISHED, ABOUT = "model.keras", "finished.json", "data.json"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """A workdir. Runs of scripts hold no model and no preparation that could be built again."""
+    """The workdir of a run of a config."""
 
     workdir: Path
-    # None: a script made the run.
-    config: config_lib.Config | None
+    config: config_lib.Config
     # What data.json says about the examples: "classes", "columns", "prepared"; {} without the file.
     about: dict[str, Any]
 
@@ -43,15 +42,13 @@ class SavedRun:
     @property
     def labels(self) -> str:
         """The key of the labels in a batch."""
-        return "label" if self.config is None else self.config.objective.get("labels", "label")
+        return self.config.objective.get("labels", "label")
 
     def input_key(self) -> str:
         """Returns the key of the model's input in a batch.
 
         Raises ValueError if the objective has no argument `inputs`, so that it calls the model in its own way.
         """
-        if self.config is None:
-            return "image"
         objective = self.config.objective
         function = specs.resolve(objective, field="config.objective")
         parameter = inspect.signature(function).parameters.get("inputs")
@@ -64,17 +61,16 @@ class SavedRun:
 
 
 def open_run(path: str | os.PathLike[str]) -> SavedRun:
-    """Opens a workdir, or the newest call of `fit` below the workdir of a script; its modules can be imported then.
+    """Opens a workdir; the modules of its config can be imported then.
 
-    Raises ValueError if there is no run, or a file of it is damaged.
+    Raises ValueError if there is no run, a script made it, or a file of it is damaged.
     """
     found = saved_run.workdirs(path)
     if not found:
         raise ValueError(f"{path} has no run: it has no {saved_run.FILE}. Give the workdir of a run, as runs/digits.")
     workdir = found[-1]
     file = workdir / saved_run.FILE
-    saved = files.read_json(file, "restore it.")
+    config = saved_run.load(file)
     sys.path += saved_run.import_folders(str(file))
     about = files.read_json(workdir / ABOUT, "restore it, or remove it.") or {}
-    config = saved_run.load(file) if "target" in saved.get("model", {}) else None
     return SavedRun(workdir=workdir, config=config, about=about)

@@ -91,8 +91,6 @@ def _read_facts(saved: SavedRun) -> dict[str, Any]:
 def _check(saved: SavedRun, facts: Mapping[str, Any]) -> None:
     """Raises ValueError, with the reason, if the steps of a run cannot be trained again here."""
     config = saved.config
-    if config is None:
-        raise ValueError(f"{saved.workdir} is of a script, whose model and data cannot be built again.")
     if config.callbacks:
         raise ValueError(f"{saved.workdir} has callbacks, which may change what is trained between steps.")
     if config.train.virtual_replicas is None and facts.get("replicas.workers") != 1:

@@ -267,7 +267,7 @@ def _encode(value: Any, name: str, arrays: dict[str, Any]) -> Any:
     # Symbolic tensors have no value.
     array = np.asarray(value) if isinstance(value, tf.Tensor) and hasattr(value, "numpy") else value
     # Not subclasses, such as masked arrays, and not named fields: a checkpoint's format has only numbers.
-    if type(array) is np.ndarray and (array.dtype.kind in "biufcSU" or hasattr(ml_dtypes, array.dtype.name)):
+    if type(array) is np.ndarray and (array.dtype.kind in "biufc" or hasattr(ml_dtypes, array.dtype.name)):
         arrays[name] = array
         return {"array": name}
     if type(value) in _SEQUENCES.values() and len(value) <= _MOST_ELEMENTS:
@@ -286,8 +286,6 @@ def _decode(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     ((kind, content),) = value.items()
     if kind == "array":
         return arrays[content]
-    if kind == "numbers":  # A long list of floats or integers, in checkpoints of earlier releases.
-        return arrays[content].tolist()
     if kind == "scalar":
         return np.dtype(content[0]).type(content[1])
     if kind == "dict":

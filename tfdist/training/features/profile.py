@@ -49,27 +49,23 @@ class Profile(Extra):
         """Starts or ends the profile after `state.step`."""
         first, last = self.run.config.report.profile
         due = first - 1 <= state.step < last and self.run.cluster.is_chief and self.run.workdir is not None
-        if self.active and not due:
-            self.close()
-        elif due and not self.active:
-            import tensorflow as tf
-
-            from tfdist.report import tensorboard_events
-
-            try:
-                folder = self.run.workdir / tensorboard_events.TENSORBOARD / tensorboard_events.TRAIN
-                tf.profiler.experimental.start(str(folder))
-                self.active = True
-            except tf.errors.OpError as error:
-                self.report.warning(f"The steps from {first} to {last} cannot be profiled: {error.message}")
+        if due != self.active:
+            self._switch(due)
 
     def close(self) -> None:
         """Ends and writes a profile that is being taken."""
         if self.active:
-            self.active = False
-            import tensorflow as tf
+            self._switch(False)
 
-            try:
-                tf.profiler.experimental.stop()
-            except tf.errors.OpError as error:
-                self.report.warning(f"The profile cannot be written: {error.message}")
+    def _switch(self, on: bool) -> None:
+        import tensorflow as tf
+
+        from tfdist.report import tensorboard_events
+
+        folder = self.run.workdir / tensorboard_events.TENSORBOARD / tensorboard_events.TRAIN
+        try:
+            self.active = False
+            tf.profiler.experimental.start(str(folder)) if on else tf.profiler.experimental.stop()
+            self.active = on
+        except tf.errors.OpError as error:
+            self.report.warning(f"config.report.profile={self.run.config.report.profile}: no profile: {error.message}")

@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.checkpoint import directory
 from tfdist.cluster import numerics
 from tfdist.cluster.devices import gpu_software, machine, onednn
 from tfdist.config import diff, learning_rate, saved_run, user_code
@@ -53,8 +52,7 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
         return
     workdir, config = str(run.workdir), diff.to_json(run.config)
     report.hyperparameters({name: value for name, value in diff.flatten(config) if diff.affects_weights(name)})
-    if run_info.read_config(workdir) is None:  # Otherwise with the next checkpoint.
-        run_info.write_config(workdir, config)
+    run_info.write_config(workdir, config)
     if run.feed.about.saved:
         files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
     described = {"code": user_code.hashes(), "settings": numerics.settings(os.environ)}
@@ -127,12 +125,6 @@ def write_end(run: Run, report: Reporter, state: TrainingState, ledger: Ledger) 
     if config.report.tensorboard:
         written.append(f"curves     tensorboard --logdir {shlex.quote(str(run.workdir / 'tensorboard'))}")
     report.lines(written)
-
-
-def describe_early_stop(run: Run) -> str:
-    """Returns, for a message, what is saved after a stop request before the first step of this start."""
-    saved = "nothing to save" if run.checkpoints is None else directory.safe_state(run.checkpoints)
-    return f"before the first step: {saved}"
 
 
 def describe_finished(values: dict[str, Any]) -> str:

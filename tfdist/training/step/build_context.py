@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -109,7 +108,7 @@ def build_context(
     slots: bool = True,
     moving: Sequence[keras.Variable] | None = None,
     step_count: keras.Variable | None = None,
-    loss_scale: Any = None,
+    loss_scale: LossScale | None = None,
 ) -> StepContext:
     """Makes the variables of a step, and prepares the optimizer for gradients that are summed already.
 

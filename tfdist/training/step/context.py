@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,6 +13,7 @@ from tfdist.training.step import objective as objective_lib
 from tfdist.training.step import timing
 from tfdist.training.step.updates import stages
 from tfdist.training.step.updates.all_reduce import AllReduce
+from tfdist.training.step.updates.loss_scale import LossScale
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +26,8 @@ class StepContext:
     optimizer: keras.optimizers.Optimizer
     # Float variables that each replica updates from its own examples, such as moving averages.
     statistics: tuple[keras.Variable, ...]
-    # A `loss_scale.LossScale`; None except in float16.
-    loss_scale: Any
+    # None except in float16.
+    loss_scale: LossScale | None
     # Sums gradients over replicas, in an update.
     reduction: AllReduce
     # Clips and applies summed gradients; the last part of an update.

@@ -16,6 +16,18 @@ from tfdist.config import patching, specs
 
 # The length of a schedule in warm-ups, if the run is not longer than its warm-up.
 _TIMES_WARMUP = 10
+_CLIPS = (
+    "would clip each replica's gradients before they are summed: remove it and set config.train.clip_norm, which clips "
+    "their sum."
+)
+# Argument of an optimizer -> why it is refused, and what to set.
+_REFUSED = {
+    **dict.fromkeys(("clipnorm", "global_clipnorm", "clipvalue"), _CLIPS),
+    "gradient_accumulation_steps": "does not work in a compiled step: remove it and set config.train.micro_batches.",
+    "loss_scale_factor": "would divide gradients of a loss that was not multiplied: remove it and set "
+    'config.train.precision="float16", which does both.',
+    "ema_overwrite_frequency": "does not work in a compiled step: remove it.",
+}
 
 
 def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps: int) -> keras.optimizers.Optimizer:
@@ -163,27 +175,10 @@ def _use_averages(cluster: Cluster, model: keras.Model, optimizer: keras.optimiz
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises ValueError if the optimizer of a config clips, accumulates or scales: there are fields for that."""
-    for name in ("clipnorm", "global_clipnorm", "clipvalue"):
-        if getattr(optimizer, name, None) is not None:
-            raise ValueError(
-                f"config.optimizer.{name}={getattr(optimizer, name)} would clip each replica's gradients before they "
-                "are summed: remove it and set config.train.clip_norm, which clips their sum."
-            )
-    if getattr(optimizer, "gradient_accumulation_steps", None):
-        raise ValueError(
-            f"config.optimizer.gradient_accumulation_steps={optimizer.gradient_accumulation_steps} does not work in a "
-            "compiled step: remove it and set config.train.micro_batches."
-        )
-    if getattr(optimizer, "loss_scale_factor", None):
-        raise ValueError(
-            f"config.optimizer.loss_scale_factor={optimizer.loss_scale_factor} would divide gradients of a loss that "
-            'was not multiplied: remove it and set config.train.precision="float16", which does both.'
-        )
-    if getattr(optimizer, "ema_overwrite_frequency", None):
-        raise ValueError(
-            f"config.optimizer.ema_overwrite_frequency={optimizer.ema_overwrite_frequency} does not work in a "
-            "compiled step: remove it."
-        )
+    for name, reason in _REFUSED.items():
+        value = getattr(optimizer, name, None)
+        if value is not None:
+            raise ValueError(f"config.optimizer.{name}={value} {reason}")
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             "config.optimizer names a LossScaleOptimizer, which checks replica 0's gradients only: name the inner "

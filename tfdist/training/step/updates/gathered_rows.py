@@ -6,38 +6,15 @@ consecutive examples of the global batch, so this is the order of the global bat
 """
 
 import functools
-import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-# Times the bytes of a table that its gathered rows may have without a message.
-_TOLERATED = 4
 # Rows of a replica that are sent if their number is not known when the step is traced.
 _SIZES = [4**power for power in range(3, 13)]
 # A tensor of TensorFlow's collectives has fewer numbers.
 _MOST_NUMBERS = 2**31
-
-
-def cost_of_gathering(gradient: tf.IndexedSlices, num_replicas: int) -> str:
-    """Returns a sentence if the rows of all replicas have over four times the bytes of the table; else, "".
-
-    Also "" if the number of lookups is not known when the step is traced.
-    """
-    numbers, table = gradient.values.shape.num_elements(), tf.get_static_value(gradient.dense_shape)
-    if numbers is None or table is None:
-        return ""
-    size, lookups = gradient.values.dtype.size, gradient.indices.shape[0]
-    gathered, whole = num_replicas * (numbers * size + lookups * 8), math.prod(table.tolist()) * size
-    if gathered <= _TOLERATED * whole:
-        return ""
-    return (
-        f"Each step gathers {gathered:,} bytes, the rows of all lookups in a table of {whole:,} bytes and shape "
-        f"{tuple(table.tolist())}. --config.communication.sparse_as_dense=true sums them first and sends one table; in "
-        "a script, set `dense_gradient = True` on the variable (docs/scripts.md, Embeddings)."
-    )
 
 
 def place(gradient: tf.IndexedSlices, replica: tf.Tensor | int, num_replicas: int, *, size: int) -> tf.IndexedSlices:
@@ -86,8 +63,6 @@ def gather(
         if rows.indices.shape[0] is None:
             unknown[index] = _gather_unknown_number(rows, add, wire_type(rows.values))
             continue
-        if tf.get_static_value(replica) == 0:
-            _warn(cost_of_gathering(rows, num_replicas))
         placed = place(rows, replica, num_replicas, size=rows.indices.shape[0])
         parts += [placed.values, placed.indices]
     sums = iter(add(parts))
@@ -95,12 +70,6 @@ def gather(
         unknown[index] if index in unknown else tf.IndexedSlices(next(sums), next(sums), gradient.dense_shape)
         for index, gradient in enumerate(gradients)
     ]
-
-
-@functools.cache  # Once, if a step is traced again.
-def _warn(text: str) -> None:
-    if text:
-        print(f"tfdist: WARNING: {text}", file=sys.stderr, flush=True)
 
 
 def _gather_unknown_number(

@@ -1,4 +1,4 @@
-"""The loss scale of float16, which a checkpoint holds; imported for such runs only."""
+"""The loss scale of float16, which a checkpoint holds."""
 
 import dataclasses
 

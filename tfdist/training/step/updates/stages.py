@@ -6,7 +6,6 @@ As in optax, each stage transforms the gradients; here its first argument is the
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -16,6 +15,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.training.step import collectives
 from tfdist.training.step.updates import tables, work_sharing
 from tfdist.training.step.updates.all_reduce import AllReduce
+from tfdist.training.step.updates.loss_scale import LossScale
 from tfdist.training.step.updates.tables import Gradients
 
 
@@ -64,7 +64,7 @@ def make_update(
     add_up: Callable[[Stage, Update], tf.Tensor | None],
     *,
     skips_nonfinite: bool,
-    loss_scale: Any,
+    loss_scale: LossScale | None,
     step_count: keras.Variable,
 ) -> Stage:
     """Returns the update of a step; called in `strategy.run`.
@@ -73,7 +73,6 @@ def make_update(
         apply: see `make_apply`.
         add_up: the stage that sums the gradients over replicas, such as partial(sum_over_replicas, reduction).
         skips_nonfinite: whether a step whose loss or gradients are non-finite is skipped.
-        loss_scale: a `loss_scale.LossScale`, or None.
         step_count: int64 [], which `apply` increments.
     """
     scales = loss_scale is not None
@@ -106,13 +105,15 @@ def sum_over_replicas(reduction: AllReduce, following: Stage, update: Update) ->
     return following(dataclasses.replace(update, gradients=gradients, flags=flags))
 
 
-def unscale(loss_scale: Any, following: Stage, update: Update) -> tf.Tensor | None:
+def unscale(loss_scale: LossScale, following: Stage, update: Update) -> tf.Tensor | None:
     """Divides the gradients by the loss scale."""
     factor = 1 / tf.convert_to_tensor(loss_scale.value)
     return following(dataclasses.replace(update, gradients=scale(update.gradients, factor)))
 
 
-def skip_nonfinite(step_count: keras.Variable, loss_scale: Any, following: Stage, update: Update) -> tf.Tensor:
+def skip_nonfinite(
+    step_count: keras.Variable, loss_scale: LossScale | None, following: Stage, update: Update
+) -> tf.Tensor:
     """Applies the update if loss and gradients are finite; else only counts the step.
 
     Returns:
@@ -165,23 +166,27 @@ def make_clip(norm: float | None, cluster: Cluster) -> Callable[[Gradients], Gra
     """
     if norm is None:
         return lambda gradients: gradients
-    if cluster.num_workers == 1:
-        return functools.partial(clip, norm=norm)
-    return functools.partial(_clip_together, work_sharing.WorkSharing(num_replicas=cluster.num_replicas), norm)
+    sharing = work_sharing.WorkSharing(num_replicas=cluster.num_replicas) if cluster.num_workers > 1 else None
+    return functools.partial(clip, norm=norm, sharing=sharing)
 
 
-def clip(gradients: Gradients, norm: float, own_norm: tf.Tensor | None = None) -> Gradients:
+def clip(gradients: Gradients, norm: float, sharing: work_sharing.WorkSharing | None = None) -> Gradients:
     """Scales gradients so that their global L2 norm is at most `norm` (arXiv 1211.5063).
 
     As in Keras' `global_clipnorm`, the norm is over the rows of all lookups. All gradients become dense.
 
     Args:
-        own_norm: the global norm of the gradients, [], in `_common_dtype`; None: it is computed here.
+        sharing: the norm of each tensor is computed on one replica; None: all are computed here.
     """
     numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
-    if own_norm is None:
-        halves = [tf.cast(tf.nn.l2_loss(values), _common_dtype(numbers)) for values in numbers]
-        own_norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack(halves)))
+    common = _common_dtype(numbers)
+    if sharing is None:
+        halves = [tf.cast(tf.nn.l2_loss(values), common) for values in numbers]
+    else:
+        tasks = [lambda values=values: tf.reshape(tf.nn.l2_loss(values), [1]) for values in numbers]
+        costs = [values.shape.num_elements() or 1 for values in numbers]
+        halves = sharing.run_tasks(tasks, [1] * len(tasks), costs, common)
+    own_norm = tf.sqrt(2.0 * tf.reduce_sum(tf.stack(halves)))
     clipped = list(gradients)
     for dtype in dict.fromkeys(values.dtype for values in numbers):
         chosen = [index for index, one in enumerate(gradients) if one is not None and one.dtype == dtype]
@@ -195,12 +200,3 @@ def _common_dtype(tensors: Sequence[tf.Tensor]) -> tf.DType:
     """Returns the dtype in which tensors can be summed: theirs; if they differ, float64 if one has it, else float32."""
     dtypes = {one.dtype for one in tensors}
     return dtypes.pop() if len(dtypes) == 1 else tf.float64 if tf.float64 in dtypes else tf.float32
-
-
-def _clip_together(sharing: work_sharing.WorkSharing, norm: float, gradients: Gradients) -> Gradients:
-    """As `clip`; the norm of each tensor is computed on one replica, so that all have the same bits."""
-    numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
-    tasks = [lambda values=values: tf.reshape(tf.nn.l2_loss(values), [1]) for values in numbers]
-    costs = [values.shape.num_elements() or 1 for values in numbers]
-    halves = sharing.run_tasks(tasks, [1] * len(tasks), costs, _common_dtype(numbers))
-    return clip(gradients, norm, tf.sqrt(2.0 * tf.reduce_sum(tf.concat(halves, axis=0))))

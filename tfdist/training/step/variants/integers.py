@@ -18,41 +18,37 @@ import tensorflow as tf
 HEADROOM = 4
 # The smallest range, of tensors that are 0.
 _SMALLEST = 2.0**-100
-# Bits of the sums over all shards, by the dtype of the tensors. Those of float64 exceed its mantissa.
-_BITS = {tf.float32: 30, tf.float64: 60}
+# Bits of the sums over all shards.
+_BITS = 30
 # The exponent of float64.
 _EXPONENT = 0x7FF0000000000000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Integers:
-    """How a list of tensors, float32 or float64, is written as integers."""
+    """How a list of float32 tensors is written as integers."""
 
-    dtypes: tuple[tf.DType, ...]
     # Shards whose integers are added.
     shards: int
-    # Of the integers of float32 tensors, int32 or int64.
+    # int32 or int64.
     integer: tf.DType
 
     def scales(self, ranges: tf.Tensor) -> tf.Tensor:
         """Returns the factors, powers of two, of tensors with `ranges`: float64 [tensors] both."""
-        bits = [_BITS[dtype] - math.ceil(math.log2(self.shards)) - HEADROOM for dtype in self.dtypes]
-        return tf.constant([2.0**one for one in bits], tf.float64) / tf.maximum(ranges, _SMALLEST)
+        bits = _BITS - math.ceil(math.log2(self.shards)) - HEADROOM
+        return tf.constant(2.0**bits, tf.float64) / tf.maximum(ranges, _SMALLEST)
 
     def to_integers(self, values: Sequence[tf.Tensor], ranges: tf.Tensor) -> list[tf.Tensor]:
         """Returns `values` as integers; they are of use only if `exceeds` is False for their largest elements."""
-        scales = tf.unstack(self.scales(ranges), len(self.dtypes))
-        return [
-            tf.cast(tf.round(value * tf.cast(scale, value.dtype)), tf.int64 if dtype == tf.float64 else self.integer)
-            for value, scale, dtype in zip(values, scales, self.dtypes, strict=True)
-        ]
+        scales = tf.unstack(tf.cast(self.scales(ranges), tf.float32), len(values))
+        return [tf.cast(tf.round(value * scale), self.integer) for value, scale in zip(values, scales, strict=True)]
 
     def to_floats(self, sums: Sequence[tf.Tensor], ranges: tf.Tensor, bad: tf.Tensor) -> list[tf.Tensor]:
         """Returns sums of integers as floats; NaN for a tensor whose count in `bad`, int [tensors], is above 0."""
-        factors = tf.unstack(tf.where(bad > 0, tf.constant(math.nan, tf.float64), 1 / self.scales(ranges)))
+        factors = tf.cast(tf.where(bad > 0, tf.constant(math.nan, tf.float64), 1 / self.scales(ranges)), tf.float32)
         return [
-            tf.cast(total, dtype) * tf.cast(factor, dtype)
-            for total, factor, dtype in zip(sums, factors, self.dtypes, strict=True)
+            tf.cast(total, tf.float32) * factor
+            for total, factor in zip(sums, tf.unstack(factors, len(sums)), strict=True)
         ]
 
 

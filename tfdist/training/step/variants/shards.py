@@ -98,9 +98,10 @@ class ShardedStep:
                 sums, gradients, _ = context.objective.forward_backward(shard, loss_scale)
             present[:] = [one is not None for one in gradients]
             changes = [_change(tf.cast(one.value, old.dtype), old) / self.integers.shards for one, old in before]
+            changes = [tf.cast(one, tf.float32) for one in changes]
             for one, old in before:
                 one.assign(old)
-            values = [*_dense(gradients, context.model.trainable_variables), *map(_wide, changes)]
+            values = [*_dense(gradients, context.model.trainable_variables), *changes]
             sizes, bad = integers_lib.largest(values, of_cpu=context.cluster.device_type == "CPU")
             bad_loss = tf.cast(~tf.math.is_finite(sums[context.names.index("loss")]), tf.int32)
             return ShardResults(
@@ -198,9 +199,9 @@ def _at(value: tf.Tensor | tf.RaggedTensor, place: tf.Tensor) -> tf.Tensor:
 
 
 def _dense(gradients: Gradients, variables: list[keras.Variable]) -> list[tf.Tensor]:
-    """Returns gradients as tensors of float32 or float64: the rows of tables are summed, None becomes 0."""
+    """Returns gradients as tensors of float32: the rows of tables are summed, None becomes 0."""
     return [
-        _wide(tf.zeros(variable.shape, variable.dtype) if gradient is None else tables.sum_rows(gradient))
+        tf.zeros(variable.shape) if gradient is None else tf.cast(tables.sum_rows(gradient), tf.float32)
         for gradient, variable in zip(gradients, variables, strict=True)
     ]
 
@@ -208,7 +209,3 @@ def _dense(gradients: Gradients, variables: list[keras.Variable]) -> list[tf.Ten
 def _change(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
     """Returns the change of a variable, 0 where it has not changed, also of an infinite value."""
     return tf.where(new == old, tf.zeros_like(old), new - old)
-
-
-def _wide(value: tf.Tensor) -> tf.Tensor:
-    return value if value.dtype == tf.float64 else tf.cast(value, tf.float32)

@@ -79,11 +79,7 @@ class VirtualReplicas:
         inner = dataclasses.replace(run.objective, shards=self.count)
         objective = sharded_objective.ShardedObjective(inner=inner, count=self.count)
         summed = [*context.model.trainable_variables, *context.statistics]
-        integers = Integers(
-            dtypes=tuple(tf.float64 if one.dtype == "float64" else tf.float32 for one in summed),
-            shards=self.total,
-            integer=_integer_type(cluster),
-        )
+        integers = Integers(shards=self.total, integer=_integer_type(cluster))
         none = tf.VariableAggregation.NONE
         with cluster.scope():
             totals = timing.make_counter([len(objective.names) + len(objective_lib.COUNTS)], "totals")
@@ -103,21 +99,13 @@ class VirtualReplicas:
         )
 
     def _notes(self, run: Run) -> list[str]:
-        threads, cores = tf.config.threading.get_intra_op_parallelism_threads(), len(os.sched_getaffinity(0))
-        local = run.cluster.num_replicas // run.cluster.num_workers
-        notes = [f"config.train.virtual_replicas={self.total}: {one}" for one in _changes(run)]
-        if threads != _THREADS:
+        notes = [*_changes(run)]
+        if tf.config.threading.get_intra_op_parallelism_threads() != _THREADS:
             notes.append(
-                f"config.train.virtual_replicas={self.total}: TensorFlow had started before, with another number of "
-                f"threads than {_THREADS} in an op: bits are equal only where this number and the processor are."
+                f"TensorFlow had started before, with another number of threads than {_THREADS} in an op: bits are "
+                "equal only where this number and the processor are."
             )
-        elif run.cluster.device_type == "CPU" and self.count > 1 and cores > local:
-            notes.append(
-                f"config.train.virtual_replicas={self.total}: each shard is computed by one thread, and this worker "
-                f"uses {local} of {cores} cores. --config.cluster.logical_devices={min(cores, local * self.count)} "
-                "computes shards side by side, with the same bits."
-            )
-        return notes
+        return [f"config.train.virtual_replicas={self.total}: {note}" for note in notes]
 
 
 def _changes(run: Run) -> Iterator[str]:
@@ -170,6 +158,9 @@ def _check_model(config: config_lib.Config, total: int, model: keras.Model) -> N
         own = [one for one in layer.non_trainable_weights if not keras.backend.is_float_dtype(one.dtype)]
         if own and layer is not model and not type(layer).__module__.startswith("keras."):
             found.append(f"the layer {layer.name!r} has the state {own[0].name!r} of type {own[0].dtype}, not float")
+    wide = [one.path for one in model.variables if one.dtype == "float64"]
+    if wide:
+        found.append(f"{wide[0]} is of float64, and integers of float32 are summed")
     if model.losses and total & (total - 1):
         found.append("the model has penalties, which are divided exactly by powers of two only")
     if found:
@@ -189,7 +180,7 @@ def _integer_type(cluster: Cluster) -> tf.DType:
 class _ByShards:
     """A `Distributor` whose elements hold all shards of a replica."""
 
-    cluster: Any
+    cluster: Distributor
     stack_shards: Callable[[tf.data.Dataset], tf.data.Dataset]
 
     @property
