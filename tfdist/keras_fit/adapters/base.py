@@ -67,9 +67,6 @@ class DataAdapter:
     def repeat_pass(self) -> None:
         """Repeats what an evaluation of an earlier start has done to the data."""
 
-    def skip_pass(self) -> None:
-        """Repeats what a loop of the script's own, in an earlier start, has done to the data in a pass."""
-
     def sample(self, count: int) -> dict[str, np.ndarray]:
         """Returns values of each column by name, of `count` examples or a batch; {}: reading would consume them."""
         raise NotImplementedError

@@ -92,9 +92,6 @@ class Stream(DataAdapter):
         self.passes.pass_over(self.steps)
         self.end_epoch()
 
-    def skip_pass(self) -> None:
-        self.passes.pass_over(self.steps)
-
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         self._epoch = start // self.steps
         return self.elements(shard, start % self.steps) if start < stop else self._elements(shard, 0).take(0)

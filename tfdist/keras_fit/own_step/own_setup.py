@@ -1,11 +1,9 @@
 """Makes what a run of a script needs to call the steps of its model: Keras' own, or those of the user."""
 
-import atexit
 import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -41,12 +39,6 @@ def overrides(model: keras.Model) -> tuple[str, ...]:
     """Returns which of its methods the model overrides whose results are those of a step."""
     methods = ("train_step", "test_step", "compute_metrics")
     return tuple(name for name in methods if compiled_model.overrides(model, name))
-
-
-def lock(cluster: Cluster, workdir: Path) -> None:
-    """Makes this loop the only run in its workdir until the process ends; raises WorkdirInUseError."""
-    if cluster.is_chief:
-        atexit.register(trainer.lock_workdir(workdir, config_lib.ClusterOptions(), cluster.num_workers).release)
 
 
 def auto_jit_compile(cluster: Cluster, model: keras.Model) -> bool:
@@ -229,7 +221,9 @@ def explain_mismatch(name: str, found: Any) -> Iterator[None]:
         ) from None
 
 
-def compare_replicas(cluster: Cluster, name: str, context: trainer.StepContext, variables: dict[str, Any]) -> None:
-    """Compares `variables` after the first step, called `name`, as a run does. Collective; raises ValueError."""
+def compare_replicas(cluster: Cluster, name: str, own: OwnStep) -> None:
+    """Compares the replicas' variables after the first step, called `name`. Collective; raises ValueError."""
+    context = own.context
+    variables = checkpoint_format.named_variables(context.model, context.optimizer, own.variables)
     with explain_mismatch(name, context.objective):
         trainer.Comparison(cluster=cluster, variables=variables, equal_at=0).check(1)
