@@ -490,37 +490,6 @@ def with_dropout() -> keras.Model:
     return compiled(keras.Sequential(layers), loss=loss, metrics=["accuracy"])
 
 
-def eager(cluster: Cluster, build: Callable[[], keras.Model]) -> dict[str, Any]:
-    """Trains and predicts compiled and eagerly; returns the largest differences, and the sums that a layer printed."""
-    printed, weights, histories, outputs = [], [], [], []
-
-    class Printing(keras.layers.Layer):
-        def call(self, x):
-            if tf.executing_eagerly():
-                printed.append(float(x.numpy().sum()))
-            return x
-
-    for eagerly in (False, True):
-        keras.utils.clear_session()
-        keras.utils.set_random_seed(7)
-        with cluster.scope():
-            model = build()
-            (model.hidden if hasattr(model, "hidden") else model).add(Printing())
-            model.run_eagerly = eagerly
-        data = {"validation_data": (X[:9], LABELS[:9])} if model.loss else {}
-        histories.append(tfdist.fit(cluster, model, X, LABELS, batch_size=16, epochs=2, verbose=0, **data).history)
-        weights.append(model.get_weights())
-        trained = len(printed)
-        outputs.append(tfdist.predict(cluster, model, X[:9], batch_size=8, verbose=0))
-    pairs = zip([*weights[0], outputs[0]], [*weights[1], outputs[1]], strict=True)
-    return {
-        "difference": max(float(np.max(np.abs(one - other))) for one, other in pairs),
-        "histories": histories,
-        "printed": printed[:trained],
-        "printed_by_predict": printed[trained:],
-    }
-
-
 def resumed(cluster: Cluster, directory: pathlib.Path, build: Callable[[], keras.Model]) -> dict[str, Any]:
     """Stops a training by a signal, resumes with a new model, and compares it to an uninterrupted training."""
     reads = itertools.count()
@@ -678,7 +647,6 @@ def measure(names: Sequence[str], devices: int, directory: pathlib.Path) -> dict
         "resumed": lambda: resumed(cluster, directory, with_dropout),
         "resumed_step": lambda: resumed(cluster, directory, noisy),
         "refused_steps": lambda: refused_steps(cluster),
-        "eager": lambda: eager(cluster, noisy),
         "unbuilt": lambda: unbuilt(cluster),
         "of_many_types": lambda: of_many_types(cluster),
         "chief_first": lambda: chief_first(cluster, directory),

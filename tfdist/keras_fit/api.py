@@ -223,6 +223,7 @@ def predict(
         ValueError: an argument is not supported; the message says what to do.
     """
     make_run.check_arguments(cluster, model, "predict")
+    own_setup.check_graph(model)
     as_given = predict_lib.takes_data_as_given(model)
     data = _data_adapter(model, x, batch_size=batch_size, steps=steps, as_given=as_given)
     predict_lib.check_rows(cluster, model, data.element_spec)
@@ -231,7 +232,7 @@ def predict(
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
     trace = make_run.traced_values(cluster, model).of("predict", data.element_spec)
     make = functools.partial(predict_lib.Predictor, cluster, model, trace, data.element_spec)
-    predictor = make_run.made_on_model(cluster, model, "prediction", make, model.run_eagerly, trace)
+    predictor = make_run.made_on_model(cluster, model, "prediction", make, trace)
     found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
     data.end_epoch()
     cluster.monitor.stop_timer()

@@ -20,7 +20,7 @@ from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import eager_steps, own_objective, own_setup, plain_values
+from tfdist.keras_fit.own_step import own_objective, own_setup, plain_values
 from tfdist.keras_fit.run_parts import feed as feed_lib
 from tfdist.keras_fit.script import script_state
 from tfdist.keras_fit.whole_batch import global_view, shard_layers
@@ -99,7 +99,7 @@ def make_run(
         train_step=train_step,
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
-        call_steps=functools.partial(eager_steps.run_as_keras, model, traces, set()),
+        call_steps=functools.partial(plain_values.run_as_keras, model, traces, set()),
         advice_if_diverged=_advice_if_diverged,
     )
 
@@ -129,7 +129,7 @@ def _advice_if_diverged(in_data: bool) -> str:
 
 def evaluated_data(model: keras.Model, adapter: DataAdapter) -> tuple[Any, ...]:
     """Returns what an evaluation step, and the traced function that calls it, are made for, besides the model."""
-    return model.run_eagerly, str(adapter.element_spec), adapter.batch_size, adapter.rows
+    return str(adapter.element_spec), adapter.batch_size, adapter.rows
 
 
 def made_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Callable[[], Any], *depends: Any) -> Any:

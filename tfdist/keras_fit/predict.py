@@ -2,8 +2,8 @@
 
 Each replica runs the model on its shard of a batch. Outputs with one row per example, of a known shape, are the rows of
 the batch, in turn. Others, such as a number, rows of an unknown length, or the rows that a `predict_step` selects, are
-computed on the whole batch: so they are those of one device. So are those of a model that runs eagerly, or has layers
-of the user's, unless random rows come out as their halves do: the layers may compare the examples of a batch.
+computed on the whole batch: so they are those of one device. So are those of a model that has layers of the user's,
+unless random rows come out as their halves do: the layers may compare the examples of a batch.
 """
 
 import functools
@@ -18,7 +18,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gather as gather_lib
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import base
-from tfdist.keras_fit.own_step import eager_steps, plain_values
+from tfdist.keras_fit.own_step import plain_values
 from tfdist.keras_fit.whole_batch import probe
 from tfdist.keras_fit.whole_batch.rows import Element
 from tfdist.training import api as trainer
@@ -45,24 +45,23 @@ def _data_of(model: keras.Model, data: Any) -> Any:
 
 
 class Predictor:
-    """Runs a model on batches, and gathers its outputs; with `compile(run_eagerly=True)` in Python."""
+    """Runs a model on batches, and gathers its outputs."""
 
     def __init__(self, cluster: Cluster, model: keras.Model, trace: plain_values.Trace, element_spec: Any):
-        self._cluster, self._model, self._eager, self._trace = cluster, model, model.run_eagerly, trace
+        self._cluster, self._model, self._trace = cluster, model, trace
         self._alone = cluster.num_replicas == 1
         spec = _data_of(model, element_spec)
         with cluster.scope():
             if not model.built:  # A step of several devices cannot.
-                eager_steps.call_without_effect(model, model.predict_step, spec)
+                plain_values.trace_without_effect(model, model.predict_step, spec)
             with plain_values.put_back(model):
                 may_mix = not self._alone and probe.may_mix(model)
                 mixes = may_mix and probe.mixes_rows(model.predict_step, spec)
-        self._divides = not mixes and not self._eager
+        self._divides = not mixes
         compiled = functools.partial(tf.function, autograph=False, reduce_retracing=True)
-        # TensorFlow has no eager gather of several replicas.
         self._gather_batch = compiled(self._whole_batch)
-        self._of_shards = self._run_shards if self._eager else compiled(self._run_shards)
-        self._of_batch = self._run_batch if self._eager else compiled(self._run_batch)
+        self._of_shards = compiled(self._run_shards)
+        self._of_batch = compiled(self._run_batch)
 
     def bind(self, iterator: Iterator) -> Callable[[], Any]:
         """Returns a function that predicts the next batch of `iterator`, and returns tensors. Collective.
@@ -70,10 +69,8 @@ class Predictor:
         It traces here if the batches have new shapes or dtypes: TensorFlow would warn about tracing in a script with
         many models if it traced at a call.
         """
-        run = self._of_shards
-        if not self._eager:
-            with plain_values.as_traced(self._model, self._trace, traces_now=True):
-                run = run.get_concrete_function(iterator)
+        with plain_values.as_traced(self._model, self._trace, traces_now=True):
+            run = self._of_shards.get_concrete_function(iterator)
 
         def predict() -> Any:
             element, outputs = run(iterator)
@@ -90,8 +87,7 @@ class Predictor:
     def _run_shards(self, iterator: Iterator) -> tuple[Any, Any]:
         """Returns the next batch, and its outputs; None if the replicas' outputs are not its rows."""
         element = next(iterator)
-        with eager_steps.eager_if(self._eager):
-            outputs = self._cluster.strategy.run(self._on_shard, args=(element,))
+        outputs = self._cluster.strategy.run(self._on_shard, args=(element,))
         return element, None if outputs is None else gather_lib.gather(self._cluster, outputs)
 
     @tf.autograph.experimental.do_not_convert
@@ -109,8 +105,7 @@ class Predictor:
         """Computes the whole batch on every replica, and returns the outputs of the first one."""
         step = tf.autograph.experimental.do_not_convert(self._model.predict_step)
         data = _data_of(self._model, self._gather_batch(element))
-        with eager_steps.eager_if(self._eager):
-            outputs = self._cluster.strategy.run(step, args=(data,))
+        outputs = self._cluster.strategy.run(step, args=(data,))
         return gather_lib.of_first_replica(self._cluster, outputs)
 
     def _whole_batch(self, element: Element) -> Any:

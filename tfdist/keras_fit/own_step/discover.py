@@ -16,7 +16,7 @@ from tfdist.config.patching import patch
 from tfdist.data import autograph
 from tfdist.keras_fit import compiled_model, messages
 from tfdist.keras_fit.adapters import base
-from tfdist.keras_fit.own_step import eager_steps
+from tfdist.keras_fit.own_step import plain_values
 from tfdist.keras_fit.whole_batch import global_view, own_rows, probe
 from tfdist.keras_fit.whole_batch.global_view import GlobalView, Plan
 
@@ -109,7 +109,7 @@ def discover(
     is_static = all(one.shape.rank and one.shape[0] for one in with_a_row)
     sizes = rows if len(rows) == len(flat) else [batch_size] * len(flat)
     whole_layers: list[keras.Layer] = []
-    batch = 1 if model.run_eagerly else batch_size
+    batch = batch_size
     parts = [one for one in (model, compiled_model.losses(model), compiled_model.metrics(model)) if one is not None]
     is_built, noted_metrics = all(getattr(one, "built", True) for one in parts), 0
     with cluster.scope():
@@ -117,19 +117,19 @@ def discover(
         def dry() -> None:
             nonlocal noted_metrics
             noted_metrics = len(all_metrics(model))
-            eager_steps.call_without_effect(model, trace, with_rows())
+            plain_values.trace_without_effect(model, trace, with_rows())
 
         # The layers are built, and errors are those, of the shapes of the data.
-        if not is_built or is_static or model.run_eagerly:
+        if not is_built or is_static:
             dry()
-        if not is_static and not model.run_eagerly:
+        if not is_static:
             try:
                 batch = _MANY * batch_size
                 dry()
             except Exception:  # The step may need the size of a batch.
                 batch = batch_size
                 dry()
-        if cluster.num_replicas > 1 and not model.run_eagerly and probe.may_mix(model):
+        if cluster.num_replicas > 1 and probe.may_mix(model):
             whole_layers, names = probe.mixing_layers(run, element_spec, batch_size)
             known, of_keras = probe.layers_known_to_mix(model)
             whole_layers, names = whole_layers + known, names + of_keras
@@ -250,11 +250,10 @@ def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[ke
             stack.enter_context(patch(metric, "reset_state", functools.partial(reset, metric)))
             stack.enter_context(patch(metric, "update_state", functools.partial(own_rows.update_metric, metric)))
         yield noted
-        # Where operations are not known, the step may use any result.
         plan.read_metrics |= {
             id(metric)
             for metric, tensors in kept
-            if any(tf.executing_eagerly() or (isinstance(one, tf.Tensor) and one.consumers()) for one in tensors)
+            if any(isinstance(one, tf.Tensor) and one.consumers() for one in tensors)
         }
 
 

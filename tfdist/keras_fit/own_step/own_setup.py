@@ -16,7 +16,7 @@ from tfdist.config import text
 from tfdist.config.patching import patch, replace_attribute
 from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import discover, eager_steps, own_objective
+from tfdist.keras_fit.own_step import discover, own_objective
 from tfdist.keras_fit.own_step.own_objective import OwnStepObjective
 from tfdist.keras_fit.whole_batch import global_view, own_rows
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
@@ -39,6 +39,15 @@ def overrides(model: keras.Model) -> tuple[str, ...]:
     """Returns which of its methods the model overrides whose results are those of a step."""
     methods = ("train_step", "test_step", "compute_metrics")
     return tuple(name for name in methods if compiled_model.overrides(model, name))
+
+
+def check_graph(model: keras.Model) -> None:
+    """Raises ValueError if the steps of a model run in Python, by `compile` or for all functions."""
+    if model.run_eagerly or tf.config.functions_run_eagerly():
+        raise ValueError(
+            "run_eagerly=True runs steps in Python, and tfdist runs them as graphs: remove it, or "
+            "tf.config.run_functions_eagerly(True), or start the script without tfdist to debug it."
+        )
 
 
 def auto_jit_compile(cluster: Cluster, model: keras.Model) -> bool:
@@ -64,13 +73,9 @@ def prepare(
         stack: restores the optimizers.
 
     Raises:
-        ValueError: there are several replicas, and the steps run eagerly.
+        ValueError: a step cannot be distributed.
     """
-    if cluster.num_replicas > 1 and eager_steps.runs_eagerly(model):
-        raise ValueError(
-            f"run_eagerly=True runs steps in Python, where {cluster.num_replicas} replicas cannot meet: remove it, or "
-            "tf.config.run_functions_eagerly(True), or start one worker with one device."
-        )
+    check_graph(model)
     # A step that is run to find out what it does may change variables that Keras does not track.
     plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)]
     given = {

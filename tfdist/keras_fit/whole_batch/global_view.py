@@ -454,8 +454,6 @@ class GlobalView:
 
     def finish(self) -> None:
         """Called at the end of a trace: notes what the step has read, or checks that it has read nothing else."""
-        if tf.executing_eagerly():
-            return
         read = {one.number for one in self.wholes.values() if _is_read(one.tensor)}
         if self.discovers:
             self.plan.read |= read.union(*(self.plan.updates.get(one, ()) for one in self.plan.read_metrics))
@@ -636,7 +634,7 @@ def zeros(source: Any) -> tf.Tensor | tf.IndexedSlices:
 def _is_table(variable: Any) -> bool:
     """Returns whether the graph only looks up rows in a variable, which was made before it."""
     value = checkpoint_format.tf_variable(variable)
-    if tf.executing_eagerly() or not isinstance(value, tf.Variable):
+    if not isinstance(value, tf.Variable):
         return False
     handle = tf.compat.v1.get_default_graph().capture(getattr(value, "values", [value])[0].handle)
     waiting, found = [handle], set()
