@@ -306,6 +306,12 @@ def refused(cluster: Cluster) -> dict[str, str]:
         model.optimizer = other
         fit(model, X, LABELS)
 
+    def fit_with_other_replicas() -> None:
+        with cluster.scope():
+            model = simple()
+        cluster.strategy.experimental_local_results(model.weights[0].value)[-1].assign_add(tf.ones([6, 8]))
+        fit(model, X, LABELS)
+
     outside, counting = simple(), given(own(), steps=tf.Variable(0))
     with cluster.scope():
         # An error within a step, as of data that end, leaves replicas that differ: `fresh` has seen none.
@@ -337,6 +343,7 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "apply_of_object": lambda: fit(applying, X, LABELS),
         "preprocessor": lambda: fit(given(simple(), preprocessor=len, preprocess_samples=len), X, LABELS),
         "other_optimizer": fit_by_other_optimizer,
+        "other_replicas": fit_with_other_replicas,
         "nothing": lambda: tfdist.evaluate(cluster, good, []),
         "applies_in_evaluation": lambda: tfdist.evaluate(cluster, own(), X, TARGETS),
         "variable_outside": lambda: fit(counting, X, TARGETS),
