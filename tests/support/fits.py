@@ -468,7 +468,14 @@ def refused_steps(cluster: Cluster) -> dict[str, str]:
     own_steps.FOREIGN["optimizer"] = keras.optimizers.SGD()
     attempts = {step: functools.partial(attempt, step) for step in own_steps.STEPS}
 
-    return messages_of(attempts | {"by_xla": lambda: attempt("assigns", jit_compile=True)})
+    def normalised_by_xla() -> None:
+        with cluster.scope():
+            layers = [keras.Input((6,)), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dense(2)]
+            model = compiled(keras.Sequential(layers), "sgd", "mse", jit_compile=True)
+        tfdist.fit(cluster, model, X, TARGETS, batch_size=16, verbose=0)
+
+    by_xla = {"by_xla": lambda: attempt("assigns", jit_compile=True), "normalised_by_xla": normalised_by_xla}
+    return messages_of(attempts | by_xla)
 
 
 def noisy() -> keras.Model:

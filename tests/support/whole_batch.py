@@ -242,6 +242,8 @@ CASES = {name: (dense, {"loss": loss}) for name, loss in LOSSES.items()} | {
     "mask": (of_words, {"loss": Masked()}),
     "mean_with_mask": (of_words, {"loss": "mse"}),
     "mean_with_weights": (dense, {"loss": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")}),
+    "xla": (dense, {"loss": LOSSES["bce_and_dice"], "jit_compile": True, "metrics": [MaxError]}),
+    "xla_with_mask": (of_words, {"loss": "mse", "jit_compile": True}),
     "metrics": (measured, {"loss": "mse", "metrics": [MaxError, metric_of_batch, "mae", f1_score]}),
     "weighted": (dense, {"loss": Nested(), "metrics": ["mae"]}),
 }
@@ -252,7 +254,7 @@ OWN_STEPS = ("own_step", "by_hand", *CHANGES, *own_numbers.CASES)
 
 
 def data_of(name):
-    if name in ("mask", "mean_with_mask"):
+    if name in ("mask", "mean_with_mask", "xla_with_mask"):
         data = WORDS, np.repeat(Y[:, :1, None], 5, axis=1)
         return (*data, np.repeat(WEIGHTS[:, None], 5, axis=1)) if name == "mean_with_mask" else data
     if name == "two_outputs":

@@ -161,6 +161,7 @@ REFUSED_STEPS = {
     "returns_vector": r"Improper\.train_step .* 'losses' has shape \(2,\)",
     "returns_tensor": r"Improper\.train_step .*Tensor",
     "applies_foreign": r"'(?i:sgd)\w*' of Improper .* cluster\.scope\(\)",
+    "normalised_by_xla": r"jit_compile=True.* 'batch_normalization\w*' .* synchronized=False",
 }
 
 

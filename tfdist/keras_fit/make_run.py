@@ -220,6 +220,12 @@ def check_compiled(cluster: Cluster, model: keras.Model, purpose: str) -> None:
             f"The {name} or its optimizer was made outside of cluster.scope(): build and compile the model "
             "within `with cluster.scope():`."
         )
+    synchronized = trainer.synchronized_layers(model) if model.jit_compile and cluster.num_replicas > 1 else ()
+    if synchronized:
+        raise ValueError(
+            "compile(jit_compile=True) compiles no communication between replicas, but the layer "
+            f"{synchronized[0].name!r} normalises over all of them: remove jit_compile=True, or set synchronized=False."
+        )
     # A step of the model's own reduces the loss itself.
     own = compiled_model.overrides(model, f"{_KINDS[purpose]}_step")
     losses = [] if own else compiled_model.compile_losses(model)

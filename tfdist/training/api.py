@@ -22,7 +22,7 @@ from tfdist.training.step.collectives import (
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.layers.model_layers import of_all_depths as layers_of_all_depths
 from tfdist.training.step.layers.model_layers import statistics as find_statistics
-from tfdist.training.step.layers.normalization import shard_present
+from tfdist.training.step.layers.normalization import shard_present, synchronized_layers
 from tfdist.training.step.layers.remat_scopes import adopt as adopt_remat_scopes
 from tfdist.training.step.objective import Objective, ShardResult
 from tfdist.training.step.optimizer import start_averages, step_count

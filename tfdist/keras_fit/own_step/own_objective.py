@@ -60,7 +60,7 @@ class OwnStepObjective(trainer.Objective):
         """
         rows = rows_lib.rows_of(shard, self.batch_sizes[kind])
         discovered = self.train if kind == "train" else self.test
-        view = GlobalView(rows=rows, plan=discovered.plan, average=average)
+        view = GlobalView(rows=rows, plan=discovered.plan, average=average, xla=bool(self.model.jit_compile))
         with (
             # Summaries are called as in Keras: without the name of the loop over steps.
             tf.compat.v1.name_scope(None),
@@ -70,7 +70,7 @@ class OwnStepObjective(trainer.Objective):
         ):
             data = shard["data"][0] if self.as_given else shard["data"]
             try:
-                values = discovered.function(view.whole_batch(data)) if self._views_batch else self._alone(kind, data)
+                values = discovered.function(view.whole_batch(data) if self._views_batch else data)
             except Exception as error:
                 if "`merge_call` called while defining a new graph" not in str(error):
                     raise
@@ -92,19 +92,8 @@ class OwnStepObjective(trainer.Objective):
 
     @property
     def _views_batch(self) -> bool:
-        """Whether a step is traced under the global view."""
-        return self.cluster.num_replicas > 1
-
-    def _alone(self, kind: str, data: Any) -> Any:
-        """Calls a user's step on the only replica: as in Keras, XLA compiles it as a whole if `compile` says so."""
-        step = (self.train if kind == "train" else self.test).function
-
-        def in_own_graph(data: Any) -> Any:
-            with global_view.in_graph():
-                return step(data)
-
-        compiles = self.model.jit_compile
-        return tf.function(in_own_graph, autograph=False, jit_compile=True)(data) if compiles else step(data)
+        """Whether a step is traced under the global view: for several replicas, and to compile layers by XLA."""
+        return self.cluster.num_replicas > 1 or bool(self.model.jit_compile)
 
     def flush(self) -> None:
         """Adds what the steps have added since the last call to the metrics. Collective."""

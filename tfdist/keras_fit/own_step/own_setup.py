@@ -14,7 +14,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import text
 from tfdist.config.patching import patch, replace_attribute
-from tfdist.keras_fit import compiled_model, messages, patches
+from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import discover, own_objective
 from tfdist.keras_fit.own_step.own_objective import OwnStepObjective
@@ -76,11 +76,6 @@ def prepare(
         ValueError: a step cannot be distributed.
     """
     check_graph(model)
-    if model.jit_compile and cluster.num_replicas > 1:
-        messages.log_once(
-            f"jit_compile=True has no effect on {cluster.num_replicas} replicas: XLA compiles no communication between "
-            "them, and the step runs without it."
-        )
     # A step that is run to find out what it does may change variables that Keras does not track.
     plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)]
     given = {

@@ -22,6 +22,7 @@ from tfdist.cluster.devices import replicas as replicas_lib
 from tfdist.config import patching, text, user_code
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.whole_batch import rows as rows_lib
+from tfdist.keras_fit.whole_batch import shard_layers
 from tfdist.keras_fit.whole_batch.rows import Rows
 from tfdist.training import api as trainer
 
@@ -112,6 +113,10 @@ class GlobalView:
     reduces: bool = False
     # Set while losses are summed to one: each is the part of this replica.
     in_parts: bool = False
+    # Whether XLA compiles each call of a layer; set while it does; the losses that the layer adds then.
+    xla: bool = False
+    compiles: bool = False
+    losses: list[Any] = dataclasses.field(default_factory=list)
     # The bytes of what is gathered, with the lines.
     gathered: list[tuple[int, str]] = dataclasses.field(default_factory=list)
     # What this replica adds to the variables of metrics.
@@ -166,8 +171,9 @@ class GlobalView:
             return self._call_whole(original, layer, *args, **keywords)
         args, keywords = tf.nest.pack_sequence_as((args, keywords), self.rows_of_arguments(flat, decided))
         with patching.set_in_block(self, in_layer=True, on_rows=True):
+            run = self._by_xla if self.xla and not self.discovers else lambda call, *given: call(*given)
             first = self._num_operations()
-            outputs = original(layer, *args, **keywords)
+            outputs = run(lambda args, keywords: original(layer, *args, **keywords), args, keywords)
             self.in_layers.append((first, self._num_operations()))
         flat = tf.nest.flatten(outputs)
         if self.discovers:
@@ -177,6 +183,28 @@ class GlobalView:
         flat = [self._checked(*pair, layer) for pair in zip(flat, decided.unknown, strict=True)]
         pairs = zip(flat, decided.outputs, strict=True)
         return tf.nest.pack_sequence_as(outputs, [self._output(one, times) for one, times in pairs])
+
+    def _by_xla(self, call: Callable[..., Any], *given: Any) -> Any:
+        """Calls a layer, compiled by XLA; so are its gradients. Its masks and its added losses come out with it."""
+        kept: dict[str, Any] = {}
+
+        @tf.function(jit_compile=True, autograph=False)
+        def compiled(tensors: list[Any]) -> tuple[Any, list[Any], list[Any]]:
+            found = iter(tensors)
+            outputs = call(*tf.nest.pack_sequence_as(given, [next(found) if _is_tensor(one) else one for one in flat]))
+            masks = [rows_lib.mask_of(one) if isinstance(one, tf.Tensor) else None for one in tf.nest.flatten(outputs)]
+            kept.update(masked=[one is not None for one in masks], places=[place for place, _ in self.losses])
+            return outputs, [one for one in masks if one is not None], [loss for _, loss in self.losses]
+
+        flat = tf.nest.flatten(given)
+        with patching.set_in_block(self, losses=[], compiles=True):
+            outputs, masks, losses = compiled([one for one in flat if _is_tensor(one)])
+        for (layer, index), loss in zip(kept["places"], losses, strict=True):
+            shard_layers.added_losses(layer)[index] = self._whole_loss(loss)
+        masks = iter(masks)
+        for one, masked in zip(tf.nest.flatten(outputs), kept["masked"], strict=True):
+            rows_lib.with_mask(one, next(masks) if masked else None)
+        return outputs
 
     def _call_whole(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         alone = trainer.reduce_context(lambda value: value), trainer.shard_present(None)
@@ -306,7 +334,12 @@ class GlobalView:
 
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
         """Adds a loss of the global batch, as a layer does that runs on the own rows."""
-        if self.on_rows and not self.in_inner_graph:
+        if self.compiles:
+            before = len(shard_layers.added_losses(layer)[:])
+            original(layer, loss)
+            added = enumerate(shard_layers.added_losses(layer)[:])
+            self.losses += [((layer, index), one) for index, one in added if index >= before]
+        elif self.on_rows and not self.in_inner_graph:
             original(layer, [self._whole_loss(one) for one in keras.tree.flatten(loss)])
         else:
             original(layer, loss)
@@ -644,11 +677,6 @@ def tracing_if(viewed: bool, view: GlobalView) -> Iterator[None]:
     """Traces a step in this thread, under the view if `viewed`."""
     with patching.set_in_block(_tracing, view=view if viewed else None, graph=view.graph):
         yield
-
-
-def in_graph() -> contextlib.AbstractContextManager[None]:
-    """In the block the present graph is that of the step, in which it may apply optimizers."""
-    return patching.set_in_block(_tracing, graph=tf.compat.v1.get_default_graph())
 
 
 def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, *args: Any, **keywords: Any) -> Any:

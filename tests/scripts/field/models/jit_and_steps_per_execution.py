@@ -2,7 +2,6 @@ import keras
 import numpy as np
 from recording import record
 
-# told: jit_compile=True has no effect on
 found = {}
 for options in ({"jit_compile": True}, {"steps_per_execution": 3}):
     keras.utils.set_random_seed(0)
