@@ -87,7 +87,7 @@ def train_step() -> tuple[keras.Model, dict[str, list[float]]]:
     return model, history.history
 
 
-def loop(workdir: str, devices: str) -> tuple[keras.Model, dict[str, list[float]]]:
+def loop(_: str, devices: str) -> tuple[keras.Model, dict[str, list[float]]]:
     """Trains in a loop of its own."""
     cluster = tfdist.connect(c.ClusterOptions(logical_devices=int(devices), connect_seconds=240.0), seed=7)
     with cluster.scope():
@@ -104,9 +104,8 @@ def loop(workdir: str, devices: str) -> tuple[keras.Model, dict[str, list[float]
 
     losses, data = [], batches()
     for _ in range(EPOCHS):
-        for batch in tfdist.batches(data, workdir=workdir):
+        for batch in tfdist.batches(data):
             train(batch)
-            parts.stop_if_due(optimizer)
         losses.append(float(mean.result()))
         mean.reset_state()
         optimizer.learning_rate.assign(0.7 * optimizer.learning_rate)

@@ -219,7 +219,8 @@ def train(name: str, topology: str, directory: pathlib.Path, stop_after: int | N
 
 def stop_and_resume(name: str, topology: str, directory: pathlib.Path) -> dict[str, Any]:
     """As `train`, with a stop within the second epoch and a second start by the same command."""
-    train(name, topology, directory, stop_after=STOPPED_AFTER)
+    if name != "loop":  # It saves nothing.
+        train(name, topology, directory, stop_after=STOPPED_AFTER)
     return train(name, topology, directory)
 
 
@@ -241,10 +242,12 @@ def _command(name: str, directory: pathlib.Path, devices: int) -> list[str]:
 def _feature(name: str, workdir: pathlib.Path, result: pathlib.Path) -> dict[str, Any]:
     """The losses of a run of `FEATURES`, and the hash of all arrays of its model and optimizer."""
     place = workdir / "fit1" if name == "train_step" else workdir
-    matches = ((re.search(r"\b(?:model|optimizer)/.*", key), array) for key, array in final_arrays(place).items())
-    arrays = {match[0]: array for match, array in matches if match}
-    assert any(key.startswith("optimizer/") for key in arrays), f"{place}: the checkpoint has no optimizer"
-    found: dict[str, Any] = {"state": _digest(arrays)}
+    found: dict[str, Any] = {}
+    if name != "loop":
+        matches = ((re.search(r"\b(?:model|optimizer)/.*", key), array) for key, array in final_arrays(place).items())
+        arrays = {match[0]: array for match, array in matches if match}
+        assert any(key.startswith("optimizer/") for key in arrays), f"{place}: the checkpoint has no optimizer"
+        found["state"] = _digest(arrays)
     if RUNS[name] is not None:
         words = (line.split() for line in _records(place))
         found["losses"] = [" ".join([kind, *(w for w in rest if w.startswith(_LOSSES))]) for kind, *rest in words]

@@ -306,11 +306,16 @@ def refused(cluster: Cluster) -> dict[str, str]:
         model.optimizer = other
         fit(model, X, LABELS)
 
+    def fit_with_other_replicas() -> None:
+        with cluster.scope():
+            model = simple()
+        cluster.strategy.experimental_local_results(model.weights[0].value)[-1].assign_add(tf.ones([6, 8]))
+        fit(model, X, LABELS)
+
     outside, counting = simple(), given(own(), steps=tf.Variable(0))
     with cluster.scope():
         # An error within a step, as of data that end, leaves replicas that differ: `fresh` has seen none.
-        good, fresh, unused, functions = (
-            simple(),
+        good, fresh, functions = (
             simple(),
             simple(),
             compiled(OwnFunctions([keras.Input((6,)), keras.layers.Dense(3)])),
@@ -326,8 +331,6 @@ def refused(cluster: Cluster) -> dict[str, str]:
 
     with cluster.scope():
         applying = apply_of_object()
-    rows = dataset.batch(8, drop_remainder=True)
-    hidden_rows = rows.map(lambda x, y: (x, tf.boolean_mask(y, y >= 0)))
     attempts = {
         "outside": lambda: fit(outside, X, LABELS),
         "uncompiled": lambda: fit(uncompiled, X, LABELS),
@@ -337,17 +340,17 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "metrics_for_weights": lambda: fit(made(lambda: dense(3), loss_weights=["accuracy"]), X, X[:, :3]),
         "train_function": lambda: fit(functions, X, LABELS),
         "test_function": lambda: tfdist.evaluate(cluster, functions, X, LABELS),
-        "predict_function": lambda: tfdist.predict(cluster, given(unused, make_predict_function=len), X),
         "apply_of_object": lambda: fit(applying, X, LABELS),
         "preprocessor": lambda: fit(given(simple(), preprocessor=len, preprocess_samples=len), X, LABELS),
         "other_optimizer": fit_by_other_optimizer,
-        "nothing": lambda: tfdist.predict(cluster, good, []),
-        "hidden_rows": lambda: tfdist.predict(cluster, good, hidden_rows),
+        "other_replicas": fit_with_other_replicas,
+        "nothing": lambda: tfdist.evaluate(cluster, good, []),
         "applies_in_evaluation": lambda: tfdist.evaluate(cluster, own(), X, TARGETS),
         "variable_outside": lambda: fit(counting, X, TARGETS),
         "variable_unowned": lambda: fit(counted, X, X[:, :3]),
         "eager": lambda: fit(made(of_words, run_eagerly=True), ragged),
         "no_cluster": lambda: tfdist.fit(None, good, X, LABELS),
+        "unbuilt": lambda: tfdist.predict(cluster, keras.Sequential([keras.layers.Dense(3)], name="new"), X),
         "no_model": lambda: tfdist.fit(good, X, LABELS),
         "arrays_for_model": lambda: tfdist.evaluate(cluster, X, LABELS),
         "lengths": lambda: fit(good, X, LABELS[:9]),
@@ -370,7 +373,7 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "no_length": lambda: fit(good, keras.utils.PyDataset()),
         "no_batches": lambda: fit(good, iter([]), steps_per_epoch=2),
         "short": lambda: fit(good, iter([(X, LABELS)] * 3), steps_per_epoch=9),
-        "empty": lambda: tfdist.predict(cluster, good, X[:0]),
+        "empty": lambda: tfdist.evaluate(cluster, good, X[:0], LABELS[:0]),
         "columns": lambda: tfdist.evaluate(cluster, good, X[:, :5], LABELS),
         "labels_from_1": lambda: fit(fresh, X, LABELS + 1),
         "epochs": lambda: fit(good, X, LABELS, epochs=0),
@@ -488,37 +491,6 @@ def with_dropout() -> keras.Model:
     return compiled(keras.Sequential(layers), loss=loss, metrics=["accuracy"])
 
 
-def eager(cluster: Cluster, build: Callable[[], keras.Model]) -> dict[str, Any]:
-    """Trains and predicts compiled and eagerly; returns the largest differences, and the sums that a layer printed."""
-    printed, weights, histories, outputs = [], [], [], []
-
-    class Printing(keras.layers.Layer):
-        def call(self, x):
-            if tf.executing_eagerly():
-                printed.append(float(x.numpy().sum()))
-            return x
-
-    for eagerly in (False, True):
-        keras.utils.clear_session()
-        keras.utils.set_random_seed(7)
-        with cluster.scope():
-            model = build()
-            (model.hidden if hasattr(model, "hidden") else model).add(Printing())
-            model.run_eagerly = eagerly
-        data = {"validation_data": (X[:9], LABELS[:9])} if model.loss else {}
-        histories.append(tfdist.fit(cluster, model, X, LABELS, batch_size=16, epochs=2, verbose=0, **data).history)
-        weights.append(model.get_weights())
-        trained = len(printed)
-        outputs.append(tfdist.predict(cluster, model, X[:9], batch_size=8, verbose=0))
-    pairs = zip([*weights[0], outputs[0]], [*weights[1], outputs[1]], strict=True)
-    return {
-        "difference": max(float(np.max(np.abs(one - other))) for one, other in pairs),
-        "histories": histories,
-        "printed": printed[:trained],
-        "printed_by_predict": printed[trained:],
-    }
-
-
 def resumed(cluster: Cluster, directory: pathlib.Path, build: Callable[[], keras.Model]) -> dict[str, Any]:
     """Stops a training by a signal, resumes with a new model, and compares it to an uninterrupted training."""
     reads = itertools.count()
@@ -555,16 +527,6 @@ def resumed(cluster: Cluster, directory: pathlib.Path, build: Callable[[], keras
         "difference": max(float(np.max(np.abs(mine - theirs))) for mine, theirs in pairs),
         "histories": [history.history, expected.history],
     }
-
-
-def unbuilt(cluster: Cluster) -> float:
-    """The largest difference of what a model predicts that is built by it, from the product with its weights."""
-    with cluster.scope():
-        model = keras.Sequential([keras.layers.Dense(3)])
-    x = RANDOM.normal(size=(11, 4)).astype(np.float32)
-    found = tfdist.predict(cluster, model, x, batch_size=8, verbose=0)
-    kernel, bias = model.get_weights()
-    return float(np.abs(found - (x @ kernel + bias)).max())
 
 
 def chief_first(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
@@ -676,8 +638,6 @@ def measure(names: Sequence[str], devices: int, directory: pathlib.Path) -> dict
         "resumed": lambda: resumed(cluster, directory, with_dropout),
         "resumed_step": lambda: resumed(cluster, directory, noisy),
         "refused_steps": lambda: refused_steps(cluster),
-        "eager": lambda: eager(cluster, noisy),
-        "unbuilt": lambda: unbuilt(cluster),
         "of_many_types": lambda: of_many_types(cluster),
         "chief_first": lambda: chief_first(cluster, directory),
     }

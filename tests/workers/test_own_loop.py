@@ -7,12 +7,12 @@ import sys
 import processes
 import pytest
 from launching import REPOSITORY, worker_environment
-from parameters import slow_except
 from topologies import environments
 
 sys.path.insert(0, str(REPOSITORY))
 
 from tests.scripts.field import trial
+from tfdist.keras_fit.own_step import own_loop
 
 # The step, of four in a pass, in which a start is killed.
 KILLED = 10
@@ -49,28 +49,31 @@ def test_two_replicas_make_the_steps_of_one_process_without_tfdist(tmp_path, nam
     assert max(trial.difference(expected, one) for one in found) < 2e-5
 
 
-@pytest.mark.parametrize("stopped_at", slow_except([0, 6, 8], [0]), ids=["killed", "in a pass", "at its end"])
-def test_a_loop_resumes_after_signals_and_kills_to_the_same_bits(tmp_path, stopped_at):
-    """`stopped_at`: the step in which the first start is stopped by a signal; 0: it is not."""
+def test_a_loop_that_saves_itself_resumes_after_a_kill_to_the_same_bits(tmp_path):
     place = tmp_path / "resumed"
-    words = [f"--fail_at={stopped_at}", "--term"] if stopped_at else [f"--fail_at={KILLED}"]
-    (_, output, (whole,)), (codes, stopped, found) = processes.at_once(
-        lambda: run(tmp_path / "whole", "classifier", "--workdir=runs/whole"),
-        lambda: run(place, "classifier", "--workdir=run", *words),
+    (_, output, wholes), (codes, killed, found) = processes.at_once(
+        lambda: run(tmp_path / "whole", "classifier", "--saves=saved", workers=2),
+        lambda: run(place, "classifier", "--saves=saved", f"--fail_at={KILLED}", workers=2),
     )
-    assert len(whole["losses"]) == 12, output
-    if stopped_at:
-        assert codes == [75] and not found, stopped
-        assert stopped.count("stopped by SIGTERM and saved in run: run the same command to resume") == 1
-        codes, stopped, found = run(place, "classifier", "--workdir=run", f"--fail_at={KILLED - stopped_at}")
-    assert codes == [-signal.SIGKILL] and not found, stopped
-    codes, output, (rest,) = run(place, "classifier", "--workdir=run")
-    assert codes == [0] and rest["weights"] == whole["weights"], output
-    assert rest["losses"] == whole["losses"][8:] and rest["accuracies"] == whole["accuracies"]
-    if stopped_at != 6:
-        return
-    codes, output, (nothing,) = run(place, "classifier", "--workdir=run")
-    assert codes == [0] and nothing == whole | {"losses": []}, output
+    assert [len(whole["losses"]) for whole in wholes] == [12, 12], output
+    assert -signal.SIGKILL in codes and 0 not in codes and not found, killed
+    codes, output, rests = run(place, "classifier", "--saves=saved", workers=2)
+    assert codes == [0, 0] and rests == [
+        whole | {"losses": whole["losses"][8:], "accuracies": whole["accuracies"][2:]} for whole in wholes
+    ], output
+
+
+def test_a_workdir_of_batches_is_refused():
+    with pytest.raises(ValueError, match=r"workdir='runs/mine'"):
+        next(own_loop.batches(None, workdir="runs/mine"))
+
+
+def test_a_method_that_is_decorated_in_its_class_is_refused():
+    def train(self, batch):
+        return self, batch
+
+    with pytest.raises(ValueError, match=r"self\.train = tfdist\.step\(self\.train\)"):
+        own_loop.step(train)
 
 
 OF_A_REPLICA = """

@@ -20,14 +20,14 @@ from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters import same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import eager_steps, own_objective, own_setup, plain_values
+from tfdist.keras_fit.own_step import own_objective, own_setup, plain_values
 from tfdist.keras_fit.run_parts import feed as feed_lib
 from tfdist.keras_fit.script import script_state
 from tfdist.keras_fit.whole_batch import global_view, shard_layers
 from tfdist.training import api as trainer
 
 # The step of each method.
-_KINDS = {"fit": "train", "evaluate": "test", "predict": "predict"}
+_KINDS = {"fit": "train", "evaluate": "test"}
 
 
 def make_run(
@@ -99,7 +99,7 @@ def make_run(
         train_step=train_step,
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
-        call_steps=functools.partial(eager_steps.run_as_keras, model, traces, set()),
+        call_steps=functools.partial(plain_values.run_as_keras, model, traces, set()),
         advice_if_diverged=_advice_if_diverged,
     )
 
@@ -129,7 +129,7 @@ def _advice_if_diverged(in_data: bool) -> str:
 
 def evaluated_data(model: keras.Model, adapter: DataAdapter) -> tuple[Any, ...]:
     """Returns what an evaluation step, and the traced function that calls it, are made for, besides the model."""
-    return model.run_eagerly, str(adapter.element_spec), adapter.batch_size, adapter.rows
+    return str(adapter.element_spec), adapter.batch_size
 
 
 def made_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Callable[[], Any], *depends: Any) -> Any:
@@ -197,12 +197,12 @@ def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     if not isinstance(model, keras.Model):
         raise ValueError(f"{form}: `model` must be a keras.Model. Received: {type(model).__name__}")
     cluster_lib.check(f"tfdist.{purpose}")
-    check_functions(model, _KINDS[purpose])
 
 
 def check_compiled(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     """Checks also that `model` was compiled in the cluster's scope, and needs nothing that is not supported."""
     check_arguments(cluster, model, purpose)
+    check_functions(model, _KINDS[purpose])
     name = type(model).__name__
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
@@ -239,7 +239,7 @@ def check_functions(model: keras.Model, kind: str) -> None:
     """Raises ValueError if the model has its own `make_KIND_function`, or methods that tfdist's own do not call.
 
     Args:
-        kind: "train", "test" or "predict".
+        kind: "train" or "test".
     """
     own = hasattr(model, "preprocess_samples") and getattr(model, "preprocessor", None) is not None
     if own and not script_state.in_script():

@@ -101,7 +101,7 @@ def open_run(run: Run) -> tuple[LoopServices, TrainingState] | None:
         damaged: list[str] = []
 
         def look() -> tuple[WorkdirLock, Saved | None]:
-            lock = lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers)
+            lock = _lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers)
             stack.callback(lock.release)  # Unless the run is opened.
             return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append)
 
@@ -186,7 +186,7 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
     return checkpointer
 
 
-def lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers: int) -> WorkdirLock:
+def _lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers: int) -> WorkdirLock:
     """Makes this run the only one in its workdir; errors as for `workdir_lock.acquire`. On the chief."""
     return workdir_lock.acquire(
         workdir,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 tfdist = None if "--plain" in sys.argv else __import__("tfdist")
 
-WORKDIR = next((word.removeprefix("--workdir=") for word in sys.argv if "--workdir=" in word), None)
+SAVED_IN = next((word.removeprefix("--saves=") for word in sys.argv if "--saves=" in word), None)
 FAIL_AT = next((int(word.removeprefix("--fail_at=")) for word in sys.argv if "--fail_at=" in word), None)
 
 keras.utils.set_random_seed(0)
@@ -34,15 +34,24 @@ def train(x, y):
 
 
 step = tfdist.step(train) if tfdist else lambda batch: train(*batch)
+optimizer.build(model.trainable_variables)
+passes = tf.Variable(0)
+checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, passes=passes)
+manager = tf.train.CheckpointManager(checkpoint, SAVED_IN, max_to_keep=1) if SAVED_IN else None
+if manager:
+    checkpoint.restore(manager.latest_checkpoint)
 losses, accuracies = [], []
-for _epoch in range(3):
-    for batch in tfdist.batches(data, workdir=WORKDIR) if tfdist else data:
+for _epoch in range(int(passes.numpy()), 3):
+    for batch in tfdist.batches(data) if tfdist else data:
         losses.append(float(step(batch)))
         if len(losses) == FAIL_AT:
-            os.kill(os.getpid(), signal.SIGTERM if "--term" in sys.argv else signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
     accuracies.append(float(accuracy.result()))
     accuracy.reset_state()
     optimizer.learning_rate.assign(0.8 * optimizer.learning_rate)
+    passes.assign_add(1)
+    if manager:
+        manager.save()
 
 if __name__ == "__main__":
     from recording import record

@@ -47,15 +47,13 @@ class DataAdapter:
     work_of_all: str | None = None
     # Whether Python code, or a state, makes batches: it may draw random numbers.
     made_by_code: bool = False
-    # The rows of each tensor of a batch, which may differ; (): those of all are `batch_size`.
-    rows: tuple[int, ...] = ()
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         """Returns this worker's elements of the steps [start, stop), and more after them; of a stream in one epoch."""
         raise NotImplementedError
 
-    def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
-        """Begins an evaluation, which Keras resets the data for, or a prediction; returns this worker's elements."""
+    def one_pass(self, shard: ReplicaShard) -> tf.data.Dataset:
+        """Begins an evaluation; returns this worker's elements."""
         return self.dataset(shard, 0, self.steps)
 
     def end_epoch(self) -> None:
@@ -66,9 +64,6 @@ class DataAdapter:
 
     def repeat_pass(self) -> None:
         """Repeats what an evaluation of an earlier start has done to the data."""
-
-    def skip_pass(self) -> None:
-        """Repeats what a loop of the script's own, in an earlier start, has done to the data in a pass."""
 
     def sample(self, count: int) -> dict[str, np.ndarray]:
         """Returns values of each column by name, of `count` examples or a batch; {}: reading would consume them."""
@@ -198,12 +193,6 @@ def have_rows(element_spec: Any) -> list[bool]:
     return unknown if any(unknown) else ranked
 
 
-def numbers_of_rows(data: Any, divided: list[bool]) -> list[int | None]:
-    """Returns the number of rows of each flat tensor of a batch; None: unknown; 0: it has none, as `have_rows` says."""
-    flat = [one for one in tf.nest.flatten(data) if one is not None]
-    return [one.shape[0] if has else 0 for one, has in zip(flat, divided, strict=True)]
-
-
 def given(data: Any) -> Any:
     """Returns the data of an element as (x,), (x, y) or (x, y, sample_weight), also if the model has its own step."""
     return data[0] if len(data) == 1 and isinstance(data[0], tuple) else data
@@ -227,7 +216,7 @@ def arrays_of(batch: Any) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """Options for reading the data, from the arguments of `fit`, `evaluate` or `predict`."""
+    """Options for reading the data, from the arguments of `fit` or `evaluate`."""
 
     batch_size: int | None = None
     # Steps per epoch; None: one pass over the data.

@@ -19,7 +19,7 @@ def of_dataset(
     options: DataOptions,
     *,
     length: int | None = None,
-    sizes: tuple[int, ...] = (),
+    size: int | None = None,
     made_by_keras: bool = False,
     is_generator: bool = False,
     is_indexed: bool = False,
@@ -28,7 +28,7 @@ def of_dataset(
 
     Args:
         length: the batches of a pass, if the dataset does not know them.
-        sizes: the numbers of rows of the tensors of the first batch, if they are known.
+        size: the examples of the first batch, if they are known.
         made_by_keras: whether it was made of other data, which a look would consume.
         is_generator: whether that is a generator, which does not start again.
         is_indexed: whether that reads each batch by its number, whatever was read before.
@@ -48,8 +48,7 @@ def of_dataset(
         )
     shape = tf.nest.flatten(spec)[0].shape
     static = shape[0] if shape.rank else None
-    known = static or (parts.batch_size if parts else pipelines.last_batch_size(dataset))
-    sizes = () if known else sizes or _first_batch_sizes(dataset)
+    known = static or size or (parts.batch_size if parts else pipelines.last_batch_size(dataset))
     has_state = traits.has_state and not is_indexed
     return Stream(
         passes=Passes(
@@ -61,8 +60,7 @@ def of_dataset(
             has_state=has_state,
         ),
         steps=steps,
-        batch_size=known or next(filter(None, sizes)),
-        rows=sizes,
+        batch_size=known or _first_batch_size(dataset),
         element_spec=spec,
         smallest_batch=static or 1,
         unpack=unpack,
@@ -93,11 +91,12 @@ def _count(dataset: tf.data.Dataset) -> int:
     return batches
 
 
-def _first_batch_sizes(dataset: tf.data.Dataset) -> tuple[int, ...]:
-    """Returns the numbers of rows of the tensors of the first batch; 0: it has no dimension."""
+def _first_batch_size(dataset: tf.data.Dataset) -> int:
+    """Returns the number of rows of the first batch."""
+    divided = base.have_rows(dataset.element_spec)
     first = pipelines.copy(dataset, ordered=True).take(1)
-    sizes = first.map(lambda *parts: [tf.shape(one)[0] if one.shape.rank != 0 else 0 for one in tf.nest.flatten(parts)])
-    return tuple(int(size) for size in next(iter(sizes)))
+    with_rows = first.map(lambda *parts: tf.shape(tf.nest.flatten(parts)[divided.index(True)], tf.int64)[0])
+    return int(next(iter(with_rows)))
 
 
 def _sample(dataset: tf.data.Dataset) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from tfdist.config.patching import patch
 from tfdist.data import autograph
 from tfdist.keras_fit import compiled_model, messages
 from tfdist.keras_fit.adapters import base
-from tfdist.keras_fit.own_step import eager_steps
+from tfdist.keras_fit.own_step import plain_values
 from tfdist.keras_fit.whole_batch import global_view, own_rows, probe
 from tfdist.keras_fit.whole_batch.global_view import GlobalView, Plan
 
@@ -52,16 +52,13 @@ def function_of(model: keras.Model, name: str) -> StepFunction:
     return autograph.convert(types.MethodType(plain, model), f"{type(model).__name__}.{name}")
 
 
-def discover(
-    cluster: Cluster, model: keras.Model, name: str, element_spec: Any, batch_size: int, rows: Sequence[int] = ()
-) -> Discovered:
+def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any, batch_size: int) -> Discovered:
     """Traces `model.NAME` without effect; builds layers and optimizers that are not built yet.
 
     Args:
         name: "train_step" or "test_step".
         element_spec: nested tf.TensorSpec of the data that the step gets.
         batch_size: examples of the largest global batch.
-        rows: those of each tensor of the batch, if they differ.
 
     Raises:
         ValueError: the step returns something else than a dict of scalars and results of metrics, or an optimizer
@@ -91,25 +88,17 @@ def discover(
             view.finish()
         return values, noted
 
-    def with_rows() -> Any:
-        pairs = zip(flat, sizes, strict=True)
-        specs = [_with_rows(spec, size * batch // batch_size or 1) for spec, size in pairs]
-        return tf.nest.pack_sequence_as(element_spec, specs)
-
     def trace(data: Any) -> None:
-        numbers = base.numbers_of_rows(data, divided)
-        view = GlobalView.of_batch(batch, cluster.num_replicas, numbers, whole_layers)
+        view = GlobalView.of_batch(batch, cluster.num_replicas, divided, whole_layers)
         view.plan.is_static, view.plan.examples = is_static, min(batch, batch_size)
         found[:] = [view.plan, *run(view, data)]
 
-    flat = tf.nest.flatten(element_spec)
     divided = base.have_rows(element_spec)
-    present = [one for one in flat if one is not None]
+    present = [one for one in tf.nest.flatten(element_spec) if one is not None]
     with_a_row = [one for one, has in zip(present, divided, strict=True) if has and isinstance(one, tf.TensorSpec)]
     is_static = all(one.shape.rank and one.shape[0] for one in with_a_row)
-    sizes = rows if len(rows) == len(flat) else [batch_size] * len(flat)
     whole_layers: list[keras.Layer] = []
-    batch = 1 if model.run_eagerly else batch_size
+    batch = batch_size
     parts = [one for one in (model, compiled_model.losses(model), compiled_model.metrics(model)) if one is not None]
     is_built, noted_metrics = all(getattr(one, "built", True) for one in parts), 0
     with cluster.scope():
@@ -117,19 +106,20 @@ def discover(
         def dry() -> None:
             nonlocal noted_metrics
             noted_metrics = len(all_metrics(model))
-            eager_steps.call_without_effect(model, trace, with_rows())
+            with_rows = tf.nest.map_structure(functools.partial(_with_rows, size=batch), element_spec)
+            plain_values.trace_without_effect(model, trace, with_rows)
 
         # The layers are built, and errors are those, of the shapes of the data.
-        if not is_built or is_static or model.run_eagerly:
+        if not is_built or is_static:
             dry()
-        if not is_static and not model.run_eagerly:
+        if not is_static:
             try:
                 batch = _MANY * batch_size
                 dry()
             except Exception:  # The step may need the size of a batch.
                 batch = batch_size
                 dry()
-        if cluster.num_replicas > 1 and not model.run_eagerly and probe.may_mix(model):
+        if cluster.num_replicas > 1 and probe.may_mix(model):
             whole_layers, names = probe.mixing_layers(run, element_spec, batch_size)
             known, of_keras = probe.layers_known_to_mix(model)
             whole_layers, names = whole_layers + known, names + of_keras
@@ -250,11 +240,10 @@ def _note_results(model: keras.Model, plan: Plan) -> Iterator[dict[int, tuple[ke
             stack.enter_context(patch(metric, "reset_state", functools.partial(reset, metric)))
             stack.enter_context(patch(metric, "update_state", functools.partial(own_rows.update_metric, metric)))
         yield noted
-        # Where operations are not known, the step may use any result.
         plan.read_metrics |= {
             id(metric)
             for metric, tensors in kept
-            if any(tf.executing_eagerly() or (isinstance(one, tf.Tensor) and one.consumers()) for one in tensors)
+            if any(isinstance(one, tf.Tensor) and one.consumers() for one in tensors)
         }
 
 

@@ -7,24 +7,20 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import os
 import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.checkpoint import format as checkpoint_format
-from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.data import autograph
-from tfdist.keras_fit import connect, make_run, messages, patches
+from tfdist.keras_fit import connect, make_run, patches
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.keras_fit.adapters.stream import Stream
-from tfdist.keras_fit.own_step import own_setup, saved_passes
+from tfdist.keras_fit.own_step import own_setup
 from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.keras_fit.script import script_state
 from tfdist.training import api as trainer
@@ -60,8 +56,7 @@ class OneStep:
 
     def __init__(self, model: keras.Model, kind: str = "train"):
         self._model, self._kind = model, kind
-        # That of the last batch; and by the kind of the batch, with the function that is traced for it.
-        self._own: own_setup.OwnStep | None = None
+        # By the kind of the batch, with the function that is traced for it.
         self._made: dict[str, tuple[own_setup.OwnStep, Callable[[Any], None]]] = {}
         self._compared = kind != "train"
 
@@ -70,40 +65,26 @@ class OneStep:
         cluster = _cluster()
         with script_state.running():
             if batch.kind not in self._made:
-                self.make(cluster, batch)
-            self._own, run = self._made[batch.kind]
+                self._made[batch.kind] = self.make(cluster, batch)
+            own, run = self._made[batch.kind]
             with cluster.monitor.in_collective("a step"):
                 run(batch.element)
             if not self._compared:
                 self._compared = True
-                own_setup.compare_replicas(cluster, self._name, self._own.context, self.variables)
-            return self._own.context.objective.results({"trained": float(self._kind == "train")})
+                own_setup.compare_replicas(cluster, self._name, own)
+            return own.context.objective.results({"trained": float(self._kind == "train")})
 
     @property
     def _name(self) -> str:
         return f"{type(self._model).__name__}.train_step"
 
-    @property
-    def variables(self) -> dict[str, Any]:
-        """What a checkpoint holds, by name; empty before the first step."""
-        if self._own is None:
-            return {}
-        context = self._own.context
-        return checkpoint_format.named_variables(context.model, context.optimizer, self._own.variables)
-
-    @property
-    def objective(self) -> Any:
-        """Has the state of the metrics; None before the first step."""
-        return None if self._own is None else self._own.context.objective
-
-    def make(self, cluster: Cluster, batch: Batch) -> None:
+    def make(self, cluster: Cluster, batch: Batch) -> tuple[own_setup.OwnStep, Callable[[Any], None]]:
         """Makes the variables of the step, and its function for batches of the kind of `batch`; reads no element."""
         with script_state.without_counting_draws(), patches.patch_for_run(self._model) as stack:
             config = run_config.of_evaluation(self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
-            self._own = own_setup.prepare(cluster, self._model, config, adapters, as_given=True, stack=stack)
-            traced = own_setup.trace(cluster, self._own.context, self._kind, batch.spec)
-            self._made[batch.kind] = self._own, traced
+            own = own_setup.prepare(cluster, self._model, config, adapters, as_given=True, stack=stack)
+            return own, own_setup.trace(cluster, own.context, self._kind, batch.spec)
 
 
 class Step(OneStep):
@@ -120,8 +101,6 @@ class Step(OneStep):
         plain = getattr(function, "python_function", None)  # Decorated with tf.function.
         self._function = function if plain is None else autograph.convert(plain, plain.__name__)
         self._parts, self._names = _parts_of(plain or function), ()
-        # The structure of the batch for which its variables were made; "": not yet.
-        self.made_for = ""
         super().__init__(None)
 
     def __call__(self, batch: Batch) -> Any:
@@ -152,17 +131,14 @@ class Step(OneStep):
     def _name(self) -> str:
         return getattr(self, "__name__", "The step")
 
-    def make(self, cluster: Cluster, batch: Batch) -> None:
+    def make(self, cluster: Cluster, batch: Batch) -> tuple[own_setup.OwnStep, Callable[[Any], None]]:
         if self._model is None:
             with cluster.scope():
                 optimizers = [one for one in self._parts if isinstance(one, keras.Optimizer)]
                 others = [one for one in self._parts if not isinstance(one, keras.Optimizer)]
                 self._model = _Loop(self._call_by_name, others)
                 self._model.compile(optimizer=optimizers[0] if optimizers else "sgd")
-        super().make(cluster, batch)
-        self.made_for = self.made_for or _structure(batch.data)
-        for place in _places.values():
-            place.restore_rest(cluster, self)
+        return super().make(cluster, batch)
 
     def _call_by_name(self, data: Any) -> dict[str, Any]:
         several = len(inspect.signature(self._function).parameters) > 1
@@ -188,72 +164,40 @@ def step(function: Callable[..., Any]) -> Step:
     Returns:
         A function of a batch of `tfdist.batches`.
     """
-    made = Step(function)
-    _steps.append(made)
-    return made
+    return Step(function)
 
 
-def batches(
-    dataset: Any, *, batch_size: int | None = None, workdir: os.PathLike | str | None = None
-) -> Iterator[Batch]:
+def batches(dataset: Any, *, batch_size: int | None = None, workdir: Any = None) -> Iterator[Batch]:
     """Yields the global batches of one pass over `dataset`, which every worker passes alike. Collective.
 
     Args:
         dataset: a batched `tf.data.Dataset`, a `keras.utils.PyDataset`, or arrays.
         batch_size: examples of a step over all replicas, for arrays.
-        workdir: shared directory of the loop. After each pass, and after a stop signal, all that the steps use is saved
-            there; the same script then skips the passes and batches that were finished, and has after each pass the
-            values that were saved then. So the script must let each pass end. None: nothing is saved.
+        workdir: None; earlier releases saved the loop there.
 
     Raises:
         ValueError: the data is not supported, or workers have other data.
-        WorkdirInUseError: another run writes to the workdir.
-        SystemExit: code 75: stopped by a signal and saved in the workdir. Run the script again to resume.
     """
+    if workdir is not None:
+        raise ValueError(
+            f"tfdist.batches(workdir={workdir!r}) was removed: a loop of one's own saves itself, by "
+            "tf.train.CheckpointManager as docs/scripts.md shows (Own loops), or trains by fit."
+        )
     cluster = _cluster()
-    options = base.DataOptions(as_given=True, batch_size=batch_size)
     with script_state.running():
+        options = base.DataOptions(as_given=True, batch_size=batch_size)
         data = make_adapter.make_data_adapter(dataset, None, None, options)
         same_data.check_same_data(cluster, data)
-
-        def read(first: int, *, nothing: bool = False) -> tuple[Iterator[Any], Batch]:
-            # Of no steps, it takes no pass of a shuffle.
-            dataset = data.dataset(trainer.replica_shard(cluster), first, first if nothing else data.steps)
-            elements = cluster.distribute(dataset)
-            return elements, Batch(None, elements.element_spec, str(elements.element_spec), data)
-
-        place = None if workdir is None else _place(cluster, make_run.to_path(workdir))
-        first = 0 if place is None else place.begin_pass(cluster, _structure(data), lambda: read(0, nothing=True)[1])
-        if first >= data.steps:
-            data.skip_pass()
-            return
-        elements, batch = read(first)
-    with interruption.handlers_if(place is not None) as stop:
-        for index in range(first, data.steps):
+        elements = cluster.distribute(data.dataset(trainer.replica_shard(cluster), 0, data.steps))
+        batch = Batch(None, elements.element_spec, str(elements.element_spec), data)
+    try:
+        for index in range(data.steps):
             with script_state.running():
                 element = next(elements)
-            try:
-                yield dataclasses.replace(batch, element=element)
-            except GeneratorExit:  # The script leaves the pass.
-                cluster.monitor.stop_timer()
-                raise
+            yield dataclasses.replace(batch, element=element)
             cluster.monitor.note_progress(index + 1)
-            if place is not None and index + 1 < data.steps and cluster.any_worker(stop.requested()):
-                place.save(cluster, index + 1)
-                raise _report_stop(cluster, stop, place)
+    finally:  # Also where the script leaves the pass.
         cluster.monitor.stop_timer()
-        if place is not None:
-            place.save(cluster, 0, finished=True)
-            if cluster.any_worker(stop.requested()):
-                raise _report_stop(cluster, stop, place)
-
-
-def _report_stop(cluster: Cluster, stop: interruption.StopRequest, place: saved_passes.Place) -> SystemExit:
-    """Prints that the loop was stopped and saved; returns the exception that ends the script."""
-    if cluster.is_chief:
-        by = stop.reason or "another worker"
-        messages.say(f"stopped by {by} and saved in {place.directory.parent}: run the same command to resume")
-    return SystemExit(interruption.EXIT_STOPPED)
 
 
 def on_batch(
@@ -288,27 +232,6 @@ def _with_all_parts(adapter: Stream) -> Stream:
     unpack = adapter.unpack
     complete_spec = complete(adapter.element_spec)
     return dataclasses.replace(adapter, unpack=lambda rows: complete(unpack(rows)), element_spec=complete_spec)
-
-
-_steps: list[Step] = []
-_places: dict[Path, saved_passes.Place] = {}
-
-
-def _place(cluster: Cluster, workdir: Path) -> saved_passes.Place:
-    """Returns the place of a workdir, which is this loop's until the process ends.
-
-    Raises:
-        WorkdirInUseError: another run writes to the workdir.
-    """
-    if workdir not in _places:
-        own_setup.lock(cluster, workdir)
-        _places[workdir] = saved_passes.Place.open(cluster, workdir, _steps)
-    return _places[workdir]
-
-
-def _structure(data: base.DataAdapter) -> str:
-    """Returns a text that is equal for batches that a step takes alike, on any number of replicas."""
-    return str(data.element_spec)
 
 
 def _cluster() -> Cluster:

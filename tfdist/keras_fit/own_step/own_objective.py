@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.keras_fit import compiled_model
-from tfdist.keras_fit.own_step import discover, eager_steps
+from tfdist.keras_fit.own_step import discover
 from tfdist.keras_fit.own_step.discover import Discovered
 from tfdist.keras_fit.whole_batch import global_view, own_rows
 from tfdist.keras_fit.whole_batch import rows as rows_lib
@@ -93,9 +93,8 @@ class OwnStepObjective(trainer.Objective):
     @property
     def _views_batch(self) -> bool:
         """Whether a step is traced under the global view: for several replicas, to compile layers by XLA, to sum rows."""
-        if self.cluster.num_replicas > 1 or any(getattr(one, "dense_gradient", False) for one in self.model.variables):
-            return True
-        return self.model.jit_compile and not eager_steps.runs_eagerly(self.model)
+        sums_rows = any(getattr(one, "dense_gradient", False) for one in self.model.variables)
+        return self.cluster.num_replicas > 1 or sums_rows or bool(self.model.jit_compile)
 
     def flush(self) -> None:
         """Adds what the steps have added since the last call to the metrics. Collective."""

@@ -1,11 +1,9 @@
 """Makes what a run of a script needs to call the steps of its model: Keras' own, or those of the user."""
 
-import atexit
 import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,7 +16,7 @@ from tfdist.config import text
 from tfdist.config.patching import patch, replace_attribute
 from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters.base import DataAdapter
-from tfdist.keras_fit.own_step import discover, eager_steps, own_objective
+from tfdist.keras_fit.own_step import discover, own_objective
 from tfdist.keras_fit.own_step.own_objective import OwnStepObjective
 from tfdist.keras_fit.whole_batch import global_view, own_rows
 from tfdist.keras_fit.whole_batch.per_example import is_per_example
@@ -43,10 +41,13 @@ def overrides(model: keras.Model) -> tuple[str, ...]:
     return tuple(name for name in methods if compiled_model.overrides(model, name))
 
 
-def lock(cluster: Cluster, workdir: Path) -> None:
-    """Makes this loop the only run in its workdir until the process ends; raises WorkdirInUseError."""
-    if cluster.is_chief:
-        atexit.register(trainer.lock_workdir(workdir, config_lib.ClusterOptions(), cluster.num_workers).release)
+def check_graph(model: keras.Model) -> None:
+    """Raises ValueError if the steps of a model run in Python, by `compile` or for all functions."""
+    if model.run_eagerly or tf.config.functions_run_eagerly():
+        raise ValueError(
+            "run_eagerly=True runs steps in Python, and tfdist runs them as graphs: remove it, or "
+            "tf.config.run_functions_eagerly(True), or start the script without tfdist to debug it."
+        )
 
 
 def auto_jit_compile(cluster: Cluster, model: keras.Model) -> bool:
@@ -72,17 +73,13 @@ def prepare(
         stack: restores the optimizers.
 
     Raises:
-        ValueError: there are several replicas, and the steps run eagerly.
+        ValueError: a step cannot be distributed.
     """
-    if cluster.num_replicas > 1 and eager_steps.runs_eagerly(model):
-        raise ValueError(
-            f"run_eagerly=True runs steps in Python, where {cluster.num_replicas} replicas cannot meet: remove it, or "
-            "tf.config.run_functions_eagerly(True), or start one worker with one device."
-        )
+    check_graph(model)
     # A step that is run to find out what it does may change variables that Keras does not track.
     plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)]
     given = {
-        kind: (adapter.element_spec[0] if as_given else adapter.element_spec, adapter.batch_size, adapter.rows)
+        kind: (adapter.element_spec[0] if as_given else adapter.element_spec, adapter.batch_size)
         for kind, adapter in adapters.items()
     }
     found = {kind: discover.discover(cluster, model, f"{kind}_step", *data) for kind, data in given.items()}
@@ -229,7 +226,9 @@ def explain_mismatch(name: str, found: Any) -> Iterator[None]:
         ) from None
 
 
-def compare_replicas(cluster: Cluster, name: str, context: trainer.StepContext, variables: dict[str, Any]) -> None:
-    """Compares `variables` after the first step, called `name`, as a run does. Collective; raises ValueError."""
+def compare_replicas(cluster: Cluster, name: str, own: OwnStep) -> None:
+    """Compares the replicas' variables after the first step, called `name`. Collective; raises ValueError."""
+    context = own.context
+    variables = checkpoint_format.named_variables(context.model, context.optimizer, own.variables)
     with explain_mismatch(name, context.objective):
         trainer.Comparison(cluster=cluster, variables=variables, equal_at=0).check(1)

@@ -11,7 +11,7 @@ import functools
 import inspect
 import reprlib
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -85,7 +85,7 @@ class Traced:
             for (of, name), (one, _) in last.items()
             if (of, name) in then
         ]
-        if names and not model.run_eagerly:
+        if names:
             messages.log_once(
                 f"{text.list_names(names, _MAX_NAMED)}: as in Keras, this has no effect until the next "
                 "model.compile(...), for which the step is traced again."
@@ -108,13 +108,37 @@ def as_traced(model: keras.Model, *traces: Trace, traces_now: bool = False) -> I
     for trace in traces if traces_now else ():
         if not trace.is_made:
             trace.values, trace.is_made = _read(model), True
-    changed = {} if model.run_eagerly else {key: value for one in traces for key, value in _changed(one.values).items()}
+    changed = {key: value for one in traces for key, value in _changed(one.values).items()}
     now = {key: (one, _value(one, key[1])) for key, (one, _) in changed.items()}
     _write(changed)
     try:
         yield
     finally:
         _write(now)
+
+
+def run_as_keras(
+    model: keras.Model, traces: Mapping[str, Trace], traced: set[str], kind: str, run_steps: Any, *args: Any
+) -> Any:
+    """Calls a function of steps, "train" or "test", which is traced with the values that count.
+
+    Args:
+        traced: the kinds that were called before in this run.
+    """
+    if kind not in traced:
+        traced.add(kind)
+        with as_traced(model, traces[kind], traces_now=True):
+            run_steps.get_concrete_function(*args)
+    return run_steps(*args)
+
+
+def trace_without_effect(model: keras.Model, function: Callable[[Any], Any], element_spec: Any) -> None:
+    """Traces a function of a batch with `element_spec`, nested tf.TensorSpec [batch, ...]; variables keep their values.
+
+    Not with Keras' symbolic tensors, which are neither ragged nor sparse.
+    """
+    with put_back(model), keras.StatelessScope(collect_losses=True), keras.SymbolicScope():
+        tf.function(function, autograph=False).get_concrete_function(element_spec)
 
 
 @contextlib.contextmanager

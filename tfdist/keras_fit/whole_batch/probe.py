@@ -108,7 +108,7 @@ class Probe(GlobalView):
             return whole
         parts = []
         for low, high in ((0, self.plan.batch // 2), (self.plan.batch // 2, self.plan.batch)):
-            cut = [one[int(n * low) : int(n * high)] if n else one for one, n in zip(flat, times, strict=True)]
+            cut = [one[n * low : n * high] if n else one for one, n in zip(flat, times, strict=True)]
             some, named = tf.nest.pack_sequence_as((args, keywords), cut)
             numbers.append([])
             with patching.set_in_block(self, compares=False, numbers=numbers[-1]):
@@ -224,7 +224,7 @@ def mixing_layers(
     def differences(*tensors: tf.Tensor) -> list[tf.Tensor]:
         given = iter(tensors)
         batch = tf.nest.map_structure(lambda one: one if one is None else next(given), data)
-        probe = Probe.of_batch(size, 2, base.numbers_of_rows(batch, divided))
+        probe = Probe.of_batch(size, 2, divided)
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras.StatelessScope(collect_losses=True))
             stack.enter_context(keras.SymbolicScope())  # Else penalties on weights get None for a weight.
@@ -248,35 +248,6 @@ def mixing_layers(
         words for layer, words in mixing if words != _name(layer) or not ids & {id(part) for part in _parts(layer)[1:]}
     ]
     return [layer for layer, _ in mixing], list(dict.fromkeys(inner))
-
-
-def mixes_rows(step: Callable[[Any], Any], element_spec: Any) -> bool:
-    """Returns whether what a step returns for random rows is not what it returns for their halves, or is not known."""
-    left = iter(base.have_rows(element_spec))
-    divided = tf.nest.map_structure(lambda spec: spec is not None and next(left), element_spec)
-
-    def without_number(spec: Any, has: bool) -> Any:
-        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if has and isinstance(spec, tf.TensorSpec) else spec
-
-    data = random_rows(tf.nest.map_structure(without_number, element_spec, divided), _ROWS)
-    flat = [one for one in tf.nest.flatten(data) if one is not None]
-
-    def differences(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        def of(part: slice) -> list[Any]:
-            given = iter(tensors)
-            batch = tf.nest.map_structure(
-                lambda one, has: one if one is None else next(given)[part] if has else next(given), data, divided
-            )
-            return tf.nest.flatten(step(batch))
-
-        with keras.StatelessScope(collect_losses=True):
-            parts = zip(of(slice(None)), of(slice(_ROWS // 2)), of(slice(_ROWS // 2, None)), strict=True)
-            return [_difference(whole, halves) for whole, *halves in parts]
-
-    try:
-        return data is None or not all(value <= 1.0 for value in _values(differences, flat))
-    except Exception:  # A step that needs other values or another size.
-        return True
 
 
 def _values(differences: Callable[..., list[tf.Tensor]], given: Sequence[tf.Tensor]) -> list[float]:

@@ -65,7 +65,12 @@ def _replicas_differ(comparison: Comparison, step: int) -> ReplicaMismatchError:
     cluster, variables, equal_at = comparison.cluster, comparison.variables, comparison.equal_at
     found = cluster.all_gather(_hash_local(cluster, variables).reshape(-1)).reshape(cluster.num_replicas, -1)
     lines, differing = mismatch.describe_mismatch(list(variables), found, mismatch.replica_names(cluster))
-    since = "They were not compared before" if equal_at is None else f"They were last equal after step {equal_at}"
+    since = f"They were last equal after step {equal_at}"
+    if equal_at is None:
+        since = (
+            "They were not compared before: a training of this model that an error ended within a step, such as data "
+            "that ended early, leaves such replicas, and then the model must be made again"
+        )
     text = "\n  ".join([f"The replicas do not hold the same state after step {step}:", *lines])
     return ReplicaMismatchError(
         f"{text}\n{differing}. {since}. The cause may be faulty memory or a faulty device, a workdir that is not "

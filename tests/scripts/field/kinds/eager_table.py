@@ -2,7 +2,7 @@ import keras
 import numpy as np
 from recording import record
 
-# refused on several replicas: run_eagerly=True
+# refused: run_eagerly=True
 random = np.random.RandomState(0)
 x, y = random.randint(0, 9, (37, 3)), random.rand(37, 1).astype("float32")
 
