@@ -124,6 +124,9 @@ PRIVATE_NAMES = {
         ("_compile_config", "_compile_loss", "_compile_metrics", "_user_loss_weights"),
         "the losses and metrics that compile() made and was given, and their weights (tensorflow#38269)",
     ),
+    "tfdist.keras_fit.predict": {
+        "keras.src.backend.tensorflow.trainer": "outputs of batches joined as in Model.predict",
+    },
     "tfdist.keras_fit.own_step.own_setup": {
         "_aggregation": "each replica holds a metric's value for the whole batch, and not its part of a sum",
     },

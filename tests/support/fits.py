@@ -315,7 +315,8 @@ def refused(cluster: Cluster) -> dict[str, str]:
     outside, counting = simple(), given(own(), steps=tf.Variable(0))
     with cluster.scope():
         # An error within a step, as of data that end, leaves replicas that differ: `fresh` has seen none.
-        good, fresh, functions = (
+        good, fresh, unused, functions = (
+            simple(),
             simple(),
             simple(),
             compiled(OwnFunctions([keras.Input((6,)), keras.layers.Dense(3)])),
@@ -331,6 +332,8 @@ def refused(cluster: Cluster) -> dict[str, str]:
 
     with cluster.scope():
         applying = apply_of_object()
+    rows = dataset.batch(8, drop_remainder=True)
+    hidden_rows = rows.map(lambda x, y: (x, tf.boolean_mask(y, y >= 0)))
     attempts = {
         "outside": lambda: fit(outside, X, LABELS),
         "uncompiled": lambda: fit(uncompiled, X, LABELS),
@@ -340,17 +343,18 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "metrics_for_weights": lambda: fit(made(lambda: dense(3), loss_weights=["accuracy"]), X, X[:, :3]),
         "train_function": lambda: fit(functions, X, LABELS),
         "test_function": lambda: tfdist.evaluate(cluster, functions, X, LABELS),
+        "predict_function": lambda: tfdist.predict(cluster, given(unused, make_predict_function=len), X),
         "apply_of_object": lambda: fit(applying, X, LABELS),
         "preprocessor": lambda: fit(given(simple(), preprocessor=len, preprocess_samples=len), X, LABELS),
         "other_optimizer": fit_by_other_optimizer,
         "other_replicas": fit_with_other_replicas,
-        "nothing": lambda: tfdist.evaluate(cluster, good, []),
+        "nothing": lambda: tfdist.predict(cluster, good, []),
+        "hidden_rows": lambda: tfdist.predict(cluster, good, hidden_rows),
         "applies_in_evaluation": lambda: tfdist.evaluate(cluster, own(), X, TARGETS),
         "variable_outside": lambda: fit(counting, X, TARGETS),
         "variable_unowned": lambda: fit(counted, X, X[:, :3]),
         "eager": lambda: fit(made(of_words, run_eagerly=True), ragged),
         "no_cluster": lambda: tfdist.fit(None, good, X, LABELS),
-        "unbuilt": lambda: tfdist.predict(cluster, keras.Sequential([keras.layers.Dense(3)], name="new"), X),
         "no_model": lambda: tfdist.fit(good, X, LABELS),
         "arrays_for_model": lambda: tfdist.evaluate(cluster, X, LABELS),
         "lengths": lambda: fit(good, X, LABELS[:9]),
@@ -373,7 +377,7 @@ def refused(cluster: Cluster) -> dict[str, str]:
         "no_length": lambda: fit(good, keras.utils.PyDataset()),
         "no_batches": lambda: fit(good, iter([]), steps_per_epoch=2),
         "short": lambda: fit(good, iter([(X, LABELS)] * 3), steps_per_epoch=9),
-        "empty": lambda: tfdist.evaluate(cluster, good, X[:0], LABELS[:0]),
+        "empty": lambda: tfdist.predict(cluster, good, X[:0]),
         "columns": lambda: tfdist.evaluate(cluster, good, X[:, :5], LABELS),
         "labels_from_1": lambda: fit(fresh, X, LABELS + 1),
         "epochs": lambda: fit(good, X, LABELS, epochs=0),
@@ -529,6 +533,16 @@ def resumed(cluster: Cluster, directory: pathlib.Path, build: Callable[[], keras
     }
 
 
+def unbuilt(cluster: Cluster) -> float:
+    """The largest difference of what a model predicts that is built by it, from the product with its weights."""
+    with cluster.scope():
+        model = keras.Sequential([keras.layers.Dense(3)])
+    x = RANDOM.normal(size=(11, 4)).astype(np.float32)
+    found = tfdist.predict(cluster, model, x, batch_size=8, verbose=0)
+    kernel, bias = model.get_weights()
+    return float(np.abs(found - (x @ kernel + bias)).max())
+
+
 def chief_first(cluster: Cluster, directory: pathlib.Path) -> dict[str, Any]:
     """Weights that the chief saves and all workers load, a failure of the chief, and what a block may not do."""
     initial, found, ran = directory / "initial.weights.h5", {}, []
@@ -638,6 +652,7 @@ def measure(names: Sequence[str], devices: int, directory: pathlib.Path) -> dict
         "resumed": lambda: resumed(cluster, directory, with_dropout),
         "resumed_step": lambda: resumed(cluster, directory, noisy),
         "refused_steps": lambda: refused_steps(cluster),
+        "unbuilt": lambda: unbuilt(cluster),
         "of_many_types": lambda: of_many_types(cluster),
         "chief_first": lambda: chief_first(cluster, directory),
     }

@@ -258,6 +258,9 @@ FUNCTIONS: dict[str, Callable[[Any], bool]] = {
     ),
     f"{ADAPTERS}.tf_dataset_adapter": lambda m: class_weights_of(m) == [[0.0, 0.0], [1, 0], [2.0, 0.5]],
     "keras.src.backend.common.masking": masked,
+    "keras.src.backend.tensorflow.trainer": (
+        lambda m: m.potentially_ragged_concat([tf.zeros([1, 2]), tf.zeros([1, 3])]).shape.as_list() == [2, None]
+    ),
     "keras.src.random.seed_generator": is_connected,
 }
 # Private attributes that tfdist reads or sets: what follows from it in a model, and what must be true of that.

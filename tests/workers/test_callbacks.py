@@ -333,6 +333,7 @@ def test_steps_run_one_at_a_time_only_where_a_callback_wants_to_see_them(cluster
     assert wanted(cluster, kept.ModelCheckpoint(tmp_path / "x.keras", save_freq=3)) == {"train": 1}
     assert wanted(cluster, kept.TensorBoard(tmp_path, update_freq="batch")) == {"train": 1, "test": 1}
     assert wanted(cluster, kept.LambdaCallback(on_train_batch_end=print)) == {"train": 1}
+    assert wanted(cluster, kept.LambdaCallback(on_predict_batch_begin=print)) == {"predict": 1}
     assert wanted(cluster, Overriding()) == {"train": 1}
     assert wanted(cluster, Busy()) == {"train": 1}
     assert callbacks.make_callbacks(cluster, compiled(4), [Overriding()], verbose=0).batch_interval == {"train": 4}

@@ -26,7 +26,7 @@ TOPOLOGIES = {
 }
 # What else is measured, besides cases of `fits.CASES`.
 TRIALS = {
-    "two devices": ["refused", "refused_steps", "not_finite"],
+    "two devices": ["refused", "refused_steps", "unbuilt", "not_finite"],
     "two devices, slow": ["resumed_step", "of_many_types"],
     "two workers": ["chief_first"],
     "two workers, slow": ["resumed", "of_many_types", "not_finite_slow", "second_orders"],
@@ -111,17 +111,18 @@ REFUSED = {
     "metrics_for_weights": r"metrics=\['accuracy'\]",
     "train_function": r"OwnFunctions .* make_train_function",
     "test_function": r"OwnFunctions .* make_test_function",
+    "predict_function": r"Sequential .* make_predict_function",
     "apply_of_object": r"^\w+\.apply ",
     "preprocessor": r"Sequential\.preprocessor .* tfdist\.run",
     "other_replicas": r"kernel[\s\S]*not compared before: .*ended early.* made again",
     "other_optimizer": r"^model\.optimizer .* Adam",
     "nothing": r"no examples",
+    "hidden_rows": r"^The data of predict .*\(8, 6\)",
     "applies_in_evaluation": r"^test_step .* '(?i:sgd)\w*'",
     "variable_outside": r"Improper\.steps .* cluster\.scope\(\)",
     "variable_unowned": r"calls \(\S+\.py:\d+: ",
     "eager": r"run_eagerly=True",
     "no_cluster": r"^tfdist\.fit\(.*`cluster` .*: NoneType",
-    "unbuilt": r"^Sequential 'new' .* cluster\.scope\(\)",
     "no_model": r"^tfdist\.fit\(.*`cluster` .* Sequential",
     "arrays_for_model": r"^tfdist\.evaluate\(.*`model` .* ndarray",
     "lengths": r"'x' sizes: 53\s+'y' sizes: 9",
@@ -243,6 +244,10 @@ def test_the_chief_runs_a_block_first_and_its_failure_reaches_the_others(found):
     assert chief["fails"] == other["fails"] == "OSError: No space left on device."
     for name, words in (("builds", "call it outside of the block"), ("communicates", "call it outside of the block")):
         assert chief[name] == other[name] and chief[name].startswith("RuntimeError: ") and words in chief[name]
+
+
+def test_a_model_is_built_by_its_prediction(found):
+    assert found("two devices")[0]["unbuilt"] < 1e-6
 
 
 @pytest.mark.slow

@@ -22,11 +22,13 @@ from typing import Any
 
 import keras
 
-from tfdist.cluster import collective_guard, interruption
+from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
+from tfdist.keras_fit import callbacks as callbacks_lib
 from tfdist.keras_fit import compiled_model, make_run, messages, patches
-from tfdist.keras_fit.adapters import base, data_errors, make_adapter
+from tfdist.keras_fit import predict as predict_lib
+from tfdist.keras_fit.adapters import base, data_errors, make_adapter, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import own_setup
 from tfdist.keras_fit.run_parts import config as run_config
@@ -93,7 +95,7 @@ def fit(
     """
     make_run.check_compiled(cluster, model, "fit")
     make_run.check_epochs(epochs, initial_epoch, validation_freq)
-    epochs = at_most("max_epochs", epochs)
+    epochs = _at_most("max_epochs", epochs)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = make_adapter.split(x, y, sample_weight, validation_split)
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
@@ -203,32 +205,41 @@ def predict(
     steps: int | None = None,
     callbacks: Any = None,
 ) -> Any:
-    """Returns the outputs of `model` by Keras' own `model.predict`: each worker computes all of them on one device.
+    """Returns the outputs of `model`, computed on all replicas, as `model.predict` does on one device.
+
+    Collective: every worker calls it.
 
     Args:
         cluster: what `connect` returned; `model` was created in its scope.
-        x: what Keras takes; the workers need not have the same. Other arguments: as for `model.predict`.
-        verbose: shown by the chief only.
+        x: data as for `fit`; targets and weights in it are ignored.
+        batch_size: examples per step over all replicas; default: 32.
+        verbose: as for `evaluate`.
+        callbacks: Keras callbacks; their prediction hooks are called.
 
     Returns:
         An array [examples, ...] in the order of the data, or arrays in the structure of the model's outputs.
 
     Raises:
-        ValueError: the model is not built, or an argument is not supported.
+        ValueError: an argument is not supported; the message says what to do.
     """
     make_run.check_arguments(cluster, model, "predict")
-    if not model.built:
-        raise ValueError(
-            f"{type(model).__name__} {model.name!r} has no variables yet, which all replicas must share: train it "
-            "before tfdist.predict, or call it on some rows in cluster.scope()."
-        )
-    steps = at_most("max_steps_per_epoch", steps)
-    with collective_guard.local(model):
-        shown = verbose if cluster.is_chief else 0
-        return model.predict(x, batch_size=batch_size, verbose=shown, steps=steps, callbacks=callbacks)
+    own_setup.check_graph(model)
+    as_given = predict_lib.takes_data_as_given(model)
+    data = _data_adapter(model, x, batch_size=batch_size, steps=steps, as_given=as_given)
+    predict_lib.check_rows(cluster, model, data.element_spec)
+    same_data.check_same_data(cluster, data)
+    dataset = data.one_pass(trainer.replica_shard(cluster), reset=False)
+    runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
+    trace = make_run.traced_values(cluster, model).of("predict", data.element_spec)
+    make = functools.partial(predict_lib.Predictor, cluster, model, trace, data.element_spec)
+    predictor = make_run.made_on_model(cluster, model, "prediction", make, trace)
+    found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
+    data.end_epoch()
+    cluster.monitor.stop_timer()
+    return found
 
 
-def at_most(name: str, given: int | None) -> int | None:
+def _at_most(name: str, given: int | None) -> int | None:
     """Returns a number of `fit`, or the limit `name` of `keras.config`.
 
     Keras reads its variable when it is imported, which is before a script of tfdist.run sets it.
@@ -243,13 +254,14 @@ def _data_adapter(
     y: Any = None,
     sample_weight: Any = None,
     *,
+    as_given: bool | None = None,
     steps: int | None = None,
     **options: Any,
 ) -> DataAdapter:
     """Returns the adapter of data for `model`; `options`: those of `base.DataOptions` that do not follow from it."""
     given = base.DataOptions(
         **options,
-        steps=at_most("max_steps_per_epoch", steps),
-        as_given=bool(own_setup.overrides(model)),
+        steps=_at_most("max_steps_per_epoch", steps),
+        as_given=bool(own_setup.overrides(model)) if as_given is None else as_given,
     )
     return make_adapter.make_data_adapter(x, y, sample_weight, given)

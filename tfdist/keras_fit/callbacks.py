@@ -1,4 +1,4 @@
-"""Makes the callbacks of `tfdist.fit` and `evaluate` from what Keras accepts as `callbacks`."""
+"""Makes the callbacks of `tfdist.fit`, `evaluate` and `predict` from what Keras accepts as `callbacks`."""
 
 import functools
 import sys
@@ -27,7 +27,7 @@ def make_callbacks(
     steps: int | None = None,
     saves_draws: bool = False,
 ) -> trainer.CallbackRunner:
-    """Makes the callback runner of `tfdist.fit` or `evaluate`. Collective: all workers call it.
+    """Makes the callback runner of `tfdist.fit`, `evaluate` or `predict`. Collective: all workers call it.
 
     Args:
         given: what Keras accepts as `callbacks`: None, a callback, a list of callbacks, or a CallbackList.
@@ -80,10 +80,10 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         return self.verbose == 1
 
     def move(self, done: int, logs: dict[str, float]) -> None:
-        """Shows `done` steps of the epoch or evaluation, and its `logs` so far."""
+        """Shows `done` steps of the epoch, evaluation or prediction, and its `logs` so far."""
         super().on_train_batch_end(done - 1, dict(sorted(logs.items())))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Shows nothing: logs are known after an execution."""
 
-    on_test_batch_end = on_train_batch_end
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end

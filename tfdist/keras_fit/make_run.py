@@ -27,7 +27,7 @@ from tfdist.keras_fit.whole_batch import global_view, shard_layers
 from tfdist.training import api as trainer
 
 # The step of each method.
-_KINDS = {"fit": "train", "evaluate": "test"}
+_KINDS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 
 
 def make_run(
@@ -197,12 +197,12 @@ def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     if not isinstance(model, keras.Model):
         raise ValueError(f"{form}: `model` must be a keras.Model. Received: {type(model).__name__}")
     cluster_lib.check(f"tfdist.{purpose}")
+    check_functions(model, _KINDS[purpose])
 
 
 def check_compiled(cluster: Cluster, model: keras.Model, purpose: str) -> None:
     """Checks also that `model` was compiled in the cluster's scope, and needs nothing that is not supported."""
     check_arguments(cluster, model, purpose)
-    check_functions(model, _KINDS[purpose])
     name = type(model).__name__
     if not model.compiled or model.optimizer is None:
         raise ValueError(f"Call model.compile(optimizer=..., loss=...) in cluster.scope() before tfdist.{purpose}.")
@@ -239,7 +239,7 @@ def check_functions(model: keras.Model, kind: str) -> None:
     """Raises ValueError if the model has its own `make_KIND_function`, or methods that tfdist's own do not call.
 
     Args:
-        kind: "train" or "test".
+        kind: "train", "test" or "predict".
     """
     own = hasattr(model, "preprocess_samples") and getattr(model, "preprocessor", None) is not None
     if own and not script_state.in_script():

@@ -9,9 +9,9 @@ import numpy as np
 class Hooks:
     """What a run does at the points of Keras' loop: nothing here; a feature may put another object in its place.
 
-    Every worker calls the same methods in the same order. Indices of epochs and of steps (within the epoch or
-    evaluation) count from 0. `logs` are values over all examples so far, the same on every worker. A `kind` is
-    "train" or "test".
+    Every worker calls the same methods in the same order. Indices of epochs and of steps (within the epoch, evaluation
+    or prediction) count from 0. `logs` are values over all examples so far, the same on every worker. A `kind` is
+    "train", "test" or "predict".
     """
 
     # Whether something happens at these points: executions then end with the epochs.
@@ -54,14 +54,14 @@ class Hooks:
         return False
 
     def progress(self, done: int, logs: dict[str, float]) -> None:
-        """Moves the bar to `done` steps of the epoch or evaluation."""
+        """Moves the bar to `done` steps of the epoch, evaluation or prediction."""
 
     def stop(self, kind: str = "train") -> bool:
         """Returns True if the end of a `kind` is requested; equal on all workers."""
         return False
 
     def ends(self, kind: str, steps: int) -> bool:
-        """Returns True if a `kind` ends after `steps` of the epoch or evaluation, at least 1."""
+        """Returns True if a `kind` ends after `steps` of the epoch, evaluation or prediction, at least 1."""
         return self.stop(kind) and (steps % self.steps_per_execution == 0 or self.stopped_on_nan)
 
     def steps_to_hook(self, kind: str, step: int) -> int | None:
@@ -76,7 +76,7 @@ class Hooks:
         Args:
             hook: such as "on_epoch_end". `train_begin` and `train_end` call the two hooks of the whole training.
             index: the epoch or the step, for hooks that have one.
-            logs: metric values by name.
+            logs: metric values by name; outputs for "on_predict_batch_end".
         """
 
     def train_begin(self, saved: Any = None, epoch: int | None = None, *, ended=False, saves=False) -> None:

@@ -1,8 +1,11 @@
-"""Evaluations again and again: nothing is made or traced that an earlier call has made."""
+"""Evaluations and predictions again and again: nothing is made or traced that an earlier call has made."""
+
+import logging
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tfdist import config as c
@@ -57,6 +60,22 @@ def test_an_evaluation_makes_no_slots_and_the_next_one_traces_nothing(made):
     np.testing.assert_allclose(changed, model.evaluate(X[:15], Y[:15], batch_size=8, verbose=0), rtol=1e-5)
     compile_model(cluster, model)
     assert traces(lambda: tfdist.evaluate(cluster, model, X, Y, batch_size=8, verbose=0))[0] > 0
+    first, outputs = traces(lambda: tfdist.predict(cluster, model, X, batch_size=8, verbose=0))
+    again, same = traces(lambda: tfdist.predict(cluster, model, X, batch_size=8, verbose=0))
+    assert first > 0 and again == 0
+    np.testing.assert_array_equal(same, outputs)
+
+
+@pytest.mark.workers
+def test_predictions_of_many_models_are_not_warned_about(made, caplog, monkeypatch):
+    cluster, _ = made
+    monkeypatch.setattr(tf.get_logger(), "propagate", True)
+    monkeypatch.setattr(tf.get_logger(), "level", logging.WARNING)
+    for _ in range(6):  # TensorFlow warns at the fifth trace.
+        with cluster.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        tfdist.predict(cluster, model, X, verbose=0)
+    assert [record.message for record in caplog.records if "retracing" in record.message] == []
 
 
 @pytest.mark.workers

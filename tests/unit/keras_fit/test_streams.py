@@ -278,5 +278,5 @@ def test_class_weights_are_weights_of_the_examples_of_a_step_of_the_models_own_t
     dataset = tf.data.Dataset.from_tensor_slices((np.zeros((4, 2)), [0, 1, 1, 2])).batch(4)
     options = base.DataOptions(class_weight={0: 0.5, 2: 3.0}, as_given=as_given)
     found = make_adapter.make_data_adapter(dataset, None, None, options)
-    element = next(iter(found.one_pass(ReplicaShard())))
+    element = next(iter(found.one_pass(ReplicaShard(), reset=True)))
     assert base.given(element["data"])[2].numpy().tolist() == [0.5, 1.0, 1.0, 3.0]

@@ -52,8 +52,8 @@ class DataAdapter:
         """Returns this worker's elements of the steps [start, stop), and more after them; of a stream in one epoch."""
         raise NotImplementedError
 
-    def one_pass(self, shard: ReplicaShard) -> tf.data.Dataset:
-        """Begins an evaluation; returns this worker's elements."""
+    def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
+        """Begins an evaluation, which Keras resets the data for, or a prediction; returns this worker's elements."""
         return self.dataset(shard, 0, self.steps)
 
     def end_epoch(self) -> None:
@@ -216,7 +216,7 @@ def arrays_of(batch: Any) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
-    """Options for reading the data, from the arguments of `fit` or `evaluate`."""
+    """Options for reading the data, from the arguments of `fit`, `evaluate` or `predict`."""
 
     batch_size: int | None = None
     # Steps per epoch; None: one pass over the data.

@@ -80,8 +80,9 @@ class Stream(DataAdapter):
         if self._within:
             self._repeat((steps - 1) % self.steps + 1)
 
-    def one_pass(self, shard: ReplicaShard) -> tf.data.Dataset:
-        self.reset(0)
+    def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
+        if reset:
+            self.reset(0)
         self._begin(0)
         return self.elements(shard)
 

@@ -64,7 +64,7 @@ def make_feed(
         open_training=open_training,
         iterator_at=iterator_at,
         end_epoch=adapter.end_epoch,
-        evaluation=None if validation is None else lambda: (validation.one_pass(shard), validation.steps),
+        evaluation=None if validation is None else lambda: (validation.one_pass(shard, reset=True), validation.steps),
         end_evaluation=lambda: None if validation is None else validation.end_epoch(),
         examples=functools.partial(same_data.examples, adapter) if compares else lambda count: Examples(),
         first_nonfinite=functools.partial(adapter.first_nonfinite, shard),

@@ -12,10 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import collective_guard, script_strategy
 from tfdist.cluster.cluster import Cluster
 from tfdist.config.patching import patch
 from tfdist.keras_fit import api, compiled_model, connect, make_run, messages
+from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.own_step import own_loop, own_setup
 from tfdist.keras_fit.script import script_state
 
@@ -130,11 +132,10 @@ def _methods(
             return api.evaluate(cluster, model, **_arguments(original, model, args, keywords))
 
     def predict(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
-        given = _arguments(original, model, args, keywords)
-        if original.__name__ == "predict":
-            given["steps"] = api.at_most("max_steps_per_epoch", given.get("steps"))
-        with collective_guard.local(model):
-            return original(model, **given)
+        if cluster_lib.on_this_worker_only():  # In a callback.
+            return original(model, *args, **keywords)
+        with script_state.without_counting_draws():
+            return api.predict(cluster, model, **_arguments(original, model, args, keywords))
 
     def on_batch(original: Callable[..., Any], model: keras.Model, *args: Any, **keywords: Any) -> Any:
         given = _arguments(original, model, args, keywords)
@@ -145,7 +146,14 @@ def _methods(
         logs = own_loop.on_batch(cluster, model, kind, data, given.get("class_weight"))
         return dict(sorted(logs.items())) if given.get("return_dict") else compiled_model.in_order(model, logs)
 
-    methods = {"fit": fit, "evaluate": evaluate, "predict": predict, "predict_on_batch": predict}
+    def predict_on_batch(original: Callable[..., Any], model: keras.Model, x: Any) -> Any:
+        size = int(keras.tree.flatten(x)[0].shape[0])
+        with script_state.without_counting_draws():
+            if predict_lib.takes_data_as_given(model):  # It gets (x,) from Keras, and x from `predict`.
+                x = tf.data.Dataset.from_tensor_slices((keras.tree.lists_to_tuples(x),)).batch(size)
+            return api.predict(cluster, model, x, batch_size=size, verbose=0)
+
+    methods = {"fit": fit, "evaluate": evaluate, "predict": predict, "predict_on_batch": predict_on_batch}
     return methods | {"train_on_batch": on_batch, "test_on_batch": on_batch}
 
 

@@ -250,6 +250,35 @@ def mixing_layers(
     return [layer for layer, _ in mixing], list(dict.fromkeys(inner))
 
 
+def mixes_rows(step: Callable[[Any], Any], element_spec: Any) -> bool:
+    """Returns whether what a step returns for random rows is not what it returns for their halves, or is not known."""
+    left = iter(base.have_rows(element_spec))
+    divided = tf.nest.map_structure(lambda spec: spec is not None and next(left), element_spec)
+
+    def without_number(spec: Any, has: bool) -> Any:
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if has and isinstance(spec, tf.TensorSpec) else spec
+
+    data = random_rows(tf.nest.map_structure(without_number, element_spec, divided), _ROWS)
+    flat = [one for one in tf.nest.flatten(data) if one is not None]
+
+    def differences(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        def of(part: slice) -> list[Any]:
+            given = iter(tensors)
+            batch = tf.nest.map_structure(
+                lambda one, has: one if one is None else next(given)[part] if has else next(given), data, divided
+            )
+            return tf.nest.flatten(step(batch))
+
+        with keras.StatelessScope(collect_losses=True):
+            parts = zip(of(slice(None)), of(slice(_ROWS // 2)), of(slice(_ROWS // 2, None)), strict=True)
+            return [_difference(whole, halves) for whole, *halves in parts]
+
+    try:
+        return data is None or not all(value <= 1.0 for value in _values(differences, flat))
+    except Exception:  # A step that needs other values or another size.
+        return True
+
+
 def _values(differences: Callable[..., list[tf.Tensor]], given: Sequence[tf.Tensor]) -> list[float]:
     """Returns what a function computes, without what it writes or prints, and without metrics."""
     with tf.device("CPU:0"):  # GPUs may round products to few digits.

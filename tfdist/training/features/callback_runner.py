@@ -25,7 +25,7 @@ from tfdist.training.step.layers import model_layers
 # What `stopped_by` says if TerminateOnNaN was given a loss that is not finite.
 _ON_NAN = "TerminateOnNaN, because of a loss that is not finite,"
 # The attributes of a model by which callbacks request an end.
-_STOPS = {"train": "stop_training", "test": "stop_evaluating"}
+_STOPS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 # Keras' callbacks that write files.
 _WRITERS = tuple(
     getattr(keras.callbacks, name)
@@ -67,7 +67,7 @@ def _definer(callback: keras.callbacks.Callback, hook: str) -> type | None:
 
 
 def _wants_batches(callback: keras.callbacks.Callback, kind: str) -> bool:
-    """Returns True if a batch hook of "train" or "test" has an effect."""
+    """Returns True if a batch hook of "train", "test" or "predict" has an effect."""
     definers = (_definer(callback, f"on_{kind}_batch_{moment}") for moment in ("begin", "end"))
     return any(one not in _IDLE_BETWEEN_EPOCHS or not _IDLE_BETWEEN_EPOCHS[one](callback) for one in definers)
 
@@ -165,12 +165,14 @@ class CallbackRunner(Hooks):
             self._bar.move(done, logs)
 
     def stop(self, kind: str = "train") -> bool:
-        # Keras sets the attribute in `fit` or `evaluate`: it is missing before the first call.
+        # Keras sets the attribute in `fit`, `evaluate` or `predict`: it is missing before the first call.
         return bool(getattr(self._model, _STOPS[kind], False))
 
     def call(self, hook: str, index: int | None = None, logs: dict[str, Any] | None = None) -> None:
         if hook == "on_test_begin":
             self._model.stop_evaluating = False
+        elif hook == "on_predict_begin":
+            self._model.stop_predicting = False
         # Sorted and rounded like Keras' own: the last bits of a sum depend on the steps per execution.
         arguments = ([] if index is None else [index]) + [_round(logs or {})]
         with self._cluster.monitor.pause_timers(), _quiet_unless(self._cluster.is_chief):
@@ -186,7 +188,7 @@ class CallbackRunner(Hooks):
     def _share_stop(self) -> None:
         """Ends all workers if one does: callbacks that read a clock or a file may decide otherwise. Collective."""
         stops = self._cluster.all_gather([float(self.stop(kind)) for kind in _STOPS]).any(axis=0)
-        self._model.stop_training, self._model.stop_evaluating = stops.tolist()
+        self._model.stop_training, self._model.stop_evaluating, self._model.stop_predicting = stops.tolist()
 
     def _context(self, callback: keras.callbacks.Callback, hook: str) -> AbstractContextManager:
         on_all, stack = id(callback) not in self._chief_only, contextlib.ExitStack()

@@ -1,0 +1,154 @@
+"""Computes the outputs of a model for all examples on all replicas, and gathers them on every worker.
+
+Each replica runs the model on its shard of a batch. Outputs with one row per example, of a known shape, are the rows of
+the batch, in turn. Others, such as a number, rows of an unknown length, or the rows that a `predict_step` selects, are
+computed on the whole batch: so they are those of one device. So are those of a model that has layers of the user's,
+unless random rows come out as their halves do: the layers may compare the examples of a batch.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+from tfdist.cluster.cluster import Cluster
+from tfdist.cluster.devices import gather as gather_lib
+from tfdist.keras_fit import compiled_model
+from tfdist.keras_fit.adapters import base
+from tfdist.keras_fit.own_step import plain_values
+from tfdist.keras_fit.whole_batch import probe
+from tfdist.keras_fit.whole_batch.rows import Element
+from tfdist.training import api as trainer
+
+
+def takes_data_as_given(model: keras.Model) -> bool:
+    """Returns whether `predict_step` is the model's own, which gets the batches as they are in the data."""
+    return compiled_model.overrides(model, "predict_step")
+
+
+def check_rows(cluster: Cluster, model: keras.Model, element_spec: Any) -> None:
+    """Raises ValueError if x seems to have no rows, beside others that have."""
+    x = element_spec[0] if isinstance(element_spec, tuple) else element_spec
+    of_x = base.have_rows(element_spec)[: len(tf.nest.flatten(x))]
+    if cluster.num_replicas > 1 and not takes_data_as_given(model) and not any(of_x):
+        raise ValueError(
+            "The data of predict has a known number of rows in x, and an unknown one beside it, which hides that x has "
+            f"rows: pass data of x alone, such as data.map(lambda x, y: x). Received: {element_spec}"
+        )
+
+
+def _data_of(model: keras.Model, data: Any) -> Any:
+    return data[0] if takes_data_as_given(model) else data
+
+
+class Predictor:
+    """Runs a model on batches, and gathers its outputs."""
+
+    def __init__(self, cluster: Cluster, model: keras.Model, trace: plain_values.Trace, element_spec: Any):
+        self._cluster, self._model, self._trace = cluster, model, trace
+        self._alone = cluster.num_replicas == 1
+        spec = _data_of(model, element_spec)
+        with cluster.scope():
+            if not model.built:  # A step of several devices cannot.
+                plain_values.trace_without_effect(model, model.predict_step, spec)
+            with plain_values.put_back(model):
+                may_mix = not self._alone and probe.may_mix(model)
+                mixes = may_mix and probe.mixes_rows(model.predict_step, spec)
+        self._divides = not mixes
+        compiled = functools.partial(tf.function, autograph=False, reduce_retracing=True)
+        self._gather_batch = compiled(self._whole_batch)
+        self._of_shards = compiled(self._run_shards)
+        self._of_batch = compiled(self._run_batch)
+
+    def bind(self, iterator: Iterator) -> Callable[[], Any]:
+        """Returns a function that predicts the next batch of `iterator`, and returns tensors. Collective.
+
+        It traces here if the batches have new shapes or dtypes: TensorFlow would warn about tracing in a script with
+        many models if it traced at a call.
+        """
+        with plain_values.as_traced(self._model, self._trace, traces_now=True):
+            run = self._of_shards.get_concrete_function(iterator)
+
+        def predict() -> Any:
+            element, outputs = run(iterator)
+            if self._alone:
+                return outputs
+            total = int(gather_lib.of_first_replica(self._cluster, element["total"]))
+            if outputs is not None and all(one.shape[0] == total for one in tf.nest.flatten(outputs)):
+                return outputs
+            with plain_values.as_traced(self._model, self._trace):
+                return self._of_batch(element)
+
+        return predict
+
+    def _run_shards(self, iterator: Iterator) -> tuple[Any, Any]:
+        """Returns the next batch, and its outputs; None if the replicas' outputs are not its rows."""
+        element = next(iterator)
+        outputs = self._cluster.strategy.run(self._on_shard, args=(element,))
+        return element, None if outputs is None else gather_lib.gather(self._cluster, outputs)
+
+    @tf.autograph.experimental.do_not_convert
+    def _on_shard(self, element: Element) -> Any:
+        """Returns the outputs of a replica's shard; None if they are not rows of one known shape."""
+        if self._alone:
+            return self._model.predict_step(_data_of(self._model, element["data"]))
+        outputs = self._model.predict_step(_data_of(self._model, element["data"])) if self._divides else None
+        if not all(_are_rows(one) for one in tf.nest.flatten(outputs)):
+            return None
+        present = tf.cast(element["count"] > 0, tf.int64)  # An empty shard has a blank example.
+        return tf.nest.map_structure(lambda one: one[: present * tf.shape(one, tf.int64)[0]], outputs)
+
+    def _run_batch(self, element: Element) -> Any:
+        """Computes the whole batch on every replica, and returns the outputs of the first one."""
+        step = tf.autograph.experimental.do_not_convert(self._model.predict_step)
+        data = _data_of(self._model, self._gather_batch(element))
+        outputs = self._cluster.strategy.run(step, args=(data,))
+        return gather_lib.of_first_replica(self._cluster, outputs)
+
+    def _whole_batch(self, element: Element) -> Any:
+        def rows(element: Element) -> Any:
+            return tf.nest.map_structure(lambda part: gather_lib.first_rows(part, element["count"]), element["data"])
+
+        return gather_lib.gather(self._cluster, self._cluster.strategy.run(rows, args=(element,)))
+
+
+def _are_rows(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and bool(value.shape.rank) and value.shape[1:].is_fully_defined()
+
+
+def gather(
+    cluster: Cluster,
+    predictor: Predictor,
+    elements: Iterator,
+    steps: int,
+    callbacks: trainer.CallbackRunner,
+) -> Any:
+    """Computes the outputs of `steps` batches, each replica its shard. Collective: all workers call it.
+
+    Args:
+        elements: what `Cluster.distribute` returned for the dataset of a data adapter.
+
+    Returns:
+        Arrays [examples, ...] in the order of the data, in the structure of the model's outputs.
+        As in Keras, ragged tensors where the batches have rows of different shapes.
+    """
+    batches = []
+    callbacks.call("on_predict_begin")
+    with cluster.monitor.in_collective("tfdist.predict"):
+        predict = predictor.bind(elements)
+    for index in range(steps):
+        callbacks.before_steps("predict", index)
+        with cluster.monitor.in_collective("tfdist.predict"):
+            outputs = tf.nest.map_structure(lambda one: one.cpu() if isinstance(one, tf.Tensor) else one, predict())
+        batches.append(outputs)
+        cluster.monitor.note_progress(index + 1)
+        callbacks.after_steps("predict", index, steps, functools.partial(dict, outputs=outputs))
+        if callbacks.ends("predict", index + 1):
+            break
+    callbacks.call("on_predict_end")
+    with tf.device("CPU:0"):
+        found = tf.nest.map_structure(lambda *parts: keras_trainer.potentially_ragged_concat(parts), *batches)
+    return tf.nest.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, found)
