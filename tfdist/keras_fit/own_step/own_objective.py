@@ -92,7 +92,7 @@ class OwnStepObjective(trainer.Objective):
 
     @property
     def _views_batch(self) -> bool:
-        """Whether a step is traced under the global view: for several replicas, to compile layers by XLA, to sum rows."""
+        """Whether a step is traced under the global view: for replicas, XLA of layers, or rows that are summed."""
         sums_rows = any(getattr(one, "dense_gradient", False) for one in self.model.variables)
         return self.cluster.num_replicas > 1 or sums_rows or bool(self.model.jit_compile)
 

@@ -6,7 +6,6 @@ This is the idea of EasyScale (arXiv 2208.14228). docs/same-bits.md has what is 
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
