@@ -447,4 +447,4 @@ def test_a_second_start_in_a_live_workdir_is_refused_and_changes_nothing(tmp_pat
     assert json.loads(evaluated.splitlines()[-1])["num_examples"] == 355
     reports = [line["step"] for line in topologies.records(tmp_path, "train")]
     assert reports == [*range(5, reports[-1] + 1, 5)]
-    assert not list(tmp_path.glob(".tfdist-run*"))
+    assert not list(tmp_path.glob("checkpoints/*.damaged")) and not list(tmp_path.glob(".tfdist-run*"))

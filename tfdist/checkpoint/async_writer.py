@@ -18,10 +18,23 @@ import numpy as np
 
 from tfdist.checkpoint import directory as directory_lib
 from tfdist.checkpoint import format as checkpoint_format
+from tfdist.checkpoint import workdir_lock
 from tfdist.report import files
 
 # The longest wait of `save` for the previous checkpoint. After that, the one that waits is skipped.
 _MAX_WAIT_SECONDS = 30.0
+# Of `files.replace_file`: NAME.PID-TOKEN.tmp.
+_TEMPORARY = f"*.[0-9]*-{'[0-9a-f]' * 8}.tmp"
+# Names of what killed runs leave behind among the checkpoints, and of files in the workdir, which may have others of
+# the user's; and the age in seconds at which the next start removes them.
+_LEFTOVERS = {"*.writing": 0, "*.removing": 0, _TEMPORARY: 3600, "*.damaged": 7 * 86400}
+_LEFTOVERS_IN_WORKDIR = {
+    "model.writing.keras": 0,
+    _TEMPORARY: 3600,
+    f"tensorboard/{_TEMPORARY}": 3600,
+    f"tensorboard/*/{_TEMPORARY}": 3600,
+    ".tfdist-*": 3600,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +70,18 @@ class AsyncCheckpointer:
     def remove_partial(self, restored: checkpoint_format.Saved | None) -> None:
         """Removes what a killed run left in its workdir, and records that `restored` is valid.
 
-        No other run may write to the workdir.
+        No other run may write to the workdir. Incomplete checkpoints and those that are no longer kept are removed at
+        once, files that other processes may be writing after an hour, and damaged checkpoints after a week.
         """
-        of_exports = self._directory.parent / "model.writing.keras"
-        for path in (*self._directory.glob("*.writing"), *self._directory.glob("*.removing"), of_exports):
-            with contextlib.suppress(OSError):
-                _remove(path)
+        for directory, leftovers, remove in (
+            (self._directory, _LEFTOVERS, _remove),
+            (self._directory.parent, _LEFTOVERS_IN_WORKDIR, Path.unlink),
+        ):
+            for pattern, age in leftovers.items():
+                for path in directory.glob(pattern):
+                    with contextlib.suppress(OSError):
+                        if path.name != workdir_lock.LOCK and time.time() - path.lstat().st_ctime >= age:
+                            remove(path)
         if restored is not None:
             self._valid_steps.add(restored.step)
             self._tidy(restored.step, restored.state)  # The run may have died after this save.

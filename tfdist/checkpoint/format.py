@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ FORMAT = 1
 CALLBACKS = "callbacks/"
 # The number that Keras adds to names of layers and optimizers, as in dense_2.
 _NUMBER = re.compile(r"_\d+")
+# Seconds for which NFS, by default, may still list a checkpoint that another host has removed; seconds between
+# attempts.
+_STALE_SECONDS, _LOOK_SECONDS = 60.0, 0.5
 
 
 class DamagedCheckpointError(ValueError):
@@ -126,16 +130,28 @@ def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: M
 
 
 def _replace(temporary: Path, target: Path) -> None:
-    """Renames `temporary` to `target`; a valid checkpoint there is kept, a damaged one removed."""
+    """Renames `temporary` to `target`; a valid checkpoint there is kept, a damaged one renamed to `.damaged`."""
     if os.path.lexists(target):
-        with contextlib.suppress(DamagedCheckpointError):
+        try:
             verify(target)
+        except DamagedCheckpointError:
+            damaged = target.with_name(target.name + ".damaged")
+            shutil.rmtree(damaged, ignore_errors=True)
+            os.replace(target, damaged)
+        else:
             shutil.rmtree(temporary, ignore_errors=True)
             return
-        damaged = target.with_name(target.name + ".removing")  # The next start removes what cannot be removed here.
-        os.replace(target, damaged)
-        shutil.rmtree(damaged, ignore_errors=True)
     os.replace(temporary, target)
+
+
+def _rename_complete(directory: Path) -> None:
+    """Restores the names of complete checkpoints that a killed run had not yet renamed, or had started to remove."""
+    for suffix in (".writing", ".removing"):
+        for path in directory.glob(f"step-*{suffix}"):
+            with contextlib.suppress(DamagedCheckpointError):  # Incomplete.
+                verify(path)
+                _replace(path, path.with_suffix(""))
+                files.sync_directory(directory)
 
 
 def verify(path: Path) -> Saved:
@@ -175,38 +191,51 @@ def _is_final(error: Exception) -> bool:
     return isinstance(error, DamagedCheckpointError | OSError) and not isinstance(error, files.NO_FILE)
 
 
-def newest_valid(directory: Path, report: Callable[[str], None]) -> Saved | None:
+def newest_valid(directory: Path, report: Callable[[str], None], *, is_ours: bool = False) -> Saved | None:
     """Returns the newest valid checkpoint, or None if there is none; reports every damaged one that is skipped.
+
+    Args:
+        is_ours: whether this run holds the lock of the workdir; see `_rename_complete`.
 
     Raises:
         DamagedCheckpointError: checkpoints exist, but none is valid. Starting from scratch would overwrite the run.
-        OSError: a checkpoint cannot be read. It is not skipped: a run that resumes from an older one would
-            overwrite it.
+        OSError: a checkpoint could not be read for a minute. It is not skipped: a run that resumes from an older one
+            would overwrite it.
     """
     if os.path.lexists(directory) and not directory.is_dir():
         raise DamagedCheckpointError(f"{directory} is not a directory: restore it, or choose another --workdir.")
-    damages: list[str] = []
-    for step in directory_lib.steps(directory):
-        path = directory_lib.step_path(directory, step)
+    damages: dict[int, str] = {}
+    give_up = time.monotonic() + _STALE_SECONDS
+    while True:
         try:
+            if is_ours:
+                _rename_complete(directory)
+            there = directory_lib.steps(directory)
+            steps = [step for step in there if step not in damages]
+            if not steps:
+                break
+            path = directory_lib.step_path(directory, steps[0])
             saved = verify(path)
-        except (DamagedCheckpointError, OSError) as error:
-            gone = not os.path.lexists(path)
-            if gone and step not in directory_lib.steps(directory):  # By a run in progress, which has a newer one.
-                return newest_valid(directory, report)
-            if isinstance(error, DamagedCheckpointError) and not gone:
-                damages.append(str(error))
-                continue
-            raise OSError(
-                f"{directory} has a checkpoint that cannot be read, but may be intact: {error}. Repair the file "
-                "system, and run the same command again; or move that checkpoint away to resume from an older one."
-            ) from None
-        for damage in damages:
+        except DamagedCheckpointError as error:
+            if os.path.lexists(path) or time.monotonic() > give_up:
+                damages[steps[0]] = str(error)
+            else:  # Removed by a run in progress, which has a newer one.
+                time.sleep(_LOOK_SECONDS)
+            continue
+        except OSError as error:
+            if time.monotonic() > give_up:
+                raise OSError(
+                    f"{directory} has a checkpoint that cannot be read, but may be intact: {error}. Repair the file "
+                    "system, and run the same command again; or move that checkpoint away to resume from an older one."
+                ) from None
+            time.sleep(_LOOK_SECONDS)
+            continue
+        for damage in damages.values():
             report(f"WARNING: skipped a damaged checkpoint: {damage}")
         return saved
     if damages:
         raise DamagedCheckpointError(
-            "\n  ".join([f"No valid checkpoint in {directory}:", *damages])
+            "\n  ".join([f"No valid checkpoint in {directory}:", *damages.values()])
             + "\nRestore one from a copy, or start from scratch in another --workdir."
         )
     return None

@@ -103,7 +103,7 @@ def open_run(run: Run) -> tuple[LoopServices, TrainingState] | None:
         def look() -> tuple[WorkdirLock, Saved | None]:
             lock = _lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers)
             stack.callback(lock.release)  # Unless the run is opened.
-            return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append)
+            return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append, is_ours=True)
 
         found = run.stop.unless_stopped(look) if run.cluster.is_chief else None
         if not run.cluster.broadcast(found is not None):
