@@ -18,21 +18,6 @@ def gather(cluster: Cluster, values: Any) -> Any:
     return tf.nest.map_structure(lambda value: _gather(cluster.strategy, value), values)
 
 
-def of_first_replica(cluster: Cluster, values: Any) -> Any:
-    """Returns what the first replica of this worker has of a structure of values that `strategy.run` returned."""
-    return tf.nest.map_structure(lambda value: cluster.strategy.experimental_local_results(value)[0], values)
-
-
-def first_rows(value: Any, count: tf.Tensor) -> Any:
-    """Returns the first `count` (int64 []) rows of a dense, ragged or sparse tensor; None of None."""
-    if value is None:
-        return None
-    if not isinstance(value, tf.SparseTensor):
-        return value[:count]
-    size = tf.concat([[count], value.dense_shape[1:]], axis=0)
-    return tf.sparse.slice(value, tf.zeros_like(value.dense_shape), size)
-
-
 def _gather(strategy: tf.distribute.Strategy, value: Any) -> Any:
     first = strategy.experimental_local_results(value)[0]
     if strategy.num_replicas_in_sync == 1 or value is None:
