@@ -22,7 +22,7 @@ from typing import Any
 from tfdist.config import patching, tensorflow_log
 
 # Imported on first use: `import tfdist.config` must not import TensorFlow.
-__all__ = ["batches", "connect", "evaluate", "fit", "per_example", "predict", "step"]
+__all__ = ["batches", "connect", "evaluate", "fit", "predict", "step"]
 
 
 def __getattr__(name: str) -> Any:
@@ -32,8 +32,6 @@ def __getattr__(name: str) -> Any:
         from tfdist.keras_fit import api as module
     elif name in ("batches", "step"):
         from tfdist.keras_fit.own_step import own_loop as module
-    elif name == "per_example":
-        from tfdist.keras_fit.whole_batch import per_example as module
     else:
         from tfdist.config import removed
 

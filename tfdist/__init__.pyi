@@ -4,4 +4,3 @@ from tfdist.keras_fit.api import predict as predict
 from tfdist.keras_fit.connect import connect as connect
 from tfdist.keras_fit.own_step.own_loop import batches as batches
 from tfdist.keras_fit.own_step.own_loop import step as step
-from tfdist.keras_fit.whole_batch.per_example import per_example as per_example

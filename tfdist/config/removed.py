@@ -73,6 +73,7 @@ COMMANDS: dict[str, str] = {
 # Module of tfdist, or function as in a target, that configs may have named -> what to use instead.
 MODULES: dict[str, str] = {
     "tfdist.all_gather": "a step has the tensors of the whole batch (docs/own_step.md): use the tensor itself.",
+    "tfdist.per_example": "pass the loss or metric itself, for which the step gathers what it reads (docs/scripts.md).",
     "tfdist.tools.many_runs.trackers": "name the library's own callback, such as mlflow.keras:MlflowCallback "
     "(docs/many-runs.md).",
     "tfdist.zoo.models:resnet9": "use tfdist.configs.networks.airbench:network, which learns CIFAR-10 in fewer epochs.",

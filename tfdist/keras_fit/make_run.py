@@ -83,7 +83,6 @@ def make_run(
     made_by_code = any(one.made_by_code for one in adapters)
     fit = {"epochs": round(config.train.epochs), "steps": adapter.steps, "saves_draws": not made_by_code}
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, **fit)
-    feed = feed_lib.with_comparison(cluster, feed, adapter, validation)
     console = "events" if verbose and (workdir is not None or cluster.num_workers > 1) else "nothing"
     return trainer.Run(
         config=config,

@@ -1,6 +1,5 @@
 """Makes the input of a run of a script from the adapters of its data."""
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -48,6 +47,11 @@ def make_feed(
         adapter.begin_epoch(epoch)
         return cluster.distribute(adapter.elements(shard, step_in_epoch))
 
+    def end_epoch() -> None:
+        adapter.end_epoch()
+        if isinstance(adapter, Stream) and cluster.num_workers > 1 and script_state.in_script():
+            _compare_first_batches(cluster, adapter)
+
     if isinstance(adapter, Stream) and validation is not adapter:
         adapter.validate = validate_again
         adapter.reset(initial_epoch)
@@ -63,7 +67,7 @@ def make_feed(
         training=functools.partial(adapter.dataset, shard),
         open_training=open_training,
         iterator_at=iterator_at,
-        end_epoch=adapter.end_epoch,
+        end_epoch=end_epoch,
         evaluation=None if validation is None else lambda: (validation.one_pass(shard, reset=True), validation.steps),
         end_evaluation=lambda: None if validation is None else validation.end_epoch(),
         examples=functools.partial(same_data.examples, adapter) if compares else lambda count: Examples(),
@@ -78,24 +82,15 @@ def _validate_again(every: config_lib.Every, steps_per_epoch: int, validation: D
         validation.repeat_pass()
 
 
-def with_comparison(cluster: Cluster, feed: Feed, adapter: DataAdapter, validation: DataAdapter | None) -> Feed:
-    """Returns `feed` with a comparison of what Python code makes at the end of each epoch of a script."""
-    if validation is adapter or not isinstance(adapter, Stream) or cluster.num_workers == 1:
-        return feed
-    if not script_state.in_script():
-        return feed
-
-    def end_epoch() -> None:
-        feed.end_epoch()
-        batches = cluster.all_gather([*adapter.first_batch()])
-        if not same_data.are_alike(batches[cluster.rank], batches[0]):
-            messages.log_once(
-                f"WARNING: the first batch of the epoch of worker {cluster.rank} is not that of worker 0: data of a "
-                "script must not depend on the process, the host or a thread.",
-                everywhere=True,
-            )
-
-    return dataclasses.replace(feed, end_epoch=end_epoch)
+def _compare_first_batches(cluster: Cluster, adapter: Stream) -> None:
+    """Compares what Python code of a script has made in an epoch that ends. Collective."""
+    batches = cluster.all_gather([*adapter.first_batch()])
+    if not same_data.are_alike(batches[cluster.rank], batches[0]):
+        messages.log_once(
+            f"WARNING: the first batch of the epoch of worker {cluster.rank} is not that of worker 0: data of a script "
+            "must not depend on the process, the host or a thread.",
+            everywhere=True,
+        )
 
 
 def _find_label(adapters: Mapping[str, DataAdapter | None], shard: ReplicaShard, label: int) -> str:

@@ -81,7 +81,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
             *((keras.Model, [name], method) for name, method in methods.items()),
             (optimizer, ["__init__", "add_variable_from_reference"], functools.partial(_in_scope, cluster)),
             (optimizer, ["apply"], functools.partial(_tell_loop, cluster)),
-            *((module, _IGNORED_SETTINGS, functools.partial(_ignore_setting, cluster)) for module in _CONFIG_MODULES),
+            *((module, _IGNORED_SETTINGS, _ignore_setting) for module in _CONFIG_MODULES),
             (connect, ["connect"], _refuse_connect),
             (tf.compat.v1, ["reset_default_graph"], reset_graph),
         ]
@@ -89,7 +89,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
             for name in names:
                 if hasattr(owner, name):
                     stack.enter_context(patch(owner, name, function))
-        stack.enter_context(script_strategy.replace_strategies(cluster, functools.partial(_say_on_chief, cluster)))
+        stack.enter_context(script_strategy.replace_strategies(cluster, messages.log_once))
         stack.enter_context(tf.variable_creator_scope(_creator(cluster)))
         yield
         if workdir is not None and cluster.is_chief and (later := workdir / f"fit{next(calls)}").exists():
@@ -98,11 +98,6 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
                 "calls that it has made before, later ones take their checkpoints: let it make all calls. Finished "
                 "ones do not train again."
             )
-
-
-def _say_on_chief(cluster: Cluster, text: str) -> None:
-    if cluster.is_chief:
-        messages.log_once(text)
 
 
 def _refuse_connect(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
@@ -121,8 +116,8 @@ def _methods(
         if workdir is not None and not search:
             place = workdir / f"fit{next(calls)}"
         elif workdir is not None:
-            _say_on_chief(
-                cluster, f"what {search} trains is not saved in {workdir}: it may skip trainings that it has finished."
+            messages.log_once(
+                f"what {search} trains is not saved in {workdir}: it may skip trainings that it has finished."
             )
         with script_state.without_counting_draws():
             return api.fit(cluster, model, **given, workdir=place, seed=seeds.take())
@@ -186,7 +181,7 @@ def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keyw
 
 def _tell_loop(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     alone = cluster.num_replicas == 1 or collective_guard.in_any_scope()
-    if not alone and cluster.is_chief and not script_state.is_running() and script_state.in_script():
+    if not alone and not script_state.is_running() and script_state.in_script():
         messages.log_once(
             "the script applies gradients in a loop of its own, which every worker runs as a whole on one device: "
             "tfdist.step and tfdist.batches distribute it (docs/scripts.md, Own loops)."
@@ -194,9 +189,8 @@ def _tell_loop(cluster: Cluster, original: Callable[..., Any], *args: Any, **key
     return original(*args, **keywords)
 
 
-def _ignore_setting(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
-    _say_on_chief(
-        cluster,
+def _ignore_setting(original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
+    messages.log_once(
         f"{original.__name__} is ignored: TensorFlow has started before the script, with the devices that the launcher "
         f"gives each worker. Use {_IGNORED_SETTINGS[original.__name__]} for tfdist.run instead.",
     )

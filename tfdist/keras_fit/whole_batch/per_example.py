@@ -23,39 +23,16 @@ _METRICS = (
     *("SparseCategoricalCrossentropy", "SparseTopKCategoricalAccuracy", "SpecificityAtSensitivity", "SquaredHinge"),
     *("Sum", "TopKCategoricalAccuracy", "TrueNegatives", "TruePositives"),
 )
-_MARK = "_tfdist_per_example"
-
-
-def per_example(loss: Any) -> Any:
-    """Declares that a loss or metric counts each example by itself, so that nothing has to be gathered for it.
-
-    Args:
-        loss: a loss function (y_true, y_pred) -> one value per example, a `keras.Loss` whose value is a mean over
-            examples, or a `keras.Metric` whose state is a sum over them, such as `keras.metrics.MeanMetricWrapper`.
-
-    Returns:
-        `loss`, which can be passed to `compile`.
-
-    Raises:
-        ValueError: it is neither a function nor such an object.
-    """
-    if not callable(loss):
-        raise ValueError(f"per_example takes a loss or metric, as a function or an object. Received: {loss!r}")
-    vars(loss)[_MARK] = True  # Keras does not track what is set in this way.
-    return loss
 
 
 def is_per_example(one: Any) -> bool:
     """Returns whether a loss is a mean, or the state of a metric a sum, over the values of single examples."""
-    function = getattr(one, "fn", one)
-    if hasattr(one, _MARK) or hasattr(function, _MARK):
-        return True
     if isinstance(one, keras.Metric):
         known = type(one) in {getattr(keras.metrics, name, None) for name in _METRICS}
         return known and one.get_config().get("axis", -1) == -1
     classes = [getattr(keras.losses, name) for name in _LOSSES]
     if not isinstance(one, keras.Loss) or type(one).__name__ == "LossFunctionWrapper":  # A function of the user's.
-        return function in [cls().fn for cls in classes]
+        return getattr(one, "fn", one) in [cls().fn for cls in classes]
     return type(one) in classes and _is_of_last_axis(one)
 
 

@@ -25,14 +25,19 @@ def check(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Va
     Raises:
         ValueError: a layer is stateful, or quantized to float8, and there are several replicas.
     """
-    _tell(cluster, layers, statistics)
-    _check_float8(cluster, layers)
-    return _recurrent_states(cluster, layers)
+    if cluster.num_replicas > 1:
+        _tell(layers, statistics)
+        _refuse(cluster, layers)
+    stateful = [one for one in layers if _is_stateful(one)]
+    variables = [(one.name, *each) for one in stateful for each in enumerate(keras.tree.flatten(one.states))]
+    return {f"states/{name}/{index}": one for name, index, one in variables if isinstance(one, keras.Variable)}
 
 
-def _tell(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Variable]) -> None:
-    if cluster.num_replicas == 1 or not cluster.is_chief:
-        return
+def _is_stateful(layer: keras.Layer) -> bool:
+    return bool(getattr(layer, "stateful", False) and getattr(layer, "states", None))
+
+
+def _tell(layers: list[keras.Layer], statistics: list[keras.Variable]) -> None:
     normalizing, others = [], []
     updated = {id(variable) for variable in statistics}
     for layer in layers:
@@ -57,31 +62,18 @@ def _tell(cluster: Cluster, layers: list[keras.Layer], statistics: list[keras.Va
         )
 
 
-def _check_float8(cluster: Cluster, layers: list[keras.Layer]) -> None:
+def _refuse(cluster: Cluster, layers: list[keras.Layer]) -> None:
     for layer in layers:
-        scales = [one for one in layer.trainable_variables if getattr(one, "overwrite_with_gradient", False)]
-        if scales and cluster.num_replicas > 1:
+        why = ""
+        if any(getattr(one, "overwrite_with_gradient", False) for one in layer.trainable_variables):
+            why = "quantized to float8: its scales are those of the largest values of the whole batch"
+        elif _is_stateful(layer):
+            why = "stateful: each row of a batch continues the same row of the last batch"
+        if why:
             raise ValueError(
-                f"The layer {layer.name!r} is quantized to float8: its scales are those of the largest values of the "
-                f"whole batch, which cannot be divided among {cluster.num_replicas} replicas. Start one worker with "
-                "one device, or train it in another dtype, such as mixed_bfloat16."
+                f"The layer {layer.name!r} is {why}, which cannot be divided among {cluster.num_replicas} replicas. "
+                "Start one worker with one device, or set stateful=False or another dtype, such as mixed_bfloat16."
             )
-
-
-def _recurrent_states(cluster: Cluster, layers: list[keras.Layer]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for layer in layers:
-        if not getattr(layer, "stateful", False) or not getattr(layer, "states", None):
-            continue
-        if cluster.num_replicas > 1:
-            raise ValueError(
-                f"The layer {layer.name!r} is stateful: each row of a batch continues the same row of the last batch, "
-                f"so a batch cannot be divided among {cluster.num_replicas} replicas. Start one worker with one "
-                "device, or set stateful=False."
-            )
-        states = [one for one in keras.tree.flatten(layer.states) if isinstance(one, keras.Variable)]
-        found |= {f"states/{layer.name}/{index}": one for index, one in enumerate(states)}
-    return found
 
 
 class _LossesOfReplica:
