@@ -98,8 +98,9 @@ def test_the_best_run_comes_first(tmp_path, capsys):
         job.workdir.mkdir()
         record = {"kind": "evaluation", "step": 20, "epoch": 2.0, "accuracy": 0.5, "f1": value}
         (job.workdir / metrics_file.METRICS).write_bytes(metrics_file.json_line(record))
+        (job.workdir / "config.json").write_text('{"checkpoint": {"best_metric": "f1", "best_mode": "max"}}')
 
-    ends = [sweeps.read_end(job, "f1", "max") for job in jobs]
+    ends = [sweeps.read_end(job, "f1") for job in jobs]
     assert sweeps.show(ends, "f1", "max", stopped=False) == 1  # They are not finished.
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in printed[2:5]] == ["c", "a", "b"]

@@ -27,7 +27,7 @@ from typing import Any
 from tfdist.cluster import interruption
 from tfdist.config import load, schema, tool_flags
 from tfdist.report import files
-from tfdist.tools import child_runs, tables
+from tfdist.tools import tables
 from tfdist.tools.many_runs import run_state, sweep_jobs
 from tfdist.tools.many_runs.sweep_jobs import Job
 from tfdist.training import features
@@ -93,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
         jobs.append(Job(name, workdir / name, [sys.executable, "-m", "tfdist.main", *words]))
 
     def read_now(job: Job) -> dict[str, Any]:
-        return read_end(job, metric, mode)
+        return read_end(job, metric)
 
     left = [job for job in jobs if read_now(job)["state"] not in ("finished", "running")]
     if args.slurm:
@@ -218,7 +218,7 @@ def _check(args: argparse.Namespace, name: str, row: Overrides) -> schema.Config
         raise ValueError(f"nothing was started, because the run {name} is invalid. {error}") from None
 
 
-def read_end(job: Job, metric: str, mode: str) -> dict[str, Any]:
+def read_end(job: Job, metric: str) -> dict[str, Any]:
     """Returns how a run stands: its name, state, epoch, best value of the metric, and why it has failed.
 
     The state is new, running, finished, failed, or stopped: to be continued. One that is damaged counts as failed.
@@ -226,17 +226,16 @@ def read_end(job: Job, metric: str, mode: str) -> dict[str, Any]:
     end = {"name": job.name, "workdir": job.workdir, "state": "new", "epoch": None, "value": None}
     try:
         rows = [run_state.read(each) for each in run_state.workdirs(job.workdir, [])]
-        records = child_runs.reports(job.workdir, "evaluation")
     except ValueError as error:
         return end | {"state": "failed", "trouble": str(error)}
     if rows:
         state = rows[0]["state"]
         end |= {"state": state if state in ("running", "finished") else "stopped", "epoch": rows[0]["epoch"]}
+        end["value"] = rows[0].get(f"best.{metric}")
     code, log = sweep_jobs.exit_code(job.workdir), job.workdir / sweep_jobs.LOG
     if end["state"] in ("new", "stopped") and code is not None and code > 0 and code not in _MAY_GO_ON:
         end |= {"state": "failed", "trouble": f"{sweep_jobs.last_line(job.workdir)} (log: {log})"}
-    found = [record[metric] for record in records if isinstance(record.get(metric), int | float)]
-    return end | {"value": (max if mode == "max" else min)(found, default=None)}
+    return end
 
 
 def _in_words(end: Mapping[str, Any], metric: str) -> str:

@@ -41,7 +41,7 @@ def add_flags(parser: tool_flags.Parser) -> None:
 def outputs_of_split(saved: SavedRun, cluster: Any, which: str) -> tuple[np.ndarray, np.ndarray, Any]:
     """Returns the model's outputs and the labels of the evaluation split, and its source. Collective.
 
-    Raises ValueError if the run has no evaluation split, or only an input pipeline of its own.
+    Raises ValueError if the run has no evaluation split, or its examples no class numbers.
     """
     from tfdist.data import inputs
     from tfdist.tools.saved_runs import model as model_lib
@@ -50,8 +50,6 @@ def outputs_of_split(saved: SavedRun, cluster: Any, which: str) -> tuple[np.ndar
     if split is None:
         raise ValueError("The run has no evaluation split (config.data.evaluation_split=None): give a folder.")
     source = inputs.open_source(saved.config, split)
-    if not hasattr(source, "read"):
-        raise ValueError("The source of the run is a tf.data.Dataset without access to an example: give a folder.")
     model = model_lib.load(saved, cluster, which)
     found, columns = model_lib.outputs(saved, cluster, model, source, keep=(saved.labels,))
     labels = columns.get(saved.labels)

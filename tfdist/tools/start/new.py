@@ -108,7 +108,8 @@ def _images(name: str, path: Path, pretrained: str) -> tuple[str, dict[str, str]
         shape = (*size, 3)
         module = shipped.fill("pretrained", name=name, shape=shape, pretrained=pretrained, package=package)
     else:
-        size = [min(_SIDE, side) for side in _image_size(_read(first, 1)["image"][0])]
+        size_of = specs.resolve({"target": "tfdist.zoo.decoding:image_size"}, field="--images")
+        size = [min(_SIDE, side) for side in size_of(first.files[0])]
         module = shipped.fill("images", name=name, shape=(*size, 3))
     source["size"] = size
     model = {"num_classes": first.num_classes} | ({"weights": "imagenet"} if pretrained else {})
@@ -127,7 +128,7 @@ def _table(name: str, path: Path, label: str, ignore: Sequence[str]) -> tuple[st
     source: dict[str, Any] = {"target": "tfdist.zoo.sources:table", "path": str(path), "label": label}
     source |= {"ignore": list(ignore)} if ignore else {}
     training = specs.build(source, "train", field="--table")
-    batch = _read(training, len(training))
+    batch = _read(training)
     classes = training.num_classes
     if classes:
         arguments, outputs = "num_classes, ", "return keras.Model(inputs, layers.Dense(num_classes)(x))"
@@ -187,19 +188,12 @@ def _config(
     return config, f"           {training:,} examples for training, {evaluation:,} for evaluation\n"
 
 
-def _read(source: Any, count: int) -> dict[str, Any]:
-    """Returns the first examples of a source."""
+def _read(source: Any) -> dict[str, Any]:
+    """Returns the examples of a source."""
     import tensorflow as tf
 
     with tf.device("CPU:0"):
-        return source.read(tf.range(count, dtype=tf.int64))
-
-
-def _image_size(encoded: Any) -> list[int]:
-    """Returns the height and width of an image, a string of its file."""
-    import tensorflow as tf
-
-    return tf.io.decode_image(encoded, expand_animations=False).shape[:2].as_list()
+        return source.read(tf.range(len(source), dtype=tf.int64))
 
 
 def _code(value: object) -> str:
