@@ -14,18 +14,13 @@ def evaluation_batch_size(config: Config, num_replicas: int) -> int:
     return -(-(config.data.evaluation_batch_size or config.data.batch_size) // parts) * parts
 
 
-def divisor(config: Config, num_replicas: int) -> int:
-    """Returns what must divide `config.data.batch_size`: replicas times their micro-batches."""
-    return num_replicas * config.train.micro_batches
-
-
 def check_divisible(config: Config, num_replicas: int) -> None:
     """Checks that the batches of the training can be divided among `num_replicas`.
 
     Raises:
         ValueError: names the field, its value, the nearest values that can be divided, and the flag that sets one.
     """
-    batch, by = config.data.batch_size, divisor(config, num_replicas)
+    batch, by = config.data.batch_size, num_replicas * config.train.micro_batches
     if batch % by:
         groups = config.model.get("group_size")  # Examples that share statistics divide the batch too.
         by_groups = math.lcm(by, groups) if type(groups) is int and groups > 0 else by

@@ -70,10 +70,6 @@ def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
             hint = nearest(part, [n for n in dir(function) if not n.startswith("_")])
             raise ValueError(f"{field}.target={target!r}: {module_name} has no {part!r}.{hint}")
         function = getattr(function, part)
-    if inspect.ismodule(function):
-        inside = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        hint = nearest(name, inside) or f" Name a function in it, as {function.__name__}:FUNCTION."
-        raise ValueError(f"{field}.target={target!r} is a module, and must be a function.{hint}")
     if not callable(function):
         raise ValueError(f"{field}.target={target!r} is not callable: {function!r}")
     return function

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.config.text import closest
-
 # The folder of tfdist.
 PACKAGE = os.path.join(Path(__file__).parents[1], "")
 
@@ -59,8 +57,6 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
     text = message(error)
     parts = [f"{where}: {type(error).__name__}: {text}" + ("" if text.endswith(".") else ".")]
     if batch is not None:
-        near = closest(text.strip("'"), batch) if isinstance(error, KeyError) else ""
-        parts += [f"Did you mean {near!r}?"] if near else []
         columns = [f"{name} {getattr(one.dtype, 'name', one.dtype)} {one.shape}" for name, one in batch.items()]
         parts.append(f"The batch has {', '.join(columns)}.")
     return " ".join(parts)

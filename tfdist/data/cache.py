@@ -191,27 +191,19 @@ def in_memory(source: Source, read: Callable[[tf.Tensor], Batch]) -> InMemoryArr
     """Returns what `read` returns for the ids of `source`, kept in memory; `source.verify` names a damaged example."""
 
     def load(rows: range) -> dict[str, np.ndarray]:
+        joined: dict[str, np.ndarray] = {}
+        position = 0
         with stream.name_damaged_example(source):
-            found = chunks(lambda ids: read(rows.start + rows.step * ids), len(rows), CHUNK)
-            return collect(found, len(rows))
+            # Copied as they arrive: at most one chunk is in memory twice.
+            for chunk in chunks(lambda ids: read(rows.start + rows.step * ids), len(rows), CHUNK):
+                for key, values in chunk.items():
+                    if key not in joined:
+                        joined[key] = np.empty((len(rows), *values.shape[1:]), values.dtype)
+                    joined[key][position : position + len(values)] = values
+                position += len(values)
+        return joined
 
     return InMemoryArrays(load, range(len(source)))
-
-
-def collect(chunks: Iterable[Mapping[str, np.ndarray]], num_examples: int) -> dict[str, np.ndarray]:
-    """Returns chunks of examples, {name: [chunk, ...]}, joined to {name: [num_examples, ...]}.
-
-    Each chunk is copied into the result as it arrives, so that at most one chunk is in memory twice.
-    """
-    joined: dict[str, np.ndarray] = {}
-    position = 0
-    for chunk in chunks:
-        for key, values in chunk.items():
-            if key not in joined:
-                joined[key] = np.empty((num_examples, *values.shape[1:]), values.dtype)
-            joined[key][position : position + len(values)] = values
-        position += len(values)
-    return joined
 
 
 def chunks(load: Callable[[tf.Tensor], Batch], num_examples: int, size: int) -> Iterator[dict[str, np.ndarray]]:

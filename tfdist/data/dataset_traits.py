@@ -20,8 +20,6 @@ class DatasetTraits:
 
     # True if it runs Python code or draws from a state: passes may differ if some are not read.
     has_state: bool
-    # True if it shuffles, or reads files in random order.
-    shuffles: bool
     # True if it has, or reads, a state or variables: passes differ if those are changed between.
     reads_state: bool
     # Why two starts, or two workers, may read different batches; None: they do not.
@@ -39,13 +37,11 @@ def in_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def find(dataset: tf.data.Dataset) -> DatasetTraits:
     """Inspects the transformations of `dataset`, and the functions that they call."""
-    kinds, ops, unseeded, unordered = set(), set(), False, False
+    ops, unseeded, unordered = set(), False, False
     for one in transformations(dataset):
         unordered |= _is_unordered(one)
-        kinds.add(type(one).__name__)
         unseeded |= [int(seed) for seed in shuffle_seeds(one)] == [0, 0]
         ops |= ops_of_functions(one)
-    shuffles = any("Shuffle" in name for name in kinds | ops)
     python = any("PyFunc" in op or op == "GeneratorDataset" for op in ops)
     # Stateless random ops are excluded: they depend only on seeds in the data.
     random = bool(ops & guard.RANDOM)
@@ -63,7 +59,6 @@ def find(dataset: tf.data.Dataset) -> DatasetTraits:
         resume_caveat = "the tf.data.Dataset uses stateful random ops: use tf.random.stateless_*"
     return DatasetTraits(
         has_state=python or random,
-        shuffles=shuffles,
         reads_state=python or random or any("ReadVariable" in op for op in ops),
         resume_caveat=resume_caveat,
         order_unknown=_UNORDERED if unordered else None,

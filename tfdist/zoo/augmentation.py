@@ -8,6 +8,8 @@ import tensorflow as tf
 from tfdist.zoo import stateless_random
 
 PAD_MODES = ("zero", "reflect")
+# The streams of random numbers; see `stateless_random.uniform`.
+_CROP, _CUTOUT = 0, 1
 
 
 def random_crop(
@@ -18,7 +20,6 @@ def random_crop(
     pad: int = 0,
     pad_mode: str = "zero",
     flip: bool | str = False,
-    draw: int = 0,
 ) -> tf.Tensor:
     """Pads images, crops each at a uniformly random position, and mirrors half of them if `flip` is set.
 
@@ -28,7 +29,6 @@ def random_crop(
         images: [n, h, w, c], any dtype.
         seeds: int64 [n, 2].
         size: (height, width) of the crop; None: (h, w).
-        draw: the stream of random numbers used.
 
     Returns:
         [n, height, width, c], the same dtype.
@@ -51,12 +51,12 @@ def random_crop(
             f"prepare: crop={crop_height}x{crop_width} is larger than the images of {height}x{width} pixels with "
             f"pad={pad}. Use a smaller crop, or a larger `resize` or `pad`."
         )
-    draws = stateless_random.uniform(seeds, draw, 3)
+    draws = stateless_random.uniform(seeds, _CROP, 3)
     top = tf.cast(draws[:, 0] * places_down, tf.int32)
     left = tf.cast(draws[:, 1] * places_across, tf.int32)
     across = tf.range(crop_width)
     if flip:
-        mirrored = _alternately(seeds, draw) if flip == "alternate" else draws[:, 2] < 0.5
+        mirrored = _alternately(seeds) if flip == "alternate" else draws[:, 2] < 0.5
         across = tf.where(mirrored[:, tf.newaxis], crop_width - 1 - across, across)
     rows, columns = top[:, tf.newaxis] + tf.range(crop_height), left[:, tf.newaxis] + across
     if pad_mode == "reflect":
@@ -64,11 +64,11 @@ def random_crop(
     return _take_pixels(_pad(images, pad), rows, columns)
 
 
-def _alternately(seeds: tf.Tensor, draw: int) -> tf.Tensor:
+def _alternately(seeds: tf.Tensor) -> tf.Tensor:
     """Returns bool [n]: random for each example in epoch 0, and inverted in each following epoch."""
     # The first column is (seed << 32) | epoch; see `tfdist.data.order.seeds`.
     epoch = tf.bitwise.bitwise_and(seeds[:, 0], 0xFFFFFFFF)
-    at_first = stateless_random.uniform(tf.stack([seeds[:, 0] - epoch, seeds[:, 1]], axis=1), draw, 3)[:, 2] < 0.5
+    at_first = stateless_random.uniform(tf.stack([seeds[:, 0] - epoch, seeds[:, 1]], axis=1), _CROP, 3)[:, 2] < 0.5
     return tf.equal(at_first, epoch % 2 == 0)
 
 
@@ -94,7 +94,7 @@ def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.T
     return tf.gather(pixels, (rows * width)[:, :, tf.newaxis] + columns[:, tf.newaxis, :], batch_dims=1)
 
 
-def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int, draw: int = 1) -> tf.Tensor:
+def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int) -> tf.Tensor:
     """Sets a square to 0, the mean of normalised images (DeVries and Taylor, arXiv 1708.04552).
 
     The centre is uniformly distributed over all pixels; the square, `size` pixels wide, is clipped at the borders.
@@ -102,12 +102,11 @@ def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int, draw: int =
     Args:
         images: float [n, h, w, c].
         seeds: int64 [n, 2].
-        draw: the stream of random numbers used.
     """
     if not (isinstance(size, int) and size >= 1):
         raise ValueError(f"prepare: cutout must be an integer number of pixels. Received: {size!r}")
     height, width, _ = static_size(images)
-    draws = stateless_random.uniform(seeds, draw, 2)
+    draws = stateless_random.uniform(seeds, _CUTOUT, 2)
 
     def outside(centres: tf.Tensor, length: int) -> tf.Tensor:
         first = tf.cast(centres * length, tf.int32)[:, tf.newaxis] - size // 2

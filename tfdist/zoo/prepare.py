@@ -1,8 +1,8 @@
 """Preprocessing and augmentation of whole batches of images, without state.
 
 `image` is the prepare function for a config. The others are its parts, pure functions for other prepare functions. The
-random ones take `seeds` (int64 [n, 2], one row per example) and `draw`, the stream of random numbers. The result for an
-example depends only on its row of `seeds`: it has the same bits in any batch, at any position.
+random ones take `seeds` (int64 [n, 2], one row per example). The result for an example depends only on its row of
+`seeds`: it has the same bits in any batch, at any position.
 """
 
 import functools
