@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tfdist.config import paths
-from tfdist.zoo.sources.arrays import Arrays, divide
+from tfdist.zoo.sources.arrays import Arrays, arrays
 
 
 def network(
@@ -196,10 +196,9 @@ def text(split: str, *, path: str, length: int = 64, test_fraction: float = 0.1)
     codes = np.frombuffer(content.encode("utf-32-le"), np.uint32)
     known, numbers = np.unique(codes, return_inverse=True)
     numbers = numbers.astype(np.int32)
-    features = {
-        "inputs": numbers[: pieces * length].reshape(pieces, length),
-        "targets": numbers[1 : pieces * length + 1].reshape(pieces, length),
-    }
+    tests = min(max(1, round(test_fraction * pieces)), pieces - 1)
+    inputs, targets = (numbers[first:][: pieces * length].reshape(pieces, length) for first in (0, 1))
+    rows = {"train": slice(pieces - tests), "test": slice(pieces - tests, None), "all": slice(None)}
+    features = {part: {"inputs": inputs[chosen], "targets": targets[chosen]} for part, chosen in rows.items()}
     classes = [chr(code) for code in known]
-    options = {"test_fraction": test_fraction, "name": name, "num_classes": len(classes), "classes": classes}
-    return divide(split, features, in_order=True, **options)
+    return arrays(split, splits=features, num_classes=len(classes), classes=classes, name=name)

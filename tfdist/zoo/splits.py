@@ -51,9 +51,7 @@ def resolve(split: str, lengths: Mapping[str, int], *, source: str) -> Slice:
     return Slice(name, start, stop)
 
 
-def by_ratio(
-    split: str, count: int, *, test_fraction: float, source: str, in_order: bool = False
-) -> tuple[np.ndarray, Slice]:
+def by_ratio(split: str, count: int, *, test_fraction: float, source: str) -> tuple[np.ndarray, Slice]:
     """Divides examples that have no splits into "train" and "test", at random and always in the same way.
 
     Returns the examples of the split, int64 [n], and the range of them that a slice selects; raises as `resolve`.
@@ -61,15 +59,13 @@ def by_ratio(
     Args:
         count: the number of examples; of two or more, each split gets at least one.
         test_fraction: the part of the examples in "test", between 0 and 1.
-        in_order: the last examples are "test", and none change their order.
     """
     if not 0 < test_fraction < 1:
         raise ValueError(f"{source}: test_fraction must be between 0 and 1. Received: {test_fraction!r}")
     name = split_name(split, BY_RATIO, source=source)
     tests = min(max(1, round(test_fraction * count)), max(0, count - 1))
-    # Stable across NumPy versions.
-    order = np.roll(np.arange(count), tests) if in_order else np.random.RandomState(0).permutation(count)
-    rows = {"train": order[tests:], "test": order[:tests], "all": np.sort(order) if in_order else order}[name]
+    order = np.random.RandomState(0).permutation(count)  # Stable across NumPy versions.
+    rows = {"train": order[tests:], "test": order[:tests], "all": order}[name]
     return rows, resolve(split, {name: len(rows)}, source=source)
 
 

@@ -100,16 +100,13 @@ def divide(
     *,
     test_fraction: float,
     name: str,
-    in_order: bool = False,
     num_classes: int | None = None,
     classes: Sequence[str] | None = None,
     columns: Mapping[str, Any] | None = None,
 ) -> Arrays:
     """Examples of arrays without splits, divided as `splits.by_ratio` does; otherwise as `arrays`."""
     features = _check_features(features, name)
-    rows, part = splits_lib.by_ratio(
-        split, _length(features), test_fraction=test_fraction, source=name, in_order=in_order
-    )
+    rows, part = splits_lib.by_ratio(split, _length(features), test_fraction=test_fraction, source=name)
     num_classes = _count_classes({"all": features}, num_classes, name)
     return Arrays({key: values[rows] for key, values in features.items()}, part, num_classes, name, classes, columns)
 
