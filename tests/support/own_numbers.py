@@ -45,18 +45,6 @@ def gradient_by_tape(model, x, y, variables):
     return total, tape.gradient(total, variables)
 
 
-def gradient_by_jacobian(model, x, y, variables):
-    """The mean of the examples' gradients, each clipped."""
-    with tf.GradientTape() as tape:
-        values = keras.losses.mean_squared_error(y, model(x, training=True))
-    jacobians = tape.jacobian(values, variables)
-    norms = tf.sqrt(sum(tf.reduce_sum(tf.reshape(one, [tf.shape(one)[0], -1]) ** 2, axis=1) for one in jacobians))
-    scales = tf.minimum(1.0, 0.1 / norms)
-    return tf.reduce_mean(values), [
-        tf.reduce_mean(one * tf.reshape(scales, [-1, *[1] * (len(one.shape) - 1)]), axis=0) for one in jacobians
-    ]
-
-
 def gradient_by_persistent_tape(model, x, y, variables):
     """Of the squares of gradients, within the tape that records them."""
     with tf.GradientTape(persistent=True) as tape:
@@ -121,6 +109,5 @@ CASES = {
     "sums": functools.partial(Step, sums),
     "vectors": functools.partial(Step, vectors),
     "moving_averages": functools.partial(Step, moving_averages),
-    "jacobian": functools.partial(Step, None, gradient_by_jacobian),
     "persistent_tape": functools.partial(Step, None, gradient_by_persistent_tape),
 }

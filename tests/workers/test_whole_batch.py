@@ -6,9 +6,8 @@ import processes
 import pytest
 import whole_batch
 
-# Numbers of one output's loss: Keras counts a smaller last batch like a full one there. The norm of what a step makes
-# of a Jacobian is that of its replica.
-NOT_COMPARED = {"two_outputs": ("a_loss", "b_loss"), "jacobian": ("norm",)}
+# Numbers of one output's loss: Keras counts a smaller last batch like a full one there.
+NOT_COMPARED = {"two_outputs": ("a_loss", "b_loss")}
 # A loss, means with masks and weights, an own step, and one with gradients by the inputs.
 FAST = ("bce_and_dice", "mean_with_mask", "mean_with_weights", "own_step", "attacked_by_sums")
 TOPOLOGIES = {
