@@ -8,15 +8,12 @@ data.
 import argparse
 import os
 import sys
-from collections.abc import Mapping
 
 from absl import app
 
 from tfdist.cluster import process_exit
 from tfdist.cluster.devices import onednn
-from tfdist.cluster.discovery import environment
 from tfdist.config import closed_streams, tensorflow_log, tool_flags
-from tfdist.config.schema import ClusterOptions
 from tfdist.training import features
 
 
@@ -37,15 +34,6 @@ def train_or_evaluate(args: argparse.Namespace) -> int:
     return code
 
 
-def keep_freed_memory(options: ClusterOptions, env: Mapping[str, str]) -> bool:
-    """With several workers, configures malloc to keep freed memory, which is faster; returns whether it does."""
-    if environment.resolve_roughly(env).num_workers == 1:
-        return False
-    from tfdist.cluster.several_workers import malloc
-
-    return malloc.keep_freed_between_workers(options, env)
-
-
 def main(args: argparse.Namespace) -> None:
     """Runs the command, and exits the process."""
     try:
@@ -53,7 +41,6 @@ def main(args: argparse.Namespace) -> None:
     except ValueError as error:
         sys.exit(f"tfdist: {error}")
     tensorflow_log.announce()
-    keep_freed_memory(args.config.cluster, os.environ)  # Before TensorFlow allocates memory.
     process_exit.run_and_exit(lambda: train_or_evaluate(args))
 
 

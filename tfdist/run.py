@@ -21,7 +21,6 @@ from pathlib import Path
 from tfdist import config as config_lib
 from tfdist.cluster import error_report, interruption, process_exit
 from tfdist.cluster.devices import onednn
-from tfdist.cluster.several_workers import malloc
 from tfdist.config import closed_streams, tensorflow_log, tool_flags
 
 # What the threads and the atexit functions of a script may take after an error.
@@ -113,8 +112,7 @@ def main() -> None:
     if "PYTHONHASHSEED" not in os.environ:  # Python reads it as it starts: sets of texts have one order on all workers.
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
     tensorflow_log.announce()
-    # Before TensorFlow is imported, which allocates, and reads its settings.
-    malloc.keep_freed_memory(config_lib.ClusterOptions(), os.environ)
+    # Before TensorFlow is imported, which reads its settings.
     onednn.choose(os.environ, args.workdir and args.workdir / "fit1")
     process_exit.run_and_exit(lambda: run_script(args))
 

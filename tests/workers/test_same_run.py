@@ -44,7 +44,7 @@ def test_weights_slots_and_losses_are_those_of_one_device(one, trained, workers,
     assert len(losses[0]) == 20
     (roster,) = topologies.records(several, "workers")
     keeps_freed = "--config.cluster.keep_freed_memory=false" in roster["workers"][-1]
-    assert keeps_freed == (workers > 1 and platform.libc_ver()[0] == "glibc")
+    assert keeps_freed == (workers > 1 and devices > 1 and platform.libc_ver()[0] == "glibc")  # Sums over gRPC.
     for line in topologies.records(several, "train") if workers > 1 else ():
         assert 0 <= line["slowest_worker"] < len(line["worker_shares"]) == workers
         np.testing.assert_allclose(np.sum(line["worker_shares"], axis=1), 1, atol=1e-3)

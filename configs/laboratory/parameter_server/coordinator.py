@@ -134,7 +134,7 @@ def _train(tools: LoopServices, state: TrainingState, remote: RemoteModel) -> No
         started, first = time.perf_counter(), state.step
         with remote.progress.watch():
             sums = _updates(tools, state, remote, batches)
-        tools.ledger.note_step(state.step)
+        tools.ledger.step = state.step
         if not all(math.isfinite(value) for value in sums):
             text = f"The loss is {sums[0]} in updates {first + 1} to {state.step}"
             raise nonfinite.make_diverged_error(tools, text, (first + 1, state.step))

@@ -1,6 +1,5 @@
 """malloc keeps freed memory where nobody has chosen otherwise; looked at from outside, in processes of their own."""
 
-import json
 import platform
 import subprocess
 import sys
@@ -40,16 +39,3 @@ def run(program: str, *words: str, **variables: str) -> str:
 def test_freed_memory_is_kept_unless_the_user_has_chosen_otherwise(switch, variables, kept):
     said, megabytes = run(PROGRAM, switch, **variables).split()
     assert said == str(kept) and (int(megabytes) > 200 if kept else int(megabytes) < 150)
-
-
-# Two workers on CPUs, one worker, and two workers on GPUs.
-@pytest.mark.parametrize(
-    ("addresses", "visible", "kept"), [(2, "", True), (1, "", False), (2, "0", False)], ids=["two", "one", "gpus"]
-)
-def test_a_run_keeps_freed_memory_only_between_workers_on_cpus(addresses, visible, kept):
-    workers = [f"localhost:{20000 + index}" for index in range(addresses)]
-    tf_config = json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}})
-    program = (
-        "import os\nfrom tfdist import config, main\nprint(main.keep_freed_memory(config.ClusterOptions(), os.environ))"
-    )
-    assert run(program, TF_CONFIG=tf_config, CUDA_VISIBLE_DEVICES=visible).split() == [str(kept)]

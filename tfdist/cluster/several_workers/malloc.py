@@ -9,7 +9,6 @@ import ctypes
 from collections.abc import Mapping
 
 from tfdist import config as config_lib
-from tfdist.cluster.devices import host_gpus
 
 # Parameters of mallopt(3) and their values: no separate mappings, no memory returned to the kernel, and one arena for
 # all threads, because other arenas cannot hold blocks above 64 MB.
@@ -35,15 +34,6 @@ def keep_freed_memory(options: config_lib.ClusterOptions, env: Mapping[str, str]
         configured = any(name.startswith(_CHOSEN) for name in env) or "malloc" in env.get("LD_PRELOAD", "")
         _enabled = options.keep_freed_memory and not configured and _set()
     return _enabled
-
-
-def keep_freed_between_workers(options: config_lib.ClusterOptions, env: Mapping[str, str]) -> bool:
-    """`keep_freed_memory` of one of several workers if it runs on CPUs, where it was measured to be faster.
-
-    Elsewhere there is no gRPC between workers, and one arena would slow down the threads that prepare examples.
-    """
-    on_cpu = options.gpus == 0 or not host_gpus.assigned_gpus(env)
-    return on_cpu and keep_freed_memory(options, env)
 
 
 def _set() -> bool:
