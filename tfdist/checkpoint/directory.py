@@ -41,7 +41,7 @@ def read_best(directory: Path) -> dict[str, Any] | None:
     """Returns {"step", "metric", "value"} of the best checkpoint, or None if none is recorded; OSError: not known."""
     try:
         best = files.read_json(directory / BEST)
-        return best if isinstance(best["step"], int) and step_path(directory, best["step"]).is_dir() else None
+        return best if best["step"] in steps(directory) else None
     except OSError:
         raise
     except (ValueError, KeyError, TypeError):
