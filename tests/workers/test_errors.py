@@ -124,7 +124,7 @@ CONTRADICTIONS = [
     ),
     (
         {"objective": {"target": "lab:wrong_key"}},
-        r"^config\.objective .*support/lab\.py, line \d+, .*\"images\"\].*'images'.* 'image'.* float32 \(2, 8, 8, 1\)",
+        r"^config\.objective .*support/lab\.py, line \d+, .*\"images\"\].*'images'.* image float32 \(2, 8, 8, 1\)",
     ),
     (
         {"data": data(prepare={"target": "lab:wrong_type"})},

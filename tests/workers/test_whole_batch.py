@@ -8,8 +8,8 @@ import whole_batch
 
 # Numbers of one output's loss: Keras counts a smaller last batch like a full one there.
 NOT_COMPARED = {"two_outputs": ("a_loss", "b_loss")}
-# A loss, means with masks and weights, an own step, and one with gradients by the inputs.
-FAST = ("bce_and_dice", "mean_with_mask", "mean_with_weights", "own_step", "attacked_by_sums")
+# A loss, means with masks and weights, an own step, one with gradients by the inputs, a table under XLA.
+FAST = ("bce_and_dice", "mean_with_mask", "mean_with_weights", "own_step", "attacked_by_sums", "xla_with_mask")
 TOPOLOGIES = {
     "two workers": FAST,
     "three devices, slow": list(whole_batch.CASES),

@@ -38,7 +38,8 @@ _TOLD_WORK = 10_000_000
 # Operations that give the numbers of their first input another form.
 _MOVES = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze")
 # Operations with graphs of their own.
-_INNER = ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "PartitionedCall")
+_INNER = ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
+_INNER += ("PartitionedCall", "StatefulPartitionedCall")
 # Operations that look at the shape of a tensor, and not at its values.
 _OF_SHAPE = ("Shape", "ShapeN", "Rank", "Size", "ZerosLike", "OnesLike")
 
