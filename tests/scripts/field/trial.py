@@ -116,7 +116,7 @@ def verdict(script: pathlib.Path, keras: Outcome, ours: Outcome, way: str) -> tu
     said = "\n".join(ours.outputs)
     if way != "one worker" and "refused on several replicas" in expected:
         expected["refused"] = expected["refused on several replicas"]
-    if way == "two workers" and "refused on two workers" in expected:
+    if way in ("two workers", "two by two") and "refused on two workers" in expected:
         expected["refused"] = expected["refused on two workers"]
     if "refused" in expected:
         followed = expected["refused"] in said and all(code not in (0, None) for code in ours.codes)
