@@ -128,7 +128,7 @@ def _advice_if_diverged(in_data: bool) -> str:
 
 def evaluated_data(model: keras.Model, adapter: DataAdapter) -> tuple[Any, ...]:
     """Returns what an evaluation step, and the traced function that calls it, are made for, besides the model."""
-    return str(adapter.element_spec), adapter.batch_size
+    return str(adapter.element_spec), adapter.batch_size, adapter.rows
 
 
 def made_on_model(cluster: Cluster, model: keras.Model, purpose: str, make: Callable[[], Any], *depends: Any) -> Any:

@@ -47,6 +47,8 @@ class DataAdapter:
     work_of_all: str | None = None
     # Whether Python code, or a state, makes batches: it may draw random numbers.
     made_by_code: bool = False
+    # The rows of each tensor of a batch, which may differ; (): those of all are `batch_size`.
+    rows: tuple[int, ...] = ()
 
     def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
         """Returns this worker's elements of the steps [start, stop), and more after them; of a stream in one epoch."""
@@ -191,6 +193,12 @@ def have_rows(element_spec: Any) -> list[bool]:
         has and (spec.shape.rank is None or spec.shape[0] is None) for has, spec in zip(ranked, flat, strict=True)
     ]
     return unknown if any(unknown) else ranked
+
+
+def numbers_of_rows(data: Any, divided: list[bool]) -> list[int | None]:
+    """Returns the number of rows of each flat tensor of a batch; None: unknown; 0: it has none, as `have_rows` says."""
+    flat = [one for one in tf.nest.flatten(data) if one is not None]
+    return [one.shape[0] if has else 0 for one, has in zip(flat, divided, strict=True)]
 
 
 def given(data: Any) -> Any:

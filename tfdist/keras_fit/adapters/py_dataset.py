@@ -49,9 +49,9 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
     if options.shuffle:
         numbers = numbers.shuffle(length, seed=options.seed)
     batches = numbers.map(load, num_parallel_calls=calls, deterministic=True) if calls > 1 else numbers.map(load)
-    size = next((one.shape[0] for one in tf.nest.flatten(samples[0]) if len(one.shape)), None)
+    sizes = tuple(one.shape[0] if len(one.shape) else 0 for one in tf.nest.flatten(samples[0]))
     return dataclasses.replace(
-        tf_dataset.of_dataset(batches, options, size=size, made_by_keras=True, is_indexed=True),
+        tf_dataset.of_dataset(batches, options, sizes=sizes, made_by_keras=True, is_indexed=True),
         sample_columns=lambda: base.arrays_of(samples[0]),
         resume_caveat=f"{name}.{hooks[-1]} must do the same in every start and on every worker" if hooks else None,
         on_epoch_begin=data.on_epoch_begin,

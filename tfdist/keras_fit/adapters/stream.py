@@ -154,15 +154,15 @@ def _cut(batches: tf.data.Dataset, shard: ReplicaShard) -> tf.data.Dataset:
             rows = [whole for whole, has in zip(flat, divided, strict=True) if has]
             totals = [tf.shape(whole, out_type=tf.int64)[0] for whole in rows]
             with tf.control_dependencies(_check_rows(totals, shard.num_replicas)):
-                low, count = base.shard_bounds(shard.first_replica + local, totals[0], shard.num_replicas)
-            own = [_rows(whole, low, count) for whole in rows] if shard.num_replicas > 1 else rows
+                bounds = [base.shard_bounds(shard.first_replica + local, n, shard.num_replicas) for n in totals]
+            own = [_rows(whole, *one) for whole, one in zip(rows, bounds, strict=True)]
             for part, whole in zip(own, rows, strict=True):
                 size = whole.shape[0] if isinstance(part, tf.Tensor) and whole.shape.rank else None
                 if size and size % shard.num_replicas == 0:  # As in Keras: a step may read it from the shape.
                     part.set_shape([size // shard.num_replicas, *whole.shape[1:]])
             left = iter(own)
             parts = [next(left) if has else whole for whole, has in zip(flat, divided, strict=True)]
-            return {"data": tf.nest.pack_sequence_as(batch, parts), "count": count, "total": totals[0]}
+            return {"data": tf.nest.pack_sequence_as(batch, parts), "count": bounds[0][1], "total": totals[0]}
 
         return tf.data.Dataset.range(shard.local_replicas).map(load)
 
@@ -181,12 +181,11 @@ def _rows(part: Any, low: tf.Tensor, count: tf.Tensor) -> Any:
 
 
 def _check_rows(totals: list[tf.Tensor], replicas: int) -> list[tf.Operation]:
-    """Checks that the tensors of a batch have the same rows, as labelled and unlabelled images may not have."""
-    if len(totals) == 1 or replicas == 1:
-        return []
-    text = (
-        f"A batch holds tensors of different numbers of rows, which {replicas} replicas cannot divide: batch them "
-        "alike. Rows:"
-    )
+    """Checks that tensors of different numbers of rows, such as labelled and unlabelled images, have equal shards."""
     sizes = tf.stack(totals)
-    return [tf.debugging.Assert(tf.reduce_all(tf.equal(sizes, sizes[0])), [text, sizes], summarize=-1)]
+    equal = tf.reduce_all(tf.equal(sizes, sizes[0])) | tf.reduce_all(tf.equal(sizes % replicas, 0))
+    text = (
+        f"A batch holds tensors of different numbers of rows, which {replicas} replicas must divide: use batch(N, "
+        "drop_remainder=True), with an N that they divide. Rows:"
+    )
+    return [] if len(totals) == 1 or replicas == 1 else [tf.debugging.Assert(equal, [text, sizes], summarize=-1)]

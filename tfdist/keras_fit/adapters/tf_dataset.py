@@ -19,7 +19,7 @@ def of_dataset(
     options: DataOptions,
     *,
     length: int | None = None,
-    size: int | None = None,
+    sizes: tuple[int, ...] = (),
     made_by_keras: bool = False,
     is_generator: bool = False,
     is_indexed: bool = False,
@@ -28,7 +28,7 @@ def of_dataset(
 
     Args:
         length: the batches of a pass, if the dataset does not know them.
-        size: the examples of the first batch, if they are known.
+        sizes: the numbers of rows of the tensors of the first batch, if they are known.
         made_by_keras: whether it was made of other data, which a look would consume.
         is_generator: whether that is a generator, which does not start again.
         is_indexed: whether that reads each batch by its number, whatever was read before.
@@ -48,7 +48,8 @@ def of_dataset(
         )
     shape = tf.nest.flatten(spec)[0].shape
     static = shape[0] if shape.rank else None
-    known = static or size or (parts.batch_size if parts else pipelines.last_batch_size(dataset))
+    known = static or (parts.batch_size if parts else pipelines.last_batch_size(dataset))
+    sizes = () if known else sizes or _first_batch_sizes(dataset)
     has_state = traits.has_state and not is_indexed
     return Stream(
         passes=Passes(
@@ -60,7 +61,8 @@ def of_dataset(
             has_state=has_state,
         ),
         steps=steps,
-        batch_size=known or _first_batch_size(dataset),
+        batch_size=known or next(filter(None, sizes)),
+        rows=sizes,
         element_spec=spec,
         smallest_batch=static or 1,
         unpack=unpack,
@@ -91,12 +93,11 @@ def _count(dataset: tf.data.Dataset) -> int:
     return batches
 
 
-def _first_batch_size(dataset: tf.data.Dataset) -> int:
-    """Returns the number of rows of the first batch."""
-    divided = base.have_rows(dataset.element_spec)
+def _first_batch_sizes(dataset: tf.data.Dataset) -> tuple[int, ...]:
+    """Returns the numbers of rows of the tensors of the first batch; 0: it has no dimension."""
     first = pipelines.copy(dataset, ordered=True).take(1)
-    with_rows = first.map(lambda *parts: tf.shape(tf.nest.flatten(parts)[divided.index(True)], tf.int64)[0])
-    return int(next(iter(with_rows)))
+    sizes = first.map(lambda *parts: [tf.shape(one)[0] if one.shape.rank != 0 else 0 for one in tf.nest.flatten(parts)])
+    return tuple(int(size) for size in next(iter(sizes)))
 
 
 def _sample(dataset: tf.data.Dataset) -> dict[str, np.ndarray]:

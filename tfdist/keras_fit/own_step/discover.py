@@ -52,13 +52,16 @@ def function_of(model: keras.Model, name: str) -> StepFunction:
     return autograph.convert(types.MethodType(plain, model), f"{type(model).__name__}.{name}")
 
 
-def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any, batch_size: int) -> Discovered:
+def discover(
+    cluster: Cluster, model: keras.Model, name: str, element_spec: Any, batch_size: int, rows: Sequence[int] = ()
+) -> Discovered:
     """Traces `model.NAME` without effect; builds layers and optimizers that are not built yet.
 
     Args:
         name: "train_step" or "test_step".
         element_spec: nested tf.TensorSpec of the data that the step gets.
         batch_size: examples of the largest global batch.
+        rows: those of each tensor of the batch, if they differ.
 
     Raises:
         ValueError: the step returns something else than a dict of scalars and results of metrics, or an optimizer
@@ -88,15 +91,23 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any,
             view.finish()
         return values, noted
 
+    def with_rows() -> Any:
+        pairs = zip(flat, sizes, strict=True)
+        specs = [_with_rows(spec, size * batch // batch_size or 1) for spec, size in pairs]
+        return tf.nest.pack_sequence_as(element_spec, specs)
+
     def trace(data: Any) -> None:
-        view = GlobalView.of_batch(batch, cluster.num_replicas, divided, whole_layers)
+        numbers = base.numbers_of_rows(data, divided)
+        view = GlobalView.of_batch(batch, cluster.num_replicas, numbers, whole_layers)
         view.plan.is_static, view.plan.examples = is_static, min(batch, batch_size)
         found[:] = [view.plan, *run(view, data)]
 
+    flat = tf.nest.flatten(element_spec)
     divided = base.have_rows(element_spec)
-    present = [one for one in tf.nest.flatten(element_spec) if one is not None]
+    present = [one for one in flat if one is not None]
     with_a_row = [one for one, has in zip(present, divided, strict=True) if has and isinstance(one, tf.TensorSpec)]
     is_static = all(one.shape.rank and one.shape[0] for one in with_a_row)
+    sizes = rows if len(rows) == len(flat) else [batch_size] * len(flat)
     whole_layers: list[keras.Layer] = []
     batch = batch_size
     parts = [one for one in (model, compiled_model.losses(model), compiled_model.metrics(model)) if one is not None]
@@ -106,8 +117,7 @@ def discover(cluster: Cluster, model: keras.Model, name: str, element_spec: Any,
         def dry() -> None:
             nonlocal noted_metrics
             noted_metrics = len(all_metrics(model))
-            with_rows = tf.nest.map_structure(functools.partial(_with_rows, size=batch), element_spec)
-            plain_values.trace_without_effect(model, trace, with_rows)
+            plain_values.trace_without_effect(model, trace, with_rows())
 
         # The layers are built, and errors are those, of the shapes of the data.
         if not is_built or is_static:

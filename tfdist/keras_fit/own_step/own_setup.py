@@ -79,7 +79,7 @@ def prepare(
     # A step that is run to find out what it does may change variables that Keras does not track.
     plain = [(one, tf.identity(one)) for _, one in _plain_variables(model)]
     given = {
-        kind: (adapter.element_spec[0] if as_given else adapter.element_spec, adapter.batch_size)
+        kind: (adapter.element_spec[0] if as_given else adapter.element_spec, adapter.batch_size, adapter.rows)
         for kind, adapter in adapters.items()
     }
     found = {kind: discover.discover(cluster, model, f"{kind}_step", *data) for kind, data in given.items()}

@@ -10,8 +10,9 @@ Only what the user's code reads is gathered: a trace without effect finds it, an
 
 import contextlib
 import dataclasses
+import fractions
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -52,8 +53,8 @@ class Call:
     # Whether each replica computes it from its own rows.
     by_rows: bool
     # For each flat argument and output its number of rows for each example; 0: it has none.
-    arguments: list[int]
-    outputs: list[int] = dataclasses.field(default_factory=list)
+    arguments: list[fractions.Fraction | int]
+    outputs: list[fractions.Fraction | int] = dataclasses.field(default_factory=list)
     # The outputs of which the trace does not tell the number of rows; it is taken as one for each example.
     unknown: list[bool] = dataclasses.field(default_factory=list)
 
@@ -67,8 +68,8 @@ class Plan:
     examples: int
     # Whether each batch has as many examples.
     is_static: bool = False
-    # Which tensors of the batch have a row for each example.
-    divided: list[bool] = dataclasses.field(default_factory=list)
+    # The rows of each tensor of the batch for each example: 1, unless it holds batches of several sizes.
+    data: list[fractions.Fraction] = dataclasses.field(default_factory=list)
     calls: list[Call] = dataclasses.field(default_factory=list)
     # Numbers of the whole tensors that the step reads, in the order in which they are made.
     read: set[int] = dataclasses.field(default_factory=set)
@@ -90,7 +91,7 @@ class _Whole:
     rows: Any
     number: int
     # Rows for each example; 0: a number, and `rows` is the part of it that this replica computes.
-    times: int
+    times: fractions.Fraction | int
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -134,15 +135,18 @@ class GlobalView:
 
     @classmethod
     def of_batch(
-        cls, batch: int, replicas: int, divided: list[bool], whole_layers: Iterable[keras.Layer] = ()
+        cls, batch: int, replicas: int, sizes: Sequence[int | None], whole_layers: Iterable[keras.Layer] = ()
     ) -> "GlobalView":
-        """Returns the view of a trace without effect, of all rows of a batch; `divided`: see `base.have_rows`."""
+        """Returns the view of a trace without effect, of all rows of a batch.
+
+        Args:
+            sizes: the rows of each of its flat tensors; None: unknown; 0: it has none.
+        """
+        parts = [fractions.Fraction(0) if one == 0 else fractions.Fraction(one or batch, batch) for one in sizes]
         whole = frozenset(id(one) for one in whole_layers)
         size = tf.constant(batch, tf.int64)
         rows = Rows(low=size - size, count=size, total=size, most=batch, replicas=replicas)
-        return cls(
-            rows=rows, plan=Plan(batch=batch, examples=batch, divided=divided, whole_layers=whole), discovers=True
-        )
+        return cls(rows=rows, plan=Plan(batch=batch, examples=batch, data=parts, whole_layers=whole), discovers=True)
 
     @property
     def in_inner_graph(self) -> bool:
@@ -264,7 +268,7 @@ class GlobalView:
         """Returns the numbers of those of `values` that are tensors of the global batch."""
         return [self.wholes[id(one)].number for one in values if id(one) in self.wholes]
 
-    def times_of(self, value: Any) -> int:
+    def times_of(self, value: Any) -> fractions.Fraction | int:
         """Returns the rows of a tensor for each example of the batch; 0: it has not the rows of the batch."""
         if id(value) in self.wholes:
             return self.wholes[id(value)].times
@@ -279,9 +283,10 @@ class GlobalView:
         # As many rows as there are pairs of examples have not the same number for each example of a smaller batch.
         if not self.plan.is_static and size % examples**2 == 0:
             return 0
-        return 0 if size % examples else size // examples
+        divides = any(size % int(part * examples) == 0 for part in (*self.plan.data, 1) if part)
+        return fractions.Fraction(size, examples) if size and divides else 0
 
-    def _output(self, value: Any, times: int) -> Any:
+    def _output(self, value: Any, times: fractions.Fraction | int) -> Any:
         if times:
             whole = self.whole_of(value, times)
             mask = None if isinstance(value, _COMPOSITE) else rows_lib.mask_of(value)
@@ -350,7 +355,7 @@ class GlobalView:
         loss = tf.convert_to_tensor(loss)
         return self.whole_sum(tf.reduce_sum(loss[: self.rows.count])) if loss.shape.rank else self.whole_mean(loss)
 
-    def own_rows(self, whole: Any, times: int) -> Any:
+    def own_rows(self, whole: Any, times: fractions.Fraction | int) -> Any:
         """Returns this replica's rows of a tensor of the global batch."""
         known = self.wholes.get(id(whole))
         if known is not None and known.number not in self.plan.sources:
@@ -373,7 +378,7 @@ class GlobalView:
         self.cut.append(own)
         return own if mask is None else rows_lib.with_mask(own, self.own_rows(mask, times))
 
-    def whole_of(self, own: Any, times: int = 1) -> Any:
+    def whole_of(self, own: Any, times: fractions.Fraction | int = 1) -> Any:
         """Returns the tensor of the global batch for this replica's rows `own`: gathered only if the step reads it.
 
         Args:
@@ -389,11 +394,11 @@ class GlobalView:
         else:
             whole = self._gather(own, times)
         if self.plan.is_static and isinstance(whole, tf.Tensor):
-            whole.set_shape([times * self.plan.batch, *whole.shape[1:]])
+            whole.set_shape([int(times * self.plan.batch), *whole.shape[1:]])
         self.wholes[id(whole)] = _Whole(whole, own, number, times)
         return whole
 
-    def _gather(self, own: tf.Tensor, times: int) -> tf.Tensor:
+    def _gather(self, own: tf.Tensor, times: fractions.Fraction | int) -> tf.Tensor:
         rows = self.rows.scaled(times)
         if not own.dtype.is_floating:
             return rows.gather(own)
@@ -415,7 +420,7 @@ class GlobalView:
         # A replica without examples has a blank row.
         return gather(own[: rows.count])
 
-    def _unread(self, own: Any, times: int) -> Any:
+    def _unread(self, own: Any, times: fractions.Fraction | int) -> Any:
         """Returns a tensor of the shape of the global batch, whose values nobody reads."""
         total = self.rows.scaled(times).total
         if isinstance(own, tf.SparseTensor):
@@ -431,8 +436,13 @@ class GlobalView:
 
     def whole_batch(self, data: Any) -> Any:
         """Returns the nested tensors of the global batch for this replica's rows `data`."""
-        divided = iter(self.plan.divided)
-        return tf.nest.map_structure(lambda own: self.whole_of(own) if own is not None and next(divided) else own, data)
+        times = iter(self.plan.data)
+
+        def whole(own: Any) -> Any:
+            part = None if own is None else next(times, fractions.Fraction(1))
+            return self.whole_of(own, part) if part else own
+
+        return tf.nest.map_structure(whole, data)
 
     def mark(self, values: Any, *, sources: bool = False) -> None:
         """Notes that the step reads those of the nested `values` that are tensors of the global batch."""

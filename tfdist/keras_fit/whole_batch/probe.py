@@ -108,7 +108,7 @@ class Probe(GlobalView):
             return whole
         parts = []
         for low, high in ((0, self.plan.batch // 2), (self.plan.batch // 2, self.plan.batch)):
-            cut = [one[n * low : n * high] if n else one for one, n in zip(flat, times, strict=True)]
+            cut = [one[int(n * low) : int(n * high)] if n else one for one, n in zip(flat, times, strict=True)]
             some, named = tf.nest.pack_sequence_as((args, keywords), cut)
             numbers.append([])
             with patching.set_in_block(self, compares=False, numbers=numbers[-1]):
@@ -224,7 +224,7 @@ def mixing_layers(
     def differences(*tensors: tf.Tensor) -> list[tf.Tensor]:
         given = iter(tensors)
         batch = tf.nest.map_structure(lambda one: one if one is None else next(given), data)
-        probe = Probe.of_batch(size, 2, divided)
+        probe = Probe.of_batch(size, 2, base.numbers_of_rows(batch, divided))
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras.StatelessScope(collect_losses=True))
             stack.enter_context(keras.SymbolicScope())  # Else penalties on weights get None for a weight.

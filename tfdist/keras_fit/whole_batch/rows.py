@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fractions
 from typing import Any
 
 import tensorflow as tf
@@ -42,13 +43,14 @@ class Rows:
         """0.0 if the shard is empty, else 1.0: float32 []."""
         return tf.cast(self.count > 0, tf.float32)
 
-    def scaled(self, times: int) -> "Rows":
+    def scaled(self, times: fractions.Fraction | int) -> "Rows":
         """Returns the rows of a tensor that has `times` rows for each example."""
         if times == 1:
             return self
-        low, count, total = (one * times for one in (self.low, self.count, self.total))
-        static = self.static and self.static * times
-        return dataclasses.replace(self, low=low, count=count, total=total, most=self.most * times, static=static)
+        up, down = times.as_integer_ratio()
+        low, count, total = (one * up // down for one in (self.low, self.count, self.total))
+        static = self.static and self.static * up // down
+        return dataclasses.replace(self, low=low, count=count, total=total, most=self.most * up // down, static=static)
 
     def take(self, whole: tf.Tensor) -> tf.Tensor:
         """Returns the own rows of a tensor of the global batch; a blank one where this replica has none."""
