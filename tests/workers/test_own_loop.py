@@ -76,40 +76,6 @@ def test_a_method_that_is_decorated_in_its_class_is_refused():
         own_loop.step(train)
 
 
-OF_A_REPLICA = """
-import keras, numpy as np, tensorflow as tf, tfdist
-model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
-optimizer, queue = keras.optimizers.SGD(0.1), keras.Variable(np.zeros((8, 3), "float32"), trainable=False)
-
-def train(x):
-    with tf.GradientTape() as tape:
-        keys = model(x)
-        loss = tf.reduce_mean(tf.square(keys - tf.reduce_mean(keys, axis=0)))
-    optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-    if kept:
-        queue.assign(tf.concat([keys, queue[:-tf.shape(keys)[0]]], axis=0))
-    return {"second": loss, "first": loss}
-
-x = np.random.default_rng(0).random((4, 2)).astype("float32")
-for kept in (False, True):
-    step = tfdist.step(train)
-    for batch in tfdist.batches(tf.data.Dataset.from_tensors(x)):
-        print(*step(batch))
-"""
-
-
-@pytest.mark.slow
-def test_what_only_one_replica_has_is_reported_and_not_kept(tmp_path):
-    (tmp_path / "loop.py").write_text(OF_A_REPLICA)
-    command = [sys.executable, "-m", "tfdist.run", "--logical_devices=2", "loop.py"]
-    paths = {"PYTHONPATH": str(REPOSITORY)}
-    codes, (output,) = processes.run([command], [worker_environment(**paths)], timeout=300.0, cwd=tmp_path)
-    assert codes == [1] and output.count("second first\n") == 1, output
-    assert "a step computes rows of several examples" in output and "tf.reduce_mean(keys, axis=0)" in output
-    assert "train cannot be distributed. After its first step the replicas have different values of" in output
-    assert "queue.assign(tf.concat(" in output.rpartition("assigned in")[2]
-
-
 def test_a_loop_without_these_lines_is_told_where_to_read(tmp_path):
     (tmp_path / "loop.py").write_text(
         "import keras, tensorflow as tf\n"

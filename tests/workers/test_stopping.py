@@ -200,7 +200,7 @@ def get_config():
         model={"target": "tests.support.lab:linear", "num_classes": 10},
         data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=48),
         train=c.Train(epochs=2),
-        callbacks=[{"target": f"{__name__}:Exits"}],
+        callbacks=[{"target": "exits:Exits"}],
     )
 """
 

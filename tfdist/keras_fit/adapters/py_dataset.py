@@ -23,8 +23,11 @@ def of_py_dataset(data: keras.utils.PyDataset, options: DataOptions) -> Stream:
         length = 0
     if not length:
         raise ValueError(f"{name}.__len__ must be the number of its batches, at least 1.")
-    samples = [as_tuple(data[index]) for index in range(min(2, length))]
+    given = [data[index] for index in range(min(2, length))]
+    samples = [as_tuple(one) for one in given]
     spec = data_adapter_utils.get_tensor_spec(samples)
+    if options.as_given and isinstance(given[0], np.ndarray):  # A loop of a script gets x, and not (x,).
+        spec = spec[0]
     specs = tf.nest.flatten(spec, expand_composites=True)
     plain = keras.utils.PyDataset
     hooks = [one for one in ("on_epoch_begin", "on_epoch_end") if getattr(type(data), one) is not getattr(plain, one)]
