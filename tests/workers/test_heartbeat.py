@@ -260,7 +260,7 @@ def test_a_worker_that_is_stopped_while_it_is_busy_is_named():
         workers.hit(1, STOP)
         codes, said = workers.ends([0])
     assert codes == [LOST]
-    assert_named({0: said[0]}, 1, workers.processes[1], silent=(3.0, SEEN_WITHIN))
+    assert_named({0: said[0]}, 1, workers.processes[1], silent=(2.0, SEEN_WITHIN))
 
 
 @pytest.mark.slow
