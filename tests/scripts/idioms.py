@@ -106,13 +106,6 @@ def batches_of_numbers():
     return network(shape=(1,)).evaluate(data, verbose=0)
 
 
-def frozen():
-    model = network()
-    model.trainable = False
-    model.compile("sgd", "mse")
-    return float(model.train_on_batch(X, Y))
-
-
 def none_for_weights():
     def batches():
         while True:
@@ -278,7 +271,7 @@ def numbers(value, name=""):
 IDIOMS = (
     *(metric_in_compute_loss, numbers_with_weights),
     *(compute_loss_of_the_object, shuffle_within_batches, lists_of_inputs_on_a_batch),
-    *(batches_of_numbers, frozen, none_for_weights),
+    *(batches_of_numbers, none_for_weights),
     *(rows_of_predict_step, numbers_of_predict_step, outputs_of_other_lengths),
     *(stopped_at_the_begin, stopped_evaluations_and_predictions),
     *(all_parts_of_a_batch, values_under_new_names, results_under_new_names),

@@ -14,7 +14,7 @@ SCRIPT = "tests/scripts/idioms.py"
 # Each takes seconds of tracing; of those that resemble others, or take longest, the slow tests have the numbers.
 QUICK = ("compute_loss_of_the_object", "numbers_with_weights", "rows_of_predict_step")
 SLOW = ("all_parts_of_a_batch", "values_under_new_names")
-SLOW += ("metric_in_compute_loss", "lists_of_inputs_on_a_batch", "frozen")
+SLOW += ("metric_in_compute_loss", "lists_of_inputs_on_a_batch")
 SLOW += ("shuffle_within_batches", "batches_of_numbers", "none_for_weights", "numbers_of_predict_step")
 SLOW += ("outputs_of_other_lengths", "stopped_at_the_begin", "stopped_evaluations_and_predictions")
 SLOW += ("results_under_new_names", "repeated_trainings")
