@@ -1,7 +1,7 @@
 """Runs an unchanged Keras script on all workers, for example: python -m tfdist.run my_script.py
 
-Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The workers connect first. `fit` and
-`evaluate` of the script's models use all of them; only the chief prints and writes. See docs/scripts.md.
+Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The workers connect first. `fit`, `evaluate` and
+`predict` of the script's models use all of them; only the chief prints and writes. See docs/scripts.md.
 
   --workdir=DIR        saves each call of fit in a directory of its own, DIR/fit1, DIR/fit2, ...: the same command
                        resumes.

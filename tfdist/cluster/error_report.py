@@ -75,7 +75,7 @@ def _report(error: BaseException) -> int:
 
 
 def _tell(text: str, code: int) -> int:
-    """Tells this worker's user and the other workers why it ends; returns the exit code."""
+    """Reports to the user and to the other workers why this one ends; returns the exit code."""
     heartbeat_monitor.first_exit()
     heartbeat_monitor.announce_failure(text)
     _print(text)

@@ -57,8 +57,11 @@ class Ledger:
         values = {**self.about, "start": now - seconds, "now": now, "seconds": round(seconds, 3), "step": self.step}
         values |= {"end": end, "text": text.encode("ascii", "replace").decode()[:_TEXT_BYTES]}
         line = json.dumps(files.nan_to_null(values)).encode().ljust(_LINE_BYTES - 1) + b"\n"
-        opener = lambda path, flags: os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # noqa: E731
-        with contextlib.suppress(OSError), files.waiting(self.path), open(self.path, "r+b", opener=opener) as file:
+        with (
+            contextlib.suppress(OSError),
+            files.waiting(self.path),
+            open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file,
+        ):
             if self.place is None:
                 size = os.fstat(file.fileno()).st_size
                 self.place = size - size % _LINE_BYTES  # An incomplete line of a full disk is replaced.

@@ -225,7 +225,7 @@ def look(monitor: HeartbeatMonitor, last: float, now: float) -> None:
     """Tells the others what this worker does, and whether it has stalled at the moment `now`; it looked at `last`."""
     if now - last > monitor.options.heartbeat_seconds / 2:  # This process was suspended.
         monitor.last_pause = monitor.resumed = now
-    paused = monitor.pauses > 0 or monitor.waits_for_file() is not None  # Which has its own limit.
+    paused = monitor.pauses > 0 or monitor.waits_for_file() is not None  # Files have a limit of their own.
     monitor.tell({"step": monitor.step, "waits": monitor.collective, "paused": paused})
     if paused or monitor.others_paused:
         monitor.last_pause = now

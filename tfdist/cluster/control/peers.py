@@ -123,7 +123,7 @@ class Peers:
             self.mark_lost(**message)
 
     def mark_lost(self, lost: str, *, stacks: bool = False, is_transient: bool = True) -> None:
-        """Tells the others and this worker of a lost worker; arguments as of `HeartbeatMonitor.mark_lost`."""
+        """Reports a lost worker to this worker and all others. Arguments: see `HeartbeatMonitor.mark_lost`."""
         if not self.loss:
             self.loss = {"lost": lost, "stacks": stacks, "is_transient": is_transient}
             self.announce({})

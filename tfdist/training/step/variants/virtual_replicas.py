@@ -159,7 +159,7 @@ def _check_model(config: config_lib.Config, total: int, model: keras.Model) -> N
             found.append(f"the layer {layer.name!r} has the state {own[0].name!r} of type {own[0].dtype}, not float")
     wide = [one.path for one in model.variables if one.dtype == "float64"]
     if wide:
-        found.append(f"{wide[0]} is of float64, and integers of float32 are summed")
+        found.append(f"{wide[0]} is of float64, and only float32 is summed exactly")
     if model.losses and total & (total - 1):
         found.append("the model has penalties, which are divided exactly by powers of two only")
     if found:
