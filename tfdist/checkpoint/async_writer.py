@@ -1,7 +1,7 @@
 """Writes checkpoints in a thread while training continues. Failed writes are reported; training continues.
 
-Only the chief saves. If the workdir is full, read-only or unavailable, the checkpoints due in that time are skipped. If
-it is slow, a save waits for the previous one for up to `_MAX_WAIT_SECONDS`; then checkpoints are skipped as well.
+Only the chief saves. While the workdir is full, read-only or unavailable, checkpoints that are due are skipped. If it
+is slow, a save waits up to `_MAX_WAIT_SECONDS` for the previous ones, and then replaces one that has not begun.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import workdir_lock
 from tfdist.report import files
 
-# The longest wait of `save` for the previous checkpoint. After that, the one that waits is skipped.
+# Maximum wait of `save` for previous checkpoints. After that, it skips one that is still queued.
 _MAX_WAIT_SECONDS = 30.0
-# Of `files.replace_file`: NAME.PID-TOKEN.tmp.
+# Temporary files of `files.replace_file`: NAME.PID-TOKEN.tmp.
 _TEMPORARY = f"*.[0-9]*-{'[0-9a-f]' * 8}.tmp"
-# Names of what killed runs leave behind among the checkpoints, and of files in the workdir, which may have others of
-# the user's; and the age in seconds at which the next start removes them.
+# What killed runs leave in the directory of checkpoints, and in the workdir, which may also hold the user's files:
+# pattern -> age in seconds at which the next start removes it.
 _LEFTOVERS = {"*.writing": 0, "*.removing": 0, _TEMPORARY: 3600, "*.damaged": 7 * 86400}
 _LEFTOVERS_IN_WORKDIR = {
     "model.writing.keras": 0,
@@ -58,9 +58,9 @@ class AsyncCheckpointer:
         self._newest_step: int | None = None
         # Duration of the slowest write, in seconds; None before the first.
         self.longest_write_seconds: float | None = None
-        # Guards what follows, which the thread uses as well.
+        # Guards the fields below, which the thread also uses.
         self._changed = threading.Condition()
-        # The checkpoint that is being written, and one that waits.
+        # The checkpoint that is being written, and at most one that waits.
         self._queue: list[_Snapshot] = []
         # The steps that are on disk.
         self._valid_steps: set[int] = set()
@@ -70,8 +70,8 @@ class AsyncCheckpointer:
     def remove_partial(self, restored: checkpoint_format.Saved | None) -> None:
         """Removes what a killed run left in its workdir, and records that `restored` is valid.
 
-        No other run may write to the workdir. Incomplete checkpoints and those that are no longer kept are removed at
-        once, files that other processes may be writing after an hour, and damaged checkpoints after a week.
+        This run must hold the workdir's lock. Incomplete checkpoints and those that are no longer kept are removed at
+        once, temporary files that other processes may be writing after an hour, damaged checkpoints after a week.
         """
         for directory, leftovers, remove in (
             (self._directory, _LEFTOVERS, _remove),
@@ -84,14 +84,14 @@ class AsyncCheckpointer:
                             remove(path)
         if restored is not None:
             self._valid_steps.add(restored.step)
-            self._tidy(restored.step, restored.state)  # The run may have died after this save.
+            self._tidy(restored.step, restored.state)  # The run may have died between this save and its `_tidy`.
 
     def save(self, step: int, snapshot: Callable[[], dict[str, np.ndarray]], state: dict[str, Any]) -> None:
         """Starts writing the checkpoint of `step`; first waits up to `_MAX_WAIT_SECONDS` for the previous one.
 
         Args:
-            snapshot: copies all values to host memory. Called after the wait, and not if `step` is saved already: at
-                most one other copy is in memory then.
+            snapshot: copies all values to host memory. Called after the wait, when at most one other copy is in
+                memory; not called if `step` is saved already.
             state: the state of the training loop, JSON values.
         """
         self.wait_until_idle(_MAX_WAIT_SECONDS)
@@ -125,7 +125,7 @@ class AsyncCheckpointer:
         return self._newest_step is None or self._newest_step in self._valid_steps
 
     def wait_until_idle(self, seconds: float | None) -> bool:
-        """Waits so long for what is being written; returns whether nothing is any more. None: no limit."""
+        """Waits up to `seconds` (None: no limit) for all writes; returns whether they are done."""
         with self._changed:
             idle = self._changed.wait_for(lambda: not self._queue, seconds)
         self._report()
@@ -170,7 +170,7 @@ class AsyncCheckpointer:
             self._tidy(snapshot.step, snapshot.state)
 
     def _tidy(self, step: int, state: Mapping[str, Any]) -> None:
-        """Writes best.json if `step`, whose state is given, is the best, and removes checkpoints no longer kept."""
+        """Writes best.json if `step` is the best according to its `state`; removes checkpoints no longer kept."""
         try:
             if state.get("best_step") == step and state.get("best") is not None:
                 best = {"step": step, "metric": state["best_of"].partition(",")[0], "value": state["best"]}
@@ -180,10 +180,10 @@ class AsyncCheckpointer:
             self._log(f"after the save of step {step}: {type(error).__name__}: {error}. Training continues.")
 
     def _remove_old(self, newest: int, state: Mapping[str, Any]) -> None:
-        """Removes the checkpoints before `newest`, whose state is given, that are no longer kept."""
+        """Removes checkpoints before `newest` that are no longer kept; `state`: that of `newest`."""
         steps = directory_lib.steps(self._directory)
         best = directory_lib.read_best(self._directory)
-        # The best also if best.json is damaged or not written yet.
+        # Keep the best one even if best.json is damaged or not written yet.
         kept = {step for step in steps if step > newest} | {state.get("best_step") or None, best and best["step"]}
         kept.update([step for step in steps if step <= newest][: self._keep])
         for step in sorted({*steps} - kept):

@@ -24,7 +24,7 @@ def newest_step(directory: Path) -> int | None:
 
 
 def written(directory: Path) -> set[tuple[int, int]]:
-    """Returns the steps with a checkpoint, and when it was written: one that replaces a damaged one is another."""
+    """Returns (step, time of writing) of each checkpoint; one that replaces a damaged one has another time."""
     found = set()
     with contextlib.suppress(OSError):
         found.update((step, step_path(directory, step).stat().st_mtime_ns) for step in steps(directory))
@@ -32,13 +32,13 @@ def written(directory: Path) -> set[tuple[int, int]]:
 
 
 def safe_state(directory: Path) -> str:
-    """Returns what a stop before the first step of this start leaves of a run, for the end of a message."""
+    """Returns the end of a message about a stop before this start's first step: which checkpoint remains."""
     step = newest_step(directory)
     return "nothing to save" if step is None else f"the checkpoint of step {step} is unchanged: {_RESUME}"
 
 
 def read_best(directory: Path) -> dict[str, Any] | None:
-    """Returns {"step", "metric", "value"} of the best checkpoint, or None if none is recorded; OSError: not known."""
+    """Returns {"step", "metric", "value"} of the best checkpoint, None if none is recorded; OSError: unreadable."""
     try:
         best = files.read_json(directory / BEST)
         return best if best["step"] in steps(directory) else None
@@ -49,7 +49,7 @@ def read_best(directory: Path) -> dict[str, Any] | None:
 
 
 def steps(directory: Path) -> list[int]:
-    """Returns the steps with a checkpoint directory, valid or not, newest first; OSError: it cannot be read."""
+    """Returns the steps with a checkpoint directory, valid or not, newest first; OSError: unreadable."""
     try:
         names = os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):

@@ -9,9 +9,9 @@ from tfdist.report import files
 
 
 def export(model: keras.Model, path: Path) -> str:
-    """Writes `model` to `path` (.keras) through a temporary file: complete or absent; returns a line for the log.
+    """Writes `model` to `path` (.keras) atomically, through a temporary file; returns a line for the log.
 
-    Nothing is written of a model that Keras cannot save, for example because a class has no `get_config`.
+    If Keras cannot save the model, for example because a class has no `get_config`, nothing is written.
     """
     temporary = path.with_name(f"{path.stem}.writing.keras")
     try:
@@ -20,7 +20,7 @@ def export(model: keras.Model, path: Path) -> str:
         return f"exported {path}"
     except OSError:
         raise
-    except Exception as error:  # Of the user's `get_config`, or Keras' own: the run is finished all the same.
+    except Exception as error:  # From the user's `get_config`, or from Keras: the run is finished anyway.
         why = " ".join(str(error).partition("Example:")[0].split())
         return f"no {path.name}, because Keras cannot save this model; its weights are in the checkpoint. Keras: {why}"
     finally:

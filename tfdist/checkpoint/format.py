@@ -35,7 +35,7 @@ FORMAT = 1
 CALLBACKS = "callbacks/"
 # The number that Keras adds to names of layers and optimizers, as in dense_2.
 _NUMBER = re.compile(r"_\d+")
-# Seconds for which NFS, by default, may still list a checkpoint that another host has removed; seconds between
+# Seconds for which NFS may, by default, still list a checkpoint that another host has removed; seconds between
 # attempts.
 _STALE_SECONDS, _LOOK_SECONDS = 60.0, 0.5
 
@@ -91,7 +91,7 @@ def tf_variable(variable: Any) -> tf.Variable:
 
 
 def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> Path:
-    """Writes one checkpoint and returns its directory: complete and durable on return, absent if killed before.
+    """Writes one checkpoint atomically and durably, and returns its directory.
 
     Raises:
         OSError: the disk is full, read-only or unavailable. Other checkpoints are not touched.
@@ -130,7 +130,7 @@ def write(directory: Path, step: int, arrays: Mapping[str, np.ndarray], state: M
 
 
 def _replace(temporary: Path, target: Path) -> None:
-    """Renames `temporary` to `target`; a valid checkpoint there is kept, a damaged one renamed to `.damaged`."""
+    """Renames `temporary` to `target`, unless a valid checkpoint is there; renames a damaged one to `.damaged`."""
     if os.path.lexists(target):
         try:
             verify(target)
@@ -145,7 +145,7 @@ def _replace(temporary: Path, target: Path) -> None:
 
 
 def _rename_complete(directory: Path) -> None:
-    """Restores the names of complete checkpoints that a killed run had not yet renamed, or had started to remove."""
+    """Gives complete checkpoints that a killed run had not renamed yet, or was removing, their final names."""
     for suffix in (".writing", ".removing"):
         for path in directory.glob(f"step-*{suffix}"):
             with contextlib.suppress(DamagedCheckpointError):  # Incomplete.
@@ -219,7 +219,7 @@ def newest_valid(directory: Path, report: Callable[[str], None], *, is_ours: boo
         except DamagedCheckpointError as error:
             if os.path.lexists(path) or time.monotonic() > give_up:
                 damages[steps[0]] = str(error)
-            else:  # Removed by a run in progress, which has a newer one.
+            else:  # Removed by a running run, which has a newer one.
                 time.sleep(_LOOK_SECONDS)
             continue
         except OSError as error:
@@ -291,7 +291,7 @@ def check_variables(saved: Saved, variables: Mapping[str, Any]) -> dict[str, str
 
 
 def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the saved arrays `names` with their names; DamagedCheckpointError, OSError: as `verify`."""
+    """Yields (name, saved array) for each of `names`; raises DamagedCheckpointError and OSError as `verify`."""
     try:
         with np.load(saved.path / "arrays.npz", allow_pickle=False) as arrays:
             for name in names:
@@ -310,10 +310,10 @@ def callback_names(saved: Saved) -> list[str]:
 
 
 def _with_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Returns an array, as read from a file, with its saved dtype, which NumPy may lack, such as bfloat16."""
+    """Returns an array that was read from a file in its saved dtype, which NumPy itself may lack (bfloat16)."""
     if array.dtype.name != dtype:
         return array.view(dtype)  # TensorFlow has registered its name.
-    return array.astype(array.dtype.newbyteorder("="), copy=False)  # In native byte order: names of dtypes have none.
+    return array.astype(array.dtype.newbyteorder("="), copy=False)  # Native byte order: dtype names have none.
 
 
 def _sha256(path: Path) -> str:

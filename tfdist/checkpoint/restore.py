@@ -1,7 +1,7 @@
-"""Restores a checkpoint on all workers: the chief reads the files, and the others get their content from it.
+"""Restores a checkpoint on all workers: the chief reads the files and broadcasts their content.
 
-If every worker read the checkpoint, N workers would read it 3 N times from a shared file system: for the hash, and for
-the values with their checksums.
+If every worker read the checkpoint, N workers would read it 2 N times from a shared file system: once for the hash and
+once for the values.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.format import Saved
 
-# Bytes of arrays that are broadcast together.
+# Maximum bytes of the arrays in one broadcast; a larger array has its own.
 _TOGETHER = 2**25
 
 
@@ -30,7 +30,7 @@ class Workers(Protocol):
 
 
 def broadcast_saved(workers: Workers, saved: Saved | None) -> Saved | None:
-    """Returns on every worker the checkpoint that the chief has `saved`, or None, without its arrays. Collective."""
+    """Returns the chief's `saved` on every worker. Collective."""
     if workers.num_workers == 1:
         return saved
     content = b""
@@ -64,7 +64,7 @@ def restore(workers: Workers, saved: Saved, variables: Mapping[str, Any]) -> Non
 
 
 def read(workers: Workers, saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the saved arrays `names` with their names on every worker. Collective."""
+    """Yields (name, saved array) for each of `names` on every worker. Collective."""
     if workers.num_workers == 1:
         yield from checkpoint_format.read(saved, names)
         return

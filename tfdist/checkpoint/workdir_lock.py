@@ -1,10 +1,10 @@
 """One run per workdir: `workdir/.tfdist-run` names the run that writes there. Imports no TensorFlow.
 
-The chief creates the file with O_EXCL and writes it again in each heartbeat. While this run is alive, a second one is
-refused. If it is dead, the next run takes over the workdir: its process no longer exists on this machine, or it ran on
-another one and the time of its file has not changed for `_DEAD_HEARTBEATS` heartbeats, in which the next run waits. So
-no clocks are compared. File locks are not used: network file systems may not support them, or may keep those of a dead
-host.
+The chief creates the file with O_EXCL and rewrites it at each heartbeat. While the run is alive, a second run is
+refused. If it is dead, the next run takes over the workdir. A run on this machine is dead if its process no longer
+exists. A run on another machine is dead if the file's time does not change while the next run waits for
+`_DEAD_HEARTBEATS` heartbeats, so no clocks are compared. File locks are not used: network file systems may not support
+them, or may keep the locks of a dead host.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from pathlib import Path
 from tfdist.report import files
 
 LOCK = ".tfdist-run"
-# Heartbeats without a sign after which a run on another machine is dead.
+# Number of missed heartbeats after which a run on another machine is dead.
 _DEAD_HEARTBEATS = 3
-# Seconds between two looks at the file of another run.
+# Seconds between two reads of another run's file.
 _POLL_SECONDS = 0.5
 
 
@@ -46,7 +46,7 @@ class Owner:
     start: str = ""
     # When it acquired the workdir, in seconds since 1970.
     since: float = 0.0
-    # Between two signs of life.
+    # Interval of the heartbeats.
     heartbeat_seconds: float = 10.0
     nonce: str = "unreadable"
 
@@ -56,7 +56,7 @@ class Owner:
         return f"{job}host {self.host}, process {self.pid}, since {when}"
 
 
-# The owner of a file that was being written when its process was killed.
+# The owner of a file whose process was killed while it wrote the file.
 _UNREADABLE = Owner()
 
 
@@ -105,10 +105,10 @@ def acquire(
     """Makes this process the only one that writes to `workdir`, which is created if needed.
 
     Args:
-        job: id of the batch job, "" without one. Another run of the same job is awaited, for up to `wait_seconds`: a
-            requeued job may start while its processes on another host still save.
-        lost: called in a thread, if another run takes over the workdir because this one was stopped for a long time.
-        log: called with a line about a wait, and about a dead run.
+        job: id of the batch job, "" without one. Waits up to `wait_seconds` for another run of the same job: a requeued
+            job may start while its processes on another host are still saving.
+        lost: called in a thread if another run takes over the workdir, because this one was suspended for a long time.
+        log: called with a log line about a wait, and about a dead run.
 
     Raises:
         WorkdirInUseError: another run is alive and writes there.
@@ -143,7 +143,7 @@ def acquire(
 
 
 def owner(workdir: Path) -> Owner | None:
-    """Returns the run that holds a workdir, whether it is alive or not; None: no run does."""
+    """Returns the run that holds a workdir, alive or dead; None: no run does, or the file cannot be read."""
     try:
         found = _look(workdir / LOCK)
     except OSError:
@@ -152,9 +152,9 @@ def owner(workdir: Path) -> Owner | None:
 
 
 def is_alive(workdir: Path, holder: Owner) -> bool:
-    """Returns whether the run that holds a workdir is alive, without a wait and without writing.
+    """Returns whether the run that holds a workdir is alive; does not wait or write.
 
-    A run of another machine is, if its file is not older than some heartbeats by the clock of this one.
+    A run on another machine is alive if its file is at most `_DEAD_HEARTBEATS` heartbeats old by this machine's clock.
     """
     if holder.machine and holder.machine == _machine():
         return _runs(holder)
@@ -166,10 +166,10 @@ def is_alive(workdir: Path, holder: Owner) -> bool:
 
 
 def _look(path: Path, touch: str = "") -> tuple[Owner, float] | None:
-    """Returns the owner and the time of the file, None if there is none; renews the time if the nonce is `touch`.
+    """Returns the file's owner and time, or None without a file; rewrites the file if its nonce is `touch`.
 
     Raises:
-        WorkdirInUseError: it is a link, a pipe or a directory, which no run makes.
+        WorkdirInUseError: the path is a link, a pipe or a directory, which no run creates.
     """
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
@@ -197,7 +197,7 @@ def _parse(content: bytes) -> Owner:
 
 
 def _create(path: Path, owner: Owner) -> bool:
-    """Creates the file; returns False if there is one. Of several processes, only one creates it."""
+    """Creates the file; returns False if it exists. Of several processes, only one succeeds."""
     try:
         with files.waiting(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -208,7 +208,7 @@ def _create(path: Path, owner: Owner) -> bool:
             file.write(_content(owner))
             file.flush()
             os.fsync(file.fileno())
-    except OSError:  # The disk is full: an empty file would be that of an unknown run.
+    except OSError:  # The disk is full: an empty file would look like the lock of an unknown run.
         with contextlib.suppress(OSError):
             path.unlink()
         raise
@@ -236,14 +236,14 @@ def _take_over(path: Path, dead: Owner, mine: Owner) -> bool:
 
 
 def _runs(owner: Owner) -> bool:
-    """Returns whether the owner's process exists on this machine, and its id does not belong to a newer process."""
+    """Returns whether the owner's process still exists on this machine; a newer process may have its pid."""
     return owner.start == _start_of(owner.pid)
 
 
 def _start_of(pid: int) -> str:
     """Returns when a process started, in clock ticks since boot; "": it has ended."""
     try:
-        # proc(5), fields 3 and 22. The second field is the command in parentheses, which may hold spaces and those.
+        # proc(5), fields 3 and 22. Field 2, the command in parentheses, may itself contain spaces and parentheses.
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
@@ -264,7 +264,7 @@ def _this_process(job: str, heartbeat_seconds: float) -> Owner:
 
 
 def _machine() -> str:
-    """Returns the boot id of the kernel and the process namespace: hosts may have equal names, containers equal ids."""
+    """Returns the kernel's boot id and the pid namespace: hosts may have equal names, containers equal pids."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
