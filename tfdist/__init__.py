@@ -1,4 +1,4 @@
-"""Trains any Keras model data-parallel, the same run on any machines.
+"""Data-parallel training of any Keras model: the same run on any number of devices and machines.
 
 From the command line, with a config:
 
@@ -54,4 +54,4 @@ def _import_tensorflow(execute: Callable[[types.ModuleType], None], module: type
 
 if "tensorflow" not in sys.modules:
     sys.meta_path.insert(0, patching.ImportHook({"tensorflow"}, _import_tensorflow))
-os.environ["KERAS_BACKEND"] = "tensorflow"  # Keras reads it at its import, before its file keras.json.
+os.environ["KERAS_BACKEND"] = "tensorflow"  # Keras reads it when imported; it overrides keras.json.

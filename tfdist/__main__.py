@@ -26,7 +26,7 @@ TOOLS = {
     "runs": ("tfdist.tools.many_runs.runs", "List runs with state, progress and metrics; sort and filter them."),
     "compare": (
         "tfdist.tools.many_runs.compare",
-        "Show in what runs differ: fields, metrics, code, and the first step; curves.",
+        "Show how runs differ: fields, metrics, code, and the first step; curves.",
     ),
     "verify": ("tfdist.tools.saved_runs.verify", "Train parts of a finished run again, and compare hashes."),
     "new": ("tfdist.tools.start.new", "Write a config, a network and a README for your own data."),
@@ -72,8 +72,8 @@ TRAINING = {
 }
 _BEGIN = (
     "  $ tfdist train digits             trains a small network on images that come with it",
-    "  $ tfdist new mine --images=DIR    writes a config for data of yours, also for a table",
-    "  $ tfdist run my_script.py         trains with a Keras script of yours, unchanged",
+    "  $ tfdist new mine --images=DIR    writes a config for your own data: images, or a table",
+    "  $ tfdist run my_script.py         trains with your Keras script, unchanged",
 )
 _HELP = {"--help", "-help", "--helpfull", "--helpshort", "-h", "-?", "help"}
 
@@ -86,7 +86,7 @@ def main() -> None:
         _run_command(name, arguments)
     except KeyboardInterrupt:
         print(f"tfdist {name}: stopped by Ctrl-C.", file=sys.stderr)
-        sys.exit(130)  # As shells say it.
+        sys.exit(130)  # As shells report SIGINT.
 
 
 def _run_command(name: str, arguments: list[str]) -> None:
@@ -97,7 +97,7 @@ def _run_command(name: str, arguments: list[str]) -> None:
     if name == "--version":
         print(f"tfdist {importlib.metadata.version('tfdist')}")
         return
-    if os.getcwd() not in sys.path:  # As `python -m`: modules of the user are there.
+    if os.getcwd() not in sys.path:  # As `python -m` does, to find the user's modules.
         sys.path.insert(0, os.getcwd())
     commands = [*TRAINING, *TOOLS]
     if name not in commands:

@@ -1,6 +1,6 @@
 """The shipped configs and networks, as the package `tfdist.configs`: the folder configs/ of a clone.
 
-In the wheel the same files are in the package: `tfdist.configs.networks.airbench:network` is a network everywhere.
+A wheel has the same files in the package, so `tfdist.configs.networks.airbench:network` works in both.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ __path__ = [str(FOLDER)]
 def find(path: str) -> str:
     """Returns the path of a config, with the argument that may follow it: "configs/digits.py:argument".
 
-    A path that names no file becomes that of the shipped config of this name, with or without ".py", if there is one.
+    If there is no such file, returns the path of the shipped config with this name, with or without ".py", if any.
     """
     name, colon, argument = path.partition(":")
     shipped = FOLDER / f"{name.removeprefix('configs/').removesuffix('.py')}.py"

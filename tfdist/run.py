@@ -1,12 +1,12 @@
 """Runs an unchanged Keras script on all workers, for example: python -m tfdist.run my_script.py
 
-Started once per worker, by srun, mpirun, with TF_CONFIG or directly. The workers connect first. `fit`, `evaluate` and
-`predict` of the script's models use all of them; only the chief prints and writes. See docs/scripts.md.
+Start it once per worker: by srun, mpirun, with TF_CONFIG, or directly. The workers connect first. `fit`, `evaluate` and
+`predict` of the script's models use all workers; only the chief prints and writes. See docs/scripts.md.
 
-  --workdir=DIR        saves each call of fit in a directory of its own, DIR/fit1, DIR/fit2, ...: the same command
+  --workdir=DIR        saves each call of fit in its own directory, DIR/fit1, DIR/fit2, ...; the same command then
                        resumes.
-  --logical_devices=N  makes N devices of this worker's CPU, to try a script on several replicas.
-  --whole_calls=true   each replica calls layers that compare the examples of a batch with the whole batch.
+  --logical_devices=N  splits this worker's CPU into N devices, to try a script on several replicas.
+  --whole_calls=true   computes layers that mix the examples of a batch for the global batch, on each replica.
 
 Exit codes: those of python -m tfdist.main, or the script's own.
 """
@@ -23,7 +23,7 @@ from tfdist.cluster import error_report, interruption, process_exit
 from tfdist.cluster.devices import onednn
 from tfdist.config import closed_streams, tensorflow_log, tool_flags
 
-# What the threads and the atexit functions of a script may take after an error.
+# Seconds that the script's threads and atexit functions may take after an error.
 _ENDING_SECONDS = 60.0
 
 
@@ -60,7 +60,7 @@ def run_script(args: argparse.Namespace) -> int:
 
     script = args.script
     options = config_lib.ClusterOptions(logical_devices=args.logical_devices)
-    sys.argv[:] = [str(script), *args.arguments]  # The workers compare the script.
+    sys.argv[:] = [str(script), *args.arguments]  # Before `connect`, which compares the script on all workers.
     cluster = connect.connect(options, seed=None)
     if args.whole_calls:
         global_view.call_mixing_layers_whole()
@@ -109,10 +109,10 @@ def main() -> None:
     """Runs the script that the command line names, and exits the process."""
     closed_streams.open_closed()
     args = parse(sys.argv[1:])
-    if "PYTHONHASHSEED" not in os.environ:  # Python reads it as it starts: sets of texts have one order on all workers.
+    if "PYTHONHASHSEED" not in os.environ:  # Python reads it at start: sets of strings get one order on all workers.
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
     tensorflow_log.announce()
-    # Before TensorFlow is imported, which reads its settings.
+    # Before TensorFlow is imported and reads this setting.
     onednn.choose(os.environ, args.workdir and args.workdir / "fit1")
     process_exit.run_and_exit(lambda: run_script(args))
 
