@@ -2,11 +2,11 @@
 
     connect(options) -> Cluster   strategy.py: one tf.distribute strategy per process
     Cluster                       cluster.py: scope, distribute, broadcast, all_gather, barrier
-    interruption, process_exit    stop requests from signals; exit codes; error_report: what is said of an error
+    interruption, process_exit    stop requests from signals; exit codes; error_report: messages for errors
     devices/                      GPUs of the host, their software; dtypes of collectives
     discovery/                    Slurm, MPI, PBS and TF_CONFIG -> WorkerSpec
     control/                      rendezvous, heartbeats, watchdogs: missing, lost and stalled workers, by name
-    several_workers/              their start: strategy, broadcasts, the ring over TCP
+    several_workers/              the start of several workers: strategy, broadcasts, the ring over TCP
 
-The only package that names launchers' variables. Imports config.
+The only package that reads launchers' variables. Imports config.
 """

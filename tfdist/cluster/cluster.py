@@ -57,7 +57,7 @@ class Cluster:
     roster: Roster
     # Watches this worker, and the others if there are any.
     monitor: HeartbeatMonitor
-    # Compiled collectives: they are traced once, not in every call.
+    # Compiled collectives, so that each is traced only once.
     compiled: dict[tuple[str, tf.DType], Callable] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -106,7 +106,7 @@ class Cluster:
         return distributed_dataset.distribute(self.strategy, dataset)
 
     def distribute_global(self, dataset: tf.data.Dataset) -> Iterator:
-        """Returns an iterator over global batches, which TensorFlow divides; see `distributed_dataset`."""
+        """Returns an iterator over global batches, which TensorFlow shards; see `distributed_dataset`."""
         return distributed_dataset.distribute_global(self.strategy, dataset)
 
     def created_here(self, variable: tf.Variable) -> bool:
@@ -136,7 +136,7 @@ class Cluster:
 
     def _compile_all_gather(self, dtype: np.dtype) -> Callable[[tf.Tensor], tf.Tensor]:
         def row(numbers: tf.Tensor) -> tf.Tensor:
-            # By a sum, which every strategy has: a replica fills its row and leaves the others 0. Exact for all dtypes.
+            # By a sum, which every strategy has: each replica fills its row and leaves others 0. Exact for all dtypes.
             is_own = tf.equal(tf.range(self.num_replicas), replicas.replica_id())
             return tf.where(is_own[:, tf.newaxis], numbers[tf.newaxis], tf.zeros([], numbers.dtype))
 
@@ -194,7 +194,7 @@ class Cluster:
         return call
 
     def broadcast_variables(self, variables: Iterable[keras.Variable | tf.Variable]) -> None:
-        """Sets variables, but no strings, to the chief's values on every worker. Collective."""
+        """Sets all variables except strings to the chief's values on every worker. Collective."""
         if self.num_workers > 1:
             from tfdist.cluster.several_workers import broadcasts
 

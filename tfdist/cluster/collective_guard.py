@@ -1,6 +1,6 @@
 """`ScriptCluster`: the workers of a script. Code that one worker runs alone, first, or for all, without collectives.
 
-`share`: what the chief returned or raised, on every worker.
+`send_to_all` gives every worker what the chief returned or raised.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ class ScriptCluster(Cluster):
 
     @contextlib.contextmanager
     def chief_first(self) -> Iterator[None]:
-        """Lets the chief run a `with` block first, and then the other workers, all at the same time. Collective.
+        """Lets the chief run a `with` block first, and then all other workers at the same time. Collective.
 
         For downloads, and for files that the chief writes and all workers read. If the chief fails in the block, the
-        others skip it and raise as `share` does. In the block, collectives and the creation of models raise
-        RuntimeError: the chief would wait for workers that wait for it.
+        others skip it and raise an error as `send_to_all` does. In the block, collectives and the creation of models
+        raise RuntimeError: the chief would wait for workers that wait for it.
         """
         if self.num_workers == 1:
             yield
@@ -51,9 +51,9 @@ class ScriptCluster(Cluster):
 
     @contextlib.contextmanager
     def alone(self, model: keras.Model) -> Iterator[None]:
-        """Lets this worker alone use Keras' own `model.predict`, in a block that the others may skip.
+        """Lets this worker alone call Keras' own `model.predict`, in a block that other workers may skip.
 
-        `fit`, `evaluate`, `train_on_batch` and `test_on_batch` raise RuntimeError in it: they need all workers.
+        In the block, `fit`, `evaluate`, `train_on_batch` and `test_on_batch` raise RuntimeError: they need all workers.
         """
         with (
             cluster_lib.on_one_worker("a block of cluster.alone", "call it on all workers, outside of the block"),
@@ -68,7 +68,7 @@ class ScriptCluster(Cluster):
 
 
 def for_script(cluster: Cluster) -> ScriptCluster:
-    """Returns the same workers with the methods of scripts."""
+    """Returns the same cluster with the additional methods for scripts."""
     return ScriptCluster(**{field.name: getattr(cluster, field.name) for field in dataclasses.fields(cluster)})
 
 
@@ -76,7 +76,7 @@ def for_script(cluster: Cluster) -> ScriptCluster:
 def local(model: keras.Model) -> Iterator[None]:
     """Lets Keras' own `model.predict` run on this worker, with all data; methods with collectives raise."""
     with patching.restore_attributes():
-        # None: TensorFlow's current strategy, the default one outside of scopes.
+        # None: Keras takes TensorFlow's current strategy, the default one outside of scopes.
         patching.replace_until_end(model, "_distribute_strategy", None)
         for name in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
             patching.replace_until_end(model, name, functools.partial(_reject, name))
@@ -94,7 +94,7 @@ def _reject(name: str, *args: Any, **keywords: Any) -> None:
 def reject_keras_methods(strategy: tf.distribute.Strategy) -> None:
     """Makes Keras' own `fit`, `evaluate` and `predict` raise RuntimeError for models made in the scope of `strategy`.
 
-    On one worker they would wait for the others forever, and on all they fail, or return a part of the outputs.
+    On one worker they would wait for the others forever; on all workers they fail, or return only some outputs.
     """
     for name in ("fit", "evaluate", "predict"):
         patching.replace_attribute(keras.Model, name, _rejecting(getattr(keras.Model, name), strategy))
@@ -120,16 +120,16 @@ def in_any_scope() -> bool:
 
 
 def send_to_all(cluster: Cluster, returned: Any, error: Exception | SystemExit | None) -> Any:
-    """Returns on every worker what a function on the chief returned, None if JSON cannot hold it. Collective.
+    """Returns the chief's `returned` on every worker; on the others None if JSON cannot hold it. Collective.
 
     Args:
-        returned: what it returned on the chief; not used on the others.
-        error: what it raised there instead; None: it raised nothing.
+        returned: the result of a function on the chief; not used on the others.
+        error: what the function raised on the chief instead; None: nothing.
 
     Raises:
-        Exception, SystemExit: on the chief `error`, on the others one of the same class and with the same text, if the
-            class is known there and takes a text.
-        ChiefFailedError: on the others, if it is not.
+        Exception, SystemExit: on the chief `error`; on the others an error of the same class with the same arguments,
+            if that class is imported there and accepts them.
+        ChiefFailedError: on the others, otherwise.
     """
     if not cluster.is_chief:
         return _of_chief(json.loads(cluster.broadcast_bytes(b"")))

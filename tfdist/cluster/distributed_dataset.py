@@ -1,9 +1,9 @@
 """Iterators over a worker's shard of a dataset, without tf.data's autotuning, so that they close quickly.
 
 tf.data tunes each iterator in a thread that sleeps up to a minute between two rounds. Closing an iterator wakes the
-thread and joins it; but `CancellationManager::StartCancel` wakes it before `IsCancelled` is true, so it may sleep
+thread and joins it. But `CancellationManager::StartCancel` wakes it before `IsCancelled` is true, so it may sleep
 again, often on a single CPU core. Closing then takes up to a minute, too long near a job's time limit. Without
-autotuning, `tf.data.AUTOTUNE` is one call per CPU core.
+autotuning, `tf.data.AUTOTUNE` means one parallel call per CPU core.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from tfdist.config.patching import patch
 def distribute(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Iterator:
     """Returns an iterator over this worker's `dataset`, which has one element per local replica and step.
 
-    A single replica on the CPU reads the dataset, which is there, directly. TensorFlow's iterator for several devices
-    passes each element through two more buffers and a remote call, which takes 0.3 ms of processor time.
+    A single replica on the CPU reads the dataset directly. TensorFlow's iterator for several devices would pass each
+    element through two more buffers and a remote call, which takes 0.3 ms of CPU time.
     """
     devices = [tf.DeviceSpec.from_string(device) for device in strategy.extended.worker_devices]
     if [(device.device_type, device.device_index) for device in devices] == [("CPU", 0)]:
@@ -29,7 +29,7 @@ def distribute(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> It
 
 
 def distribute_global(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Iterator:
-    """Returns an iterator over `dataset` of global batches, which TensorFlow divides among all replicas."""
+    """Returns an iterator over a dataset of global batches, which TensorFlow shards over all replicas."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     dataset = without_autotuning(dataset.with_options(options))
@@ -38,14 +38,14 @@ def distribute_global(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset
 
 
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same dataset, without the thread that tunes it."""
+    """Returns the dataset with autotuning disabled."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
 
 
 def device_datasets_without_autotuning() -> AbstractContextManager[None]:
-    """Turns autotuning off for the datasets that TensorFlow adds for each device: they have no options."""
+    """Disables autotuning, in a block, of the datasets that TensorFlow adds for each device: they have no options."""
     return patch(
         multi_device_iterator_ops,
         "_create_device_dataset",

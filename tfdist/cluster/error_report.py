@@ -1,4 +1,4 @@
-"""What a process says of an error that ends it, and its exit code."""
+"""The message and the exit code for an error that ends a process."""
 
 import os
 import re
@@ -13,9 +13,9 @@ from tfdist.config import user_code
 
 # Seconds to wait for the name of the lost worker after an error of TensorFlow's communication.
 _NAME_SECONDS = 3.0
-# Seconds to wait for the chief to announce the error that this worker has, too.
+# Seconds to wait for another worker to announce the same error.
 _SAME_FAILURE_SECONDS = 3.0
-# Errors of sums of different graphs: of the ring over TCP, and of TensorFlow's own collectives.
+# Errors if the workers' graphs differ: of the ring over TCP, and of TensorFlow's own collectives.
 DIFFERENT = re.compile(
     f"{heartbeat_monitor.DIFFERENT_GRAPHS}.*"
     r"|((?:Shape|Data type) mismatch in the collective instance|Collective instance \d+ expected type).*"
@@ -25,7 +25,7 @@ DIFFERENT = re.compile(
 def report_exception(error: BaseException) -> int:
     """Writes the error to standard error, and announces it to the other workers; returns the exit code.
 
-    It is written once, with a traceback if it is no user error of tfdist. The calling thread must then end the process.
+    Writes it only once, with a traceback unless tfdist can explain it. The calling thread must then end the process.
     """
     if not hasattr(error, "reported_code"):
         error.reported_code = _report(error)
@@ -55,7 +55,7 @@ def _report(error: BaseException) -> int:
     reason = first_line(text)
     of_user = user_code.is_user_error(error)
     if not of_user and heartbeat_monitor.reported_by_another(reason, _SAME_FAILURE_SECONDS):
-        _print(f"as another worker, which shows where: {type(error).__name__}: {reason}")
+        _print(f"the same error as another worker, which shows where: {type(error).__name__}: {reason}")
         return 1
     heartbeat_monitor.announce_failure(reason)
     code = getattr(error, "exit_code", 1)
@@ -75,7 +75,7 @@ def _report(error: BaseException) -> int:
 
 
 def _tell(text: str, code: int) -> int:
-    """Reports to the user and to the other workers why this one ends; returns the exit code."""
+    """Tells the user and the other workers why this worker ends; returns the exit code."""
     heartbeat_monitor.first_exit()
     heartbeat_monitor.announce_failure(text)
     _print(text)
@@ -83,9 +83,9 @@ def _tell(text: str, code: int) -> int:
 
 
 def find_lost_worker(error: BaseException) -> tuple[bool, str]:
-    """Returns whether the error means that another worker was lost, and the line that names this worker.
+    """Returns whether the error means that another worker was lost, and a line that names the lost worker.
 
-    The line is "" if no worker is known to be lost within 3 s.
+    The line is "" if no loss is known within `_NAME_SECONDS`.
     """
     import tensorflow as tf
 
@@ -97,7 +97,7 @@ def find_lost_worker(error: BaseException) -> tuple[bool, str]:
         tf.errors.CancelledError,
         tf.errors.DeadlineExceededError,
     )
-    possibly_lost = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's after the loss of a worker.
+    possibly_lost = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's after a loss.
     named = ""
     if isinstance(error, (*lost, *possibly_lost)):
         named = heartbeat_monitor.name_loss(_NAME_SECONDS) or heartbeat_monitor.mark_broken_ring(str(error))

@@ -17,14 +17,14 @@ from typing import TypeVar
 EXIT_STOPPED = 75
 # Exit code if another worker is lost: all workers must be restarted.
 EXIT_PEER_LOST = 76
-# Exit code if replicas differ in what must be equal: nothing restarts the run by itself.
+# Exit code if replicas or workers differ in what must be equal; the run is not restarted automatically.
 EXIT_MISMATCH = 77
 
 # `StopRequest.reason` if it was not a signal.
 TIME_LIMIT = "the time limit"
-# Seconds that a run needs after its last save: TensorFlow's shutdown, and the requeue of the job.
+# Seconds that a run needs after its last save, for TensorFlow's shutdown and the requeue of the job.
 _LEAVE_SECONDS = 5.0
-# A SIGTERM so soon after the first signal is the same request: Slurm and shells may send it twice.
+# A SIGTERM within so many seconds after the first signal is the same request: Slurm and shells may send it twice.
 _SAME_REQUEST_SECONDS = 5.0
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopError(Exception):
-    """A stop request before the end of the rendezvous, or in a wait of one worker."""
+    """A stop request before the end of the rendezvous, or while one worker waits alone."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -41,22 +41,22 @@ class StopRequest:
 
     # The name of a signal, or TIME_LIMIT; None: no stop request.
     reason: str | None = None
-    # When the handlers were installed, and the end of its time, as `time.monotonic`.
+    # When the handlers were installed, and when the time limit ends (`time.monotonic`).
     started: float = dataclasses.field(default_factory=time.monotonic)
     end: float = math.inf
-    # The end of the batch job, as `time.time`: the only one that depends on the clock of the host.
+    # When the batch job ends (`time.time`): the only time that depends on the host's clock.
     job_end: float = math.inf
     # Seconds of the longest execution so far, and of a save: needed to stop in time.
     execution_seconds: float = 0.0
     save_seconds: Callable[[], float] = lambda: 0.0
-    # Number of SIGINTs. True once the save is under way: a second SIGINT is then ignored.
+    # Number of SIGINTs. Whether the run is being saved: a second SIGINT is then ignored.
     interrupts: int = 0
     saving: bool = False
-    # Whether a signal ends the block of the main thread; see `unless_stopped`.
+    # Whether a signal ends the main thread's wait; see `unless_stopped`.
     ends_wait: bool = False
 
     def unless_stopped(self, wait: Callable[[], T]) -> T | None:
-        """Returns `wait()`, in which this worker waits alone; None if a stop signal has ended it."""
+        """Returns `wait()`, in which this worker waits alone; None if a stop signal ends the wait."""
         self.ends_wait = True
         try:
             return wait()
@@ -66,9 +66,9 @@ class StopRequest:
             self.ends_wait = False
 
     def requested(self) -> bool:
-        """Returns True after a stop signal, and if the time left may be too short for another execution."""
+        """Returns True after a stop signal, or if the time left may be too short for another execution."""
         if self.reason is None:
-            # Two executions: this one, and the one that shares the request. A save may be slower than the ones before.
+            # Two executions: this one, and the next, which sends the request to all workers. A save may be slower.
             needed = _LEAVE_SECONDS + 2 * self.execution_seconds + 2 * self.save_seconds()
             if min(self.end - time.monotonic(), self.job_end - time.time()) < needed:
                 self.reason = TIME_LIMIT
@@ -76,7 +76,7 @@ class StopRequest:
 
 
 def within(seconds: float, function: Callable[[], T]) -> T | None:
-    """Returns `function()`; None if it takes longer, as where a file system hangs, or if no thread can start."""
+    """Returns `function()`; None if it takes longer, for example in a hanging file system, or no thread can start."""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(function()), daemon=True)
     with contextlib.suppress(RuntimeError):
@@ -89,11 +89,11 @@ def within(seconds: float, function: Callable[[], T]) -> T | None:
 _early: StopRequest | None = None
 # What the last `install_handlers` returned.
 _latest: StopRequest | None = None
-_recorded = _SIGNALS  # Those that `install_handlers` records.
+_recorded = _SIGNALS  # The signals that `install_handlers` records.
 
 
 def install_early_handlers(saves: bool = True) -> None:
-    """Installs the handlers early; SIGTERM and SIGINT end a process that never `saves`, also later."""
+    """Installs the handlers early; in a process that never `saves`, SIGTERM and SIGINT keep their defaults."""
     global _early, _recorded
     _recorded = _SIGNALS if saves else (signal.SIGUSR1,)
     _early = install_handlers()
@@ -128,15 +128,15 @@ os.register_at_fork(after_in_child=_restore_in_child)
 
 
 def restore_handlers() -> None:
-    """Lets signals end the process, as if nothing recorded them."""
+    """Restores Python's default handlers: signals end the process."""
     for number in _SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def end_at_second_signal(end: Callable[[int], None]) -> None:
-    """Calls `end` with the number of a second SIGINT or SIGTERM, in a thread; not while the run is saved.
+    """Calls `end`, in a thread, with the number of a second SIGINT or SIGTERM, unless the run is being saved.
 
-    In a call that does not return, such as a hanging read, Python runs no signal handler.
+    In a thread, because during a call that does not return, such as a hanging read, Python runs no signal handler.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
@@ -166,9 +166,9 @@ def is_saving() -> bool:
 
 @contextlib.contextmanager
 def handlers_if(saves: bool) -> Iterator[StopRequest]:
-    """Lets signals stop a run within the block if it `saves`. Otherwise the handlers stay as they are.
+    """Lets signals stop the run of the block if it `saves`; otherwise the handlers stay as they are.
 
-    Signals that early handlers record after the block stop the next run.
+    Signals that the early handlers record after the block stop the next run.
     """
     if not saves:
         yield StopRequest()
@@ -186,10 +186,10 @@ def handlers_if(saves: bool) -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def block_signals() -> Iterator[None]:
-    """Blocks signals during a block that would lose them, such as TensorFlow's start.
+    """Holds signals back during a block that would lose them, such as TensorFlow's start.
 
-    TensorFlow replaces our handlers, and delays Python's while it waits for the other workers. Threads started in the
-    block never receive signals.
+    TensorFlow replaces our handlers, and delays Python's while it waits for other workers. Threads that are started in
+    the block never receive signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -206,6 +206,6 @@ def block_signals() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignores stop signals from now on: the run is done, and Python's shutdown would restore the default handlers."""
+    """Ignores stop signals from now on: the run is done, and Python's shutdown restores the default handlers."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)

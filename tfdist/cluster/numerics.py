@@ -1,4 +1,4 @@
-"""What decides the numbers of a run besides its config and data: versions, settings, and the code itself."""
+"""What results depend on besides config and data: versions, settings and the user's code."""
 
 import json
 import platform
@@ -15,7 +15,7 @@ _VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TF_DETERMINISTIC_OPS", "XLA_FLAGS")
 
 
 def settings(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns versions, Keras' settings and the variables that change results, by name; "": a variable is not set."""
+    """Returns versions, Keras' settings and environment variables that change results, by name; "": not set."""
     found = {
         **{"Python": platform.python_version(), "tensorflow": tf.__version__, "keras": keras.__version__},
         "numpy": np.__version__,
@@ -27,9 +27,9 @@ def settings(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_code(cluster: Cluster) -> None:
-    """Compares the user's files that this worker and the chief have imported; raises ValueError. Collective.
+    """Raises ValueError if user files that this worker and the chief have both imported differ. Collective.
 
-    Those that were imported before the workers connected have been compared then.
+    The rendezvous has compared files that were imported before.
     """
     if cluster.num_workers > 1:
         here = user_code.hashes()
@@ -42,5 +42,5 @@ def check_code(cluster: Cluster) -> None:
 
 
 def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Returns the names that both have, and that differ."""
+    """Returns the names of `new` whose value in `old` is another one."""
     return [name for name, value in new.items() if old.get(name, value) != value]

@@ -15,7 +15,7 @@ from tfdist.cluster.discovery import environment, worker_spec
 from tfdist.cluster.discovery import gpus as gpus_lib
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
-# Parts of TensorFlow's messages if devices are configured after the first operation.
+# Parts of TensorFlow's errors for devices that are configured after the first operation.
 _TOO_LATE = ("must be configured at program startup", "cannot be modified after being initialized")
 
 
@@ -29,7 +29,7 @@ class ClusterPlan:
     gpus: tuple[int, ...]
     # Replicas of each worker.
     local_replicas: int
-    # Of the sums in a step: "nccl", "ring" or "tcp".
+    # Implementation of the all-reduce of a step: "nccl", "ring" or "tcp".
     implementation: str
 
     @property
@@ -52,7 +52,7 @@ class ClusterPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What the start of the workers has made, on one of them."""
+    """The result of starting the workers, on one of them."""
 
     strategy: tf.distribute.Strategy
     members: Sequence[Mapping[str, Any]]  # In rank order; see `rendezvous.rendezvous`.
@@ -67,9 +67,9 @@ def plan(
     *,
     communication: config_lib.Communication | None = None,
 ) -> ClusterPlan:
-    """Detects the workers from a Slurm step, TF_CONFIG, an MPI or PBS launcher; otherwise this process only.
+    """Detects the workers from the launcher's variables; without a launcher, this process is the only worker.
 
-    No device is initialised and no port is opened. See `environment.resolve` for the order and the variables.
+    Initialises no device and opens no port. See `environment.resolve` for the launchers and their order.
 
     Args:
         options: ports, timeouts and devices; None: the defaults.
@@ -128,10 +128,10 @@ def _implementation(communication: config_lib.Communication, gpus: tuple[int, ..
 
 @contextlib.contextmanager
 def explain_late_configuration() -> Iterator[None]:
-    """Replaces the error of a block that configures devices or collectives too late by one that names the call to move.
+    """Explains the error of a block that configures devices or collectives too late: names the call to move.
 
     Raises:
-        RuntimeError: TensorFlow has run an operation, or listed logical devices, before.
+        RuntimeError: TensorFlow has already run an operation, or listed logical devices.
     """
     try:
         yield
@@ -148,7 +148,7 @@ def explain_late_configuration() -> Iterator[None]:
 @explain_late_configuration()
 def configure_devices(planned: ClusterPlan) -> None:
     """Chooses this worker's devices."""
-    # Not with CUDA_VISIBLE_DEVICES: the value of the site or Slurm (MIG UUIDs, for example) must not change.
+    # Not by CUDA_VISIBLE_DEVICES: the value from the site or Slurm, such as MIG UUIDs, must not change.
     listed = tf.config.list_physical_devices("GPU")
     if listed:
         tf.config.set_visible_devices([listed[index] for index in planned.gpus], "GPU")
@@ -159,5 +159,5 @@ def configure_devices(planned: ClusterPlan) -> None:
 
 
 def describe_notes(planned: ClusterPlan, software: Mapping[str, Any]) -> list[str]:
-    """Returns warnings for the user: about the launcher, and about `software`, of `gpu_software.describe`."""
+    """Returns warnings about the launcher, and about `software`, the result of `gpu_software.describe`."""
     return [note for note in (planned.worker_spec.note, *gpu_software.notes(software)) if note]

@@ -1,4 +1,4 @@
-"""Ends a process of tfdist: exit code and message; those of errors: error_report.py."""
+"""Runs and ends a process of tfdist: exit code and message; for errors, see error_report.py."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from tfdist.config import tensorflow_log
 
 
 def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
-    """Runs `body`, which may use TensorFlow, and exits with its code; if it `saves`, it sees the first stop signal."""
+    """Runs `body`, which may use TensorFlow, and exits with its code; `saves`: whether it handles stop signals."""
     interrupted = "interrupted before the run was saved" if saves else "interrupted"
     interruption.install_early_handlers(saves)
     interruption.end_at_second_signal(lambda number: _end_unsaved(interrupted, number))
@@ -47,7 +47,7 @@ def _requeue(code: int) -> None:
 
 @contextlib.contextmanager
 def end_within(seconds: float, error: BaseException | None, what: str) -> Iterator[None]:
-    """Ends the process with the code of `error` if the block takes longer; `what` it waits for. None: no limit."""
+    """Ends the process with the code of `error` if the block takes longer; `error` None: no limit; `what`: message."""
     done = threading.Event()
 
     def watch() -> None:
@@ -55,12 +55,12 @@ def end_within(seconds: float, error: BaseException | None, what: str) -> Iterat
             from tfdist.cluster import error_report
 
             code = error_report.report_exception(error)
-            print_error(f"{what} for {seconds:.0f} s: this process ends without closing it")
+            print_error(f"{what} for {seconds:.0f} s: this process ends now")
             _requeue(code)
             os._exit(code)
 
     if error is not None:
-        with contextlib.suppress(RuntimeError):  # No more threads: then there is no limit.
+        with contextlib.suppress(RuntimeError):  # No thread can start: no limit.
             threading.Thread(target=watch, name="tfdist-end", daemon=True).start()
     try:
         yield
@@ -69,7 +69,7 @@ def end_within(seconds: float, error: BaseException | None, what: str) -> Iterat
 
 
 def _end_unsaved(text: str, number: int) -> None:
-    """Ends the process after a second stop signal, unless the main thread ends it or starts to save."""
+    """Ends the process after a second stop signal, unless the main thread exits or starts to save."""
     heartbeat_monitor.await_writers()
     if not interruption.is_saving():
         heartbeat_monitor.announce_failure(text)
@@ -78,7 +78,7 @@ def _end_unsaved(text: str, number: int) -> None:
 
 
 def import_tensorflow_quietly() -> None:
-    """Imports TensorFlow with few of its log lines; see `tensorflow_log`."""
+    """Imports TensorFlow without most of its log lines; see `tensorflow_log`."""
     tensorflow_log.announce()
     if "tensorflow" not in sys.modules:
         machine.check_before_import()

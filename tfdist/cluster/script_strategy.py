@@ -1,6 +1,6 @@
-"""The strategies and cluster resolvers of tf.distribute that a script of `tfdist.run` makes: those of the workers.
+"""Replaces the tf.distribute strategies and cluster resolvers of a script of `tfdist.run` by those of the workers.
 
-All workers run the script as its chief: what it decides by the task of a resolver is decided alike on all of them.
+All workers run the script as chief, so that decisions by a resolver's task are the same on all of them.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ from tfdist.cluster import distributed_dataset
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import patching
 
-# The global batches of what `experimental_distribute_dataset` returned.
+# Result of `experimental_distribute_dataset` -> its dataset of global batches.
 _global: weakref.WeakKeyDictionary[tf.distribute.DistributedDataset, tf.data.Dataset] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def replace_strategies(cluster: Cluster, log_once: Callable[[str], None]) -> Iterator[None]:
-    """In the block the classes of tf.distribute return the strategy of the workers; others raise an error.
+    """In the block, mirrored strategies of tf.distribute are the workers' strategy; other classes raise ValueError.
 
-    The scope of the default strategy, which scripts get where they find no TPU, has no effect, as under Keras.
+    The scope of the default strategy, which scripts use if they find no TPU, has no effect, as in Keras.
     """
     resolver = _resolver(cluster, log_once)
     mirrored = _strategy(cluster, resolver, "MirroredStrategy", log_once)
@@ -61,7 +61,7 @@ def replace_strategies(cluster: Cluster, log_once: Callable[[str], None]) -> Ite
 
 
 def _strategy(cluster: Cluster, resolver: type, name: str, log_once: Callable[[str], None]) -> type:
-    """Returns a class with the name `name` of tf.distribute. The strategy of the workers becomes its instance."""
+    """Returns a replacement for the class `name` of tf.distribute; the workers' strategy becomes its instance."""
 
     class Strategy(type(cluster.strategy)):
         def __new__(cls, *args: Any, **keywords: Any) -> tf.distribute.Strategy:
@@ -69,7 +69,7 @@ def _strategy(cluster: Cluster, resolver: type, name: str, log_once: Callable[[s
             return cluster.strategy
 
         def __init__(self, *args: Any, **keywords: Any):
-            """Makes nothing: the workers have connected. Classes of the script may call it."""
+            """Does nothing, because the workers are connected; subclasses in the script may call it."""
             if name == "MirroredStrategy" and (args or "devices" in keywords):
                 log_once(
                     f"the devices of the script's MirroredStrategy are ignored: its {cluster.num_replicas} replicas "
@@ -100,11 +100,11 @@ def _strategy(cluster: Cluster, resolver: type, name: str, log_once: Callable[[s
 
 
 def _resolver(cluster: Cluster, log_once: Callable[[str], None]) -> type:
-    """Returns the class of the resolvers that the script makes or gets from its strategy."""
+    """Returns the class of resolvers that the script creates or gets from its strategy."""
 
     class ClusterResolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
         def __init__(self, *args: Any, **keywords: Any):
-            """Resolves nothing: the workers have connected."""
+            """Resolves nothing, because the workers are connected."""
             hosts = tf.train.ClusterSpec({"worker": [worker["host"] for worker in cluster.roster.workers]})
             gpus = cluster.num_replicas // cluster.num_workers if cluster.device_type == "GPU" else 0
             super().__init__(hosts, task_type="worker", num_accelerators={"GPU": gpus}, rpc_layer="grpc")
@@ -113,9 +113,9 @@ def _resolver(cluster: Cluster, log_once: Callable[[str], None]) -> type:
         def task_id(self) -> int:
             if cluster.num_workers > 1:
                 log_once(
-                    "task_id of the script's cluster resolver is 0 on all workers: each runs the lines of the chief, "
-                    "and one of them prints and writes. So do not divide data by it, but by the argument of the "
-                    "function of strategy.distribute_datasets_from_function, or leave it to "
+                    "task_id of the script's cluster resolver is 0 on all workers: each runs the script as the chief, "
+                    "and only one prints and writes. Do not shard data by task_id: use the InputContext that "
+                    "strategy.distribute_datasets_from_function passes to its function, or "
                     "experimental_distribute_dataset."
                 )
             return 0
@@ -127,10 +127,10 @@ def _resolver(cluster: Cluster, log_once: Callable[[str], None]) -> type:
 
 
 def global_batches(data: Any) -> Any:
-    """Returns the dataset that `strategy.experimental_distribute_dataset` has distributed; other data as it is.
+    """Returns the dataset that `strategy.experimental_distribute_dataset` has distributed; other data unchanged.
 
     Raises:
-        ValueError: it has no global batches, as that of `distribute_datasets_from_function`.
+        ValueError: `data` is of `distribute_datasets_from_function`, which has no global batches.
     """
     if isinstance(data, tf.distribute.DistributedDataset):
         if data not in _global:

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from tfdist.cluster import interruption
 from tfdist.cluster.discovery import slurm_job
 
-# Time limit of scontrol, and of the look into the workdir, in seconds.
+# Time limit in seconds of scontrol, and of reading the workdir.
 _ANSWER_SECONDS = 60.0
-# A job that was told to stop so long before its end was told because of it; launch/slurm.sbatch: 120 s.
+# A stop signal within so many seconds of the job's end was sent because of it; launch/slurm.sbatch: 120 s.
 _NEAR_SECONDS = 600.0
-# How many workers after the chief requeue in its place, and the seconds that each one leaves to those before it.
+# How many workers after the chief may requeue in its place, and the seconds that each waits per worker before it.
 _SUBSTITUTES, _TURN_SECONDS = 7, 2.0
-# A user ends a job with these signals. If Slurm itself sends SIGTERM, it requeues the job itself, or must not.
+# Users end jobs with these signals. If Slurm itself sends SIGTERM, it requeues the job itself, or the job must end.
 _BY_USER = ("SIGTERM", "SIGINT")
 
 
@@ -28,7 +28,7 @@ class RequeuePolicy:
 
     rank: int
     stop: interruption.StopRequest
-    # Returns True if a restart would help: this attempt saved a new checkpoint, or see `slurm_job.few_restarts`.
+    # Returns True if a restart may help: this start saved a new checkpoint, or see `slurm_job.few_restarts`.
     progressed: Callable[[], bool]
 
 
@@ -52,8 +52,8 @@ def is_transient() -> bool | None:
 def requeue(*, in_turn: bool = False) -> None:
     """Requeues the job if this is allowed, and logs it; the caller then ends this process.
 
-    The chief requeues; after SIGTERM or SIGINT no worker does. With `in_turn` some workers after it wait, and requeue
-    if none before them has: it may be lost.
+    The chief requeues; after SIGTERM or SIGINT, no worker does. With `in_turn`, the next workers wait, and requeue if
+    none before them has, because the chief may be lost.
     """
     policy, env = _policy, os.environ
     if policy is None or policy.stop.reason in _BY_USER:
@@ -71,9 +71,9 @@ def requeue(*, in_turn: bool = False) -> None:
             problem += f": the job ends in {left:.0f} s. Submit it with more --time, or a later --signal"
     else:
         problem = _requeue(job)
-    if before and problem:  # As the chief has said.
+    if before and problem:  # The chief has reported it.
         return
-    message = f"job {job} requeued: Slurm ends its processes now. Its lines with CANCELLED are no errors"
+    message = f"job {job} requeued: Slurm ends its processes now. Slurm's lines with CANCELLED are not errors"
     if problem:
         message = f"job not requeued: {problem}. Run the same command to resume"
     print(f"tfdist: {message}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Messages of a process to standard error, which name the worker if there are several."""
+"""Messages to standard error, which name the worker if there are several."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ def print_error(text: str) -> None:
 
 
 def worker() -> str:
-    """Returns the beginning of a message of one of several workers: "worker 1: "; else ""."""
+    """Returns the prefix of messages: "worker 1: "; "" for a single worker."""
     from tfdist.cluster.discovery import environment
 
     spec = environment.resolve_roughly(os.environ)

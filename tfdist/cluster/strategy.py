@@ -70,17 +70,17 @@ def _start_alone(planned: ClusterPlan, stop: interruption.StopRequest | None) ->
     configure_devices(planned)
     notes = describe_notes(planned, gpu_software.describe(os.environ))
     devices = [f"/{planned.device_type}:{index}" for index in range(planned.local_replicas)]
-    # Over the GPUs of one process MirroredStrategy has no ring, and this is its way without NCCL.
+    # MirroredStrategy has no ring over the GPUs of one process; this is its reduction without NCCL.
     without_nccl = planned.gpus and planned.implementation == "ring"
     sums = tf.distribute.ReductionToOneDevice() if without_nccl else None
     strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=sums)
-    # It sends no messages, and only watches itself.
+    # It sends no messages, and only watches this process.
     monitor = heartbeat_monitor.start(rank=0, members=members, options=planned.options)
     return Started(strategy=strategy, members=members, monitor=monitor, notes=notes)
 
 
 def _add_number_conversions() -> None:
-    """Adds `float(variable)` and `int(variable)`, for callbacks, to mirrored variables, which lack them."""
+    """Adds `float(variable)` and `int(variable)`, which callbacks use, to mirrored variables, which lack them."""
     for name, kind in (("__float__", float), ("__int__", int)):
         if not hasattr(values.MirroredVariable, name):
             patching.replace_attribute(

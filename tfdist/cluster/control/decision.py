@@ -1,4 +1,4 @@
-"""Rank 0's decision from what the workers have told it, in words; see rendezvous.py. Pure functions, no TensorFlow.
+"""Rank 0's decision from the workers' reports, and its messages; see rendezvous.py. Pure functions, no TensorFlow.
 
 A decision is a JSON object: {"members": [...]}, or {"error": name of the exception, "message": text}.
 """
@@ -12,18 +12,18 @@ from tfdist.cluster.discovery import hostlist
 
 
 class MissingWorkersError(TimeoutError):
-    """Workers did not connect: they have not started, or died before. All workers may be restarted."""
+    """Workers did not connect: they have not started, or died before. Restarting all workers may help."""
 
 
 class PortInUseError(OSError):
-    """The port that tfdist chose for a worker is in use. All workers may be restarted."""
+    """The port that tfdist chose for a worker is in use. Restarting all workers may help."""
 
     exit_code = interruption.EXIT_PEER_LOST
 
 
 _TYPES = (interruption.StopError, MissingWorkersError, ValueError, FileNotFoundError, PortInUseError, OSError)
 ERRORS = {error.__name__: error for error in _TYPES}
-# Before the names of `must_match` that only those workers compare that have them: a file that a worker has imported.
+# Prefix of names in `must_match` that some workers may lack: files that a worker has imported.
 FILE = "file "
 # Maximum number of lines in a message.
 _MAX_NAMED = 20
@@ -31,22 +31,22 @@ _ADVICE = "Check their logs for errors. If they only start slowly, increase conf
 
 
 def members_or_raise(decision: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the members, or raises the error."""
+    """Returns the decision's members, or raises its error."""
     if "error" in decision:
         raise ERRORS[decision["error"]](decision["message"])
     return decision["members"]
 
 
 def decide(workers: Mapping[int, dict[str, Any]], spec_addresses: Sequence[str], size: int, seconds: float) -> dict:
-    """Decides as soon as all workers have told rank 0 all, one cannot join or is to stop, or after the deadline.
+    """Makes the decision: when all reports are complete, a worker cannot join or must stop, or at the deadline.
 
     Args:
-        workers: rank -> what a worker has told: host, pid, metadata, must_match, exclusive, address; failed, why it
-            cannot join, and port_in_use, whether this is `PortInUseError`; stopped, by what; unseen, the path of the
-            workdir where it is not shared, None: not known yet, as its file system is slow.
-        spec_addresses: "host:port" of each worker in rank order; empty: not known before.
+        workers: rank -> that worker's report: host, pid, metadata, must_match, exclusive, address; failed: why it
+            cannot join; port_in_use: whether this is a `PortInUseError`; stopped: by what; unseen: its path of the
+            workdir if the workdir is not shared, else ""; None if its file system has not answered yet.
+        spec_addresses: "host:port" of each worker in rank order; empty: not known in advance.
         size: the number of workers.
-        seconds: the time limit that has passed.
+        seconds: the time limit, for the message.
     """
     workers = dict(sorted(workers.items()))
     complete = len(workers) == size
@@ -83,7 +83,7 @@ def stop(requests: Mapping[int, str], addresses: Sequence[str]) -> dict[str, Any
 
 
 def failure(failed: Mapping[int, str], addresses: Sequence[str], *, port_in_use: bool = False) -> dict[str, Any]:
-    """The decision if workers cannot join; rank -> reason. `port_in_use`: see `PortInUseError`."""
+    """The decision if workers cannot join; `failed`: rank -> reason. `port_in_use`: see `PortInUseError`."""
     lines = [f"{worker_name(rank, addresses)}: {reason}" for rank, reason in failed.items()]
     return _error(PortInUseError if port_in_use else OSError, "A worker cannot join the run:", lines)
 
@@ -95,7 +95,7 @@ def missing(absent: Sequence[int], addresses: Sequence[str], size: int, seconds:
 
 
 def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
-    """The decision of a worker that cannot connect to rank 0; possible address -> reason."""
+    """The decision of a worker that cannot connect to rank 0; `reasons`: address tried -> reason."""
     lines = [f"rank 0 ({address}): {reason}" for address, reason in reasons.items()]
     advice = f"{_ADVICE} If rank 0 runs on a different host, set TFDIST_CHIEF to that host on all workers."
     head = f"Could not connect to rank 0 within {seconds:g} s:"
@@ -103,7 +103,7 @@ def no_chief(reasons: Mapping[str, str], seconds: float) -> dict[str, Any]:
 
 
 def describe_awaited(absent: Sequence[int], addresses: Sequence[str], size: int, seconds: float) -> str:
-    """Returns the line in which rank 0 says which workers are missing so far."""
+    """Returns rank 0's line about the workers that are still missing."""
     named = addresses if len(absent) <= 3 else ()
     which = "; ".join(_names(absent, named))
     return (
@@ -124,7 +124,7 @@ def worker_name(rank: int, addresses: Sequence[str]) -> str:
 
 
 def _names(ranks: Sequence[int], addresses: Sequence[str]) -> list[str]:
-    """Returns a line for each rank; of many or without addresses one for all, with the hosts in Slurm's notation."""
+    """Returns a line per rank; one line with Slurm's notation if there are many ranks or no addresses."""
     if addresses and len(ranks) <= _MAX_NAMED:
         return [worker_name(rank, addresses) for rank in ranks]
     hosts = [hostlist.split_address(addresses[rank])[0] for rank in ranks] if addresses else []
@@ -146,7 +146,7 @@ def _mismatches(workers: Mapping[int, dict]) -> list[str]:
 
 
 def _shared_exclusives(workers: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:
-    # Machines with equal names have different addresses.
+    # By address, too: different machines may have the same host name.
     holders = collections.defaultdict(list)
     for rank, worker in workers.items():
         for name in worker["exclusive"]:

@@ -1,9 +1,9 @@
-"""What a worker notes of itself, its stalls, and the end of its process after another worker is lost.
+"""The monitor in a worker's process: its progress, its stalls, and its exit after another worker is lost.
 
-With several workers, the monitor's thread tells the watchdog process (watchdog.py) what the main thread does, and hears
-of lost workers from it. After a loss the main thread has a few seconds to exit by itself: TensorFlow usually fails, and
-error_report.py reads the reason from `name_loss`. If it hangs in a collective instead, the monitor's thread ends the
-process. Imports no TensorFlow.
+With several workers, the monitor's thread reports the main thread's progress to the watchdog process (watchdog.py),
+which reports lost workers to it. After a loss, the main thread has a few seconds to exit by itself: TensorFlow usually
+fails, and error_report.py gets the reason from `name_loss`. If the main thread hangs in a collective instead, the
+monitor's thread ends the process. Imports no TensorFlow.
 """
 
 import atexit
@@ -25,17 +25,17 @@ from typing import Any
 from tfdist import config as config_lib
 from tfdist.cluster import interruption, slurm_requeue
 
-# Seconds between two looks, at most.
+# Maximum seconds between two checks.
 _INTERVAL_SECONDS = 1.0
 # Seconds in which the main thread may exit by itself after a loss.
 _GRACE_SECONDS = 2.0
-# Seconds that other non-daemon threads may take to finish, such as the writer of a checkpoint.
+# Seconds for other non-daemon threads to finish, such as the writer of a checkpoint.
 _WRITING_SECONDS = 60.0
-# Seconds in which the end is recorded.
+# Time limit in seconds for `_before_exit`, which records how the run ended.
 _LAST_SECONDS = 10.0
-# How an error of several_workers/tcp_ring.py names a connection that is broken: the rank of the other, and a reason.
+# Error of several_workers/tcp_ring.py for a broken connection: the rank of the other worker, and the reason.
 BROKEN_RING = "no connection with worker {}: {}"
-# How it begins to say that two workers sum different numbers.
+# Start of its error for workers whose sums do not match.
 DIFFERENT_GRAPHS = "the workers compute different graphs"
 
 
@@ -44,13 +44,13 @@ class ChiefFailedError(RuntimeError):
 
 
 class Lines:
-    """Calls `handle` with each message, a line of JSON, that comes through a pipe."""
+    """Calls `handle` with each message, a line of JSON, that is read from a pipe."""
 
     def __init__(self, handle: Callable[[dict[str, Any]], None]):
         self._handle, self._data = handle, b""
 
     def read(self, descriptor: int) -> bool:
-        """Reads what is there; returns False if the other end is closed."""
+        """Reads what has arrived; returns False if the other end is closed."""
         data = os.read(descriptor, 65536)
         *lines, self._data = (self._data + data).split(b"\n")
         for line in lines:
@@ -68,35 +68,35 @@ class HeartbeatMonitor:
     options: config_lib.ClusterOptions
     # With several workers, the process that exchanges heartbeats with the others.
     watchdog: subprocess.Popen | None = None
-    # The last completed step, and when the last execution ended; None: no execution is under way.
+    # The last completed step, and when the last execution ended; None: the stall timer is stopped.
     step: int = 0
     last_execution: float | None = None
-    # True as soon as an execution has ended.
+    # True once an execution has ended.
     started: bool = False
-    # The call in which this worker waits for all others, in words, and since when; None: it is in no such call.
+    # Purpose and start time of the collective that this worker is in; None: it is in none.
     collective: tuple[str, float] | None = None
-    # Blocks of `pause_timers` that this worker is in; the last moment at which it or another worker was in one.
+    # Nested blocks of `pause_timers` on this worker; the last time at which any worker was in one.
     pauses: int = 0
     last_pause: float = 0.0
-    # When the process was last found to have been suspended.
+    # When the last suspension of this process was detected.
     resumed: float = 0.0
-    # What the main thread waits for, a path, and since when, as `time.monotonic`; None: for no file.
+    # The path that the main thread waits for, and since when (`time.monotonic`); None: no file.
     waits_for_file: Callable[[], tuple[str, float] | None] = lambda: None
-    # Seconds that a file may take if more than `stall_seconds`, and a checkpoint after a loss if more than a minute.
+    # Seconds that a write may take: if longer, it replaces `stall_seconds` for files, and a minute after a loss.
     writing_seconds: Callable[[], float] = lambda: 0.0
-    # True as long as any other worker is in a block of `pause_timers`.
+    # True while any other worker is in a block of `pause_timers`.
     others_paused: bool = False
-    # After it, lost workers are ignored.
+    # Once it is set, lost workers are ignored.
     all_finished: threading.Event = dataclasses.field(default_factory=threading.Event)
-    # Once `loss_known` is set: the lost worker, as `Peers.loss`.
+    # The lost worker, as `Peers.loss`, once `loss_known` is set.
     loss: dict[str, Any] = dataclasses.field(default_factory=dict)
     loss_known: threading.Event = dataclasses.field(default_factory=threading.Event)
-    # The thread that takes it, for ever, ends this process.
+    # Acquired, and never released, by the thread that ends this process.
     exiting: threading.RLock = dataclasses.field(default_factory=threading.RLock)
     telling: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def note_started(self) -> None:
-        """Notes that TensorFlow has started: from now on Python's threads run, and this process ends itself."""
+        """Notes that TensorFlow has started: after a loss this process now ends itself, without the watchdog."""
         self.tell({"started": True})
 
     def note_progress(self, step: int) -> None:
@@ -119,7 +119,7 @@ class HeartbeatMonitor:
 
     @contextlib.contextmanager
     def in_collective(self, purpose: str) -> Iterator[None]:
-        """Notes that this worker waits for all others in a block; `purpose` is for messages, such as "a broadcast"."""
+        """Marks a block as a collective, which waits for all workers; `purpose` is for messages: "a broadcast"."""
         self.collective = (outer := self.collective) or (purpose, time.monotonic())
         try:
             yield
@@ -140,29 +140,29 @@ class HeartbeatMonitor:
                 raise TimeoutError(f"Some workers did not finish within {seconds:g} s after this one.")
 
     def mark_lost(self, text: str, *, stacks: bool = False, is_transient: bool = True, **more: Any) -> None:
-        """Tells all workers of a lost worker; this process ends if it does not exit by itself soon.
+        """Reports a lost worker to all workers; this process is ended unless it soon exits by itself.
 
         Args:
-            text: the worker and the reason, in words.
-            stacks: write the stack traces of all threads to standard error.
+            text: describes the worker and the reason.
+            stacks: whether to write the stack traces of all threads to standard error.
             is_transient: True if a worker was lost; False if it reported an error, which a restart would repeat.
             **more: see `Peers.hear`.
         """
         self.tell({"lost": text, "stacks": stacks, "is_transient": is_transient} | more)
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Sends a message to the watchdog process. One worker has none: what it would answer is taken at once."""
+        """Sends a message to the watchdog process; a single worker has none, and handles the message itself."""
         if self.watchdog is None:
             self.receive(message)
             return
         if os.getpid() != self.members[self.rank]["pid"]:  # A forked child.
             return
-        with contextlib.suppress(OSError), self.telling:  # The thread notices that it has ended.
+        with contextlib.suppress(OSError), self.telling:  # If it has ended, the thread notices.
             self.watchdog.stdin.write(json.dumps(message).encode() + b"\n")
             self.watchdog.stdin.flush()
 
     def receive(self, message: dict[str, Any]) -> None:
-        """Takes a message of the watchdog process."""
+        """Handles a message from the watchdog process."""
         self.others_paused = message.get("others_paused", self.others_paused)
         if "finished" in message:
             self.all_finished.set()  # From now on the process may exit.
@@ -173,7 +173,7 @@ class HeartbeatMonitor:
 
 # The monitor of this process; a process has at most one cluster.
 _monitor: HeartbeatMonitor | None = None
-# Called with the lost worker, in words, before a thread ends this process; None: nothing is.
+# Called with a description of the loss before the monitor's thread ends this process; None: nothing is called.
 _before_exit: Callable[[str], object] | None = None
 
 
@@ -194,17 +194,17 @@ def start(
     global _monitor
     _monitor = monitor = HeartbeatMonitor(rank=rank, members=members, options=options, watchdog=watchdog)
     with interruption.block_signals():  # The thread must not receive them in place of the main thread.
-        # The process may be suspended before the thread runs.
+        # The time of this call, because the process may be suspended before the thread runs.
         threading.Thread(target=_watch, args=(monitor, time.monotonic()), name="heartbeat", daemon=True).start()
     atexit.register(_announce_exit, monitor)
     return monitor
 
 
 def _watch(monitor: HeartbeatMonitor, last: float) -> None:
-    """Looks for stalls of this worker since `last`, and ends the process after a loss. Runs in a thread."""
+    """Checks this worker for stalls, first since `last`, and ends the process after a loss. Runs in a thread."""
     lines = Lines(monitor.receive)
     pause = min(_INTERVAL_SECONDS, monitor.options.heartbeat_seconds / 4)
-    while monitor is _monitor and not monitor.loss:  # A test makes several.
+    while monitor is _monitor and not monitor.loss:  # Tests start several.
         if monitor.watchdog is None:
             monitor.loss_known.wait(pause)
         elif select.select([monitor.watchdog.stdout], [], [], max(0.0, last + pause - time.monotonic()))[0]:
@@ -222,10 +222,10 @@ def _watch(monitor: HeartbeatMonitor, last: float) -> None:
 
 
 def look(monitor: HeartbeatMonitor, last: float, now: float) -> None:
-    """Tells the others what this worker does, and whether it has stalled at the moment `now`; it looked at `last`."""
+    """Reports this worker's progress, and a stall if there is one at `now`; `last`: time of the previous call."""
     if now - last > monitor.options.heartbeat_seconds / 2:  # This process was suspended.
         monitor.last_pause = monitor.resumed = now
-    paused = monitor.pauses > 0 or monitor.waits_for_file() is not None  # Files have a limit of their own.
+    paused = monitor.pauses > 0 or monitor.waits_for_file() is not None  # Files have their own limit.
     monitor.tell({"step": monitor.step, "waits": monitor.collective, "paused": paused})
     if paused or monitor.others_paused:
         monitor.last_pause = now
@@ -236,10 +236,9 @@ def look(monitor: HeartbeatMonitor, last: float, now: float) -> None:
 def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
     """Returns a message if this worker has not completed an execution, or a wait for a file, in time; "" otherwise.
 
-    The timer starts with the end of the previous execution; before the first one, with the first call that waits for
-    all workers. Time in which any worker is in a block of `pause_timers` does not count. If there is only one worker,
-    its time outside of these calls does not count either: nobody waits for it, and it may be in a notebook or in a
-    debugger.
+    The timer starts at the end of the previous execution; before the first one, at the first collective. Time in which
+    any worker is in a block of `pause_timers` does not count. For a single worker, time outside of collectives does not
+    count either: no other worker waits for it, and it may be in a notebook or a debugger.
     """
     options, name = monitor.options, worker_name(monitor, monitor.rank)
     if (waits := monitor.waits_for_file()) is not None:
@@ -247,7 +246,7 @@ def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
         if not limit or seconds <= max(limit, monitor.writing_seconds()):
             return ""
         more = "or raise config.cluster.stall_seconds if it is only slow"
-        return f"{name} has waited for {waits[0]} for {seconds:.1f} s: mend its file system, {more}"
+        return f"{name} has waited for {waits[0]} for {seconds:.1f} s: repair its file system, {more}"
     collective, last = monitor.collective, monitor.last_execution
     if last is not None and len(monitor.members) == 1:
         last = None if collective is None else max(last, collective[1])
@@ -267,7 +266,7 @@ def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
 
 
 def name_loss(seconds: float) -> str:
-    """Returns the lost worker, in words, as soon as it is known, at most after `seconds`; "" if no worker is lost."""
+    """Waits up to `seconds` for a loss; returns its description and advice, or "" if no worker is lost."""
     if _monitor is None or len(_monitor.members) == 1:
         return ""
     _monitor.loss_known.wait(seconds)
@@ -275,32 +274,32 @@ def name_loss(seconds: float) -> str:
 
 
 def mark_broken_ring(error: str) -> str:
-    """Announces which connection is broken if `error` is one of the ring over TCP; returns it in words, or ""."""
+    """If `error` is a broken connection of the TCP ring, announces it and returns its description; else returns ""."""
     found = re.search(BROKEN_RING.format(r"(\d+)", "(.*)"), error)
     if _monitor is None or found is None:
         return ""
     this, other = (worker_name(_monitor, rank) for rank in (_monitor.rank, int(found[1])))
-    # The other may have left the script: then a restart does not help.
+    # The other worker may have left the script; then a restart does not help.
     _monitor.mark_lost(f"{this} has no connection with {other}: {found[2]}", is_transient=False)
     return name_loss(_GRACE_SECONDS)
 
 
 def call_before_exit(function: Callable[[str], object] | None) -> None:
-    """Sets what is called with the lost worker, in words, before a thread ends this process; None: nothing."""
+    """Sets the function that is called with a description of a loss before a thread ends this process; None: none."""
     global _before_exit
     _before_exit = function
 
 
 def first_exit() -> None:
-    """Makes the calling thread the one that ends this process, for a reason of its own."""
+    """Makes the calling thread the one that ends this process, for its own reason."""
     if _monitor is not None and not _monitor.exiting.acquire(blocking=False):
         time.sleep(writing_seconds())  # Too late: another thread is ending the process.
 
 
 def reported_by_another(reason: str, seconds: float) -> bool:
-    """Returns, on workers other than the chief, whether another one announces the same failure within `seconds`.
+    """Returns whether another worker announces the same failure within `seconds`; False on the chief.
 
-    All workers run the same code, so a mistake in it fails on all of them: one shows it.
+    All workers run the same code, so a mistake in it fails on all of them; only one has to show it.
     """
     if _monitor is None or _monitor.rank == 0:
         return False
@@ -321,13 +320,13 @@ def _announce_exit(monitor: HeartbeatMonitor) -> None:
 
 
 def requeue() -> None:
-    """Requeues the Slurm job if this process ends because a worker was lost or missing, and not by an error of one."""
+    """Requeues the Slurm job if this process ends because a worker was lost or missing, but not if one had an error."""
     if _monitor is None or _monitor.loss.get("is_transient"):
         slurm_requeue.requeue(in_turn=True)
 
 
 def reason_of_exit(monitor: HeartbeatMonitor) -> str:
-    """Returns the lost worker, in words, and what to do; "" if no worker is lost."""
+    """Returns a description of the loss, and what to do; "" if no worker is lost."""
     advice = "Restart all workers" if len(monitor.members) > 1 else "Run the same command to resume"
     return f"{monitor.loss['lost']}. {advice}" if monitor.loss else ""
 
@@ -338,14 +337,14 @@ def worker_name(monitor: HeartbeatMonitor, rank: int) -> str:
 
 
 def writing_seconds() -> float:
-    """Returns how long a process that ends waits for a checkpoint that is being written."""
+    """Returns how many seconds an ending process waits for a checkpoint that is being written."""
     if _monitor is None:
         return _WRITING_SECONDS
     return max(min(_WRITING_SECONDS, _monitor.options.stall_seconds or _WRITING_SECONDS), _monitor.writing_seconds())
 
 
 def await_writers() -> None:
-    """Waits for the threads that may be writing a checkpoint, each for a limited time."""
+    """Waits up to `writing_seconds` for all threads that may be writing a checkpoint."""
     deadline = time.monotonic() + writing_seconds()
     time.sleep(_GRACE_SECONDS)
     for thread in threading.enumerate():
@@ -354,7 +353,7 @@ def await_writers() -> None:
 
 
 def _exit_after_loss(monitor: HeartbeatMonitor) -> None:
-    """Ends this process if it does not exit by itself soon."""
+    """Ends this process unless it soon exits by itself."""
     if monitor.loss.get("stacks"):
         faulthandler.dump_traceback(all_threads=True)
     await_writers()

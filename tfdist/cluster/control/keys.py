@@ -1,4 +1,4 @@
-"""The key that signs the messages of a job's workers: derived from its id and a secret that only the user can read.
+"""The key that signs the messages of a job's workers, derived from the job's id and a secret only the user can read.
 
 The secret is TFDIST_KEY if it is set. Otherwise it is in the file ~/.tfdist/key, with mode 0600, which the first worker
 of the first job creates.
@@ -18,7 +18,7 @@ VARIABLE = "TFDIST_KEY"
 _IN_HOME = ".tfdist/key"
 _LEAST_CHARACTERS = 16
 _SECRET_BYTES = 32
-# Seconds between attempts, and their number, to read a file that another worker is still writing.
+# Seconds between attempts, and number of attempts, to read a file that another worker is still writing.
 _PAUSE_SECONDS, _ATTEMPTS = 0.3, 10
 
 
@@ -38,14 +38,14 @@ class Key:
 
 
 def load(job: str, env: Mapping[str, str]) -> Key:
-    """Returns the key of a job; creates the file of the secret if it is needed and missing.
+    """Returns the key of a job; creates the file with the secret if it is needed and missing.
 
     Args:
         job: `WorkerSpec.job`.
         env: the environment; TFDIST_KEY is a string of at least 16 characters, equal on all workers.
 
     Raises:
-        ValueError: TFDIST_KEY is too short, or the file cannot be used; names the file and the reason.
+        ValueError: TFDIST_KEY is too short, or the file cannot be used; the message names the file and the reason.
     """
     secret = env.get(VARIABLE, "").encode()
     if not secret:
@@ -88,7 +88,7 @@ def _read(path: pathlib.Path) -> bytes:
 
 
 def _create(path: pathlib.Path) -> None:
-    """Creates the file with a random secret, if no other worker does."""
+    """Creates the file with a random secret, unless another worker does."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""Opens ports, and serves connections: strangers can neither exhaust the file descriptors nor fill the memory."""
+"""Opens ports and serves connections: unauthenticated clients can exhaust neither file descriptors nor memory."""
 
 import asyncio
 import contextlib
@@ -12,15 +12,15 @@ from tfdist.cluster.control import wire
 from tfdist.cluster.control.keys import Key
 from tfdist.cluster.control.wire import Channel
 
-# Connections that may wait: all workers connect at the same time.
+# Backlog of pending connections: all workers connect at the same time.
 _BACKLOG = 1024
-# Connections whose clients have not proven yet that they have the key; one more closes the oldest.
+# Maximum connections of clients that are not authenticated yet; one more closes the oldest.
 _MAX_UNPROVEN = 256
 # Seconds in which a client must send its first message.
 _PROOF_SECONDS = 5.0
 # Pause after an error of accept, such as too many open files.
 _PAUSE_SECONDS = 0.1
-# Soft limit of file descriptors where the hard one is higher; some programs try all numbers below the limit.
+# Soft limit of file descriptors if the hard limit is higher: some programs loop over all numbers below the soft limit.
 _DESCRIPTORS = 65_536
 
 
@@ -57,11 +57,11 @@ async def serving(
     """Serves connections for the duration of an `async with` block, then closes `listener`.
 
     Args:
-        handle: called with the channel and the first message of each client that has the key. It may raise OSError,
+        handle: called with the channel and the first message of each authenticated client. It may raise OSError,
             ValueError and EOFError, which close the connection.
     """
     tasks: set[asyncio.Task] = set()
-    unproven: dict[asyncio.Task, None] = {}  # In the order of their start.
+    unproven: dict[asyncio.Task, None] = {}  # Oldest first.
 
     async def converse(connection: socket.socket) -> None:
         task = asyncio.current_task()
@@ -74,7 +74,7 @@ async def serving(
             first = await asyncio.wait_for(channel.receive(), _PROOF_SECONDS)
             await handle(channel, first)
         except (OSError, ValueError, EOFError, KeyError, TypeError, asyncio.TimeoutError):
-            pass  # Not a worker, one of another release, or one that died.
+            pass  # Not a worker, a worker of another release, or one that died.
         finally:
             channel.close()
 
@@ -93,7 +93,7 @@ async def serving(
             unproven[task] = None
             task.add_done_callback(tasks.discard)
             task.add_done_callback(lambda done: unproven.pop(done, None))
-            await asyncio.sleep(0)  # `sock_accept` does not wait for the others while connections are pending.
+            await asyncio.sleep(0)  # While connections are pending, `sock_accept` does not yield.
 
     listener.setblocking(False)
     accepting = asyncio.ensure_future(accept_all())

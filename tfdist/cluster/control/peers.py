@@ -1,9 +1,9 @@
-"""Heartbeats between the watchdog processes of the workers, which find those that die, hang or become unreachable.
+"""Heartbeats between the workers' watchdog processes, which detect workers that die, hang or become unreachable.
 
-Each has one connection to the chief's, and the chief's one to each other. Each sends a signed message every second with
-its worker's last completed step, but not while its worker is stopped. A connection that closes without a final message:
-the worker died. No heartbeat: it is suspended, or its host or network is down. The chief announces lost workers; every
-other watchdog process detects the loss of the chief itself. Imports no TensorFlow.
+Every watchdog has one connection, to the chief's. It sends a signed message with its worker's last completed step every
+second (less often in large jobs), except while the worker is stopped. If a connection closes without a final message,
+the worker has died. If heartbeats are missing, the worker is suspended, or its host or network is down. The chief's
+watchdog announces lost workers; the others detect the loss of the chief themselves. Imports no TensorFlow.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from tfdist.cluster.control.keys import Key
 from tfdist.cluster.control.wire import Channel
 from tfdist.cluster.discovery import hostlist
 
-# Seconds between two heartbeats; in a large job more, so that the chief handles about so many in each second.
+# Seconds between two heartbeats; more in a large job, so that the chief handles about `MAX_PER_SECOND`.
 INTERVAL_SECONDS = 1.0
 MAX_PER_SECOND = 200
-# Seconds for a connection to the chief, and for its first message; then it is tried again.
+# Time limit in seconds for a connection to the chief, and for its first message, before a retry.
 _HELLO_SECONDS = 5.0
-# Lost workers that a message describes one by one.
+# Maximum number of lost workers that a message describes one by one.
 _MAX_DESCRIBED = 8
-# Watchdog processes that read the chief's last message in a second, at least; and seconds for all, at most.
+# Rate at which watchdogs are expected to read the chief's last message, and maximum seconds to wait for all.
 _READERS_PER_SECOND, _READING_SECONDS = 10, 120.0
 
 
@@ -36,28 +36,28 @@ _READERS_PER_SECOND, _READING_SECONDS = 10, 120.0
 class Peer:
     """Another worker, as its watchdog process describes it."""
 
-    # When the last heartbeat came, or the first one was awaited; as `time.monotonic`.
+    # When the last heartbeat arrived or, before the first, the wait for it began (`time.monotonic`).
     last_heartbeat: float = dataclasses.field(default_factory=time.monotonic)
     # Its last completed step; None: no heartbeat yet.
     step: int | None = None
-    # The call in which it waits for all others, in words, and the seconds since; None: it is in no such call.
+    # Purpose of the collective that it is in, and seconds since its start; None: it is in none.
     waits: tuple[str, float] | None = None
-    # True if it is in a block of `HeartbeatMonitor.pause_timers`, or, from the chief, if any worker is.
+    # True if it is in a block of `HeartbeatMonitor.pause_timers`; for the chief, if any worker is.
     paused: bool = False
-    # None: there is no connection.
+    # None: not connected.
     channel: Channel | None = None
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Peers:
-    """What the watchdog process of worker `rank` knows of all workers: on the chief of all, else of the chief."""
+    """What worker `rank`'s watchdog knows of other workers: the chief's of all workers, the others' of the chief."""
 
     rank: int
     # The number of workers.
     size: int
-    # rank -> host and pid: of the chief and of this worker, on the chief of all.
+    # rank -> host and pid: on the chief of all workers, elsewhere of the chief and this worker.
     members: Mapping[int, tuple[str, int]]
-    # Without a heartbeat for so long a worker is lost; for its first heartbeat, and for TensorFlow's start.
+    # Time limits: between two heartbeats; for the first heartbeat, and for TensorFlow's start.
     heartbeat_seconds: float
     connect_seconds: float
     # Sends a message to this worker; see `heartbeat_monitor.receive`.
@@ -65,7 +65,7 @@ class Peers:
     # Whether this worker is stopped (SIGSTOP).
     is_stopped: Callable[[], bool] = lambda: False
     peers: dict[int, Peer] = dataclasses.field(init=False)
-    # What this worker has last said of itself, and whether TensorFlow has started in it.
+    # This worker's last report, and whether its TensorFlow has started.
     step: int = 0
     waits: tuple[str, float] | None = None  # As in `HeartbeatMonitor.collective`.
     paused: bool = False
@@ -73,7 +73,7 @@ class Peers:
     # Workers that have finished the run. After `all_finished`, missing heartbeats are ignored.
     finished: set[int] = dataclasses.field(default_factory=set)
     all_finished: bool = False
-    # The lost worker, in words, and what else a message says of it; empty: no worker is lost.
+    # What messages say of the lost worker; empty: no worker is lost.
     loss: dict[str, Any] = dataclasses.field(default_factory=dict)
     # Set when this worker has ended.
     ended: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -86,18 +86,18 @@ class Peers:
 
         Args:
             address: of the chief; on the chief, the listening socket.
-            key: what signs the messages.
+            key: signs the messages.
         """
         talking = self._serve(address, key) if self.rank == 0 else self._call_chief(address, key)
         tasks = [asyncio.ensure_future(one) for one in (talking, self._look())]
         await self.ended.wait()
-        # A worker that ends before it has met the chief here would be missed only after `connect_seconds`.
+        # If a worker ended before its watchdog reached the chief, it would be missed only after `connect_seconds`.
         limit = time.monotonic() + _HELLO_SECONDS
         while self.rank and self.peers[0].step is None and not self.loss and time.monotonic() < limit:
             await asyncio.sleep(0.1)
         if self.rank == 0 and 0 in self.finished:
             self.announce({"finished": True})
-        # A process that has not read the last message would lose it with the connection, and name the chief.
+        # A watchdog that has not read the last message would lose it with the connection, and report the chief.
         limit = time.monotonic() + min(_READING_SECONDS, len(self.members) / _READERS_PER_SECOND)
         while self.loss and self.rank == 0 and self._connected() and time.monotonic() < limit:
             await asyncio.sleep(0.1)
@@ -108,7 +108,7 @@ class Peers:
         await asyncio.wait(tasks)
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Takes a message of this worker; see `HeartbeatMonitor`."""
+        """Handles a message from this worker; see `HeartbeatMonitor`."""
         if "step" in message:
             self.step, self.waits, self.paused = message["step"], message["waits"], message["paused"]
         self.started = self.started or "started" in message
@@ -130,7 +130,7 @@ class Peers:
             self.tell(self.loss)
 
     def announce(self, message: dict[str, Any]) -> None:
-        """Sends a message with the present status to all that are connected."""
+        """Sends `message` and the current status to all connected watchdogs."""
         body = json.dumps(self.status() | message).encode()
         for peer in self.peers.values():
             if peer.channel is not None:
@@ -139,14 +139,14 @@ class Peers:
     def status(self) -> dict[str, Any]:
         """Returns what every message contains."""
         waits = self.waits and [self.waits[0], time.monotonic() - self.waits[1]]
-        # The others are connected to the chief alone, which forwards the pauses.
+        # The others are connected only to the chief, which forwards pauses.
         paused = self.paused or (self.rank == 0 and self._others_paused())
         found = {"rank": self.rank, "pid": self.members[self.rank][1], "step": self.step}
-        # The loss in every message from then on: a worker that connects late learns of it, too.
+        # After a loss, every message contains it: a worker that connects late learns of it, too.
         return found | {"waits": waits, "paused": paused} | self.loss
 
     def find_lost(self, now: float) -> bool:
-        """Marks the workers that are lost at the moment `now`, as `time.monotonic`; returns whether there is one."""
+        """Marks workers that are lost at `now` (`time.monotonic`); returns whether any worker is lost."""
         silent = {r: now - peer.last_heartbeat for r, peer in self.peers.items() if r not in self.finished}
         for limit, connected in ((self.heartbeat_seconds, True), (self.connect_seconds, False)):
             seconds = {rank: silent[rank] for rank in silent if (self.peers[rank].step is not None) == connected}
@@ -158,7 +158,7 @@ class Peers:
         return bool(self.loss)
 
     def describe_lost(self, ranks: Sequence[int]) -> str:
-        """Returns lost workers in words: of many, in Slurm's notation."""
+        """Returns a description of lost workers, with Slurm's notation if they are many."""
         now, texts = time.monotonic(), []
         if len(ranks) > _MAX_DESCRIBED:
             seconds = now - min(self.peers[rank].last_heartbeat for rank in ranks)
@@ -179,14 +179,14 @@ class Peers:
         return f"worker {rank} (host {host}, pid {pid})"
 
     async def _look(self) -> None:
-        """Looks for what is wrong, and sends heartbeats, until this worker has ended."""
+        """Sends heartbeats and checks for lost workers until this worker has ended."""
         last = announced = begun = time.monotonic()
         pause, others_paused = interval(self.size, self.heartbeat_seconds), False
         while not self.ended.is_set():
             await asyncio.sleep(min(INTERVAL_SECONDS, pause))
             now, stopped = time.monotonic(), self.is_stopped()
             if stopped or now - last > self.heartbeat_seconds / 2:
-                # This worker or this process was suspended, perhaps with all others by Slurm.
+                # This worker or this process was suspended, perhaps together with all others by Slurm.
                 for peer in self.peers.values():
                     peer.last_heartbeat += now - last
             last = now
@@ -214,7 +214,7 @@ class Peers:
             await asyncio.Event().wait()
 
     async def _call_chief(self, address: tuple[str, int], key: Key) -> None:
-        while True:  # `find_lost` marks the chief if there is no heartbeat in time.
+        while True:  # If no heartbeat arrives in time, `find_lost` marks the chief as lost.
             channel = None
             try:
                 channel = await asyncio.wait_for(wire.connect(address, key), _HELLO_SECONDS)
@@ -242,7 +242,7 @@ class Peers:
             channel.close()
 
     def _receive(self, rank: int, message: dict[str, Any]) -> None:
-        """Stores the message of another watchdog process."""
+        """Handles a message from another watchdog process."""
         peer = self.peers[rank]
         peer.last_heartbeat = time.monotonic()
         peer.step, peer.waits, peer.paused = message["step"], message["waits"], message["paused"]
@@ -252,7 +252,7 @@ class Peers:
             self.mark_lost(message["lost"], stacks=message["stacks"], is_transient=message["is_transient"])
 
     def _note_finished(self, rank: int) -> None:
-        """Notes that a worker has finished; the chief announces it once all have."""
+        """Notes that a worker has finished; the chief announces when all have."""
         self.finished.add(rank)
         all_done = rank == 0 if self.rank else len(self.finished) == self.size
         if all_done or rank == self.rank != 0:
@@ -262,7 +262,7 @@ class Peers:
             self.tell({"finished": True})
 
     def _left_behind(self, now: float) -> str:
-        """Returns a message if a worker waits for one that has finished; "" otherwise. Only the chief checks it."""
+        """Returns a message if a worker waits for one that has finished, else "". Only the chief checks this."""
         if self.rank != 0 or not self.finished:
             return ""
         waits = {rank: peer.waits for rank, peer in self.peers.items() if peer.waits is not None}
@@ -279,7 +279,7 @@ class Peers:
         )
 
     def _absent(self, purpose: str, advice: str) -> str:
-        """Returns which workers do not wait in a call that has lasted too long; `advice` if all do."""
+        """Returns which workers have not entered the collective `purpose`; `advice` if all have."""
         absent = [r for r, peer in self.peers.items() if peer.waits is None or peer.waits[0] != purpose]
         names = ", ".join(self.name(rank) for rank in absent)
         return f"{names} did not reach it" if absent else f"all workers have started it. {advice}"

@@ -1,10 +1,9 @@
 """The rendezvous: all workers connect to rank 0 and compare versions and config before TensorFlow starts.
 
 TensorFlow waits more than ten minutes for a missing worker and ignores signals. The rendezvous ends at a deadline and
-names the missing workers. Each worker opens its port, so that no other program takes it, and has one connection, to
-rank 0:
+names the missing workers. Each worker opens its port, so that no other program takes it, and connects to rank 0 only:
 
-    to rank 0:  {"rank": 1, "host": ..., "must_match": {...}, ...}     who it is: `me` in `rendezvous`
+    to rank 0:  {"rank": 1, "host": ..., "must_match": {...}, ...}     its report: `me` in `rendezvous`
     from it:    {"token": the name of a file in the workdir}
     to rank 0:  {"unseen": path of the workdir if it does not appear there, or ""}; {"stopped": "SIGTERM"}, at any time
     from it:    {"members": [...]} or {"error": ..., "message": ...}     its decision: decision.py
@@ -35,19 +34,20 @@ from tfdist.cluster.control.wire import Channel
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
-# Seconds of waiting after which a line says which workers are missing.
+# Seconds of waiting after which a line names the missing workers.
 _SAID_AFTER = (5.0, 30.0)
-# Seconds for a connection to rank 0 and its first message.
+# Time limit in seconds for a connection to rank 0, and for its first message.
 _CONNECT_SECONDS = 10.0
-# The pause between two attempts, in seconds: this, or in a large job so much for each worker.
+# Seconds between two attempts: the first number or, in a large job, the second one times the number of workers.
 _PAUSE_SECONDS, _PAUSE_PER_WORKER = 0.3, 1 / 256
-# Seconds in which a worker that cannot join the run, or is to stop, tells the others.
+# Seconds for a worker that cannot join the run, or must stop, to inform the others.
 _FAREWELL_SECONDS = 5.0
-# Seconds in which the workers take the decision, and more for each worker; how many are sent at once: each lists all.
+# Time limit in seconds to send the decision, and additional seconds per worker; how many copies are sent at once,
+# because each lists all workers.
 _DECISION_SECONDS, _SECONDS_PER_WORKER, _AT_ONCE = 10.0, 0.02, 64
 # Seconds that a network file system may take to show a new file.
 _WORKDIR_SECONDS = 10.0
-# How often a worker looks for its stop request, in seconds.
+# Seconds between two checks of the stop request.
 _LOOK_SECONDS = 0.5
 
 
@@ -73,8 +73,8 @@ def rendezvous(
         metadata: JSON values that may differ; all workers receive them.
         exclusive: names of resources that only one worker of a host may use, such as its GPUs.
         workdir: a directory that all workers must share; rank 0 creates it. None: not checked.
-        stop: this worker's stop request, which ends the rendezvous of all. None: it cannot be stopped.
-        key: what signs the messages; None: `keys.load`.
+        stop: this worker's stop request, which ends the rendezvous on all workers. None: it cannot be stopped.
+        key: signs the messages; None: `keys.load`.
 
     Returns:
         One dict per worker in rank order: `rank`, `address` ("host:port", also if `spec` has no addresses), `host` (the
@@ -95,7 +95,7 @@ def rendezvous(
         path = pathlib.Path(os.path.abspath(workdir))
     me = {"rank": spec.rank, "host": socket.gethostname(), "pid": os.getpid(), "metadata": dict(metadata or {})}
     must_match = {"number of workers": str(spec.num_workers)} | dict(must_match)
-    # `dialled`: the host by which it has found rank 0.
+    # `dialled`: the host name or address under which it has reached rank 0.
     me |= {"must_match": must_match, "exclusive": list(exclusive), "port": spec.port, "dialled": ""}
     json.dumps(me)  # Raises if a value is not JSON.
     listener.raise_descriptor_limit()
@@ -120,11 +120,11 @@ def rendezvous(
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Worker:
-    """What a worker knows before it meets the others."""
+    """What a worker knows before it connects."""
 
     spec: WorkerSpec
     key: Key
-    # What it tells rank 0 about itself.
+    # Its report to rank 0.
     me: dict[str, Any]
     seconds: float
     stop: interruption.StopRequest
@@ -132,24 +132,24 @@ class _Worker:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Chief(_Worker):
-    """Rank 0, which hears all workers and decides."""
+    """Rank 0, which collects the reports of all workers and decides."""
 
     # A new name for each start: a network file system may cache that a file does not exist.
     token: str = dataclasses.field(default_factory=lambda: f".tfdist-{secrets.token_hex(8)}")
-    # rank -> what it has told, as for `decision.decide`; the ranks that have told all, and whether one cannot join.
+    # rank -> report, as for `decision.decide`; ranks whose report is complete; whether one cannot join or must stop.
     workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     ready: set[int] = dataclasses.field(default_factory=set)
     bad: bool = False
-    # The connections that are open; a worker closes its own when it has read the decision.
+    # The open connections; a worker closes its connection when it has read the decision.
     channels: set[Channel] = dataclasses.field(default_factory=set)
-    # The encoding of the decision; and how many workers it was sent to.
+    # The encoded decision, and how many workers it was sent to.
     decision: bytes = b""
     told: int = 0
     # Set whenever anything above changes.
     changed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
     async def lead(self, own: socket.socket, workdir: pathlib.Path | None) -> dict[str, Any]:
-        """Returns the decision, after the others have got it."""
+        """Returns the decision, after sending it to the others."""
         spec, deadline = self.spec, _now() + self.seconds
         self._add(0, self.me | {"address": ""})
         self._note(0, {"unseen": ""})
@@ -169,7 +169,7 @@ class _Chief(_Worker):
                 made = decision.decide(self.workers, spec.addresses, spec.num_workers, self.seconds)
                 self.decision = json.dumps(made).encode()
                 await self._tell_all()
-                # Those that come later would wait until their deadlines.
+                # Workers that connect later would otherwise wait until their deadlines.
                 if "error" in made and _now() < deadline:
                     await self._until(lambda: self.told >= spec.num_workers - 1, _now() + _FAREWELL_SECONDS)
         return made
@@ -196,14 +196,14 @@ class _Chief(_Worker):
             await channel.receive_all(functools.partial(self._note, rank))
         finally:
             self.channels.discard(channel)
-            if not (first or worker["failed"] or self.decision):  # It has died; perhaps it is started again.
+            if not (first or worker["failed"] or self.decision):  # It has died; perhaps it is restarted.
                 del self.workers[rank]
                 self.ready.discard(rank)
             self.changed.set()
 
     def _add(self, rank: int, worker: dict[str, Any]) -> None:
         if worker["must_match"] == self.me["must_match"]:
-            worker["must_match"] = self.me["must_match"]  # One copy, of a thousand workers.
+            worker["must_match"] = self.me["must_match"]  # One copy for a thousand workers.
         self.workers[rank] = worker | {"stopped": "", "unseen": None}
         if worker["failed"]:
             self._fail(rank, worker["failed"])
@@ -222,7 +222,7 @@ class _Chief(_Worker):
         return self.bad or len(self.ready) == self.spec.num_workers
 
     def _address(self, worker: dict[str, Any], peer: str) -> str:
-        """Derives a worker's address from its connection, and rank 0's from the host that it has called."""
+        """Derives a worker's address from its connection, and rank 0's from the host that the worker has dialled."""
         host = peer.removeprefix("::ffff:")  # A dual-stack socket writes IPv4 addresses like this.
         near = ipaddress.ip_address(host.partition("%")[0]).is_loopback
         if not near or not self.workers[0]["address"]:
@@ -231,7 +231,7 @@ class _Chief(_Worker):
         return hostlist.join_address(worker["dialled"] if near else host, worker["port"])
 
     async def _tell_all(self) -> None:
-        """Sends the decision to all that are connected, a few at a time, and waits until they have read it."""
+        """Sends the decision to all connected workers, a few at a time, and waits until they have read it."""
         limit, sent = _now() + _DECISION_SECONDS + _SECONDS_PER_WORKER * self.spec.num_workers, set()
         for channel in list(self.channels):
             await self._until(lambda: len(sent & self.channels) < _AT_ONCE, limit)
@@ -255,13 +255,13 @@ class _Chief(_Worker):
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class _Follower(_Worker):
-    """Another worker, which tells rank 0 all, and waits for its decision."""
+    """Any other worker, which sends its report to rank 0 and waits for the decision."""
 
-    # Where rank 0 may be -> why there is no connection; empty as long as there is one.
+    # Address tried -> why there is no connection; empty while there is one.
     reasons: dict[str, str] = dataclasses.field(default_factory=dict)
 
     async def follow(self, own: socket.socket | None, workdir: pathlib.Path | None) -> dict[str, Any]:
-        """Returns rank 0's decision, or that of this worker if it cannot have it in time."""
+        """Returns rank 0's decision, or this worker's own if it does not get that in time."""
         spec, begin, leaves = self.spec, _now(), None
         tasks = [asyncio.ensure_future(_say_later(self._describe_awaited))]
         tasks += [asyncio.ensure_future(_refuse_all(own))] if own else []
@@ -270,7 +270,7 @@ class _Follower(_Worker):
                 try:
                     return await self._attempt(chief, workdir)
                 except (OSError, ValueError, EOFError, asyncio.TimeoutError) as error:
-                    # Rank 0 may have just ended: why it was not reached before says more.
+                    # Rank 0 may have just ended: the earlier reason says more.
                     if not (isinstance(error, ConnectionRefusedError) and chief in self.reasons):
                         self.reasons[chief] = _explain(error)
             if self.stop.reason or self.me["failed"]:
@@ -304,7 +304,7 @@ class _Follower(_Worker):
     async def _look_for(self, workdir: pathlib.Path | None, token: str) -> str:
         """Waits for rank 0's file; returns the path of workdir if it does not appear in time, else ""."""
         limit = _now() + min(_WORKDIR_SECONDS, self.seconds / 2)
-        # With a limit, as a network file system may hang.
+        # With a time limit, because a network file system may hang.
         while workdir and not interruption.within(_LOOK_SECONDS, lambda: os.path.exists(workdir / token)):
             if _now() > limit or self.stop.reason:
                 return str(workdir)
@@ -312,7 +312,7 @@ class _Follower(_Worker):
         return ""
 
     async def _await_decision(self, channel: Channel) -> dict[str, Any]:
-        """Rank 0 may have started later: it decides at its own deadline."""
+        """Waits for the decision. Rank 0 may have started later, and decides at its own deadline."""
         limit, asked = _now() + self.seconds + 2 * _CONNECT_SECONDS, False
         while _now() < limit:
             if self.stop.reason and not asked:
@@ -358,7 +358,7 @@ def _explain_port(spec: WorkerSpec, error: OSError) -> str:
 
 
 async def _refuse_all(own: socket.socket) -> None:
-    """Closes all connections: this worker only keeps its port, and may not be rank 0."""
+    """Closes all incoming connections: this worker, which is not rank 0, only reserves its port."""
     own.setblocking(False)
     while True:
         with contextlib.suppress(OSError):
@@ -367,7 +367,7 @@ async def _refuse_all(own: socket.socket) -> None:
 
 
 async def _say_later(describe: Callable[[], str]) -> None:
-    """Says after some seconds what is waited for: a refused connection is normal before a worker starts."""
+    """Prints what this worker waits for after some seconds; before that, refused connections are normal."""
     begin = _now()
     for seconds in _SAID_AFTER:
         await asyncio.sleep(begin + seconds - _now())
@@ -393,7 +393,7 @@ def _now() -> float:
 
 
 def _run(coroutine: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Runs a coroutine in a thread; the calling one wakes up to run Python's signal handlers, and may have a loop."""
+    """Runs a coroutine in a thread; the calling thread wakes up for signal handlers, and may have its own loop."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(coroutine)
 

@@ -1,4 +1,4 @@
-"""The rendezvous of a process that is the only worker; proxies that no worker uses. Imports no TensorFlow."""
+"""The rendezvous of a single worker; removal of proxy variables on any worker. Imports no TensorFlow."""
 
 import os
 import socket

@@ -1,10 +1,10 @@
 """The watchdog process of a worker: it sends and receives the worker's heartbeats. Imports no TensorFlow.
 
-While TensorFlow starts, it may wait for more than ten minutes, ignores signals, and lets no Python thread run; nor does
-a long call such as `json.load` later. Therefore heartbeats have a process of their own (peers.py). The worker tells it
-on its standard input what it does, and it answers on its standard output: lines of JSON, for `Peers.hear` and
+While TensorFlow starts, it may wait for more than ten minutes, ignores signals, and lets no Python thread run. Later, a
+long call such as `json.load` also blocks threads. So a separate process handles the heartbeats (peers.py). It exchanges
+lines of JSON with the worker: its standard input is for `Peers.hear`, its standard output for
 `HeartbeatMonitor.receive`. It ends when the worker does. If another worker is lost before TensorFlow has started, or if
-TensorFlow does not start in time, it ends the worker.
+TensorFlow does not start in time, it kills the worker.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ from tfdist.cluster.control.peers import Peers
 from tfdist.cluster.discovery import hostlist, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
-# Without site-packages (-S) it starts soon.
+# Without site-packages (-S) it starts faster.
 _PACKAGES = str(Path(__file__).parents[3])
 _PROGRAM = (
     f"import sys; sys.path.insert(0, {_PACKAGES!r}); from tfdist.cluster.control import watchdog; watchdog.main()"
 )
-# Seconds between the message and SIGKILL: all others still hear from this one, so they all name the same culprit.
+# Seconds between the message and SIGKILL: the others still get heartbeats, so all workers name the same lost worker.
 _GRACE_SECONDS = 2.0
-# Seconds in which the messages of many workers gather.
+# Seconds for which the messages of many workers are collected.
 _BATCH_SECONDS = 0.2
 
 
@@ -60,13 +60,13 @@ def start(
     options: config_lib.ClusterOptions,
     key: Key,
 ) -> HeartbeatMonitor:
-    """Starts the watchdog process, and the monitor that talks with it; every worker calls it once, before TensorFlow.
+    """Starts the watchdog process and the monitor that talks to it; every worker calls it once, before TensorFlow.
 
     Args:
         members: the workers, as returned by `rendezvous.rendezvous`; the chief's has `heartbeat_port`.
         listener: the result of `listen`.
-        options: as for `heartbeat_monitor.start`, and `heartbeat_seconds` and `connect_seconds`.
-        key: what signs the messages.
+        options: as for `heartbeat_monitor.start`, and `connect_seconds`.
+        key: signs the messages.
     """
     known = members if rank == 0 else [members[0], members[rank]]
     arguments = {
@@ -92,7 +92,7 @@ def start(
     if listener is not None:
         listener.close()
     monitor = heartbeat_monitor.start(rank=rank, members=members, options=options, watchdog=process)
-    # Not on the command line: it is limited to 128 KiB, about 1,100 workers, and others can read it.
+    # Not on the command line: it is limited to 128 KiB (about 1,100 workers), and other users can read it.
     monitor.tell(arguments)
     return monitor
 
@@ -104,11 +104,11 @@ def main() -> None:
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         arguments = json.loads(stdin.readline())
     event_loop(0 if arguments["listener"] is None else arguments["size"]).run_until_complete(_watch(**arguments))
-    os._exit(0)  # A look-up of a name may not have returned.
+    os._exit(0)  # A thread may still be resolving a host name.
 
 
 def event_loop(connections: int) -> asyncio.AbstractEventLoop:
-    """Returns the event loop of a process with so many connections."""
+    """Returns the event loop for a process with this number of connections."""
     return asyncio.SelectorEventLoop(_Batches() if connections > peers.MAX_PER_SECOND else None)
 
 
@@ -141,14 +141,14 @@ async def _watch(
 
 
 async def _end_with_worker(pid: int, ended: asyncio.Event) -> None:
-    """Notices the worker's end where a child of it holds the pipe open."""
+    """Detects the worker's end even if a child of the worker keeps the pipe open."""
     while os.getppid() == pid:
         await asyncio.sleep(peers.INTERVAL_SECONDS)
     ended.set()
 
 
 async def _end_worker(known: Peers, pid: int, is_transient: bool | None) -> None:
-    """Says why, requeues the Slurm job in place of the worker if it may, and kills it."""
+    """Prints the reason, requeues the Slurm job in place of the worker if allowed, and kills the worker."""
     print(f"tfdist: worker {known.rank}: {known.loss['lost']}. Restart all workers", file=sys.stderr, flush=True)
     await asyncio.sleep(_GRACE_SECONDS)
     if known.ended.is_set():
@@ -160,7 +160,7 @@ async def _end_worker(known: Peers, pid: int, is_transient: bool | None) -> None
 
 
 def _is_stopped(pid: int) -> bool:
-    """Returns True if a process is stopped."""
+    """Returns True if a process is stopped (SIGSTOP)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
@@ -169,10 +169,10 @@ def _is_stopped(pid: int) -> bool:
 
 
 class _Batches(selectors.DefaultSelector):
-    """Reads the messages of many workers a few times a second: to wake up for each takes twice the processor time."""
+    """Reads the messages of many workers a few times per second: waking up for each takes twice the CPU time."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As in `selectors`, but it waits before it looks."""
+        """As in `selectors`, but sleeps first."""
         if timeout is None or timeout > 0:
             pause = _BATCH_SECONDS if timeout is None else min(timeout, _BATCH_SECONDS)
             time.sleep(pause)

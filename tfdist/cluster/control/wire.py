@@ -1,13 +1,13 @@
-"""Signed messages over one TCP connection: proof of the sender, no repetition, bounded sizes.
+"""Signed messages over one TCP connection: authenticated, protected against replay, bounded in size.
 
-The server sends a random number first, and the client's first message contains another one. Each message is a header
-line and a body, a JSON object:
+The server first sends a random number (nonce), and the client's first message contains another one. Each message is a
+header line and a body, a JSON object:
 
     LENGTH SHA256-OF-BODY SIGNATURE\n      (the first one of a client: CLIENT-NONCE LENGTH ...)
 
-The signature (HMAC-SHA256) covers both random numbers, the direction, the number of the message, the length and the
-hash of the body: a message cannot be changed, repeated in this or another connection, or sent back. The receiver checks
-the header, at most `_HEADER_BYTES`, before it reads a body, and the hash before it parses it. Imports no TensorFlow.
+The signature (HMAC-SHA256) covers both nonces, the direction, the number of the message, and the length and hash of the
+body: a message cannot be changed, replayed in this or another connection, or sent back. The receiver checks the header,
+at most `_HEADER_BYTES`, before it reads the body, and the hash before it parses the body. Imports no TensorFlow.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from typing import Any
 
 from tfdist.cluster.control.keys import Key
 
-# Its number changes with the fields of the messages: their receivers rely on them.
+# The version changes with the fields of the messages, on which receivers rely.
 _PROTOCOL, _REFUSED = b"tfdist/3", b"refused\n"
 _GREETING = re.compile(rb"%s ([0-9a-f]{32})\n" % _PROTOCOL)
 _NONCE_BYTES = 16
@@ -43,7 +43,7 @@ class Channel(asyncio.Protocol):
 
     key: Key
     is_server: bool
-    # Called as soon as the first header proves that the client has the key.
+    # Called as soon as the first header authenticates the client.
     proven: Callable[[], object] = lambda: None
     # Called with each message; None: `messages` keeps it for `receive`.
     handle: Callable[[dict[str, Any]], Any] | None = None
@@ -52,11 +52,11 @@ class Channel(asyncio.Protocol):
     client_nonce: bytes = b""
     sent: int = 0
     received: int = 0
-    # What has come and is not read yet; the length and the hash of the body whose header is read.
+    # Received bytes that are not parsed yet; length and hash of the body that follows the last header.
     data: bytearray = dataclasses.field(default_factory=bytearray)
     body: tuple[int, bytes] | None = None
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    # Why nothing more is read; done as soon as something has changed, for the one that waits.
+    # Why nothing more is read; done at the next change, for the waiting reader.
     error: Exception | None = None
     changed: asyncio.Future | None = None
 
@@ -66,7 +66,7 @@ class Channel(asyncio.Protocol):
         return self.transport.get_extra_info("peername")[0]
 
     def send(self, message: Mapping[str, Any] | bytes) -> None:
-        """Sends a message: a JSON object, or its encoding. Does not block or raise: a reader notices a closed end."""
+        """Sends a message: a JSON object, or its encoding. Never blocks or raises: the reader notices a closed end."""
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
         length, digest = str(len(body)).encode(), hashlib.sha256(body).hexdigest().encode()
         signature = self.key.sign(self._to_sign(self.is_server, self.sent, length, digest))
@@ -88,14 +88,14 @@ class Channel(asyncio.Protocol):
         return self.messages.pop(0)
 
     async def receive_all(self, handle: Callable[[dict[str, Any]], Any]) -> None:
-        """Calls `handle` with each message as soon as it comes, until the connection ends; raises as `receive`."""
+        """Calls `handle` with each message as soon as it arrives, until the connection ends; raises as `receive`."""
         while self.messages:
             handle(self.messages.pop(0))
         self.handle = handle
         await self.wait(lambda: False)
 
     async def wait(self, condition: Callable[[], object]) -> None:
-        """Waits until something that comes makes `condition` true; raises as `receive`."""
+        """Waits until arriving data makes `condition` true; raises as `receive`."""
         while not condition():
             if self.error is not None:
                 raise self.error
@@ -103,18 +103,18 @@ class Channel(asyncio.Protocol):
             await self.changed
 
     def close(self) -> None:
-        """Closes the connection, after what was sent."""
+        """Closes the connection after sending what is pending."""
         self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """A server greets the client with its random number."""
+        """Called by asyncio; a server sends its nonce."""
         self.transport = transport
         if self.is_server:
             self.server_nonce = _nonce()
             transport.write(b"%s %s\n" % (_PROTOCOL, self.server_nonce))
 
     def data_received(self, data: bytes) -> None:
-        """Reads the messages that are complete."""
+        """Called by asyncio; handles the complete messages."""
         self.data += data
         try:
             while self.error is None and self._read():
@@ -125,7 +125,7 @@ class Channel(asyncio.Protocol):
         self._note_change()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends `receive` with the first error."""
+        """Called by asyncio; ends `receive` with the first error."""
         self.error = self.error or exc or EOFError()
         self._note_change()
 
@@ -134,7 +134,7 @@ class Channel(asyncio.Protocol):
             self.changed.set_result(None)
 
     def _read(self) -> bool:
-        """Reads a line or a body from `data`; returns whether it was complete."""
+        """Parses a line or a body in `data`; returns whether it was complete."""
         if self.body is not None:
             length, digest = self.body
             if len(self.data) < length:
@@ -212,7 +212,7 @@ async def connect(sockaddr: tuple[str, int], key: Key) -> Channel:
         ValueError, EOFError: a program other than a tfdist worker is listening there.
     """
     factory = functools.partial(Channel, key=key, is_server=False, client_nonce=_nonce())
-    # The next address of a name is tried before the first one has failed.
+    # Happy eyeballs: the next address of a host name is tried before the first one has failed.
     connecting = asyncio.get_running_loop().create_connection(factory, *sockaddr, happy_eyeballs_delay=0.25)
     channel = (await connecting)[1]
     try:

@@ -1,10 +1,10 @@
-"""Values of any dtype as numbers that collectives support, whose dtypes are few."""
+"""Converts values of any dtype to the few dtypes that collectives support, and back."""
 
 import tensorflow as tf
 
-# All collectives support these, on all devices and with NCCL. For bfloat16 there is only a sum, and not with NCCL.
+# All collectives support these dtypes on all devices, also with NCCL. bfloat16 has only a sum, and not with NCCL.
 DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-# Bytes of a number -> the integers that have its bits.
+# Size of a number in bytes -> the integer dtype for its bits.
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
 
 

@@ -1,4 +1,4 @@
-"""The context in which TensorFlow runs in this process: its seed, and settings that have no public names."""
+"""TensorFlow's eager context in this process: its seed, and settings without public names."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def global_seed() -> int | None:
 
 
 def configure_coordination(jobs: Sequence[Any], heartbeat_seconds: float) -> None:
-    """Configures TensorFlow's service between workers; `jobs`: one `CoordinatedJob` with all of them."""
+    """Configures TensorFlow's coordination service; `jobs`: one `CoordinatedJob` with all workers."""
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
@@ -27,7 +27,7 @@ def configure_coordination(jobs: Sequence[Any], heartbeat_seconds: float) -> Non
 
 
 def send_in_large_chunks() -> None:
-    """Lets TensorFlow send in chunks of 1 MB: in those of 4 KB, copies take a sixth of an all-reduce's CPU time."""
+    """Makes TensorFlow send chunks of 1 MB: with its 4 KB, copies take a sixth of an all-reduce's CPU time."""
     session = context.context()
     settings = session._config or tf.compat.v1.ConfigProto()
     if not settings.experimental.recv_buf_max_chunk:

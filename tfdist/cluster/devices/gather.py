@@ -10,21 +10,21 @@ from tfdist.cluster.devices.bits import from_bits, to_bits
 
 
 def gather(cluster: Cluster, values: Any) -> Any:
-    """Concatenates the replicas' values [n, ...] of a structure, in replica order; `n` may differ. Collective.
+    """Concatenates nested values [n, ...] of all replicas, in replica order; `n` may differ. Collective.
 
     Args:
-        values: dense, ragged or sparse tensors of any dtype but float8; on one replica, anything. None stays.
+        values: dense, ragged or sparse tensors of any dtype but float8; on one replica, anything. None stays None.
     """
     return tf.nest.map_structure(lambda value: _gather(cluster.strategy, value), values)
 
 
 def of_first_replica(cluster: Cluster, values: Any) -> Any:
-    """Returns what the first replica of this worker has of a structure of values that `strategy.run` returned."""
+    """Returns the nested values of this worker's first replica, from a result of `strategy.run`."""
     return tf.nest.map_structure(lambda value: cluster.strategy.experimental_local_results(value)[0], values)
 
 
 def first_rows(value: Any, count: tf.Tensor) -> Any:
-    """Returns the first `count` (int64 []) rows of a dense, ragged or sparse tensor; None of None."""
+    """Returns the first `count` (int64 []) rows of a dense, ragged or sparse tensor; None for None."""
     if value is None:
         return None
     if not isinstance(value, tf.SparseTensor):

@@ -1,4 +1,4 @@
-"""The GPUs that TensorFlow finds on this host, what it was built with for them, and what results on them depend on."""
+"""The GPUs that TensorFlow lists on this host, the CUDA software of its build, and what results on GPUs depend on."""
 
 import importlib.metadata
 import platform
@@ -25,7 +25,7 @@ def num_listed(env: Mapping[str, str], proc: Path = Path("/proc")) -> int:
     """Returns how many GPUs TensorFlow lists.
 
     Raises:
-        GpusNotFoundError: none, but this host has GPUs; with the reason and what to install.
+        GpusNotFoundError: it lists none, but this host has GPUs; the message has the reason and what to install.
     """
     number = len(tf.config.list_physical_devices("GPU"))
     if not number and (found := host_gpus.unused_by_tensorflow(env, proc)):
@@ -88,7 +88,7 @@ def describe(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def facts(details: Sequence[Mapping[str, Any]], build: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """See `describe`; for GPUs with these `device_name` and `compute_capability`."""
+    """Returns what `describe` does; `details`: `device_name` and `compute_capability` of each GPU."""
     built = list(build.get("cuda_compute_capabilities", []))
     gpus = []
     for detail in details:

@@ -19,19 +19,19 @@ class HostGpu:
     """A GPU of this host."""
 
     name: str
-    # By which CUDA_VISIBLE_DEVICES names it: its UUID, or those of its MIG slices.
+    # Its names in CUDA_VISIBLE_DEVICES: its UUID, or those of its MIG slices.
     uuids: tuple[str, ...]
     # 0: unknown.
     memory_mib: int
 
 
 def query() -> tuple[HostGpu, ...]:
-    """Returns the GPUs that this process may use, in the driver's order; () without a driver that works."""
+    """Returns the GPUs that this process may use, in the driver's order; () without a working driver."""
     return _query() or ()
 
 
 def _query() -> tuple[HostGpu, ...] | None:
-    import pynvml  # Some 20 ms.
+    import pynvml  # Takes about 20 ms.
 
     try:
         pynvml.nvmlInit()
@@ -48,7 +48,7 @@ def _describe(gpu: "pynvml.c_nvmlDevice_t") -> HostGpu:
         for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
             with contextlib.suppress(pynvml.NVMLError_NotFound):
                 slices.append(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)))
-    with contextlib.suppress(pynvml.NVMLError):  # It has none of its own, as in a GB10.
+    with contextlib.suppress(pynvml.NVMLError):  # A GPU without its own memory, as in a GB10.
         memory = pynvml.nvmlDeviceGetMemoryInfo(gpu).total // 2**20
     # CUDA uses a GPU with slices only through its slices.
     uuids = tuple(slices) or (pynvml.nvmlDeviceGetUUID(gpu),)
@@ -62,13 +62,13 @@ def assigned_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
-    """Describes the GPUs of this host that a process may use, for a process in which TensorFlow lists none.
+    """Describes the GPUs of this host that this process may use although TensorFlow lists none.
 
     Args:
-        env: without effect on a process that hides all GPUs with CUDA_VISIBLE_DEVICES.
+        env: the environment of the process; CUDA_VISIBLE_DEVICES may hide all GPUs.
 
     Returns:
-        Such as "4 GPU(s), according to NVML"; "" if there are none.
+        For example "4 GPU(s), according to NVML"; "" if there are none, or all are hidden.
     """
     if worker_spec.cuda_devices(env) == ():
         return ""
@@ -84,7 +84,7 @@ def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
 
 
 def why_none(env: Mapping[str, str]) -> str:
-    """Returns the reason for a user why a process has no GPU: they are hidden, or there are none."""
+    """Returns, for a message, why a process has no GPU: they are hidden, or there are none."""
     name = "CUDA_VISIBLE_DEVICES"
     if name in env:
         return f"{name}={env[name]!r} hides them, or this machine has none."
@@ -92,7 +92,7 @@ def why_none(env: Mapping[str, str]) -> str:
 
 
 def driver_version() -> str:
-    """Returns the version of the NVIDIA driver, such as "550.54.15"; "" without one that works."""
+    """Returns the version of the NVIDIA driver, such as "550.54.15"; "" without a working driver."""
     import pynvml
 
     with contextlib.suppress(pynvml.NVMLError):

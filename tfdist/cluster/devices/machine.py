@@ -20,7 +20,7 @@ def num_cores() -> int:
 
 
 def refusal(architecture: str, flags: Collection[str], versions: Mapping[str, str | None]) -> str:
-    """Returns why TensorFlow cannot be imported here, or is too old for tfdist, and what to do; "": it can.
+    """Returns why TensorFlow cannot be imported here, or it or Keras is not supported, and what to do; "": all is well.
 
     Args:
         architecture: as `platform.machine`: "x86_64", "aarch64", "ppc64le".
@@ -48,20 +48,20 @@ def refusal(architecture: str, flags: Collection[str], versions: Mapping[str, st
 
 
 def check_before_import() -> None:
-    """Exits with a message if TensorFlow cannot be imported on this machine, or is too old for tfdist."""
+    """Exits with a message if TensorFlow cannot be imported on this machine, or it or Keras is not supported."""
     if text := refusal(platform.machine(), onednn.read_processor().flags, package_versions()):
         sys.exit(f"tfdist: {text}.")
 
 
 def package_versions() -> dict[str, str | None]:
-    """Returns the versions of TensorFlow and Keras without an import; None: not installed, "": not known."""
+    """Returns the versions of TensorFlow and Keras without importing them; None: not installed, "": unknown."""
     return {name: version(name) for name in ("tensorflow", "keras")}
 
 
 def version(name: str) -> str | None:
-    """Returns the version of a distribution; "" if only a package of this name is there, None if that is not either."""
+    """Returns the version of a distribution; "" if there is only a package of this name, None if there is neither."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        # Packages of another name may hold it: tensorflow-cpu, tensorflow-rocm, builds of a site.
+        # Distributions of other names may provide the package: tensorflow-cpu, tensorflow-rocm, builds of a site.
         return None if importlib.util.find_spec(name) is None else ""

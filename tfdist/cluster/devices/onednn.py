@@ -1,8 +1,8 @@
 """Chooses whether TensorFlow computes with oneDNN on this processor, before TensorFlow is imported.
 
-By itself TensorFlow turns oneDNN on only on processors with instructions for neural networks. On others it was measured
-to be faster by up to 1.8 times (docs/speed.md). The choice changes the last bits of results: it is the same on all
-workers, it is saved with a run, and a run that is resumed keeps it.
+By default, TensorFlow enables oneDNN only on processors with instructions for neural networks. On some others, oneDNN
+was measured to be up to 1.8 times faster (docs/speed.md). The choice changes the last bits of results, so it must be
+the same on all workers, it is saved with a run, and a resumed run keeps it.
 """
 
 import contextlib
@@ -13,17 +13,17 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
-# The file of a workdir, and the entry in it, that record the choice.
+# The file in a workdir that records the choice, and its entry there.
 ENVIRONMENT, ENTRY = "environment.json", "onednn"
-# The flag of a processor that multiplies tiles of bfloat16: AMX.
+# The CPU flag of AMX, which multiplies tiles of bfloat16.
 TILES = "amx_bf16"
-# (vendor, family) of processors with AVX2 on which it was measured to be faster (docs/speed.md).
+# (vendor, family) of processors on which oneDNN was measured to be faster, if they have AVX2 (docs/speed.md).
 _FASTER = {("AuthenticAMD", "23"), ("AuthenticAMD", "25")}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Processor:
-    """What /proc/cpuinfo says of the first processor; all empty where there is no such file."""
+    """The first processor in /proc/cpuinfo; all fields are empty if there is no such file."""
 
     vendor: str = ""
     family: str = ""
@@ -31,7 +31,7 @@ class Processor:
     flags: frozenset[str] = frozenset()
 
 
-# The value of the variable that TensorFlow finds at its import; "": it decides; None: not chosen yet.
+# The value of the variable while TensorFlow is imported; "": the variable is not set here; None: not chosen yet.
 _chosen: str | None = None
 
 
@@ -54,11 +54,11 @@ def read_processor(path: Path = Path("/proc/cpuinfo")) -> Processor:
 
 
 def choose(env: Mapping[str, str], workdir: Path | None = None) -> None:
-    """Decides for this process, unless TensorFlow has been imported already.
+    """Chooses for this process, unless TensorFlow has been imported already.
 
     Args:
-        env: the environment of this process: what the user has set there is taken.
-        workdir: the run that is started here or resumed; a saved choice is kept. None: there is none.
+        env: the environment of this process; the user's value of the variable there has precedence.
+        workdir: that of the run that is started or resumed, whose saved choice is kept. None: there is none.
     """
     global _chosen
     if "tensorflow.python" not in sys.modules and (_chosen is None or workdir is not None):
@@ -68,7 +68,7 @@ def choose(env: Mapping[str, str], workdir: Path | None = None) -> None:
 def _decide(env: Mapping[str, str], workdir: Path | None) -> str:
     if VARIABLE in env:
         return ""
-    # A damaged file is reported when it is written again.
+    # A damaged file is reported later, when it is rewritten.
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         if workdir is not None:
             return str(int(json.loads((workdir / ENVIRONMENT).read_text())[ENTRY]["enabled"]))
@@ -78,7 +78,7 @@ def _decide(env: Mapping[str, str], workdir: Path | None) -> str:
 
 @contextlib.contextmanager
 def apply_choice(env: MutableMapping[str, str]) -> Iterator[None]:
-    """In the block, `env` says what was chosen: TensorFlow reads it at its import, and child processes choose anew."""
+    """Sets the choice in `env` only within the block, in which TensorFlow is imported: child processes choose anew."""
     choose(env)
     if _chosen:
         env[VARIABLE] = _chosen

@@ -1,10 +1,10 @@
-"""What a training step knows of its replica, and of the ring that sums over the workers."""
+"""What a training step knows of its replica, and the ring that sums over workers."""
 
 from typing import Any
 
 import tensorflow as tf
 
-rings: list[Any] = []  # A `tcp_ring.TcpRing`, which sums tensors over the workers in place of TensorFlow; or none.
+rings: list[Any] = []  # Empty, or one `tcp_ring.TcpRing`, which replaces TensorFlow's sum over workers.
 
 
 def replica_id() -> tf.Tensor:
@@ -13,5 +13,5 @@ def replica_id() -> tf.Tensor:
 
 
 def is_first() -> bool:
-    """Returns whether the graph of the first of all replicas is traced; False outside of `strategy.run`."""
+    """Returns whether replica 0 is being traced; False outside of `strategy.run`."""
     return tf.distribute.get_replica_context() is not None and tf.get_static_value(replica_id()) == 0

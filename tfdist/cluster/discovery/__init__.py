@@ -1,5 +1,5 @@
 """Environment variables of launchers -> `WorkerSpec`: rank, world size, addresses, GPUs.
 
-`environment.resolve` chooses the launcher; the modules of launchers/, which are imported only if there are variables of
-theirs, each read one. Pure functions of the environment. Without TensorFlow, but for cluster_resolver.py.
+`environment.resolve` chooses the launcher; each module in launchers/ reads the variables of one launcher, or of similar
+ones. Pure functions of the environment. Only cluster_resolver.py imports TensorFlow.
 """

@@ -1,4 +1,4 @@
-"""TensorFlow's cluster resolvers for a `WorkerSpec`. They read no environment, and write none."""
+"""TensorFlow's cluster resolvers for a `WorkerSpec`. They neither read nor write environment variables."""
 
 import collections
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ def resolver(
 
 
 class SlurmClusterResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
-    """TensorFlow's SlurmClusterResolver with the tasks of a Slurm step as launchers/slurm.py finds them.
+    """TensorFlow's SlurmClusterResolver with the tasks of a Slurm step that launchers/slurm.py finds.
 
-    Differences from TensorFlow's: hosts keep Slurm's order, which is the order of the ranks; cyclic and plane
+    Differences from the parent class: hosts keep Slurm's order, which is the order of the ranks; cyclic and plane
     distributions are supported, and the layout is verified against Slurm's variables of this task; all notations of
-    host lists are supported; ports depend on the job and the step, so two of them can share a host; TensorFlow counts
-    the GPUs, without nvidia-smi, and there may be none; CUDA_VISIBLE_DEVICES is not changed; all are tasks of "worker".
+    host lists are supported; ports depend on job and step, so several steps can share a host; TensorFlow counts the
+    GPUs, not nvidia-smi, and there may be none; CUDA_VISIBLE_DEVICES is not changed; all tasks are of job "worker".
 
     Args:
         addresses: "host:port" of each task.

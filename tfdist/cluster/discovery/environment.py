@@ -1,20 +1,20 @@
 """Detects the launcher from environment variables, and returns the `WorkerSpec`. Imports no TensorFlow.
 
-The first of these that is found applies:
+The first of these that applies is used:
 
-1. TF_CONFIG with a cluster. It is only for TensorFlow, so it was set on purpose; a launcher's variables (of an
-   interactive Slurm shell, for example) may be there too. If that launcher started several tasks, but not as many as
-   TF_CONFIG has workers, one of the two is a leftover: an error.
-2. torchrun, which starts workers within a step or a job of others.
+1. TF_CONFIG with a cluster. Only TensorFlow uses it, so it was set on purpose; a launcher's variables (for example of
+   an interactive Slurm shell) may be set, too. If that launcher started several tasks, but not as many as TF_CONFIG has
+   workers, one of the two is a leftover, which is an error.
+2. torchrun, which starts workers within another launcher's step or job.
 3. mpirun or mpiexec: OMPI_COMM_WORLD_*, MV2_COMM_WORLD_*, MPI_LOCALRANKID, PALS_RANKID, which only these programs set;
    on HPE Cray EX, srun sets PALS_RANKID too, and PALS_APID to its own step.
-   Before Slurm, because mpirun inside an allocation starts its own daemons as a Slurm step: a rank inherits the SLURM_*
-   variables of a daemon, which do not contain its rank or the number of ranks.
+   Before Slurm, because mpirun inside an allocation starts its own daemons as a Slurm step: ranks inherit a daemon's
+   SLURM_* variables, which contain neither their rank nor the number of ranks.
 4. A Slurm step, started by srun. An sbatch script and a salloc shell are not steps.
 5. PMI_RANK and PMI_SIZE, set by other MPI launchers. After Slurm, because `srun --mpi=pmi2` sets them too.
 6. pbsdsh, which starts a task on each host of a PBS job: PBS_TASKNUM above 1.
-7. RANK, WORLD_SIZE and MASTER_ADDR, which may be left from outside: a container of Kubernetes may start mpirun. A user
-   sets them where a launcher has other variables (docs/launchers.md).
+7. RANK, WORLD_SIZE and MASTER_ADDR. Last, because they may be inherited: a Kubernetes container may start mpirun. Users
+   set them for launchers with other variables (docs/launchers.md).
 8. Otherwise this process is the only worker.
 """
 
@@ -25,7 +25,7 @@ from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
 
 def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
-    """Returns the worker spec of this process, in the order of the module's docstring.
+    """Returns the worker spec of this process; the module's docstring has the order of launchers.
 
     Ports are in [port_base, port_base + port_count). They depend on the ids of job and step: the same on all workers,
     and nearly always different for two jobs on one host.
@@ -53,7 +53,7 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
 
 
 def resolve_roughly(env: Mapping[str, str]) -> WorkerSpec:
-    """As `resolve`, with any ports; if variables are not valid, which `connect` reports, as if there were none."""
+    """As `resolve`, with arbitrary ports. Invalid variables, which `connect` reports, count as not set."""
     try:
         return resolve(env, port_base=10000, port_count=10000)
     except ValueError:

@@ -24,7 +24,7 @@ def select_gpus(assigned: Sequence[int], wanted: int | Sequence[int] | None) -> 
 
     Args:
         assigned: the result of `visible_gpus`.
-        wanted: None: all; a number: the first ones; a list: those at these places of `assigned`, in this order.
+        wanted: None: all; an int n: the first n; a list: those at these indices of `assigned`, in this order.
     """
     if wanted is None:
         return tuple(assigned)

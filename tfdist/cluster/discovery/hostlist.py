@@ -1,4 +1,4 @@
-"""How hosts, ranks, counts and addresses are written, and read: Slurm's notations, `host:port`. No TensorFlow."""
+"""Formats and parses hosts, ranks, counts and addresses: Slurm's notations, `host:port`. No TensorFlow."""
 
 import itertools
 import re
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 def compress_hostlist(hosts: Iterable[str]) -> str:
     """Writes hosts in Slurm's notation, each once, in their order: n9, n10, n12, login -> `n[9-10,12],login`."""
-    # (what precedes and follows the last number of the names, its ranges: first and last, as written).
+    # ((text before, text after) the last number of the names, ranges of that number: [first, last] as written).
     groups: list[tuple[tuple[str, str], list[list[str]]]] = []
     for host in dict.fromkeys(hosts):
         prefix, number, suffix = re.fullmatch(r"(.*?)(\d*)(\D*)", host).groups()
@@ -48,7 +48,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
     """Expands a Slurm host list: `n[08-10,12],r[1-2]n[1-2]-ib` -> n08, n09, n10, n12, r1n1-ib, ...
 
     Returns:
-        The hosts in Slurm's order, which is the order of the ranks, not the alphabet: `n[9-10]` -> n9, n10.
+        The hosts in Slurm's order, which is the order of the ranks, not alphabetical: `n[9-10]` -> n9, n10.
     """
     hosts = []
     # A comma separates hosts unless it is inside brackets.

@@ -1,4 +1,4 @@
-"""The workers of a run, as the log and `environment.json` list them. Imports no TensorFlow."""
+"""The list of a run's workers for the log and `environment.json`. Imports no TensorFlow."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from tfdist.cluster.discovery import hostlist
 
-# Workers in the log; environment.json has all.
+# Maximum number of workers in the log; environment.json has all.
 _MAX_WORKERS = 16
 
 
@@ -28,7 +28,7 @@ class Roster:
         return [*map(self._line, range(len(self.workers))), *self.notes, *self.details]
 
     def short_lines(self, verbose: bool) -> list[str]:
-        """Returns the lines for the log: of many workers only the first ones, and the hosts of the others."""
+        """Returns the lines for the log; if there are many workers, the first ones and the hosts of the others."""
         lines = [self._line(rank) for rank in range(min(len(self.workers), _MAX_WORKERS))]
         if others := [worker["host"] for worker in self.workers[_MAX_WORKERS:]]:
             lines.append(f"and {len(others):,} more on {hostlist.compress_hostlist(others)}")

@@ -1,9 +1,9 @@
-"""Reads the variables of launchers, and derives ports from them: for the modules of launchers/. No TensorFlow."""
+"""Reads launchers' variables and derives ports from them, for the modules of launchers/. No TensorFlow."""
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
-# A job uses a block of consecutive ports, of this length or a multiple: one per task on a host, one for heartbeats.
+# A job uses a block of consecutive ports, a multiple of this number: one per task on a host, one for heartbeats.
 _PORTS_PER_JOB = 16
 
 
@@ -25,7 +25,7 @@ def integer(env: Mapping[str, str], name: str) -> int:
 
 
 def say_received(env: Mapping[str, str], names: Sequence[str]) -> str:
-    """Returns the end of a message: those of `names` that are set, with their values."""
+    """Returns the end of a message: the variables among `names` that are set, with their values."""
     return "Received: " + ", ".join(f"{name}={env[name]}" for name in dict.fromkeys(names) if name in env)
 
 

@@ -1,4 +1,4 @@
-"""`WorkerSpec`: what a launcher says of one worker. Imports no TensorFlow."""
+"""`WorkerSpec`: what a launcher's variables say about one worker. Imports no TensorFlow."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 class WorkerSpec:
     """Rank, world size, addresses and GPUs of one worker."""
 
-    # "slurm", "tf_config", "mpi", "pbs", another name of `launchers`, or "local".
+    # "slurm", "tf_config", "mpi", "pbs", "torchrun" or "local".
     launcher: str
     rank: int = 0
     num_workers: int = 1
-    # "host:port" of each worker in rank order. Empty without a launcher, and if the launcher does not provide them:
-    # then `rendezvous.rendezvous` collects them, through one of `chiefs`.
+    # "host:port" of each worker in rank order. Empty without a launcher, or if the launcher does not provide them; then
+    # `rendezvous.rendezvous` collects them through one of `chiefs`.
     addresses: tuple[str, ...] = ()
     # The port of this worker; 0 without a launcher.
     port: int = 0
@@ -21,7 +21,7 @@ class WorkerSpec:
     heartbeat_port: int = 0
     # "host:port" where rank 0 may be, when `addresses` is empty.
     chiefs: tuple[str, ...] = ()
-    # Among the workers of its host.
+    # Rank among the workers on its host, and their number.
     local_rank: int = 0
     local_size: int = 1
     # Distinguishes this job from others on the same hosts; also used in messages.
@@ -30,14 +30,14 @@ class WorkerSpec:
     gpu_sharers: int = 1
     # GPUs of the job on this host, whether this process sees them or not; 0: unknown.
     gpus_on_node: int = 0
-    # Names of the visible GPUs on their host, in TensorFlow's order; empty if unknown.
+    # Names that are unique on the host, of the visible GPUs in TensorFlow's order; empty if unknown.
     gpu_names: tuple[str, ...] = ()
     # A warning for the user, for example after a forgotten srun.
     note: str = ""
 
 
 def connect_seconds(given: float | None, num_workers: int) -> float:
-    """Returns `config.cluster.connect_seconds`, or its default: many Python starts read one file system."""
+    """Returns `config.cluster.connect_seconds`, or a default for many Python starts from one file system."""
     return max(120.0, 0.6 * num_workers) if given is None else given
 
 

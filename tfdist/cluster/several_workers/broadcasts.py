@@ -1,8 +1,8 @@
-"""Gives all workers the chief's bytes and values of variables, as sums with zeros: these exist on every topology.
+"""Broadcasts bytes and variables of the chief, as sums to which the others add zeros: every topology supports sums.
 
-Variables begin with the chief's values: those of a block are compared at once, at its end. TensorFlow broadcasts the
-initial value of each variable by itself: 449 times for ResNet50V2 with momentum, more than half of the time in which
-its model is made on two workers. With equal seeds the values are equal, and only hashes are sent.
+Variables start with the chief's values. All variables of a scope are compared together at its end, by hashes; with
+equal seeds, nothing else is sent. TensorFlow broadcasts each initial value separately: 449 broadcasts for ResNet50V2
+with momentum, which take more than half of the time to build its model on two workers.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.cluster.devices import bits, replicas
 
-# Bytes of one broadcast: longer contents are broadcast in parts.
+# Maximum bytes of one broadcast; longer contents are broadcast in parts.
 _BYTES = 2**25
 
 
@@ -40,7 +40,7 @@ def bytes_of_chief(
 def assign(
     variables: Iterable[keras.Variable | tf.Variable], values_of_chief: Callable[[list[tf.Tensor]], list[tf.Tensor]]
 ) -> None:
-    """Sets variables, but no strings, to the chief's values on every worker. Collective."""
+    """Sets all variables except strings to the chief's values on every worker. Collective."""
     values = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
     values = [variable for variable in values if tf.as_dtype(variable.dtype) != tf.string]
     if values:
@@ -64,11 +64,11 @@ def values_of_chief(
     return broadcast
 
 
-# The argument of variable creators that has the value of this worker.
+# The argument of variable creators with this worker's initial value.
 _OWN = "tfdist_own_value"
 
 
-# Whether this thread is in a block: creators of variables belong to a thread, too.
+# Whether this thread is in a scope: variable creators also belong to a thread.
 _block = threading.local()
 
 
@@ -76,8 +76,8 @@ _block = threading.local()
 def scope(strategy: tf.distribute.Strategy, equalise: Callable[[list[tf.Variable]], None]) -> Iterator[None]:
     """The scope of the strategy of several workers, without its broadcasts; see `Cluster.scope`.
 
-    At the end of the outermost block `equalise` is called with the variables that were made in it, but not after an
-    error: it gives them the chief's values.
+    At the end of the outermost block, unless it raised an error, `equalise` is called with the variables that were
+    created in the block, to give them the chief's values.
     """
     if getattr(_block, "is_open", False):
         with strategy.scope():
@@ -86,9 +86,9 @@ def scope(strategy: tf.distribute.Strategy, equalise: Callable[[list[tf.Variable
     created: list[tf.Variable] = []
 
     def create(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
-        """Called for a variable of all devices."""
+        """Creates a mirrored variable."""
         value = keywords["initial_value"]
-        if not tf.executing_eagerly():  # In a graph that is traced the value is not known: TensorFlow broadcasts it.
+        if not tf.executing_eagerly():  # While a graph is traced, the value is unknown: TensorFlow broadcasts it.
             return next_creator(**keywords)
         initial = functools.cache(value) if callable(value) else value  # Drawn once for all devices.
         created.append(next_creator(**keywords | {"initial_value": initial, _OWN: initial}))
@@ -105,13 +105,13 @@ def scope(strategy: tf.distribute.Strategy, equalise: Callable[[list[tf.Variable
 
 
 def _create_on_device(next_creator: Callable[..., tf.Variable], **keywords: Any) -> tf.Variable:
-    """Called by the strategy for the variable of each device, with an initial value that it would broadcast."""
+    """Called by the strategy for each device's variable, with an initial value that it would broadcast."""
     initial = keywords.pop(_OWN, None)
     return next_creator(**keywords if initial is None else keywords | {"initial_value": initial})
 
 
 def hash_values(strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable]) -> list[int]:
-    """Returns a hash of the bits of each variable on this worker's first device: 64 bits with a sign."""
+    """Returns a hash of the bits of each variable on this worker's first device: signed 64-bit integers."""
     hashes = []
     for variable in variables:
         value = np.ascontiguousarray(strategy.experimental_local_results(variable)[0].numpy())

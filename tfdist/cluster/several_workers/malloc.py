@@ -23,8 +23,8 @@ def keep_freed_memory(options: config_lib.ClusterOptions, env: Mapping[str, str]
     """Configures malloc to keep freed memory, unless the user configures malloc; best before TensorFlow is imported.
 
     Args:
-        options: no effect if `keep_freed_memory` is False.
-        env: no effect if it configures malloc, or preloads another one.
+        options: if `keep_freed_memory` is False, nothing is changed.
+        env: if it configures malloc, or preloads another allocator, nothing is changed.
 
     Returns:
         True if malloc keeps freed memory. The first call of a process decides; later calls return the same.

@@ -21,13 +21,13 @@ from tfdist.cluster.planning import ClusterPlan, Started
 from tfdist.cluster.several_workers import malloc, tcp_ring
 from tfdist.config import patching, user_code
 
-# Where a worker calls the chief before it listens, TensorFlow tries again after a second.
+# Seconds to wait for the chief's server: if a worker connects too early, TensorFlow retries only after a second.
 _CHIEF_SECONDS = 1.0
-# Seconds to connect the ring over TCP: all workers are there. A firewall between them may drop the packets.
+# Time limit in seconds to connect the ring over TCP: all workers are ready, but a firewall may drop packets.
 _RING_SECONDS = 20.0
-# Of the first collective, for messages: workers that connect by TCP may still not reach each other with NCCL.
+# Name of the first collective in messages: workers that connect by TCP may still not reach each other with NCCL.
 PURPOSE = "the first all-reduce"
-# Seconds that are always allowed if the driver compiles the kernels of the GPUs at their first use.
+# Minimum time limit in seconds if the driver compiles the GPU kernels at their first use.
 _COMPILE_SECONDS = 600.0
 _ADVICE = (
     "If the driver still compiles kernels for the GPUs (docs/gpu.md), increase config.cluster.connect_seconds. If not, "
@@ -45,7 +45,7 @@ def start(
     """Connects to all other workers; see `strategy.connect`."""
     spec, options, seconds = planned.worker_spec, planned.options, planned.options.connect_seconds
     details = []
-    # The ring over TCP has buffers of its own: no difference was measured.
+    # Not for the ring over TCP, which has its own buffers: no difference was measured.
     over_grpc = planned.device_type == "CPU" and planned.implementation == "ring"
     if over_grpc and malloc.keep_freed_memory(options, os.environ):
         details.append("malloc keeps freed memory; disable with --config.cluster.keep_freed_memory=false")
@@ -57,7 +57,7 @@ def start(
         ports |= of_ring
     key = keys.load(spec.job, os.environ)
     members = _rendezvous(planned, must_match, workdir, ports, stop, key)
-    # Before the devices are listed: a worker may die meanwhile.
+    # Before the devices are listed, during which a worker may die.
     monitor = watchdog.start(rank=spec.rank, members=members, listener=listener, options=options, key=key)
     planning.configure_devices(planned)
     details += _add_second_thread(planned, members)
@@ -110,7 +110,7 @@ def _rendezvous(
 
 
 def _wait_for_server(address: str) -> None:
-    """Waits until TensorFlow's server of another worker listens, for a second at most."""
+    """Waits, for at most a second, until the TensorFlow server at `address` listens."""
     target, until = hostlist.split_address(address), time.monotonic() + _CHIEF_SECONDS
     while time.monotonic() < until:
         with contextlib.suppress(OSError), socket.create_connection(target, _CHIEF_SECONDS):
@@ -122,8 +122,8 @@ def _wait_for_server(address: str) -> None:
 def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]]) -> list[str]:
     """Gives a worker with one core a second thread for ops, if the workers are on several hosts.
 
-    With one thread, TensorFlow sends the first gradients after it has computed the last. Measured with ResNet50V2 over
-    1 Gbit/s (docs/speed.md). On one host nothing is gained, and a step of a small network takes longer.
+    With one thread, TensorFlow sends the first gradients only after computing the last. Measured with ResNet50V2 over
+    1 Gbit/s (docs/speed.md). On one host nothing is gained, and steps of small networks take longer.
     """
     hosts = {worker["address"].rpartition(":")[0] for worker in members}
     chosen = os.environ.get("TF_NUM_INTEROP_THREADS") or tf.config.threading.get_inter_op_parallelism_threads()
@@ -136,7 +136,7 @@ def _add_second_thread(planned: ClusterPlan, members: Sequence[Mapping[str, Any]
 @planning.explain_late_configuration()
 def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.Strategy:
     jobs = [collective.coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=len(addresses))]
-    # Twice the limit of the heartbeats, which therefore detect a loss first and name the worker.
+    # Twice the limit of our heartbeats, so that these detect a loss first and name the worker.
     eager_context.configure_coordination(jobs, 2 * planned.options.heartbeat_seconds)
     eager_context.send_in_large_chunks()
     communication = tf.distribute.experimental.CommunicationImplementation
@@ -159,16 +159,16 @@ def _make_strategy(planned: ClusterPlan, addresses: list[str]) -> tf.distribute.
 
 
 def _first_seconds(connect_seconds: float, software: Mapping[str, Any]) -> float:
-    """Returns the time limit in seconds; `software` is what `gpu_software.describe` returned on this worker."""
+    """Returns the time limit of the first all-reduce; `software`: result of `gpu_software.describe` on this worker."""
     compiles = any(gpu["code"] == "PTX" for gpu in software.get("gpus", ()))
     return max(connect_seconds, _COMPILE_SECONDS) if compiles else connect_seconds
 
 
 def count_connected(strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor, seconds: float, one: bool) -> int:
-    """Returns the number of workers with `one`: a first sum over all replicas, on the devices that compute.
+    """Returns on how many workers `one` is true, by a first all-reduce over all replicas, on their devices.
 
     Raises:
-        tf.errors.DeadlineExceededError: it did not end in time. The chief has announced which workers are missing.
+        tf.errors.DeadlineExceededError: it did not end in time. The chief announces which workers are missing.
     """
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
 

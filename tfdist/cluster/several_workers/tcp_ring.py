@@ -1,14 +1,14 @@
-"""The all-reduce of workers on CPUs: a ring over TCP, whose connections read and write the numbers where they are.
+"""The all-reduce of CPU workers: a ring over TCP, which sends and receives large arrays in place.
 
-TensorFlow's ring over gRPC copies each number into a message, into a string, into a message, and to its place. A sum of
-94 MB by two workers takes 0.4 of its time here (docs/speed.md).
+TensorFlow's ring over gRPC copies each number into a message, a string, another message, and to its place. This ring
+needs 0.4 of its time for a sum of 94 MB over two workers (docs/speed.md).
 
-The algorithm is the ring of Patarasuk and Yuan (2009, doi:10.1016/j.jpdc.2008.09.002): a pack is cut into a chunk for
-each worker. Every worker sends to the next one and receives from the one before. In the first half of the hops each
-worker adds its own numbers to a chunk and passes it on, in the second half the sums are passed on. The order of the
-additions depends on the number of workers only. A thread receives, another one sends, in pieces that stay in the cache.
+The algorithm is the ring of Patarasuk and Yuan (2009, doi:10.1016/j.jpdc.2008.09.002): a pack is cut into one chunk per
+worker. Every worker sends to the next worker and receives from the previous one. In the first half of the hops, each
+worker adds its own numbers to a chunk and passes it on; in the second half, the sums are passed on. The order of
+additions depends only on the number of workers. One thread receives, another sends, in pieces that fit into the cache.
 
-A step's graph starts a pack as soon as its gradients are computed, which returns at once, and waits after the last.
+A step's graph starts each pack as soon as its gradients are computed, without waiting, and waits after the last start.
 """
 
 import contextlib
@@ -32,19 +32,19 @@ from tfdist.cluster.control.keys import Key
 from tfdist.cluster.discovery import hostlist
 
 _PIECE_BYTES = 1 << 19
-# TensorFlow uses an array without a copy if it begins at such an address.
+# TensorFlow uses an array without a copy if its address is a multiple of this.
 _ALIGNMENT = 64
-# Seconds without data until TCP asks whether the other side is there.
+# Idle seconds before TCP sends keepalive probes.
 _KEEPALIVE_SECONDS = 60
-_HEADER = struct.Struct("<QQ")  # The number of a pack, and its bytes.
-# Seconds in which a connection proves that it has the key.
+_HEADER = struct.Struct("<QQ")  # The number of a pack, and its size in bytes.
+# Seconds in which a connection must authenticate.
 _PROOF_SECONDS = 2.0
-# What the two sides sign: the nonce of the one that reads it.
+# What the two sides sign: the nonce of the reader.
 _TO, _FROM = b"ring to %s", b"ring from %s"
 _SWITCH_SECONDS = 2e-4
-# Smaller arrays are copied next to each other, so that pieces are not small.
+# Smaller arrays are copied next to each other, to avoid small pieces.
 _COPIED_BYTES = 1 << 16
-# Different sizes of packs whose buffers are kept: gradients of tables may have any.
+# Maximum number of pack sizes whose buffers are kept: gradients of embedding tables may have any size.
 _MAX_SIZES = 64
 
 
@@ -52,20 +52,20 @@ _MAX_SIZES = 64
 class _Pack:
     """Arrays of one dtype, and a buffer for their sums."""
 
-    # How many have been started before it.
+    # How many packs were started before it.
     number: int
     sums: np.ndarray
     # The parts of the buffer, in the shapes of the arrays.
     views: list[np.ndarray]
-    # Where in the buffer sums begin, and this worker's numbers, [n], in the memory of an array or in the buffer itself.
+    # Offset of the sums in the buffer, and this worker's numbers, [n], in an array's memory or in the buffer itself.
     inputs: list[tuple[int, np.ndarray]]
 
     def header(self) -> bytes:
-        """Returns the start of the pack on the wire, by which workers notice that they sum different packs."""
+        """Returns the start of the pack on the wire, by which workers detect that their packs differ."""
         return _HEADER.pack(self.number, self.sums.nbytes)
 
     def pieces(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields this worker's numbers and the places of their sums, from `first` to `last`, in pieces."""
+        """Yields pieces from `first` to `last`: this worker's numbers, and the place of their sums."""
         step = _PIECE_BYTES // self.sums.itemsize
         for start, numbers in self.inputs:
             begin, end = max(first, start), min(last, start + len(numbers))
@@ -81,10 +81,10 @@ class TcpRing:
         rank: of this worker.
         num_workers: at least 2.
         to_next: a connection to the worker `rank + 1`, or to worker 0.
-        from_previous: a connection from the worker before.
+        from_previous: a connection from the previous worker.
     """
 
-    # NumPy adds the others 14 and 50 times more slowly than float32: TensorFlow sums them.
+    # NumPy adds the others 14 and 50 times more slowly than float32, so TensorFlow sums them.
     DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64)
 
     def __init__(self, rank: int, num_workers: int, to_next: socket.socket, from_previous: socket.socket):
@@ -92,19 +92,19 @@ class TcpRing:
         self._to_next, self._from_previous = to_next, from_previous
         self._packs: queue.SimpleQueue[_Pack] = queue.SimpleQueue()
         self._pieces: queue.SimpleQueue[bytes | memoryview | _Pack] = queue.SimpleQueue()
-        # Packs that have been started. TensorFlow keeps the order in which a program reads and assigns a variable, in
-        # functions, branches and loops: so all workers start the packs of all sums in one order.
+        # Number of packs started. A variable, because TensorFlow keeps the order of its reads and assignments, also in
+        # functions, branches and loops: all workers start the packs of all sums in the same order.
         self.count = tf.Variable(0, trainable=False, dtype=tf.int64, name="packs")
-        # Packs that have been received or sent, and not both.
+        # Packs that have been received or sent, but not both.
         self._halves: set[int] = set()
-        # Sums of finished packs by their numbers, and why there will be no more.
+        # Sums of finished packs by number, and the error after which there are no more.
         self._sums: dict[int, list[np.ndarray]] = {}
         self._error: BaseException | None = None
         self._why = ""
         self._changed = threading.Condition()
-        # Buffers by their bytes. One is free when TensorFlow holds no sum in it.
+        # Buffers by size in bytes. A buffer is free when TensorFlow holds no sum in it.
         self._buffers: dict[int, list[np.ndarray]] = {}
-        # Threads that compute in Python otherwise keep the lock for 5 ms each time that a piece has arrived.
+        # Otherwise, threads that run Python code keep the GIL for 5 ms each time that a piece has arrived.
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         for work, other in ((self._reduce_packs, rank - 1), (self._send_pieces, rank + 1)):
             arguments = (work, other % num_workers)
@@ -121,7 +121,7 @@ class TcpRing:
         numbers = [self.count.read_value()]
         for pack in packs:
             numbers += _call(self._start, [numbers[-1], *(tensors[i] for i in pack)], [tf.int64])
-        # Sums are waited for when all packs have been started: there may be one thread only.
+        # Wait only after all packs have started: there may be only one thread.
         last = self.count.assign(numbers[-1], read_value=True)
         sums: list[Any] = [None] * len(tensors)
         for number, pack in zip(numbers, packs, strict=False):
@@ -131,9 +131,9 @@ class TcpRing:
         return sums
 
     def _start(self, number: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
-        """Starts the pack of this number, and returns the next number."""
+        """Starts pack `number`, and returns the next number."""
         itemsize = arrays[0].dtype.itemsize
-        # In elements: each array begins at an aligned address.
+        # In elements, rounded up so that each array begins at an aligned address.
         lengths = [-(-one.size * itemsize // _ALIGNMENT) * _ALIGNMENT // itemsize for one in arrays]
         sums = self._free_buffer(sum(lengths) * itemsize).view(arrays[0].dtype)
         pack = _Pack(int(number), sums, [], [])
@@ -160,7 +160,7 @@ class TcpRing:
             return [number, *self._sums.pop(started)]
 
     def _free_buffer(self, size: int) -> np.ndarray:
-        """Returns uint8 [size] at an aligned address."""
+        """Returns a free buffer: uint8 [size] at an aligned address."""
         if len(self._buffers) > _MAX_SIZES:
             self._buffers.clear()
         kept = self._buffers.setdefault(size, [])
@@ -192,7 +192,7 @@ class TcpRing:
             self._pieces.put(_bytes(numbers))
 
     def _reduce(self, pack: _Pack, received: np.ndarray) -> _Pack | None:
-        """Receives and passes on all chunks of a pack; returns the next pack if it has begun meanwhile."""
+        """Receives and passes on all chunks of a pack; returns the next pack if it was started meanwhile."""
         found = bytearray(_HEADER.size)
         self._receive(memoryview(found))
         if found != pack.header():
@@ -206,7 +206,7 @@ class TcpRing:
         for hop in range(last + 1):
             if hop == last:
                 self._pieces.put(pack)
-                with contextlib.suppress(queue.Empty):  # While the last chunk is received, the link would do nothing.
+                with contextlib.suppress(queue.Empty):  # Else the link is idle while the last chunk is received.
                     following = self._packs.get_nowait()
                     self._send_own(following)
             for numbers, sums in self._chunk(pack, hop + 1):
@@ -222,7 +222,7 @@ class TcpRing:
         return following
 
     def _record_half(self, pack: _Pack) -> None:
-        """Notes that all of a pack has been received, or sent; after both its sums may be used."""
+        """Notes that a pack has been received, or sent, completely; after both, its sums may be used."""
         with self._changed:
             if pack.number not in self._halves:
                 self._halves.add(pack.number)
@@ -247,7 +247,7 @@ class TcpRing:
                 self._to_next.sendall(piece)
 
     def close(self) -> None:
-        """Closes the connections: sums of this worker and of its neighbours fail from now on."""
+        """Closes the connections; after this, sums on this worker and its neighbours fail."""
         for one in (self._to_next, self._from_previous):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -257,7 +257,7 @@ class TcpRing:
         try:
             with np.errstate(all="ignore"):  # A sum may be infinite or NaN; a warning could be an error in a script.
                 work()
-        except BaseException as error:  # Of the connection: the heartbeats name the worker that is lost, if one is.
+        except BaseException as error:  # A broken connection: heartbeats name a lost worker.
             is_broken = isinstance(error, OSError | EOFError)
             with self._changed:
                 self._error = self._error or error
@@ -275,7 +275,7 @@ def _references(kept: list[np.ndarray], index: int) -> int:
     return sys.getrefcount(kept[index])
 
 
-# Of a buffer that nothing but the list holds; the number depends on the release of Python.
+# References to a buffer that only the list holds; the number depends on Python's release.
 _FREE = _references([np.empty(0)], 0)
 
 
@@ -286,7 +286,7 @@ def _bytes(numbers: np.ndarray) -> memoryview:
 def _packs(tensors: Sequence[tf.Tensor], bytes_per_pack: int) -> list[list[int]]:
     """Returns the indices of the tensors of each pack, the last tensors first: their gradients are ready first.
 
-    The first pack has a quarter of the bytes, so that it leaves early, as in PyTorch's DDP.
+    The first pack has a quarter of the bytes, so that it is sent early, as in PyTorch's DDP.
     """
     packs: list[list[int]] = [[]]
     size, most = 0, bytes_per_pack // 4
@@ -300,17 +300,17 @@ def _packs(tensors: Sequence[tf.Tensor], bytes_per_pack: int) -> list[list[int]]
 
 
 def _call(function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf.DType]) -> list[tf.Tensor]:
-    """Returns the results of a function of the ring.
+    """Calls a function of the ring from a graph, as a stateless operation.
 
-    For TensorFlow it has no state: in the order of all operations with a state, no pack would start before the last
-    gradient is computed.
+    TensorFlow runs stateful operations in program order: then no pack would start before the last gradient is
+    computed.
     """
     stateful = tf.executing_eagerly()
     return tf.nest.flatten(tf.numpy_function(function, inputs, dtypes, stateful=stateful))
 
 
 def listen() -> tuple[socket.socket, dict[str, Any]]:
-    """Opens any free port, at which a worker waits for the one before; also returns what the others must know."""
+    """Opens any free port, to which the previous worker connects; also returns what the other workers must know."""
     listener = listener_lib.listen(0)
     return listener, {"ring_port": listener.getsockname()[1], "ring_nonce": secrets.token_hex(16)}
 
@@ -318,15 +318,15 @@ def listen() -> tuple[socket.socket, dict[str, Any]]:
 def connect(
     rank: int, members: Sequence[Mapping[str, Any]], listener: socket.socket, key: Key, seconds: float
 ) -> TcpRing:
-    """Connects to the next worker, and waits for the one before; all workers call it at about the same time.
+    """Connects to the next worker, and waits for the previous one; all workers call it at about the same time.
 
     Args:
-        members: the workers, as returned by `rendezvous.rendezvous`, with what `listen` has returned to them.
-        key: proves both sides to each other. What is summed is not signed, as it is not with gRPC.
-        seconds: for all of it.
+        members: the workers, as returned by `rendezvous.rendezvous`, with what `listen` returned on each.
+        key: authenticates both sides. The data itself is not signed, just as with gRPC.
+        seconds: time limit of the whole call.
 
     Raises:
-        OSError: no connection in time, or the other side has no proof.
+        OSError: no connection in time, or the other side is not authenticated.
     """
     until = time.monotonic() + seconds
     size = len(members)
@@ -341,14 +341,14 @@ def connect(
     for one in (to_next, from_previous):
         one.settimeout(None)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # During a long evaluation of the chief, firewalls of clouds drop what was silent for 350 s, without a reset.
+        # During a long evaluation on the chief, cloud firewalls drop connections idle for 350 s, without a reset.
         one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
     return TcpRing(rank, size, to_next, from_previous)
 
 
 def _accept(listener: socket.socket, key: Key, proof: bytes, until: float) -> socket.socket:
-    """Returns the first connection with a proof, for which each has two seconds: a stranger's may send nothing."""
+    """Returns the first authenticated connection; each has two seconds, because a stranger's may send nothing."""
     with listener:
         while True:
             listener.settimeout(max(0.01, until - time.monotonic()))

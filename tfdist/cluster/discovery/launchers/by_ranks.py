@@ -1,11 +1,11 @@
-"""Launchers that set a rank, a number of workers and at most the host of rank 0. Imports no TensorFlow."""
+"""Launchers that set a rank, the number of workers and at most the host of rank 0. Imports no TensorFlow."""
 
 from collections.abc import Mapping, Sequence
 
 from tfdist.cluster.discovery import hostlist, variables, worker_spec
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
-# What torchrun sets, and a user may set for each worker in its place.
+# Set by torchrun; a user may set them for each worker instead.
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 
 
@@ -23,12 +23,12 @@ def of_ranks(
     port_base: int,
     port_count: int,
 ) -> WorkerSpec:
-    """Returns the worker spec where only the host of rank 0 is known, or all workers are on one host.
+    """Returns the worker spec if only the host of rank 0 is known, or all workers are on one host.
 
     Args:
         local_rank: of this worker on its host.
         local_size: workers on its host.
-        chiefs: the host of rank 0, or several where it may be; TFDIST_CHIEF replaces them.
+        chiefs: the host of rank 0, or several possible hosts; TFDIST_CHIEF overrides them.
         job: the same on all workers, and different for two jobs.
         received: the variables to name in a message.
 
@@ -52,7 +52,7 @@ def of_ranks(
         num_workers=num_workers,
         addresses=tuple(f"localhost:{port}" for port in ports) if alone else (),
         port=ports[local_rank],
-        # After the ports of the ranks on the chief's host, where it is opened.
+        # The port after those of the ranks on the chief's host, on which it is opened.
         heartbeat_port=port_base + (first - port_base + local_size) % port_count if local_size < port_count else 0,
         chiefs=found,
         local_rank=local_rank,
@@ -79,16 +79,16 @@ def _chiefs(env: Mapping[str, str], hosts: Sequence[str], port: int) -> tuple[st
 
 
 def torchrun(env: Mapping[str, str], **ports: int) -> WorkerSpec:
-    """https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
+    """Returns the worker spec from https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
 
-    MASTER_PORT is a port of torchrun's own, which tfdist leaves alone. Without LOCAL_RANK, as in a pod of Kubernetes,
-    there is one worker on each host.
+    MASTER_PORT is torchrun's own port, which tfdist does not open. Without LOCAL_RANK, as in a pod of Kubernetes, there
+    is one worker on each host.
     """
     local = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
     variables.need(env, NEEDED, "torchrun, or variables of its kind, started this process")
     defaults = dict(zip(local, "01", strict=True))
     local_rank, local_size = (variables.integer(defaults | dict(env), name) for name in local)
-    # Not the number of restarts, which each host counts by itself.
+    # Not the number of restarts, which each host counts separately.
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     return of_ranks(
         "torchrun",

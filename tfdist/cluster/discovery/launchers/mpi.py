@@ -34,15 +34,15 @@ def mpirun_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def pmi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Returns the names of the variables of an MPI launcher that only speaks PMI; None: there was none."""
+    """Returns the names of the variables of an MPI launcher that uses only PMI; None: there was none."""
     if "PMI_RANK" in env or "PMI_SIZE" in env:
         return _PMI_VARIABLES
-    # PMIx provides the number of ranks over a socket only; the error then lists Open MPI's names.
+    # PMIx provides the number of ranks only over a socket; the error then lists Open MPI's names.
     return _MPIRUN_VARIABLES[0] if "PMIX_RANK" in env else None
 
 
 def _launcher_pid(variable: str) -> int:
-    """Returns the nearest ancestor that is not of this rank alone: without `variable`, which a shell script has."""
+    """Returns the pid of the launcher: the nearest ancestor without `variable`, which a rank's shell scripts have."""
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         while f"\0{variable}=".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
@@ -55,7 +55,7 @@ def rank(env: Mapping[str, str], names: Sequence[str], **ports: int) -> WorkerSp
 
     On one host, all addresses are known. On several hosts, MPI launchers do not provide the hosts of the ranks:
     `addresses` is empty, and `chiefs` lists where rank 0 may be: TFDIST_CHIEF ("host" or "host:port") if set,
-    else the first host of the batch system's list, or mpirun's own.
+    else the first host of the batch system's list, or mpirun's host.
 
     Args:
         names: the variables that hold rank, number of ranks, rank on this host, ranks on this host.
@@ -64,7 +64,7 @@ def rank(env: Mapping[str, str], names: Sequence[str], **ports: int) -> WorkerSp
     own_rank, size, local_rank, local_size = (variables.integer(env, name) for name in names)
     job = next((env[name] for name in _MPI_JOB_VARIABLES if env.get(name)), None)
     if job is None:
-        # On one host, mpirun or its daemon starts all ranks; over several hosts, only the batch job is common.
+        # On one host, mpirun or its daemon starts all ranks. On several hosts, ranks have only the batch job in common.
         batch = next((env[name] for name in _BATCH_JOB_VARIABLES if env.get(name)), "")
         job = f"{batch}/{_launcher_pid(names[2])}" if local_size == size else batch or "mpi"
     return by_ranks.of_ranks(

@@ -1,6 +1,6 @@
 """Variables of a task that pbsdsh started in a PBS job, one per host -> `WorkerSpec`. Imports no TensorFlow.
 
-With mpirun in a PBS job, the ranks are the workers: see mpi.py, which expects rank 0 on the first host of PBS_NODEFILE.
+With mpirun in a PBS job, ranks are workers: see mpi.py, which expects rank 0 on the first host of PBS_NODEFILE.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ def in_task(env: Mapping[str, str]) -> bool:
 
 
 def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
-    """Returns the worker spec of this task: one worker on each host of PBS_NODEFILE, in its order."""
+    """Returns the worker spec of this task: one worker on each host, in the order of PBS_NODEFILE."""
     variables.need(env, _VARIABLES, "pbsdsh started this process")
     try:
         with open(env["PBS_NODEFILE"]) as lines:

@@ -17,9 +17,9 @@ _STEP_VARIABLES = (
 )
 # The id of the step in which the shell of salloc runs.
 _INTERACTIVE_STEP = "4294967290"
-# Distance of consecutive steps of a job in port blocks, so that they do not overlap with steps of the next jobs.
+# Port blocks between consecutive steps of a job, so that they do not overlap with steps of the next jobs.
 _BLOCKS_PER_STEP = 233
-# The same of consecutive starts of a requeued job: a port that another job uses may have ended the last start.
+# Port blocks between restarts of a requeued job: the last start may have failed because another job used its port.
 _BLOCKS_PER_RESTART = 93
 
 
@@ -34,7 +34,7 @@ def in_allocation(env: Mapping[str, str]) -> bool:
 
 
 def replicas(env: Mapping[str, str]) -> int:
-    """Returns the replicas of an allocation: its tasks, or in sbatch, which counts them, its GPUs if there are more."""
+    """Returns the replicas of an allocation: its tasks, or its GPUs (which sbatch counts) if there are more."""
     nodes = int(env.get("SLURM_JOB_NUM_NODES", "1"))
     return max(int(env.get("SLURM_NTASKS", nodes)), nodes * int(env.get("SLURM_GPUS_ON_NODE", "0")))
 
@@ -42,7 +42,7 @@ def replicas(env: Mapping[str, str]) -> int:
 def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Returns the worker spec of this task of a Slurm step.
 
-    Hosts are in Slurm's order, with tasks according to SLURM_DISTRIBUTION (not set: block); the result is verified
+    Hosts are in Slurm's order, and tasks are placed by SLURM_DISTRIBUTION (not set: block). The layout is verified
     against Slurm's variables of this task.
     """
     if env.get("SLURM_STEP_NUM_TASKS") == "1":
@@ -89,7 +89,7 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
 
 
 def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> WorkerSpec:
-    # Other variables are ignored: they may be left over from an interactive step in which sbatch was called.
+    # Other variables are ignored: they may be leftovers of an interactive step in which sbatch was called.
     job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     port, _ = variables.port_block(port_base, port_count, variables.number([job]), at_least=1)
     return WorkerSpec(
@@ -105,8 +105,8 @@ def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> WorkerSpe
 def forgotten_srun(env: Mapping[str, str]) -> str:
     """Returns a warning if this process is the only worker in an allocation of several tasks or nodes, else "".
 
-    Without a number of tasks, as in `sbatch --nodes=2`, Slurm sets that of the nodes only. One task that srun started,
-    of several nodes, is meant.
+    Without a number of tasks, as in `sbatch --nodes=2`, Slurm sets only the number of nodes. One task that srun started
+    on several nodes is intended.
     """
     by_srun = in_step(env) and env.get("SLURM_STEP_ID") != _INTERACTIVE_STEP
     tasks, nodes = env.get("SLURM_NTASKS", "1"), "1" if by_srun else env.get("SLURM_JOB_NUM_NODES", "1")
@@ -132,7 +132,7 @@ def _plane(env: Mapping[str, str], counts: Sequence[int]) -> int:
         variables.need(env, ("SLURM_DIST_PLANESIZE",), "Slurm distributes by planes")
         return max(1, variables.integer(env, "SLURM_DIST_PLANESIZE"))
     raise ValueError(
-        "SLURM_DISTRIBUTION must start with block, cyclic or plane: of others, such as arbitrary, no variable says "
+        "SLURM_DISTRIBUTION must start with block, cyclic or plane: for others, such as arbitrary, no variable says "
         f"where the tasks are. Received: {text!r}"
     )
 
@@ -157,7 +157,7 @@ def _verify_layout(env: Mapping[str, str], nodes: Sequence[str], layout: Sequenc
 
 
 def _gpu_sharers(env: Mapping[str, str], *, local_size: int, most: int) -> int:
-    """Returns the number of tasks that share the visible GPUs: the maximum over nodes, so that all get equally many."""
+    """Returns how many tasks share the visible GPUs: the maximum over nodes, so that all tasks get equally many."""
     devices = worker_spec.cuda_devices(env)
     if most == 1:
         return 1
@@ -168,7 +168,7 @@ def _gpu_sharers(env: Mapping[str, str], *, local_size: int, most: int) -> int:
         return 1 if bound or "SLURM_GPUS_PER_TASK" in env else most
     if devices is None:
         return most
-    # CUDA_VISIBLE_DEVICES counts the GPUs that this task sees.
+    # CUDA_VISIBLE_DEVICES lists the GPUs that this task sees.
     return most if len(devices) >= (_gpus_on_node(env, local_size) or local_size) else 1
 
 
@@ -183,7 +183,7 @@ def _gpus_on_node(env: Mapping[str, str], local_size: int) -> int:
 
 
 def _gpu_names(env: Mapping[str, str]) -> tuple[str, ...]:
-    # CUDA_VISIBLE_DEVICES may count within the task's cgroup, SLURM_STEP_GPUS counts on the node.
+    # CUDA_VISIBLE_DEVICES may number GPUs within the task's cgroup; SLURM_STEP_GPUS numbers those of the node.
     devices, names = worker_spec.cuda_devices(env) or (), worker_spec.cuda_devices(env, "SLURM_STEP_GPUS") or ()
     if len(names) == len(devices):
         return names

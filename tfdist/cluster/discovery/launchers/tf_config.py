@@ -29,7 +29,7 @@ def resolve(
     """Returns the worker spec of this process in TF_CONFIG's `cluster`.
 
     Args:
-        tasks_variable: the launcher's variable with its number of tasks, to detect a left-over TF_CONFIG.
+        tasks_variable: the launcher's variable with its number of tasks, to detect a leftover TF_CONFIG.
     """
     rank, addresses = _rank_and_addresses(env, cluster)
     tasks = env.get(tasks_variable, "1")
