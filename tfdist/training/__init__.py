@@ -1,10 +1,10 @@
-"""The training loop, the step, and what belongs to them.
+"""The training loop, the training step, and what belongs to them.
 
     setup.build_run(config, workdir) -> Run    checks the config, connects the workers, builds the model
-    loop.train(run) -> exit code               the loop; evaluation/: evaluates it, or a checkpoint
-    api.py                                     what other packages may use of all this
+    loop.train(run) -> exit code               the loop; evaluation/: evaluation in the loop, or of a checkpoint
+    api.py                                     what other packages may use of training
     step/                                      one training step on a replica; the gradients' all-reduce
-    features/                                  what a run may have besides, one file each: callbacks, checks, ...
+    features/                                  optional features of a run, one file each: callbacks, checks, ...
 
 Imports config, report, cluster, data and checkpoint.
 """

@@ -11,7 +11,7 @@ FINISHED = "finished.json"
 
 
 def check_state(tools: LoopServices, state: TrainingState) -> None:
-    """Runs the features' checks of the state, so that no run resumes from a wrong one. Every worker calls it.
+    """Runs the features' checks of the state, so that no run resumes from a bad state. Every worker calls it.
 
     Raises:
         ReplicaMismatchError: the replicas differ.
@@ -22,7 +22,7 @@ def check_state(tools: LoopServices, state: TrainingState) -> None:
 
 
 def save(tools: LoopServices, state: TrainingState) -> None:
-    """Starts a save of the current state; only the chief writes, while training continues. Every worker calls it.
+    """Starts saving the current state: the chief writes it while training continues. Every worker calls this.
 
     Raises as `check_state`, which is called first.
     """
@@ -39,7 +39,7 @@ def save(tools: LoopServices, state: TrainingState) -> None:
 
 
 def save_stopped(tools: LoopServices, state: TrainingState) -> None:
-    """Saves the run after all workers agreed to stop, and waits until it is written, or raises OSError."""
+    """Saves the run after all workers agreed to stop, and waits until the checkpoint is written, or raises OSError."""
     run = tools.run
     run.stop.saving = True
     save(tools, state)
@@ -59,7 +59,7 @@ def wait_until_saved(tools: LoopServices, state: TrainingState) -> None:
 
 
 def close(tools: LoopServices) -> None:
-    """Closes the files of a run, however it ends; a checkpoint that is being written is completed first."""
+    """Closes the files of a run, however it ends; first waits for a checkpoint that is being written."""
     if tools.checkpointer is not None:
         with tools.run.cluster.monitor.pause_timers():
             tools.checkpointer.wait()

@@ -1,4 +1,4 @@
-"""Executions: calls of several steps, which take about `config.train.call_seconds`."""
+"""Executions: TensorFlow calls that run several steps, for about `config.train.call_seconds`."""
 
 import dataclasses
 import functools
@@ -96,14 +96,14 @@ def training_steps(run: Run) -> StepRunner:
 
 
 def evaluation_steps(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
-    """Builds the function that runs an evaluation execution; `keep` may return one compiled earlier."""
+    """Builds the function that runs an evaluation execution; `keep` may return one that was compiled earlier."""
     step = _guard(run, train_step.evaluation_step, "The evaluation")
     run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), trains=False)
     return _make_runner(run, "test", run_steps if keep is None else keep(run_steps))
 
 
 def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[..., tf.Tensor]:
-    """Returns `step` with a check: it may write only variables that checkpoints hold or that every step resets."""
+    """Returns `step` with a check that it writes only variables that checkpoints hold or that every step resets."""
 
     def writable() -> dict[int, bool]:
         context = run.context

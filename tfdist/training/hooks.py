@@ -1,4 +1,4 @@
-"""`Hooks`: the points of Keras' training loop, as the loop passes them."""
+"""`Hooks`: the hooks of Keras' training loop, which our loop calls."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -7,22 +7,22 @@ import numpy as np
 
 
 class Hooks:
-    """What a run does at the points of Keras' loop: nothing here; a feature may put another object in its place.
+    """What a run does at the hooks of Keras' loop: by default nothing; a feature may replace this object.
 
     Every worker calls the same methods in the same order. Indices of epochs and of steps (within the epoch, evaluation
     or prediction) count from 0. `logs` are values over all examples so far, the same on every worker. A `kind` is
     "train", "test" or "predict".
     """
 
-    # Whether something happens at these points: executions then end with the epochs.
+    # Whether the hooks do anything: executions then end at the end of epochs.
     active = False
-    # Keras': the steps between batch hooks, and to the end that was requested.
+    # As in Keras: the steps between batch hooks, and between steps at which a requested stop takes effect.
     steps_per_execution = 1
     # True if training was stopped because of a loss that is not finite: the last state is not saved.
     stopped_on_nan = False
-    # What stopped training, on the worker where it runs; "": nothing.
+    # What stopped training, known on the worker where it runs; "": nothing.
     stopped_by = ""
-    # The variables that a checkpoint holds for `state` if they change.
+    # Variables that `state` saves in a checkpoint if they change.
     held: Sequence[Any] = ()
 
     def __init__(self):
@@ -39,9 +39,9 @@ class Hooks:
         return kind in self.batch_interval and ((step + 1) % self.batch_interval[kind] == 0 or step + 1 == steps)
 
     def after_steps(self, kind: str, step: int, steps: int, logs: Callable[[], dict[str, Any]]) -> None:
-        """Calls the end hook of a batch, if it is due after `step` of `steps`, and moves the bar; `logs` makes theirs.
+        """Calls the end hook of a batch, if it is due after `step` of `steps`, and moves the bar; both get `logs()`.
 
-        As in Keras, the index is that of the last step as if the last interval were complete.
+        As in Keras, the hook's index is the last step of the interval, even if that is cut short.
         """
         if self.ends_batch(kind, step, steps):
             interval = self.batch_interval[kind]
@@ -57,21 +57,21 @@ class Hooks:
         """Moves the bar to `done` steps of the epoch, evaluation or prediction."""
 
     def stop(self, kind: str = "train") -> bool:
-        """Returns True if the end of a `kind` is requested; equal on all workers."""
+        """Returns True if a stop of `kind` is requested; equal on all workers."""
         return False
 
     def ends(self, kind: str, steps: int) -> bool:
-        """Returns True if a `kind` ends after `steps` of the epoch, evaluation or prediction, at least 1."""
+        """Returns True if `kind` stops after `steps` (at least 1) of the epoch, evaluation or prediction."""
         return self.stop(kind) and (steps % self.steps_per_execution == 0 or self.stopped_on_nan)
 
     def steps_to_hook(self, kind: str, step: int) -> int | None:
-        """Returns the steps from `step` to a batch hook, or to the end that is requested; None: neither."""
+        """Returns the number of steps from `step` to the next batch hook or requested stop; None: there is neither."""
         if kind in self.batch_interval or self.stop(kind):
             return self.steps_per_execution - step % self.steps_per_execution
         return None
 
     def call(self, hook: str, index: int | None = None, logs: dict[str, Any] | None = None) -> None:
-        """Calls a hook; all workers end if one does.
+        """Calls a hook; if it requests a stop on one worker, all workers stop.
 
         Args:
             hook: such as "on_epoch_end". `train_begin` and `train_end` call the two hooks of the whole training.
@@ -83,7 +83,7 @@ class Hooks:
         """Calls on_train_begin: before the first step, and before variables are restored from a checkpoint.
 
         Args:
-            saved: what `state` returned, if a run is resumed; `ended`: from the checkpoint of its last step.
+            saved: what `state` returned, if a run is resumed; `ended`: whether the checkpoint is that of its last step.
             epoch: the unfinished epoch in which the checkpoint was saved; None: it was saved between two epochs.
             saves: whether checkpoints are saved.
         """

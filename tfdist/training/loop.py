@@ -1,4 +1,4 @@
-"""The training loop. Start with `train_loop`: it runs executions of many steps, and due actions between them."""
+"""The training loop. Read `train_loop` first: it runs executions of many steps, and due actions between them."""
 
 import math
 import time
@@ -99,7 +99,7 @@ def train_loop(tools: LoopServices, state: TrainingState) -> None:
         state.step += execution.steps
         run.cluster.monitor.note_progress(state.step)
         tools.ledger.step = state.step
-        for extra in tools.extras:  # The part of each feature in the loop.
+        for extra in tools.extras:  # Features act here.
             extra.after_execution(tools, state, execution)
         state.add(execution.totals, execution.steps, seconds)
         end_execution(run, state)
@@ -163,7 +163,7 @@ def begin_execution(run: Run, state: TrainingState) -> None:
 
 
 def end_execution(run: Run, state: TrainingState) -> None:
-    """Updates the epoch's values, and calls the hooks at the end of a batch."""
+    """Updates the epoch's values, and calls the end hooks of a batch."""
     step_in_epoch = (state.step - 1) % run.steps_per_epoch
     ends_epoch = step_in_epoch == run.steps_per_epoch - 1 or state.step == run.total_steps
     ends_batch = run.hooks.ends_batch("train", step_in_epoch, run.steps_per_epoch)
@@ -178,7 +178,7 @@ def end_execution(run: Run, state: TrainingState) -> None:
 
 
 def end_epoch_if_due(run: Run, state: TrainingState) -> None:
-    """Calls the hooks at the end of an epoch, once; the last epoch may be cut short."""
+    """Calls the end hooks of an epoch, once; the last epoch may be cut short."""
     completed = state.step % run.steps_per_epoch == 0 or run.ends_at(state.step)
     if completed and state.completed_epochs * run.steps_per_epoch < state.step:
         state.completed_epochs = math.ceil(state.step / run.steps_per_epoch)
@@ -208,7 +208,7 @@ def report_if_due(tools: LoopServices, state: TrainingState) -> None:
 
 
 def wait_share(run: Run, totals: dict[str, float]) -> float | None:
-    """Returns the fraction of the time, 0 to 1, that the workers waited for input; None if steps are not timed."""
+    """Returns the fraction of time, 0 to 1, that the workers waited for input; None if steps are not timed."""
     return totals["wait_seconds"] / max(totals["seconds"], 1e-9) if run.context.times_steps else None
 
 

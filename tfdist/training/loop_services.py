@@ -29,12 +29,12 @@ class LoopServices:
     evaluation_steps: StepRunner
     # What features do between executions.
     extras: list[Extra]
-    # On what the time of this start is spent.
+    # Records how the time of this start is spent.
     ledger: Ledger
 
 
 class Extra:
-    """What a feature does between the executions of a run; nothing here.
+    """What a feature does between the executions of a run; by default nothing.
 
     Every worker calls the same methods in the same order. `tools` has the run, the report and the checkpointer.
     """
@@ -44,13 +44,13 @@ class Extra:
         return []
 
     def after_execution(self, tools: LoopServices, state: TrainingState, execution: Execution) -> None:
-        """Looks at the result of an execution, `state.step` being its last step; may raise what ends the run."""
+        """Handles the result of an execution whose last step is `state.step`; may raise an error to end the run."""
 
     def act_if_due(self, tools: LoopServices, state: TrainingState) -> None:
         """Acts if it is due after `state.step`; called at the start, and after each execution."""
 
     def check(self, tools: LoopServices, state: TrainingState) -> None:
-        """Checks the state at the start and before it is saved or evaluated; may raise what ends the run."""
+        """Checks the state at the start and before it is saved or evaluated; may raise an error to end the run."""
 
     def close(self) -> None:
-        """Called last, however the run ends."""
+        """Called at the end, however the run ends."""

@@ -1,4 +1,4 @@
-"""Opens a run: checks its workdir, restores the newest checkpoint, and makes what the loop works with."""
+"""Opens a run: checks its workdir, restores the newest checkpoint, and makes the objects that the loop uses."""
 
 import contextlib
 import os
@@ -54,7 +54,7 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
         raise ValueError(f"{run.workdir}: {error}\n{advice}") from None
     old = diff.with_defaults(old, config_lib.Config(model={}))
     lines = diff.differences(diff.to_json(old), diff.to_json(run.config))
-    if run.is_script:  # A script's optimizer is its own, and does not depend on its number of epochs, which may grow.
+    if run.is_script:  # A script makes its own optimizer, independent of the number of epochs, which may grow.
         free = ("train.epochs:", "learning_rate.", "optimizer.", "model.call: '(absent)'")
         lines = [line for line in lines if not line.startswith(free)]
         advice = "Choose another workdir, or make the same calls of fit again: finished ones do not train."
@@ -70,7 +70,7 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
 
 
 def read_finished(run: Run) -> dict[str, Any] | None:
-    """Returns finished.json if the workdir's run is finished, and not before the end that the config sets now."""
+    """Returns finished.json if the workdir's run reached the end that the config now sets, or a callback ended it."""
     if run.workdir is None:
         return None
     path, advice = run.workdir / checkpointing.FINISHED, "remove it; the same command then finishes the run again."
@@ -86,12 +86,12 @@ def read_finished(run: Run) -> dict[str, Any] | None:
 def open_run(run: Run) -> tuple[LoopServices, TrainingState] | None:
     """Restores the newest checkpoint on every worker, and opens the report and the checkpointer on the chief.
 
-    The workdir is this run's until `close`. Returns None if a stop signal has ended the wait for it.
+    The workdir stays locked until `checkpointing.close`. Returns None if a stop signal ended the wait for the lock.
 
     Raises:
         WorkdirInUseError: another run writes to the workdir.
-        DamagedCheckpointError: there are checkpoints, and none is valid.
-        ValueError: the checkpoint is of another model or optimizer.
+        DamagedCheckpointError: there are checkpoints, but none is valid.
+        ValueError: the checkpoint belongs to another model or optimizer.
     """
     rate = optimizer_lib.settable_learning_rate(run.context.optimizer)  # Callbacks may change it from now on.
     if run.workdir is None:
@@ -102,7 +102,7 @@ def open_run(run: Run) -> tuple[LoopServices, TrainingState] | None:
 
         def look() -> tuple[WorkdirLock, Saved | None]:
             lock = _lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers)
-            stack.callback(lock.release)  # Unless the run is opened.
+            stack.callback(lock.release)  # If opening fails.
             return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append, is_ours=True)
 
         found = run.stop.unless_stopped(look) if run.cluster.is_chief else None
@@ -138,7 +138,7 @@ def _open_workdir(
         report.event(rate_note, state.step)
     if run.config.cluster.requeue:
         before = directory.written(run.checkpoints)
-        # The first execution is one step, which each start of a job that is too short makes: that is no progress.
+        # A checkpoint after the first execution, one step, is no progress: each start of a too short job makes one.
         no_progress = (state.step, state.step + 1)
         slurm_requeue.enable_requeue(
             run.cluster.rank,
@@ -161,12 +161,12 @@ def _new_state(run: Run, rate: float | None) -> TrainingState:
 
 def _restore(run: Run, state: TrainingState, saved: Saved) -> None:
     epoch_ended = state.step <= state.completed_epochs * run.steps_per_epoch
-    # First: variables that hooks change here get their values from the checkpoint.
+    # Before `restore`: variables that hooks change here then get their values from the checkpoint.
     epoch = None if epoch_ended else (state.step - 1) // run.steps_per_epoch
     run.hooks.train_begin(state.callbacks, epoch, ended=state.step >= run.total_steps, saves=True)
     restore.restore(run.cluster, saved, run.variables)
     seeds = (run.context.model, run.context.step_count, run.replica_of_draws, run.config.seed)
-    seed_generators.make_stateless(*seeds)  # Their own seeds are in the checkpoint.
+    seed_generators.make_stateless(*seeds)  # The checkpoint has the generators' own seeds.
     if state.callbacks:
         names = checkpoint_format.callback_names(saved)
         run.hooks.resume(state.callbacks, dict(restore.read(run.cluster, saved, names)))
@@ -187,7 +187,7 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
 
 
 def _lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers: int) -> WorkdirLock:
-    """Makes this run the only one in its workdir; errors as for `workdir_lock.acquire`. On the chief."""
+    """Makes this run the only one in its workdir; raises as `workdir_lock.acquire`. Called on the chief."""
     return workdir_lock.acquire(
         workdir,
         job=slurm_job.job_id(os.environ) or "",
@@ -199,7 +199,7 @@ def _lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers
 
 
 def _end_second_writer(other: str) -> None:
-    """Ends this process at once, in the lock's thread: two runs must not write to one workdir."""
+    """Ends this process at once, from the lock's thread: two runs must not write to one workdir."""
     text = f"this process was stopped for so long that another run has taken over its workdir: {other}. It ends here"
     heartbeat_monitor.first_exit()
     heartbeat_monitor.announce_failure(text)
@@ -224,7 +224,7 @@ def make_tools(
     ledger: Ledger | None = None,
     keep: Callable[[RunSteps], RunSteps] | None = None,
 ) -> LoopServices:
-    """Makes the tools of the loop; `keep`: see `execution.evaluation_steps`."""
+    """Makes the objects that the loop uses; `keep`: see `execution.evaluation_steps`."""
     return LoopServices(
         run=run,
         report=report,
@@ -238,7 +238,7 @@ def make_tools(
 
 
 def make_silent_tools(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopServices:
-    """As `make_tools`, but they report nothing: for an evaluation whose values are returned to the caller."""
+    """As `make_tools`, but without reports: for an evaluation whose values are returned to the caller."""
     report = Reporter(
         rank=run.cluster.rank,
         num_replicas=run.cluster.num_replicas,

@@ -55,15 +55,15 @@ class Run:
     # an epoch, reports are per epoch, and a finished run may be extended.
     is_script: bool = False
     log: Log = Log()
-    # Whether tracing a step detects draws of Python's random numbers. False if threads that make data may draw
+    # Whether tracing a step checks that it draws no random numbers in Python. False if threads that make data may draw
     # meanwhile.
     checks_draws: bool = True
     # Returns a context manager in which the model has the weights to evaluate and export, such as averages.
     evaluated_weights: Callable[[], AbstractContextManager] = contextlib.nullcontext
-    # (whether the data are the reason) -> advice if a loss or weight is not finite; None: the advice for a config.
+    # (whether the data is the cause) -> advice if a loss or weight is not finite; None: the advice for a config.
     advice_if_diverged: Callable[[bool], str] | None = None
-    # What features and scripts may replace: one step on a replica, and the call of each execution, for whose kind,
-    # "train" or "test", it gets a function and its arguments.
+    # Features and scripts may replace these: one step on a replica; and the call of an execution, which gets its kind
+    # ("train" or "test"), its function and the function's arguments.
     train_step: Callable[[StepContext, Any], tf.Tensor] = train_step_lib.train_step
     call_steps: Callable[..., Any] = lambda kind, run_steps, *args: run_steps(*args)
     # Returns the replica, int32 [], whose random numbers a step draws.

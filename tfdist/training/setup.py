@@ -80,7 +80,7 @@ def build_run(
 
 
 def _with_saved_xla(config: config_lib.Config, workdir: Path) -> config_lib.Config:
-    """Returns the config with the `train.xla` of the run that is resumed, if the config does not set it."""
+    """Returns the config; if it does not set `train.xla`, with the value of the run that is resumed."""
     saved = run_info.saved_xla(workdir) if config.train.xla is None else config.train.xla
     return dataclasses.replace(config, train=dataclasses.replace(config.train, xla=saved))
 
@@ -148,7 +148,7 @@ def build_model(
     if inputs.adapt:  # Before the optimizer is built: its slots may be initialised from the weights.
         with cluster.scope():
             inputs.adapt(model, feed.about.first_batch)
-        cluster.broadcast_variables(model.variables)  # Processors may round differently.
+        cluster.broadcast_variables(model.variables)  # Because processors may round differently.
     context = build_context_lib.build_context(cluster, config, objective, optimizer)
     optimizer_lib.start_averages(model, optimizer)
     seed_generators.make_stateless(model, optimizer.iterations, replicas_lib.replica_id, config.seed)

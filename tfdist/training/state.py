@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-# The names of fields in checkpoints, where they are others.
+# Names of fields in checkpoints, where they differ.
 _SAVED_AS = {"last_evaluated_step": "evaluated", "completed_epochs": "epochs"}
 
 
@@ -35,7 +35,7 @@ class BestValue:
     value: float | None = None
     # The step of its evaluation.
     step: int = 0
-    # What it is a value of, such as "accuracy, max"; "": not known.
+    # Its metric and mode, such as "accuracy, max"; "": unknown.
     of: str = ""
 
 
@@ -49,7 +49,7 @@ class TrainingState:
     best: BestValue = dataclasses.field(default_factory=BestValue)
     # Skipped steps since the start of the run.
     skipped: int = 0
-    # Completed epochs and their steps (0: not known); of the current epoch, sums over its examples and values so far.
+    # Completed epochs; steps per epoch (0: unknown); sums over the current epoch's examples so far, and its values.
     completed_epochs: int = 0
     steps_per_epoch: int = 0
     epoch_totals: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -62,7 +62,7 @@ class TrainingState:
     # Hashes of the data; see `start_checks.hash_examples`.
     data: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Saved as well: the report of an interval with a resume in it equals that of an uninterrupted run.
+    # Saved, so that the report of an interval with a resume equals that of an uninterrupted run.
     interval: IntervalTotals = dataclasses.field(default_factory=IntervalTotals)
 
     def to_json(self) -> dict[str, Any]:
@@ -87,14 +87,14 @@ class TrainingState:
         self.epoch_totals, self.logs = {}, {}
 
     def count_epochs(self, steps_per_epoch: int) -> None:
-        """Counts the epochs anew if they have another number of steps than before."""
+        """Recounts the epochs if their number of steps has changed."""
         if self.steps_per_epoch not in (0, steps_per_epoch):
             self.completed_epochs, self.metrics = self.step // steps_per_epoch, []
             self.start_epoch()
         self.steps_per_epoch = steps_per_epoch
 
     def compare_best(self, metric: str | None, mode: str) -> None:
-        """Starts the search for the best evaluation anew if another metric, or mode, was compared before."""
+        """Forgets the best value if it is of another metric or mode."""
         if metric is None:
             return
         if self.best.of not in ("", f"{metric}, {mode}"):
@@ -112,5 +112,5 @@ def _pick(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add_totals(totals: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """Returns the sums by name of two executions' totals."""
+    """Returns the sums of two executions' totals, by name."""
     return {name: totals.get(name, 0.0) + value for name, value in more.items()}

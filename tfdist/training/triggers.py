@@ -8,7 +8,7 @@ from tfdist import config as config_lib
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DueSteps:
-    """The steps after which an action is due: every N steps or epochs, and after some epochs."""
+    """The steps after which an action is due: every N steps or epochs, and after given epochs."""
 
     every: config_lib.Every
     steps_per_epoch: int

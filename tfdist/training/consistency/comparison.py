@@ -1,4 +1,4 @@
-"""Compares the state of all replicas by a hash of each; only if these differ, one per variable, to name them."""
+"""Compares the replicas by one hash per replica; only if these differ, by one per variable, to name the variables."""
 
 import dataclasses
 import itertools
@@ -19,7 +19,7 @@ class ReplicaMismatchError(ArithmeticError):
 
     Args:
         text: for the user.
-        step, equal_at: the step of the comparison, and the last one after which all were equal; None: there was none.
+        step, equal_at: the step of the comparison, and the last step after which all were equal; None: none.
         variables: those that differ.
     """
 
@@ -68,8 +68,8 @@ def _replicas_differ(comparison: Comparison, step: int) -> ReplicaMismatchError:
     since = f"They were last equal after step {equal_at}"
     if equal_at is None:
         since = (
-            "They were not compared before: a training of this model that an error ended within a step, such as data "
-            "that ended early, leaves such replicas, and then the model must be made again"
+            "They were not compared before. If an error ended an earlier training of this model within a step, for "
+            "example because the data ended early, build the model again"
         )
     text = "\n  ".join([f"The replicas do not hold the same state after step {step}:", *lines])
     return ReplicaMismatchError(
@@ -98,7 +98,7 @@ def _hash_local(cluster: Cluster, variables: Mapping[str, Any]) -> np.ndarray:
 
 
 def select_comparable(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the variables without those that are reduced when read, such as a metric's sums: those differ."""
+    """Returns the variables except those that are reduced when read, such as a metric's sums, which differ."""
     apart = tf.VariableSynchronization.ON_READ
     return {
         name: variable

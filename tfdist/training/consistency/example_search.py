@@ -1,4 +1,4 @@
-"""Finds and names the example that ended an execution: after an error only."""
+"""After an error in an execution, finds and names the example that caused it."""
 
 import contextlib
 import functools
@@ -23,12 +23,12 @@ def explain_errors(run: Run) -> Iterator[None]:
     try:
         yield
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        heartbeat_monitor.first_exit()  # Else the loss of another worker could end this process during the search.
+        heartbeat_monitor.first_exit()  # Otherwise a lost worker could end this process during the search.
         raise explain(run, error) or error from None
 
 
 def explain(run: Run, error: tf.errors.OpError) -> ValueError | None:
-    """Returns None if neither a label nor the input pipeline failed, or if no example is found that cannot be read."""
+    """Returns the error to raise; None if neither a label nor the pipeline failed, or the example is not found."""
     label = _LABEL.search(str(error))
     if label:
         value, outputs = label[1], int(label[2])
@@ -43,7 +43,7 @@ def explain(run: Run, error: tf.errors.OpError) -> ValueError | None:
 
 
 def label_out_of_range(run: Run) -> str:
-    """Returns a sentence about a label that is the number of the model's outputs, one too large; "": there is none.
+    """Returns a sentence about a label equal to the number of outputs, which is one too large; "": there is none.
 
     On GPUs, and where XLA compiles the loss, such a label makes the loss NaN. Each worker searches its own examples.
     """

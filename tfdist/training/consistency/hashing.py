@@ -1,6 +1,6 @@
-"""Hashes of tensors: 8 bytes each, and 8 bytes of a state, which is many of them.
+"""64-bit hashes of tensors, and of a state, which is many tensors.
 
-By FarmHash (TensorFlow's op Fingerprint), on the host: it has no kernel for GPUs, and a save copies all values, too.
+By FarmHash (TensorFlow's op Fingerprint), on the host: it has no GPU kernel, and a save also copies all values there.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def hash_each(values: Sequence[tf.Tensor]) -> tf.Tensor:
     if not values:
         return tf.zeros([0], tf.int64)
     with tf.device("CPU:0"):
-        row, method = tf.constant([1, -1]), tf.constant(NAME)  # Once, which takes a seventh of the time.
+        row, method = tf.constant([1, -1]), tf.constant(NAME)  # Made once: a seventh of the time.
         words = [
             tf.raw_ops.Fingerprint(data=tf.raw_ops.Reshape(tensor=_numbers(value), shape=row), method=method)
             for value in values
@@ -29,7 +29,7 @@ def _numbers(value: tf.Tensor) -> tf.Tensor:
 
 
 def combine(hashes: tf.Tensor) -> tf.Tensor:
-    """Returns the hash of a state, int64 [], from those of its tensors, the result of `hash_each`."""
+    """Returns the hash of a state, int64 [], from the hashes of its tensors, a result of `hash_each`."""
     return hash_each([hashes])[0]
 
 

@@ -19,15 +19,15 @@ def describe_mismatch(names: Sequence[str], found: np.ndarray, replicas: Sequenc
         found: int64 [replicas, names], with a difference.
 
     Returns:
-        (lines, who): a line for each name that differs, with every hash and its replicas, the most frequent hash first
-        (in a draw, the chief's); and which replicas differ from that.
+        (lines, who): a line for each name whose hashes differ, with each hash and its replicas, the most frequent first
+        (in a tie, the chief's); and which replicas differ from the most frequent hash.
     """
     lines, differing = [], set()
     for name, column in zip(names, found.T.tolist(), strict=True):
         holders = collections.defaultdict(list)
         for replica, value in enumerate(column):
             holders[value].append(replica)
-        # The sort is stable and the chief's hash comes first: it wins a draw.
+        # The sort is stable and the chief's hash comes first, so it wins ties.
         ordered = sorted(holders.items(), key=lambda item: -len(item[1]))
         if len(ordered) > 1:
             texts = (f"{hashing.as_text(value)} on {_join(same, replicas)}" for value, same in ordered)

@@ -17,11 +17,11 @@ EXAMPLES = 16
 
 
 def hash_examples(examples: Examples) -> dict[str, dict[str, Any]]:
-    """Hashes a few examples of the data, and the facts about it.
+    """Hashes a few examples, and the facts about the data.
 
     Returns:
-        "columns" and "common": name -> int, equal on all workers, and when the run resumes; "own": the facts of this
-        worker.
+        "columns" and "common": name -> int, which must be equal on all workers and after a resume; "own": the facts of
+        this worker.
     """
     columns = dict(zip(examples.columns, hashing.hash_each([*examples.columns.values()]).numpy().tolist(), strict=True))
     common = {name: fact if isinstance(fact, int) else _as_int64(fact) for name, fact in examples.facts.items()}
@@ -29,7 +29,7 @@ def hash_examples(examples: Examples) -> dict[str, dict[str, Any]]:
 
 
 def compare_with_saved(state: TrainingState, data: dict[str, dict[str, Any]], *, allow_changes: bool) -> list[str]:
-    """Compares the data with that of the run when it was saved, notes the new hashes in `state`, and returns warnings.
+    """Compares the data with the saved run's, stores the new hashes in `state`, and returns warnings.
 
     Raises:
         ValueError: names what differs, unless `allow_changes`.
@@ -63,7 +63,7 @@ def check_start(cluster: Cluster, data: Mapping[str, int], state: Mapping[str, A
         return
     numerics.check_code(cluster)
     hashes = {"the training state": _as_int64(json.dumps(state, sort_keys=True)), **data}
-    # The names first: the vectors must have the same length.
+    # The names first, because the vectors must have the same length.
     names = sorted(hashes)
     found = cluster.all_gather([_as_int64(json.dumps(names))])
     if (found == found[0]).all():

@@ -1,1 +1,1 @@
-"""Evaluations: in the loop, of a saved checkpoint, and of a script whose values are returned."""
+"""Evaluation: in the loop, of a saved checkpoint, or for a script, to which the values are returned."""

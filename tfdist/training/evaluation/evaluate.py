@@ -23,7 +23,7 @@ def is_due(run: Run, step: int) -> bool:
 
 
 def evaluate(tools: LoopServices, step: int, best: float | None = None, *, compare: bool = True) -> dict[str, float]:
-    """Evaluates the whole split after `step`, and reports the values; `compare`: whether they are the `best` so far.
+    """Evaluates the whole split after `step`, and reports the values; `compare`: whether to compare them with `best`.
 
     Returns:
         The means over all examples, by name.

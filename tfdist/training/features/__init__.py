@@ -1,7 +1,7 @@
-"""What a run may have besides the path of every run: one file a feature, and `ALL`, the one list that names them.
+"""Optional features of a run: one file per feature, and `ALL`, the only list of them.
 
-A file holds the checks of the feature's options and what it does to a run: `Feature` says when each function is called.
-Importing this package imports no TensorFlow; the files import in functions what needs it.
+A file has the checks of the feature's options, and what the feature does to a run; `Feature` says when each function is
+called. Importing this package does not import TensorFlow; functions import what needs it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """The functions of a feature, in the order in which a run calls them; each does nothing by default."""
+    """The functions of a feature, in the order in which a run calls them; by default each does nothing."""
 
     # (config) -> what is wrong with the options, each as "train.field=value needs ...".
     refuse: Callable[[Config], Iterable[str]] = lambda config: ()
@@ -46,7 +46,7 @@ class Feature:
     compiles: Callable[[Config, Cluster, keras.Model], bool] = lambda config, cluster, model: True
     # (run) -> run. After everything else is built.
     apply: Callable[[Run], Run] = lambda run: run
-    # (run, report) -> what it does between executions.
+    # (run, report) -> what the feature does between executions.
     extras: Callable[[Run, Reporter], Iterable[Extra]] = lambda run, report: ()
 
 

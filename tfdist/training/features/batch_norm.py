@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 def change_model(config: Config, cluster: Cluster, model: keras.Model) -> Iterator[str]:
-    """Lets the layers whose groups span replicas communicate; ValueError: the groups do not fit the batch, or XLA."""
+    """Makes layers whose groups span replicas communicate; ValueError: groups do not fit the batch, or XLA is set."""
     from tfdist.training.step.layers import normalization
 
     normalization.install_groups(model, config, cluster.num_replicas)
     if config.train.xla and not compiles(config, cluster, model):
         raise ValueError(
-            "config.train.xla=True compiles no communication, and the model normalises over the batches of several "
+            "config.train.xla=True cannot compile communication, but the model normalises over the batches of several "
             "replicas: set xla to False, or take statistics over groups that divide a replica's batch (docs/guide.md)."
         )
     return iter(())
 
 
 def compiles(config: Config, cluster: Cluster, model: keras.Model) -> bool:
-    """Returns whether no layer communicates, which XLA does not compile."""
+    """Returns whether no layer communicates: XLA cannot compile communication."""
     from tfdist.training.step.layers import normalization
 
     spanning = normalization.spanning_layers(model, config, cluster.num_replicas)
@@ -37,7 +37,7 @@ def compiles(config: Config, cluster: Cluster, model: keras.Model) -> bool:
 
 
 def apply(run: Run) -> Run:
-    """Returns `run` whose micro-batches keep groups together, and are traced one by one if the model communicates."""
+    """Returns `run` with micro-batches that keep groups together, and are unrolled if the model communicates."""
     from tfdist.training.step import per_example
     from tfdist.training.step.layers import normalization
 

@@ -1,6 +1,6 @@
-"""Calls keras.callbacks during a run: on every worker, in Keras' order and with Keras' keys, files by the chief.
+"""Calls Keras callbacks during a run on every worker, in Keras' order and with Keras' keys.
 
-Hooks get values over all workers, so callbacks decide the same on all. Those that write files run on the chief only.
+Hooks get values over all workers, so callbacks decide alike on all. Callbacks that write files run on the chief only.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _WRITERS = tuple(
     for name in ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
     if hasattr(keras.callbacks, name)
 )
-# Keras' callbacks whose batch hooks have an effect only with some settings -> True if they have none.
+# Keras' callbacks whose batch hooks have an effect only with some settings -> whether they have none.
 _IDLE_BETWEEN_EPOCHS: dict[type, Callable[[Any], bool]] = {
     keras.callbacks.Callback: lambda callback: True,  # Its hooks do nothing.
     keras.callbacks.ModelCheckpoint: lambda callback: callback.save_freq == "epoch",
@@ -42,10 +42,10 @@ _IDLE_BETWEEN_EPOCHS: dict[type, Callable[[Any], bool]] = {
 
 
 def runs_on_chief(callback: keras.callbacks.Callback, in_script: bool = False) -> bool:
-    """Returns whether a callback runs on the chief only: it writes files, or is of a library, such as W&B's.
+    """Returns whether a callback runs on the chief only: it writes files, or is from a library, such as W&B's.
 
-    Its attribute `on_all_workers` may say otherwise. What Keras' `save` writes in a script is written once: there
-    ModelCheckpoint runs on all workers.
+    Its attribute `on_all_workers` overrides this. ModelCheckpoint runs on all workers in a script, where what Keras'
+    `save` writes is written once anyway.
     """
     writers = tuple(one for one in _WRITERS if not (in_script and one is keras.callbacks.ModelCheckpoint))
     of_library = not (type(callback).__module__.startswith("keras.") or user_code.defines(type(callback)))
@@ -53,13 +53,13 @@ def runs_on_chief(callback: keras.callbacks.Callback, in_script: bool = False) -
 
 
 def is_users(callback: keras.callbacks.Callback) -> bool:
-    """Returns True for callbacks that run code that is not Keras'."""
+    """Returns True for callbacks that run other code than Keras' own."""
     of_functions = (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler)
     return not type(callback).__module__.startswith("keras.") or isinstance(callback, of_functions)
 
 
 def _definer(callback: keras.callbacks.Callback, hook: str) -> type | None:
-    """Returns the class that defines `hook` for a callback; None: it has one of its own."""
+    """Returns the class that defines `hook` for a callback; None: the hook is set on the object."""
     names = {hook, hook.replace("on_train_batch", "on_batch")}  # Keras' older names, called by the newer hooks.
     if names & vars(callback).keys():
         return None
@@ -73,13 +73,13 @@ def _wants_batches(callback: keras.callbacks.Callback, kind: str) -> bool:
 
 
 class Bar(Protocol):
-    """A callback that shows the progress of a script's call of Keras."""
+    """A callback that shows the progress of a script's `fit`, `evaluate` or `predict`."""
 
     # Whether `move` shows anything.
     moves: bool
 
     def move(self, done: int, logs: dict[str, float]) -> None:
-        """Shows `done` steps, and its `logs` so far."""
+        """Shows `done` steps, and the `logs` so far."""
 
 
 class CallbackRunner(Hooks):
@@ -103,7 +103,7 @@ class CallbackRunner(Hooks):
             callbacks: the user's; a History is added if there is none.
             bar: the progress bar; None: no bar on this worker.
             script: the context of a script's hooks on all workers; None: hooks may predict on this worker alone.
-            saves_draws: whether a checkpoint holds the states of the global random generators, as only callbacks draw.
+            saves_draws: whether checkpoints hold the global random generators' states, because only callbacks draw.
         """
         super().__init__()
         self._cluster, self._model, self._bar = cluster, model, bar
@@ -125,10 +125,10 @@ class CallbackRunner(Hooks):
         self._told: set[str] = set()
 
     def _gather_needs(self) -> None:
-        """Finds out what a callback of any worker needs: scripts written for Horovod pass writers only on the chief.
+        """Finds out what callbacks of any worker need: scripts written for Horovod pass writers only on the chief.
 
         Raises:
-            ValueError: the workers have other callbacks that run on all.
+            ValueError: the workers have different callbacks among those that run on all workers.
         """
         names = ", ".join(type(one).__name__ for one in self.on_all_workers())
         shown = self._bar is not None and self._bar.moves
@@ -186,7 +186,7 @@ class CallbackRunner(Hooks):
             self._share_stop()
 
     def _share_stop(self) -> None:
-        """Ends all workers if one does: callbacks that read a clock or a file may decide otherwise. Collective."""
+        """Stops all workers if one stops: callbacks that read a clock or a file may decide differently. Collective."""
         stops = self._cluster.all_gather([float(self.stop(kind)) for kind in _STOPS]).any(axis=0)
         self._model.stop_training, self._model.stop_evaluating, self._model.stop_predicting = stops.tolist()
 
@@ -206,7 +206,7 @@ class CallbackRunner(Hooks):
         return stack
 
     def _guard(self, callback: keras.callbacks.Callback, hook: str) -> AbstractContextManager:
-        """Guards a hook in training: on_train_begin, on all workers, may change what the trace reads later."""
+        """Guards a hook in training, but not on_train_begin on all workers, which may change what is traced later."""
         alone = self._cluster.num_workers > 1 and id(callback) in self._chief_only
         traced = alone if hook == "on_train_begin" else hook != "on_train_end"
         acts = _definer(callback, hook) is not keras.callbacks.Callback or hook == "on_epoch_end"
@@ -229,7 +229,7 @@ class CallbackRunner(Hooks):
     def train_end(self, logs: dict[str, float]) -> None:
         self.call("on_train_end", logs=logs)
         self._training = False
-        self._cluster.barrier()  # The files are there.
+        self._cluster.barrier()  # The chief's callbacks have written their files.
         self._model.history = self.history
         if not self._model.compiled:
             del self._model.optimizer  # It is not part of the exported model.
@@ -253,9 +253,9 @@ class CallbackRunner(Hooks):
         if new := [one for one in unsaved if one not in self._told]:
             self._told.update(new)
             self._warn(
-                f"not saved in checkpoints, which hold numbers, texts, arrays, and lists and dicts of at most 100,000 "
-                f"elements: {', '.join(new)}. On resume these are as on_train_begin leaves them: if they change, give "
-                "the callback, or them, the functions get_state() and set_state(state)"
+                f"not saved in checkpoints, which hold numbers, strings, arrays, and lists and dicts of at most "
+                f"100,000 elements: {', '.join(new)}. A resumed run has them as on_train_begin leaves them. If they "
+                "change, define get_state() and set_state(state) for the callback, or for them"
             )
         return {"callbacks": values, "stop": self.stop(), "draws": draws}, arrays
 
@@ -279,7 +279,7 @@ def _round(logs: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet_unless(chief: bool) -> Iterator[None]:
-    """Keeps Keras' own callbacks from printing on other workers what the chief prints."""
+    """Keeps Keras' own callbacks from repeating on other workers what the chief prints."""
     if chief or not keras.config.is_interactive_logging_enabled():
         yield
         return

@@ -1,9 +1,9 @@
 """Saves and restores the state of callbacks, so that a resumed run makes the decisions of an uninterrupted one.
 
-A checkpoint holds what a callback's `get_state()` returns, for `set_state(state)`. Of a callback without these it holds
-the attributes, of its class too, that are not as `on_train_begin` left them: settings can be changed between starts.
-Saved are numbers, texts, arrays, lists, tuples, deques and dicts of these, and what has `get_state` and `set_state` or
-`getstate` and `setstate`, such as random generators. Variables that callbacks refer to are saved by their names.
+A checkpoint holds what a callback's `get_state()` returns, for `set_state(state)`. If it lacks these, it holds those
+attributes of the callback and its class that changed after `on_train_begin`: settings may differ between starts. Values
+may be numbers, strings, arrays, lists, tuples, deques and dicts of these, and objects with `get_state` and `set_state`
+or `getstate` and `setstate`, such as random generators. Variables that callbacks refer to are saved by their names.
 """
 
 import collections
@@ -29,12 +29,12 @@ from tfdist.config import user_code
 
 # Not state: set by Keras, or derived by MonitorCallback (restoring min_delta would flip its sign).
 _NOT_STATE = {"model", "_model", "params", "_params", "monitor_op", "min_delta"}
-# Not named as unsaved: what has no state, or what a checkpoint holds otherwise. Models and functions are callable.
+# Not reported as unsaved, because stateless or saved elsewhere; neither are callables, such as models and functions.
 _NOT_NAMED = (keras.Variable, tf.Variable, keras.optimizers.Optimizer, keras.random.SeedGenerator, tf.data.Dataset)
-# Larger lists and dicts are not saved: to look at them would take seconds at each save.
+# Larger lists and dicts are not saved: comparing them would take seconds at each save.
 _MOST_ELEMENTS = 100_000
 _SEQUENCES = {kind.__name__: kind for kind in (list, tuple, collections.deque)}
-# How many first elements of a container say whether it holds data, and of which types these are.
+# How many leading elements decide whether a container holds data, and the types of data.
 _LOOKED_AT = 100
 _DATA = (int, float, complex, str, bytes, np.generic)
 
@@ -58,7 +58,7 @@ class CallbackState:
         self._callbacks = by_name(callbacks)
         found = _referenced_variables(callbacks, model)
         numeric = [one for one in found if keras.backend.standardize_dtype(one.dtype) != "string"]
-        # Those that callbacks refer to, by their names in checkpoints.
+        # The variables that callbacks refer to, by their names in checkpoints.
         self.variables = checkpoint_format.unique_names(f"{checkpoint_format.CALLBACKS}variables", numeric)
         # Callback, or "" for variables -> attribute or variable -> fingerprint, as `begin` found it.
         self._initial: dict[str, dict[str, str | None]] = {}
@@ -75,10 +75,10 @@ class CallbackState:
         """Returns what has changed since `begin`: JSON values by callback, and copies of arrays by name.
 
         Args:
-            known: ids of variables that the checkpoint holds otherwise.
+            known: ids of variables that the checkpoint holds elsewhere.
 
         Returns:
-            Also what cannot be saved of users' callbacks, whether it changes or not.
+            Also the attributes of users' callbacks that cannot be saved, whether they change or not.
         """
         state: dict[str, Any] = {}
         arrays: dict[str, np.ndarray] = {}
@@ -98,7 +98,7 @@ class CallbackState:
         for name, variable in self.variables.items():
             if id(variable) not in known and _fingerprint(value := _value(variable)) != self._initial[""][name]:
                 arrays[name] = value
-        # In the byte order of this machine: names of dtypes have none.
+        # In this machine's byte order: dtype names have none.
         arrays = {name: np.array(each, each.dtype.newbyteorder("=")) for name, each in arrays.items()}
         return state, arrays, unsaved
 
@@ -109,7 +109,7 @@ class CallbackState:
             for attribute, value in state[name]["attributes"].items():
                 try:
                     _assign(self._callbacks[name], attribute, _decode(value, arrays))
-                except (AttributeError, KeyError, TypeError):  # Of another release, or of another type now.
+                except (AttributeError, KeyError, TypeError):  # From another release, or now of another type.
                     new.append(f"{name}.{attribute}")
         for name in (one for one in arrays if one.startswith(f"{checkpoint_format.CALLBACKS}variables/")):
             if name in self.variables:
@@ -133,7 +133,7 @@ def by_name(callbacks: list[keras.callbacks.Callback]) -> dict[str, keras.callba
 def rewind_files(callbacks: list[keras.callbacks.Callback], state: dict[str, Any], ended: bool) -> None:
     """Truncates the file of each CSVLogger to its size at the checkpoint; called before `on_train_begin`.
 
-    If the training had `ended`, later trainings have written the rest of the file: it stays.
+    If the training had `ended`, later trainings wrote the rest of the file, which is kept.
     """
     for name, callback in by_name(callbacks).items():
         size = state.get(name, {}).get("bytes")
@@ -157,7 +157,7 @@ def restore_draws(saved: Any, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _referenced_variables(callbacks: list[keras.callbacks.Callback], model: keras.Model) -> list[Any]:
-    """Returns the variables in the attributes of callbacks and `model`, and in the closures and globals that they use.
+    """Returns the variables in attributes of callbacks and `model`, and in closures and globals that callbacks use.
 
     Lists, tuples and dicts are searched, and the attributes of models, layers, losses and metrics.
     """
@@ -176,12 +176,12 @@ def _referenced_variables(callbacks: list[keras.callbacks.Callback], model: kera
             continue
         seen.add(id(value))
         if isinstance(value, keras.Variable | tf.Variable):
-            # A sum over replicas, such as a metric's, can only be read by all workers together.
+            # Sums over replicas, such as a metric's, can only be read by all workers together.
             if checkpoint_format.tf_variable(value).synchronization != tf.VariableSynchronization.ON_READ:
                 found.append(value)
         elif isinstance(value, list | tuple | dict):
             held = value.values() if isinstance(value, dict) else value
-            # Data, which may have millions of elements, begin with numbers or texts.
+            # Skip data, which may have millions of elements: it begins with numbers or strings.
             if not all(isinstance(one, _DATA) for one in itertools.islice(held, _LOOKED_AT)):
                 waiting.extend(held)
         elif isinstance(value, keras.Layer | keras.Loss | keras.Metric | keras.random.SeedGenerator):
@@ -199,9 +199,9 @@ def _holders(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def _attributes(callback: keras.callbacks.Callback) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of a callback, and those of users' classes under names such as "Mine:count".
+    """Yields the attributes of a callback, and those of users' classes with names such as "Mine:count".
 
-    In the place of an object with functions for its state, which the callback may be, stands a `_State`.
+    Objects with functions for their state, perhaps the callback itself, are replaced by a `_State`.
     """
     if (methods := _state_methods(callback)) is not None:
         yield "", _State(methods[0]())
@@ -224,7 +224,7 @@ def _state_methods(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]
 
 
 def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any) -> None:
-    """Sets an attribute; a list, deque, dict or array is changed in place: the script may have it as well."""
+    """Sets an attribute; a list, deque, dict or array is changed in place, because the script may refer to it, too."""
     kind, _, name = attribute.rpartition(":")
     holder = _holders(callback).get(kind, callback)
     present = vars(holder).get(name) if name else callback
@@ -243,7 +243,7 @@ def _assign(callback: keras.callbacks.Callback, attribute: str, value: Any) -> N
 
 
 def _fingerprint(value: Any) -> str | None:
-    """Returns equal texts for equal values; None if a checkpoint cannot hold it."""
+    """Returns equal strings for equal values; None if a checkpoint cannot hold the value."""
     arrays: dict[str, Any] = {}
     try:
         encoded = _encode(value, "", arrays)
@@ -266,7 +266,7 @@ def _encode(value: Any, name: str, arrays: dict[str, Any]) -> Any:
         return {"scalar": [value.dtype.name, value.item()]}
     # Symbolic tensors have no value.
     array = np.asarray(value) if isinstance(value, tf.Tensor) and hasattr(value, "numpy") else value
-    # Not subclasses, such as masked arrays, and not named fields: a checkpoint's format has only numbers.
+    # Not subclasses, such as masked arrays, and not structured dtypes: checkpoints hold only numbers.
     if type(array) is np.ndarray and (array.dtype.kind in "biufc" or hasattr(ml_dtypes, array.dtype.name)):
         arrays[name] = array
         return {"array": name}

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 def refuse(config: schema.Config) -> Iterator[str]:
-    """Yields the elements that are no specs."""
+    """Yields an error for each element that is no spec."""
     for spec in config.callbacks:
         if not isinstance(spec, dict):
             yield f'callbacks must be a list of dicts with a "target". Received: {spec!r}'
 
 
 def change_inputs(config: schema.Config, inputs: Inputs, num_replicas: int) -> Inputs:
-    """Returns `inputs`, after a check of each spec's target and arguments; ValueError names the element."""
+    """Checks each spec's target and arguments, and returns `inputs` unchanged; ValueError names the element."""
     for index, spec in enumerate(config.callbacks):
         specs.partial(spec, field=f"config.callbacks[{index}]")
     return inputs
 
 
 def apply(run: Run) -> Run:
-    """Returns `run` with its callbacks; ValueError if one cannot be built, or needs what the run has not."""
+    """Returns `run` with its callbacks; ValueError if one cannot be built, or needs what the run does not have."""
     if not run.config.callbacks:
         return run
     from tfdist.training.features import callback_runner

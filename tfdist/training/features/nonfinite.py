@@ -1,6 +1,6 @@
 """`config.train.nonfinite`: a loss, gradient or weight that is not finite ends the run, or its step is skipped.
 
-Decided on values that are equal on all workers.
+Decisions use values that are equal on all workers.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
 
 
 def refuse(config: Config) -> Iterator[str]:
-    """Yields a limit that is no number of steps."""
+    """Yields an error if the limit is not a valid number of steps."""
     if not 1 <= config.train.nonfinite_limit < 2**31:
         yield f"train.nonfinite_limit must be at least 1. Received: {config.train.nonfinite_limit}"
 
 
 def apply(run: Run) -> Run:
-    """Returns `run` whose steps skip their update if it is not finite, for "skip"."""
+    """Returns `run`; for "skip", its steps skip updates that are not finite."""
     if run.config.train.nonfinite != "skip":
         return run
     return dataclasses.replace(run, context=dataclasses.replace(run.context, skips_nonfinite=True))
 
 
 def extras(run: Run, report: Reporter) -> list[FiniteCheck]:
-    """Returns the object that looks at losses after each execution, and at the weights before each save."""
+    """Returns the object that checks losses after each execution, and weights before each save."""
     return [FiniteCheck(skips=run.context.skips_nonfinite, worker_check=check_worker(run.variables))]
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class FiniteCheck(Extra):
-    """Ends the run by DivergedError, or counts skipped steps."""
+    """Ends the run with DivergedError, or counts skipped steps."""
 
     skips: bool
     # Returns the name of a variable that is not finite on this worker; "": there is none.
     worker_check: Callable[[], str]
 
     def after_execution(self, tools: LoopServices, state: TrainingState, execution: Execution) -> None:
-        """Looks at the loss, and at the steps that were skipped."""
+        """Checks the loss, or counts the steps that were skipped."""
         if self.skips:
             _count_skipped(tools, state, execution)
             return
@@ -59,7 +59,7 @@ class FiniteCheck(Extra):
         if not math.isfinite(loss) and not tools.run.hooks.nonfinite_loss(in_epoch, loss):
             steps = f"steps {first_number} to {state.step}" if execution.steps > 1 else f"step {state.step}"
             raise make_diverged_error(tools, f"The loss is {loss} in {steps}", (first_number, state.step))
-        if execution.skipped_steps:  # In float16, if no loss scale makes a gradient finite.
+        if execution.skipped_steps:  # In float16, if a gradient is not finite with any loss scale.
             bad_step = _bad_step(state, execution)
             raise make_diverged_error(tools, _bad_step_text(bad_step), (bad_step, bad_step))
 
@@ -100,7 +100,7 @@ def _bad_step_text(step: int) -> str:
 def check_worker(variables: Mapping[str, Any]) -> Callable[[], str]:
     """Returns a function that returns the name of a variable that is not finite on this worker; "": there is none.
 
-    A variable that is infinite now, such as a mask with -inf, may stay so: only NaN counts there.
+    A variable that is infinite at this call, such as a mask with -inf, may stay infinite, but must not become NaN.
     """
     import tensorflow as tf
 
@@ -122,7 +122,7 @@ def make_diverged_error(tools: LoopServices, text: str, numbers: tuple[int, int]
     """Makes the error that ends a diverged run. Every worker calls it.
 
     Args:
-        numbers: the first and last step, counted from 1, whose data may be the reason; None: not known.
+        numbers: the first and last step, counted from 1, whose data may be the cause; None: unknown.
     """
     from tfdist.training.consistency import example_search
     from tfdist.training.execution import DivergedError
@@ -141,7 +141,7 @@ def make_diverged_error(tools: LoopServices, text: str, numbers: tuple[int, int]
 
 
 def _advice(config: Config, in_data: bool) -> str:
-    """Returns what to do in a run of a config if something is not finite; `in_data`: it is in the data already."""
+    """Returns what to do in a config's run if something is not finite; `in_data`: whether the data has such values."""
     others = ', or set config.train.nonfinite to "skip", which leaves such steps out'
     others = others if config.train.nonfinite == "stop" else ""
     if in_data:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def refuse(config: Config) -> Iterator[str]:
-    """Yields if the steps are no interval."""
+    """Yields an error if `profile` is not an interval of steps."""
     steps = config.report.profile
     if steps is not None and not (
         len(steps) == 2 and all(type(step) is int for step in steps) and 1 <= steps[0] <= steps[1]
@@ -28,7 +28,7 @@ def refuse(config: Config) -> Iterator[str]:
 
 
 def extras(run: Run, report: Reporter) -> list[Profile]:
-    """Returns the object that takes the profile between executions, if one is wanted."""
+    """Returns the object that starts and ends the profile between executions, if one is configured."""
     return [] if run.config.report.profile is None else [Profile(run=run, report=report)]
 
 

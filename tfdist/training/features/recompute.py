@@ -1,4 +1,4 @@
-"""`config.train.recompute`: layers by name whose activations are computed again in the backward pass."""
+"""`config.train.recompute`: names of layers whose activations are recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 def refuse(config: Config) -> Iterator[str]:
-    """Yields that XLA cannot compile such layers."""
+    """Yields an error if XLA is set, which cannot compile such layers."""
     if config.train.recompute and config.train.xla:
         received = f"Received: {config.train.recompute}"
         yield f"train.recompute needs train.xla=False: XLA merges both computations. {received}"
 
 
 def compiles(config: Config, cluster: Cluster, model: keras.Model) -> bool:
-    """Returns whether nothing is computed again, which XLA would merge with the first time."""
+    """Returns whether nothing is recomputed: XLA would merge both computations."""
     return not config.train.recompute
 
 
 def change_model(config: Config, cluster: Cluster, model: keras.Model) -> Iterator[str]:
-    """Lets the layers be computed again; yields a line for the log. ValueError: a name fits no layer."""
+    """Makes the layers recompute; yields a line for the log. ValueError: a name matches no layer."""
     from tfdist.training.step.layers import remat_scopes
 
     remat_scopes.adopt()

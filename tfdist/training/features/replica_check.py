@@ -1,6 +1,6 @@
 """`config.consistency` and `config.report.state_hash`: all replicas must have the same state, whose hash is recorded.
 
-Compared at the start, when due, and before each save: no run resumes from a state in which the replicas differed.
+They are compared at the start, when due, and before each save: no run resumes from a state in which they differed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def extras(run: Run, report: Reporter) -> list[ReplicaCheck]:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ReplicaCheck(Extra):
-    """Ends the run by ReplicaMismatchError if the replicas differ."""
+    """Ends the run with ReplicaMismatchError if the replicas differ."""
 
     comparison: Comparison
     due: list[DueSteps]
@@ -59,9 +59,9 @@ class ReplicaCheck(Extra):
         self.executions += 1
 
     def act_if_due(self, tools: LoopServices, state: TrainingState) -> None:
-        """Compares the replicas, also after the first execution.
+        """Compares the replicas if this is due, and after the first execution.
 
-        That is one step: what a model's code does to one replica only shows there.
+        The first execution is one step, and reveals code of the model that changes only one replica.
         """
         if any(due.is_due(state.step) for due in self.due) or tools.run.ends_at(state.step) or self.executions == 1:
             self.check(tools, state)

@@ -19,7 +19,7 @@ _LARGEST = 1024
 
 
 def refuse(config: Config) -> Iterator[str]:
-    """Yields options whose result depends on the number of replicas."""
+    """Yields an error for each option whose results depend on the number of replicas."""
     total = config.train.virtual_replicas
     if total is None:
         return
@@ -50,12 +50,12 @@ def change_inputs(config: Config, inputs: Inputs, num_replicas: int) -> Inputs:
 
 
 def compiles(config: Config, cluster: Cluster, model: keras.Model) -> bool:
-    """Returns whether each replica has one shard: XLA would fuse what different shards compute."""
+    """Returns whether there are no virtual replicas: XLA would fuse what different shards compute."""
     return config.train.virtual_replicas is None
 
 
 def apply(run: Run) -> Run:
-    """Returns `run` with virtual replicas; ValueError if the model computes something of more than one shard."""
+    """Returns `run` with virtual replicas; ValueError if the model computes something over more than one shard."""
     total = run.config.train.virtual_replicas
     if total is None:
         return run

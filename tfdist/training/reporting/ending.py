@@ -1,4 +1,4 @@
-"""How a start of a run ends: its files are closed, and the line in starts.jsonl says how."""
+"""The end of a start: closes the run's files, and records in starts.jsonl how it ended."""
 
 import contextlib
 import functools
@@ -14,11 +14,11 @@ from tfdist.training.loop_services import LoopServices
 
 @contextlib.contextmanager
 def record_end(tools: LoopServices) -> Iterator[None]:
-    """Closes the files of the run after the block, and records how the start has ended.
+    """Closes the files of the run after the block, and records how the start ended.
 
-    A SystemExit of a config's code is an error. An error is told
-    before anything is closed, and closing has a limit then: the workdir may hang. Scripts tell theirs, or catch it; at
-    the limit it is told here.
+    A SystemExit from a config's code is an error. An error is reported before files are closed, and closing then has a
+    time limit, because the workdir may hang. Scripts report or catch their own errors; only if that limit is reached,
+    they are reported here.
     """
     heartbeat_monitor.call_before_exit(functools.partial(tools.ledger.note_end, "lost"))
     run, end, text, failed = tools.run, "", "", None

@@ -1,6 +1,6 @@
 """Checks prepared training examples before the first step, and warns of likely mistakes.
 
-Runs only on the chief of a new run: no result depends on it.
+Runs only on the chief of a new run; results do not depend on it.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from tfdist.training.run import Run
 
 # Number of examples that are checked; they should contain each class, if there are at most `_FEW_CLASSES` classes.
 _EXAMPLES, _FEW_CLASSES = 64, 16
-# Number of first layers that are searched for a Rescaling, and the largest scale that is meant for bytes.
+# How many of the first layers are searched for a Rescaling, and the largest scale that is meant for bytes.
 _FIRST_LAYERS, _FOR_BYTES = 4, 1 / 100
-# Values up to this one have already been divided by 255, and may be normalised.
+# Values up to this magnitude have already been divided by 255, and perhaps normalised.
 _SCALED = 4.0
 
 
@@ -65,7 +65,7 @@ def _layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def label_notes(labels: np.ndarray, outputs: tuple[int | None, ...]) -> Iterator[str]:
-    """Yields what is probably wrong with labels, integers [n], of a model with outputs of this shape."""
+    """Yields probable mistakes in `labels`, integers [n], for a model with outputs of this shape."""
     low, high, count = int(labels.min()), int(labels.max()), outputs[-1]
     if len(labels) >= _EXAMPLES / 2 and low == high:
         yield (

@@ -47,7 +47,7 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
 
 
 def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
-    """Writes on the chief what is trained, to the workdir, TensorBoard and the log; `resumed_step` None: a new run."""
+    """Records on the chief what is trained: workdir, TensorBoard and log; `resumed_step` None: a new run."""
     if not run.cluster.is_chief:
         return
     workdir, config = str(run.workdir), diff.to_json(run.config)
@@ -90,12 +90,12 @@ def start_lines(run: Run, resumed_step: int | None) -> list[str]:
     evaluated = "" if sizes.evaluation_examples is None else f", {sizes.evaluation_examples:,} for evaluation"
     per_replica = f", {sizes.per_replica} per replica" if replicas > 1 else ""
     epochs = sizes.total_steps / sizes.steps_per_epoch
-    name = config.model.get("name")  # Of a network of keras.applications.
+    name = config.model.get("name")  # The name of a network of keras.applications.
     model, network = f"{config.model.get('target')}{f'(name={name})' if name else ''}", run.context.model
     parameters = f"{network.count_params():,} parameters"
     if any(not layer.trainable and layer.weights for layer in model_layers.of_all_depths(network)):
         trained = sum(math.prod(variable.shape) for variable in network.trainable_variables)
-        parameters += f" ({trained:,} trained)"  # Layers are frozen.
+        parameters += f" ({trained:,} trained)"  # Some layers are frozen.
     return [
         *([f"config     {run.log.config_file}"] if run.log.config_file else []),
         f"workdir    {run.workdir}, {state}",

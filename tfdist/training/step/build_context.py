@@ -45,8 +45,8 @@ def build_objective(
     """Makes the objective of a config, and checks that its function returns one value per example.
 
     Args:
-        element_spec: shapes and dtypes of a batch; one of two blank examples is run through the function, which also
-            builds a subclassed model.
+        element_spec: shapes and dtypes of a batch. The function is called with two blank examples, which also builds a
+            subclassed model.
         compiles: whether XLA can compile the forward and backward pass.
 
     Raises:
@@ -110,7 +110,7 @@ def build_context(
     step_count: keras.Variable | None = None,
     loss_scale: LossScale | None = None,
 ) -> StepContext:
-    """Makes the variables of a step, and prepares the optimizer for gradients that are summed already.
+    """Makes the variables of a step, and prepares the optimizer for gradients that are already summed.
 
     Args:
         slots: whether to make the optimizer's slots; an evaluation needs none.
@@ -151,18 +151,18 @@ def build_context(
 
 
 def speed_up_layers(model: keras.Model, device_type: str) -> None:
-    """Replaces methods of layers by those that are faster on CPUs, if `device_type` is "CPU"."""
+    """If `device_type` is "CPU", replaces methods of layers by faster ones."""
     if device_type == "CPU":
         convolutions.use_products(model, tiles=onednn.TILES in onednn.read_processor().flags)
         fused.fuse(model)
 
 
 def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Cluster) -> None:
-    """Makes an optimizer take summed gradients, use fused kernels, and share work between replicas."""
+    """Makes an optimizer accept summed gradients, use fused kernels, and divide work among replicas."""
     optimizer_lib.adopt_reduction(optimizer, begin_apply=fused_updates.fuse(optimizer))
     work_sharing.share_updates(optimizer, cluster)
 
 
 def restore_methods(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
-    """Returns a context manager that restores, at its end, what a run sets on an optimizer that a script owns."""
+    """Returns a context manager that finally restores the attributes that a run sets on a script's optimizer."""
     return patching.restore_after([optimizer], PUT_ON_OPTIMIZERS)

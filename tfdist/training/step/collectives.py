@@ -1,4 +1,4 @@
-"""Communication between replicas inside a step, apart from the sum of the gradients; called in `strategy.run`."""
+"""Communication between replicas in a step, other than the gradients' all-reduce; called in `strategy.run`."""
 
 import contextlib
 import functools
@@ -32,7 +32,7 @@ ReplicaContext = tf.distribute.ReplicaContext
 
 @contextlib.contextmanager
 def show_one_replica(applies: Callable[[str], bool]) -> Iterator[None]:
-    """In the block, `num_replicas_in_sync` is 1 for code in a file for which `applies` is True."""
+    """In the block, `num_replicas_in_sync` is 1 for code in files for which `applies(path)` is True."""
     with contextlib.ExitStack() as stack:
         for owner in (tf.distribute.Strategy, ReplicaContext):
             stack.enter_context(patching.restore_after([owner], ["num_replicas_in_sync"]))
@@ -46,7 +46,7 @@ def show_one_replica(applies: Callable[[str], bool]) -> Iterator[None]:
 
 
 def reduce_context(reduce: Callable[[tf.Tensor], tf.Tensor]) -> AbstractContextManager[None]:
-    """Traces a computation in which `sum_differentiable` calls `reduce` in the place of `all_reduce`."""
+    """Traces a computation in which `sum_differentiable` calls `reduce` instead of `all_reduce`."""
     return patching.set_in_block(_trace, reduce=reduce)
 
 
@@ -68,9 +68,9 @@ def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
 
 
 def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], when_false: Callable[[], Any]) -> None:
-    """Calls on every replica `when_true` if `predicate` (bool [], equal on all replicas), else `when_false`.
+    """Calls `when_true` on every replica if `predicate` (bool [], equal on all replicas) is true, else `when_false`.
 
-    In cross-replica context: Keras rejects an optimizer's update in a `tf.cond` on a replica.
+    The condition is in cross-replica context: Keras rejects an optimizer's update in a `tf.cond` on a replica.
     """
     context = tf.distribute.get_replica_context()
     if context is None:
@@ -98,13 +98,13 @@ def call_once(function: Callable[[], None]) -> None:
 
 
 def _call(function: Callable[[], Any]) -> None:
-    function()  # Without its result, which may differ between branches.
+    function()  # Drops the result, whose structure may differ between branches.
 
 
 def repeat_on_all_replicas(function: Callable[[], tf.Tensor]) -> None:
     """Calls `function` on every replica until it returns False: bool [], equal on all replicas.
 
-    In cross-replica context: TensorFlow rejects collectives of mirrored replicas in a loop on a replica.
+    The loop is in cross-replica context: TensorFlow rejects collectives of mirrored replicas in a loop on a replica.
     """
 
     def on_all_replicas(strategy: tf.distribute.Strategy, function: Callable) -> None:

@@ -28,7 +28,7 @@ class StepContext:
     statistics: tuple[keras.Variable, ...]
     # None except in float16.
     loss_scale: LossScale | None
-    # Sums gradients over replicas, in an update.
+    # Sums gradients over replicas: a part of an update.
     reduction: AllReduce
     # Clips and applies summed gradients; the last part of an update.
     apply: stages.Apply
@@ -67,7 +67,7 @@ class StepContext:
 
     @property
     def names_of_execution(self) -> tuple[str, ...]:
-        """The names of the elements of what an execution returns: `totals`, and what was measured."""
+        """The names of an execution's results: those of `totals`, and measurements."""
         return (*self.names_of_totals, *objective_lib.MEASUREMENTS)
 
     @property

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfdist.training.step.updates.tables import Gradients
 
 # Fields of an execution's totals, after the sums of the objective's values: examples, skipped steps, steps before the
-# first skipped one; then seconds of waiting for input, requests to stop, and total seconds.
+# first skipped one; then seconds of waiting for input, stop requests, and total seconds.
 COUNTS = ("examples", "skipped", "steps_before_skip")
 MEASUREMENTS = ("wait_seconds", "stop", "seconds")
 

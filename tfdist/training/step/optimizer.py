@@ -14,7 +14,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config import learning_rate as learning_rate_lib
 from tfdist.config import patching, specs
 
-# The length of a schedule in warm-ups, if the run is not longer than its warm-up.
+# The length of a schedule, as a multiple of the warm-up, if the run is not longer than the warm-up.
 _TIMES_WARMUP = 10
 _CLIPS = (
     "would clip each replica's gradients before they are summed: remove it and set config.train.clip_norm, which clips "
@@ -46,10 +46,10 @@ def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps
 
 
 def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_steps: int) -> tuple[dict[str, int], str]:
-    """Returns the arguments of a schedule that count steps, and a notice if the warm-up is shortened.
+    """Returns the arguments of a schedule that count steps, and a notice if the warm-up is cut short.
 
-    A warm-up that is longer than the run is shortened to it: its rates are the first ones of the whole warm-up. So
-    a first trial with `--config.train.epochs=1`, continued with more epochs, is the longer run to the bit.
+    A warm-up that is longer than the run is cut off at its end, with unchanged rates. So a first trial with
+    `--config.train.epochs=1` that is continued with more epochs equals the longer run bit for bit.
     """
     warmup = round(rate.warmup_epochs * steps_per_epoch)
     if warmup < total_steps:
@@ -66,11 +66,11 @@ def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_st
 
 
 def adopt_reduction(optimizer: keras.optimizers.Optimizer, begin_apply: Callable[[], None]) -> None:
-    """Makes `optimizer.apply` take gradients that are summed already.
+    """Makes `optimizer.apply` accept gradients that are already summed.
 
     Keras clips before its own sum over replicas, on each replica separately (an update of norm 0.97 instead of 0.5),
-    and checks replica 0 only for overflows. Given the sums, its clipping is right. Keras calls its sum once in each
-    apply, before it updates the first weight: `begin_apply` is called there.
+    and checks only replica 0 for overflows. Given the sums, its clipping is right. Keras calls its sum once per apply,
+    before it updates the first weight; `begin_apply` is called there.
     """
 
     def reduce(grads_and_vars: Any) -> Any:
@@ -81,7 +81,7 @@ def adopt_reduction(optimizer: keras.optimizers.Optimizer, begin_apply: Callable
 
 
 def step_count(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
-    """Returns the count of calls of `apply`: with `gradient_accumulation_steps`, `iterations` is a part of it."""
+    """Returns the count of calls of `apply`; with `gradient_accumulation_steps`, `iterations` is a fraction of it."""
     return optimizer.variables[0]
 
 
@@ -104,7 +104,7 @@ def settable_learning_rate(optimizer: keras.optimizers.Optimizer) -> float | Non
 def resume_learning_rate(
     optimizer: keras.optimizers.Optimizer, configured: float | None, before: float | None
 ) -> tuple[float | None, str | None]:
-    """Replaces a restored learning rate if another one is configured than when the run was saved.
+    """Replaces a restored learning rate if the configured one has changed since the run was saved.
 
     Args:
         optimizer: as restored; callbacks may have changed its learning rate before it was saved.
@@ -144,7 +144,7 @@ def start_averages(model: keras.Model, optimizer: keras.optimizers.Optimizer) ->
 
 
 def evaluates_averages(config: config_lib.Config, optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether the averages of an optimizer with `use_ema` are evaluated and exported, and not the weights."""
+    """Returns whether the averages of an optimizer with `use_ema` are evaluated and exported instead of the weights."""
     # This callback exchanges weights and averages itself.
     exchanged = any(spec["target"].endswith(":SwapEMAWeights") for spec in config.callbacks)
     return not exchanged and getattr(optimizer, "use_ema", False)
@@ -153,7 +153,7 @@ def evaluates_averages(config: config_lib.Config, optimizer: keras.optimizers.Op
 def evaluated_weights(
     config: config_lib.Config, cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Callable[[], AbstractContextManager]:
-    """Returns a function that returns a context manager: within it, `model` has the weights to evaluate and export."""
+    """Returns a function that returns a context manager in which `model` has the weights to evaluate and export."""
     if not evaluates_averages(config, optimizer):
         return contextlib.nullcontext
     return functools.partial(_use_averages, cluster, model, optimizer)
@@ -174,7 +174,7 @@ def _use_averages(cluster: Cluster, model: keras.Model, optimizer: keras.optimiz
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError if the optimizer of a config clips, accumulates or scales: there are fields for that."""
+    """Raises ValueError if the optimizer of a config clips, accumulates or scales, for which there are fields."""
     for name, reason in _REFUSED.items():
         value = getattr(optimizer, name, None)
         if value is not None:

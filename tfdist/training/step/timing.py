@@ -1,12 +1,12 @@
 """Each worker's time: waiting for input, computing, communicating.
 
-Communication is the time from when a replica's gradients are ready until their sums are: the all-reduce that no
+Communication is the time from a replica's gradients being ready until their sums are: the all-reduce that no
 computation overlaps, and the wait for slower replicas. The seconds stay on the replica during an execution, and are
 reduced together with its totals.
 
-TensorFlow takes the time on the host, so a GPU has to finish what is timed while the host waits, instead of launching
-the next step. Steps are therefore not timed on GPUs, unless `config.report.step_times` is set. With
-TF_DETERMINISTIC_OPS=1 TensorFlow rejects its own op for the time, and Python's clock replaces it.
+TensorFlow reads the time on the host. On a GPU, the host would wait until what is timed is finished, instead of
+launching the next step, so steps are not timed on GPUs unless `config.report.step_times` is set. With
+TF_DETERMINISTIC_OPS=1, TensorFlow rejects its own timestamp op, and Python's clock replaces it.
 """
 
 import time
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-# Seconds of a replica: waiting for input, communicating, and in all.
+# Seconds of a replica: waiting for input, communicating, and in total.
 COLUMNS = ("wait", "communication", "all")
 
 

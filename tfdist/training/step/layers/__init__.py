@@ -1,4 +1,4 @@
-"""What a step does with the layers of a model: finds them and their moving statistics, and normalises over replicas.
+"""The layers of a model in a step. model_layers.py finds them and their moving statistics; the others replace methods.
 
-model_layers.py finds; normalization.py replaces methods of the objects, and on CPUs convolutions.py and fused.py do.
+normalization.py normalises over replicas, remat_scopes.py recomputes, convolutions.py and fused.py are faster on CPUs.
 """

@@ -1,4 +1,4 @@
-"""Convolutions that are faster on CPUs as products of matrices: docs/speed.md, "Convolutions as products"."""
+"""Convolutions that are faster on CPUs as matrix products: docs/speed.md, "Convolutions as products"."""
 
 import functools
 import itertools
@@ -10,27 +10,27 @@ import tensorflow as tf
 from tfdist.config import patching
 from tfdist.training.step.layers import model_layers
 
-# Positions of a replica, up to which a 1x1 convolution is a product: with more, it was slower for some sizes without
-# AVX512. A processor that multiplies tiles of bfloat16 has no such limit.
+# Maximum positions on a replica for which a 1x1 convolution is a product: with more, it was slower for some sizes
+# without AVX512. A processor that multiplies tiles of bfloat16 has no such limit.
 _MAX_POSITIONS = 1024
-# oneDNN's gradient of the weights is slow if a row of the outputs is short: its times suggest that a tile takes 32
+# oneDNN's gradient of the weights is slow if rows of the outputs are short: its times suggest that a tile takes 32
 # positions of one row. Products are faster from this number of channels and filters on.
 _MAX_COLUMNS, _FEWEST_CHANNELS = 15, 128
 
 
 def use_products(model: keras.Model, *, tiles: bool) -> None:
-    """Computes convolutions by products of matrices where these are faster.
+    """Computes convolutions as matrix products where these are faster.
 
-    oneDNN rearranges the weights of a convolution three times a step. Where a replica has few positions, this takes
-    longer than the arithmetic: a 1x1 convolution is a product. `convolution_op` is replaced on the objects.
+    oneDNN reorders the weights of a convolution three times per step. If a replica has few positions, this takes longer
+    than the arithmetic, so a 1x1 convolution becomes a product. Replaces `convolution_op` on the objects.
 
     Args:
-        tiles: whether the processor multiplies tiles of bfloat16 (AMX). In bfloat16, every 1x1 convolution without
-            strides is a product then, and the gradients of the weights of larger kernels are, if images are small and
-            channels many. With strides, TensorFlow's strided slice takes longer than a product saves.
+        tiles: whether the processor multiplies tiles of bfloat16 (AMX). If so, in bfloat16 every 1x1 convolution
+            without strides becomes a product, and so do the weights' gradients of larger kernels if images are small
+            and channels many. With strides, TensorFlow's strided slice takes longer than a product saves.
     """
     for layer in model_layers.of_all_depths(model):
-        # Not those whose class computes something else.
+        # Not layers whose class overrides it.
         if getattr(type(layer), "convolution_op", None) is not keras.layers.Conv2D.convolution_op:
             continue
         if layer.groups != 1 or layer.data_format != "channels_last":
@@ -57,7 +57,7 @@ def _multiply(layer: keras.layers.Conv2D, tiles: bool, inputs: Any, kernel: Any)
 
 
 def _convolve(layer: keras.layers.Conv2D, inputs: Any, kernel: Any) -> tf.Tensor:
-    """Returns the convolution of Keras; the gradient of its weights is a product for each place of the kernel."""
+    """Returns Keras' convolution; the gradient of its weights is one product per position in the kernel."""
     images, weights = tf.convert_to_tensor(inputs), tf.convert_to_tensor(kernel)
     shape = layer.compute_output_shape(images.shape)
     narrow = None not in (*shape[1:], *images.shape[1:3]) and shape[2] <= _MAX_COLUMNS
@@ -94,7 +94,7 @@ def gradient_of_weights(images: tf.Tensor, of_outputs: tf.Tensor, shape: tf.Tens
     rows, columns, channels, filters = shape
     height, width = of_outputs.shape[1:3]
     if padding == "SAME":
-        # One pixel more after the image than before it, if their number is odd.
+        # If the number of padding pixels is odd, one more after the image than before it.
         images = tf.pad(images, [[0, 0], *([(size - 1) // 2, size // 2] for size in (rows, columns)), [0, 0]])
     errors = tf.reshape(of_outputs, [-1, filters])
     products = []

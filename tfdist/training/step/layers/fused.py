@@ -16,16 +16,16 @@ import tensorflow as tf
 from tfdist.config import patching, user_code
 from tfdist.training.step.layers import model_layers, normalization
 
-# Each shape is compiled once, in 0.2 to 0.5 s: only for tensors with at least as many elements.
+# Minimum number of elements: each shape is compiled once, which takes 0.2 to 0.5 s.
 _FEWEST_ELEMENTS = 2**16
 # XLA was tried on no other system.
 _COMPILES = sys.platform == "linux"
-# TensorFlow computes these with several operations.
+# Activations that TensorFlow computes with several operations.
 _ACTIVATIONS = [getattr(keras.activations, name) for name in ("gelu", "silu", "hard_silu", "mish")]
 
 
 class _Thread(threading.local):
-    # Whether nothing is differentiated that is computed with the new moving statistics.
+    # Whether the new moving statistics need no gradients.
     constant_statistics = False
 
 
@@ -33,23 +33,23 @@ _thread = _Thread()
 
 
 def constant_statistics() -> AbstractContextManager[None]:
-    """Says that in the block the moving statistics which a `stateless_call` returns need no gradients."""
+    """Declares that in the block, the moving statistics that a `stateless_call` returns need no gradients."""
     return patching.set_in_block(_thread, constant_statistics=True)
 
 
 def fuse(model: keras.Model) -> None:
     """Fuses activations and normalisation of `model`.
 
-    `activation` and `call` are replaced on the objects. Outputs and gradients are those of Keras, up to rounding. Keras
-    computes what is small, or has no static shape when a step is traced.
+    `activation` and `call` are replaced on the objects. Outputs and gradients are those of Keras, up to rounding.
+    Tensors that are small, or have no static shape when a step is traced, are left to Keras.
     """
-    # In forward mode TensorFlow fails with what XLA compiles, and is wrong with own gradients and with the kernel.
+    # In forward mode, TensorFlow fails for XLA's functions, and is wrong for custom gradients and for the kernel.
     patching.replace_until_end(tf.autodiff.ForwardAccumulator, "__init__", _refuse_forward_mode)
     for layer in model_layers.of_all_depths(model):
-        # `activation` of a recurrent layer is a property: that of its cell.
+        # A recurrent layer's `activation` is a property that returns its cell's.
         if any(vars(layer).get("activation") is one for one in _ACTIVATIONS):
             patching.replace_until_end(layer, "activation", _compile_activation(layer.activation))
-        if "call" in vars(layer):  # It is replaced already.
+        if "call" in vars(layer):  # Already replaced.
             continue
         # Not subclasses, which may compute something else. Keras 3.12 has no renorm.
         if type(layer) is keras.layers.BatchNormalization and not getattr(layer, "renorm", False):
@@ -92,10 +92,10 @@ def _normalise_batch(
 
 
 def _has_kernel(layer: keras.layers.BatchNormalization, inputs: Any) -> bool:
-    # Not variables, ragged tensors and arrays, which a layer's `call` may get from a user's.
+    # Not variables, ragged tensors and arrays, which a user's `call` may pass to a layer's `call`.
     if not isinstance(inputs, tf.Tensor) or inputs.dtype not in (tf.float32, tf.bfloat16, tf.float16):
         return False
-    # In `stateless_call` the new statistics are results, and the kernel has no gradient of them.
+    # In `stateless_call` the new statistics are results, for which the kernel has no gradient.
     stateless = isinstance(layer.moving_mean.value, tf.Tensor) and not _thread.constant_statistics
     channels_last = layer.axis in (-1, inputs.shape.rank - 1) and inputs.shape[-1] is not None
     return channels_last and not stateless
@@ -109,7 +109,7 @@ def _is_compiled(x: Any) -> bool:
 
 
 def _widen(x: tf.Tensor) -> tf.Tensor:
-    """Returns float32 for half precision: XLA would round after each operation."""
+    """Casts half precision to float32: otherwise XLA would round after each operation."""
     return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
 
 
@@ -119,10 +119,10 @@ def _narrow(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 @tf.custom_gradient
 def _round_to_bfloat16(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
-    """Returns float32 cast to bfloat16, by whole numbers: XLA's cast takes a third of the time of an activation.
+    """Casts float32 to bfloat16 with integer operations: XLA's cast takes a third of the time of an activation.
 
-    Half of the last place, less one if that is even, is added to the bits: the nearest number, of two the even one. A
-    NaN whose lower half is zero stays one, and those of computations on bfloat16 are such.
+    Adds 0x7FFF to the bits, plus 1 if the last bit that is kept is odd: rounds to nearest, ties to even. A NaN whose
+    lower 16 bits are zero stays NaN, and NaNs of computations on bfloat16 are such.
     """
     bits = tf.bitcast(x, tf.uint32)
     odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 16), 1)
@@ -144,7 +144,7 @@ def _compile_activation(function: Callable[..., Any]) -> Callable[..., Any]:
             outputs = function(wide)
         return _narrow(tape.gradient(outputs, wide, _widen(of_outputs)), x.dtype)
 
-    # `tf.identity`: a tensor of a branch of `tf.cond` cannot get into its gradient by a call of what XLA compiles.
+    # `tf.identity`: the gradient of a `tf.cond` cannot pass a tensor of the branch to a function that XLA compiles.
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         return forward(x), lambda of_outputs: backward(tf.identity(x), of_outputs)
@@ -164,7 +164,7 @@ def _normalise_rows(layer: keras.layers.LayerNormalization, inputs: Any) -> tf.T
     scale = tf.cast(layer.gamma, tf.float32) if layer.scale else tf.ones(width)
     offset = tf.cast(layer.beta, tf.float32) if layer.center else tf.zeros(width)
     epsilon = keras.backend.epsilon() if layer.epsilon is None else float(layer.epsilon)
-    # XLA takes longer if it casts.
+    # Cast outside of XLA, which would take longer.
     outputs = normalise(tf.cast(inputs, tf.float32), scale, offset, epsilon)
     return tf.cast(outputs, layer.compute_dtype)
 
@@ -215,6 +215,6 @@ def _standardise(inputs: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tenso
 
 
 def _mean(rows: tf.Tensor) -> tf.Tensor:
-    """Returns [rows, 1] by a product: XLA adds the elements of a row one after the other."""
+    """Returns [rows, 1] by a matrix product: XLA would add the elements of a row one after another."""
     width = rows.shape[1]
     return tf.matmul(rows, tf.fill([width, 1], 1.0 / width))

@@ -12,7 +12,7 @@ def statistics(model: keras.Model, *, frozen: bool = False) -> list[keras.Variab
     """Returns the float variables that layers made non-trainable, such as moving averages.
 
     Args:
-        frozen: whether to include those of frozen layers, which change only if the user's code assigns them.
+        frozen: whether to include those of frozen layers, which change only if user code assigns them.
     """
     return [
         variable

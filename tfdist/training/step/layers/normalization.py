@@ -1,15 +1,15 @@
-"""Layers that compute something of the whole batch: statistics over examples of several replicas, penalties.
+"""Layers that depend on the whole batch: statistics over examples of several replicas, penalties.
 
 Synchronised batch normalisation takes statistics over the batches of all replicas, with one all-reduce per layer. Keras
 sums x, x**2 and the count in three collectives, counts the example that stands in for an empty shard, and ignores
-`synchronized` if there is a mask. Layers with `make_exact` sum all three in one collective, each example times its mask
-and times whether the shard is present. The formulas are Keras': weights and moving statistics are equal to those of
-Keras' layer on one device, up to rounding.
+`synchronized` if there is a mask. `make_exact` makes layers sum all three in one collective, in which masked examples
+and empty shards count as 0. The formulas are Keras': weights and moving statistics are those of Keras' layer on one
+device, up to rounding.
 
 A group is a fixed set of consecutive examples of the global batch. If the group size divides a replica's shard, the
-layer needs no communication (it computes them). Otherwise each replica adds up its examples of a group, one
+layer itself computes the statistics without communication. Otherwise, each replica adds up its examples of a group, one
 all-reduce per layer completes the sums, and each example is normalised with the statistics of its group. Weights and
-moving statistics are those of one replica, up to rounding.
+moving statistics are those on one replica, up to rounding.
 """
 
 import functools
@@ -30,7 +30,7 @@ from tfdist.training.step.layers import model_layers
 
 
 class _Trace(threading.local):
-    """The replicas of a process are traced in threads of their own, in turn."""
+    """Per thread: each replica of a process is traced in its own thread, in turn."""
 
     # float32 []: 0.0 if the replica's shard is empty, else 1.0; None: it is never empty.
     present: tf.Tensor | None = None
@@ -40,12 +40,12 @@ _trace = _Trace()
 
 
 def shard_present(present: tf.Tensor) -> AbstractContextManager[None]:
-    """Traces the forward pass of a shard that may be empty: `present`, float32 [], is then 0.0, else 1.0."""
+    """Traces the forward pass of a shard that may be empty; `present`, float32 []: 0.0 if it is, else 1.0."""
     return patching.set_in_block(_trace, present=present)
 
 
 def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
-    """Returns the batch normalisation layers of `model`, those of nested models included."""
+    """Returns the batch normalisation layers of `model`, including those of nested models."""
     return [layer for layer in model_layers.of_all_depths(model) if isinstance(layer, keras.layers.BatchNormalization)]
 
 
@@ -54,7 +54,7 @@ def synchronized_layers(model: keras.Model) -> list[keras.layers.BatchNormalizat
     return [
         layer
         for layer in normalizations(model)
-        # Not those whose class computes something else. Keras 3.12 has no renorm.
+        # Not layers whose class overrides `call`. Keras 3.12 has no renorm.
         if layer.synchronized and not getattr(layer, "renorm", False)
         if type(layer).call is keras.layers.BatchNormalization.call
     ]
@@ -112,7 +112,7 @@ def _global_moments(
         weights = tf.broadcast_to(tf.cast(mask, x.dtype)[..., tf.newaxis], tf.shape(x))
         x, squares, count = x * weights, squares * weights, tf.reduce_sum(weights[..., 0])
     count = tf.cast(count, x.dtype)
-    # With keepdims the gradient needs no shape that TensorFlow computes on a GPU, and that the host waits for.
+    # With keepdims, the gradient needs no shape that TensorFlow computes on a GPU and for which the host waits.
     parts = [tf.reshape(tf.reduce_sum(one, axes, keepdims=True), [x.shape[axis]]) for one in (x, squares)]
     sums = tf.concat([*parts, count[tf.newaxis]], axis=0)
     if _trace.present is not None:
@@ -128,7 +128,7 @@ def _moments_of_sums(total: tf.Tensor, total_squares: tf.Tensor, count: tf.Tenso
 
 
 def is_synchronized(model: keras.Model) -> bool:
-    """Returns whether a layer of `model`, of any class, says that it normalises over all replicas."""
+    """Returns whether any layer of `model`, of any class, has `synchronized` set: normalises over all replicas."""
     return any(getattr(layer, "synchronized", False) for layer in model_layers.of_all_depths(model))
 
 
@@ -195,7 +195,7 @@ def _call_in_groups(
         )
     x = tf.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
     pieces = _pieces(shard, layer.group_size)
-    # An estimate of the mean that all replicas hold: subtracted, it keeps the variance from cancelling out.
+    # Subtract an estimate of the mean, which is equal on all replicas, against cancellation in the variance.
     shift = tf.stop_gradient(tf.cast(layer.moving_mean, x.dtype))
     mean, variance = _group_moments(x - shift, pieces, global_batch // layer.group_size, layer.group_size)
     mean += shift
@@ -211,8 +211,8 @@ def _call_in_groups(
 
 
 def _pieces(shard: int, group_size: int) -> list[tuple[int, int]]:
-    """Returns (group, examples) for each group that this replica has examples of, in the order of its shard."""
-    # Known when the replica is traced: slices are static, and no index travels between host and device.
+    """Returns (group, number of examples) for each group in this replica's shard, in the order of the shard."""
+    # Known when the replica is traced: slices are static, and no index is copied between host and device.
     replica = int(tf.get_static_value(replicas_lib.replica_id()))
     groups, counts = np.unique((replica * shard + np.arange(shard)) // group_size, return_counts=True)
     return list(zip(groups.tolist(), counts.tolist(), strict=True))
@@ -242,7 +242,7 @@ def _per_example(values: tf.Tensor, pieces: list[tuple[int, int]], shape: tf.Ten
 def check_penalties(model: keras.Model, num_replicas: int) -> None:
     """Raises ValueError if the activity penalties of `model` depend on the number of replicas.
 
-    Keras takes their mean over a batch from 3.14 on, and the sum before.
+    Keras takes their mean over a batch since 3.14, and their sum before.
     """
     sums = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
     for layer in model_layers.of_all_depths(model):

@@ -1,10 +1,10 @@
 """Recomputation of activations (gradient checkpointing; Chen and others, arXiv 1604.06174): memory for time.
 
-The backward pass of a layer of a `keras.RematScope` computes its forward pass again from its inputs, so what is
-computed inside need not be kept; `config.train.recompute` puts layers into such a scope by their names. Keras' own way
-takes no keyword arguments in graphs, such as `training`, and draws dropout anew. Here random numbers are those of the
-first time, because seeds are functions of the call (seed_generators.py), and what a layer assigns, such as moving
-averages, is assigned once: both times run in a `keras.StatelessScope`.
+The backward pass of a layer in a `keras.RematScope` recomputes the forward pass from the layer's inputs, so that inner
+activations need not be kept; `config.train.recompute` puts layers into such a scope by name. Keras' own implementation
+supports no keyword arguments in graphs, such as `training`, and draws new dropout masks. Here the random numbers are
+the same, because seeds are functions of the call (seed_generators.py). What a layer assigns, such as moving averages,
+is assigned once, because both computations run in a `keras.StatelessScope`.
 """
 
 import fnmatch
@@ -25,12 +25,12 @@ from tfdist.training.step.layers import fused, model_layers
 from tfdist.training.step.random_numbers import repeated_passes, seed_generators
 
 _WHO = "keras.RematScope and config.train.recompute"
-# From before `adopt`.
+# The original, which `adopt` replaces.
 _of_functions = tf.recompute_grad
 
 
 class _Thread(threading.local):
-    # Whether a layer that is computed again calls its layers: they are computed again with it.
+    # Whether this thread is in a recomputed layer: its inner layers are recomputed with it.
     inside = False
 
 
@@ -38,9 +38,9 @@ _thread = _Thread()
 
 
 def adopt() -> None:
-    """Makes scopes right in the graphs of this process; for a layer of no scope, Keras calls nothing of this."""
+    """Corrects scopes in the graphs of this process; Keras calls none of this for layers without a scope."""
     patching.replace_attribute(keras.Layer, "rematerialized_call", _choose)
-    # What is no layer keeps nothing but its inputs and its outputs.
+    # An operation that is no layer keeps only its inputs and outputs.
     patching.replace_attribute(keras.Operation, "rematerialized_call", lambda operation, original, *_, **__: original)
     patching.replace_attribute(tf, "recompute_grad", _refuse_functions)
 
@@ -49,7 +49,7 @@ def put_into_scope(model: keras.Model, config: config_lib.Config) -> int:
     """Puts the layers that `config.train.recompute` names into a scope; returns their number.
 
     Raises:
-        ValueError: a name fits no layer, or a layer cannot be computed again.
+        ValueError: a name matches no layer, or a layer cannot be recomputed.
     """
     found = [layer for layer in model_layers.of_all_depths(model) if layer is not model]
     chosen: dict[int, keras.Layer] = {}
@@ -73,9 +73,9 @@ def remat_scope(layer: keras.Layer) -> Any:
 
 
 def _choose(layer: keras.Layer, original: Callable[..., Any], *args: Any, **keywords: Any) -> Callable[..., Any]:
-    """Returns what a layer of a scope calls in the place of `original`, its `call`.
+    """Returns what a layer in a scope calls instead of `original`, its `call`.
 
-    It is computed again in the forward passes of runs only: in other graphs it would draw other numbers.
+    Only the forward passes of runs are recomputed: in other graphs, the second computation would draw other numbers.
     """
     scope = remat_scope(layer)
     if _thread.inside or scope is None or scope.mode is None:
@@ -84,7 +84,7 @@ def _choose(layer: keras.Layer, original: Callable[..., Any], *args: Any, **keyw
         return original
     if scope.mode not in ("full", "list_of_layers"):
         raise ValueError(f'keras.RematScope must have the mode "full" or "list_of_layers". Received: {scope.mode!r}')
-    # A model keeps as much as without while it is computed again as a whole. Its layers are in the scope, too.
+    # Recomputing a whole model at once would save no memory. Its layers are in the scope, too.
     wanted = layer.name in scope.layer_names if scope.mode == "list_of_layers" else not isinstance(layer, keras.Model)
     trains = keywords.get("training", False) if _takes_training(layer) else bool(layer.trainable_variables)
     if not wanted or not trains:
@@ -103,7 +103,7 @@ def _refuse_functions(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check(layer: keras.Layer) -> None:
-    """Raises ValueError if a layer cannot be computed again."""
+    """Raises ValueError if a layer cannot be recomputed."""
     parts = model_layers.of_all_depths(layer)
     for part in parts[1:]:
         of_user = type(part).compute_mask.__module__.partition(".")[0] != "keras"
@@ -127,7 +127,7 @@ def _takes_training(layer: keras.Layer) -> bool:
 
 
 class _WithoutCasts(keras.Layer):
-    """Calls a function in which variables have their own dtype: in other layers Keras may cast what is read."""
+    """Calls a function in which variables have their own dtype; in other layers, Keras may cast them when read."""
 
     def __init__(self):
         super().__init__(name="without_casts", autocast=False)
@@ -150,11 +150,11 @@ def _read(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
 
 
 def _call_again(layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
-    """Calls a layer in a graph with tensors of any shapes, and returns its outputs; its gradient computes it again."""
+    """Calls a layer in a graph with tensors of any shape, and returns its outputs; the gradient recomputes them."""
     flat, made = tf.nest.flatten((args, keywords)), {}
     places = [place for place, value in enumerate(flat) if isinstance(value, tf.Tensor)]
     trainable, others = [*layer.trainable_variables], [*layer.non_trainable_variables]
-    # Values at the time of the first call: a layer may assign what it reads.
+    # Values before the first computation: a layer may assign what it reads.
     fixed = _read(others)
     start = repeated_passes.place_in_pass()
 
@@ -191,7 +191,7 @@ def _call_again(layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         outputs, assigned = compute(tensors)
 
         def gradient(*upstream: tf.Tensor) -> list[Any]:
-            # After the upstream gradients are there: TensorFlow would otherwise take the results of the first time.
+            # After the upstream gradients are ready: otherwise TensorFlow would reuse the results of the first time.
             with tf.control_dependencies(upstream):
                 tensors_again = [tf.identity(tensor) for tensor in tensors]
             with tf.GradientTape() as tape:

@@ -1,4 +1,4 @@
-"""Forward passes that draw the numbers of another replica, or again those of a pass before."""
+"""Forward passes that draw the random numbers of another replica, or repeat those of an earlier pass."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,18 +12,18 @@ from tfdist.training.step.random_numbers import seed_generators
 
 
 def as_replica(index: tf.Tensor) -> AbstractContextManager[None]:
-    """Traces a forward pass, or a part of one, that draws the numbers of replica `index`, int32 []."""
+    """Traces a forward pass, or a part of one, that draws the random numbers of replica `index`, int32 []."""
     return patching.set_in_block(seed_generators.this_pass, replica=index)
 
 
 def place_in_pass() -> dict[str, Any]:
-    """Returns what the next seeds of this forward pass are made of, for `repeat_from`."""
+    """Returns the state from which this forward pass derives its next seeds, for `repeat_from`."""
     return vars(seed_generators.this_pass) | {"calls": dict(getattr(seed_generators.this_pass, "calls", {}))}
 
 
 @contextlib.contextmanager
 def repeat_from(place: dict[str, Any]) -> Iterator[None]:
-    """Traces a part of a forward pass again, which draws the numbers that it drew after `place`."""
+    """Traces a part of a forward pass again, with the random numbers that it drew after `place`."""
     before = dict(vars(seed_generators.this_pass))
     vars(seed_generators.this_pass).update(place, calls=dict(place["calls"]))
     try:

@@ -1,12 +1,12 @@
-"""Seed generators, of Keras' dropout for example, as functions of (generator, step, replica).
+"""Seed generators, for example of Keras' dropout, as functions of (own seed, call, step, micro-batch, replica).
 
 Keras' generators advance a counter that all replicas share. Every replica of every worker would draw the same mask, and
 a resumed run would have to restore the counters. Stateless seeds differ between replicas and need no saving.
 
-The seeds are computed on the host: TensorFlow's random ops read them from host memory, so on a GPU each op of this
-computation would otherwise be a copy back, for which the host waits. The step is therefore counted by the loop, and not
-read from the device; and the computation is one function, which reads int32 numbers only: TensorFlow has these in host
-memory also on a GPU. tests/unit/training/test_gpu_audit.py checks that no step waits.
+The seeds are computed on the host, because TensorFlow's random ops read them from host memory: on a GPU, the host would
+wait for a copy of each. So the loop counts the steps, instead of reading the count from the device, and the computation
+is one function that reads only int32 numbers, which TensorFlow keeps in host memory even with a GPU.
+tests/unit/training/test_gpu_audit.py checks that no step waits.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ import tensorflow as tf
 from tfdist.config import patching
 from tfdist.training.step.layers import model_layers
 
-# The replicas of a process are traced in threads of their own, in turn: each thread counts its own calls.
-# Besides what is set here it may have `replica`; see repeated_passes.py.
+# Each replica of a process is traced in its own thread, in turn: each thread counts its own calls.
+# Besides what is set here, it may have `replica`; see repeated_passes.py.
 this_pass = threading.local()
 # While the body of a loop is traced: the step count before the loop, the optimizer steps made in it, and the index of
 # the batch. All replicas' threads read it.
 _loop: list[tuple[tf.Tensor, tf.Tensor, Callable[[], tf.Tensor]]] = []
-# In the place of the micro-batch.
+# Stands for the micro-batch in an evaluation.
 _EVALUATION = object()
 
 
@@ -44,7 +44,7 @@ _unseeded: list[_Unseeded] = []
 
 
 def begin_forward_pass(micro_batch: tf.Tensor | int | object) -> None:
-    """Resets the calls of all generators at the start of one replica's forward pass.
+    """Resets the call counts of all generators at the start of one replica's forward pass.
 
     Args:
         micro_batch: index of the micro-batch, int32 [].
@@ -55,12 +55,12 @@ def begin_forward_pass(micro_batch: tf.Tensor | int | object) -> None:
 
 
 def begin_evaluation_pass() -> None:
-    """As `begin_forward_pass`, for a batch of an evaluation: each batch has its own number below 0."""
+    """As `begin_forward_pass`, for an evaluation: each batch has its own negative micro-batch index."""
     begin_forward_pass(_EVALUATION)
 
 
 def step_as_int32_pair(step: keras.Variable) -> tf.Tensor:
-    """Returns the step count as int32 [2], in host memory; to be called before the loop, in `run_steps`."""
+    """Returns the step count as int32 [2], in host memory; called before the loop, in `run_steps`."""
     with tf.device("CPU:0"):
         words = tf.bitcast(step.value, tf.int32)
     return tf.identity(words)  # On the device of the loop, where TensorFlow has int32 numbers in host memory.
@@ -85,14 +85,14 @@ def count_by_loop(words: tf.Tensor, done: tf.Tensor, batch: Callable[[], tf.Tens
 def make_stateless(model: keras.Model, step: keras.Variable, replica_id: Callable[[], tf.Tensor], seed: int) -> None:
     """Makes the seeds of all generators functions of (own seed, call, step, micro-batch, replica).
 
-    These are the generators of `model`, and one for random ops without a generator; see `unseeded`.
+    These are the generators of `model`, and one for random ops without a generator; see `unseeded_generator`.
 
     Args:
         step: the optimizer's step count, int64 [].
         replica_id: returns the calling replica's index, int32 [].
-        seed: of the run; own seed of random ops without a generator.
+        seed: of the run; the own seed of random ops without a generator.
     """
-    # Not inlined: the constants of its body would be ops of the host in the loop, which wait for the device.
+    # Not inlined: the constants of its body would become host ops in the loop, which wait for the device.
     compute_seed = tf.function(_seed, autograph=False, experimental_attributes={"_noinline": True})
     _unseeded[:] = [_Unseeded(seed)]
     for generator in (*_generators(model), *_unseeded):
@@ -110,7 +110,7 @@ def unseeded_generator(*, in_loops: bool) -> _Unseeded | None:
     """Returns the generator for random ops without one; None if this thread traces no forward pass.
 
     Args:
-        in_loops: whether also in a loop, a branch or a `tf.function` of the user's in the forward pass.
+        in_loops: whether to return it also in the user's loops, branches and `tf.function`s in the forward pass.
     """
     in_own_graph = getattr(this_pass, "graph", None) is tf.compat.v1.get_default_graph()
     if not is_in_pass() or (tf.executing_eagerly() and not in_own_graph):
@@ -147,7 +147,7 @@ def _make_stateless(
         this_pass.calls[id(generator)] = call + 1
         words, done, batch = _loop[-1] if _loop else (step_as_int32_pair(step), 0, lambda: 0)
         done = tf.convert_to_tensor(done)
-        # Computed here only: a graph without random numbers would pass it on in each step.
+        # Computed only here: a graph without random numbers would otherwise pass it on in each step.
         micro_batch = -1 - batch() if this_pass.micro_batch is _EVALUATION else this_pass.micro_batch
         micro_batch = tf.convert_to_tensor(micro_batch)
         replica = getattr(this_pass, "replica", None)
@@ -167,5 +167,5 @@ def _seed(
     seed = tf.bitcast(tf.reshape(own_seed, [2, 2]), tf.int64)
     for part in (call, step, micro_batch, replica):
         seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(part, tf.int64))
-    # As Keras' random functions do with int64 seeds, there on the device.
+    # As Keras' random functions convert int64 seeds, but not on the device.
     return tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)

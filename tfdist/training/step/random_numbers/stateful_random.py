@@ -1,10 +1,10 @@
 """TensorFlow's stateful random ops, such as those of `tf.random.normal`, in a step.
 
-They draw from a state that no checkpoint holds: a resumed run is another run. While a replica's forward pass is traced,
-they become stateless: functions of (seed, call, step, micro-batch, replica), like the ops of Keras' layers. In a loop,
-a branch or a `tf.function` of the user's, every iteration or call would then draw the same numbers. There the ops stay,
-and `data.guard` finds them, as it finds `tf.random.Generator` and rare distributions. `keras.random` without
-a seed draws statelessly everywhere in a step.
+They draw from a state that no checkpoint holds, so a resumed run would differ. While a replica's forward pass is
+traced, they become stateless: functions of (seed, call, step, micro-batch, replica), like the ops of Keras' layers. In
+the user's loops, branches and `tf.function`s, every iteration or call would then draw the same numbers. There the ops
+are unchanged, and `data.guard` reports them, as it reports `tf.random.Generator` and rare distributions. `keras.random`
+without a seed draws statelessly everywhere in a step.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _STATELESS: dict[str, Callable[..., tf.Tensor]] = {
 
 @contextlib.contextmanager
 def draw_statelessly() -> Iterator[None]:
-    """Within the context, which all replicas share, forward passes that are traced draw statelessly."""
+    """In the block, which all replicas share, forward passes that are traced draw statelessly."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch(seed_generator, _OF_KERAS, _unseeded_of_keras))
         for name, stateless in _STATELESS.items():
@@ -56,5 +56,5 @@ def _draw(original: Callable[..., tf.Tensor], *args: Any, stateless: Callable[..
 
 
 def _unseeded_of_keras(original: Callable[[], Any]) -> Any:
-    """Keras has a generator per thread, made in the first call: a step must not create its variable."""
+    """Replaces Keras' generator of each thread, which the first call makes: a step must not create its variable."""
     return seed_generators.unseeded_generator(in_loops=True) or original()

@@ -42,7 +42,7 @@ class AllReduce:
         """Sums gradients and flags, and averages the changes of moving statistics.
 
         Args:
-            flags: float32 [] each, which are summed with the gradients.
+            flags: float32 [] each, summed together with the gradients.
             statistics: variables that this replica has updated, with their values before the step. They are averaged in
                 every step, so that saving does not change the result. The changes are averaged, not the values, so that
                 an unchanged variable keeps its exact value.

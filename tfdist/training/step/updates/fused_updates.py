@@ -23,12 +23,12 @@ def fuse(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
     All optimizers add the rows of sparse gradients to variables in a fixed order.
 
     Returns:
-        What must be called when an apply begins: it forgets what the weights of the previous apply shared.
+        A function to call when an apply begins: it clears what the weights of the previous apply shared.
     """
     shared: dict[tuple[str, str], dict[str, tf.Tensor]] = {}
     kind = type(optimizer)
     present = vars(optimizer).get("update_step")
-    own_update = present is not None and getattr(present, "func", None) is not _decay_and_update  # A user's.
+    own_update = present is not None and getattr(present, "func", None) is not _decay_and_update  # The user's.
     for name in ("assign_add", "assign_sub"):
         patching.replace_attribute(optimizer, name, functools.partial(_assign_tensor, optimizer, getattr(kind, name)))
     if own_update:
@@ -47,7 +47,7 @@ def fuse(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
 
 
 def _decay_and_update(optimizer, update, gradient, variable, learning_rate):
-    """Updates one weight with the rate that Keras has computed for all; called by Keras on each device."""
+    """Updates one weight with the learning rate that Keras computed for all; called by Keras on each device."""
     if optimizer.weight_decay is not None and optimizer._use_weight_decay(variable):
         decay = tf.cast(optimizer.weight_decay, variable.dtype)
         variable.assign_sub(variable * decay * tf.cast(learning_rate, variable.dtype))
@@ -55,7 +55,7 @@ def _decay_and_update(optimizer, update, gradient, variable, learning_rate):
 
 
 def _assign_tensor(optimizer, assign, variable, value):
-    """Adds to or subtracts from a variable; Keras would add the rows of lookups one by one, in no fixed order."""
+    """Adds to or subtracts from a variable; Keras would add the rows of lookups separately, in no fixed order."""
     assign(optimizer, variable, tables.sum_rows(value))
 
 
@@ -80,7 +80,7 @@ def _update_adam(optimizer, shared, gradient, variable, learning_rate):
 
 
 def _has_kernel(variable: tf.Variable) -> bool:
-    return variable.dtype in ("float16", "float32", "float64")  # On GPUs.
+    return variable.dtype in ("float16", "float32", "float64")  # GPUs have kernels for these.
 
 
 def _momentum(optimizer, gradient, variable, learning_rate):
@@ -109,13 +109,13 @@ def _adam(optimizer, shared, gradient, variable):
 def _shared_by_weights(
     optimizer: keras.optimizers.Optimizer, dtype: tf.DType, learning_rate: Any
 ) -> dict[str, tf.Tensor]:
-    """Returns the scalars of ResourceApplyAdam, all of `dtype` [], with which weights become those of Keras.
+    """Returns the scalars of ResourceApplyAdam, all of `dtype` [], that give the same weights as Keras.
 
-    The kernel adds 1 - beta_2 of each square, rounded from the rounded beta_2: 0.00099998713 in float32 instead of
-    0.001. Where v is 1 / r times that of Keras, the learning rate and epsilon are divided by sqrt(r).
+    The kernel computes 1 - beta_2 from the rounded beta_2: 0.00099998713 in float32 instead of 0.001. So its v is 1 / r
+    times that of Keras; to compensate, the learning rate and epsilon are divided by sqrt(r).
     """
     steps = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, dtype)
-    # As Keras casts them: by way of float32.
+    # Cast as Keras does: by way of float32.
     beta1, beta2 = tf.cast(optimizer.beta_1, dtype), tf.cast(optimizer.beta_2, dtype)
     rate, epsilon = tf.cast(learning_rate, dtype), tf.constant(optimizer.epsilon, dtype)
     own_type = dtype.as_numpy_dtype

@@ -1,8 +1,8 @@
-"""The rows of all replicas in the gradient of a table, such as an embedding's; imported for such gradients only.
+"""Gathers the rows of all replicas for the sparse gradient of a table, such as an embedding's.
 
-A table's row occurs once for each of its lookups. Keras' optimizers clip and square the row of each lookup, and not
-their sum. So all replicas apply the rows of the global batch's lookups, in the order of the replicas: each replica has
-consecutive examples of the global batch, so this is the order of the global batch.
+Such a gradient has one row per lookup. Keras' optimizers clip and square the row of each lookup, not the sum of a
+table row's lookups. So all replicas apply the rows of the global batch's lookups, in the order of the replicas: each
+replica has consecutive examples of the global batch, so this is the order of the global batch.
 """
 
 import functools
@@ -11,18 +11,18 @@ from typing import Any
 
 import tensorflow as tf
 
-# Rows of a replica that are sent if their number is not known when the step is traced.
+# Choices for the number of rows that a replica sends if it is unknown when the step is traced.
 _SIZES = [4**power for power in range(3, 13)]
-# A tensor of TensorFlow's collectives has fewer numbers.
+# A tensor in TensorFlow's collectives must have fewer elements.
 _MOST_NUMBERS = 2**31
 
 
 def place(gradient: tf.IndexedSlices, replica: tf.Tensor | int, num_replicas: int, *, size: int) -> tf.IndexedSlices:
-    """Returns `num_replicas * size` rows: those of `gradient` from `replica * size` on, at most `size`, others 0."""
+    """Returns `num_replicas * size` rows: those of `gradient` (at most `size`) from `replica * size` on, else zeros."""
     before, count = replica * size, gradient.indices.shape[0]
     if count is None:
         count = tf.shape(gradient.indices)[0]
-        # A constant would make TensorFlow compute the zeros of each size, of gigabytes, when it optimizes the graph.
+        # With a constant, TensorFlow would compute gigabytes of zeros of each size when it optimizes the graph.
         before = tf.minimum(before, before + count)
     after = num_replicas * size - before - count
     parts = []
@@ -38,11 +38,11 @@ def gather(
     add: Callable[[list[tf.Tensor]], list[tf.Tensor]],
     wire_type: Callable[[tf.Tensor], tf.DType],
 ) -> list[tf.IndexedSlices]:
-    """Concatenates the rows of all replicas in their order; each may have another number of them. Collective.
+    """Concatenates the rows of all replicas in replica order; their numbers may differ. Collective.
 
     Each replica sends its rows between zeros, and the sum over replicas has the rows of all, with the same bits unless
-    the type on the wire is shorter. In a ring this sends twice the bytes of a gather. A gather would also send lengths,
-    for which a GPU has to wait.
+    the type on the wire is shorter. In a ring, this sends twice the bytes of a gather. A gather would also send
+    lengths, for which a GPU has to wait.
 
     Args:
         add: sums tensors over all replicas.
@@ -56,8 +56,8 @@ def gather(
     unknown: dict[int, tf.IndexedSlices] = {}
     parts: list[tf.Tensor] = []
     for index, gradient in enumerate(gradients):
-        # The lookups depend on the data alone: without this, a replica could send those of the next step before another
-        # replica has sent those of this one.
+        # Lookups depend only on the data: without this, a replica could send those of the next step before another
+        # replica has sent those of this step.
         with tf.control_dependencies([gradient.values]):
             rows = tf.IndexedSlices(gradient.values, tf.identity(gradient.indices), gradient.dense_shape)
         if rows.indices.shape[0] is None:
@@ -85,7 +85,7 @@ def _gather_unknown_number(
 
 
 def _gather_by_size(strategy: tf.distribute.Strategy, rows: Any, numbers: Any) -> Any:
-    """Gathers rows in cross-replica context: a collective in a loop has one shape, so each size has one of its own.
+    """Gathers rows in cross-replica context: a collective in a loop has one shape, so each size has its own collective.
 
     Args:
         rows: per replica, tf.IndexedSlices.

@@ -1,4 +1,4 @@
-"""The loss scale of float16, which a checkpoint holds."""
+"""The loss scale of float16, which checkpoints hold."""
 
 import dataclasses
 

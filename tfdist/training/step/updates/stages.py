@@ -31,7 +31,7 @@ class Update:
     weight: tf.Tensor | float
     # The moving statistics, with their values before the step, which a skipped step restores.
     statistics: Sequence[tuple[keras.Variable, tf.Tensor]]
-    # float32 [] each: summed over replicas with the gradients, such as the flag of `flag_nonfinite_loss`.
+    # float32 [] each: summed over replicas together with the gradients, such as the flag of `flag_nonfinite_loss`.
     flags: Sequence[tf.Tensor] = ()
 
 
@@ -43,7 +43,7 @@ Apply = Callable[[Gradients], None]
 def make_apply(
     config: config_lib.Train, cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Apply:
-    """Returns the last stage: it clips the summed gradients, if `config.clip_norm` is set, and applies them."""
+    """Returns the last stage, which clips the summed gradients, if `config.clip_norm` is set, and applies them."""
     clip_gradients = make_clip(config.clip_norm, cluster)
 
     def apply(gradients: Gradients) -> None:
@@ -94,7 +94,7 @@ def make_update(
 
 
 def flag_nonfinite_loss(following: Stage, update: Update) -> tf.Tensor | None:
-    """Adds a flag, 1 if this replica's loss is non-finite, else 0, so that all replicas decide by the same sum."""
+    """Adds a flag, 1 if this replica's loss is non-finite, else 0: all replicas then decide by the same sum."""
     flag = tf.where(tf.math.is_finite(update.loss), 0.0, 1.0)
     return following(dataclasses.replace(update, flags=[*update.flags, flag]))
 
@@ -176,7 +176,7 @@ def clip(gradients: Gradients, norm: float, sharing: work_sharing.WorkSharing | 
     As in Keras' `global_clipnorm`, the norm is over the rows of all lookups. All gradients become dense.
 
     Args:
-        sharing: the norm of each tensor is computed on one replica; None: all are computed here.
+        sharing: computes the norm of each tensor on one replica; None: all norms are computed on this one.
     """
     numbers = [tables.values(gradient) for gradient in gradients if gradient is not None]
     common = _common_dtype(numbers)

@@ -1,6 +1,6 @@
-"""Gradients of tables, such as an embedding's, a row for each lookup: which stay sparse, and the sum of their rows.
+"""Sparse gradients of tables, such as an embedding's, with a row per lookup: which stay sparse, and sums of rows.
 
-gathered_rows.py brings the rows of all replicas to each of them.
+gathered_rows.py gathers the rows of all replicas on each of them.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def select(
     shard: Any,
     optimizer: keras.optimizers.Optimizer,
 ) -> Gradients:
-    """Makes those sparse gradients of a replica dense whose rows are summed on one device, too.
+    """Makes a replica's sparse gradients dense if one device would sum their rows, too.
 
     These are the gradients
         of a variable with an attribute `dense_gradient` that is True, which a layer sets;
@@ -80,7 +80,7 @@ def values(gradient: Gradient) -> tf.Tensor:
 
 
 def as_dtype(factor: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
-    """Returns a factor in a gradient's dtype; `tf.cast` alone rounds a number of Python to float32."""
+    """Returns a factor in a gradient's dtype; `tf.cast` alone would round a Python number to float32."""
     exact = dtype == tf.float64 and not tf.is_tensor(factor)
     return tf.constant(factor, dtype) if exact else tf.cast(factor, dtype)
 
@@ -88,7 +88,7 @@ def as_dtype(factor: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
 def sum_rows(gradient: Gradient) -> tf.Tensor:
     """Returns a gradient as a tensor, each row the sum over its lookups.
 
-    The sums are in a fixed order. `tf.convert_to_tensor` adds in no fixed order on GPUs, so replicas would differ.
+    The order of additions is fixed. `tf.convert_to_tensor` has no fixed order on GPUs, so replicas would differ.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -97,13 +97,13 @@ def sum_rows(gradient: Gradient) -> tf.Tensor:
     return tf.sparse.segment_sum(gradient.values, order, rows, num_segments=gradient.dense_shape[0])
 
 
-# The replicas that trace an update now: each has a thread, and another one traces what is common to all.
+# One element per replica that traces an update; not per thread, as another thread traces what is common to all.
 _updating: list[None] = []
 
 
 @contextlib.contextmanager
 def convert_in_fixed_order() -> Iterator[None]:
-    """Context in which TensorFlow converts sparse gradients to tensors by `sum_rows`, for the formulas of Keras."""
+    """In the block, TensorFlow converts sparse gradients to tensors by `sum_rows`, for the formulas of Keras."""
     _updating.append(None)
     try:
         yield

@@ -1,9 +1,9 @@
-"""Shares costly parts of an optimizer's update between the replicas.
+"""Divides costly parts of an optimizer's update among the replicas.
 
-All replicas hold the same weights and apply the same summed gradients, so each of them would compute the same update.
-Products of matrices differ in the last bits between kinds of processors, sums of large tensors between numbers of
-threads: the replicas would drift apart. If one replica computes each part, and a sum brings it to the others, the
-replicas are equal by construction, and N replicas need 1/N of the time. The sum costs an all-reduce of the parts.
+All replicas hold the same weights and apply the same summed gradients, so each would compute the same update. But the
+last bits of matrix products depend on the type of processor, and those of large sums on the number of threads, so the
+replicas would drift apart. If each part is computed on one replica and sent to the others by a sum, the replicas are
+equal by construction, and N replicas need 1/N of the time. The cost is an all-reduce of the parts.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class WorkSharing:
         """Runs each task on one replica, and returns the results of all tasks on all replicas. Collective.
 
         Args:
-            tasks: each returns a vector, from values that are equal on all replicas.
+            tasks: each computes a vector from values that are equal on all replicas.
 
         Returns:
             The vectors, of `dtype`, in the order of `tasks`.
@@ -61,6 +61,6 @@ def assign(costs: Sequence[float], num_replicas: int) -> list[int]:
 
 
 def share_updates(optimizer: keras.optimizers.Optimizer, cluster: Cluster) -> None:
-    """Sets `work_sharing` of an optimizer that has this attribute, such as Muon, if there are several replicas."""
+    """Sets `work_sharing` of an optimizer with this attribute, such as Muon, if there are several replicas."""
     if cluster.num_replicas > 1 and hasattr(optimizer, "work_sharing"):
         optimizer.work_sharing = WorkSharing(num_replicas=cluster.num_replicas)

@@ -1,1 +1,1 @@
-"""Other training steps than `train_step`, each chosen by a field of the config; no other module imports them."""
+"""Training steps other than `train_step`, each chosen by a field of the config; only its feature imports it."""

@@ -1,11 +1,11 @@
-"""Tensors as integers with one power of two a tensor: a sum of integers has the same bits in any order.
+"""Tensors as integers with one power-of-two scale per tensor: a sum of integers has the same bits in any order.
 
 An element x of a tensor with the range r, a power of two, becomes the integer round(x * 2^(bits - 4) / r). r is the
-power of two above the largest element of the last step's sum, so no communication is needed to choose it, and a shard's
-elements may be 2^4 times as large. 2^bits times the number of shards is at most 2^30: no sum of int32 overflows. If an
-element of any shard is larger, all replicas learn it from the same sum, and repeat the step with a larger range.
+power of two above the largest element of the last step's sum, so choosing it needs no communication. A shard's elements
+may be 2^4 times as large. 2^bits times the number of shards is at most 2^30: no sum of int32 overflows. If an element
+of any shard is larger, all replicas learn this from the same sum, and repeat the step with a larger range.
 
-The idea of integers with a scale from the step before is that of SwitchML (arXiv 1903.06701) and IntSGD (2102.08374).
+Integers with a scale from the previous step are an idea of SwitchML (arXiv 1903.06701) and IntSGD (2102.08374).
 """
 
 import dataclasses
@@ -14,19 +14,19 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-# Bits for elements that are larger than those of the last step's sum.
+# Bits of headroom for elements that are larger than those of the last step's sum.
 HEADROOM = 4
-# The smallest range, of tensors that are 0.
+# The smallest range, for tensors that are 0.
 _SMALLEST = 2.0**-100
 # Bits of the sums over all shards.
 _BITS = 30
-# The exponent of float64.
+# Mask of the exponent of float64.
 _EXPONENT = 0x7FF0000000000000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Integers:
-    """How a list of float32 tensors is written as integers."""
+    """How a list of float32 tensors is converted to integers."""
 
     # Shards whose integers are added.
     shards: int
@@ -39,7 +39,7 @@ class Integers:
         return tf.constant(2.0**bits, tf.float64) / tf.maximum(ranges, _SMALLEST)
 
     def to_integers(self, values: Sequence[tf.Tensor], ranges: tf.Tensor) -> list[tf.Tensor]:
-        """Returns `values` as integers; they are of use only if `exceeds` is False for their largest elements."""
+        """Returns `values` as integers, which are valid only if `exceeds` is False for their largest elements."""
         scales = tf.unstack(tf.cast(self.scales(ranges), tf.float32), len(values))
         return [tf.cast(tf.round(value * scale), self.integer) for value, scale in zip(values, scales, strict=True)]
 
@@ -58,7 +58,7 @@ def largest(values: Sequence[tf.Tensor], *, of_cpu: bool) -> tuple[tf.Tensor, tf
     The largest element of a tensor that has a non-finite one is returned as 0.
 
     Args:
-        of_cpu: whether the tensors are on a CPU, where the maximum of numbers with a NaN is NaN.
+        of_cpu: whether the tensors are on a CPU, where the maximum is NaN if an element is NaN.
     """
     sizes = _sizes(values)
     finite = tf.math.is_finite(sizes)
@@ -69,7 +69,7 @@ def largest(values: Sequence[tf.Tensor], *, of_cpu: bool) -> tuple[tf.Tensor, tf
 
 
 def _sizes(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    # Two maxima read a tensor twice; the absolute values would be written, too.
+    # A maximum and a minimum read a tensor twice; its absolute values would also be written.
     pairs = [tf.stack([tf.reduce_max(value), -tf.reduce_min(value)]) for value in values]
     return tf.reduce_max(tf.stack([tf.cast(pair, tf.float64) for pair in pairs]), axis=1)
 
@@ -85,7 +85,7 @@ def range_above(sizes: tf.Tensor) -> tf.Tensor:
 
 
 def next_ranges(sums: Sequence[tf.Tensor], ranges: tf.Tensor, bad: tf.Tensor) -> tf.Tensor:
-    """Returns the ranges of the next step, given the sums of this one: at least half of these, so that few overflow.
+    """Returns the next step's ranges, given this step's sums: at least half of `ranges`, so that few overflow.
 
     Args:
         bad: as for `Integers.to_floats`: these sums are NaN.

@@ -1,10 +1,10 @@
 """The objective of virtual replicas: another objective, evaluated shard by shard, whose sums are exact.
 
-The sums have the same bits in any order: each number is cut into three, on grids of their own.
+The sums have the same bits in any order: each number is cut into three parts, each on its own grid.
 
 float64 adds multiples of 2^g exactly up to 2^(g + 53). A number is the sum of a multiple of 2^16, of one of 2^-14 up to
 2^15, and of one of 2^-44 up to 2^-15; what is left, below 2^-45, is dropped. So 2^24 numbers below 2^45 add up exactly.
-These are the bins of Demmel and Nguyen (Parallel Reproducible Summation, IEEE Transactions on Computers, 2015), fixed.
+These are bins as in Demmel and Nguyen (Parallel Reproducible Summation, IEEE Transactions on Computers, 2015), fixed.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from tfdist.training.step.random_numbers import repeated_passes, seed_generators
 from tfdist.training.step.variants import shards
 
 _GRIDS = (2.0**16, 2.0**-14, 2.0**-44)
-# What is added to the name of a value, for the sums of its parts.
+# Suffixes of a value's name for the sums of its parts.
 _ENDS = ("", " (second part)", " (third part)")
 
 
@@ -79,7 +79,7 @@ def cut(sums: tf.Tensor) -> tf.Tensor:
 
 
 def put_together(totals: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
-    """Returns totals by name, in which the values with `names` are the sums of their parts."""
+    """Returns the totals by name, with the parts of the values `names` added up."""
     first, *others = _ENDS
     sums = {name: totals[f"{name}{first}"] + math.fsum(totals[f"{name}{end}"] for end in others) for name in names}
     left_out = {f"{name}{end}" for name in names for end in others}

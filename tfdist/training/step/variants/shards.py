@@ -1,7 +1,7 @@
 """The step of virtual replicas: a replica computes its shards one after another.
 
-All that depends on the batch belongs to a shard, whose shape is the same for any number of replicas: examples, dropout,
-normalisation, and the choice of kernels. What leaves a shard is integers.
+All that depends on the batch is computed per shard, whose shape is the same for any number of replicas: examples,
+dropout, normalisation, and the choice of kernels. Sums over shards are exact: integers, or parts on fixed grids.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ Results = TypeVar("Results")
 
 
 class ShardResults(NamedTuple):
-    """What the shards of a replica add up to."""
+    """The sums over a replica's shards."""
 
     # float64 [len(names) + 1]: the objective's sums, and the number of examples.
     sums: tf.Tensor
-    # Of gradients, then of changes of moving statistics.
+    # Gradients, then changes of moving statistics.
     integers: list[tf.Tensor]
     # The largest element of each tensor: float64 [tensors].
     sizes: tf.Tensor
-    # Shards whose loss, and then whose tensors, are non-finite: int32 [1 + tensors].
+    # Number of shards whose loss, and then whose tensors, are non-finite: int32 [1 + tensors].
     bad: tf.Tensor
 
     def add(self, other: "ShardResults") -> "ShardResults":
@@ -50,10 +50,10 @@ class ShardResults(NamedTuple):
 class ShardedStep:
     """The training step of virtual replicas; called in `strategy.run`, as `train_step.train_step`."""
 
-    # A replica's shards.
+    # Number of shards of a replica.
     count: int
     integers: Integers
-    # Of the tensors that are summed: float64 [tensors]. Each replica has a copy, and all are equal.
+    # Ranges of the tensors that are summed: float64 [tensors]. Each replica has a copy; all copies are equal.
     ranges: tf.Variable
 
     def __call__(self, context: StepContext, shards: Batch) -> tf.Tensor:
@@ -119,7 +119,7 @@ class ShardedStep:
     def _enlarge(self, context: StepContext, sizes: tf.Tensor, ranges: tf.Tensor) -> None:
         """Makes the ranges fit the largest elements of all shards; only for a step that is repeated."""
         place = tf.one_hot(replicas_lib.replica_id(), context.cluster.num_replicas, dtype=tf.float64)
-        # In its own row each replica adds to 0.
+        # Each replica has its own row, in which the others add 0.
         rows = collectives.sum_differentiable(place[:, tf.newaxis] * sizes)
         sizes = tf.reduce_max(rows, axis=0)
         too_large = integers_lib.exceeds(sizes, ranges)
@@ -156,7 +156,7 @@ def _update(
 
 
 def compile_shard(function: Callable[..., Results]) -> Callable[..., Results]:
-    """Returns `function`, not inlined: TensorFlow optimises it by itself, and alike in a loop and without one."""
+    """Returns `function`, not inlined: TensorFlow optimises it separately, so alike in a loop and without one."""
     return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
 
 
@@ -199,7 +199,7 @@ def _at(value: tf.Tensor | tf.RaggedTensor, place: tf.Tensor) -> tf.Tensor:
 
 
 def _dense(gradients: Gradients, variables: list[keras.Variable]) -> list[tf.Tensor]:
-    """Returns gradients as tensors of float32: the rows of tables are summed, None becomes 0."""
+    """Returns gradients as float32 tensors: rows of tables are summed, None becomes 0."""
     return [
         tf.zeros(variable.shape) if gradient is None else tf.cast(tables.sum_rows(gradient), tf.float32)
         for gradient, variable in zip(gradients, variables, strict=True)
@@ -207,5 +207,5 @@ def _dense(gradients: Gradients, variables: list[keras.Variable]) -> list[tf.Ten
 
 
 def _change(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-    """Returns the change of a variable, 0 where it has not changed, also of an infinite value."""
+    """Returns the change of a variable; 0 where it has not changed, even if it is infinite."""
     return tf.where(new == old, tf.zeros_like(old), new - old)

@@ -1,7 +1,7 @@
 """`config.train.virtual_replicas`: one training, to the bit, on any number of replicas that divides it.
 
-The global batch is always cut into as many shards of a fixed shape; a replica computes its shards one after another.
-This is the idea of EasyScale (arXiv 2208.14228). docs/same-bits.md has what is equal, and what it costs.
+The global batch is always cut into this many shards of fixed shape; a replica computes its shards one after another.
+This is the idea of EasyScale (arXiv 2208.14228). docs/same-bits.md says what is equal, and what it costs.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ from tfdist.training.step.layers import model_layers, normalization
 from tfdist.training.step.variants import sharded_objective, shards
 from tfdist.training.step.variants.integers import Integers
 
-# The kernels of TensorFlow may choose their order of sums by the number of threads.
+# In kernels of TensorFlow, the order of sums may depend on the number of threads.
 _THREADS = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualReplicas:
-    """Puts together a run whose global batch has a fixed number of shards."""
+    """Composes a run whose global batch has a fixed number of shards."""
 
     config: config_lib.Config
-    # Shards of the global batch.
+    # Number of shards of the global batch.
     total: int
-    # Shards of a replica.
+    # Number of shards of a replica.
     count: int
 
     def cut(self, make_feed: Callable[..., Feed]) -> Callable[..., Feed]:
@@ -47,7 +47,7 @@ class VirtualReplicas:
         def make_cut_feed(
             config: config_lib.Config, inputs: Inputs, sizes: Sizes, shard: ReplicaShard, cluster: Distributor
         ) -> Feed:
-            # As shards in the place of replicas.
+            # Shards take the place of replicas.
             local = ReplicaShard(
                 first_replica=shard.first_replica * self.count,
                 local_replicas=shard.local_replicas * self.count,
@@ -66,13 +66,13 @@ class VirtualReplicas:
         return make_cut_feed
 
     def stack_shards(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Makes elements of a replica, [shards of a replica, ...], of those of shards; ragged, if shards may differ."""
+        """Batches elements of shards into elements of a replica, [shards of a replica, ...]; ragged if shapes vary."""
         same = all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(dataset.element_spec))
         batch = dataset.batch if same else dataset.ragged_batch
         return batch(self.count, drop_remainder=True).prefetch(1)
 
     def compose(self, run: Run) -> Run:
-        """Returns `run` with virtual replicas; ValueError if the model computes something of more than one shard."""
+        """Returns `run` with virtual replicas; ValueError if the model computes something over more than one shard."""
         context, cluster = run.context, run.cluster
         _check_model(self.config, self.total, context.model)
         inner = dataclasses.replace(run.objective, shards=self.count)
@@ -108,7 +108,7 @@ class VirtualReplicas:
 
 
 def _changes(run: Run) -> Iterator[str]:
-    """Yields what has changed since the last start in the workdir, and changes bits."""
+    """Yields changes since the last start in the workdir that may change the bits of results."""
     if run.workdir is None or not run.cluster.is_chief:
         return
     before = files.read_json(run.workdir / run_info.ENVIRONMENT) or {}
@@ -125,7 +125,7 @@ def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> Virtu
     """Checks the config, and sets the number of threads of this process, before TensorFlow uses a device.
 
     Raises:
-        ValueError: the config asks for what depends on the number of replicas, or the number does not divide.
+        ValueError: the number of replicas does not divide it, or it does not divide the batch.
     """
     total = config.train.virtual_replicas
     if total % num_replicas:
@@ -139,7 +139,7 @@ def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> Virtu
     if tf.config.threading.get_intra_op_parallelism_threads() != _THREADS:
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
-    # They reassociate products with constants, and which ones depends on the collectives between them.
+    # These reassociate products with constants; which products depends on the collectives between them.
     tf.config.optimizer.set_experimental_options({"constant_folding": False, "arithmetic_optimization": False})
     return VirtualReplicas(config=config, total=total, count=total // num_replicas)
 
@@ -167,7 +167,7 @@ def _check_model(config: config_lib.Config, total: int, model: keras.Model) -> N
 
 
 def _integer_type(cluster: Cluster) -> tf.DType:
-    """Returns the type in which integers are summed; the numbers are the same.
+    """Returns the dtype in which integers are summed; the numbers are the same.
 
     On GPUs TensorFlow keeps int32 in host memory, and a MirroredStrategy sums no lists of int32.
     """
@@ -177,7 +177,7 @@ def _integer_type(cluster: Cluster) -> tf.DType:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _ByShards:
-    """A `Distributor` whose elements hold all shards of a replica."""
+    """A `Distributor` whose elements contain all shards of a replica."""
 
     cluster: Distributor
     stack_shards: Callable[[tf.data.Dataset], tf.data.Dataset]
