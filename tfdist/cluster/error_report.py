@@ -62,7 +62,7 @@ def _report(error: BaseException) -> int:
     if of_user:
         if _verbose():
             _print_stack(error)
-        place = "" if flags.FLAGS.is_parsed() else user_code.place(error)  # A command has no script.
+        place = "" if flags.FLAGS.is_parsed() else user_code.place(error)  # Only scripts have a line.
         _print(f"{text}\n  Called at {place}." if place else text)
         return code
     explained = user_code.explain(error)

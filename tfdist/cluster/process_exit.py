@@ -47,7 +47,7 @@ def _requeue(code: int) -> None:
 
 @contextlib.contextmanager
 def end_within(seconds: float, error: BaseException | None, what: str) -> Iterator[None]:
-    """Ends the process with the code of `error` if the block takes longer; `error` None: no limit; `what`: message."""
+    """Ends the process with the code of `error`, and the message `what`, if the block takes longer; None: no limit."""
     done = threading.Event()
 
     def watch() -> None:

@@ -82,7 +82,7 @@ class HeartbeatMonitor:
     resumed: float = 0.0
     # The path that the main thread waits for, and since when (`time.monotonic`); None: no file.
     waits_for_file: Callable[[], tuple[str, float] | None] = lambda: None
-    # Seconds that a write may take: if longer, it replaces `stall_seconds` for files, and a minute after a loss.
+    # Seconds that a write may take; raises the limits for files (`stall_seconds`) and after a loss (a minute).
     writing_seconds: Callable[[], float] = lambda: 0.0
     # True while any other worker is in a block of `pause_timers`.
     others_paused: bool = False
@@ -119,7 +119,7 @@ class HeartbeatMonitor:
 
     @contextlib.contextmanager
     def in_collective(self, purpose: str) -> Iterator[None]:
-        """Marks a block as a collective, which waits for all workers; `purpose` is for messages: "a broadcast"."""
+        """Marks a block as a collective, which waits for all workers; `purpose` names it in messages: "a broadcast"."""
         self.collective = (outer := self.collective) or (purpose, time.monotonic())
         try:
             yield

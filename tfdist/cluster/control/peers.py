@@ -201,7 +201,7 @@ class Peers:
             if not self.started and now - begun > self.connect_seconds:
                 self.mark_lost(
                     f"TensorFlow did not start within {self.connect_seconds:g} s after a successful rendezvous: it "
-                    "hangs on one of the workers, or a firewall closes the workers' ports between the hosts"
+                    "hangs on one of the workers, or a firewall blocks the workers' ports between the hosts"
                 )
 
     async def _serve(self, listener: socket.socket, key: Key) -> None:

@@ -60,7 +60,7 @@ def start(
     options: config_lib.ClusterOptions,
     key: Key,
 ) -> HeartbeatMonitor:
-    """Starts the watchdog process and the monitor that talks to it; every worker calls it once, before TensorFlow.
+    """Starts the watchdog process and the monitor that talks to it; called once per worker, before TensorFlow starts.
 
     Args:
         members: the workers, as returned by `rendezvous.rendezvous`; the chief's has `heartbeat_port`.

@@ -30,7 +30,7 @@ class WorkerSpec:
     gpu_sharers: int = 1
     # GPUs of the job on this host, whether this process sees them or not; 0: unknown.
     gpus_on_node: int = 0
-    # Names that are unique on the host, of the visible GPUs in TensorFlow's order; empty if unknown.
+    # Names, unique on the host, of the visible GPUs in TensorFlow's order; empty if unknown.
     gpu_names: tuple[str, ...] = ()
     # A warning for the user, for example after a forgotten srun.
     note: str = ""

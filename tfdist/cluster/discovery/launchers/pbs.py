@@ -30,7 +30,7 @@ def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
     rank = variables.integer(env, "PBS_NODENUM")
     if rank >= len(hosts):
         raise ValueError(
-            f"PBS_NODENUM is beyond the {len(hosts)} host(s) of PBS_NODEFILE: start one task a host, with pbsdsh -u. "
+            f"PBS_NODENUM is beyond the {len(hosts)} host(s) of PBS_NODEFILE: start one task per host, with pbsdsh -u. "
             f"{variables.say_received(env, _VARIABLES)}"
         )
     first, length = variables.port_block(port_base, port_count, variables.number([env["PBS_JOBID"]]), at_least=1)
