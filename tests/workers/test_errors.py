@@ -207,7 +207,7 @@ def test_a_label_out_of_range_is_named_with_its_example(fails, tmp_path, split, 
     bad = config(data=data(source={"target": "lab:Unreadable", "label": label, "labels_of": split}))
     warning = (
         "tfdist: worker 0: WARNING: there is a label 10, and the model has 10 outputs, for labels 0 to 9. Or set "
-        "config.model.num_classes, or what it is called in your model, to 11.\n"
+        "config.model.num_classes (or your model's name for it) to 11.\n"
     )
     said = fails(tmp_path, bad, warning=warning if label == 10 else "")
     assert re.match(rf"Example 17 .* {split!r} has the label {label}, .* 10 outputs", said), said

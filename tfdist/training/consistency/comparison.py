@@ -76,7 +76,7 @@ def _replicas_differ(comparison: Comparison, step: int) -> ReplicaMismatchError:
         f"{text}\n{differing}. {since}. The cause may be faulty memory or a faulty device, a workdir that is not "
         "shared by all workers, or a function of the config that changes a variable on some replicas only. All "
         "checkpoints were compared before they were saved: the same command continues from the newest. If it happens "
-        "twice, leave out that host.",
+        "twice, exclude that host.",
         step,
         equal_at,
         tuple(name for name, column in zip(variables, found.T, strict=True) if (column != column[0]).any()),

@@ -64,7 +64,7 @@ def evaluate(tools: LoopServices, step: int, best: float | None = None, *, compa
         expected = run.feed.sizes.evaluation_examples
         if done == steps and expected not in (None, num_examples):
             raise RuntimeError(
-                f"{num_examples} of {expected} examples were evaluated: a defect of tfdist, or of the source"
+                f"{num_examples} of {expected} examples were evaluated: a bug in tfdist, or in the data source"
             )
         values.pop("regularization", None)
         improved = compare and is_best(run.config.checkpoint, values, best)

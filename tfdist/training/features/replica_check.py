@@ -61,7 +61,7 @@ class ReplicaCheck(Extra):
     def act_if_due(self, tools: LoopServices, state: TrainingState) -> None:
         """Compares the replicas if this is due, and after the first execution.
 
-        The first execution is one step, and reveals code of the model that changes only one replica.
+        That is one step, which is enough to reveal code of the model that changes only one replica.
         """
         if any(due.is_due(state.step) for due in self.due) or tools.run.ends_at(state.step) or self.executions == 1:
             self.check(tools, state)

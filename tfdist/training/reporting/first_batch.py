@@ -78,7 +78,7 @@ def label_notes(labels: np.ndarray, outputs: tuple[int | None, ...]) -> Iterator
         begin = " Labels must begin at 0: subtract 1 in config.data.prepare." if low >= 1 and high == count else ""
         yield (
             f"there is a label {high}, and the model has {count} outputs, for labels 0 to {count - 1}.{begin} Or set "
-            f"config.model.num_classes, or what it is called in your model, to {high + 1}."
+            f"config.model.num_classes (or your model's name for it) to {high + 1}."
         )
     elif low == 1 < high == count - 1 and count <= _FEW_CLASSES and len(labels) == _EXAMPLES:
         yield (

@@ -87,7 +87,7 @@ def _check_names(config: config_lib.Config, names: tuple[str, ...]) -> None:
 def compiles_with_xla(train: config_lib.Train, device_type: str, model: keras.Model) -> bool:
     """Returns whether XLA compiles the forward and backward pass.
 
-    By default as Keras' `compile`: on GPUs, if all layers support it and TF_DETERMINISTIC_OPS is not set.
+    The default is Keras': on GPUs, if all layers support it and none recomputes, but not with TF_DETERMINISTIC_OPS.
 
     Args:
         device_type: "GPU" or "CPU".
@@ -164,5 +164,5 @@ def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Cluster) -
 
 
 def restore_methods(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
-    """Returns a context manager that finally restores the attributes that a run sets on a script's optimizer."""
+    """Returns a context manager that restores, on exit, the attributes that a run sets on a script's optimizer."""
     return patching.restore_after([optimizer], PUT_ON_OPTIMIZERS)

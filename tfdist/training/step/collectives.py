@@ -56,7 +56,7 @@ def all_reduce(value: tf.Tensor) -> tf.Tensor:
 
 
 def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
-    """Sums `value` (any shape) over all replicas in a collective of its own; outside of `strategy.run`, returns it.
+    """Sums `value` (any shape) over all replicas in a separate collective; outside of `strategy.run`, returns it.
 
     bfloat16 is summed in float32: TensorFlow's NCCL collectives do not support it.
     """

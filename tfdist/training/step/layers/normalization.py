@@ -128,7 +128,7 @@ def _moments_of_sums(total: tf.Tensor, total_squares: tf.Tensor, count: tf.Tenso
 
 
 def is_synchronized(model: keras.Model) -> bool:
-    """Returns whether any layer of `model`, of any class, has `synchronized` set: normalises over all replicas."""
+    """Returns whether any layer of `model`, of any class, has `synchronized` set, to normalise over all replicas."""
     return any(getattr(layer, "synchronized", False) for layer in model_layers.of_all_depths(model))
 
 
@@ -152,8 +152,8 @@ def install_groups(model: keras.Model, config: Config, num_replicas: int) -> Non
         if batch % size:
             near = sorted({max(1, batch // size) * size, (batch // size + 1) * size})
             raise ValueError(
-                f"config.data.batch_size={batch} is no multiple of group_size={size} of layer {layer.name!r}: set it "
-                f"to {' or '.join(map(str, near))}, or set another group_size in config.model."
+                f"config.data.batch_size={batch} is not a multiple of group_size={size} of layer {layer.name!r}: set "
+                f"it to {' or '.join(map(str, near))}, or set another group_size in config.model."
             )
         if parts > 1:
             divisors = [n for n in range(1, shard + 1) if shard % n == 0]

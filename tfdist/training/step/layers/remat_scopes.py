@@ -96,8 +96,8 @@ def _choose(layer: keras.Layer, original: Callable[..., Any], *args: Any, **keyw
 def _refuse_functions(function: Callable[..., Any]) -> Callable[..., Any]:
     if not tf.executing_eagerly() and seed_generators.is_in_pass():
         raise ValueError(
-            "keras.remat and tf.recompute_grad draw other random numbers when they compute again: make a layer of the "
-            "function, in a keras.RematScope."
+            "keras.remat and tf.recompute_grad draw other random numbers when they recompute: make the function a "
+            "layer in a keras.RematScope."
         )
     return _of_functions(function)
 

@@ -1,4 +1,4 @@
-"""The only all-reduce of a step: sums gradients, flags and changes of moving statistics over all replicas."""
+"""The all-reduce of a step's update: sums gradients, flags and changes of moving statistics over all replicas."""
 
 import dataclasses
 import functools

@@ -27,11 +27,11 @@ def select(
     """Makes a replica's sparse gradients dense if one device would sum their rows, too.
 
     These are the gradients
-        of a variable with an attribute `dense_gradient` that is True, which a layer sets;
-        of lookups that do not depend on the examples, such as those of positions: on one device there is one lookup for
-        all examples, and its row is the sum over them;
-        of lookups that are made once for all examples by `tf.unique`, as for a sparse input: for the same reason;
-        for an optimizer that accumulates gradients, or divides them by a loss scale, which needs tensors.
+        of a variable whose attribute `dense_gradient`, which a layer sets, is True;
+        of lookups that do not depend on the examples, such as those of positions: one device makes one lookup for all
+        examples, and its row is the sum over them;
+        of lookups that `tf.unique` makes once for all examples, as for a sparse input, for the same reason;
+        of all variables, if the optimizer accumulates gradients or divides them by a loss scale, which needs tensors.
 
     Args:
         gradients: of one replica's shard; None for a variable without a gradient.

@@ -101,8 +101,8 @@ class VirtualReplicas:
         notes = [*_changes(run)]
         if tf.config.threading.get_intra_op_parallelism_threads() != _THREADS:
             notes.append(
-                f"TensorFlow had started before, with another number of threads than {_THREADS} in an op: bits are "
-                "equal only where this number and the processor are."
+                f"TensorFlow was already running, and does not use {_THREADS} thread per op: results have the same "
+                "bits only with the same number of threads and the same processor."
             )
         return [f"config.train.virtual_replicas={self.total}: {note}" for note in notes]
 
@@ -118,7 +118,7 @@ def _changes(run: Run) -> Iterator[str]:
     }
     for name, (old, new) in now.items():
         if old is not None and old != new:
-            yield f"{name} was {old} in the last start and is {new} now: the same steps may have other bits"
+            yield f"{name} was {old} in the last start and is {new} now: results may have other bits"
 
 
 def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> VirtualReplicas:
