@@ -1,8 +1,8 @@
 """Broadcasts bytes and variables of the chief, as sums to which the others add zeros: every topology supports sums.
 
-Variables start with the chief's values. All variables of a scope are compared together at its end, by hashes; with
-equal seeds, nothing else is sent. TensorFlow broadcasts each initial value separately: 449 broadcasts for ResNet50V2
-with momentum, which take more than half of the time to build its model on two workers.
+Variables start with the chief's values. All variables of a scope are compared together at its end; with equal seeds,
+only their hashes are sent. TensorFlow broadcasts each initial value separately: 449 broadcasts for ResNet50V2 with
+momentum, which take more than half of the time to build its model on two workers.
 """
 
 import contextlib
