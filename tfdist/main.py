@@ -37,7 +37,7 @@ def train_or_evaluate(args: argparse.Namespace) -> int:
 def main(args: argparse.Namespace) -> None:
     """Runs the command, and exits the process."""
     try:
-        features.check(args.config)  # Before TensorFlow is imported, so that errors appear at once.
+        features.validate_config(args.config)  # Before TensorFlow is imported, so that errors appear at once.
     except ValueError as error:
         sys.exit(f"tfdist: {error}")
     tensorflow_log.announce()

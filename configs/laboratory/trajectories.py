@@ -65,7 +65,7 @@ def check_objective(options: config.Config) -> None:
     Raises:
         ValueError: it does not, or the config cannot be used.
     """
-    features.check(options)
+    features.validate_config(options)
     process_exit.import_tensorflow_quietly()
     import tensorflow as tf
 

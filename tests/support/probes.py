@@ -98,7 +98,7 @@ def start(options: c.ClusterOptions, **changes) -> run_lib.Run:
 def run_steps(run: run_lib.Run, last: int, first: int = 0) -> dict[str, float]:
     """Runs the steps [first, last) in one call; returns the means over all examples."""
     iterator = run.feed.open_training(first, last)
-    call = execution.training_steps(run).run_steps
+    call = execution.make_train_steps(run).run_steps
     vector, _ = call(iterator, tf.constant(last - first, tf.int32), tf.zeros([], tf.float64))
     return run.objective.results(dict(zip(run.context.names_of_execution, vector.numpy().tolist(), strict=True)))
 

@@ -20,13 +20,14 @@ def open_inputs(config: config_lib.Config) -> Inputs:
         ValueError: names the field, the value received and what to do.
         OSError: the data cannot be read.
     """
+    # `training=True`: the function must take this argument.
     prepare = specs.partial(config.data.prepare, field="config.data.prepare", positional=2, training=True)
     objective = specs.partial(config.objective, field="config.objective", positional=2, training=True)
     finish = config.data.finish and specs.partial(
         config.data.finish, field="config.data.finish", positional=1, training=True
     )
     halves = None if finish else getattr(prepare.func, "halves", None)
-    if halves:
+    if halves:  # One half prepares examples, the other batches on the device.
         prepare, finish = halves(**prepare.keywords)
     prepare = autograph.convert_prepare(prepare)
     finish = finish and guard.around(autograph.convert(finish, "config.data.finish"), "config.data.finish")

@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> None:
         arguments = args.config, args.trial, args.workdir, args.memory_mb
         process_exit.run_and_exit(functools.partial(run_trial, *arguments), saves=False)
     tensorflow_log.announce()
-    features.check(args.config)
+    features.validate_config(args.config)
     words = args.config_words + ([f"--memory_mb={args.memory_mb}"] if args.memory_mb else [])
     local_workers.refuse_other_launchers(os.environ)
     find(words, args.workdir, args.smallest)

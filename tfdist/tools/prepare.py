@@ -36,7 +36,7 @@ def prepare(config: config_lib.Config) -> list[tuple]:
     """
     from tfdist.data import inputs as inputs_lib
 
-    features.check(config)
+    features.validate_config(config)
     spec = config.data.source
     if "download" in inspect.signature(specs.resolve(spec, field="config.data.source")).parameters:
         config.data.source = {**spec, "download": True}

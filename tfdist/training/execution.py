@@ -88,14 +88,14 @@ class StepRunner:
         return timing.time_fractions(seconds, self.run.cluster.num_workers)
 
 
-def training_steps(run: Run) -> StepRunner:
+def make_train_steps(run: Run) -> StepRunner:
     """Builds the function that runs a training execution."""
     step = run.feed.with_known_shapes(run.train_step)
     step = functools.partial(_guard(run, step, "The training step"), run.context)
     return _make_runner(run, "train", multi_step.make_multi_step_fn(run.context, step, trains=True))
 
 
-def evaluation_steps(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
+def make_evaluation_steps(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
     """Builds the function that runs an evaluation execution; `keep` may return one that was compiled earlier."""
     step = _guard(run, train_step.evaluation_step, "The evaluation")
     run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), trains=False)

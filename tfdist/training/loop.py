@@ -111,7 +111,7 @@ def train_loop(tools: LoopServices, state: TrainingState) -> None:
 
 
 def next_due_step(tools: LoopServices, step: int) -> int:
-    """Returns the step at which the next execution must end: the next action, hook or the end of the run."""
+    """Returns the step at which the next execution ends at the latest: the next action, hook or the end of the run."""
     run, config = tools.run, tools.run.config
     step_in_epoch = step % run.steps_per_epoch
     due = [run.total_steps, *(boundary for extra in tools.extras for boundary in extra.boundaries(step))]

@@ -224,14 +224,14 @@ def make_tools(
     ledger: Ledger | None = None,
     keep: Callable[[RunSteps], RunSteps] | None = None,
 ) -> LoopServices:
-    """Makes the objects that the loop uses; `keep`: see `execution.evaluation_steps`."""
+    """Makes the objects that the loop uses; `keep`: see `execution.make_evaluation_steps`."""
     return LoopServices(
         run=run,
         report=report,
         checkpointer=checkpointer,
         lock=lock,
-        train_steps=execution.training_steps(run),
-        evaluation_steps=execution.evaluation_steps(run, keep),
+        train_steps=execution.make_train_steps(run),
+        evaluation_steps=execution.make_evaluation_steps(run, keep),
         ledger=Ledger() if ledger is None else ledger,
         extras=[extra for feature in features.ALL for extra in feature.extras(run, report)],
     )

@@ -49,7 +49,7 @@ def build_run(
     """
     stop = interruption.install_handlers()
     shared = None if config_file is None else workdir
-    features.check(config)
+    features.validate_config(config)
     inputs = inputs_lib.open_inputs(config)
     config = learning_rate.resolve(config)
     plan = strategy.plan(config.cluster, communication=config.communication)
@@ -135,7 +135,9 @@ def build_model(
             raise ValueError(f"config.model.target must return a keras.Model. Received: {type(model).__name__}")
         optimizer = optimizer_lib.build_optimizer(config, feed.sizes.steps_per_epoch, feed.sizes.total_steps)
     optimizer_lib.check_optimizer(optimizer)
-    chosen = [line for feature in features.ALL for line in feature.change_model(config, cluster, model)]
+    chosen: list[str] = []
+    for feature in features.ALL:
+        chosen.extend(feature.change_model(config, cluster, model))
     objective = build_context_lib.build_objective(
         cluster,
         config,

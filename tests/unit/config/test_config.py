@@ -146,7 +146,7 @@ def test_a_wrong_value_is_refused_with_its_field(name, value, message):
     *sections, field = name.split(".")
     setattr(functools.reduce(getattr, sections, whole), field, value)
     with pytest.raises(ValueError, match=rf"(?s)^The config is invalid:\n  config\.{name}[^\n]*{re.escape(message)}"):
-        features.check(whole)
+        features.validate_config(whole)
 
 
 def test_contradictions_between_fields_are_refused():

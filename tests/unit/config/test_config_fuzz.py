@@ -24,7 +24,7 @@ def outcome(field: str, text: str) -> str | None:
     """Returns the message about `--config.FIELD=TEXT`; None if it is accepted. Other errors pass."""
     try:
         config = load.load(FILE, [f"--config.{field}={text}"])
-        features.check(config)
+        features.validate_config(config)
         inputs = inputs_lib.open_inputs(config)
         inputs_lib.make_sizes(config, inputs, 1)
         optimizer_lib.build_optimizer(config, 10, 100)

@@ -44,7 +44,7 @@ def trained(cluster, folder, prepare, finish):
     )
     run = setup.build_run(config, folder, cluster)
     data = run.feed.training(0, 3)
-    runner = execution.training_steps(run)
+    runner = execution.make_train_steps(run)
     totals = runner(cluster.distribute(data), 3).totals
     return data.element_spec["image"].dtype, totals["loss"], [w.numpy() for w in run.context.model.weights]
 

@@ -49,4 +49,4 @@ def test_a_profile_that_cannot_begin_costs_a_warning_alone(tmp_path, capfd):
 def test_a_profile_is_two_steps(profile):
     config = c.Config(model={"target": "x:y"}, train=c.Train(steps=1), report=c.Report(profile=profile))
     with pytest.raises(ValueError, match=r"report.profile must be \[first, last\]"):
-        features.check(config)
+        features.validate_config(config)

@@ -34,7 +34,7 @@ def make(**fields):
 def test_configs_that_depend_on_the_number_of_replicas_are_refused(fields, replicas, message):
     config = make(**fields)
     with pytest.raises(ValueError, match=message):
-        features.check(config)
+        features.validate_config(config)
         virtual_replicas.open_virtual_replicas(config, replicas)
 
 

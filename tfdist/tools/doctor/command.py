@@ -141,7 +141,7 @@ def check_run(config: config_lib.Config, workdir: Path) -> list[Finding]:
     from tfdist.training import setup
 
     try:
-        features.check(config)
+        features.validate_config(config)
         files.make_workdir(workdir)
         run = setup.build_run(config, workdir)
         cluster, batch = run.cluster, config.data.batch_size

@@ -212,7 +212,7 @@ def _check(args: argparse.Namespace, name: str, row: Overrides) -> schema.Config
     """
     try:
         config = load.load(args.config_file, [*args.config_words[1:], *_overriding(row)])
-        features.check(config)
+        features.validate_config(config)
         return config
     except (ValueError, SystemExit) as error:
         raise ValueError(f"nothing was started, because the run {name} is invalid. {error}") from None

@@ -67,6 +67,6 @@ ALL = (
 )
 
 
-def check(config: Config) -> None:
+def validate_config(config: Config) -> None:
     """Checks a config and the options of all features; a ValueError lists each wrong field with what is allowed."""
     validate.validate(config, lambda: [line for feature in ALL for line in feature.refuse(config)])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -40,14 +39,14 @@ class StepContext:
     # Whether a step whose loss or gradients are not finite makes no update.
     skips_nonfinite: bool = False
     # The stage of an update that sums gradients over replicas; None: by `reduction`.
-    add_up: Callable[[stages.Stage, stages.Update], tf.Tensor | None] | None = None
+    add_up: stages.Stage | None = None
 
     @property
-    def update(self) -> stages.Stage:
+    def update(self) -> stages.Following:
         """The update of a step, from this replica's gradients to the weights."""
         return stages.make_update(
             self.apply,
-            self.add_up or functools.partial(stages.sum_over_replicas, self.reduction),
+            self.add_up or functools.partial(stages.reduce_gradients, self.reduction),
             skips_nonfinite=self.skips_nonfinite,
             loss_scale=self.loss_scale,
             step_count=self.step_count,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.training.step.context import StepContext
 from tfdist.training.step.random_numbers import seed_generators
-from tfdist.training.step.updates.stages import Update
+from tfdist.training.step.updates.stages import UpdateInput
 
 
 def train_step(context: StepContext, shard: Any) -> tf.Tensor:
@@ -21,12 +21,13 @@ def train_step(context: StepContext, shard: Any) -> tf.Tensor:
         these examples.
     """
     check_trainable(context.model)
-    statistics = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
+    before_step = [(statistic, tf.convert_to_tensor(statistic.value)) for statistic in context.statistics]
     loss_scale = 1.0 if context.loss_scale is None else context.loss_scale.value
 
     sums, gradients, weight = context.objective.forward_backward(shard, loss_scale)
     loss = sums[context.names.index("loss")]
-    skipped = context.update(Update(gradients=gradients, loss=loss, weight=weight, statistics=statistics))
+    # The chain of stages that `stages.make_update` lists.
+    skipped = context.update(UpdateInput(gradients=gradients, loss=loss, weight=weight, statistics=before_step))
     add_to_totals(context, sums, skipped)
     return after_update(context, sums)
 

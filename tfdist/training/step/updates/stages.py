@@ -20,10 +20,10 @@ from tfdist.training.step.updates.tables import Gradients
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class UpdateInput:
     """What a stage receives: gradients, loss and flags of one step."""
 
-    # Gradients of this replica's shard, times the loss scale; after `sum_over_replicas`, of the global batch.
+    # Gradients of this replica's shard, times the loss scale; after `reduce_gradients`, of the global batch.
     gradients: Gradients
     # float64 []: the sum of the losses of this replica's shard.
     loss: tf.Tensor
@@ -35,8 +35,10 @@ class Update:
     flags: Sequence[tf.Tensor] = ()
 
 
-# Returns whether the step counts as skipped, bool []; None if steps are never skipped.
-Stage = Callable[[Update], tf.Tensor | None]
+# What comes after a stage. Returns whether the step counts as skipped, bool []; None if steps are never skipped.
+Following = Callable[[UpdateInput], tf.Tensor | None]
+# A stage receives what comes after it, and calls it with what it has changed.
+Stage = Callable[[Following, UpdateInput], tf.Tensor | None]
 Apply = Callable[[Gradients], None]
 
 
@@ -61,17 +63,19 @@ def make_apply(
 
 def make_update(
     apply: Apply,
-    add_up: Callable[[Stage, Update], tf.Tensor | None],
+    add_up: Stage,
     *,
     skips_nonfinite: bool,
     loss_scale: LossScale | None,
     step_count: keras.Variable,
-) -> Stage:
-    """Returns the update of a step; called in `strategy.run`.
+) -> Following:
+    """Returns the update of a step: flag_nonfinite_loss(reduce_gradients(unscale(skip_nonfinite(apply)))).
+
+    Only the stages that the run needs are in it. It is called in `strategy.run`.
 
     Args:
         apply: see `make_apply`.
-        add_up: the stage that sums the gradients over replicas, such as partial(sum_over_replicas, reduction).
+        add_up: the stage that sums the gradients over replicas, such as partial(reduce_gradients, reduction).
         skips_nonfinite: whether a step whose loss or gradients are non-finite is skipped.
         step_count: int64 [], which `apply` increments.
     """
@@ -83,43 +87,43 @@ def make_update(
         *([functools.partial(skip_nonfinite, step_count, loss_scale)] if skips_nonfinite or scales else []),
     ]
 
-    def apply_gradients(update: Update) -> None:
+    def apply_gradients(update: UpdateInput) -> None:
         # Keras' optimizer does not sum them again: see `optimizer.adopt_reduction`.
         apply(update.gradients)
 
-    following: Stage = apply_gradients
+    following: Following = apply_gradients
     for stage in reversed(stages):
         following = functools.partial(stage, following)
     return following
 
 
-def flag_nonfinite_loss(following: Stage, update: Update) -> tf.Tensor | None:
+def flag_nonfinite_loss(following: Following, update: UpdateInput) -> tf.Tensor | None:
     """Adds a flag, 1 if this replica's loss is non-finite, else 0: all replicas then decide by the same sum."""
     flag = tf.where(tf.math.is_finite(update.loss), 0.0, 1.0)
     return following(dataclasses.replace(update, flags=[*update.flags, flag]))
 
 
-def sum_over_replicas(reduction: AllReduce, following: Stage, update: Update) -> tf.Tensor | None:
+def reduce_gradients(reduction: AllReduce, following: Following, update: UpdateInput) -> tf.Tensor | None:
     """Sums gradients and flags over all replicas, and averages the moving statistics."""
     gradients, flags = reduction(update.gradients, list(update.flags), update.statistics, update.weight)
     return following(dataclasses.replace(update, gradients=gradients, flags=flags))
 
 
-def unscale(loss_scale: LossScale, following: Stage, update: Update) -> tf.Tensor | None:
+def unscale(loss_scale: LossScale, following: Following, update: UpdateInput) -> tf.Tensor | None:
     """Divides the gradients by the loss scale."""
     factor = 1 / tf.convert_to_tensor(loss_scale.value)
     return following(dataclasses.replace(update, gradients=scale(update.gradients, factor)))
 
 
 def skip_nonfinite(
-    step_count: keras.Variable, loss_scale: LossScale | None, following: Stage, update: Update
+    step_count: keras.Variable, loss_scale: LossScale | None, following: Following, update: UpdateInput
 ) -> tf.Tensor:
     """Applies the update if loss and gradients are finite; else only counts the step.
 
     Returns:
         bool []: whether the step counts as skipped. An overflow that a smaller loss scale prevents does not count.
     """
-    bad_loss = update.flags[0] > 0 if update.flags else tf.constant(False)
+    bad_loss = update.flags[0] > 0 if update.flags else tf.constant(False)  # See `flag_nonfinite_loss`.
     before = None if loss_scale is None else tf.convert_to_tensor(loss_scale.value)
     finite = all_finite(update.gradients) & ~bad_loss
 

@@ -151,7 +151,7 @@ def _update(
         for total, variable, has in zip(totals, variables, present, strict=False)
     ]
     loss = tf.where(bad_loss, tf.constant(math.nan, tf.float64), tf.zeros([], tf.float64))
-    skipped = context.update(stages.Update(gradients=gradients, loss=loss, weight=1.0, statistics=before))
+    skipped = context.update(stages.UpdateInput(gradients=gradients, loss=loss, weight=1.0, statistics=before))
     train_step.add_to_totals(context, sums, skipped)
 
 
