@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist.config import patching, text
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.adapters import base
+from tfdist.keras_fit.whole_batch import rows
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
 from tfdist.training import api as trainer
 
@@ -96,6 +97,9 @@ class Probe(GlobalView):
         times = [self.times_of(one) if isinstance(one, tf.Tensor) else 0 for one in flat]
         if not (self.compares and self.in_layer and any(times)):
             return original(layer, *args, **keywords)
+        masks = [
+            rows.mask_of(one) if n else None for one, n in zip(flat, times, strict=True)
+        ]  # The call may remove them.
         before, is_outermost = len(self.graph.get_operations()), self.numbers is None
         numbers = [[]] if is_outermost else []
         with patching.set_in_block(self, numbers=numbers[0] if is_outermost else self.numbers):
@@ -108,7 +112,10 @@ class Probe(GlobalView):
             return whole
         parts = []
         for low, high in ((0, self.plan.batch // 2), (self.plan.batch // 2, self.plan.batch)):
-            cut = [one[int(n * low) : int(n * high)] if n else one for one, n in zip(flat, times, strict=True)]
+            cut = [
+                _rows(one, mask, int(n * low), int(n * high)) if n else one
+                for one, n, mask in zip(flat, times, masks, strict=True)
+            ]
             some, named = tf.nest.pack_sequence_as((args, keywords), cut)
             numbers.append([])
             with patching.set_in_block(self, compares=False, numbers=numbers[-1]):
@@ -127,6 +134,11 @@ def _tell_untried(layers: str, why: str) -> None:
         f"It could not be tried whether {layers} depends on more than single examples of the batch: {why}. Each "
         "replica computes it for its own rows."
     )
+
+
+def _rows(value: tf.Tensor, mask: tf.Tensor | None, start: int, stop: int) -> tf.Tensor:
+    """Returns rows of a tensor, with those of its mask."""
+    return rows.with_mask(value[start:stop], None if mask is None else mask[start:stop])
 
 
 def _is_of_keras(layer: keras.Layer) -> bool:
