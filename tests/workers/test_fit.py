@@ -114,7 +114,7 @@ REFUSED = {
     "predict_function": r"Sequential .* make_predict_function",
     "apply_of_object": r"^\w+\.apply ",
     "preprocessor": r"Sequential\.preprocessor .* tfdist\.run",
-    "other_replicas": r"kernel[\s\S]*not compared before: .*ended early.* made again",
+    "other_replicas": r"kernel[\s\S]*not compared before\. .*ended early.* again",
     "other_optimizer": r"^model\.optimizer .* Adam",
     "nothing": r"no examples",
     "hidden_rows": r"^The data of predict .*\(8, 6\)",

@@ -128,6 +128,6 @@ def test_a_callbacks_state_in_its_class_is_resumed_and_what_cannot_be_saved_is_n
     found = train(again, flags, 1)
     assert codes + found[0] == [0, 0], outputs + found[1]
     names = ("numbers (count)", "bytes (bytearray)", "slotted (Slotted)")
-    said = f": {', '.join(f'Hook#2.{name}' for name in names)}. On resume"
+    said = f": {', '.join(f'Hook#2.{name}' for name in names)}. "
     assert outputs[0].count("not saved in checkpoints") == outputs[0].count(said) == 1, outputs
     assert largest_difference(arrays(tmp_path / "whole", step=6), arrays(again, step=6)) == 0.0
