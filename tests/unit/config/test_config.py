@@ -131,7 +131,7 @@ def test_the_default_config_is_valid_but_for_its_length():
         ("train.precision", "bfloat", "Did you mean 'bfloat16'? Received: 'bfloat'"),
         ("train.precision", "auto", "be one of float32, bfloat16, float16."),
         ("communication.implementation", "mpi", "be one of auto, nccl, ring, tcp."),
-        ("data.cache", "disk", "be one of none, raw, prepared. Received: 'disk'"),
+        ("data.cache", "disk", "be one of none, raw. Received: 'disk'"),
         ("callbacks", {"target": "a:b"}, "be list. Received: {'target': 'a:b'} (dict)"),
         ("callbacks", ["a:b"], "Received: 'a:b'"),
         ("optimizer", {"target": "a:b", "most": [float("inf")]}, "be a finite number"),
