@@ -47,11 +47,10 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
 
 
 def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
-    """Writes on the chief what is trained, to the workdir, TensorBoard and the log; `resumed_step` None: a new run."""
+    """Writes on the chief what is trained, to the workdir and the log; `resumed_step` None: a new run."""
     if not run.cluster.is_chief:
         return
     workdir, config = str(run.workdir), diff.to_json(run.config)
-    report.hyperparameters({name: value for name, value in diff.flatten(config) if diff.affects_weights(name)})
     run_info.write_config(workdir, config)
     if run.feed.about.saved:
         files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
