@@ -97,7 +97,6 @@ def make_feed(
         verify=verify,
         about=FeedNotes(
             preparation=description.describe(options.prepare, described),
-            example_name="images" if "image" in of_pipeline["spec"] else "examples",
             notes=notes,
             first_batch=functools.partial(stream.first_examples, train_source, inputs.prepare_all, seed=config.seed),
             saved=description.to_save(options, inputs.train_source, described),

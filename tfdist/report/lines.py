@@ -28,8 +28,6 @@ class LineFormat:
 
     # Epochs of the run.
     epochs: float
-    # The name of examples.
-    examples: str = "examples"
     # Whether evaluations are expected.
     evaluates: bool = False
     # Whether the form was explained, in a line before the first row.
@@ -37,7 +35,7 @@ class LineFormat:
 
     def lines(self, row: Row, *, clock: bool) -> list[str]:
         """Returns the line of a row, before the first one also the legend; with `clock` it has the time of day."""
-        legend = f"values     {'training/evaluation, ' if self.evaluates else ''}speed in {self.examples}/s"
+        legend = f"values     {'training/evaluation, ' if self.evaluates else ''}speed in examples/s"
         lines = [] if self.explained else [legend]
         self.explained = True
         all_epochs = epochs(self.epochs)

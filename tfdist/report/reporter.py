@@ -122,8 +122,7 @@ class Reporter:
             values=values,
         )
         waiting = [] if wait_share is None else [f"waiting for data {wait_share:.0%}"]
-        speed_text = f"{lines.rate(speed)} {self.console.line_format.examples}/s"
-        self.console.train(row, [*lines.name_values(values), speed_text, *waiting])
+        self.console.train(row, [*lines.name_values(values), f"{lines.rate(speed)} examples/s", *waiting])
 
     def progress(self, step: int, doing: str = "") -> None:
         """Redraws the progress bar between reports. `doing` is the current activity, such as "evaluating"."""
@@ -218,7 +217,6 @@ def open_report(
     tensorboard: bool = False,
     console: str = "all",
     evaluates: bool = True,
-    examples: str = "examples",
     resume_step: int | None = None,
     resume_evaluated: int | None = None,
     stream: TextIO | None = None,
@@ -230,7 +228,6 @@ def open_report(
         console: "all", "events" (no interval and evaluation lines) or "nothing".
         evaluates: whether evaluations are expected.
         tensorboard: whether event files are written.
-        examples: what an example is called in lines: "images", for example.
         resume_step: the step of the restored checkpoint; None: nothing is removed.
         resume_evaluated: its last evaluated step; None: `resume_step`.
         stream: the console; None: standard output.
@@ -240,7 +237,7 @@ def open_report(
     """
     screen = None
     if chief:
-        line_format = LineFormat(epochs=total_steps / steps_per_epoch, examples=examples, evaluates=evaluates)
+        line_format = LineFormat(epochs=total_steps / steps_per_epoch, evaluates=evaluates)
         screen = Console(
             stream=stream or sys.stdout, total_steps=total_steps, line_format=line_format, verbosity=console
         )

@@ -84,7 +84,7 @@ def files_limited_to(size):
 
 def test_an_epoch_is_one_line_of_a_log_file():
     stream = io.StringIO()
-    reporter = open_quiet(None, stream=stream, examples="images")
+    reporter = open_quiet(None, stream=stream)
     values = {"loss": np.float32(0.43214), "accuracy": 0.875}
     train(reporter, 100, values, seconds=41.234, steps=100, num_examples=6400)
     assert stream.getvalue() == ""  # An evaluation of the same step would share the line.
@@ -94,7 +94,7 @@ def test_an_epoch_is_one_line_of_a_log_file():
     assert stream.getvalue().count("\n") == 2
     reporter.progress(400)
     legend, first, last = stream.getvalue().splitlines()
-    assert legend == "values     training/evaluation, speed in images/s"
+    assert legend == "values     training/evaluation, speed in examples/s"
     start = r"\d\d:\d\d:\d\d  epoch "
     values = "loss 0.4321/0.5000  accuracy 0.8750/0.9000  best"
     assert re.fullmatch(rf"{start}1/4  100 steps  41\.2 s  155/s  {values}", first)

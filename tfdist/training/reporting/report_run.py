@@ -34,7 +34,6 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
         tensorboard=run.config.report.tensorboard,
         console=run.log.console,
         evaluates=run.feed.evaluation is not None,
-        examples=run.feed.about.example_name,
         **resumed,
     )
     roster = run.cluster.roster
