@@ -121,8 +121,7 @@ class Reporter:
             examples_per_second=speed,
             values=values,
         )
-        waiting = [] if wait_share is None else [f"waiting for data {wait_share:.0%}"]
-        self.console.train(row, [*lines.name_values(values), f"{lines.rate(speed)} examples/s", *waiting])
+        self.console.train(row)
 
     def progress(self, step: int, doing: str = "") -> None:
         """Redraws the progress bar between reports. `doing` is the current activity, such as "evaluating"."""

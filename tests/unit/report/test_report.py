@@ -415,16 +415,14 @@ def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
         "values     training/evaluation, speed in examples/s",
         "epoch 1/4  10 steps  0.5 s  1,280/s  loss 0.5000/0.2500",
     ]
-    rest = r"200/400  0:\d\d:\d\d left  loss 0\.1250  1,280 examples/s  waiting for data 3%"
-    assert re.fullmatch(rf" 50% \|#{{10}} {{10}}\| {rest}", screen.lines[3]) and len(screen.lines) == 4
+    assert re.fullmatch(r" 50% \|#{10} {10}\| 200/400  0:\d\d:\d\d left", screen.lines[3]) and len(screen.lines) == 4
     time.sleep(console.REDRAW_SECONDS)
     reporter.progress(300, "evaluating")
     screen.feed(read())
-    assert re.match(r" 75% \|#{15} {5}\| 300/400  \S+ left  evaluating  loss 0.1250", screen.lines[3])
+    assert re.match(r" 75% \|#{15} {5}\| 300/400  \S+ left  evaluating$", screen.lines[3])
     assert len(screen.lines) == 4
     reporter.progress(300)
-    wide = r"\|#{20}\| 400/400  0:00:00 left  loss 0\.06250"
-    for columns, bar in ((80, wide), (20, "400/400  0:00:")):
+    for columns, bar in ((80, r"\|#{20}\| 400/400  0:00:00 left"), (20, r"\|#{13}")):
         resize(columns)
         train(reporter, 400, {"loss": 0.0625})
         screen.columns = columns
