@@ -7,7 +7,7 @@ import time
 from typing import TextIO
 
 from tfdist.report import lines
-from tfdist.report.lines import LineFormat, Row
+from tfdist.report.lines import Row
 
 REDRAW_SECONDS = 0.1
 BAR_CELLS = 20
@@ -18,9 +18,9 @@ class Console:
     """The console output of a run: with a bar if the stream is a terminal with escape codes, else with lines only."""
 
     stream: TextIO
-    # Optimizer steps of the run.
+    # Optimizer steps and epochs of the run.
     total_steps: int
-    line_format: LineFormat
+    epochs: float
     # "all", "events" (no interval and evaluation lines) or "nothing".
     verbosity: str = "all"
     # True if lines can be redrawn in place.
@@ -57,8 +57,7 @@ class Console:
         """Writes the line of the last report of training."""
         row, self.pending = self.pending, None
         if row is not None:
-            for text in self.line_format.lines(row, clock=not self.terminal):
-                self._line(text)
+            self._line(lines.of_row(row, self.epochs, clock=not self.terminal))
 
     def line(self, text: str, *, always: bool = False) -> None:
         """Writes a permanent line, `always` or unless nothing is shown; the next report redraws the bar below it."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdist.report import files, lines, metrics_file, tensorboard_events
 from tfdist.report.console import Console
-from tfdist.report.lines import LineFormat, Row
+from tfdist.report.lines import Row
 
 # Names in metrics.jsonl that an objective may not use for its values.
 RESERVED = {
@@ -236,9 +236,11 @@ def open_report(
     """
     screen = None
     if chief:
-        line_format = LineFormat(epochs=total_steps / steps_per_epoch, evaluates=evaluates)
         screen = Console(
-            stream=stream or sys.stdout, total_steps=total_steps, line_format=line_format, verbosity=console
+            stream=stream or sys.stdout,
+            total_steps=total_steps,
+            epochs=total_steps / steps_per_epoch,
+            verbosity=console,
         )
     reporter = Reporter(rank=rank, num_replicas=num_replicas, steps_per_epoch=steps_per_epoch, console=screen)
     if not chief or workdir is None:

@@ -104,6 +104,7 @@ def start_lines(run: Run, resumed_step: int | None) -> list[str]:
         f"optimizer  {learning_rate.describe(config)}",
         f"devices    {replicas} replica{'s' * (replicas > 1)}{f' in {workers} workers' if workers > 1 else ''}",
         *run.log.chosen,
+        f"values     training{'' if run.feed.evaluation is None else '/evaluation'}, speed in examples/s",
     ]
 
 
