@@ -5,13 +5,11 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.data import autograph, order, read_ahead, stream
-from tfdist.data.feed import Batch
 from tfdist.data.stream import ReplicaShard, Source
 
 # Limit of a search: the steps since the last checkpoint may be many.
@@ -108,4 +106,4 @@ def rows_of_steps(
 def _place(split: str, ids: np.ndarray, column: str, at: tuple[int, ...]) -> str:
     """Returns the place of a value, for a message; see `Rows.place`. `ids`: the examples, by their numbers."""
     index = f"[{', '.join(map(str, at[1:]))}]" if at[1:] else ""
-    return f"{column}{index} of example {ids[at[0]]} of the split {split!r}"
+    return f"{column}{index} of the prepared example {ids[at[0]]} of the split {split!r}"
