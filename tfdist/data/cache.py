@@ -50,10 +50,6 @@ class CachedSource:
 
     def __init__(self, source: Source, directory: str | None, identity: Any):
         self._source, self._load, self._directory = source, autograph.convert_read(source), directory
-        self.num_classes = getattr(source, "num_classes", None)
-        for name in ("fingerprint", "modified"):
-            if hasattr(source, name):
-                setattr(self, name, getattr(source, name))
         facts = [getattr(source, name, str)() for name in ("fingerprint", *(("modified",) if directory else ()))]
         text = json.dumps([identity, len(source), *facts], sort_keys=True)
         self.name = hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -64,9 +60,8 @@ class CachedSource:
     def __len__(self) -> int:
         return len(self._source)
 
-    def verify(self) -> None:
-        """Raises the source's error for its first damaged example, if any."""
-        getattr(self._source, "verify", lambda: None)()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)  # What a source may have: `verify`, `fingerprint` and others.
 
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> Batch:
