@@ -135,9 +135,7 @@ def _find(config: schema.Config, name: str, path: str) -> tuple[Any, str]:
     holder: Any = config
     parts = name.split(".")
     for index, part in enumerate(parts):
-        items = (
-            holder if isinstance(holder, dict) else dict(diff.items(holder) if dataclasses.is_dataclass(holder) else ())
-        )
+        items = dict(diff.items(holder)) if isinstance(holder, dict) or dataclasses.is_dataclass(holder) else {}
         if part in items:
             outer, holder = holder, items[part]
             continue
