@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,6 @@ class CachedSource:
         facts = [getattr(source, name, str)() for name in ("fingerprint", *(("modified",) if directory else ()))]
         text = json.dumps([identity, len(source), *facts], sort_keys=True)
         self.name = hashlib.sha256(text.encode()).hexdigest()[:20]
-        self._lock = threading.Lock()
         self._arrays = in_memory(self, self._load) if directory is None else None
         self._rows: np.ndarray | None = None
 
@@ -68,7 +66,7 @@ class CachedSource:
         """Returns the examples `ids`, int64 [n]; the first call fills the cache."""
         if self._arrays is not None:
             return self._arrays.gather(ids)
-        with self._lock, tf.init_scope(), tf.device("CPU:0"), stream.name_damaged_example(self):
+        with tf.init_scope(), tf.device("CPU:0"), stream.name_damaged_example(self):
             if self._rows is None:
                 self._rows = _open(self.fill())
         types = {name: self._rows.dtype[name] for name in self._rows.dtype.names}
@@ -125,20 +123,18 @@ class InMemoryArrays:
     def __init__(self, load: Callable[[range], Mapping[str, np.ndarray]], rows: range):
         self._load: Callable[[range], Mapping[str, np.ndarray]] | None = load
         self._rows = rows
-        self._lock = threading.Lock()
         self._tensors: dict[str, tf.Tensor] | None = None
 
     @tf.autograph.experimental.do_not_convert
     def gather(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids` (int64 [n]) as {name: [n, ...]}."""
-        with self._lock:
-            if self._tensors is None:
-                # The first call runs while `Dataset.map` traces a graph. Eager tensors created outside of the graph
-                # are captured by reference; NumPy arrays would become constants of the graph.
-                with tf.init_scope(), tf.device("CPU:0"):
-                    loaded = self._load(self._rows)
-                    self._tensors = {key: tf.convert_to_tensor(value) for key, value in loaded.items()}
-                self._load = None
+        if self._tensors is None:
+            # The first call runs while `Dataset.map` traces a graph. Eager tensors created outside of the graph are
+            # captured by reference; NumPy arrays would become constants of the graph.
+            with tf.init_scope(), tf.device("CPU:0"):
+                loaded = self._load(self._rows)
+                self._tensors = {key: tf.convert_to_tensor(value) for key, value in loaded.items()}
+            self._load = None
         return {key: tf.gather(tensor, ids) for key, tensor in self._tensors.items()}
 
     def part(self, rows: range) -> "InMemoryArrays":
