@@ -34,7 +34,7 @@ _DIGITS = [
     *("--config=configs/digits.py", "--config.train.precision=float32"),
     *("--config.train.epochs=none", "--config.train.steps=24"),
     *("--config.learning_rate.warmup_epochs=0.2", "--config.learning_rate.peak=0.02"),
-    *("--config.train.micro_batches=2", "--config.data.cache=prepared", "--config.train.call_seconds=1e-6"),
+    *("--config.train.micro_batches=2", "--config.data.cache=raw", "--config.train.call_seconds=1e-6"),
     *("--config.evaluation.every.epochs=1", "--config.checkpoint.every.epochs=1", "--config.report.every.steps=1"),
     *("--config.report.every.epochs=none", "--config.cluster.connect_seconds=240"),
 ]
@@ -62,7 +62,7 @@ FEATURES: dict[str, list[str] | None] = {
     "textbook": [*_ONE, "--config.data.pipeline=textbook", "--config.data.shuffle_buffer=60"],
     "fixed_shards": [*_ONE, "--config.data.shards=fixed"],
     "cache": [
-        *(*_ONE, "--config.data.cache=prepared", "--config.data.cache_dir={directory}/cache"),
+        *(*_ONE, "--config.data.cache=raw", "--config.data.cache_dir={directory}/cache"),
         "--config.data.prepare.pad=0",
     ],
     "learning_rates": [*_ONE, f"--config.callbacks={_RATES}"],

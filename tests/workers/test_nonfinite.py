@@ -110,7 +110,7 @@ def test_after_so_many_times_the_run_ends(tmp_path):
         run(tmp_path / "skip", config("skip", 5, 6, 7, limit=2))
     assert (
         "3 updates, more than config.train.nonfinite_limit=2, would be skipped: in step 7, image[0, 0, 0] of "
-        "example 300 of the split 'train' (made by config.data.prepare) is nan. The checkpoint of step 4 is kept. "
+        "the prepared example 300 of the split 'train' is nan. The checkpoint of step 4 is kept. "
     ) in str(raised.value)
 
 

@@ -95,7 +95,7 @@ def test_the_worker_that_reads_a_nonfinite_value_names_its_step_and_example(work
         for (step, text), start in zip(worker[f"{case}/nonfinite"], (0, *probe.STARTS), strict=True):
             reads = np.flatnonzero((worker[f"{case}/id"][start:] == probe.SPOILED).any(axis=1)) + start + 1
             assert int(step) == (reads[0] if reads.size else 0)
-            place = rf"pair\[1\] of example {probe.SPOILED} of the split 'train' \(made by config.data.prepare\) is nan"
+            place = rf"pair\[1\] of the prepared example {probe.SPOILED} of the split 'train' is nan"
             place = r"pair\[1\] of row \d of a replica's batch is nan" if case == "textbook" else place
             assert re.fullmatch(f"in step {step}, {place}" if reads.size else "", text)
 

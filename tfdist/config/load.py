@@ -13,7 +13,7 @@ import runpy
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,49 +35,29 @@ _USUAL_NAMES = {
 }
 
 
-class _Value(flags.ArgumentParser):
-    """Parses the value of a field: None, or what `convert` returns."""
+class _Literal(flags.ArgumentParser):
+    """Parses the value of a field in Python's notation, which is of this kind, or None; "true", "false" and "none"."""
 
-    def __init__(self, convert: Callable[[str], Any], meant: str):
+    def __init__(self, kind: Any):
         super().__init__()
-        self._convert, self._meant = convert, meant
+        self._kind = kind
 
     def parse(self, argument: Any) -> Any:
-        try:
-            value = None if argument in _NONE else argument
-            return self._convert(value) if isinstance(value, str) else value
-        except (ValueError, TypeError, SyntaxError):
-            raise ValueError(f"must be {self._meant}") from None
+        value = argument
+        if isinstance(argument, str):
+            words = {"true": "True", "false": "False", "none": "None"}
+            with contextlib.suppress(ValueError, SyntaxError):
+                value = ast.literal_eval(words.get(argument.lower(), argument))
+        if value is None or self._kind is Any or type(value) is self._kind:
+            return value
+        if self._kind is float and type(value) is int:
+            return float(value)
+        raise ValueError(f"must be {self._kind.__name__}")
 
 
-def _collection(kind: type[list] | type[dict]) -> Callable[[str], list | dict]:
-    def convert(word: str) -> list | dict:
-        value = ast.literal_eval(word)
-        if not isinstance(value, kind):
-            raise ValueError
-        return value
-
-    return convert
-
-
-def _any(word: str) -> Any:
-    if word.lower() in ("true", "false"):
-        return word.lower() == "true"
-    with contextlib.suppress(ValueError, SyntaxError):
-        return ast.literal_eval(word)
-    return word
-
-
-for _kind, _convert, _meant in (
-    (int, flags.IntegerParser().parse, "a whole number"),
-    (float, flags.FloatParser().parse, "a number"),
-    (bool, flags.BooleanParser().parse, "true or false"),
-    (list, _collection(list), "a list in Python notation, or none"),
-    (dict, _collection(dict), "a dict in Python notation, or none"),
-    (types.NoneType, _any, ""),
-    (Any, _any, ""),
-):
-    config_flags.register_flag_parser_for_type(_kind, _Value(_convert, _meant))
+for _kind in (int, float, bool, list, dict, Any):
+    config_flags.register_flag_parser_for_type(_kind, _Literal(_kind))
+config_flags.register_flag_parser_for_type(types.NoneType, _Literal(Any))
 for _section in filter(dataclasses.is_dataclass, vars(schema).values()):
     for _hint in typing.get_type_hints(_section).values():
         if typing.get_origin(_hint) is typing.Literal:  # `validate` checks the value.
@@ -155,9 +135,7 @@ def _find(config: schema.Config, name: str, path: str) -> tuple[Any, str]:
     holder: Any = config
     parts = name.split(".")
     for index, part in enumerate(parts):
-        items = (
-            holder if isinstance(holder, dict) else dict(diff.items(holder) if dataclasses.is_dataclass(holder) else ())
-        )
+        items = dict(diff.items(holder)) if isinstance(holder, dict) or dataclasses.is_dataclass(holder) else {}
         if part in items:
             outer, holder = holder, items[part]
             continue

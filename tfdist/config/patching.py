@@ -8,13 +8,14 @@ import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
+import itertools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _ABSENT = object()
-# Of each block of `restore_attributes`: (owner, name, what was put, what was there before).
-_blocks: list[list[tuple[Any, str, Any, Any]]] = []
+# The blocks of `restore_attributes`, the innermost last.
+_blocks: list[contextlib.ExitStack] = []
 
 
 def replace_attribute(owner: Any, name: str, value: Any) -> None:
@@ -27,11 +28,14 @@ def _present(owner: Any, name: str) -> Any:
     return getattr(owner, name, _ABSENT) if isinstance(owner, types.ModuleType) else vars(owner).get(name, _ABSENT)
 
 
-def _restore(owner: Any, name: str, before: Any) -> None:
-    """Sets or removes an attribute of an object or class; of a layer, not by its `__setattr__`.
+def _restore(owner: Any, name: str, before: Any, put: Any = _ABSENT) -> None:
+    """Sets or removes an attribute of an object or class, unless it is not `put` any more; not by a layer's setter.
 
     Of a module by `setattr`: a lazy module of TensorFlow also sets the attribute of the module that it stands for.
     """
+    now = _present(owner, name)
+    if now is before or (put is not _ABSENT and now is not put):
+        return
     if isinstance(owner, type | types.ModuleType):
         delattr(owner, name) if before is _ABSENT else setattr(owner, name, before)
     elif before is _ABSENT:
@@ -43,13 +47,10 @@ def _restore(owner: Any, name: str, before: Any) -> None:
 @contextlib.contextmanager
 def restore_after(owners: Sequence[Any], names: Sequence[str]) -> Iterator[None]:
     """Restores at its end the attributes `names` of each of `owners`, which the block may set, add or remove."""
-    before = [(owner, name, _present(owner, name)) for owner in owners for name in names]
-    try:
+    with contextlib.ExitStack() as stack:
+        for owner, name in itertools.product(owners, names):
+            stack.callback(_restore, owner, name, _present(owner, name))
         yield
-    finally:
-        for owner, name, value in before:
-            if _present(owner, name) is not value:
-                _restore(owner, name, value)
 
 
 @contextlib.contextmanager
@@ -77,22 +78,17 @@ def set_in_block(holder: Any, **values: Any) -> Iterator[None]:
 def replace_until_end(owner: Any, name: str, value: Any) -> None:
     """Sets an attribute of an object or class until the innermost block of `restore_attributes` ends, or for good."""
     if _blocks:
-        _blocks[-1].append((owner, name, value, _present(owner, name)))
+        _blocks[-1].callback(_restore, owner, name, _present(owner, name), value)
     setattr(owner, name, value)
 
 
 @contextlib.contextmanager
 def restore_attributes() -> Iterator[None]:
     """Undoes at its end what `replace_until_end` has set in the block, but nothing that others have set since."""
-    made: list[tuple[Any, str, Any, Any]] = []
-    _blocks.append(made)
-    try:
+    with contextlib.ExitStack() as block:
+        _blocks.append(block)
+        block.callback(_blocks.remove, block)
         yield
-    finally:
-        _blocks[:] = [one for one in _blocks if one is not made]  # Empty lists are equal.
-        for owner, name, value, before in reversed(made):
-            if _present(owner, name) is value:
-                _restore(owner, name, before)
 
 
 class ImportHook(importlib.abc.MetaPathFinder):

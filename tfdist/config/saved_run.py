@@ -53,11 +53,9 @@ def import_folders(path: str) -> list[str]:
     if not path.endswith(".json"):
         return [os.path.dirname(os.path.abspath(path))]
     environment = _environment(path)
-    started = environment.get("directory", "")
-    files = (word.removeprefix("--config=").partition(":")[0] for word in environment.get("command", [])[1:])
-    folders = [started, *(os.path.dirname(os.path.join(started, word)) for word in files if word.endswith(".py"))]
-    folders.append(os.path.dirname(environment.get("config_file", "")))
-    return [folder for folder in dict.fromkeys(folders) if os.path.isdir(folder)]
+    file = environment.get("config_file", "").partition(":")[0]
+    folders = dict.fromkeys((environment.get("directory", ""), os.path.dirname(file)))
+    return [folder for folder in folders if os.path.isdir(folder)]
 
 
 def first_config(path: str) -> str:

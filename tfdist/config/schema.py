@@ -65,10 +65,9 @@ class Data:
     "fixed": worker i mod W always reads example i, so a cache needs 1/W of the space. "contiguous": each worker reads a
     range of consecutive examples, so it opens only the files that contain them. With "fixed" and "contiguous" the
     result depends on the number of workers; runs on the same number of workers repeat and resume bit for bit."""
-    cache: Literal["none", "raw", "prepared"] = "none"
-    """Cache of the examples: "none"; "raw": the examples as read from the source; "prepared": the output of `prepare`,
-    which must not be random. The first read fills the cache with the whole split. A cache does not change the
-    results."""
+    cache: Literal["none", "raw"] = "none"
+    """Cache of the examples: "none"; "raw": the examples as read from the source. The first read fills the cache with
+    the whole split. A cache does not change the results."""
     cache_dir: str | None = None
     """Directory of the cache, on a local disk of each host (RAM disk, NVMe), such as "$TMPDIR/examples". Jobs of one
     user may share it. None: host memory of each worker."""

@@ -9,7 +9,6 @@ import math
 import os
 import re
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         """`command` as it is typed: "python -m tfdist doctor"."""
         super().__init__(
             prog=command.removeprefix("python -m "),
-            description=_wrap(purpose),
+            description=purpose.strip(),
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=_WIDTH),
             add_help=False,
             allow_abbrev=False,
@@ -237,11 +236,3 @@ def numbers(word: str) -> list[int]:
     if not all(each.strip().isdecimal() and int(each) > 0 for each in found):
         raise argparse.ArgumentTypeError(f"must be whole numbers from 1 on, such as 1,2,4. Received: {word!r}")
     return sorted({*map(int, found)})
-
-
-def _wrap(paragraphs: str) -> str:
-    """Returns a docstring, wrapped to `_WIDTH`; indented paragraphs are kept as they are."""
-    wrapped = []
-    for paragraph in paragraphs.strip().split("\n\n"):
-        wrapped.append(paragraph if paragraph.startswith(" ") else textwrap.fill(paragraph, _WIDTH))
-    return "\n\n".join(wrapped)

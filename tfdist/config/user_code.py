@@ -38,8 +38,6 @@ def _libraries() -> tuple[str, ...]:
     return tuple(os.path.join(path, "") for path in found)
 
 
-# Imported files of the user's that are hashed.
-_MAX_FILES = 500
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -145,7 +143,7 @@ def hashes() -> dict[str, str]:
     found = {"tfdist": _hash(*sorted(map(str, Path(PACKAGE).rglob("*.py"))))}
     modules = [(name, getattr(module, "__file__", None)) for name, module in [*sys.modules.items()]]
     for name, file in [*modules, ("", sys.argv[0])]:
-        if file and file.endswith(".py") and is_users(file) and os.path.isfile(file) and len(found) <= _MAX_FILES:
+        if file and file.endswith(".py") and is_users(file) and os.path.isfile(file):
             path = Path(file)
             parts = (*name.split("."), path.name) if path.stem == "__init__" else (*name.split(".")[:-1], path.name)
             found["/".join(parts) if path.parts[-len(parts) :] == parts else path.name] = _hash(os.path.abspath(file))

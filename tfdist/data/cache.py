@@ -6,15 +6,11 @@ it once; the kernel releases the lock when its holder dies, and the next process
 is in a directory of this user, which no other can write.
 """
 
-import contextlib
 import fcntl
 import hashlib
-import itertools
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,95 +21,52 @@ import tensorflow as tf
 from tfdist import config
 from tfdist.config import diff, paths
 from tfdist.data import autograph, read_ahead, stream
-from tfdist.data.feed import Batch, Prepare
+from tfdist.data.feed import Batch
 from tfdist.data.stream import Source
 
-# Examples read and prepared at a time while the cache is filled.
-CHUNK = 256
-# Suffix of the name of a file while it is being written.
-WRITING = ".writing"
-# Seconds between two attempts to lock the file of a split.
-_POLL_SECONDS = 0.2
+# Examples read at a time while the cache is filled.
+_CHUNK = 256
 
 
-def add_cache(options: config.Data, source: Source | None, prepare: Prepare, *, training: bool) -> tuple[Any, Prepare]:
-    """Returns (source, prepare) with a cache: each example is read once; the batches do not change.
+def add_cache(options: config.Data, source: Source | None, split: str | None) -> Any:
+    """Returns `source`, of this split, with the cache that `options` set: each example is read once.
 
-    Args:
-        options: `cache` is "none", "raw" (cache the examples of `source`) or "prepared" (cache the output of
-            `prepare`); `cache_dir` is the directory, or None for host memory.
-        source: the training or evaluation split; None: there is none.
-        training: True for the training split; passed to `prepare`.
-
-    Raises:
-        ValueError: cache is "prepared" but `prepare` uses its seeds, so that its output differs between epochs; when
-            the first batch is traced: examples differ in shape, or are no numbers and the cache is on disk.
-        OSError: when the first batch is traced: the directory cannot be written, or is full.
+    Raises, when the first batch is traced, ValueError: examples differ in shape, or are no numbers and the cache is on
+    disk; OSError: the directory cannot be written, or is full.
     """
     if options.cache == "none" or source is None:
-        return source, prepare
-    identity = [diff.to_json(options.source), options.train_split if training else options.evaluation_split]
-    read = autograph.convert_read(source)
-    if options.cache == "raw":
-        return CachedSource(source, read, options.cache_dir, identity), prepare
-    load = _without_seeds(read, autograph.convert_prepare(prepare), training=training)
-    identity += [diff.to_json(options.prepare), training]
-    return CachedSource(source, load, options.cache_dir, identity), lambda batch, seeds, *, training: batch
-
-
-def _without_seeds(
-    read: Callable[[tf.Tensor], Batch], prepare: Prepare, *, training: bool
-) -> Callable[[tf.Tensor], Batch]:
-    """Returns a function of ids that reads and prepares; raises a ValueError if `prepare` uses its seeds."""
-
-    def load(ids: tf.Tensor, seeds: tf.Tensor) -> Batch:
-        return prepare(read(ids), seeds, training=training)
-
-    signature = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2], tf.int64)]
-    traced = tf.function(load, input_signature=signature, autograph=False).get_concrete_function()
-    if traced.graph.inputs[1].consumers():
-        raise ValueError(
-            'config.data.cache="prepared" would store the random output of config.data.prepare, the same in every '
-            'epoch. Set config.data.cache to "raw", or remove the augmentation.'
-        )
-    return lambda ids: traced(ids, tf.zeros([tf.size(ids), 2], tf.int64))
+        return source
+    return CachedSource(source, options.cache_dir, [diff.to_json(options.source), split])
 
 
 class CachedSource:
-    """A source that caches the examples returned by `load`; see `add_cache`.
+    """A source that caches the examples of another one; see `add_cache`.
 
     Args:
-        load: reads, and may prepare, the examples with the given ids.
         directory: the cache directory of the host; None: host memory.
-        identity: JSON values that identify source, split and preprocessing.
+        identity: JSON values that identify source and split.
     """
 
-    def __init__(self, source: Source, load: Callable[[tf.Tensor], Batch], directory: str | None, identity: Any):
-        self._source, self._load, self._directory = source, load, directory
-        self.num_classes = getattr(source, "num_classes", None)
-        for name in ("fingerprint", "modified"):
-            if hasattr(source, name):
-                setattr(self, name, getattr(source, name))
+    def __init__(self, source: Source, directory: str | None, identity: Any):
+        self._source, self._load, self._directory = source, autograph.convert_read(source), directory
         facts = [getattr(source, name, str)() for name in ("fingerprint", *(("modified",) if directory else ()))]
         text = json.dumps([identity, len(source), *facts], sort_keys=True)
         self.name = hashlib.sha256(text.encode()).hexdigest()[:20]
-        self._lock = threading.Lock()
-        self._arrays = in_memory(self, load) if directory is None else None
+        self._arrays = in_memory(self, self._load) if directory is None else None
         self._rows: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self._source)
 
-    def verify(self) -> None:
-        """Raises the source's error for its first damaged example, if any."""
-        getattr(self._source, "verify", lambda: None)()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)  # What a source may have: `verify`, `fingerprint` and others.
 
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> Batch:
         """Returns the examples `ids`, int64 [n]; the first call fills the cache."""
         if self._arrays is not None:
             return self._arrays.gather(ids)
-        with self._lock, tf.init_scope(), tf.device("CPU:0"), stream.name_damaged_example(self):
+        with tf.init_scope(), tf.device("CPU:0"), stream.name_damaged_example(self):
             if self._rows is None:
                 self._rows = _open(self.fill())
         types = {name: self._rows.dtype[name] for name in self._rows.dtype.names}
@@ -142,9 +95,14 @@ class CachedSource:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.lstat().st_uid != os.geteuid():
                 raise PermissionError(f"{folder} is another user's: remove it")
-            with _hold_lock(path.with_suffix(".lock")):
+            with open(path.with_suffix(".lock"), "ab") as lock:  # It stays: to remove it would race.
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    print(f"tfdist: waiting for another process that stores the examples ({path})", file=sys.stderr)
+                    fcntl.flock(lock, fcntl.LOCK_EX)
                 if _open(path) is None:
-                    write(path, chunks(self._load, len(self), CHUNK), len(self))
+                    write(path, chunks(self._load, len(self)), len(self))
         except OSError as error:
             raise type(error)(
                 f"config.data.cache_dir={self._directory!r} cannot store the examples: {error.strerror or error}. Free "
@@ -165,20 +123,18 @@ class InMemoryArrays:
     def __init__(self, load: Callable[[range], Mapping[str, np.ndarray]], rows: range):
         self._load: Callable[[range], Mapping[str, np.ndarray]] | None = load
         self._rows = rows
-        self._lock = threading.Lock()
         self._tensors: dict[str, tf.Tensor] | None = None
 
     @tf.autograph.experimental.do_not_convert
     def gather(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the examples `ids` (int64 [n]) as {name: [n, ...]}."""
-        with self._lock:
-            if self._tensors is None:
-                # The first call runs while `Dataset.map` traces a graph. Eager tensors created outside of the graph
-                # are captured by reference; NumPy arrays would become constants of the graph.
-                with tf.init_scope(), tf.device("CPU:0"):
-                    loaded = self._load(self._rows)
-                    self._tensors = {key: tf.convert_to_tensor(value) for key, value in loaded.items()}
-                self._load = None
+        if self._tensors is None:
+            # The first call runs while `Dataset.map` traces a graph. Eager tensors created outside of the graph are
+            # captured by reference; NumPy arrays would become constants of the graph.
+            with tf.init_scope(), tf.device("CPU:0"):
+                loaded = self._load(self._rows)
+                self._tensors = {key: tf.convert_to_tensor(value) for key, value in loaded.items()}
+            self._load = None
         return {key: tf.gather(tensor, ids) for key, tensor in self._tensors.items()}
 
     def part(self, rows: range) -> "InMemoryArrays":
@@ -195,7 +151,7 @@ def in_memory(source: Source, read: Callable[[tf.Tensor], Batch]) -> InMemoryArr
         position = 0
         with stream.name_damaged_example(source):
             # Copied as they arrive: at most one chunk is in memory twice.
-            for chunk in chunks(lambda ids: read(rows.start + rows.step * ids), len(rows), CHUNK):
+            for chunk in chunks(lambda ids: read(rows.start + rows.step * ids), len(rows)):
                 for key, values in chunk.items():
                     if key not in joined:
                         joined[key] = np.empty((len(rows), *values.shape[1:]), values.dtype)
@@ -206,9 +162,9 @@ def in_memory(source: Source, read: Callable[[tf.Tensor], Batch]) -> InMemoryArr
     return InMemoryArrays(load, range(len(source)))
 
 
-def chunks(load: Callable[[tf.Tensor], Batch], num_examples: int, size: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yields `load` of the ids 0 to `num_examples`, `size` at a time. Raises ValueError if examples differ in shape."""
-    ids = tf.data.Dataset.range(num_examples).batch(size)
+def chunks(load: Callable[[tf.Tensor], Batch], num_examples: int) -> Iterator[dict[str, np.ndarray]]:
+    """Yields `load` of the ids 0 to `num_examples`, in chunks. Raises ValueError if examples differ in shape."""
+    ids = tf.data.Dataset.range(num_examples).batch(_CHUNK)
     load = tf.autograph.experimental.do_not_convert(load)
     loaded = ids.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(1)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -218,7 +174,7 @@ def chunks(load: Callable[[tf.Tensor], Batch], num_examples: int, size: int) -> 
             if shape != first:
                 raise ValueError(
                     f"Stored examples must have one shape, but those of {name!r} differ: {list(first)} in the first "
-                    f"{size} examples, {list(shape)} from example {number * size} on: pad them to one length."
+                    f"{_CHUNK} examples, {list(shape)} from example {number * _CHUNK} on: pad them to one length."
                 )
         yield chunk
 
@@ -228,7 +184,7 @@ def write(path: Path, chunks: Iterable[Mapping[str, np.ndarray]], num_examples: 
 
     Raises ValueError for strings and for a type that is none of NumPy's, such as bfloat16.
     """
-    temporary = path.with_suffix(WRITING)
+    temporary = path.with_suffix(".writing")
     try:
         with open(temporary, "wb") as file:
             kind = None
@@ -265,19 +221,3 @@ def _open(path: Path) -> np.ndarray | None:
         return np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return None
-
-
-@contextlib.contextmanager
-def _hold_lock(path: Path) -> Iterator[None]:
-    """Holds a file lock between the processes of a host; OSError: there is none. The file stays: removal would race."""
-    with open(path, "ab") as file:
-        # Polls, because a blocking call would not return on a signal, such as a second Ctrl-C.
-        for attempt in itertools.count():
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if attempt == 0:
-                    print(f"tfdist: waiting for another process that stores the examples ({path})", file=sys.stderr)
-                time.sleep(_POLL_SECONDS)
-        yield

@@ -69,8 +69,6 @@ class FeedNotes:
 
     # Log line: the `prepare` function, and what it returns; "" if there is none.
     preparation: str = ""
-    # The unit of the examples in the log, such as "images".
-    example_name: str = "examples"
     # Warnings about the data.
     notes: tuple[str, ...] = ()
     # (count) -> the first training examples, completely prepared, without augmentation; None for a script.

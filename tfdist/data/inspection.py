@@ -5,13 +5,11 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.data import autograph, order, read_ahead, stream
-from tfdist.data.feed import Batch
 from tfdist.data.stream import ReplicaShard, Source
 
 # Limit of a search: the steps since the last checkpoint may be many.
@@ -101,22 +99,11 @@ def rows_of_steps(
     for number, batch in enumerate(read_ahead.without_autotuning(elements), first):
         step, rows, _ = locate(tf.constant(number, tf.int64))
         columns = {name: value.numpy() for name, value in batch.items()}
-        place = functools.partial(describe_place, source, split, rows.numpy(), part)
+        place = functools.partial(_place, split, part.ids(rows.numpy()))
         yield Rows(step=1 + int(step), columns=columns, place=place)
 
 
-def describe_place(
-    source: Any, split: str, rows: np.ndarray, part: order.WorkerExamples, column: str, at: tuple[int, ...]
-) -> str:
-    """Returns the place of a value, for a message; see `Rows.place`. `rows`: the numbers of examples in `source`."""
-    row = int(rows[at[0]])
+def _place(split: str, ids: np.ndarray, column: str, at: tuple[int, ...]) -> str:
+    """Returns the place of a value, for a message; see `Rows.place`. `ids`: the examples, by their numbers."""
     index = f"[{', '.join(map(str, at[1:]))}]" if at[1:] else ""
-    floats = [value for value in _read(source, row).values() if value.dtype.is_floating]
-    finite = all(bool(tf.reduce_all(tf.math.is_finite(value))) for value in floats)
-    origin = "made by config.data.prepare" if finite else "as the source reads it"
-    return f"{column}{index} of example {part.ids(row)} of the split {split!r} ({origin})"
-
-
-def _read(source: Source, row: int) -> Batch:
-    read = tf.autograph.experimental.do_not_convert(autograph.convert_read(source))
-    return next(iter(tf.data.Dataset.from_tensors(tf.constant([row], tf.int64)).map(read)))
+    return f"{column}{index} of the prepared example {ids[at[0]]} of the split {split!r}"

@@ -55,17 +55,17 @@ def make_feed(
     searched = dict(
         zip((options.train_split, options.evaluation_split), zip((train, evaluation), parts, strict=True), strict=True)
     )
-    train, train_prepare = cache.add_cache(options, train, inputs.prepare, training=True)
-    evaluation, evaluation_prepare = cache.add_cache(options, evaluation, inputs.prepare, training=False)
+    train = cache.add_cache(options, train, options.train_split)
+    evaluation = cache.add_cache(options, evaluation, options.evaluation_split)
     if options.pipeline == "textbook":
         from tfdist.data import textbook
 
         notes = (textbook.NOTE,)
-        training = textbook.training(train, train_prepare, options, seed=config.seed)
+        training = textbook.training(train, inputs.prepare, options, seed=config.seed)
         of_pipeline = textbook.fields(training, shard, cluster)
     else:
         ordering = {"seed": config.seed, "global_batch": batches[0], "shuffle": options.shuffle, "part": parts[0]}
-        training = stream.training(train, train_prepare, shard, **ordering)
+        training = stream.training(train, inputs.prepare, shard, **ordering)
         of_pipeline = {
             "spec": description.element_spec(training(0, 1)),
             "open_training": lambda start, stop: cluster.distribute(training(start, stop)),
@@ -77,7 +77,7 @@ def make_feed(
 
     def evaluate() -> tuple[tf.data.Dataset, int]:
         return stream.evaluation(
-            evaluation, evaluation_prepare, shard, global_batch=batches[1], seed=config.seed, part=parts[1]
+            evaluation, inputs.prepare, shard, global_batch=batches[1], seed=config.seed, part=parts[1]
         )
 
     def verify() -> None:
@@ -97,7 +97,6 @@ def make_feed(
         verify=verify,
         about=FeedNotes(
             preparation=description.describe(options.prepare, described),
-            example_name="images" if "image" in of_pipeline["spec"] else "examples",
             notes=notes,
             first_batch=functools.partial(stream.first_examples, train_source, inputs.prepare_all, seed=config.seed),
             saved=description.to_save(options, inputs.train_source, described),

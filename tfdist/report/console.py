@@ -4,16 +4,13 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Sequence
 from typing import TextIO
 
 from tfdist.report import lines
-from tfdist.report.lines import LineFormat, Row
+from tfdist.report.lines import Row
 
 REDRAW_SECONDS = 0.1
 BAR_CELLS = 20
-# Below this width of the terminal there is no bar, only its text.
-_NARROW_COLUMNS = 50
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -21,9 +18,9 @@ class Console:
     """The console output of a run: with a bar if the stream is a terminal with escape codes, else with lines only."""
 
     stream: TextIO
-    # Optimizer steps of the run.
+    # Optimizer steps and epochs of the run.
     total_steps: int
-    line_format: LineFormat
+    epochs: float
     # "all", "events" (no interval and evaluation lines) or "nothing".
     verbosity: str = "all"
     # True if lines can be redrawn in place.
@@ -33,24 +30,20 @@ class Console:
     timed_from: float = 0.0
     # The last report of training, until the evaluation after the same step has been reported or is not due.
     pending: Row | None = None
-    # Last reported text beside the bar; time of the last redraw; True while the bar is on the screen.
-    status: list[str] = dataclasses.field(default_factory=list)
+    # Time of the last redraw; True while the bar is on the screen.
     last_drawn: float = -math.inf
     bar_visible: bool = False
 
     def __post_init__(self):
         self.terminal = is_terminal(self.stream)
 
-    def train(self, row: Row, parts: Sequence[str]) -> None:
-        """Reports an interval: redraws the bar; its line is written by the next other call.
-
-        `parts` are values for the bar, most important first; a narrow terminal shows the first ones only.
-        """
+    def train(self, row: Row) -> None:
+        """Reports an interval: redraws the bar; its line is written by the next other call."""
         self.flush()
         if self.timed_from_step is None:
             self.timed_from_step, self.timed_from = row.step, time.monotonic()
         if self.verbosity == "all":
-            self.pending, self.status = row, list(parts)
+            self.pending = row
             self._draw(row.step, "")
 
     def progress(self, step: int, doing: str) -> None:
@@ -64,8 +57,7 @@ class Console:
         """Writes the line of the last report of training."""
         row, self.pending = self.pending, None
         if row is not None:
-            for text in self.line_format.lines(row, clock=not self.terminal):
-                self._line(text)
+            self._line(lines.of_row(row, self.epochs, clock=not self.terminal))
 
     def line(self, text: str, *, always: bool = False) -> None:
         """Writes a permanent line, `always` or unless nothing is shown; the next report redraws the bar below it."""
@@ -95,13 +87,8 @@ class Console:
         columns = _columns(self.stream) - 1  # A full last column would move the cursor to the next line.
         done = min(1.0, step / max(1, self.total_steps))
         bar = "#" * round(done * BAR_CELLS)
-        text = f"{done:4.0%} " + ("" if columns < _NARROW_COLUMNS else f"|{bar:<{BAR_CELLS}}| ")
-        text += f"{step}/{self.total_steps}  {left} left"
-        for part in filter(None, [doing, *self.status]):
-            if len(f"{text}  {part}") > columns:
-                break
-            text = f"{text}  {part}"
-        self._write(f"\r{text[:columns]}\x1b[K")
+        text = f"{done:4.0%} |{bar:<{BAR_CELLS}}| {step}/{self.total_steps}  {left} left  {doing}"
+        self._write(f"\r{text.rstrip()[:columns]}\x1b[K")
 
     def _write(self, text: str) -> None:
         encoding = self.stream.encoding or "utf-8"

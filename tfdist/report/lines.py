@@ -22,38 +22,25 @@ class Row:
     best: bool = False
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class LineFormat:
-    """Formats rows, all in one form: `epoch 1/5  196 steps  41.2 s  1,213/s  loss 0.4321/0.5012  best`."""
+def of_row(row: Row, run_epochs: float, *, clock: bool) -> str:
+    """Returns `epoch 1/5  196 steps  41.2 s  1,213/s  loss 0.4321/0.5012  best`, with `clock` after the time of day.
 
-    # Epochs of the run.
-    epochs: float
-    # The name of examples.
-    examples: str = "examples"
-    # Whether evaluations are expected.
-    evaluates: bool = False
-    # Whether the form was explained, in a line before the first row.
-    explained: bool = False
-
-    def lines(self, row: Row, *, clock: bool) -> list[str]:
-        """Returns the line of a row, before the first one also the legend; with `clock` it has the time of day."""
-        legend = f"values     {'training/evaluation, ' if self.evaluates else ''}speed in {self.examples}/s"
-        lines = [] if self.explained else [legend]
-        self.explained = True
-        all_epochs = epochs(self.epochs)
-        evaluation = dict(row.evaluation or {})
-        both = {name: f"/{number(evaluation.pop(name))}" for name in row.values if name in evaluation}
-        parts = [
-            *([time.strftime("%H:%M:%S")] if clock else []),
-            f"epoch {epochs(row.epoch).rjust(len(all_epochs))}/{all_epochs}",
-            count(row.steps, "step"),
-            f"{rate(row.seconds) if row.seconds >= 0.1 else f'{row.seconds:.2g}'} s",
-            f"{rate(row.examples_per_second)}/s",
-            *(f"{name} {number(value)}{both.get(name, '')}" for name, value in row.values.items()),
-            *name_values(evaluation, "val_"),
-            *(["best"] if row.best else []),
-        ]
-        return [*lines, "  ".join(parts)]
+    Values are those of training, and after "/" of the evaluation; the speed is in examples per second.
+    """
+    all_epochs = epochs(run_epochs)
+    evaluation = dict(row.evaluation or {})
+    both = {name: f"/{number(evaluation.pop(name))}" for name in row.values if name in evaluation}
+    parts = [
+        *([time.strftime("%H:%M:%S")] if clock else []),
+        f"epoch {epochs(row.epoch).rjust(len(all_epochs))}/{all_epochs}",
+        count(row.steps, "step"),
+        f"{rate(row.seconds) if row.seconds >= 0.1 else f'{row.seconds:.2g}'} s",
+        f"{rate(row.examples_per_second)}/s",
+        *(f"{name} {number(value)}{both.get(name, '')}" for name, value in row.values.items()),
+        *name_values(evaluation, "val_"),
+        *(["best"] if row.best else []),
+    ]
+    return "  ".join(parts)
 
 
 def name_values(values: Mapping[str, float], prefix: str = "") -> list[str]:

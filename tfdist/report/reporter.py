@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdist.report import files, lines, metrics_file, tensorboard_events
 from tfdist.report.console import Console
-from tfdist.report.lines import LineFormat, Row
+from tfdist.report.lines import Row
 
 # Names in metrics.jsonl that an objective may not use for its values.
 RESERVED = {
@@ -121,9 +121,7 @@ class Reporter:
             examples_per_second=speed,
             values=values,
         )
-        waiting = [] if wait_share is None else [f"waiting for data {wait_share:.0%}"]
-        speed_text = f"{lines.rate(speed)} {self.console.line_format.examples}/s"
-        self.console.train(row, [*lines.name_values(values), speed_text, *waiting])
+        self.console.train(row)
 
     def progress(self, step: int, doing: str = "") -> None:
         """Redraws the progress bar between reports. `doing` is the current activity, such as "evaluating"."""
@@ -159,15 +157,6 @@ class Reporter:
             text = ["evaluation", f"step {step}", f"epoch {epoch}", *lines.name_values(values)]
             text += [f"{num_examples:,} examples in {seconds:.3g} s", *(["best so far"] if best else [])]
             self.console.line("  ".join(text))
-
-    def hyperparameters(self, values: Mapping[str, Any]) -> None:
-        """Writes fields of the config, by dotted name, for TensorBoard's HParams."""
-        if self.tensorboard:
-            directory = os.path.dirname(os.path.dirname(next(iter(self.tensorboard.values()))))
-            try:
-                tensorboard_events.write_hparams(directory, values)
-            except OSError as error:
-                self.warning(f"WARNING: no HParams for TensorBoard: {files.describe_error(error)}.")
 
     def event(self, text: str, step: int | None = None, *, always: bool = False) -> None:
         """Reports an event, such as resumed, saved or stopped, in one line, and the step after which it happened.
@@ -227,7 +216,6 @@ def open_report(
     tensorboard: bool = False,
     console: str = "all",
     evaluates: bool = True,
-    examples: str = "examples",
     resume_step: int | None = None,
     resume_evaluated: int | None = None,
     stream: TextIO | None = None,
@@ -239,7 +227,6 @@ def open_report(
         console: "all", "events" (no interval and evaluation lines) or "nothing".
         evaluates: whether evaluations are expected.
         tensorboard: whether event files are written.
-        examples: what an example is called in lines: "images", for example.
         resume_step: the step of the restored checkpoint; None: nothing is removed.
         resume_evaluated: its last evaluated step; None: `resume_step`.
         stream: the console; None: standard output.
@@ -249,9 +236,11 @@ def open_report(
     """
     screen = None
     if chief:
-        line_format = LineFormat(epochs=total_steps / steps_per_epoch, examples=examples, evaluates=evaluates)
         screen = Console(
-            stream=stream or sys.stdout, total_steps=total_steps, line_format=line_format, verbosity=console
+            stream=stream or sys.stdout,
+            total_steps=total_steps,
+            epochs=total_steps / steps_per_epoch,
+            verbosity=console,
         )
     reporter = Reporter(rank=rank, num_replicas=num_replicas, steps_per_epoch=steps_per_epoch, console=screen)
     if not chief or workdir is None:

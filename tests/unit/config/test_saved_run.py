@@ -11,10 +11,10 @@ from tfdist.config import diff, saved_run, tool_flags
 from tfdist.report import run_info
 
 
-def write_run(workdir, config, command=(), directory=""):
+def write_run(workdir, config, command=(), **environment):
     workdir.mkdir(parents=True)
     run_info.write_config(workdir, diff.to_json(config))
-    (workdir / "environment.json").write_text(json.dumps({"command": list(command), "directory": str(directory)}))
+    (workdir / "environment.json").write_text(json.dumps({"command": list(command), **environment}))
     return workdir
 
 
@@ -39,9 +39,8 @@ def test_the_workdir_of_a_script_says_how_to_resume(tmp_path):
 
 def test_modules_are_found_where_the_run_found_them(tmp_path):
     (tmp_path / "labs").mkdir()
-    workdir = write_run(
-        tmp_path / "x", c.Config(model={"target": "a:b"}), ["python", "train", "labs/mine.py"], tmp_path
-    )
+    started = {"directory": str(tmp_path), "config_file": str(tmp_path / "labs" / "mine.py:large")}
+    workdir = write_run(tmp_path / "x", c.Config(model={"target": "a:b"}), **started)
     assert saved_run.import_folders(str(workdir / "config.json")) == [str(tmp_path), str(tmp_path / "labs")]
     assert saved_run.import_folders("labs/mine.py")[0].endswith("labs")
 

@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from launching import REPOSITORY, worker_environment
-from parameters import slow_except
 
 from tfdist import config as c
 from tfdist.config import diff, validate
 from tfdist.data import cache
 from tfdist.training import setup
 from tfdist.training.consistency import start_checks
-from tfdist.zoo import prepare, sources
 
 # Keeps 1000 examples of a source that takes its time, in sys.argv[1]; says when it reads.
 SLOW = """
@@ -37,7 +35,7 @@ class Slow:
             return ids * 3
         return {"x": tf.ensure_shape(tf.numpy_function(wait, [ids], tf.int64), [None])}
 options = config.Data(cache="raw", cache_dir=sys.argv[1])
-kept, _ = cache.add_cache(options, Slow(), None, training=True)
+kept = cache.add_cache(options, Slow(), "train")
 print("kept", int(kept.read(tf.constant([999], tf.int64))["x"][0]), flush=True)
 """
 
@@ -72,10 +70,9 @@ class Source:
         return {"image": image, "label": ids % 7} | ({"text": text} if self.texts else {})
 
 
-def keep(source, directory=None, kind="raw", prepare=prepare.identity, training=True):
-    """A kept source and its prepare, as a run has them."""
-    options = c.Data(cache=kind, cache_dir=directory and str(directory))
-    return cache.add_cache(options, source, prepare, training=training)
+def keep(source, directory=None):
+    """A kept source, as a run has it."""
+    return cache.add_cache(c.Data(cache="raw", cache_dir=directory and str(directory)), source, "train")
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
@@ -83,8 +80,8 @@ def test_the_cache_holds_what_was_read_and_reads_once(where, tmp_path):
     directory = tmp_path / "ram" if where == "disk" else None
     texts = where == "memory"
     source = Source(600, texts)
-    kept, same = keep(source, directory)
-    assert len(kept) == 600 and kept.num_classes == 7 and same is prepare.identity
+    kept = keep(source, directory)
+    assert len(kept) == 600 and kept.num_classes == 7
     ids = np.random.default_rng(0).permutation(600)
     batches = tf.data.Dataset.from_tensor_slices(ids).batch(50, drop_remainder=True).repeat(2).map(kept.read)
     assert batches.element_spec["image"].shape == (50, 2, 2, 3) and batches.element_spec["label"].shape == (50,)
@@ -93,44 +90,24 @@ def test_the_cache_holds_what_was_read_and_reads_once(where, tmp_path):
     for name, expected in Source(600, texts).read(tf.constant(ids)).items():
         np.testing.assert_array_equal(np.concatenate([batch[name] for batch in found]), np.concatenate([expected] * 2))
     if where == "disk":
-        again, _ = keep(second := Source(600), directory)
+        again = keep(second := Source(600), directory)
         np.testing.assert_array_equal(again.read(tf.constant([599, 0]))["label"], [599 % 7, 0])
         assert second.reads == []
 
 
-def test_prepared_examples_are_kept_where_nothing_is_random(tmp_path):
-    def scaled(batch, seeds, *, training, flip=False):
-        return prepare.image(batch, seeds, training=training, resize=(4, 4), flip=flip)
-
-    source = sources.digits("train[:100]")
-    kept, passed = keep(source, tmp_path, "prepared", scaled)
-    ids, nothing = tf.range(10, dtype=tf.int64), tf.zeros([10, 2], tf.int64)
-    batch = passed(kept.read(ids), nothing, training=True)
-    expected = scaled(source.read(ids), nothing, training=True)
-    np.testing.assert_array_equal(batch["image"], expected["image"])
-    assert batch["image"].shape == (10, 4, 4, 1)
-
-    def flipped(batch, seeds, *, training):
-        return scaled(batch, seeds, training=training, flip=True)
-
-    with pytest.raises(ValueError, match='cache="prepared"'):
-        keep(source, tmp_path, "prepared", flipped)[0].read(ids)
-    assert keep(source, tmp_path, "prepared", flipped, training=False)[0].read(ids)["image"].shape == (10, 4, 4, 1)
-
-
 def test_strings_and_dtypes_unknown_to_numpy_files_stay_in_memory(tmp_path):
-    def halves(batch, seeds, *, training):
-        return {"x": tf.cast(batch["label"], tf.bfloat16)[:, None] / 3}
+    class Thirds(Source):
+        def read(self, ids):
+            return {"x": tf.cast(ids, tf.bfloat16)[:, None] / 3}
 
     ids = tf.range(4, dtype=tf.int64)
-    expected = halves(Source(10).read(ids), tf.zeros([4, 2], tf.int64), training=True)["x"]
-    found = keep(Source(10), None, "prepared", halves)[0].read(ids)["x"]
+    found = keep(Thirds(10)).read(ids)["x"]
     assert found.dtype == tf.bfloat16
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found, Thirds(10).read(ids)["x"])
     with pytest.raises(ValueError, match=r"cache_dir .* Received: bfloat16 as 'x'"):
-        keep(Source(10), tmp_path, "prepared", halves)[0].read(ids)
+        keep(Thirds(10), tmp_path).read(ids)
     with pytest.raises(ValueError, match=r"cache_dir .* Received: strings as 'text'"):
-        keep(Source(10, texts=True), tmp_path)[0].read(ids)
+        keep(Source(10, texts=True), tmp_path).read(ids)
     assert {path.suffix for path in tmp_path.glob("*/*")} == {".lock"}
 
 
@@ -144,7 +121,7 @@ def test_examples_that_differ_in_shape_are_refused(where, tmp_path):
 
     directory = tmp_path / "ram" if where == "disk" else None
     with pytest.raises(ValueError, match=r"'tokens' differ: \[2\] .*\[3\] from example 256 on"):
-        keep(Padded(500), directory)[0].read(tf.constant([0], tf.int64))
+        keep(Padded(500), directory).read(tf.constant([0], tf.int64))
     assert directory is None or [path.suffix for path in directory.glob("*/*")] == [".lock"]
 
 
@@ -161,10 +138,10 @@ def start(directory, seconds):
 
 @pytest.mark.parametrize("length", [0, 20, -8])
 def test_damaged_files_are_written_again(tmp_path, length):
-    path = keep(Source(20), tmp_path)[0].fill()
+    path = keep(Source(20), tmp_path).fill()
     whole = path.read_bytes()
     path.write_bytes(whole[:length])
-    again, _ = keep(source := Source(20), tmp_path)
+    again = keep(source := Source(20), tmp_path)
     np.testing.assert_array_equal(again.read(tf.constant([9, 0]))["label"], [9 % 7, 0])
     assert len(source.reads) == 20 and path.read_bytes() == whole
 
@@ -175,11 +152,11 @@ def test_users_of_one_directory_have_files_of_their_own():
     with tempfile.TemporaryDirectory() as name:  # Others cannot enter `tmp_path`.
         shared = pathlib.Path(name)
         shared.chmod(0o1777)
-        mine = keep(Source(20), shared)[0].fill().parent
+        mine = keep(Source(20), shared).fill().parent
         assert mine.stat().st_mode & 0o777 == 0o700
         os.seteuid(65534)
         try:
-            other, _ = keep(source := Source(20), shared)
+            other = keep(source := Source(20), shared)
             np.testing.assert_array_equal(other.read(tf.constant([9]))["label"], [9 % 7])
         finally:
             os.seteuid(0)
@@ -188,7 +165,7 @@ def test_users_of_one_directory_have_files_of_their_own():
         mine.symlink_to(mine.rename(shared / "elsewhere"))
         os.chown(mine, 65534, 65534, follow_symlinks=False)
         with pytest.raises(OSError, match=r"cache_dir=.* another user.*: remove it"):
-            keep(Source(20), shared)[0].read(tf.constant([9]))
+            keep(Source(20), shared).read(tf.constant([9]))
 
 
 @pytest.mark.workers
@@ -197,7 +174,7 @@ def test_a_writer_that_is_killed_leaves_nothing_half_and_two_write_once(tmp_path
         killed.kill()
     assert len(list(tmp_path.glob("*/*.writing"))) == 1
     mine = Source(1000)
-    kept, _ = keep(mine, tmp_path)
+    kept = keep(mine, tmp_path)
     with start(tmp_path, 0.5) as other:
         kept.name = next(path.stem for path in tmp_path.glob("*/*.lock"))
         kept.fill()  # Waits for the other, and finds what it has written.
@@ -212,26 +189,25 @@ def test_the_modification_hash_of_a_source_decides_what_is_reused(tmp_path):
         for said in ("monday", "tuesday", "monday"):
             source = Source(10)
             setattr(source, name, lambda said=said: said)
-            keep(source, tmp_path / name)[0].fill()
+            keep(source, tmp_path / name).fill()
         assert len(list((tmp_path / name).glob("*/*.npy"))) == 2
 
 
 def test_a_directory_that_cannot_be_written_or_has_no_use_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"data.cache_dir=.*file/x'"):
-        keep(Source(3), tmp_path / "file" / "x")[0].fill()
+        keep(Source(3), tmp_path / "file" / "x").fill()
     config = c.Config(model={"target": "x:y"}, data=c.Data(cache_dir="/ram"), train=c.Train(steps=1))
     with pytest.raises(ValueError, match=r'data.cache_dir=\'/ram\' has no effect with data.cache="none"'):
         validate.validate(config)
 
 
-@pytest.mark.parametrize("kind", slow_except(["raw", "prepared"], ["raw"]))
-def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(kind, tmp_path, monkeypatch):
+def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("FAST_DISK", str(tmp_path))
     batches = []
-    for kept in ({}, {"cache": kind, "cache_dir": "$FAST_DISK/examples"}):
-        image = {"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}
-        options = c.Data(prepare=image | ({"flip": True} if kind == "raw" else {}), batch_size=300, **kept)
+    for kept in ({}, {"cache": "raw", "cache_dir": "$FAST_DISK/examples"}):
+        image = {"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "flip": True}
+        options = c.Data(prepare=image, batch_size=300, **kept)
         config = c.Config(model={"target": "lab:linear"}, data=options, train=c.Train(steps=4))
         keras.utils.clear_session()
         run = setup.build_run(config, tmp_path / "run")

@@ -32,7 +32,7 @@ GROWTH = """
     rows = tf.range(5, dtype=tf.int64)
     part.read(rows)
     grown = held() - before
-    kept, _ = cache.add_cache(config.Data(cache="raw", cache_dir=sys.argv[2]), part, None, training=True)
+    kept = cache.add_cache(config.Data(cache="raw", cache_dir=sys.argv[2]), part, "train")
     assert len(part) == len(found) and found.ids(rows).numpy().tolist() == [3, 7, 11, 15, 19]
     for read in (part, kept):
         assert read.read(rows)["label"].numpy().tolist() == [3, 7, 11, 15, 19]
@@ -102,7 +102,7 @@ def test_each_part_has_its_own_cache_and_too_many_workers_are_refused():
         shard = stream.ReplicaShard(first_replica=rank, num_replicas=3)
         for shards in ("fixed", "contiguous"):
             part, _ = fixed_shards.divide(sources.digits("train"), shard, "train", shards)
-            names.add(cache.add_cache(config.Data(cache="raw"), part, None, training=True)[0].name)
+            names.add(cache.add_cache(config.Data(cache="raw"), part, "train").name)
     assert len(names) == 6
     with pytest.raises(ValueError, match=r'shards="fixed" needs an example for each of the 3 workers.*train\[:2\]'):
         fixed_shards.divide(sources.digits("train[:2]"), shard, "train[:2]")
@@ -119,7 +119,7 @@ def test_a_cache_of_a_part_is_made_anew_if_a_file_changes(tmp_path):
         source = sources.image_folder("train", path=str(tmp_path / "images"), memory_limit_mb=0)
         part, _ = fixed_shards.divide(source, stream.ReplicaShard(num_replicas=2), "train")
         options = config.Data(cache="raw", cache_dir=str(tmp_path / "cache"), shards="fixed")
-        kept, _ = cache.add_cache(options, part, None, training=True)
+        kept = cache.add_cache(options, part, "train")
         kept.fill()
         found.append(int(kept.read(tf.range(1, dtype=tf.int64))["image"][0, 0, 0, 0]))
     assert found == [10, 99]

@@ -165,7 +165,7 @@ def test_ten_million_examples_on_disk_take_no_memory(tmp_path):
     grown = []
     for count in (10_000, 10_000_000):
         options = config.Data(source={"target": "far", "count": count}, cache="raw", cache_dir=str(tmp_path))
-        kept, _ = cache.add_cache(options, Far(count), None, training=True)
+        kept = cache.add_cache(options, Far(count), "train")
         folder = tmp_path / f"tfdist-{os.geteuid()}"
         folder.mkdir(exist_ok=True)
         # A file full of zeros, which take no place on disk.

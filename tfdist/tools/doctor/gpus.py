@@ -91,7 +91,7 @@ def step_seconds(cluster: Any, precision: str) -> float:
     batch = BATCH * cluster.num_replicas
     config = config_lib.Config(
         model=dict(MODEL),
-        data=config_lib.Data(source=source, evaluation_split=None, batch_size=batch, cache="prepared"),
+        data=config_lib.Data(source=source, evaluation_split=None, batch_size=batch, cache="raw"),
         train=config_lib.Train(steps=STEPS, precision=precision),
         checkpoint=config_lib.Checkpoint(export=False),
     )

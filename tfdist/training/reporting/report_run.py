@@ -34,7 +34,6 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
         tensorboard=run.config.report.tensorboard,
         console=run.log.console,
         evaluates=run.feed.evaluation is not None,
-        examples=run.feed.about.example_name,
         **resumed,
     )
     roster = run.cluster.roster
@@ -51,7 +50,6 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     if not run.cluster.is_chief:
         return
     workdir, config = str(run.workdir), diff.to_json(run.config)
-    report.hyperparameters({name: value for name, value in diff.flatten(config) if diff.affects_weights(name)})
     run_info.write_config(workdir, config)
     if run.feed.about.saved:
         files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
@@ -106,6 +104,7 @@ def start_lines(run: Run, resumed_step: int | None) -> list[str]:
         f"optimizer  {learning_rate.describe(config)}",
         f"devices    {replicas} replica{'s' * (replicas > 1)}{f' in {workers} workers' if workers > 1 else ''}",
         *run.log.chosen,
+        f"values     training{'' if run.feed.evaluation is None else '/evaluation'}, speed in examples/s",
     ]
 
 
