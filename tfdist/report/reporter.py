@@ -158,6 +158,15 @@ class Reporter:
             text += [f"{num_examples:,} examples in {seconds:.3g} s", *(["best so far"] if best else [])]
             self.console.line("  ".join(text))
 
+    def hyperparameters(self, values: Mapping[str, Any]) -> None:
+        """Writes fields of the config, by dotted name, for TensorBoard's HParams."""
+        if self.tensorboard:
+            directory = os.path.dirname(os.path.dirname(next(iter(self.tensorboard.values()))))
+            try:
+                tensorboard_events.write_hparams(directory, values)
+            except OSError as error:
+                self.warning(f"WARNING: no HParams for TensorBoard: {files.describe_error(error)}.")
+
     def event(self, text: str, step: int | None = None, *, always: bool = False) -> None:
         """Reports an event, such as resumed, saved or stopped, in one line, and the step after which it happened.
 

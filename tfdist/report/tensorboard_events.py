@@ -1,4 +1,4 @@
-"""TensorBoard event files of scalars. Imports no TensorFlow.
+"""TensorBoard event files: scalars and HParams. Imports no TensorFlow.
 
 Training and evaluation are two runs, as TensorBoard calls a directory of event files, with the same tags, over
 optimizer steps: their curves share a chart.
@@ -17,6 +17,8 @@ import socket
 import time
 from collections.abc import Mapping
 from typing import Any
+
+from tfdist.report import files
 
 TENSORBOARD = "tensorboard"
 # The runs.
@@ -43,6 +45,20 @@ def scalars_record(step: int, values: Mapping[str, float]) -> bytes:
     """Returns the record of a report: all values by name."""
     # Not a tensor as tf.summary writes it: some readers drop only simple_value after a restart.
     return _record(step=step, summary={"value": [{"tag": tag, "simple_value": one} for tag, one in values.items()]})
+
+
+def write_hparams(directory: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
+    """Writes the values of fields, by dotted name, for TensorBoard's HParams; raises OSError.
+
+    Its metrics are the last scalars of the runs in directories of `directory`. Other values than numbers, texts and
+    booleans are written as texts, None not at all.
+    """
+    from tensorboard.plugins.hparams import summary_v2
+
+    known = {name: value for name, value in values.items() if value is not None}
+    plain = {name: value if isinstance(value, int | float | str) else str(value) for name, value in known.items()}
+    content = _record(file_version="brain.Event:2") + _record(summary=summary_v2.hparams_pb(plain))
+    files.replace_file(os.path.join(directory, "events.out.tfevents.0.hparams"), content)
 
 
 def _record(**fields: Any) -> bytes:

@@ -67,3 +67,11 @@ def test_keras_callback_shows_histograms_and_the_graph_of_the_layers(board, tmp_
     window.screenshot(tmp_path / "graph.png")
     window.show(f"{address}/#histograms", "block1_conv/kernel/histogram", "digits/tensorboard/keras/train")
     window.screenshot(tmp_path / "histograms.png")
+
+
+def test_hparams_shows_fields_and_metrics(board, tmp_path):
+    address, window = board
+    text = window.show(f"{address}/#hparams", "learning_rate.peak", "digits/tensorboard")
+    window.screenshot(tmp_path / "hparams.png")
+    assert "accuracy" in text and "data.batch_size" in text, text
+    assert "cluster.port_base" not in text

@@ -50,6 +50,7 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     if not run.cluster.is_chief:
         return
     workdir, config = str(run.workdir), diff.to_json(run.config)
+    report.hyperparameters({name: value for name, value in diff.flatten(config) if diff.affects_weights(name)})
     run_info.write_config(workdir, config)
     if run.feed.about.saved:
         files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
