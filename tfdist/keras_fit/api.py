@@ -119,7 +119,7 @@ def fit(
             )
     config = run_config.of_fit(model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
     place, traced = make_run.to_path(workdir), make_run.traced_values(cluster, model)
-    traced.tell_of_changes(traced.of("train", data.element_spec))
+    traced.tell_of_changes("train")
     with interruption.handlers_if(place is not None) as stop, patches.patch_for_run(model) as stack:
         run = make_run.make_run(
             cluster, model, config, data, validation, callbacks, verbose, place, stop, stack, initial_epoch
@@ -131,7 +131,7 @@ def fit(
     cluster.monitor.stop_timer()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
-    traced.note_end()
+    traced.note_end("train", *(() if validation is None else ("test",)))
     made = sizes.first_step + _steps_made(run) - steps_before
     if made > sizes.first_step:
         data.finish(made)
@@ -178,6 +178,7 @@ def evaluate(
     make_run.check_compiled(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size=batch_size, steps=steps)
     config = run_config.of_evaluation(model, data.batch_size)
+    make_run.traced_values(cluster, model).tell_of_changes("test")
     with patches.patch_for_run(model) as stack:
         stop = interruption.StopRequest()
         run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
@@ -230,9 +231,10 @@ def predict(
     same_data.check_same_data(cluster, data)
     dataset = data.one_pass(trainer.replica_shard(cluster), reset=False)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
-    trace = make_run.traced_values(cluster, model).of("predict", data.element_spec)
-    make = functools.partial(predict_lib.Predictor, cluster, model, trace, data.element_spec)
-    predictor = make_run.made_on_model(cluster, model, "prediction", make, trace)
+    traced = make_run.traced_values(cluster, model)
+    traced.tell_of_changes("predict")
+    make = functools.partial(predict_lib.Predictor, cluster, model, traced, data.element_spec)
+    predictor = make_run.made_on_model(cluster, model, "prediction", make)
     found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
     data.end_epoch()
     cluster.monitor.stop_timer()

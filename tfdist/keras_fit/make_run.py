@@ -68,8 +68,7 @@ def make_run(
         return own_setup.prepare(cluster, model, config, kinds, as_given=as_given, stack=stack)
 
     traced = traced_values(cluster, model)
-    traces = {kind: traced.of(kind, one.element_spec) for kind, one in kinds.items()}
-    with plain_values.as_traced(model, *traces.values()):
+    with traced.as_traced(*kinds):
         if "train" in kinds or as_given:  # Each evaluation by a test_step has variables of its own.
             prepared = prepare()
         else:
@@ -98,7 +97,7 @@ def make_run(
         train_step=train_step,
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
-        call_steps=functools.partial(plain_values.run_as_keras, model, traces, set()),
+        call_steps=functools.partial(traced.run_steps, set()),
         advice_if_diverged=_advice_if_diverged,
     )
 

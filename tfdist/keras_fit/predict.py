@@ -47,8 +47,8 @@ def _data_of(model: keras.Model, data: Any) -> Any:
 class Predictor:
     """Runs a model on batches, and gathers its outputs."""
 
-    def __init__(self, cluster: Cluster, model: keras.Model, trace: plain_values.Trace, element_spec: Any):
-        self._cluster, self._model, self._trace = cluster, model, trace
+    def __init__(self, cluster: Cluster, model: keras.Model, traced: plain_values.Traced, element_spec: Any):
+        self._cluster, self._model, self._traced = cluster, model, traced
         self._alone = cluster.num_replicas == 1
         spec = _data_of(model, element_spec)
         with cluster.scope():
@@ -69,7 +69,7 @@ class Predictor:
         It traces here if the batches have new shapes or dtypes: TensorFlow would warn about tracing in a script with
         many models if it traced at a call.
         """
-        with plain_values.as_traced(self._model, self._trace, traces_now=True):
+        with self._traced.as_traced("predict", traces_now=True):
             run = self._of_shards.get_concrete_function(iterator)
 
         def predict() -> Any:
@@ -79,7 +79,7 @@ class Predictor:
             total = int(gather_lib.of_first_replica(self._cluster, element["total"]))
             if outputs is not None and all(one.shape[0] == total for one in tf.nest.flatten(outputs)):
                 return outputs
-            with plain_values.as_traced(self._model, self._trace):
+            with self._traced.as_traced("predict"):
                 return self._of_batch(element)
 
         return predict
