@@ -130,10 +130,10 @@ def discover(
                 batch = batch_size
                 dry()
         if cluster.num_replicas > 1 and probe.may_mix(model):
-            whole_layers, names = probe.mixing_layers(run, element_spec, batch_size)
+            whole_layers, names, untried = probe.mixing_layers(run, element_spec)
             known, of_keras = probe.layers_known_to_mix(model)
             whole_layers, names = whole_layers + known, names + of_keras
-            _warn_of(names)
+            _warn_of(names, untried)
             whole_layers = whole_layers if global_view.whole_calls() else []
         if len(all_metrics(model)) > noted_metrics or whole_layers:
             dry()  # Metrics were made in the trace, which were called without a note; or layers are called whole.
@@ -170,7 +170,12 @@ def _subclasses(kind: type) -> Iterator[type]:
         yield from _subclasses(one)
 
 
-def _warn_of(names: list[str]) -> None:
+def _warn_of(names: list[str], untried: list[str]) -> None:
+    if untried:
+        messages.log_once(
+            "It could not be tried whether this depends on more than single examples of the batch: "
+            f"{text.list_names(untried, 3)}. Each replica computes it for its own rows."
+        )
     if names:
         by_flag = "each replica calls the layer with the whole batch, as --whole_calls says"
         else_what = (
