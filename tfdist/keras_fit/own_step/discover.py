@@ -135,8 +135,11 @@ def discover(
             whole_layers, names = whole_layers + known, names + of_keras
             _warn_of(names, untried)
             whole_layers = whole_layers if global_view.whole_calls() else []
-        if len(all_metrics(model)) > noted_metrics or whole_layers:
-            dry()  # Metrics were made in the trace, which were called without a note; or layers are called whole.
+        changed = bool(whole_layers)
+        # Metrics were made in the trace, which were called without a note; or layers are called whole.
+        while changed or len(all_metrics(model)) > noted_metrics or found[0].updating:
+            whole_layers, changed = whole_layers + found[0].updating, False
+            dry()
     plan, values, noted = found
     for key, value in values.items():
         shape = tf.convert_to_tensor(value).shape

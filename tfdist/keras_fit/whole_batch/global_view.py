@@ -77,6 +77,8 @@ class Plan:
     sources: set[int] = dataclasses.field(default_factory=set)
     # Layers, by id, that mix the rows of a batch: each replica calls them on whole tensors.
     whole_layers: frozenset[int] = frozenset()
+    # Layers that update metrics, which must be called in the same way.
+    updating: list[keras.Layer] = dataclasses.field(default_factory=list)
     # Metrics, by id, whose results the step reads, or which it resets.
     read_metrics: set[int] = dataclasses.field(default_factory=set)
     # The numbers of what metrics get, by the id of the metric.
@@ -106,9 +108,9 @@ class GlobalView:
     average: Average | None = None
     # The gradient tapes that record now.
     recording: list[Any] = dataclasses.field(default_factory=list)
-    # Set while a layer runs, or a tape computes gradients; and whether a layer runs on this replica's rows.
+    # Set while a layer runs, or a tape computes gradients; and the layer that runs on this replica's rows.
     in_layer: bool = False
-    on_rows: bool = False
+    on_rows: keras.Layer | None = None
     # Set while the function of a `tf.vectorized_map` is traced, in the graph of the step.
     in_map: bool = False
     # Set while a loss of the own rows is reduced to this replica's part.
@@ -175,7 +177,7 @@ class GlobalView:
         if not decided.by_rows:
             return self._call_whole(original, layer, *args, **keywords)
         args, keywords = tf.nest.pack_sequence_as((args, keywords), self.rows_of_arguments(flat, decided))
-        with patching.set_in_block(self, in_layer=True, on_rows=True):
+        with patching.set_in_block(self, in_layer=True, on_rows=layer):
             run = self._by_xla if self.xla and not self.discovers else lambda call, *given: call(*given)
             first = self._num_operations()
             outputs = run(lambda args, keywords: original(layer, *args, **keywords), args, keywords)
@@ -345,7 +347,7 @@ class GlobalView:
             original(layer, loss)
             added = enumerate(shard_layers.added_losses(layer)[:])
             self.losses += [((layer, index), one) for index, one in added if index >= before]
-        elif self.on_rows and not self.in_inner_graph:
+        elif self.on_rows is not None and not self.in_inner_graph:
             original(layer, [self._whole_loss(one) for one in keras.tree.flatten(loss)])
         else:
             original(layer, loss)
@@ -561,21 +563,15 @@ class GlobalView:
                 found[place] = tf.reshape(values, tf.shape(part))
         return found
 
-    def update_in_layer(self, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-        """Updates a metric, as a layer that runs on the own rows does, by the values of the global batch."""
-        if not self.on_rows or self.discovers:
-            return original(*args, **keywords)
-
-        def whole(value: Any) -> Any:
-            if not isinstance(value, tf.Tensor):
-                return value
-            if value.shape.rank:
-                return self.rows.gather(value)
-            return trainer.sum_differentiable(value * tf.cast(self.rows.weight, value.dtype))
-
-        args, keywords = tf.nest.map_structure(whole, (args, keywords))
-        with patching.set_in_block(self, on_rows=False), rows_lib.draw_alike():
-            return original(*args, **keywords)
+    def updates_in_layer(self, metric: keras.Metric) -> None:
+        """Notes that the layer that runs on the own rows updates a metric: it is then called on whole tensors."""
+        if not self.discovers or self.rows.replicas == 1:
+            return
+        self.plan.updating.append(self.on_rows)
+        messages.log_once(
+            f"{type(self.on_rows).__name__} {self.on_rows.name!r} updates the metric {metric.name!r} in its call: each "
+            f"of the {self.rows.replicas} replicas computes it for the whole batch."
+        )
 
     def refuse(self, name: str) -> None:
         """Raises ValueError if several replicas run a step that calls `name`."""

@@ -45,7 +45,7 @@ class Probe(GlobalView):
     untried: list[str] = dataclasses.field(default_factory=list)
     # The operations of draws that are made constant: from one number of operations in the graph to another.
     constants: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    # The numbers that the call of a layer adds to losses and metrics, in words; None outside of a call from the step.
+    # The numbers that the call of a layer adds to losses, in words; None outside of a call from the step.
     numbers: list[tuple[str, tf.Tensor]] | None = None
 
     def call(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
@@ -54,12 +54,14 @@ class Probe(GlobalView):
         return super().call(functools.partial(self.compare, original), layer, *args, **keywords)
 
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
-        self._note(f"what {_name(layer)} adds as a loss", keras.tree.flatten(loss))
+        floating = [one for one in keras.tree.flatten(loss) if isinstance(one, tf.Tensor) and one.dtype.is_floating]
+        if self.numbers is not None and not self.in_inner_graph:
+            words = f"what {_name(layer)} adds as a loss"
+            self.numbers += [(words, one) for one in floating if one.shape.rank == 0]
         super().add_loss(original, layer, loss)
 
-    def update_in_layer(self, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-        self._note("a number that a layer passes to a metric", [*args, *keywords.values()])
-        return super().update_in_layer(original, *args, **keywords)
+    def updates_in_layer(self, metric: keras.Metric) -> None:
+        """Says nothing: the step itself says it."""
 
     def _measure(self) -> None:
         """Says nothing: calls of layers are compared with others that the step does not make."""
@@ -77,11 +79,6 @@ class Probe(GlobalView):
         operations = enumerate(self.graph.get_operations()[first:], first)
         drawn = [number for number, op in operations if "Random" in op.type or "RngState" in op.type]
         return any(not any(number in one for one in kept) for number in drawn)
-
-    def _note(self, words: str, values: list[Any]) -> None:
-        floating = [one for one in values if isinstance(one, tf.Tensor) and one.dtype.is_floating]
-        if self.numbers is not None and not self.in_inner_graph:
-            self.numbers += [(words, one) for one in floating if one.shape.rank == 0]
 
     def compare(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         """Calls a layer inside of another one, or of the step, and on parts of its rows.
