@@ -499,7 +499,9 @@ class GlobalView:
             return gradients
         found = [flat[place] for place in places]
         if self.average is None or self.recording:
-            found = self._average_for_tapes(found)
+            # They may be part of a loss: differentiable.
+            dense = [tf.convert_to_tensor(one) for one in found]
+            found = [trainer.sum_differentiable(one / tf.cast(self.rows.replicas, one.dtype)) for one in dense]
         else:
             found = self.average(found, [given[place] for place in places])
         for place, gradient in zip(places, found, strict=True):
@@ -550,19 +552,6 @@ class GlobalView:
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape), constants
         return (tf.convert_to_tensor(gradient) if found == {"whole", "own"} else gradient), []
 
-    def _average_for_tapes(self, gradients: list[Any]) -> list[Any]:
-        """Averages gradients that may be part of a loss: differentiable, in one collective per dtype."""
-        found = [tf.convert_to_tensor(one) for one in gradients]
-        for dtype in dict.fromkeys(one.dtype for one in found):
-            places = [place for place, one in enumerate(found) if one.dtype == dtype]
-            parts = [found[place] for place in places]
-            numbers = tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
-            total = trainer.sum_differentiable(numbers / tf.cast(self.rows.replicas, dtype))
-            split = tf.split(total, [tf.size(part) for part in parts])
-            for place, part, values in zip(places, parts, split, strict=True):
-                found[place] = tf.reshape(values, tf.shape(part))
-        return found
-
     def updates_in_layer(self, metric: keras.Metric) -> None:
         """Notes that the layer that runs on the own rows updates a metric: it is then called on whole tensors."""
         if not self.discovers or self.rows.replicas == 1:
@@ -570,7 +559,8 @@ class GlobalView:
         self.plan.updating.append(self.on_rows)
         messages.log_once(
             f"{type(self.on_rows).__name__} {self.on_rows.name!r} updates the metric {metric.name!r} in its call: each "
-            f"of the {self.rows.replicas} replicas computes it for the whole batch."
+            f"of the {self.rows.replicas} replicas computes it for the whole batch. Update it in a train_step, by what "
+            "the layer returns."
         )
 
     def refuse(self, name: str) -> None:
