@@ -19,7 +19,6 @@ from tfdist.config import user_code
 from tfdist.data import autograph
 from tfdist.keras_fit import connect, make_run, patches
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
-from tfdist.keras_fit.adapters.stream import Stream
 from tfdist.keras_fit.own_step import own_setup
 from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.keras_fit.script import script_state
@@ -167,22 +166,16 @@ def step(function: Callable[..., Any]) -> Step:
     return Step(function)
 
 
-def batches(dataset: Any, *, batch_size: int | None = None, workdir: Any = None) -> Iterator[Batch]:
+def batches(dataset: Any, *, batch_size: int | None = None) -> Iterator[Batch]:
     """Yields the global batches of one pass over `dataset`, which every worker passes alike. Collective.
 
     Args:
         dataset: a batched `tf.data.Dataset`, a `keras.utils.PyDataset`, or arrays.
         batch_size: examples of a step over all replicas, for arrays.
-        workdir: None; earlier releases saved the loop there.
 
     Raises:
         ValueError: the data is not supported, or workers have other data.
     """
-    if workdir is not None:
-        raise ValueError(
-            f"tfdist.batches(workdir={workdir!r}) was removed: a loop of one's own saves itself, by "
-            "tf.train.CheckpointManager as docs/scripts.md shows (Own loops), or trains by fit."
-        )
     cluster = _cluster()
     with script_state.running():
         options = base.DataOptions(as_given=True, batch_size=batch_size)
@@ -216,22 +209,11 @@ def on_batch(
     dataset = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(given))
     with script_state.running():
         options = base.DataOptions(as_given=True, class_weight=class_weight)
-        adapter = _with_all_parts(make_adapter.make_data_adapter(dataset, None, None, options))
+        adapter = make_adapter.make_data_adapter(dataset, None, None, options)
         elements = cluster.distribute(adapter.dataset(trainer.replica_shard(cluster), 0, 1))
         spec = elements.element_spec
         make_step = make_run.made_on_model(cluster, model, f"{kind}_on_batch", lambda: OneStep(model, kind))
         return make_step(Batch(next(elements), spec, str(spec), adapter))
-
-
-def _with_all_parts(adapter: Stream) -> Stream:
-    """Returns an adapter whose batches are (x, y, sample_weight), with None as in Keras for what is not given."""
-
-    def complete(given: tuple) -> tuple:
-        return ((*given[0], *(None,) * (3 - len(given[0]))),)
-
-    unpack = adapter.unpack
-    complete_spec = complete(adapter.element_spec)
-    return dataclasses.replace(adapter, unpack=lambda rows: complete(unpack(rows)), element_spec=complete_spec)
 
 
 def _cluster() -> Cluster:
