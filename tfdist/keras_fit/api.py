@@ -126,7 +126,7 @@ def fit(
         )
         sizes, steps_before = run.feed.sizes, _steps_made(run)
         name = f"{type(model).__name__}.train_step"
-        with own_setup.explain_mismatch(name, run.objective), data_errors.explain(sizes.steps_per_epoch):
+        with own_setup.explain_mismatch(name), data_errors.explain(sizes.steps_per_epoch):
             code = trainer.train(run)
     cluster.monitor.stop_timer()
     if code == interruption.EXIT_STOPPED:

@@ -211,13 +211,13 @@ def _plain_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
 
 
 @contextlib.contextmanager
-def explain_mismatch(name: str, found: Any) -> Iterator[None]:
+def explain_mismatch(name: str) -> Iterator[None]:
     """Turns a mismatch of the replicas after the first step of a user's, called `name`, into a ValueError about it."""
     try:
         yield
     except trainer.ReplicaMismatchError as error:
         first = error.equal_at is not None and error.step == error.equal_at + 1
-        if not first or not isinstance(found, OwnStepObjective):
+        if not first:
             raise
         raise ValueError(
             f"{name} cannot be distributed: after its first step the replicas have different values of "
@@ -230,5 +230,5 @@ def compare_replicas(cluster: Cluster, name: str, own: OwnStep) -> None:
     """Compares the replicas' variables after the first step, called `name`. Collective; raises ValueError."""
     context = own.context
     variables = checkpoint_format.named_variables(context.model, context.optimizer, own.variables)
-    with explain_mismatch(name, context.objective):
+    with explain_mismatch(name):
         trainer.Comparison(cluster=cluster, variables=variables, equal_at=0).check(1)
