@@ -31,7 +31,6 @@ from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.adapters import base, data_errors, make_adapter, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import own_setup
-from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.training import api as trainer
 
 
@@ -117,7 +116,7 @@ def fit(
                 f"{type(model).__name__} has its own evaluate, which fit does not call for validation_data: what it "
                 "computes is missing. Call it in a callback's on_epoch_end, or put it into test_step."
             )
-    config = run_config.of_fit(model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
+    config = make_run.config_of_fit(model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
     place, traced = make_run.to_path(workdir), make_run.traced_values(cluster, model)
     traced.tell_of_changes("train")
     with interruption.handlers_if(place is not None) as stop, patches.patch_for_run(model) as stack:
@@ -177,7 +176,7 @@ def evaluate(
     """
     make_run.check_compiled(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size=batch_size, steps=steps)
-    config = run_config.of_evaluation(model, data.batch_size)
+    config = make_run.config_of_evaluation(model, data.batch_size)
     make_run.traced_values(cluster, model).tell_of_changes("test")
     with patches.patch_for_run(model) as stack:
         stop = interruption.StopRequest()

@@ -20,7 +20,6 @@ from tfdist.data import autograph
 from tfdist.keras_fit import connect, make_run, patches
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.keras_fit.own_step import own_setup
-from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.keras_fit.script import script_state
 from tfdist.training import api as trainer
 
@@ -80,7 +79,7 @@ class OneStep:
     def make(self, cluster: Cluster, batch: Batch) -> tuple[own_setup.OwnStep, Callable[[Any], None]]:
         """Makes the variables of the step, and its function for batches of the kind of `batch`; reads no element."""
         with script_state.without_counting_draws(), patches.patch_for_run(self._model) as stack:
-            config = run_config.of_evaluation(self._model, batch.data.batch_size)
+            config = make_run.config_of_evaluation(self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
             own = own_setup.prepare(cluster, self._model, config, adapters, as_given=True, stack=stack)
             return own, own_setup.trace(cluster, own.context, self._kind, batch.spec)
