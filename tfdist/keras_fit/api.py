@@ -181,12 +181,10 @@ def evaluate(
     with patches.patch_for_run(model) as stack:
         stop = interruption.StopRequest()
         run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
-        keep = None
-        if not own_setup.overrides(model):  # Each evaluation by a test_step has variables of its own.
-            made_for = make_run.evaluated_data(model, data)
+        made_for = make_run.evaluated_data(model, data)
 
-            def keep(function: Callable) -> Callable:
-                return make_run.made_on_model(cluster, model, "evaluation", lambda: function, *made_for)
+        def keep(function: Callable) -> Callable:
+            return make_run.made_on_model(cluster, model, "evaluation", lambda: function, *made_for)
 
         tools = trainer.make_silent_tools(run, keep)
         logs = trainer.evaluate(tools, 0)

@@ -72,7 +72,7 @@ def make_run(
 
     traced = traced_values(cluster, model)
     with traced.as_traced(*kinds):
-        if "train" in kinds or as_given:  # Each evaluation by a test_step has variables of its own.
+        if "train" in kinds:
             prepared = prepare()
         else:
             prepared = made_on_model(cluster, model, "evaluation_step", prepare, *evaluated_data(model, adapter))

@@ -192,22 +192,14 @@ def _more_variables(
 
 def _plain_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
     """Yields the tf.Variables in attributes of the model and its layers, which Keras does not count as variables."""
-    layers = [one for one in trainer.layers_of_all_depths(model) if one is not model]
-    waiting = list(vars(model).items())
-    waiting += [(f"{layer.name}/{name}", value) for layer in layers for name, value in vars(layer).items()]
     seen: set[int] = set()
-    while waiting:
-        name, value = waiting.pop()
-        if isinstance(value, tf.Variable):
-            if id(value) not in seen:
-                yield name, value
-            seen.add(id(value))
-        elif name.rpartition("/")[2].startswith("_"):  # Keras' own.
-            continue
-        elif isinstance(value, dict):
-            waiting += [(f"{name}/{key}", one) for key, one in value.items()]
-        elif isinstance(value, list | tuple):
-            waiting += [(f"{name}/{index}", one) for index, one in enumerate(value)]
+    for layer in trainer.layers_of_all_depths(model):
+        # Others are Keras' own.
+        held = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
+        for path, value in keras.tree.flatten_with_path(held):
+            if isinstance(value, tf.Variable) and id(value) not in seen:
+                seen.add(id(value))
+                yield "/".join(map(str, path if layer is model else (layer.name, *path))), value
 
 
 @contextlib.contextmanager
