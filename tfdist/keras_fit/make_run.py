@@ -323,7 +323,7 @@ def _validate_again(every: config_lib.Every, steps_per_epoch: int, validation: D
 
 def _compare_first_batches(cluster: Cluster, adapter: Stream) -> None:
     """Compares what Python code of a script has made in an epoch that ends. Collective."""
-    batches = cluster.all_gather([*adapter.first_batch()])
+    batches = cluster.all_gather([*adapter.first_batch])
     if not same_data.are_alike(batches[cluster.rank], batches[0]):
         messages.log_once(
             f"WARNING: the first batch of the epoch of worker {cluster.rank} is not that of worker 0: data of a script "

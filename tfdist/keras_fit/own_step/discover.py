@@ -134,7 +134,7 @@ def discover(
             known, of_keras = probe.layers_known_to_mix(model)
             whole_layers, names = whole_layers + known, names + of_keras
             _warn_of(names, untried)
-            whole_layers = whole_layers if global_view.whole_calls() else []
+            whole_layers = whole_layers if global_view.whole_calls else []
         changed = bool(whole_layers)
         # Metrics were made in the trace, which were called without a note; or layers are called whole.
         while changed or len(all_metrics(model)) > noted_metrics or found[0].updating:
@@ -187,7 +187,7 @@ def _warn_of(names: list[str], untried: list[str]) -> None:
         )
         messages.log_once(
             f"{text.list_names(names, 3)}: this depends on more than single examples of the batch; "
-            f"{by_flag if global_view.whole_calls() else else_what}.",
+            f"{by_flag if global_view.whole_calls else else_what}.",
             key=f"mixes {names}",
         )
 

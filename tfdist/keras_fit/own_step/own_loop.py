@@ -50,10 +50,10 @@ class _Loop(keras.Model):
 
 
 class OneStep:
-    """A step of a model on one batch, on all replicas: its `train_step`, or its `test_step` with `kind="test"`."""
+    """A step of a model on one batch, on all replicas: its `train_step`, or with the kind "test" its `test_step`."""
 
-    def __init__(self, model: keras.Model, kind: str = "train"):
-        self._model, self._kind = model, kind
+    def __init__(self, model: keras.Model | None, kind: str, name: str):
+        self._model, self._kind, self._name = model, kind, name
         # By the kind of the batch, with the function that is traced for it.
         self._made: dict[str, tuple[own_setup.OwnStep, Callable[[Any], None]]] = {}
         self._compared = kind != "train"
@@ -71,10 +71,6 @@ class OneStep:
                 self._compared = True
                 own_setup.compare_replicas(cluster, self._name, own)
             return own.context.objective.results({"trained": float(self._kind == "train")})
-
-    @property
-    def _name(self) -> str:
-        return f"{type(self._model).__name__}.train_step"
 
     def make(self, cluster: Cluster, batch: Batch) -> tuple[own_setup.OwnStep, Callable[[Any], None]]:
         """Makes the variables of the step, and its function for batches of the kind of `batch`; reads no element."""
@@ -99,7 +95,7 @@ class Step(OneStep):
         plain = getattr(function, "python_function", None)  # Decorated with tf.function.
         self._function = function if plain is None else autograph.convert(plain, plain.__name__)
         self._parts, self._names = _parts_of(plain or function), ()
-        super().__init__(None)
+        super().__init__(None, "train", getattr(self, "__name__", "The step"))
 
     def __call__(self, batch: Batch) -> Any:
         """Makes one step. Collective: every worker calls it with its part of the batch.
@@ -124,10 +120,6 @@ class Step(OneStep):
         if all(name.isdecimal() for name in values):
             return tuple(values[name] for name in sorted(values, key=int))
         return {name: values[name] for name in self._names if name in values} | values
-
-    @property
-    def _name(self) -> str:
-        return getattr(self, "__name__", "The step")
 
     def make(self, cluster: Cluster, batch: Batch) -> tuple[own_setup.OwnStep, Callable[[Any], None]]:
         if self._model is None:
@@ -210,8 +202,8 @@ def on_batch(
         options = base.DataOptions(as_given=True, class_weight=class_weight)
         adapter = make_adapter.make_data_adapter(dataset, None, None, options)
         elements = cluster.distribute(adapter.dataset(trainer.replica_shard(cluster), 0, 1))
-        spec = elements.element_spec
-        make_step = make_run.made_on_model(cluster, model, f"{kind}_on_batch", lambda: OneStep(model, kind))
+        spec, name = elements.element_spec, f"{type(model).__name__}.{kind}_step"
+        make_step = make_run.made_on_model(cluster, model, f"{kind}_on_batch", lambda: OneStep(model, kind, name))
         return make_step(Batch(next(elements), spec, str(spec), adapter))
 
 

@@ -639,20 +639,8 @@ def replica_of_draws() -> tf.Tensor:
     return tf.constant(0) if current() is not None else replicas_lib.replica_id()
 
 
-# Whether layers that mix the rows of a batch are called on whole tensors; see `call_mixing_layers_whole`.
-_whole_calls = False
-
-
-def call_mixing_layers_whole() -> None:
-    """Makes each replica call a layer that mixes the rows of a batch with the whole batch, for the whole process."""
-    global _whole_calls
-    _whole_calls = True
-
-
-def whole_calls() -> bool:
-    """Returns whether `call_mixing_layers_whole` was called."""
-    return _whole_calls
-
+# Whether each replica calls layers that mix the rows of a batch with the whole batch: --whole_calls of tfdist.run.
+whole_calls = False
 
 # The replicas of a process are traced in threads of their own, in turn.
 _tracing = threading.local()
