@@ -82,8 +82,7 @@ class Predictor:
     def bind(self, iterator: Iterator) -> Callable[[], Any]:
         """Returns a function that predicts the next batch of `iterator`, and returns tensors. Collective.
 
-        It traces here if the batches have new shapes or dtypes: TensorFlow would warn about tracing in a script with
-        many models if it traced at a call.
+        It is traced here: TensorFlow would warn about tracing at a call.
         """
         with self._traced.as_traced("predict", traces_now=True):
             run = self._of_shards.get_concrete_function(iterator)
