@@ -137,6 +137,7 @@ def _gradient(
         return original(tape, target, sources, *args, **options)
     view.mark([one for one in tf.nest.flatten(target) if not view.is_sum(one)])
     view.mark(sources, sources=True)
+    view.num_forward = view.num_operations()
     # What is computed again in the backward pass, as by keras.remat, is not the code of the step.
     with set_in_block(view, in_layer=True):
         if view.discovers:

@@ -36,11 +36,9 @@ _COMPOSITE = tf.RaggedTensor | tf.SparseTensor
 _TOLD_BYTES = 1_000_000
 # The same for the products and elements that each replica computes of the whole batch, if they are a tenth of all.
 _TOLD_WORK = 10_000_000
-# Operations that give the numbers of their first input another form.
-_MOVES = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze")
-# Operations with graphs of their own.
-_INNER = ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
-_INNER += ("PartitionedCall", "StatefulPartitionedCall")
+# Operations that look up rows of a table, and those with graphs of their own, which may do so.
+_LOOKUPS = ("GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "PartitionedCall", "StatefulPartitionedCall")
+_LOOKUPS += ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
 # Operations that look at the shape of a tensor, and not at its values.
 _OF_SHAPE = ("Shape", "ShapeN", "Rank", "Size", "ZerosLike", "OnesLike")
 
@@ -128,8 +126,8 @@ class GlobalView:
     # The graph of the step; branches, loops and functions in it have graphs of their own.
     graph: Any = dataclasses.field(default_factory=tf.compat.v1.get_default_graph)
     num_calls: int = 0
-    # This replica's rows of whole tensors, that are cut out of them.
-    cut: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    # The operations before the last gradient.
+    num_forward: int = 0
     # The operations of layers that run on the own rows: from one number of operations in the graph to another.
     in_layers: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     # The tensors of the global batch, by id; in the order in which they are made.
@@ -179,9 +177,9 @@ class GlobalView:
         args, keywords = tf.nest.pack_sequence_as((args, keywords), self.rows_of_arguments(flat, decided))
         with patching.set_in_block(self, in_layer=True, on_rows=layer):
             run = self._by_xla if self.xla and not self.discovers else lambda call, *given: call(*given)
-            first = self._num_operations()
+            first = self.num_operations()
             outputs = run(lambda args, keywords: original(layer, *args, **keywords), args, keywords)
-            self.in_layers.append((first, self._num_operations()))
+            self.in_layers.append((first, self.num_operations()))
         flat = tf.nest.flatten(outputs)
         if self.discovers:
             decided.unknown = [isinstance(one, tf.Tensor) and one.shape.rank and one.shape[0] is None for one in flat]
@@ -377,7 +375,6 @@ class GlobalView:
             return rows.take(value), backward
 
         own, mask = cut(whole) if whole.dtype.is_floating else rows.take(whole), rows_lib.mask_of(whole)
-        self.cut.append(own)
         return own if mask is None else rows_lib.with_mask(own, self.own_rows(mask, times))
 
     def whole_of(self, own: Any, times: fractions.Fraction | int = 1) -> Any:
@@ -472,7 +469,7 @@ class GlobalView:
             )
             messages.log_once(f"Each step gathers {size / 1e6:.0f} MB of the batch, in {text.list_names(lines, 3)}.")
 
-    def _num_operations(self) -> int:
+    def num_operations(self) -> int:
         return len(self.graph.get_operations())
 
     def _measure(self) -> None:
@@ -508,49 +505,30 @@ class GlobalView:
             flat[place] = gradient
         return tf.nest.pack_sequence_as(gradients, flat)
 
-    def once(self, gradients: list[Any]) -> tuple[list[Any], list[tf.Tensor]]:
+    def once(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[tf.Tensor]]:
         """Makes the lookups in a table of which each replica has all count once, as on one device.
 
         Those are lookups outside of layers, such as tf.gather in the step, and in layers that are called whole. Only
         the first replica's count. What is looked up in both ways is summed to a table.
 
         Returns:
-            The gradients, and what was looked up that does not depend on the examples.
+            The gradients, and the rows that are looked up whole.
         """
-        lists = [self._once(one) if isinstance(one, tf.IndexedSlices) else (one, []) for one in gradients]
-        return [gradient for gradient, _ in lists], [one for _, constants in lists for one in constants]
+        pairs = zip(gradients, variables, strict=True)
+        lists = [self._once(*one) if isinstance(one[0], tf.IndexedSlices) else (one[0], []) for one in pairs]
+        return [gradient for gradient, _ in lists], [one for _, rows in lists for one in rows]
 
-    def _once(self, gradient: tf.IndexedSlices) -> tuple[Any, list[tf.Tensor]]:
-        wholes = {part.ref() for one in self.wholes.values() for part in _parts(one.tensor)}
-        rows = [*self.cut, *(one.rows for one in self.wholes.values())]
-        own = {part.ref() for one in rows for part in _parts(one)}
-        numbers = {op.name: number for number, op in enumerate(self.graph.get_operations())}
-        ranges = [range(*one) for one in self.in_layers]
-
-        def is_in_layer(op: tf.Operation) -> bool:
-            return any(numbers.get(op.name) in part for part in ranges)
-
-        found, constants, seen, waiting = set(), [], set(), [gradient.indices]
-        while waiting:
-            tensor = waiting.pop()
-            inputs = [*tensor.op.inputs]
-            if tensor.ref() in wholes or tensor.ref() in own:
-                found.add("whole" if tensor.ref() in wholes else "own")
-            elif tensor.op.type in _INNER:  # The gradient of a branch has inputs that the branch returned.
-                inner = [one.op for one in (tensor, *inputs) if one.op.type in _INNER]
-                found.add("own" if any(map(is_in_layer, inner)) else "whole")
-            elif tensor.op.name not in seen:
-                seen.add(tensor.op.name)
-                last = {"ConcatV2": -1}.get(tensor.op.type, 1 if tensor.op.type in _MOVES else None)
-                waiting += inputs[:last]
-                constants += [] if inputs else [tensor]
-        if not found and constants and not any(is_in_layer(one.op) for one in constants):
-            found = {"whole"}
-        if found == {"whole"}:
-            factor = tf.cast(tf.equal(replicas_lib.replica_id(), 0), gradient.values.dtype)
-            values = gradient.values * factor * tf.cast(self.rows.replicas, factor.dtype)
-            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape), constants
-        return (tf.convert_to_tensor(gradient) if found == {"whole", "own"} else gradient), []
+    def _once(self, gradient: tf.IndexedSlices, variable: Any) -> tuple[Any, list[tf.Tensor]]:
+        numbers = {op.name: number for number, op in enumerate(self.graph.get_operations()[: self.num_forward])}
+        lookups = [numbers[op.name] for op in _uses(variable) if op.type in _LOOKUPS and op.name in numbers]
+        of_rows = [any(first <= number < last for first, last in self.in_layers) for number in lookups]
+        if all(of_rows):
+            return gradient, []
+        if any(of_rows):
+            return tf.convert_to_tensor(gradient), []
+        factor = tf.cast(tf.equal(replicas_lib.replica_id(), 0), gradient.values.dtype)
+        values = gradient.values * factor * tf.cast(self.rows.replicas, factor.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape), [gradient.indices]
 
     def updates_in_layer(self, metric: keras.Metric) -> None:
         """Notes that the layer that runs on the own rows updates a metric: it is then called on whole tensors."""
@@ -612,26 +590,27 @@ def zeros(source: Any) -> tf.Tensor | tf.IndexedSlices:
     """Returns zeros in place of a derivative, while a step is traced without effect; of a table, a row."""
     if isinstance(source, tf.Tensor):
         return tf.zeros_like(source)
-    if _is_table(source):
+    if {op.type for op in _uses(source)} in ({"GatherV2"}, {"ResourceGather"}):
         row = tf.zeros([1, *source.shape[1:]], source.dtype)
         return tf.IndexedSlices(row, tf.zeros([1], tf.int32), tf.constant(list(source.shape)))
     return tf.zeros(source.shape, source.dtype)
 
 
-def _is_table(variable: Any) -> bool:
-    """Returns whether the graph only looks up rows in a variable, which was made before it."""
+def _uses(variable: Any) -> list[tf.Operation]:
+    """Returns the operations of the graph that use the value of a variable, which was made before it."""
     value = checkpoint_format.tf_variable(variable)
     if not isinstance(value, tf.Variable):
-        return False
-    handle = tf.compat.v1.get_default_graph().capture(getattr(value, "values", [value])[0].handle)
-    waiting, found = [handle], set()
+        return []
+    # A trace without effect is outside of replicas.
+    part = getattr(value, "values", [value])[0] if of_step().discovers else value
+    waiting, found = [tf.compat.v1.get_default_graph().capture(part.handle)], []
     while waiting:
         for op in waiting.pop().consumers():
             if op.type in ("ReadVariableOp", "Identity"):
                 waiting += op.outputs
             else:
-                found.add(op.type)
-    return found in ({"GatherV2"}, {"ResourceGather"})
+                found.append(op)
+    return found
 
 
 def replica_of_draws() -> tf.Tensor:
