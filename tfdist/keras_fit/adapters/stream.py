@@ -28,7 +28,6 @@ class Stream(DataAdapter):
 
     passes: Passes
     element_spec: Any
-    smallest_batch: int = 1
     # Applied to the rows of a replica: `unpack(batch)` -> (x,), (x, y) or (x, y, sample_weight).
     unpack: Callable[[Any], tuple]
     # Applied before, to the rows of the batches that are read.

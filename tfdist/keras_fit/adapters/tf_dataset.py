@@ -70,7 +70,6 @@ def of_dataset(
         batch_size=known or next(filter(None, sizes)),
         rows=sizes,
         element_spec=spec,
-        smallest_batch=static or 1,
         unpack=unpack,
         map_rows=parts.map_rows if parts else lambda rows: rows,
         sample_columns=None if made_by_keras else functools.partial(_sample, dataset),
