@@ -73,10 +73,9 @@ def make_run(
     traced = traced_values(cluster, model)
     with traced.as_traced(*kinds):
         if "train" in kinds:
-            prepared = prepare()
+            context, more = prepare()
         else:
-            prepared = made_on_model(cluster, model, "evaluation_step", prepare, *evaluated_data(model, adapter))
-    context, train_step, more = prepared.context, own_objective.train_step, prepared.variables
+            context, more = made_on_model(cluster, model, "evaluation_step", prepare, *evaluated_data(model, adapter))
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, global_view.replica_of_draws, config.seed)
     compares = workdir is not None
@@ -97,7 +96,7 @@ def make_run(
         is_script=True,
         checks_draws=not made_by_code,
         log=trainer.Log(console=console, notes=_notes(cluster, adapters, workdir)),
-        train_step=train_step,
+        train_step=own_objective.train_step,
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
         call_steps=functools.partial(traced.run_steps, set()),

@@ -70,7 +70,7 @@ class OneStep:
             if not self._compared:
                 self._compared = True
                 own_setup.compare_replicas(cluster, self._name, own)
-            return own.context.objective.results({"trained": float(self._kind == "train")})
+            return own[0].objective.results({"trained": float(self._kind == "train")})
 
     def make(self, cluster: Cluster, batch: Batch) -> tuple[own_setup.OwnStep, Callable[[Any], None]]:
         """Makes the variables of the step, and its function for batches of the kind of `batch`; reads no element."""
@@ -78,7 +78,7 @@ class OneStep:
             config = make_run.config_of_evaluation(self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
             own = own_setup.prepare(cluster, self._model, config, adapters, as_given=True, stack=stack)
-            return own, own_setup.trace(cluster, own.context, self._kind, batch.spec)
+            return own, own_setup.trace(cluster, own[0], self._kind, batch.spec)
 
 
 class Step(OneStep):

@@ -1,7 +1,6 @@
 """Makes what a run of a script needs to call the steps of its model: Keras' own, or those of the user."""
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -26,13 +25,9 @@ from tfdist.training import api as trainer
 _MAX_NAMED = 10
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OwnStep:
-    """The parts of a run that depend on the user's step."""
-
-    context: trainer.StepContext
-    # Variables that a checkpoint holds besides those of the model and the context's optimizer, by name.
-    variables: dict[str, Any]
+# What depends on the steps of a model: their context, and the variables that a checkpoint holds besides those of the
+# model and the context's optimizer, by name.
+OwnStep = tuple[trainer.StepContext, dict[str, Any]]
 
 
 def overrides(model: keras.Model) -> tuple[str, ...]:
@@ -126,7 +121,7 @@ def prepare(
     )
     if "train" in adapters:
         trainer.start_averages(model, main)
-    return OwnStep(context=context, variables=_more_variables(cluster, model, optimizers, context, steps))
+    return context, _more_variables(cluster, model, optimizers, context, steps)
 
 
 def trace(cluster: Cluster, context: trainer.StepContext, kind: str, element_spec: Any) -> Callable[[Any], None]:
@@ -220,7 +215,7 @@ def explain_mismatch(name: str) -> Iterator[None]:
 
 def compare_replicas(cluster: Cluster, name: str, own: OwnStep) -> None:
     """Compares the replicas' variables after the first step, called `name`. Collective; raises ValueError."""
-    context = own.context
-    variables = checkpoint_format.named_variables(context.model, context.optimizer, own.variables)
+    context, more = own
+    variables = checkpoint_format.named_variables(context.model, context.optimizer, more)
     with explain_mismatch(name):
         trainer.Comparison(cluster=cluster, variables=variables, equal_at=0).check(1)
