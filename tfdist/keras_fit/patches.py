@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.config.patching import patch, restore_attributes, set_in_block
 from tfdist.data import autograph
@@ -53,17 +52,6 @@ def patch_keras() -> Iterator[None]:
         ):
             stack.enter_context(patch(owner, name, replacement))
         stack.enter_context(trainer.show_one_replica(_asks_in_step))
-        yield
-
-
-@contextlib.contextmanager
-def expect_sums(optimizers: list[keras.optimizers.Optimizer], cluster: Cluster) -> Iterator[None]:
-    """Makes optimizers take gradients that are summed over replicas, and use fused kernels; restores their methods."""
-    with contextlib.ExitStack() as stack:
-        for optimizer in optimizers:
-            inner = getattr(optimizer, "inner_optimizer", optimizer)
-            stack.enter_context(trainer.restore_methods(inner))
-            trainer.prepare_optimizer(inner, cluster)
         yield
 
 
@@ -160,7 +148,11 @@ def _without_effect(gradient: Callable, sources: Any, output_gradients: Any = No
 
 def _refuse(name: str) -> Callable[..., Any]:
     def call(view: GlobalView, original: Callable, *args: Any, **options: Any) -> Any:
-        view.refuse(name)
+        if view.rows.replicas > 1:
+            raise ValueError(
+                f"{name} does not work in a step on several replicas, in {user_code.current_line()}\nCompute the "
+                "derivative by nested tf.GradientTapes, or run on one replica."
+            )
         return original(*args, **options)
 
     return call

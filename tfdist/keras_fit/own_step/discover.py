@@ -180,14 +180,11 @@ def _warn_of(names: list[str], untried: list[str]) -> None:
             f"{text.list_names(untried, 3)}. Each replica computes it for its own rows."
         )
     if names:
-        by_flag = "each replica calls the layer with the whole batch, as --whole_calls says"
-        else_what = (
-            "each replica calls the layer with its own rows. With --whole_calls each calls it with the whole batch, as "
-            "on one device"
-        )
+        own_rows_only = "its own rows. With --whole_calls each calls it with the whole batch, as on one device"
+        how = "the whole batch, as --whole_calls says" if global_view.whole_calls else own_rows_only
         messages.log_once(
-            f"{text.list_names(names, 3)}: this depends on more than single examples of the batch; "
-            f"{by_flag if global_view.whole_calls else else_what}.",
+            f"{text.list_names(names, 3)}: this depends on more than single examples of the batch; each replica calls "
+            f"the layer with {how}.",
             key=f"mixes {names}",
         )
 

@@ -13,7 +13,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import text
 from tfdist.config.patching import patch, replace_attribute
-from tfdist.keras_fit import compiled_model, patches
+from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import discover, own_objective
 from tfdist.keras_fit.own_step.own_objective import OwnStepObjective
@@ -83,7 +83,10 @@ def prepare(
     for variable, value in plain:
         variable.assign(value)
     optimizers = _optimizers_in_scope(cluster, model, found.values())
-    stack.enter_context(patches.expect_sums(optimizers, cluster))
+    for optimizer in optimizers:  # They get gradients that are summed, and use fused kernels.
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        stack.enter_context(trainer.restore_methods(inner))
+        trainer.prepare_optimizer(inner, cluster)
     reported = [metric for of in found.values() for metric, _ in of.metrics.values()]
     metrics = list({id(one): one for one in (*discover.all_metrics(model), *reported)}.values())
     variables = {id(one): one for metric in metrics for one in metric.variables}

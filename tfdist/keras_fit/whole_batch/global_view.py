@@ -541,14 +541,6 @@ class GlobalView:
             "the layer returns."
         )
 
-    def refuse(self, name: str) -> None:
-        """Raises ValueError if several replicas run a step that calls `name`."""
-        if self.rows.replicas > 1:
-            raise ValueError(
-                f"{name} does not work in a step on several replicas, in {user_code.current_line()}\nCompute the "
-                "derivative by nested tf.GradientTapes, or run on one replica."
-            )
-
 
 _NO_COMPOSITE = (
     "The step reads a {kind} of the batch, which replicas cannot gather, in {line}\nPass it to layers only, or make it "
