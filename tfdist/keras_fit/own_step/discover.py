@@ -135,10 +135,10 @@ def discover(
             whole_layers, names = whole_layers + known, names + of_keras
             _warn_of(names, untried)
             whole_layers = whole_layers if global_view.whole_calls else []
-        changed = bool(whole_layers)
-        # Metrics were made in the trace, which were called without a note; or layers are called whole.
-        while changed or len(all_metrics(model)) > noted_metrics or found[0].updating:
-            whole_layers, changed = whole_layers + found[0].updating, False
+        if len(all_metrics(model)) > noted_metrics or whole_layers:
+            dry()  # Metrics were made in the trace, which were called without a note; or layers are called whole.
+        if found[0].updating:
+            whole_layers = whole_layers + found[0].updating
             dry()
     plan, values, noted = found
     for key, value in values.items():
