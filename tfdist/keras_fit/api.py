@@ -182,11 +182,9 @@ def evaluate(
         stop = interruption.StopRequest()
         run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
         made_for = make_run.evaluated_data(model, data)
-
-        def keep(function: Callable) -> Callable:
-            return make_run.made_on_model(cluster, model, "evaluation", lambda: function, *made_for)
-
-        tools = trainer.make_silent_tools(run, keep)
+        tools = trainer.make_silent_tools(
+            run, lambda steps: make_run.made_on_model(cluster, model, "evaluation", lambda: steps, *made_for)
+        )
         logs = trainer.evaluate(tools, 0)
     cluster.monitor.stop_timer()
     return dict(sorted(logs.items())) if return_dict else compiled_model.in_order(model, logs)

@@ -66,10 +66,7 @@ def make_run(
     kinds |= {} if validation is None else {"test": validation}
     _check_targets(model, kinds)
     as_given = bool(own_setup.overrides(model))
-
-    def prepare() -> own_setup.OwnStep:
-        return own_setup.prepare(cluster, model, config, kinds, as_given=as_given, stack=stack)
-
+    prepare = functools.partial(own_setup.prepare, cluster, model, config, kinds, as_given=as_given, stack=stack)
     traced = traced_values(cluster, model)
     with traced.as_traced(*kinds):
         if "train" in kinds:
