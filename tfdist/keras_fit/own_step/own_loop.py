@@ -19,6 +19,7 @@ from tfdist.config import user_code
 from tfdist.data import autograph
 from tfdist.keras_fit import connect, make_run, patches
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
+from tfdist.keras_fit.adapters.stream import Stream
 from tfdist.keras_fit.own_step import own_setup
 from tfdist.keras_fit.script import script_state
 from tfdist.training import api as trainer
@@ -200,11 +201,22 @@ def on_batch(
     dataset = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(given))
     with script_state.running():
         options = base.DataOptions(as_given=True, class_weight=class_weight)
-        adapter = make_adapter.make_data_adapter(dataset, None, None, options)
+        adapter = _with_all_parts(make_adapter.make_data_adapter(dataset, None, None, options))
         elements = cluster.distribute(adapter.dataset(trainer.replica_shard(cluster), 0, 1))
         spec, name = elements.element_spec, f"{type(model).__name__}.{kind}_step"
         make_step = make_run.made_on_model(cluster, model, f"{kind}_on_batch", lambda: OneStep(model, kind, name))
         return make_step(Batch(next(elements), spec, str(spec), adapter))
+
+
+def _with_all_parts(adapter: Stream) -> Stream:
+    """Returns an adapter whose batches are (x, y, sample_weight), with None as in Keras for what is not given."""
+
+    def complete(given: tuple) -> tuple:
+        return ((*given[0], *(None,) * (3 - len(given[0]))),)
+
+    unpack = adapter.unpack
+    complete_spec = complete(adapter.element_spec)
+    return dataclasses.replace(adapter, unpack=lambda rows: complete(unpack(rows)), element_spec=complete_spec)
 
 
 def _cluster() -> Cluster:
