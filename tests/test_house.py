@@ -113,7 +113,7 @@ PRIVATE_NAMES = {
             "arrays as Keras checks and packs them; grain and torch: Keras makes their batches",
         ),
     },
-    "tfdist.keras_fit.adapters.py_dataset": {
+    "tfdist.keras_fit.adapters.tf_dataset": {
         "keras.src.trainers.data_adapters.data_adapter_utils": "the element spec of batches of varying shapes",
     },
     "tfdist.keras_fit.adapters.pipelines": dict.fromkeys(

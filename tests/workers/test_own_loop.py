@@ -63,11 +63,6 @@ def test_a_loop_that_saves_itself_resumes_after_a_kill_to_the_same_bits(tmp_path
     ], output
 
 
-def test_a_workdir_of_batches_is_refused():
-    with pytest.raises(ValueError, match=r"workdir='runs/mine'"):
-        next(own_loop.batches(None, workdir="runs/mine"))
-
-
 def test_a_method_that_is_decorated_in_its_class_is_refused():
     def train(self, batch):
         return self, batch

@@ -2,7 +2,7 @@
 
     connect.py              rendezvous of the workers; an error on one ends all
     api.py                  fit, evaluate, predict
-    make_run.py, run_parts/ a Run from a compiled model; its config, its input
+    make_run.py             a Run from a compiled model; its config, its input
     whole_batch/            the rule: a step sees the global batch, and layers run on a replica's rows
     own_step/, script/      the run of Keras' or a user's step, loops with tfdist.step; `python -m tfdist.run`
     compiled_model.py       what `compile()` made of a model

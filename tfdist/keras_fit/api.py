@@ -31,7 +31,6 @@ from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.adapters import base, data_errors, make_adapter, same_data
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import own_setup
-from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.training import api as trainer
 
 
@@ -117,21 +116,21 @@ def fit(
                 f"{type(model).__name__} has its own evaluate, which fit does not call for validation_data: what it "
                 "computes is missing. Call it in a callback's on_epoch_end, or put it into test_step."
             )
-    config = run_config.of_fit(model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
+    config = make_run.config_of_fit(model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
     place, traced = make_run.to_path(workdir), make_run.traced_values(cluster, model)
-    traced.tell_of_changes(traced.of("train", data.element_spec))
+    traced.tell_of_changes("train")
     with interruption.handlers_if(place is not None) as stop, patches.patch_for_run(model) as stack:
         run = make_run.make_run(
             cluster, model, config, data, validation, callbacks, verbose, place, stop, stack, initial_epoch
         )
         sizes, steps_before = run.feed.sizes, _steps_made(run)
         name = f"{type(model).__name__}.train_step"
-        with own_setup.explain_mismatch(name, run.objective), data_errors.explain(sizes.steps_per_epoch):
+        with own_setup.explain_mismatch(name), data_errors.explain(sizes.steps_per_epoch):
             code = trainer.train(run)
     cluster.monitor.stop_timer()
     if code == interruption.EXIT_STOPPED:
         raise SystemExit(code)
-    traced.note_end()
+    traced.note_end("train", *(() if validation is None else ("test",)))
     made = sizes.first_step + _steps_made(run) - steps_before
     if made > sizes.first_step:
         data.finish(made)
@@ -177,18 +176,15 @@ def evaluate(
     """
     make_run.check_compiled(cluster, model, "evaluate")
     data = _data_adapter(model, x, y, sample_weight, batch_size=batch_size, steps=steps)
-    config = run_config.of_evaluation(model, data.batch_size)
+    config = make_run.config_of_evaluation(model, data.batch_size)
+    make_run.traced_values(cluster, model).tell_of_changes("test")
     with patches.patch_for_run(model) as stack:
         stop = interruption.StopRequest()
         run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
-        keep = None
-        if not own_setup.overrides(model):  # Each evaluation by a test_step has variables of its own.
-            made_for = make_run.evaluated_data(model, data)
-
-            def keep(function: Callable) -> Callable:
-                return make_run.made_on_model(cluster, model, "evaluation", lambda: function, *made_for)
-
-        tools = trainer.make_silent_tools(run, keep)
+        made_for = make_run.evaluated_data(model, data)
+        tools = trainer.make_silent_tools(
+            run, lambda steps: make_run.made_on_model(cluster, model, "evaluation", lambda: steps, *made_for)
+        )
         logs = trainer.evaluate(tools, 0)
     cluster.monitor.stop_timer()
     return dict(sorted(logs.items())) if return_dict else compiled_model.in_order(model, logs)
@@ -230,9 +226,10 @@ def predict(
     same_data.check_same_data(cluster, data)
     dataset = data.one_pass(trainer.replica_shard(cluster), reset=False)
     runner = callbacks_lib.make_callbacks(cluster, model, callbacks, verbose=verbose, steps=data.steps)
-    trace = make_run.traced_values(cluster, model).of("predict", data.element_spec)
-    make = functools.partial(predict_lib.Predictor, cluster, model, trace, data.element_spec)
-    predictor = make_run.made_on_model(cluster, model, "prediction", make, trace)
+    traced = make_run.traced_values(cluster, model)
+    traced.tell_of_changes("predict")
+    make = functools.partial(predict_lib.Predictor, cluster, model, traced, data.element_spec)
+    predictor = make_run.made_on_model(cluster, model, "prediction", make)
     found = predict_lib.gather(cluster, predictor, cluster.distribute(dataset), data.steps, runner)
     data.end_epoch()
     cluster.monitor.stop_timer()

@@ -1,19 +1,16 @@
 """Connects the workers of a script, and ends all workers after an error on one.
 
 `connect` sets `sys.excepthook` for the rest of the script: an error between two calls of `fit` would otherwise leave
-the other workers waiting. On one worker it changes only how errors of tfdist's own are shown: as on several. With
-several workers, it makes Keras' own `fit`, `evaluate` and `predict` raise for models in their scope.
+the other workers waiting. On one worker errors are shown as on several. With several workers, it makes Keras' own
+`fit`, `evaluate` and `predict` raise for models in their scope.
 """
 
 import atexit
-import functools
 import logging
 import re
 import signal
 import sys
-import traceback as traceback_lib
 import types
-from collections.abc import Callable
 
 import keras
 
@@ -22,7 +19,7 @@ from tfdist.cluster import collective_guard, error_report, process_exit, strateg
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.collective_guard import ScriptCluster
 from tfdist.cluster.devices import eager_context
-from tfdist.config import closed_streams, user_code
+from tfdist.config import closed_streams
 from tfdist.keras_fit import messages
 from tfdist.training import api as trainer
 
@@ -75,24 +72,12 @@ def connect(options: config_lib.ClusterOptions | None = None, *, seed: int | Non
         sys.excepthook = _end_all_workers
         collective_guard.reject_keras_methods(cluster.strategy)
     else:
-        sys.excepthook = functools.partial(_report_user_error, sys.excepthook)
+        sys.excepthook = _report
     return cluster
 
 
-def _report_user_error(
-    otherwise: Callable[..., None],
-    kind: type[BaseException],
-    error: BaseException,
-    traceback: types.TracebackType | None,
-) -> None:
-    if user_code.is_user_error(error):
-        error_report.report_exception(error)
-        return
-    otherwise(kind, error, traceback)
-    explained = user_code.explain(error)
-    # The last frames of a stack within tfdist's are often those of TensorFlow.
-    if explained and any(frame.filename.startswith(user_code.PACKAGE) for frame in traceback_lib.extract_tb(traceback)):
-        messages.say(explained)
+def _report(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
+    error_report.report_exception(error)
 
 
 def _end_all_workers(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:

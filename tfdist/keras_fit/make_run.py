@@ -1,10 +1,11 @@
-"""Makes a run of a compiled model, after checking that it can be distributed."""
+"""Makes a run of a compiled model, after checking that it can be distributed: its config, its step and its input."""
 
 import contextlib
+import dis
 import functools
 import numbers
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ from tfdist import config as config_lib
 from tfdist.cluster import cluster as cluster_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
-from tfdist.config import paths
+from tfdist.config import paths, user_code
 from tfdist.data import guard
+from tfdist.data.feed import Examples, Feed, Sizes
+from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit import callbacks as callbacks_lib
-from tfdist.keras_fit import compiled_model
+from tfdist.keras_fit import compiled_model, messages
 from tfdist.keras_fit.adapters import same_data
-from tfdist.keras_fit.adapters.base import DataAdapter
+from tfdist.keras_fit.adapters.base import DataAdapter, RandomAccess
+from tfdist.keras_fit.adapters.stream import Stream
 from tfdist.keras_fit.own_step import own_objective, own_setup, plain_values
-from tfdist.keras_fit.run_parts import feed as feed_lib
 from tfdist.keras_fit.script import script_state
 from tfdist.keras_fit.whole_batch import global_view, shard_layers
 from tfdist.training import api as trainer
@@ -63,22 +66,17 @@ def make_run(
     kinds |= {} if validation is None else {"test": validation}
     _check_targets(model, kinds)
     as_given = bool(own_setup.overrides(model))
-
-    def prepare() -> own_setup.OwnStep:
-        return own_setup.prepare(cluster, model, config, kinds, as_given=as_given, stack=stack)
-
+    prepare = functools.partial(own_setup.prepare, cluster, model, config, kinds, as_given=as_given, stack=stack)
     traced = traced_values(cluster, model)
-    traces = {kind: traced.of(kind, one.element_spec) for kind, one in kinds.items()}
-    with plain_values.as_traced(model, *traces.values()):
-        if "train" in kinds or as_given:  # Each evaluation by a test_step has variables of its own.
-            prepared = prepare()
+    with traced.as_traced(*kinds):
+        if "train" in kinds:
+            context, more = prepare()
         else:
-            prepared = made_on_model(cluster, model, "evaluation_step", prepare, *evaluated_data(model, adapter))
-    context, train_step, more = prepared.context, own_objective.train_step, prepared.variables
+            context, more = made_on_model(cluster, model, "evaluation_step", prepare, *evaluated_data(model, adapter))
     more = {**more, **shard_layers.check(cluster, trainer.layers_of_all_depths(model), context.statistics)}
     trainer.make_stateless(model, context.step_count, global_view.replica_of_draws, config.seed)
     compares = workdir is not None
-    feed = feed_lib.make_feed(cluster, config, adapter, validation, initial_epoch, compares=compares)
+    feed = _make_feed(cluster, config, adapter, validation, initial_epoch, compares=compares)
     # Python code that makes data may draw random numbers, and read ahead.
     made_by_code = any(one.made_by_code for one in adapters)
     fit = {"epochs": round(config.train.epochs), "steps": adapter.steps, "saves_draws": not made_by_code}
@@ -95,10 +93,10 @@ def make_run(
         is_script=True,
         checks_draws=not made_by_code,
         log=trainer.Log(console=console, notes=_notes(cluster, adapters, workdir)),
-        train_step=train_step,
+        train_step=own_objective.train_step,
         replica_of_draws=global_view.replica_of_draws,
         more_variables=more,
-        call_steps=functools.partial(plain_values.run_as_keras, model, traces, set()),
+        call_steps=functools.partial(traced.run_steps, set()),
         advice_if_diverged=_advice_if_diverged,
     )
 
@@ -251,3 +249,135 @@ def check_functions(model: keras.Model, kind: str) -> None:
             f"{type(model).__name__} has its own make_{kind}_function, which is not called: tfdist makes the function "
             f"that runs {kind}_step on all replicas. Put what it does into {kind}_step, and remove it."
         )
+
+
+def _make_feed(
+    cluster: Cluster,
+    config: config_lib.Config,
+    adapter: DataAdapter,
+    validation: DataAdapter | None,
+    initial_epoch: int,
+    *,
+    compares: bool,
+) -> Feed:
+    """Makes the input of a run.
+
+    Args:
+        compares: whether a run that resumes compares the data with those of before.
+    """
+    shard = trainer.replica_shard(cluster)
+    validate_again = functools.partial(_validate_again, config.evaluation.every, adapter.steps, validation)
+
+    def open_training(start: int, stop: int) -> Iterator[Any] | None:
+        if isinstance(adapter, Stream):
+            return None
+        for epoch in range(initial_epoch, start // adapter.steps):
+            validate_again(epoch)
+        return cluster.distribute(adapter.dataset(shard, start, stop))
+
+    def iterator_at(present: Iterator[Any] | None, step: int) -> Iterator[Any]:
+        epoch, step_in_epoch = divmod(step, adapter.steps)
+        if not isinstance(adapter, Stream) or (present is not None and step_in_epoch):
+            return present
+        adapter.begin_epoch(epoch)
+        return cluster.distribute(adapter.elements(shard, step_in_epoch))
+
+    def end_epoch() -> None:
+        adapter.end_epoch()
+        if isinstance(adapter, Stream) and cluster.num_workers > 1 and script_state.in_script():
+            _compare_first_batches(cluster, adapter)
+
+    if isinstance(adapter, Stream) and validation is not adapter:
+        adapter.validate = validate_again
+        adapter.reset(initial_epoch)
+    return Feed(
+        sizes=Sizes(
+            global_batch=adapter.batch_size,
+            replicas=cluster.num_replicas,
+            steps_per_epoch=adapter.steps,
+            total_steps=round(config.train.epochs * adapter.steps),
+            first_step=initial_epoch * adapter.steps,
+        ),
+        spec=adapter.element_spec,
+        training=functools.partial(adapter.dataset, shard),
+        open_training=open_training,
+        iterator_at=iterator_at,
+        end_epoch=end_epoch,
+        evaluation=None if validation is None else lambda: (validation.one_pass(shard, reset=True), validation.steps),
+        end_evaluation=lambda: None if validation is None else validation.end_epoch(),
+        examples=functools.partial(same_data.examples, adapter) if compares else lambda count: Examples(),
+        first_nonfinite=functools.partial(adapter.first_nonfinite, shard),
+        find_label=functools.partial(_find_label, {"": adapter, "validation_data: ": validation}, shard),
+    )
+
+
+def _validate_again(every: config_lib.Every, steps_per_epoch: int, validation: DataAdapter | None, epoch: int) -> None:
+    """Does to the validation data what was done after an epoch of an earlier start."""
+    if validation is not None and trainer.DueSteps(every, steps_per_epoch).is_due((epoch + 1) * steps_per_epoch):
+        validation.repeat_pass()
+
+
+def _compare_first_batches(cluster: Cluster, adapter: Stream) -> None:
+    """Compares what Python code of a script has made in an epoch that ends. Collective."""
+    batches = cluster.all_gather([*adapter.first_batch])
+    if not same_data.are_alike(batches[cluster.rank], batches[0]):
+        messages.log_once(
+            f"WARNING: the first batch of the epoch of worker {cluster.rank} is not that of worker 0: data of a script "
+            "must not depend on the process, the host or a thread.",
+            everywhere=True,
+        )
+
+
+def _find_label(adapters: Mapping[str, DataAdapter | None], shard: ReplicaShard, label: int) -> str:
+    """Returns the first target with this label, such as "y[17]"; "": none was found. Only arrays are searched.
+
+    Args:
+        adapters: the name of the data, for its targets ("validation_data: "; "" for those of training) -> its adapter.
+    """
+    arrays = {name: one for name, one in adapters.items() if isinstance(one, RandomAccess)}
+    return next((name + place for name, one in arrays.items() if (place := one.find_label(shard, label))), "")
+
+
+def config_of_fit(
+    model: keras.Model,
+    x: Any,
+    batch_size: int,
+    epochs: int,
+    validation_freq: int | Collection[int],
+    shuffle: bool,
+    seed: int,
+) -> config_lib.Config:
+    """Returns the config of a training; arguments as for `fit`."""
+    when = (
+        {"after": sorted(validation_freq)} if isinstance(validation_freq, Collection) else {"epochs": validation_freq}
+    )
+    call = {"call": _calling_place()} if script_state.in_script() else {}
+    return config_lib.Config(
+        model={"class": type(model).__name__, "parameters": model.count_params() if model.built else None, **call},
+        data=config_lib.Data(source={"kind": type(x).__name__}, batch_size=batch_size, shuffle=shuffle),
+        train=config_lib.Train(
+            xla=False,  # `compile(jit_compile=...)` decides.
+            epochs=epochs,
+        ),
+        evaluation=config_lib.Evaluation(every=config_lib.Every(**when)),
+        report=config_lib.Report(every=config_lib.Every(epochs=1)),
+        seed=seed,
+    )
+
+
+def config_of_evaluation(model: keras.Model, batch_size: int) -> config_lib.Config:
+    """Returns the config of an evaluation, or of steps that are made one by one."""
+    return config_lib.Config(
+        model={"class": type(model).__name__},
+        data=config_lib.Data(batch_size=batch_size),
+        train=config_lib.Train(epochs=1),
+    )
+
+
+def _calling_place() -> str:
+    """Returns which of the calls of `fit` in a function of the script runs: edits of other lines do not change it."""
+    frame = user_code.current_frame()
+    if frame is None:
+        return "a library"
+    names = [one.argval for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
+    return f"call {names.count('fit')} of fit in {frame.f_code.co_name}"

@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
 from tfdist.config.patching import patch, restore_attributes, set_in_block
 from tfdist.data import autograph
@@ -42,8 +41,8 @@ def patch_keras() -> Iterator[None]:
             (tf.GradientTape, "jacobian", in_step(_refuse("tf.GradientTape.jacobian"))),
             (tf.GradientTape, "batch_jacobian", in_step(_refuse("tf.GradientTape.batch_jacobian"))),
             (tf, "vectorized_map", _map),
-            (tf, "gradients", in_step(_gradients)),
-            (tf.compat.v1, "gradients", in_step(_gradients)),
+            (tf, "gradients", in_step(_refuse("tf.gradients"))),
+            (tf.compat.v1, "gradients", in_step(_refuse("tf.gradients"))),
             (tf, "hessians", in_step(_refuse("tf.hessians"))),
             (tf.autodiff.ForwardAccumulator, "__init__", in_step(_refuse("tf.autodiff.ForwardAccumulator"))),
             (tf.nn, "compute_average_loss", in_step(_average_loss)),
@@ -53,17 +52,6 @@ def patch_keras() -> Iterator[None]:
         ):
             stack.enter_context(patch(owner, name, replacement))
         stack.enter_context(trainer.show_one_replica(_asks_in_step))
-        yield
-
-
-@contextlib.contextmanager
-def expect_sums(optimizers: list[keras.optimizers.Optimizer], cluster: Cluster) -> Iterator[None]:
-    """Makes optimizers take gradients that are summed over replicas, and use fused kernels; restores their methods."""
-    with contextlib.ExitStack() as stack:
-        for optimizer in optimizers:
-            inner = getattr(optimizer, "inner_optimizer", optimizer)
-            stack.enter_context(trainer.restore_methods(inner))
-            trainer.prepare_optimizer(inner, cluster)
         yield
 
 
@@ -129,13 +117,6 @@ def _watch(view: GlobalView, original: Callable, tape: Any, tensor: Any) -> None
     original(tape, [one for one in tf.nest.flatten(tensor) if not (view.discovers and isinstance(one, tf.Variable))])
 
 
-def _gradients(view: GlobalView, original: Callable, ys: Any, xs: Any, *args: Any, **options: Any) -> list[Any]:
-    """As the gradient of a tape, for `tf.gradients`, whose result may be a part of a loss."""
-    xs = list(xs) if isinstance(xs, list | tuple) else [xs]
-    with set_in_block(view, recording=[*view.recording, None]):
-        return _gradient(view, lambda _, *given, **named: original(*given, **named), None, ys, xs, *args, **options)
-
-
 def _gradient(
     view: GlobalView, original: Callable, tape: Any, target: Any, sources: Any, *args: Any, **options: Any
 ) -> Any:
@@ -144,6 +125,7 @@ def _gradient(
         return original(tape, target, sources, *args, **options)
     view.mark([one for one in tf.nest.flatten(target) if not view.is_sum(one)])
     view.mark(sources, sources=True)
+    view.num_forward = view.num_operations()
     # What is computed again in the backward pass, as by keras.remat, is not the code of the step.
     with set_in_block(view, in_layer=True):
         if view.discovers:
@@ -166,7 +148,11 @@ def _without_effect(gradient: Callable, sources: Any, output_gradients: Any = No
 
 def _refuse(name: str) -> Callable[..., Any]:
     def call(view: GlobalView, original: Callable, *args: Any, **options: Any) -> Any:
-        view.refuse(name)
+        if view.rows.replicas > 1:
+            raise ValueError(
+                f"{name} does not work in a step on several replicas, in {user_code.current_line()}\nCompute the "
+                "derivative by nested tf.GradientTapes, or run on one replica."
+            )
         return original(*args, **options)
 
     return call

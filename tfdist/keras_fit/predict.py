@@ -2,8 +2,8 @@
 
 Each replica runs the model on its shard of a batch. Outputs with one row per example, of a known shape, are the rows of
 the batch, in turn. Others, such as a number, rows of an unknown length, or the rows that a `predict_step` selects, are
-computed on the whole batch: so they are those of one device. So are those of a model that has layers of the user's,
-unless random rows come out as their halves do: the layers may compare the examples of a batch.
+computed on the whole batch: so they are those of one device. So are those of a `predict_step` of the user's, and of
+layers of the user's, unless random rows come out of them as their halves do.
 """
 
 import functools
@@ -16,10 +16,11 @@ from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import gather as gather_lib
-from tfdist.keras_fit import compiled_model
+from tfdist.keras_fit import compiled_model, patches
 from tfdist.keras_fit.adapters import base
 from tfdist.keras_fit.own_step import plain_values
-from tfdist.keras_fit.whole_batch import probe
+from tfdist.keras_fit.whole_batch import global_view, probe
+from tfdist.keras_fit.whole_batch.global_view import GlobalView
 from tfdist.keras_fit.whole_batch.rows import Element
 from tfdist.training import api as trainer
 
@@ -47,29 +48,43 @@ def _data_of(model: keras.Model, data: Any) -> Any:
 class Predictor:
     """Runs a model on batches, and gathers its outputs."""
 
-    def __init__(self, cluster: Cluster, model: keras.Model, trace: plain_values.Trace, element_spec: Any):
-        self._cluster, self._model, self._trace = cluster, model, trace
+    def __init__(self, cluster: Cluster, model: keras.Model, traced: plain_values.Traced, element_spec: Any):
+        self._cluster, self._model, self._traced = cluster, model, traced
         self._alone = cluster.num_replicas == 1
         spec = _data_of(model, element_spec)
         with cluster.scope():
             if not model.built:  # A step of several devices cannot.
                 plain_values.trace_without_effect(model, model.predict_step, spec)
-            with plain_values.put_back(model):
-                may_mix = not self._alone and probe.may_mix(model)
-                mixes = may_mix and probe.mixes_rows(model.predict_step, spec)
-        self._divides = not mixes
+            self._divides = self._alone or not probe.may_mix(model) or self._rows_are_independent(spec)
         compiled = functools.partial(tf.function, autograph=False, reduce_retracing=True)
         self._gather_batch = compiled(self._whole_batch)
         self._of_shards = compiled(self._run_shards)
         self._of_batch = compiled(self._run_batch)
 
+    def _rows_are_independent(self, element_spec: Any) -> bool:
+        """Returns whether the calls of layers that Keras' `predict_step` makes are known not to mix rows."""
+
+        def trace(view: GlobalView, data: Any) -> None:
+            with patches.patch_keras(), global_view.tracing_if(True, view):
+                self._model.predict_step(view.whole_batch(data))
+
+        if takes_data_as_given(self._model):
+            return False
+        flat = [one for one in tf.nest.flatten(element_spec) if one is not None]
+        for index, has in enumerate(base.have_rows(element_spec)):
+            if has and isinstance(flat[index], tf.TensorSpec):  # Later batches may have more rows than one.
+                flat[index] = tf.TensorSpec([None, *flat[index].shape[1:]], flat[index].dtype)
+        left = iter(flat)
+        of_any_size = tf.nest.map_structure(lambda one: one if one is None else next(left), element_spec)
+        with plain_values.put_back(self._model):
+            return not any(probe.mixing_layers(trace, of_any_size))
+
     def bind(self, iterator: Iterator) -> Callable[[], Any]:
         """Returns a function that predicts the next batch of `iterator`, and returns tensors. Collective.
 
-        It traces here if the batches have new shapes or dtypes: TensorFlow would warn about tracing in a script with
-        many models if it traced at a call.
+        It is traced here: TensorFlow would warn about tracing at a call.
         """
-        with plain_values.as_traced(self._model, self._trace, traces_now=True):
+        with self._traced.as_traced("predict", traces_now=True):
             run = self._of_shards.get_concrete_function(iterator)
 
         def predict() -> Any:
@@ -79,7 +94,7 @@ class Predictor:
             total = int(gather_lib.of_first_replica(self._cluster, element["total"]))
             if outputs is not None and all(one.shape[0] == total for one in tf.nest.flatten(outputs)):
                 return outputs
-            with plain_values.as_traced(self._model, self._trace):
+            with self._traced.as_traced("predict"):
                 return self._of_batch(element)
 
         return predict

@@ -31,8 +31,10 @@ _PARTS = ("x", "y", "sample_weight")
 class DataAdapter:
     """Data of one split; the same on every worker.
 
-    The two kinds also have `element_spec`, the nested tf.TensorSpec of a global batch with an unknown batch dimension,
-    and `smallest_batch`, a lower bound of the examples in a batch.
+    The two kinds also have
+        `element_spec`, the nested tf.TensorSpec of a global batch with an unknown batch dimension;
+        `dataset(shard, start, stop)`, this worker's elements of the steps [start, stop); of a stream in one epoch;
+        `sample(count)`, values of each column by name, of `count` examples or a batch; {}: reading would consume them.
     """
 
     # Steps per epoch.
@@ -50,10 +52,6 @@ class DataAdapter:
     # The rows of each tensor of a batch, which may differ; (): those of all are `batch_size`.
     rows: tuple[int, ...] = ()
 
-    def dataset(self, shard: ReplicaShard, start: int, stop: int) -> tf.data.Dataset:
-        """Returns this worker's elements of the steps [start, stop), and more after them; of a stream in one epoch."""
-        raise NotImplementedError
-
     def one_pass(self, shard: ReplicaShard, *, reset: bool) -> tf.data.Dataset:
         """Begins an evaluation, which Keras resets the data for, or a prediction; returns this worker's elements."""
         return self.dataset(shard, 0, self.steps)
@@ -66,10 +64,6 @@ class DataAdapter:
 
     def repeat_pass(self) -> None:
         """Repeats what an evaluation of an earlier start has done to the data."""
-
-    def sample(self, count: int) -> dict[str, np.ndarray]:
-        """Returns values of each column by name, of `count` examples or a batch; {}: reading would consume them."""
-        raise NotImplementedError
 
     def first_nonfinite(self, shard: ReplicaShard, first_number: int, last_number: int) -> tuple[int, str] | None:
         """Returns the first of these steps, from 1 on, with a value that is not finite, and a sentence, if found."""
@@ -90,10 +84,6 @@ class RandomAccess(DataAdapter):
     def pass_steps(self) -> int:
         """Steps per pass over all examples; the last may have fewer examples."""
         return -(-self.num_examples // self.batch_size)
-
-    @property
-    def smallest_batch(self) -> int:
-        return self.num_examples - (self.pass_steps - 1) * self.batch_size
 
     @functools.cached_property
     def element_spec(self) -> Any:

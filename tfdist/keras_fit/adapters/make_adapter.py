@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter, array_slicing, data_adapter_utils
 
-from tfdist.keras_fit.adapters import base, py_dataset, tf_dataset
+from tfdist.keras_fit.adapters import base, tf_dataset
 from tfdist.keras_fit.adapters.base import DataAdapter, DataOptions, RandomAccess
 from tfdist.keras_fit.adapters.stream import Stream
 
@@ -35,7 +35,7 @@ def make_data_adapter(x: Any, y: Any, sample_weight: Any, options: DataOptions) 
     if isinstance(x, tf.data.Dataset):
         return tf_dataset.of_dataset(x, options)
     if isinstance(x, keras.utils.PyDataset):
-        return py_dataset.of_py_dataset(x, options)
+        return tf_dataset.of_py_dataset(x, options)
     if isinstance(x, Iterator):
         return _generator(x, options)
     if _is_source(x):
@@ -79,7 +79,7 @@ def _generator(generator: Iterator, options: DataOptions) -> Stream:
     """Returns the adapter of a generator: as in Keras, each evaluation begins with its first two batches."""
     if options.steps is None:
         raise ValueError("The length of a generator is unknown: pass steps_per_epoch (or validation_steps, or steps).")
-    found = _by_keras((py_dataset.as_tuple(batch) for batch in generator), options, is_generator=True)
+    found = _by_keras((tf_dataset.as_tuple(batch) for batch in generator), options, is_generator=True)
     found.resume_caveat = (
         "a generator must return the same batches in every start and on every worker; a resumed run reads and skips "
         "the batches of finished steps"

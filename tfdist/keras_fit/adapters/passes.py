@@ -1,16 +1,12 @@
 """The batches of a `tf.data` pipeline, pass by pass as Keras reads them."""
 
-import weakref
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data import dataset_traits, read_ahead
+from tfdist.data import read_ahead
 from tfdist.keras_fit import messages
 from tfdist.keras_fit.adapters import pipelines
-
-# Repeated shuffles that were read.
-_read: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
 
 
 class Passes:
@@ -38,7 +34,7 @@ class Passes:
         restarts: bool,
         has_state: bool,
     ):
-        self._given, self._steps, self._continues = dataset, steps, continues
+        self._steps, self._continues = steps, continues
         may_end = length is None and dataset.cardinality() != tf.data.INFINITE_CARDINALITY
         if continues and restarts and (may_end or (length and length % steps)):
             dataset, length = dataset.repeat(), None
@@ -54,15 +50,11 @@ class Passes:
         """Called before a training, and before each evaluation."""
         self._is_open = False
         if self._repeats_shuffle:
-            shuffles = [one for one in dataset_traits.transformations(self._given) if dataset_traits.shuffle_seeds(one)]
-            if any(one in _read for one in shuffles):
-                messages.log_once(
-                    "A tf.data.Dataset that repeats a shuffle begins with its first order in each later call of fit, "
-                    "and in each later evaluation: workers that read ahead would be in different passes. Keras goes on "
-                    "with other orders."
-                )
-                self._dataset = pipelines.copy(self._dataset)
-            _read.update(shuffles)
+            messages.log_once(
+                "A tf.data.Dataset that repeats a shuffle begins with its first order in each call of fit, and in each "
+                "evaluation: workers that read ahead would be in different passes. Keras goes on with other orders."
+            )
+            self._dataset = pipelines.copy(self._dataset)
 
     def batches(self, first: int) -> tf.data.Dataset:
         """Returns the batches of an epoch from step `first` on; one object serves all epochs."""

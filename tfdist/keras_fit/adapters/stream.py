@@ -28,7 +28,6 @@ class Stream(DataAdapter):
 
     passes: Passes
     element_spec: Any
-    smallest_batch: int = 1
     # Applied to the rows of a replica: `unpack(batch)` -> (x,), (x, y) or (x, y, sample_weight).
     unpack: Callable[[Any], tuple]
     # Applied before, to the rows of the batches that are read.
@@ -43,7 +42,8 @@ class Stream(DataAdapter):
 
     def __post_init__(self) -> None:
         self._epoch, self._within, self._opened = -1, False, False
-        self._first_batch = same_data.summary([])
+        # The summary of the first batch of the epoch; zeros if it was not noted.
+        self.first_batch = same_data.summary([])
         self._made: dict[Any, tf.data.Dataset] = {}
 
     def reset(self, first: int) -> None:
@@ -107,7 +107,8 @@ class Stream(DataAdapter):
     def _elements(self, shard: ReplicaShard, first: int) -> tf.data.Dataset:
         batches = self.passes.batches(first)
         if self.made_by_code:
-            batches = tf.data.Dataset.zip((_numbers(first), batches)).map(_convert(self._note_first))
+            batches = tf.data.Dataset.zip((tf.data.Dataset.range(first, self.steps), batches))
+            batches = batches.map(_convert(self._note_first))
         elements = _cut(batches, shard)
 
         def finish(element: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +123,7 @@ class Stream(DataAdapter):
 
     def _note_first(self, step: tf.Tensor, batch: Any) -> Any:
         def note(*arrays: np.ndarray) -> np.int64:
-            self._first_batch = same_data.summary(arrays)
+            self.first_batch = same_data.summary(arrays)
             return np.int64(0)
 
         parts = tf.nest.flatten(batch, expand_composites=True)
@@ -132,14 +133,6 @@ class Stream(DataAdapter):
 
     def sample(self, count: int) -> dict[str, np.ndarray]:
         return {} if self.sample_columns is None else self.sample_columns()
-
-    def first_batch(self) -> tuple[float, ...]:
-        """Returns the summary of the first batch of the epoch; zeros if it was not noted."""
-        return self._first_batch
-
-
-def _numbers(first: int) -> tf.data.Dataset:
-    return tf.data.Dataset.range(first, np.iinfo(np.int64).max)
 
 
 def _cut(batches: tf.data.Dataset, shard: ReplicaShard) -> tf.data.Dataset:

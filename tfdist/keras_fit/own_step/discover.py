@@ -130,13 +130,16 @@ def discover(
                 batch = batch_size
                 dry()
         if cluster.num_replicas > 1 and probe.may_mix(model):
-            whole_layers, names = probe.mixing_layers(run, element_spec, batch_size)
+            whole_layers, names, untried = probe.mixing_layers(run, element_spec)
             known, of_keras = probe.layers_known_to_mix(model)
             whole_layers, names = whole_layers + known, names + of_keras
-            _warn_of(names)
-            whole_layers = whole_layers if global_view.whole_calls() else []
+            _warn_of(names, untried)
+            whole_layers = whole_layers if global_view.whole_calls else []
         if len(all_metrics(model)) > noted_metrics or whole_layers:
             dry()  # Metrics were made in the trace, which were called without a note; or layers are called whole.
+        if found[0].updating:
+            whole_layers = whole_layers + found[0].updating
+            dry()
     plan, values, noted = found
     for key, value in values.items():
         shape = tf.convert_to_tensor(value).shape
@@ -170,16 +173,18 @@ def _subclasses(kind: type) -> Iterator[type]:
         yield from _subclasses(one)
 
 
-def _warn_of(names: list[str]) -> None:
-    if names:
-        by_flag = "each replica calls the layer with the whole batch, as --whole_calls says"
-        else_what = (
-            "each replica calls the layer with its own rows. With --whole_calls each calls it with the whole batch, as "
-            "on one device"
-        )
+def _warn_of(names: list[str], untried: list[str]) -> None:
+    if untried:
         messages.log_once(
-            f"{text.list_names(names, 3)}: this depends on more than single examples of the batch; "
-            f"{by_flag if global_view.whole_calls() else else_what}.",
+            "It could not be tried whether this depends on more than single examples of the batch: "
+            f"{text.list_names(untried, 3)}. Each replica computes it for its own rows."
+        )
+    if names:
+        own_rows_only = "its own rows. With --whole_calls each calls it with the whole batch, as on one device"
+        how = "the whole batch, as --whole_calls says" if global_view.whole_calls else own_rows_only
+        messages.log_once(
+            f"{text.list_names(names, 3)}: this depends on more than single examples of the batch; each replica calls "
+            f"the layer with {how}.",
             key=f"mixes {names}",
         )
 

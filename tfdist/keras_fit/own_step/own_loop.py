@@ -21,7 +21,6 @@ from tfdist.keras_fit import connect, make_run, patches
 from tfdist.keras_fit.adapters import base, make_adapter, same_data
 from tfdist.keras_fit.adapters.stream import Stream
 from tfdist.keras_fit.own_step import own_setup
-from tfdist.keras_fit.run_parts import config as run_config
 from tfdist.keras_fit.script import script_state
 from tfdist.training import api as trainer
 
@@ -52,10 +51,10 @@ class _Loop(keras.Model):
 
 
 class OneStep:
-    """A step of a model on one batch, on all replicas: its `train_step`, or its `test_step` with `kind="test"`."""
+    """A step of a model on one batch, on all replicas: its `train_step`, or with the kind "test" its `test_step`."""
 
-    def __init__(self, model: keras.Model, kind: str = "train"):
-        self._model, self._kind = model, kind
+    def __init__(self, model: keras.Model | None, kind: str, name: str):
+        self._model, self._kind, self._name = model, kind, name
         # By the kind of the batch, with the function that is traced for it.
         self._made: dict[str, tuple[own_setup.OwnStep, Callable[[Any], None]]] = {}
         self._compared = kind != "train"
@@ -72,19 +71,15 @@ class OneStep:
             if not self._compared:
                 self._compared = True
                 own_setup.compare_replicas(cluster, self._name, own)
-            return own.context.objective.results({"trained": float(self._kind == "train")})
-
-    @property
-    def _name(self) -> str:
-        return f"{type(self._model).__name__}.train_step"
+            return own[0].objective.results({"trained": float(self._kind == "train")})
 
     def make(self, cluster: Cluster, batch: Batch) -> tuple[own_setup.OwnStep, Callable[[Any], None]]:
         """Makes the variables of the step, and its function for batches of the kind of `batch`; reads no element."""
         with script_state.without_counting_draws(), patches.patch_for_run(self._model) as stack:
-            config = run_config.of_evaluation(self._model, batch.data.batch_size)
+            config = make_run.config_of_evaluation(self._model, batch.data.batch_size)
             adapters = {self._kind: batch.data}
             own = own_setup.prepare(cluster, self._model, config, adapters, as_given=True, stack=stack)
-            return own, own_setup.trace(cluster, own.context, self._kind, batch.spec)
+            return own, own_setup.trace(cluster, own[0], self._kind, batch.spec)
 
 
 class Step(OneStep):
@@ -101,7 +96,7 @@ class Step(OneStep):
         plain = getattr(function, "python_function", None)  # Decorated with tf.function.
         self._function = function if plain is None else autograph.convert(plain, plain.__name__)
         self._parts, self._names = _parts_of(plain or function), ()
-        super().__init__(None)
+        super().__init__(None, "train", getattr(self, "__name__", "The step"))
 
     def __call__(self, batch: Batch) -> Any:
         """Makes one step. Collective: every worker calls it with its part of the batch.
@@ -126,10 +121,6 @@ class Step(OneStep):
         if all(name.isdecimal() for name in values):
             return tuple(values[name] for name in sorted(values, key=int))
         return {name: values[name] for name in self._names if name in values} | values
-
-    @property
-    def _name(self) -> str:
-        return getattr(self, "__name__", "The step")
 
     def make(self, cluster: Cluster, batch: Batch) -> tuple[own_setup.OwnStep, Callable[[Any], None]]:
         if self._model is None:
@@ -167,22 +158,16 @@ def step(function: Callable[..., Any]) -> Step:
     return Step(function)
 
 
-def batches(dataset: Any, *, batch_size: int | None = None, workdir: Any = None) -> Iterator[Batch]:
+def batches(dataset: Any, *, batch_size: int | None = None) -> Iterator[Batch]:
     """Yields the global batches of one pass over `dataset`, which every worker passes alike. Collective.
 
     Args:
         dataset: a batched `tf.data.Dataset`, a `keras.utils.PyDataset`, or arrays.
         batch_size: examples of a step over all replicas, for arrays.
-        workdir: None; earlier releases saved the loop there.
 
     Raises:
         ValueError: the data is not supported, or workers have other data.
     """
-    if workdir is not None:
-        raise ValueError(
-            f"tfdist.batches(workdir={workdir!r}) was removed: a loop of one's own saves itself, by "
-            "tf.train.CheckpointManager as docs/scripts.md shows (Own loops), or trains by fit."
-        )
     cluster = _cluster()
     with script_state.running():
         options = base.DataOptions(as_given=True, batch_size=batch_size)
@@ -218,8 +203,8 @@ def on_batch(
         options = base.DataOptions(as_given=True, class_weight=class_weight)
         adapter = _with_all_parts(make_adapter.make_data_adapter(dataset, None, None, options))
         elements = cluster.distribute(adapter.dataset(trainer.replica_shard(cluster), 0, 1))
-        spec = elements.element_spec
-        make_step = make_run.made_on_model(cluster, model, f"{kind}_on_batch", lambda: OneStep(model, kind))
+        spec, name = elements.element_spec, f"{type(model).__name__}.{kind}_step"
+        make_step = make_run.made_on_model(cluster, model, f"{kind}_on_batch", lambda: OneStep(model, kind, name))
         return make_step(Batch(next(elements), spec, str(spec), adapter))
 
 

@@ -1,7 +1,6 @@
 """Makes what a run of a script needs to call the steps of its model: Keras' own, or those of the user."""
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -14,7 +13,7 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import text
 from tfdist.config.patching import patch, replace_attribute
-from tfdist.keras_fit import compiled_model, patches
+from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.adapters.base import DataAdapter
 from tfdist.keras_fit.own_step import discover, own_objective
 from tfdist.keras_fit.own_step.own_objective import OwnStepObjective
@@ -26,13 +25,9 @@ from tfdist.training import api as trainer
 _MAX_NAMED = 10
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OwnStep:
-    """The parts of a run that depend on the user's step."""
-
-    context: trainer.StepContext
-    # Variables that a checkpoint holds besides those of the model and the context's optimizer, by name.
-    variables: dict[str, Any]
+# What depends on the steps of a model: their context, and the variables that a checkpoint holds besides those of the
+# model and the context's optimizer, by name.
+OwnStep = tuple[trainer.StepContext, dict[str, Any]]
 
 
 def overrides(model: keras.Model) -> tuple[str, ...]:
@@ -88,7 +83,10 @@ def prepare(
     for variable, value in plain:
         variable.assign(value)
     optimizers = _optimizers_in_scope(cluster, model, found.values())
-    stack.enter_context(patches.expect_sums(optimizers, cluster))
+    for optimizer in optimizers:  # They get gradients that are summed, and use fused kernels.
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        stack.enter_context(trainer.restore_methods(inner))
+        trainer.prepare_optimizer(inner, cluster)
     reported = [metric for of in found.values() for metric, _ in of.metrics.values()]
     metrics = list({id(one): one for one in (*discover.all_metrics(model), *reported)}.values())
     variables = {id(one): one for metric in metrics for one in metric.variables}
@@ -126,7 +124,7 @@ def prepare(
     )
     if "train" in adapters:
         trainer.start_averages(model, main)
-    return OwnStep(context=context, variables=_more_variables(cluster, model, optimizers, context, steps))
+    return context, _more_variables(cluster, model, optimizers, context, steps)
 
 
 def trace(cluster: Cluster, context: trainer.StepContext, kind: str, element_spec: Any) -> Callable[[Any], None]:
@@ -192,32 +190,24 @@ def _more_variables(
 
 def _plain_variables(model: keras.Model) -> Iterator[tuple[str, tf.Variable]]:
     """Yields the tf.Variables in attributes of the model and its layers, which Keras does not count as variables."""
-    layers = [one for one in trainer.layers_of_all_depths(model) if one is not model]
-    waiting = list(vars(model).items())
-    waiting += [(f"{layer.name}/{name}", value) for layer in layers for name, value in vars(layer).items()]
     seen: set[int] = set()
-    while waiting:
-        name, value = waiting.pop()
-        if isinstance(value, tf.Variable):
-            if id(value) not in seen:
-                yield name, value
-            seen.add(id(value))
-        elif name.rpartition("/")[2].startswith("_"):  # Keras' own.
-            continue
-        elif isinstance(value, dict):
-            waiting += [(f"{name}/{key}", one) for key, one in value.items()]
-        elif isinstance(value, list | tuple):
-            waiting += [(f"{name}/{index}", one) for index, one in enumerate(value)]
+    for layer in trainer.layers_of_all_depths(model):
+        # Others are Keras' own.
+        held = {name: value for name, value in vars(layer).items() if not name.startswith("_")}
+        for path, value in keras.tree.flatten_with_path(held):
+            if isinstance(value, tf.Variable) and id(value) not in seen:
+                seen.add(id(value))
+                yield "/".join(map(str, path if layer is model else (layer.name, *path))), value
 
 
 @contextlib.contextmanager
-def explain_mismatch(name: str, found: Any) -> Iterator[None]:
+def explain_mismatch(name: str) -> Iterator[None]:
     """Turns a mismatch of the replicas after the first step of a user's, called `name`, into a ValueError about it."""
     try:
         yield
     except trainer.ReplicaMismatchError as error:
         first = error.equal_at is not None and error.step == error.equal_at + 1
-        if not first or not isinstance(found, OwnStepObjective):
+        if not first:
             raise
         raise ValueError(
             f"{name} cannot be distributed: after its first step the replicas have different values of "
@@ -228,7 +218,7 @@ def explain_mismatch(name: str, found: Any) -> Iterator[None]:
 
 def compare_replicas(cluster: Cluster, name: str, own: OwnStep) -> None:
     """Compares the replicas' variables after the first step, called `name`. Collective; raises ValueError."""
-    context = own.context
-    variables = checkpoint_format.named_variables(context.model, context.optimizer, own.variables)
-    with explain_mismatch(name, context.objective):
+    context, more = own
+    variables = checkpoint_format.named_variables(context.model, context.optimizer, more)
+    with explain_mismatch(name):
         trainer.Comparison(cluster=cluster, variables=variables, equal_at=0).check(1)

@@ -1,17 +1,16 @@
 """Numbers, texts and collections of them in attributes and globals, which a step reads when it is traced.
 
-Keras traces a step for each `compile`, and again for data of another spec: what the script changes between two calls,
-such as a dropout's rate, a momentum or `trainable`, has no effect until then. tfdist traces a step for each `fit`, with
-the values that it had in Keras.
+Keras traces a step for each `compile`: what the script changes between two calls, such as a dropout's rate, a momentum
+or `trainable`, has no effect until then. tfdist traces a step for each `fit`, with the values of its first trace. For
+data of another spec Keras traces again, with the values of then; tfdist does not, and says which have changed.
 """
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import reprlib
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -36,49 +35,28 @@ _MAX_VALUES = 1000
 _Values = dict[tuple[int, str], tuple[Any, Any]]
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class Trace:
-    """The values with which a step is traced; two of equal values are equal."""
-
-    values: _Values
-    # Whether a step was traced: until then, callbacks may change the values.
-    is_made: bool = False
-
-    def __eq__(self, other: object) -> bool:
-        one, two = ({key: repr(value) for key, (_, value) in trace.values.items()} for trace in (self, other))
-        return one == two
-
-
 class Traced:
-    """The traces of the steps of a compiled model, and the values at the end of the last `fit`."""
+    """The values with which the steps of a compiled model are traced, and those at the end of the last `fit`."""
 
     def __init__(self, model: keras.Model):
         self._model, self._last, self._optimizer = model, _read(model), None
-        self._noted: dict[str, Any] = {}
-        self._traces: dict[Any, Trace] = {}  # By the graph of what notes its values.
+        # By the kind of the step: "train", "test" or "predict".
+        self._values: dict[str, _Values] = {}
 
-    def of(self, kind: str, element_spec: Any) -> Trace:
-        """Returns the trace of the step of a kind for data of `element_spec`: another one where Keras traces again."""
-
-        def note(batch: Any) -> None:
-            self._traces[tf.compat.v1.get_default_graph()] = Trace(_read(self._model))
-
-        noted = self._noted.setdefault(kind, tf.function(note, autograph=False, reduce_retracing=True))
-        return self._traces[noted.get_concrete_function(element_spec).graph]
-
-    def tell_of_changes(self, trace: Trace) -> None:
-        """Says which values have changed since the end of the last `fit`, without effect.
+    def tell_of_changes(self, kind: str) -> None:
+        """Says which values have changed since the end of the last `fit`, without effect on the step of this kind.
 
         Raises:
-            ValueError: the optimizer has.
+            ValueError: a training has another optimizer.
         """
-        model, self._optimizer = self._model, self._optimizer or self._model.optimizer
-        if model.optimizer is not self._optimizer:
+        model = self._model
+        self._optimizer = self._optimizer or getattr(model, "optimizer", None)
+        if kind == "train" and model.optimizer is not self._optimizer:
             raise ValueError(
                 f"model.optimizer was set to {type(model.optimizer).__name__} after a call of fit, which as in Keras "
                 "has no effect: call model.compile(optimizer=...)."
             )
-        last, then = _changed(self._last), _changed(trace.values)
+        last, then = _changed(self._last), _changed(self._values.get(kind, {}))
         names = [
             f"{_owner(one)}{name.removeprefix('_')} = {reprlib.repr(_value(one, name))} "
             f"(traced: {reprlib.repr(then[of, name][1])})"
@@ -91,45 +69,41 @@ class Traced:
                 "model.compile(...), for which the step is traced again."
             )
 
-    def note_end(self) -> None:
-        """Notes the values at the end of a `fit`, which an earlier start of the script may have made."""
+    def note_end(self, *kinds: str) -> None:
+        """Notes the values at the end of a `fit` with steps of these kinds, which an earlier start may have made."""
         self._last = _read(self._model)
-        for trace in self._traces.values():
-            trace.is_made = True
+        for kind in kinds:
+            self._values.setdefault(kind, self._last)
 
+    @contextlib.contextmanager
+    def as_traced(self, *kinds: str, traces_now: bool = False) -> Iterator[None]:
+        """In the block, attributes have the values with which steps are traced, and afterwards those of before.
 
-@contextlib.contextmanager
-def as_traced(model: keras.Model, *traces: Trace, traces_now: bool = False) -> Iterator[None]:
-    """In the block, attributes have the values with which the step is traced, and afterwards those of before.
+        Args:
+            traces_now: whether the block traces the steps, if they were not traced before: callbacks may have changed
+                the values until then.
+        """
+        for kind in kinds if traces_now else ():
+            self._values.setdefault(kind, _read(self._model))
+        changed = {key: value for kind in kinds for key, value in _changed(self._values.get(kind, {})).items()}
+        now = {key: (one, _value(one, key[1])) for key, (one, _) in changed.items()}
+        _write(changed)
+        try:
+            yield
+        finally:
+            _write(now)
 
-    Args:
-        traces_now: whether the block traces the step; it gets the values of now if it was not traced before.
-    """
-    for trace in traces if traces_now else ():
-        if not trace.is_made:
-            trace.values, trace.is_made = _read(model), True
-    changed = {key: value for one in traces for key, value in _changed(one.values).items()}
-    now = {key: (one, _value(one, key[1])) for key, (one, _) in changed.items()}
-    _write(changed)
-    try:
-        yield
-    finally:
-        _write(now)
+    def run_steps(self, traced: set[str], kind: str, run_steps: Any, *args: Any) -> Any:
+        """Calls a function of steps, "train" or "test", which is traced with the values that count.
 
-
-def run_as_keras(
-    model: keras.Model, traces: Mapping[str, Trace], traced: set[str], kind: str, run_steps: Any, *args: Any
-) -> Any:
-    """Calls a function of steps, "train" or "test", which is traced with the values that count.
-
-    Args:
-        traced: the kinds that were called before in this run.
-    """
-    if kind not in traced:
-        traced.add(kind)
-        with as_traced(model, traces[kind], traces_now=True):
-            run_steps.get_concrete_function(*args)
-    return run_steps(*args)
+        Args:
+            traced: the kinds that were called before in this run.
+        """
+        if kind not in traced:
+            traced.add(kind)
+            with self.as_traced(kind, traces_now=True):
+                run_steps.get_concrete_function(*args)
+        return run_steps(*args)
 
 
 def trace_without_effect(model: keras.Model, function: Callable[[Any], Any], element_spec: Any) -> None:

@@ -21,14 +21,9 @@ from tfdist.keras_fit import predict as predict_lib
 from tfdist.keras_fit.own_step import own_loop, own_setup
 from tfdist.keras_fit.script import script_state
 
-# Functions of tf.config that fail once TensorFlow has listed its devices, and what sets the same for a worker.
-_IGNORED_SETTINGS = {
-    "set_visible_devices": "the settings of the launcher",
-    **dict.fromkeys(("set_logical_device_configuration", "set_virtual_device_configuration"), "--logical_devices"),
-    "set_memory_growth": "TF_FORCE_GPU_ALLOW_GROWTH=true",
-    "set_intra_op_parallelism_threads": "TF_NUM_INTRAOP_THREADS",
-    "set_inter_op_parallelism_threads": "TF_NUM_INTEROP_THREADS",
-}
+# Functions of tf.config that fail once TensorFlow has listed its devices.
+_IGNORED_SETTINGS = ("set_visible_devices", "set_logical_device_configuration", "set_virtual_device_configuration")
+_IGNORED_SETTINGS += ("set_memory_growth", "set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads")
 _CONFIG_MODULES = (tf.config, tf.config.experimental, tf.config.threading)
 
 
@@ -192,7 +187,8 @@ def _tell_loop(cluster: Cluster, original: Callable[..., Any], *args: Any, **key
 def _ignore_setting(original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
     messages.log_once(
         f"{original.__name__} is ignored: TensorFlow has started before the script, with the devices that the launcher "
-        f"gives each worker. Use {_IGNORED_SETTINGS[original.__name__]} for tfdist.run instead.",
+        "gives each worker. Use settings of the launcher, --logical_devices, and TensorFlow's variables, such as "
+        "TF_FORCE_GPU_ALLOW_GROWTH=true and TF_NUM_INTRAOP_THREADS.",
     )
 
 

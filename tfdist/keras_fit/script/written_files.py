@@ -143,12 +143,9 @@ def _once(parameter: str, original: Callable[..., Any], *args: Any, **keywords: 
 
 
 def _save(original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    if not script_state.on_all_workers():
-        return original(*args, **keywords)
-    path = _path("filepath", original, args, keywords)
+    path = _path("filepath", original, args, keywords) if script_state.on_all_workers() else os.devnull
     if script_state.is_own(path):
-        with script_state.running():
-            return original(*args, **keywords)
+        return original(*args, **keywords)
     place = f"{script_state.line_of_script(path)} {original.__name__}"
     return script_state.on_owner(place, lambda: original(*args, **keywords), path)
 

@@ -36,11 +36,9 @@ _COMPOSITE = tf.RaggedTensor | tf.SparseTensor
 _TOLD_BYTES = 1_000_000
 # The same for the products and elements that each replica computes of the whole batch, if they are a tenth of all.
 _TOLD_WORK = 10_000_000
-# Operations that give the numbers of their first input another form.
-_MOVES = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze")
-# Operations with graphs of their own.
-_INNER = ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
-_INNER += ("PartitionedCall", "StatefulPartitionedCall")
+# Operations that look up rows of a table, and those with graphs of their own, which may do so.
+_LOOKUPS = ("GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd", "PartitionedCall", "StatefulPartitionedCall")
+_LOOKUPS += ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
 # Operations that look at the shape of a tensor, and not at its values.
 _OF_SHAPE = ("Shape", "ShapeN", "Rank", "Size", "ZerosLike", "OnesLike")
 
@@ -77,6 +75,8 @@ class Plan:
     sources: set[int] = dataclasses.field(default_factory=set)
     # Layers, by id, that mix the rows of a batch: each replica calls them on whole tensors.
     whole_layers: frozenset[int] = frozenset()
+    # Layers that update metrics, which must be called in the same way.
+    updating: list[keras.Layer] = dataclasses.field(default_factory=list)
     # Metrics, by id, whose results the step reads, or which it resets.
     read_metrics: set[int] = dataclasses.field(default_factory=set)
     # The numbers of what metrics get, by the id of the metric.
@@ -106,9 +106,9 @@ class GlobalView:
     average: Average | None = None
     # The gradient tapes that record now.
     recording: list[Any] = dataclasses.field(default_factory=list)
-    # Set while a layer runs, or a tape computes gradients; and whether a layer runs on this replica's rows.
+    # Set while a layer runs, or a tape computes gradients; and the layer that runs on this replica's rows.
     in_layer: bool = False
-    on_rows: bool = False
+    on_rows: keras.Layer | None = None
     # Set while the function of a `tf.vectorized_map` is traced, in the graph of the step.
     in_map: bool = False
     # Set while a loss of the own rows is reduced to this replica's part.
@@ -126,8 +126,8 @@ class GlobalView:
     # The graph of the step; branches, loops and functions in it have graphs of their own.
     graph: Any = dataclasses.field(default_factory=tf.compat.v1.get_default_graph)
     num_calls: int = 0
-    # This replica's rows of whole tensors, that are cut out of them.
-    cut: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    # The operations before the last gradient.
+    num_forward: int = 0
     # The operations of layers that run on the own rows: from one number of operations in the graph to another.
     in_layers: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     # The tensors of the global batch, by id; in the order in which they are made.
@@ -175,11 +175,11 @@ class GlobalView:
         if not decided.by_rows:
             return self._call_whole(original, layer, *args, **keywords)
         args, keywords = tf.nest.pack_sequence_as((args, keywords), self.rows_of_arguments(flat, decided))
-        with patching.set_in_block(self, in_layer=True, on_rows=True):
+        with patching.set_in_block(self, in_layer=True, on_rows=layer):
             run = self._by_xla if self.xla and not self.discovers else lambda call, *given: call(*given)
-            first = self._num_operations()
+            first = self.num_operations()
             outputs = run(lambda args, keywords: original(layer, *args, **keywords), args, keywords)
-            self.in_layers.append((first, self._num_operations()))
+            self.in_layers.append((first, self.num_operations()))
         flat = tf.nest.flatten(outputs)
         if self.discovers:
             decided.unknown = [isinstance(one, tf.Tensor) and one.shape.rank and one.shape[0] is None for one in flat]
@@ -345,7 +345,7 @@ class GlobalView:
             original(layer, loss)
             added = enumerate(shard_layers.added_losses(layer)[:])
             self.losses += [((layer, index), one) for index, one in added if index >= before]
-        elif self.on_rows and not self.in_inner_graph:
+        elif self.on_rows is not None and not self.in_inner_graph:
             original(layer, [self._whole_loss(one) for one in keras.tree.flatten(loss)])
         else:
             original(layer, loss)
@@ -375,7 +375,6 @@ class GlobalView:
             return rows.take(value), backward
 
         own, mask = cut(whole) if whole.dtype.is_floating else rows.take(whole), rows_lib.mask_of(whole)
-        self.cut.append(own)
         return own if mask is None else rows_lib.with_mask(own, self.own_rows(mask, times))
 
     def whole_of(self, own: Any, times: fractions.Fraction | int = 1) -> Any:
@@ -470,7 +469,7 @@ class GlobalView:
             )
             messages.log_once(f"Each step gathers {size / 1e6:.0f} MB of the batch, in {text.list_names(lines, 3)}.")
 
-    def _num_operations(self) -> int:
+    def num_operations(self) -> int:
         return len(self.graph.get_operations())
 
     def _measure(self) -> None:
@@ -497,93 +496,50 @@ class GlobalView:
             return gradients
         found = [flat[place] for place in places]
         if self.average is None or self.recording:
-            found = self._average_for_tapes(found)
+            # They may be part of a loss: differentiable.
+            dense = [tf.convert_to_tensor(one) for one in found]
+            found = [trainer.sum_differentiable(one / tf.cast(self.rows.replicas, one.dtype)) for one in dense]
         else:
             found = self.average(found, [given[place] for place in places])
         for place, gradient in zip(places, found, strict=True):
             flat[place] = gradient
         return tf.nest.pack_sequence_as(gradients, flat)
 
-    def once(self, gradients: list[Any]) -> tuple[list[Any], list[tf.Tensor]]:
+    def once(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[tf.Tensor]]:
         """Makes the lookups in a table of which each replica has all count once, as on one device.
 
         Those are lookups outside of layers, such as tf.gather in the step, and in layers that are called whole. Only
         the first replica's count. What is looked up in both ways is summed to a table.
 
         Returns:
-            The gradients, and what was looked up that does not depend on the examples.
+            The gradients, and the rows that are looked up whole.
         """
-        lists = [self._once(one) if isinstance(one, tf.IndexedSlices) else (one, []) for one in gradients]
-        return [gradient for gradient, _ in lists], [one for _, constants in lists for one in constants]
+        pairs = zip(gradients, variables, strict=True)
+        lists = [self._once(*one) if isinstance(one[0], tf.IndexedSlices) else (one[0], []) for one in pairs]
+        return [gradient for gradient, _ in lists], [one for _, rows in lists for one in rows]
 
-    def _once(self, gradient: tf.IndexedSlices) -> tuple[Any, list[tf.Tensor]]:
-        wholes = {part.ref() for one in self.wholes.values() for part in _parts(one.tensor)}
-        rows = [*self.cut, *(one.rows for one in self.wholes.values())]
-        own = {part.ref() for one in rows for part in _parts(one)}
-        numbers = {op.name: number for number, op in enumerate(self.graph.get_operations())}
-        ranges = [range(*one) for one in self.in_layers]
+    def _once(self, gradient: tf.IndexedSlices, variable: Any) -> tuple[Any, list[tf.Tensor]]:
+        numbers = {op.name: number for number, op in enumerate(self.graph.get_operations()[: self.num_forward])}
+        lookups = [numbers[op.name] for op in _uses(variable) if op.type in _LOOKUPS and op.name in numbers]
+        of_rows = [any(first <= number < last for first, last in self.in_layers) for number in lookups]
+        if all(of_rows):
+            return gradient, []
+        if any(of_rows):
+            return tf.convert_to_tensor(gradient), []
+        factor = tf.cast(tf.equal(replicas_lib.replica_id(), 0), gradient.values.dtype)
+        values = gradient.values * factor * tf.cast(self.rows.replicas, factor.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape), [gradient.indices]
 
-        def is_in_layer(op: tf.Operation) -> bool:
-            return any(numbers.get(op.name) in part for part in ranges)
-
-        found, constants, seen, waiting = set(), [], set(), [gradient.indices]
-        while waiting:
-            tensor = waiting.pop()
-            inputs = [*tensor.op.inputs]
-            if tensor.ref() in wholes or tensor.ref() in own:
-                found.add("whole" if tensor.ref() in wholes else "own")
-            elif tensor.op.type in _INNER:  # The gradient of a branch has inputs that the branch returned.
-                inner = [one.op for one in (tensor, *inputs) if one.op.type in _INNER]
-                found.add("own" if any(map(is_in_layer, inner)) else "whole")
-            elif tensor.op.name not in seen:
-                seen.add(tensor.op.name)
-                last = {"ConcatV2": -1}.get(tensor.op.type, 1 if tensor.op.type in _MOVES else None)
-                waiting += inputs[:last]
-                constants += [] if inputs else [tensor]
-        if not found and constants and not any(is_in_layer(one.op) for one in constants):
-            found = {"whole"}
-        if found == {"whole"}:
-            factor = tf.cast(tf.equal(replicas_lib.replica_id(), 0), gradient.values.dtype)
-            values = gradient.values * factor * tf.cast(self.rows.replicas, factor.dtype)
-            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape), constants
-        return (tf.convert_to_tensor(gradient) if found == {"whole", "own"} else gradient), []
-
-    def _average_for_tapes(self, gradients: list[Any]) -> list[Any]:
-        """Averages gradients that may be part of a loss: differentiable, in one collective per dtype."""
-        found = [tf.convert_to_tensor(one) for one in gradients]
-        for dtype in dict.fromkeys(one.dtype for one in found):
-            places = [place for place, one in enumerate(found) if one.dtype == dtype]
-            parts = [found[place] for place in places]
-            numbers = tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
-            total = trainer.sum_differentiable(numbers / tf.cast(self.rows.replicas, dtype))
-            split = tf.split(total, [tf.size(part) for part in parts])
-            for place, part, values in zip(places, parts, split, strict=True):
-                found[place] = tf.reshape(values, tf.shape(part))
-        return found
-
-    def update_in_layer(self, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-        """Updates a metric, as a layer that runs on the own rows does, by the values of the global batch."""
-        if not self.on_rows or self.discovers:
-            return original(*args, **keywords)
-
-        def whole(value: Any) -> Any:
-            if not isinstance(value, tf.Tensor):
-                return value
-            if value.shape.rank:
-                return self.rows.gather(value)
-            return trainer.sum_differentiable(value * tf.cast(self.rows.weight, value.dtype))
-
-        args, keywords = tf.nest.map_structure(whole, (args, keywords))
-        with patching.set_in_block(self, on_rows=False), rows_lib.draw_alike():
-            return original(*args, **keywords)
-
-    def refuse(self, name: str) -> None:
-        """Raises ValueError if several replicas run a step that calls `name`."""
-        if self.rows.replicas > 1:
-            raise ValueError(
-                f"{name} does not work in a step on several replicas, in {user_code.current_line()}\nCompute the "
-                "derivative by nested tf.GradientTapes, or run on one replica."
-            )
+    def updates_in_layer(self, metric: keras.Metric) -> None:
+        """Notes that the layer that runs on the own rows updates a metric: it is then called on whole tensors."""
+        if not self.discovers or self.rows.replicas == 1:
+            return
+        self.plan.updating.append(self.on_rows)
+        messages.log_once(
+            f"{type(self.on_rows).__name__} {self.on_rows.name!r} updates the metric {metric.name!r} in its call: each "
+            f"of the {self.rows.replicas} replicas computes it for the whole batch. Update it in a train_step, by what "
+            "the layer returns."
+        )
 
 
 _NO_COMPOSITE = (
@@ -626,26 +582,27 @@ def zeros(source: Any) -> tf.Tensor | tf.IndexedSlices:
     """Returns zeros in place of a derivative, while a step is traced without effect; of a table, a row."""
     if isinstance(source, tf.Tensor):
         return tf.zeros_like(source)
-    if _is_table(source):
+    if {op.type for op in _uses(source)} in ({"GatherV2"}, {"ResourceGather"}):
         row = tf.zeros([1, *source.shape[1:]], source.dtype)
         return tf.IndexedSlices(row, tf.zeros([1], tf.int32), tf.constant(list(source.shape)))
     return tf.zeros(source.shape, source.dtype)
 
 
-def _is_table(variable: Any) -> bool:
-    """Returns whether the graph only looks up rows in a variable, which was made before it."""
+def _uses(variable: Any) -> list[tf.Operation]:
+    """Returns the operations of the graph that use the value of a variable, which was made before it."""
     value = checkpoint_format.tf_variable(variable)
     if not isinstance(value, tf.Variable):
-        return False
-    handle = tf.compat.v1.get_default_graph().capture(getattr(value, "values", [value])[0].handle)
-    waiting, found = [handle], set()
+        return []
+    # A trace without effect is outside of replicas.
+    part = getattr(value, "values", [value])[0] if of_step().discovers else value
+    waiting, found = [tf.compat.v1.get_default_graph().capture(part.handle)], []
     while waiting:
         for op in waiting.pop().consumers():
             if op.type in ("ReadVariableOp", "Identity"):
                 waiting += op.outputs
             else:
-                found.add(op.type)
-    return found in ({"GatherV2"}, {"ResourceGather"})
+                found.append(op)
+    return found
 
 
 def replica_of_draws() -> tf.Tensor:
@@ -653,20 +610,8 @@ def replica_of_draws() -> tf.Tensor:
     return tf.constant(0) if current() is not None else replicas_lib.replica_id()
 
 
-# Whether layers that mix the rows of a batch are called on whole tensors; see `call_mixing_layers_whole`.
-_whole_calls = False
-
-
-def call_mixing_layers_whole() -> None:
-    """Makes each replica call a layer that mixes the rows of a batch with the whole batch, for the whole process."""
-    global _whole_calls
-    _whole_calls = True
-
-
-def whole_calls() -> bool:
-    """Returns whether `call_mixing_layers_whole` was called."""
-    return _whole_calls
-
+# Whether each replica calls layers that mix the rows of a batch with the whole batch: --whole_calls of tfdist.run.
+whole_calls = False
 
 # The replicas of a process are traced in threads of their own, in turn.
 _tracing = threading.local()

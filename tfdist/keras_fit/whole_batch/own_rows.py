@@ -15,7 +15,7 @@ from keras.src.losses import loss as keras_loss
 
 from tfdist.cluster.cluster import Cluster
 from tfdist.cluster.devices import replicas as replicas_lib
-from tfdist.config import patching, user_code
+from tfdist.config import patching
 from tfdist.keras_fit import compiled_model
 from tfdist.keras_fit.whole_batch import global_view
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
@@ -119,16 +119,10 @@ def update_metric(metric: keras.Metric, original: Callable[..., Any], *args: Any
     view = global_view.of_step()
     if view is None:
         return original(*args, **keywords)
-    if view.in_inner_graph:
-        if view.on_rows and view.rows.replicas > 1:
-            raise ValueError(
-                f"The metric {metric.name!r} is updated in a loop, a branch or a map in a layer, where replicas cannot "
-                f"gather the batch, in {user_code.current_line()}\nUpdate it outside of the loop, by the values of all "
-                "examples, or start one worker with one device."
-            )
+    if view.on_rows is not None:
+        view.updates_in_layer(metric)
+    if view.in_layer or view.in_inner_graph:
         return original(*args, **keywords)
-    if view.in_layer:
-        return view.update_in_layer(original, *args, **keywords)
     if view.in_parts:  # The mean of the losses of an output: its value is a part.
         args = (view.whole_sum(args[0]), *args[1:])
     flat = tf.nest.flatten((args, keywords))

@@ -16,8 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.config import patching, text
-from tfdist.keras_fit import messages
+from tfdist.config import patching
 from tfdist.keras_fit.adapters import base
 from tfdist.keras_fit.whole_batch import rows
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
@@ -47,7 +46,7 @@ class Probe(GlobalView):
     untried: list[str] = dataclasses.field(default_factory=list)
     # The operations of draws that are made constant: from one number of operations in the graph to another.
     constants: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    # The numbers that the call of a layer adds to losses and metrics, in words; None outside of a call from the step.
+    # The numbers that the call of a layer adds to losses, in words; None outside of a call from the step.
     numbers: list[tuple[str, tf.Tensor]] | None = None
 
     def call(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
@@ -56,12 +55,14 @@ class Probe(GlobalView):
         return super().call(functools.partial(self.compare, original), layer, *args, **keywords)
 
     def add_loss(self, original: Callable[..., None], layer: keras.Layer, loss: Any) -> None:
-        self._note(f"what {_name(layer)} adds as a loss", keras.tree.flatten(loss))
+        floating = [one for one in keras.tree.flatten(loss) if isinstance(one, tf.Tensor) and one.dtype.is_floating]
+        if self.numbers is not None and not self.in_inner_graph:
+            words = f"what {_name(layer)} adds as a loss"
+            self.numbers += [(words, one) for one in floating if one.shape.rank == 0]
         super().add_loss(original, layer, loss)
 
-    def update_in_layer(self, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-        self._note("a number that a layer passes to a metric", [*args, *keywords.values()])
-        return super().update_in_layer(original, *args, **keywords)
+    def updates_in_layer(self, metric: keras.Metric) -> None:
+        """Says nothing: the step itself says it."""
 
     def _measure(self) -> None:
         """Says nothing: calls of layers are compared with others that the step does not make."""
@@ -79,11 +80,6 @@ class Probe(GlobalView):
         operations = enumerate(self.graph.get_operations()[first:], first)
         drawn = [number for number, op in operations if "Random" in op.type or "RngState" in op.type]
         return any(not any(number in one for one in kept) for number in drawn)
-
-    def _note(self, words: str, values: list[Any]) -> None:
-        floating = [one for one in values if isinstance(one, tf.Tensor) and one.dtype.is_floating]
-        if self.numbers is not None and not self.in_inner_graph:
-            self.numbers += [(words, one) for one in floating if one.shape.rank == 0]
 
     def compare(self, original: Callable[..., Any], layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         """Calls a layer inside of another one, or of the step, and on parts of its rows.
@@ -127,13 +123,6 @@ class Probe(GlobalView):
             for (words, one), *halves in zip(*numbers, strict=True):
                 self.found.append((layer, words, _difference(one, [half for _, half in halves])))
         return whole
-
-
-def _tell_untried(layers: str, why: str) -> None:
-    messages.log_once(
-        f"It could not be tried whether {layers} depends on more than single examples of the batch: {why}. Each "
-        "replica computes it for its own rows."
-    )
 
 
 def _rows(value: tf.Tensor, mask: tf.Tensor | None, start: int, stop: int) -> tf.Tensor:
@@ -208,17 +197,16 @@ def random_rows(element_spec: Any, size: int) -> Any:
 
 
 def mixing_layers(
-    trace: Callable[[Probe, Any], Any], element_spec: Any, batch_size: int
-) -> tuple[list[keras.Layer], list[str]]:
+    trace: Callable[[Probe, Any], Any], element_spec: Any
+) -> tuple[list[keras.Layer], list[str], list[str]]:
     """Finds the layers that mix the rows of a batch.
 
     Args:
         trace: runs a step without effect on a nested batch, under a view.
         element_spec: of the batch.
-        batch_size: its examples, if the spec has no number.
 
     Returns:
-        These layers, and the names of the innermost ones; [] and [] if it cannot be found out.
+        These layers, the names of the innermost ones, and which ones could not be tried, with the reason.
     """
     divided = base.have_rows(element_spec)
     specs = [one for one in tf.nest.flatten(element_spec) if one is not None]
@@ -226,9 +214,9 @@ def mixing_layers(
     size = static or _ROWS
     data = random_rows(element_spec, size)
     if data is None:
-        _tell_untried("a layer", "the data is ragged or sparse")
-    if data is None or size < 2:
-        return [], []
+        return [], [], ["a layer (the data is ragged or sparse)"]
+    if size < 2:
+        return [], [], []
     compared: list[tuple[keras.Layer, str]] = []
     untried: list[str] = []
     flat = [one for one in tf.nest.flatten(data) if one is not None]
@@ -244,51 +232,19 @@ def mixing_layers(
                 stack.enter_context(patching.patch(owner, name, probe.constant))
             trace(probe, batch)
         compared[:] = [(layer, words) for layer, words, _ in probe.found]
-        untried[:] = probe.untried
+        untried[:] = dict.fromkeys(f"{name} (it draws random numbers)" for name in probe.untried)
         return [value for *_, value in probe.found]
 
     try:
         values = _values(differences, flat)
     except Exception as error:  # A step that needs other values or another size.
-        values = []
-        _tell_untried("a layer", f"random values end with {type(error).__name__}")
-    if untried:
-        _tell_untried(text.list_names(dict.fromkeys(untried), 3), "it draws random numbers")
-    mixing = [one for one, value in zip(compared, values, strict=True) if value > 1.0] if values else []
+        return [], [], [f"a layer (random values end with {type(error).__name__})"]
+    mixing = [one for one, value in zip(compared, values, strict=True) if value > 1.0]
     ids = {id(layer) for layer, words in mixing if words == _name(layer)}
     inner = [
         words for layer, words in mixing if words != _name(layer) or not ids & {id(part) for part in _parts(layer)[1:]}
     ]
-    return [layer for layer, _ in mixing], list(dict.fromkeys(inner))
-
-
-def mixes_rows(step: Callable[[Any], Any], element_spec: Any) -> bool:
-    """Returns whether what a step returns for random rows is not what it returns for their halves, or is not known."""
-    left = iter(base.have_rows(element_spec))
-    divided = tf.nest.map_structure(lambda spec: spec is not None and next(left), element_spec)
-
-    def without_number(spec: Any, has: bool) -> Any:
-        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if has and isinstance(spec, tf.TensorSpec) else spec
-
-    data = random_rows(tf.nest.map_structure(without_number, element_spec, divided), _ROWS)
-    flat = [one for one in tf.nest.flatten(data) if one is not None]
-
-    def differences(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        def of(part: slice) -> list[Any]:
-            given = iter(tensors)
-            batch = tf.nest.map_structure(
-                lambda one, has: one if one is None else next(given)[part] if has else next(given), data, divided
-            )
-            return tf.nest.flatten(step(batch))
-
-        with keras.StatelessScope(collect_losses=True):
-            parts = zip(of(slice(None)), of(slice(_ROWS // 2)), of(slice(_ROWS // 2, None)), strict=True)
-            return [_difference(whole, halves) for whole, *halves in parts]
-
-    try:
-        return data is None or not all(value <= 1.0 for value in _values(differences, flat))
-    except Exception:  # A step that needs other values or another size.
-        return True
+    return [layer for layer, _ in mixing], list(dict.fromkeys(inner)), untried
 
 
 def _values(differences: Callable[..., list[tf.Tensor]], given: Sequence[tf.Tensor]) -> list[float]:

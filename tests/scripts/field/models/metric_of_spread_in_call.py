@@ -4,7 +4,7 @@ from keras import ops
 from recording import record
 
 
-# per replica: a number that a layer passes to a metric
+# told: updates the metric
 class Net(keras.Model):
     def __init__(self):
         super().__init__()
