@@ -4,9 +4,7 @@ import json
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
-from collections.abc import Callable
 
 import forked
 import numpy as np
@@ -22,10 +20,10 @@ def blocks(page: pathlib.Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def run(command: str, directory: pathlib.Path, start: Callable = forked.run) -> str:
-    """Runs a command of README with this Python, and returns what it printed; `start` is as subprocess.run."""
+def run(command: str, directory: pathlib.Path) -> str:
+    """Runs a command of README with this Python, and returns what it printed."""
     words = [sys.executable if word in ("python", ".venv/bin/python") else word for word in shlex.split(command)]
-    done = start(
+    done = forked.run(
         words, cwd=directory, env=worker_environment(), capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
@@ -36,7 +34,7 @@ def test_the_first_command_trains_as_readme_says_and_then_says_it_is_finished(tm
     install, train = blocks(README, "bash")[0].strip().rsplit(" && ", 1)
     assert "pip install" in install
     (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
-    run(train, tmp_path, subprocess.run)
+    run(train, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "runs/digits/metrics.jsonl").read_text().splitlines()]
     assert [line for line in lines if line["kind"] == "evaluation"][-1]["accuracy"] > 0.97
     for name in ("config.json", "environment.json", "finished.json", "model.keras", "tensorboard", "checkpoints"):

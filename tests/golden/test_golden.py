@@ -9,9 +9,11 @@ import keras
 import numpy as np
 import processes
 import pytest
+from parameters import slow_except
 
-# Each run and each topology once; the others are marked slow.
-QUICK = [("digits", "two_workers"), ("everything", "two_devices"), ("script", "one_device")]
+# These run by default, the others with the slow tests.
+QUICK = [("digits", "two_workers")]
+QUICK_RESUMED = ["config"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -25,14 +27,14 @@ def forked_processes():
 
 @pytest.fixture(scope="module")
 def found(forked_processes, tmp_path_factory):
-    """("train", name, topology) or ("resume", name) -> what `golden_runs` finds; the quick ones at the same time."""
+    """("train", name, topology) or ("resume", name) -> what `golden_runs` finds; those by default at the same time."""
 
     def measure(run):
         how, *names = run
         return getattr(golden, how)(*names, tmp_path_factory.mktemp("golden"))
 
     quick = [("train", *case) for case in QUICK if sys.platform == "linux" or case[1] != "two_workers"]
-    return processes.measure_groups(measure, [*quick, *(("resume", name) for name in golden.RESUMED)])
+    return processes.measure_groups(measure, [*quick, *(("resume", name) for name in QUICK_RESUMED)])
 
 
 @pytest.fixture(autouse=True)
@@ -49,17 +51,14 @@ recorded_names = pytest.mark.skipif(
 
 
 @recorded_names
-@pytest.mark.parametrize(
-    ("name", "topology"),
-    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in golden.CASES],
-)
+@pytest.mark.parametrize(("name", "topology"), slow_except(golden.CASES, QUICK))
 def test_a_golden_run_comes_out_as_recorded(name, topology, found):
     recorded = json.loads(golden.VALUES.read_text())[f"{name}/{topology}"]
     assert golden.differences(found(("train", name, topology)), recorded, name) == []
 
 
 @recorded_names
-@pytest.mark.parametrize("name", golden.RESUMED)
+@pytest.mark.parametrize("name", slow_except(golden.RESUMED, QUICK_RESUMED))
 def test_a_run_of_an_old_commit_resumes_to_the_same_weights(name, found):
     old = golden.OLD_WORKDIRS / name
     recorded = json.loads((old / "uninterrupted.json").read_text())

@@ -113,7 +113,7 @@ def test_every_slurm_file_is_run_below():
     assert {name(path) for path in SLURM_FILES} == {*SLURM_ASKED, *COURSES}
 
 
-@pytest.mark.parametrize("file", slow_except(SLURM_ASKED, ["slurm.sbatch", "slurm/apptainer.sbatch"]))
+@pytest.mark.parametrize("file", slow_except(SLURM_ASKED, ["slurm.sbatch"]))
 def test_slurm_starts_the_tasks_that_the_file_asks_for(slurm, probe, tmp_path, file):
     tasks, gpus, cpus = SLURM_ASKED[file]
     log = tmp_path / "log"

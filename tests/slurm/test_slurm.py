@@ -174,7 +174,7 @@ with socket.create_server(("", spec.port)):
 """
 
 
-@pytest.mark.parametrize("kind", ["jobs", "steps of a job"])
+@pytest.mark.parametrize("kind", ["jobs", slow("steps of a job")])
 def test_at_once_on_the_same_nodes_they_listen_at_different_ports(slurm, tmp_path, kind):
     (tmp_path / "listen.py").write_text(LISTEN)
     (tmp_path / "listening").mkdir()

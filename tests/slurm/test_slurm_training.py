@@ -91,7 +91,8 @@ def wait_for_end(slurm: SlurmCluster, job: str, log: pathlib.Path) -> dict[str, 
     return state
 
 
-@pytest.mark.parametrize("absent", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("absent", [0, 1])
 def test_a_job_in_which_a_task_does_not_start_is_requeued(slurm, tmp_path, absent):
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()

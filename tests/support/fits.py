@@ -109,24 +109,6 @@ def shuffled() -> Case:
     return Case(build=lambda: simple(), data=(mixed,), batch_size=None, options={"callbacks": [early]}, calls=2)
 
 
-def accumulating() -> Case:
-    """Gradients of two steps for each update, and averages that replace the weights after every third."""
-
-    def build():
-        adam = keras.optimizers.Adam(
-            keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.9),
-            gradient_accumulation_steps=2,
-            use_ema=True,
-            ema_momentum=0.8,
-            ema_overwrite_frequency=3,
-            clipnorm=0.3,
-        )
-        layers = [keras.Input((7,)), keras.layers.Embedding(20, 4), keras.layers.Flatten()]
-        return compiled(keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")]), adam)
-
-    return Case(build=build, data=(TOKENS, LABELS))
-
-
 def without_target() -> Case:
     """Arrays, ragged ones too, with None as the target of an output."""
 
@@ -209,7 +191,7 @@ def _own_step(made: Callable[[], dict[str, Any]]) -> Callable[[], Case]:
 
 CASES = [
     *map(_own_step, own_steps.CASES),
-    *(regression, transfer, classification, shuffled, repeated_tokens, summed_tokens, accumulating, without_target),
+    *(regression, transfer, classification, shuffled, repeated_tokens, summed_tokens, without_target),
 ]
 
 

@@ -42,26 +42,6 @@ class Dropouts(keras.Model):
         return self.logits(hidden)
 
 
-@keras.saving.register_keras_serializable("lab")
-class Steps(keras.layers.Layer):
-    """Counts its calls in training, in float64."""
-
-    def build(self, shape):
-        self.count = self.add_weight(shape=(), dtype="float64", trainable=False, initializer="zeros", name="count")
-
-    def call(self, inputs, training=False):
-        if training:
-            self.count.assign_add(1.0)
-        return inputs
-
-
-def counted(num_classes: int = 10, input_shape=(8, 8, 1)) -> keras.Model:
-    """Returns one dense layer after a counter."""
-    inputs = keras.Input(tuple(input_shape), name="image")
-    outputs = keras.layers.Flatten(name="flatten")(Steps(name="steps")(inputs))
-    return keras.Model(inputs, keras.layers.Dense(num_classes, name="logits")(outputs))
-
-
 def linear(num_classes: int = 10, input_shape=(8, 8, 1), l2: float = 0.0, kernel: str = "he_normal") -> keras.Model:
     """Returns one dense layer, with an L2 penalty if `l2` is not 0."""
     inputs = keras.Input(tuple(input_shape), name="image")
@@ -122,16 +102,15 @@ def mixed(num_classes: int = 10, l2: float = 1e-3) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(num_classes, kernel_regularizer=penalty, name="logits")(outputs))
 
 
-def synchronised(num_classes: int = 10, input_shape=(8, 8, 1), masked: bool = False) -> keras.Model:
-    """Returns synchronised batch normalisation of the rows of the images, dark ones masked, and a dense layer.
+def synchronised(num_classes: int = 10, input_shape=(8, 8, 1)) -> keras.Model:
+    """Returns synchronised batch normalisation of the rows of the images, and a dense layer.
 
     All layers are of type float64: in float32 a weight differs by 3e-6 between topologies, by rounding.
     """
     inputs = keras.Input(tuple(input_shape), name="image")
     outputs = keras.layers.Reshape((8, 8), dtype="float64", name="rows")(inputs)
-    mask = keras.ops.any(outputs[:, :, 3:4] > 0.5, axis=-1) if masked else None
     norm = keras.layers.BatchNormalization(synchronized=True, momentum=0.9, dtype="float64", name="norm")
-    outputs = keras.layers.Flatten(dtype="float64", name="flatten")(norm(outputs, mask=mask))
+    outputs = keras.layers.Flatten(dtype="float64", name="flatten")(norm(outputs))
     logits = keras.layers.Dense(num_classes, dtype="float64", name="logits")(outputs)
     return keras.Model(inputs, logits, name="synchronised")
 

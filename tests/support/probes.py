@@ -59,8 +59,7 @@ def measure(
 ) -> list[Arrays]:
     """Runs the probes `names` on `workers` processes of `devices` replicas; returns what each worker has measured.
 
-    A name that ends in ":1" is measured on one replica, in a process that has several. If `unlike`,
-    the last worker multiplies matrices with the instructions of an older processor.
+    If `unlike`, the last worker multiplies matrices with the instructions of an older processor.
     """
 
     def run(commands: list[list[str]], environments: list[dict[str, str]]) -> None:
@@ -298,14 +297,6 @@ def statistics(options: c.ClusterOptions) -> Arrays:
     }
 
 
-def synchronised(options: c.ClusterOptions) -> Arrays:
-    """Three steps of synchronised batch normalisation, in two pieces and with a mask."""
-    model = {"target": "lab:synchronised", "num_classes": 10, "masked": True}
-    run = start(options, model=model, train=c.Train(steps=20, micro_batches=2))
-    run_steps(run, 3)
-    return weights(run)
-
-
 def masks(options: c.ClusterOptions) -> Arrays:
     """The dropout masks of three steps, as replica -> [step, examples, features of both layers]."""
     seen: dict[int, list[np.ndarray]] = {}
@@ -500,7 +491,7 @@ PROBES: dict[str, Callable[[c.ClusterOptions], Arrays]] = {
     **{f"lookups/{dtype}": functools.partial(lookups, dtype=dtype) for dtype in ("float32", "bfloat16")},
     "lookups/packed": functools.partial(lookups, dtype="float32", pack=64),
     **{f"embedding/{name}": functools.partial(embedding, name=name) for name in TABLES},
-    **{f.__name__: f for f in (synchronised, statistics, masks)},
+    **{f.__name__: f for f in (statistics, masks)},
     **{f.__name__: f for f in (traces, collectives, local_rounds, seeds)},
     **{f.__name__: f for f in (restored, other_data, predicted, clipped_alike, muon)},
 }
@@ -518,7 +509,6 @@ def run_probes(names: Sequence[str], devices: int, directory: pathlib.Path) -> A
         tf.config.threading.set_intra_op_parallelism_threads(1 + 15 * rank)
     measured: Arrays = {}
     for name in names:
-        probe, _, count = name.partition(":")
-        options = c.ClusterOptions(logical_devices=int(count or devices), connect_seconds=60.0)
-        measured |= {f"{name}/{key}": value for key, value in PROBES[probe](options).items()}
+        options = c.ClusterOptions(logical_devices=devices, connect_seconds=60.0)
+        measured |= {f"{name}/{key}": value for key, value in PROBES[name](options).items()}
     return measured

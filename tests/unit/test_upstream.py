@@ -522,6 +522,7 @@ def test_a_private_attribute_is_what_tfdist_expects(built, name):
     assert expected(found), f"{name} is {found!r} in {VERSIONS}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exercise", "owner", "name"), [(do, *one) for do, names in replaced().items() for one in names]
 )
@@ -547,6 +548,7 @@ def test_kinds_of_datasets_have_their_names():
     assert {kind: type(dataset(kind)).__name__ for kind in CLASSES} == CLASSES
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_three_steps_are_those_of_keras_own_fit(tmp_path):
     words = [sys.executable, "-c", THREE_STEPS]

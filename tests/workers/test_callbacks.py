@@ -23,7 +23,6 @@ import processes
 import pytest
 import tensorflow as tf
 from launching import REPOSITORY, run_all, train_command, worker_environment
-from parameters import slow_except
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import tfdist
@@ -82,7 +81,7 @@ TRIALS = {
     "two workers, slow": ["batches", "averaged"],
 }
 OF_TFDIST = {
-    "one device": ["resumed"],
+    "one device, slow": ["resumed"],
     "two devices, slow": ["resumed", "resumed_after_kill"],
     "two workers": ["differing"],
     "two workers, slow": ["resumed", "writers"],
@@ -129,7 +128,7 @@ def followed(tmp_path_factory):
         results = on_workers.call(trained.run, *how, *trials, workers=2 if "workers" in topology else 1, run=run)
         return Followed(results, printed, directory)
 
-    return processes.measure_groups(follow, ("keras", "one device", "two workers"))
+    return processes.measure_groups(follow, ("keras", "two workers"))
 
 
 def of_keras(followed, trial):
@@ -246,7 +245,8 @@ def test_swapped_averages_go_on_after_a_crash(followed, topology, trial):
         assert found.pop("again") == found
 
 
-@pytest.mark.parametrize("topology", slow_except(["one device", "two devices, slow"], ["one device"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["one device, slow", "two devices, slow"])
 def test_callbacks_resume_in_the_middle_of_an_epoch(followed, topology):
     (worker,) = followed(topology).results
     found = worker["resumed"]

@@ -62,6 +62,7 @@ def test_replicas_train_by_themselves_and_average_after_each_round(measured):
     assert iterations.tolist() == [16, 16]
 
 
+@pytest.mark.slow
 def test_on_one_replica_a_round_is_as_many_steps(measured):
     names = [name.removeprefix("alone/") for name in measured if name.startswith("alone/")]
     assert len(names) > 4

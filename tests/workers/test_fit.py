@@ -15,14 +15,14 @@ OF_KERAS = [case.__name__ for case in fits.CASES if case.__name__ != "summed_tok
 # exchange the two. More kinds of both are scripts of tests/scripts/field.
 DATA = ["shuffled"]
 STEPS = ["regression", "clipped"]
-MORE = ["accumulating", "classification", "summed_tokens", "without_target", "transfer", "repeated_tokens"]
+MORE = ["classification", "summed_tokens", "without_target", "transfer", "repeated_tokens"]
 TOPOLOGIES = {
     "two devices": STEPS,
     "four devices, slow": ["transfer"],
     "two workers": DATA,
     "two devices, slow": [*DATA, *MORE, "vae", "wrapped"],
     "two workers, slow": [*STEPS, *MORE],
-    "one replica, slow": ["repeated_tokens", "vae"],
+    "one replica, slow": ["repeated_tokens", "summed_tokens", "vae"],
 }
 # What else is measured, besides cases of `fits.CASES`.
 TRIALS = {
@@ -48,21 +48,18 @@ def on_topologies(names, table=TOPOLOGIES):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """topology -> results of the cases of each worker; on one device those of Keras' own fit."""
+    """topology -> results of the cases of each worker, and on two devices those of Keras' own fit on one."""
 
     def measure(topology):
         directory = tmp_path_factory.mktemp("fits")
-        if topology == "one device":
-            names = [f"keras:{name}" for name in OF_KERAS if name not in SLOW]
-            return on_workers.call(fits.measure, names, 1, directory)
-        if topology == "one device, slow":
-            return on_workers.call(fits.measure, [*(f"keras:{name}" for name in SLOW), "summed_tokens"], 1, directory)
         names = [*TOPOLOGIES[topology], *TRIALS.get(topology, [])]
+        if "two devices" in topology:
+            names[:0] = [f"keras:{name}" for name in OF_KERAS if (name in SLOW) == ("slow" in topology)]
         count = {"one": 1, "two": 2, "four": 4}[topology.split()[0]]
         workers, devices = (count, 1) if "workers" in topology else (1, count)
         return on_workers.call(fits.measure, names, devices, directory, workers=workers)
 
-    return processes.measure_groups(measure, ("one device", "two devices", "two workers"))
+    return processes.measure_groups(measure, ("two devices", "two workers"))
 
 
 def leaves(result):
@@ -86,17 +83,17 @@ def assert_close(ours, theirs):
 
 @pytest.mark.parametrize(("topology", "name"), on_topologies(OF_KERAS))
 def test_results_equal_keras_on_one_device(found, topology, name):
-    reference = found("one device, slow" if name in SLOW else "one device")[0][f"keras:{name}"]
+    reference = found("two devices, slow" if name in SLOW else "two devices")[0][f"keras:{name}"]
     for worker in found(topology):
         assert_close(worker[name], reference)
 
 
 @pytest.mark.parametrize(("topology", "name"), on_topologies(["summed_tokens"]))
 def test_rows_of_a_table_with_a_dense_gradient_are_summed_before_the_square(found, topology, name):
-    first = found("one device, slow")[0]
+    first = found("one replica, slow")[0]
     for worker in found(topology):
         assert_close(worker[name], first[name])
-    by_token = first["keras:repeated_tokens"]
+    by_token = found("two devices, slow")[0]["keras:repeated_tokens"]
     pairs = zip(first[name]["weights"], by_token["weights"], strict=True)
     assert max(np.abs(np.subtract(*pair)).max() for pair in pairs) > 1e-3
 

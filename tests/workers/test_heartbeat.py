@@ -1,6 +1,5 @@
 """Workers that die, hang or vanish: named by the others, which all end. On real processes and a real network."""
 
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -156,7 +155,7 @@ def killed_or_stopped(number, victim):
     return Scene(("run",) * 3, tuple(rank for rank in range(3) if rank != victim), victim, number)
 
 
-# The groups that run side by side, as most of them wait; the longest first.
+# The groups that run side by side, as most of them wait; the longest first. `SLOW` are those of slow tests.
 SCENES = {
     "slow callback": Scene(("callback", "behind"), (0, 1)),
     "busy": Scene(("leave", "busy"), (0, 1)),
@@ -174,14 +173,18 @@ SCENES = {
 }
 
 
+SLOW = ("write", "finished early", "hanging start", "killed in the start", "no threads", (KILL, 2), "finished")
+SLOW += ("killed before its first heartbeat",)
+
+
 @pytest.fixture(scope="module")
 def ended():
-    """Scene -> how the workers of its group have ended."""
+    """Scene -> how the workers of its group have ended; all by default, or all slow ones, are played at once."""
     for _ in range(2):  # Starts both servers of forked processes: workers that begin seconds apart would say so.
         forked.run([sys.executable, "-c", ""], check=True)
-    with concurrent.futures.ThreadPoolExecutor(len(SCENES)) as pool:
-        found = {name: pool.submit(play, scene) for name, scene in SCENES.items()}
-    return {name: future.result() for name, future in found.items()}
+    groups = [[name for name in SCENES if (name in SLOW) == slow] for slow in (True, False)]
+    slow, quick = (processes.measure_groups(lambda name: play(SCENES[name]), names) for names in groups)
+    return lambda name: (slow if name in SLOW else quick)(name)
 
 
 def on_two_hosts(hosts, commands):
@@ -213,37 +216,37 @@ def assert_named(said, lost, process, *, host=None, silent, step=r"\d+"):
         assert silent[0] <= float(match[1]) <= silent[1], text
 
 
-@pytest.mark.parametrize(
-    ("number", "victim"), slow_except([(KILL, 2), (KILL, 0), (STOP, 2), (STOP, 0)], [(KILL, 2), (STOP, 0)])
-)
+@pytest.mark.parametrize(("number", "victim"), slow_except([(KILL, 2), (KILL, 0), (STOP, 2), (STOP, 0)], [(STOP, 0)]))
 def test_a_worker_that_is_killed_or_stopped_is_named_by_all_others(request, number, victim):
     together = (number, victim) in SCENES
     scene = killed_or_stopped(number, victim)
-    seen = request.getfixturevalue("ended")[number, victim] if together else play(scene)
+    seen = request.getfixturevalue("ended")((number, victim)) if together else play(scene)
     assert seen.codes == [LOST, LOST], seen.said
     silent = (0.0 if number == KILL else 2.0, SEEN_WITHIN)
     assert_named(dict(zip(scene.ends, seen.said, strict=True)), victim, seen.processes[victim], silent=silent)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_before_its_first_heartbeat_is_named(ended):
     """Its watchdog process was still starting and ended in silence: the others waited for two minutes."""
-    seen = ended["killed before its first heartbeat"]
+    seen = ended("killed before its first heartbeat")
     assert seen.codes == [LOST, LOST], seen.said
     assert all(
         f"worker 2 (host {os.uname().nodename}, pid {seen.processes[2].pid}) is lost" in text for text in seen.said
     )
 
 
+@pytest.mark.slow
 def test_a_worker_that_can_start_no_threads_ends_after_a_loss(ended):
     """Its monitor ended instead, and it trained or waited for ever."""
-    seen = ended["no threads"]
+    seen = ended("no threads")
     assert seen.codes == [LOST], seen.said
     assert_named({0: seen.said[0]}, 1, seen.processes[1], silent=(0.0, SEEN_WITHIN))
 
 
 def test_a_worker_that_is_busy_without_letting_threads_run_is_not_lost(ended):
     """Silent for twice the limit; a call of 25 s ended a run of the default limit of 10 s."""
-    assert ended["busy"].codes == [0, 0] and ended["busy"].said == ["", ""]
+    assert ended("busy").codes == [0, 0] and ended("busy").said == ["", ""]
 
 
 @pytest.mark.slow
@@ -283,7 +286,7 @@ def test_workers_continue_after_all_were_stopped_together():
 
 
 def test_a_worker_prints_all_stacks_when_its_calls_never_end(ended):
-    codes, said, *_ = ended["stalled"]
+    codes, said, *_ = ended("stalled")
     assert codes == [LOST, LOST]
     for rank, text in enumerate(said):
         line = (
@@ -295,15 +298,16 @@ def test_a_worker_prints_all_stacks_when_its_calls_never_end(ended):
 
 
 def test_the_reason_of_a_worker_that_fails_is_told_to_the_others(ended):
-    codes, said, *_ = ended["failed"]
+    codes, said, *_ = ended("failed")
     assert codes == [LOST, 1, LOST]
     for rank in (0, 2):
         line = rf"tfdist: worker {rank}: worker 1 \(host .*\) has ended: the disk is full\. Restart all workers\n"
         assert re.fullmatch(line, said[rank]), said[rank]
 
 
+@pytest.mark.slow
 def test_workers_that_have_finished_wait_for_each_other_and_are_not_lost(ended):
-    codes, said, *_ = ended["finished"]
+    codes, said, *_ = ended("finished")
     assert codes == [0, 0, 0] and said == ["", "", ""]
 
 
@@ -318,13 +322,15 @@ def test_a_worker_that_is_lost_before_the_end_is_named_by_those_that_wait_there(
         assert_named({0: said[0], 1: said[1]}, 2, workers.processes[2], silent=(0.0, SEEN_WITHIN))
 
 
+@pytest.mark.slow
 def test_a_survivor_finishes_its_write_before_it_ends(ended):
-    assert ended["write"].codes == [LOST] and ended["write"].printed == ["written\n"]
+    assert ended("write").codes == [LOST] and ended("write").printed == ["written\n"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_for_one_that_has_finished_names_it(ended):
     """As after a sys.exit on one worker: all others waited for ten minutes."""
-    codes, said, *_ = ended["finished early"]
+    codes, said, *_ = ended("finished early")
     assert codes == [LOST, LOST], said
     for rank, text in enumerate(said):
         line = (
@@ -336,7 +342,7 @@ def test_a_worker_that_waits_for_one_that_has_finished_names_it(ended):
 
 def test_a_slow_callback_or_save_does_not_end_the_run(ended):
     """Longer than the limits, of 3 s, of an execution and of the end of a run."""
-    assert ended["slow callback"].codes == [0, 0] and ended["slow callback"].said == ["", ""]
+    assert ended("slow callback").codes == [0, 0] and ended("slow callback").said == ["", ""]
 
 
 ABSENT = """
@@ -443,15 +449,17 @@ def test_a_worker_that_dies_before_its_server_listens_is_named_at_once():
     assert re.fullmatch(line, said[1]), said
 
 
+@pytest.mark.slow
 def test_workers_whose_tensorflow_does_not_start_end_and_say_so(ended):
-    codes, said, *_ = ended["hanging start"]
+    codes, said, *_ = ended("hanging start")
     assert codes == [-KILL, -KILL], said
     assert all("TensorFlow did not start within 15 s after a successful rendezvous" in text for text in said), said
 
 
+@pytest.mark.slow
 def test_workers_whose_tensorflow_waits_for_one_that_dies_name_it_and_end(ended):
     """TensorFlow waits there for ten minutes, deaf to signals; so the watchdog processes end their workers."""
-    seen = ended["killed in the start"]
+    seen = ended("killed in the start")
     assert seen.codes == [-KILL, -KILL], seen.said
     assert_named(dict(enumerate(seen.said)), 2, seen.processes[2], silent=(0.0, SEEN_WITHIN))
 
@@ -475,21 +483,16 @@ def await_steps(workdir, workers):
     time.sleep(1.5)
 
 
-@pytest.mark.parametrize(
-    ("number", "victim"),
-    [(KILL, 0), (KILL, 2), (STOP, 1)],
-)
 @pytest.mark.slow
-def test_a_training_ends_when_a_worker_is_killed_or_stopped(tmp_path, number, victim):
-    others = [rank for rank in range(3) if rank != victim]
+def test_a_training_ends_when_a_worker_is_stopped(tmp_path):
+    """One in which a worker is killed: tests/workers/test_resume.py."""
     command = training(tmp_path, "--config.cluster.heartbeat_seconds=6")
     with started([command] * 3, topologies.environments(3)) as workers:
         await_steps(tmp_path, workers)
-        workers.hit(victim, number)
-        codes, said = workers.ends(others)
+        workers.hit(1, STOP)
+        codes, said = workers.ends([0, 2])
         assert codes == [LOST, LOST], said
-        silent = (0.0 if number == KILL else 6.0, SEEN_WITHIN)
-        assert_named(dict(zip(others, said, strict=True)), victim, workers.processes[victim], silent=silent)
+        assert_named({0: said[0], 2: said[1]}, 1, workers.processes[1], silent=(6.0, SEEN_WITHIN))
 
 
 @pytest.mark.slow

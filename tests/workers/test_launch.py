@@ -391,9 +391,9 @@ def test_launcher_passes_a_program_its_own_flags(tmp_path, start):
     assert sorted(done.stderr.splitlines()) == [f"[{rank}] dlopen" for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_a_script_is_trained_once_over_all_workers(tmp_path):
     """It was trained by each worker alone, on all data, side by side, and the exit code was 0."""
-    (tmp_path / "own.py").write_text("import tfdist\ntfdist.connect()\n")
     (tmp_path / "unchanged.py").write_text(
         "import keras, numpy as np, tfdist\n"
         "class Layer:\n    def get_config(self): pass\n"  # No config.
@@ -408,8 +408,15 @@ def test_a_script_is_trained_once_over_all_workers(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained 8") == 1 and "[0] worker 1 of 2" in done.stdout, done
-    assert launch.worker_command([str(tmp_path / "own.py"), "x"]) == [sys.executable, str(tmp_path / "own.py"), "x"]
+
+
+def test_the_launcher_knows_configs_scripts_and_scripts_that_connect(tmp_path):
+    (tmp_path / "own.py").write_text("import tfdist\ntfdist.connect()\n")
+    (tmp_path / "unchanged.py").write_text("class Layer:\n    def get_config(self): pass\n")  # No config.
     (tmp_path / "config.py").write_text("from base import (\n    get_config,\n)\n")
+    run = [sys.executable, "-m", "tfdist.run"]
+    assert launch.worker_command([str(tmp_path / "unchanged.py"), "x"]) == [*run, str(tmp_path / "unchanged.py"), "x"]
+    assert launch.worker_command([str(tmp_path / "own.py"), "x"]) == [sys.executable, str(tmp_path / "own.py"), "x"]
     assert launch.worker_command([str(tmp_path / "config.py"), "x"]) == []
     assert launch.worker_command(["run", "--workdir=a", "b.py"])[1:] == ["-m", "tfdist.run", "--workdir=a", "b.py"]
 

@@ -96,7 +96,8 @@ def cut_back(workdir: pathlib.Path, copy: pathlib.Path, newest: int) -> pathlib.
     return copy
 
 
-@pytest.mark.parametrize("newest", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("newest", [4, 8])
 def test_a_run_that_skips_is_killed_and_resumed_to_the_same_bits(skipped, tmp_path, newest):
     copy = cut_back(skipped, tmp_path / "run", newest)
     topologies.assert_same_bits(run(copy, config("skip", 7, limit=1)), topologies.arrays(skipped))

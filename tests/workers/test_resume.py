@@ -160,7 +160,7 @@ def content(workdir: pathlib.Path) -> dict[str, tuple[int, str]]:
     }
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_finished_run_changes_nothing_and_prints_that_it_is_finished(uninterrupted, workers):
     workdir = uninterrupted(workers)
     before = content(workdir)
@@ -327,6 +327,7 @@ def test_an_evaluation_without_a_finite_loss_is_still_json(tmp_path, capsys):
     assert printed["step"] == 999 and printed["loss"] is None
 
 
+@pytest.mark.slow
 def test_a_changed_config_is_refused_by_field_and_accepted_where_allowed(uninterrupted, tmp_path, capsys):
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted(1), workdir)

@@ -85,7 +85,8 @@ def test_micro_batches_change_nothing(in_groups, tmp_path, workers):
     assert topologies.largest_difference({n: in_groups[n] for n in weights}, {n: found[n] for n in weights}) < 1e-5
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(1, 7), pytest.param(2, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "devices"), [(1, 7), (2, 2)])
 def test_every_example_is_evaluated_once_on_any_number_of_replicas(one, workers, devices):
     # 1,797 examples in batches of 60: the last batch has 57. 7 divides neither these nor the 48 of the training.
     right = []

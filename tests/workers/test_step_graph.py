@@ -35,6 +35,7 @@ print(len(ops), hashlib.sha256(" ".join(ops).encode()).hexdigest()[:16])
 """
 
 
+@pytest.mark.slow
 def test_the_graph_of_a_step_has_not_changed(tmp_path):
     versions = {name: importlib.metadata.version(name) for name in VERSIONS}
     if any(not versions[name].startswith(f"{recorded}.") for name, recorded in VERSIONS.items()):

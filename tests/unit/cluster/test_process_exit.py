@@ -1,9 +1,9 @@
 """What a process prints when an error ends it."""
 
 import signal
-import subprocess
 import sys
 
+import forked
 import pytest
 import tensorflow as tf
 from absl import flags
@@ -69,7 +69,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 def run(program, *words):
     """Exit code, output and errors of a program."""
     command = [sys.executable, "-c", program, *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
+    done = forked.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
 

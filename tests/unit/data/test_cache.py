@@ -202,6 +202,7 @@ def test_a_directory_that_cannot_be_written_or_has_no_use_is_named(tmp_path):
         validate.validate(config)
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("FAST_DISK", str(tmp_path))
     batches = []

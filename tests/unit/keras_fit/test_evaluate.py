@@ -66,6 +66,7 @@ def test_an_evaluation_makes_no_slots_and_the_next_one_traces_nothing(made):
     np.testing.assert_array_equal(same, outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_predictions_of_many_models_are_not_warned_about(made, caplog, monkeypatch):
     cluster, _ = made
@@ -78,22 +79,6 @@ def test_predictions_of_many_models_are_not_warned_about(made, caplog, monkeypat
     assert [record.message for record in caplog.records if "retracing" in record.message] == []
 
 
-@pytest.mark.workers
-def test_integers_of_numpy_and_the_limits_of_keras_are_those_of_model_fit(made, monkeypatch):
-    cluster, model = made
-    compile_model(cluster, model)
-    values = tfdist.evaluate(cluster, model, X, Y, batch_size=np.int64(8), steps=np.array(2), verbose=0)
-    assert values == tfdist.evaluate(cluster, model, X, Y, batch_size=8, steps=2, verbose=0)
-    monkeypatch.setenv("KERAS_MAX_EPOCHS", "2")
-    keras.config.set_max_steps_per_epoch(1)
-    try:
-        assert values != tfdist.evaluate(cluster, model, X, Y, batch_size=8, verbose=0)
-        history = tfdist.fit(cluster, model, X, Y, batch_size=np.int32(21), epochs=np.int64(5), verbose=0)
-    finally:
-        keras.config.set_max_steps_per_epoch(None)
-    assert history.epoch == [0, 1] and int(model.optimizer.iterations) == 2
-
-
 class Evaluating(keras.Sequential):
     """Has an evaluation of its own."""
 
@@ -101,6 +86,7 @@ class Evaluating(keras.Sequential):
         return super().evaluate(*args, **options) | {"more": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_fit_says_that_it_does_not_call_an_evaluation_of_the_models_own(made, capsys):
     cluster, _ = made

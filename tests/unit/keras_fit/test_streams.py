@@ -165,7 +165,7 @@ def passes_of(name):
     return found
 
 
-@pytest.mark.parametrize("name", slow_except(SHUFFLED, ["mapped behind", "files"]))
+@pytest.mark.parametrize("name", slow_except(SHUFFLED, ["mapped behind"]))
 def test_trainings_read_the_passes_of_keras_whatever_was_looked_at_or_read_ahead(name):
     expected = passes_of(name)
     tf.random.set_seed(3)

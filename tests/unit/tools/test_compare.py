@@ -90,6 +90,7 @@ def a_sweep(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_table_and_draws_one_picture(tmp_path):
     a_sweep(tmp_path / "lr")
     (write_run(tmp_path / "lr" / "half", model__target="a:<b>", seed=5) / "metrics.jsonl").unlink()

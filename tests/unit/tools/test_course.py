@@ -220,6 +220,7 @@ def test_task_prints_and_runs_its_command_and_compares_answers(tmp_path):
     assert f"task G draws the results of task F, which are not in {runs}. Run first: tfdist course cte_power F" in error
 
 
+@pytest.mark.slow
 def test_task_that_cannot_run_here_is_one_message(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)

@@ -93,6 +93,7 @@ def test_values_by_another_column_of_the_reports(tmp_path):
     np.testing.assert_array_equal(loss.lines[0].get_ydata(), losses[:50])
 
 
+@pytest.mark.slow
 def test_the_command_draws_the_runs_in_these_directories(tmp_path):
     """Of a folder, the runs below it, as those of a script; without matplotlib it says what to install."""
 

@@ -5,7 +5,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from parameters import slow
 
 from tfdist import config as c
 from tfdist.data import inputs as inputs_lib
@@ -62,7 +61,8 @@ DIVIDED = {"target": "tfdist.zoo.prepare:image", **AUGMENTED, **NORMALISED}, Non
 
 
 @pytest.mark.workers
-@pytest.mark.parametrize(("prepare", "finish"), [slow(*BY_TWO), DIVIDED], ids=["two functions", "divided"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("prepare", "finish"), [BY_TWO, DIVIDED], ids=["two functions", "divided"])
 def test_bytes_to_the_device_give_the_same_bits(own_signals, cluster, tmp_path, monkeypatch, prepare, finish):
     monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
     adapted = __import__("test_device_part").ADAPTED

@@ -64,6 +64,7 @@ def train(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_a_start_says_the_range_of_values_and_warns_of_mistakes(train):
     out, error = train("good", 4)
     assert "the first 64 prepared examples have image float32 0 to 1, label int64 0 to 3" in out

@@ -3,17 +3,13 @@
 import itertools
 import json
 import pathlib
-import sys
 
-import forked
 import keras
 import numpy as np
 import probes
 import pytest
 import tensorflow as tf
 import topologies
-from launching import REPOSITORY, worker_environment
-from parameters import slow as slow_row
 
 from tfdist import config as c
 from tfdist.training import loop, setup
@@ -21,8 +17,7 @@ from tfdist.training import run as run_lib
 from tfdist.training.evaluation import saved_checkpoint
 from tfdist.training.step.layers import normalization
 
-# A name that ends in ":1" is measured on one replica, all others on two.
-NAMES = ("statistics", "masks", "traces", "synchronised", "synchronised:1")
+NAMES = ("statistics", "masks", "traces")
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +47,6 @@ def test_unsynchronised_statistics_are_the_mean_of_the_replicas_own(two):
     np.testing.assert_array_equal(two["statistics/saved mean"], two["statistics/mean"][0])
 
 
-@pytest.mark.workers
-def test_synchronised_statistics_are_those_of_all_replicas_with_masks_too(two):
-    keys = [key.removeprefix("synchronised/") for key in two if key.startswith("synchronised/")]
-    assert "model/norm/moving_variance" in keys and len(keys) == 6
-    for key in keys:
-        both, one = (two[f"synchronised{on}/{key}"] for on in ("", ":1"))
-        np.testing.assert_allclose(both, one, rtol=1e-7, atol=1e-8, err_msg=key)
-
-
 def test_masked_examples_do_not_count_in_synchronised_statistics():
     layer, mask = keras.layers.BatchNormalization(synchronized=True), np.array([[1, 0, 1], [0, 1, 0]], bool)
     x = np.random.default_rng(0).normal(3.0, 2.0, (2, 3, 4)).astype(np.float32)
@@ -68,36 +54,6 @@ def test_masked_examples_do_not_count_in_synchronised_statistics():
     moments = normalization._global_moments(layer, tf.constant(x), tf.constant(mask))
     for found, expected in zip(moments, (x[mask].mean(axis=0), x[mask].var(axis=0)), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-# A script on three replicas.
-COUNTED = """
-import numpy as np
-import keras, tfdist
-from tests.support import lab
-from tfdist import config as c
-cluster = tfdist.connect(c.ClusterOptions(logical_devices=3, connect_seconds=240.0))
-with cluster.scope():
-    model = lab.counted(2, (3,))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-tfdist.fit(cluster, model, np.ones((36, 3), "float32"), np.zeros(36, "int32"), batch_size=3, epochs=1, verbose=0)
-print("counted", float(model.get_layer("steps").count.numpy()))
-"""
-
-
-@pytest.mark.workers
-@pytest.mark.parametrize("of_config", [False, slow_row(True)])
-def test_a_statistic_in_float64_is_averaged_in_float64(tmp_path, of_config):
-    """A third went through float32, in configs and in scripts: 12.000000357627869."""
-    if of_config:
-        options = ("--config.train.steps=12", "--config.checkpoint.every.steps=12")
-        options += ("--config.learning_rate.warmup_epochs=0", "--config.model={'target': 'tests.support.lab:counted'}")
-        topologies.train(tmp_path, *options, devices=3, config="tests/configs/interrupted.py")
-        assert topologies.arrays(tmp_path, 12)["model/steps/count"] == 12.0
-    else:
-        command, env = [sys.executable, "-c", COUNTED], worker_environment()
-        done = forked.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
-        assert "counted 12.0\n" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.workers

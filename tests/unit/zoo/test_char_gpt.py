@@ -27,6 +27,7 @@ def test_a_prediction_depends_on_no_later_character(model):
     np.testing.assert_allclose(one[:, :3], keras.ops.convert_to_numpy(model(first[:, :3])), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_text_is_drawn_from_the_predictions_and_a_seed_repeats_it(model):
     texts = [char_gpt.write(model, CHARACTERS, "ab", count=9, length=8, seed=seed) for seed in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]

@@ -82,6 +82,7 @@ def test_records_are_read_in_any_order_and_labels_count_from_0(folder):
     assert shapes["image"] == tf.TensorSpec([2], tf.string) and shapes["label"] == tf.TensorSpec([2], tf.int64)
 
 
+@pytest.mark.slow
 def test_windows_fit_have_the_area_and_the_shape_asked_for_and_fall_back():
     shape = tf.constant([60, 100, 3])
     draws = tf.random.stateless_uniform([500, 41], [1, 2])
@@ -170,6 +171,7 @@ def test_the_shipped_config_trains_on_such_files(folder, tmp_path):
     assert evaluated[-1]["step"] == 6 and evaluated[-1]["num_examples"] == 6
 
 
+@pytest.mark.slow
 def test_half_of_the_images_are_mirrored_and_nothing_else_changes():
     pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
     seeds = tf.constant(np.arange(80).reshape(40, 2), tf.int64)

@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from parameters import slow
 
 from tfdist.zoo import prepare
 
@@ -38,8 +39,8 @@ def batch_of(n, **keywords):
     [
         (FULL, np.float32),
         ({"pad": 4, "flip": True}, np.uint8),
-        ({"pad": 3, "pad_mode": "reflect", "cutout": 4, "mean": (0.1, 0.2, 0.3)}, np.uint8),
-        ({"resize": (23, 5)}, np.float32),
+        slow({"pad": 3, "pad_mode": "reflect", "cutout": 4, "mean": (0.1, 0.2, 0.3)}, np.uint8),
+        slow({"resize": (23, 5)}, np.float32),
     ],
 )
 def test_an_example_does_not_see_its_batch(keywords, dtype):

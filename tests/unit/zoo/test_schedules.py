@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from parameters import slow_except
 
 from tfdist.zoo import schedules
 
@@ -18,7 +19,7 @@ def rates(schedule, steps):
     return np.array([schedule(step).numpy() for step in steps], np.float64)
 
 
-@pytest.mark.parametrize("make", ALL)
+@pytest.mark.parametrize("make", slow_except(ALL, [schedules.cosine]))
 def test_every_schedule_warms_up_reaches_its_peak_and_stays_after_the_run(make):
     schedule = make(0.4, total_steps=100, warmup_steps=10)
     start = 0.4 * FIRST.get(make.__name__, 1.0)
