@@ -295,11 +295,6 @@ def test_tfrecord_files_are_read_by_a_description(tmp_path):
     whole = str(tmp_path / "train-*.tfrecord")
     both(lambda split: sources.tfrecord(split, path=whole, features={"point": {"shape": [2]}}))
     source.verify()
-    damaged = bytearray((tmp_path / "test-0.tfrecord").read_bytes())
-    damaged[damaged.index(np.float32(51).tobytes()) + 1] ^= 1  # Another number: only the checksum shows it.
-    (tmp_path / "other-0.tfrecord").write_bytes(damaged)
-    with pytest.raises(ValueError, match=r"other-0.tfrecord' is damaged: .* \d+"):
-        sources.tfrecord("other", path=path, features=FEATURES).verify()
     with pytest.raises(FileNotFoundError, match="valid-"):
         sources.tfrecord("valid", path=path, features=FEATURES)
     for wrong, words in (

@@ -63,7 +63,7 @@ def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str], which:
     try:
         found, _ = model_lib.outputs(saved, cluster, model, source)
     except tf.errors.OpError:
-        if damaged := source.damaged():
+        if damaged := [*getattr(source, "damaged", tuple)()]:
             raise ValueError("\n".join(damaged)) from None
         raise
     return found, source

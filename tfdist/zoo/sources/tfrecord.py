@@ -22,8 +22,8 @@ class tfrecord(record_files.RecordSource):
     """TFRecord files of tf.train.Example, by a description of their features.
 
     An index of the places of the records gives random access; it is built once and stored beside the files, or in
-    ~/.cache/tfdist if their folder is not writable. The records must not be compressed. Training does not compare
-    their checksums: `verify` does. Of files named as train-00000-of-01024 none may be missing.
+    ~/.cache/tfdist if their folder is not writable. The records must not be compressed, and their checksums are not
+    compared. Of files named as train-00000-of-01024 none may be missing.
 
     Args:
         split: for a `path` with "{split}" the word in its place, otherwise "train", "test" or "all"; with or without

@@ -67,16 +67,6 @@ class RecordSource(file_source.FileSource):
         where = f"record {start}" if self._array_record else f"the record at byte {start - _HEADER}"
         return f"{self.name}: {where} of {self.files[file]!r}"
 
-    def verify(self) -> None:
-        """Compares the checksums of TFRecord files, which reads do not, and reads all examples; raises ValueError."""
-        for file in () if self._array_record else np.unique(self.places[:, 0]):
-            try:
-                tf.data.TFRecordDataset(self.files[file], buffer_size=8 << 20).reduce(0, lambda total, _: total)
-            except tf.errors.OpError as error:
-                why = file_source.reason(error)
-                raise ValueError(f"{self.name}: {self.files[file]!r} is damaged: {why} {self.advice}") from None
-        super().verify()
-
 
 def _open_array_record(path: str):
     from array_record.python.array_record_module import ArrayRecordReader
