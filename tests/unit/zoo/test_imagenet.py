@@ -1,9 +1,6 @@
 """ImageNet's layout in small: TFRecord files of images of many sizes, the crop of Inception, the central crop."""
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -47,22 +44,14 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_without_a_writable_folder_the_index_is_kept_in_the_users_cache(folder, tmp_path, monkeypatch):
+def test_the_places_of_records_are_kept_in_the_users_cache(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    disk = tmp_path / "read-only"
-    shutil.copytree(folder, disk, ignore=shutil.ignore_patterns(".tfdist*"))
-    mounts = (["mount", "--bind", disk, disk], ["mount", "-o", "remount,bind,ro", disk])
-    if any(subprocess.run(command, capture_output=True).returncode for command in mounts):
-        pytest.skip("only root may mount a folder read-only")
-    try:
-        for _ in range(2):
-            assert len(sources.imagenet("train", path=str(disk), num_classes=3)) == 12
-            # Not scanned again.
-            monkeypatch.setattr(sys.modules["tfdist.zoo.sources.files.record_files"], "_locate", None)
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
+    for _ in range(2):
+        assert len(sources.imagenet("train", path=str(folder), num_classes=3)) == 12
+        # Not scanned again.
+        monkeypatch.setattr(sys.modules["tfdist.zoo.sources.files.record_files"], "_locate", None)
     (index,) = (tmp_path / "cache" / "tfdist").iterdir()
-    assert index.name.startswith("imagenet-train-") and index.suffix == ".npy"
+    assert index.suffix == ".npy"
 
 
 def test_records_are_read_in_any_order_and_labels_count_from_0(folder):
@@ -75,7 +64,6 @@ def test_records_are_read_in_any_order_and_labels_count_from_0(folder):
             assert content == picture(example)
         np.testing.assert_array_equal(batch["label"], ids.numpy() % 3)
     source.verify()
-    assert len([name for name in os.listdir(folder) if name.startswith(".tfdist-train")]) == 1
     part = sources.imagenet("validation[50%:]", path=str(folder), num_classes=3)
     assert len(part) == 3 and part.read(tf.constant([0], tf.int64))["image"].numpy()[0] == picture(15)
     shapes = tf.data.Dataset.range(4).batch(2, drop_remainder=True).map(source.read).element_spec

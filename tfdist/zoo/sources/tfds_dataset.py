@@ -68,7 +68,7 @@ class tfds(record_files.RecordSource):
         for file in files:
             if not tf.io.gfile.exists(file):
                 raise FileNotFoundError(f"{title} is incomplete: there is no file {file!r}.")
-        index = None if array_record else record_files.open_index(part.name, files, title)
+        index = None if array_record else record_files.open_index(files, title)
         places = np.concatenate([_places(number, span, index) for number, span in enumerate(self._spans)])
         super().__init__(title, part, files, places, array_record=array_record)
         if _estimate_bytes(self._specs, info.splits[part.name]) * len(self) <= memory_limit_mb * 2**20:
