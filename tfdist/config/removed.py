@@ -78,6 +78,7 @@ MODULES: dict[str, str] = {
     "(docs/many-runs.md).",
     "tfdist.zoo.models:resnet9": "use tfdist.configs.networks.airbench:network, which learns CIFAR-10 in fewer epochs.",
     "tfdist.zoo.optimizers": "lookahead_sgd and muon are in tfdist.configs.networks.optimizers.",
+    "tfdist.zoo.sources:cifar": "it is tfdist.configs.networks.cifar:cifar now, with the same arguments.",
     "tfdist.zoo.sources:idx": "keras.datasets and tensorflow-datasets have such data: see npz and tfds.",
     "tfdist.zoo.sources:line": "it is tfdist.configs.networks.classic:points now, with the same arguments.",
     "tfdist.zoo.sources:text": "it is tfdist.configs.networks.char_gpt:text now, with the same arguments.",

@@ -8,7 +8,6 @@ TensorFlow operation, so that devices can be configured after it.
 """
 
 from tfdist.zoo.sources.arrays import arrays, digits, npz
-from tfdist.zoo.sources.cifar import cifar
 from tfdist.zoo.sources.folder import image_folder
 from tfdist.zoo.sources.imagenet import imagenet
 from tfdist.zoo.sources.indexed import indexed
@@ -19,7 +18,6 @@ from tfdist.zoo.sources.tfrecord import tfrecord
 
 __all__ = [
     "arrays",
-    "cifar",
     "digits",
     "image_folder",
     "imagenet",
