@@ -25,9 +25,8 @@ def image(
     training: bool,
     resize: Sequence[int] | None = None,
     pad: int = 0,
-    pad_mode: str = "zero",
     crop: Sequence[int] | None = None,
-    flip: bool | str = False,
+    flip: bool = False,
     scale: float | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -42,11 +41,9 @@ def image(
         seeds: int64 [n, 2].
         training: False: no augmentation.
         resize: (height, width) to scale images to first.
-        pad: pixels added on every side before a random crop; 4 for CIFAR (arXiv 1512.03385, section 4.2).
-        pad_mode: "zero" pads with 0, "reflect" mirrors the image at its border pixels.
+        pad: pixels of 0 added on every side before a random crop; 4 for CIFAR (arXiv 1512.03385, section 4.2).
         crop: (height, width) of the crop; None: the size of the image.
-        flip: True: mirror left-right with probability 1/2. "alternate": mirror half of the examples in even epochs, and
-            the other half in odd epochs (arXiv 2404.00498, section 3.6).
+        flip: mirror left-right with probability 1/2.
         scale: factor that scales stored values to [0, 1]. None: 1/255 for integers; floats are not scaled.
         mean: subtracted after `scale`, one number per channel.
         std: divisor after `mean`, one number per channel.
@@ -58,9 +55,7 @@ def image(
     Raises:
         ValueError: an argument is out of range or does not fit the images, or the batch has no images.
     """
-    batch = image_bytes(
-        batch, seeds, training=training, resize=resize, pad=pad, pad_mode=pad_mode, crop=crop, flip=flip
-    )
+    batch = image_bytes(batch, seeds, training=training, resize=resize, pad=pad, crop=crop, flip=flip)
     batch = normalised(batch, training=training, scale=scale, mean=mean, std=std)
     if training and cutout:
         batch["image"] = random_cutout(batch["image"], seeds, size=cutout)
@@ -74,9 +69,8 @@ def image_bytes(
     training: bool,
     resize: Sequence[int] | None = None,
     pad: int = 0,
-    pad_mode: str = "zero",
     crop: Sequence[int] | None = None,
-    flip: bool | str = False,
+    flip: bool = False,
 ) -> Batch:
     """Resizes, crops and flips as `image`, and leaves the dtype; `normalised` does the rest, as `config.data.finish`.
 
@@ -93,7 +87,7 @@ def image_bytes(
     if resize is not None:
         images = resize_images(images, resize)
     if training and (pad or crop is not None or flip):
-        images = random_crop(images, seeds, size=crop, pad=pad, pad_mode=pad_mode, flip=flip)
+        images = random_crop(images, seeds, size=crop, pad=pad, flip=flip)
     elif crop is not None:
         images = central_crop(images, crop)
     return {**batch, "image": images}
