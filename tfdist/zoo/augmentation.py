@@ -1,4 +1,4 @@
-"""Augmentation of images: crops, flips and cutout."""
+"""Augmentation of images: crops and flips."""
 
 from collections.abc import Sequence
 
@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfdist.zoo import stateless_random
 
-# The streams of random numbers; see `stateless_random.uniform`.
-_CROP, _CUTOUT = 0, 1
+# The stream of random numbers; see `stateless_random.uniform`.
+_CROP = 0
 
 
 def random_crop(
@@ -68,29 +68,6 @@ def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.T
     # 32x32 (ImageProjectiveTransformV3 17 ms, grouping by offset 22 ms).
     pixels = tf.reshape(images, [-1, height * width, channels])
     return tf.gather(pixels, (rows * width)[:, :, tf.newaxis] + columns[:, tf.newaxis, :], batch_dims=1)
-
-
-def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int) -> tf.Tensor:
-    """Sets a square to 0, the mean of normalised images (DeVries and Taylor, arXiv 1708.04552).
-
-    The centre is uniformly distributed over all pixels; the square, `size` pixels wide, is clipped at the borders.
-
-    Args:
-        images: float [n, h, w, c].
-        seeds: int64 [n, 2].
-    """
-    if not (isinstance(size, int) and size >= 1):
-        raise ValueError(f"prepare: cutout must be an integer number of pixels. Received: {size!r}")
-    height, width, _ = static_size(images)
-    draws = stateless_random.uniform(seeds, _CUTOUT, 2)
-
-    def outside(centres: tf.Tensor, length: int) -> tf.Tensor:
-        first = tf.cast(centres * length, tf.int32)[:, tf.newaxis] - size // 2
-        pixels = tf.range(length)
-        return (pixels < first) | (pixels >= first + size)
-
-    keep = outside(draws[:, 0], height)[:, :, tf.newaxis] | outside(draws[:, 1], width)[:, tf.newaxis, :]
-    return images * tf.cast(keep, images.dtype)[..., tf.newaxis]
 
 
 def static_size(images: tf.Tensor) -> tuple[int, int, int]:

@@ -5,7 +5,6 @@ random ones take `seeds` (int64 [n, 2], one row per example). The result for an 
 `seeds`: it has the same bits in any batch, at any position.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.zoo import decoding
-from tfdist.zoo.augmentation import check_size, random_crop, random_cutout, static_size
+from tfdist.zoo.augmentation import check_size, random_crop, static_size
 
 Batch = dict[str, tf.Tensor]
 
@@ -30,9 +29,8 @@ def image(
     scale: float | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    cutout: int = 0,
 ) -> Batch:
-    """Resizes, crops, flips, normalises and cuts out images, in this order.
+    """Resizes, crops, flips and normalises images, in this order.
 
     Evaluation only resizes, takes the central crop if `crop` is set, and normalises.
 
@@ -47,7 +45,6 @@ def image(
         scale: factor that scales stored values to [0, 1]. None: 1/255 for integers; floats are not scaled.
         mean: subtracted after `scale`, one number per channel.
         std: divisor after `mean`, one number per channel.
-        cutout: side in pixels of the square set to the mean; 0: none; 16 for CIFAR-10 (arXiv 1708.04552).
 
     Returns:
         The batch with "image" float32 [n, height, width, c].
@@ -56,10 +53,7 @@ def image(
         ValueError: an argument is out of range or does not fit the images, or the batch has no images.
     """
     batch = image_bytes(batch, seeds, training=training, resize=resize, pad=pad, crop=crop, flip=flip)
-    batch = normalised(batch, training=training, scale=scale, mean=mean, std=std)
-    if training and cutout:
-        batch["image"] = random_cutout(batch["image"], seeds, size=cutout)
-    return batch
+    return normalised(batch, training=training, scale=scale, mean=mean, std=std)
 
 
 def image_bytes(
@@ -112,17 +106,13 @@ def _halves(
     scale: float | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    cutout: int = 0,
     **others: Any,
-) -> tuple[Callable[..., Batch], Callable[..., Batch] | None]:
+) -> tuple[Callable[..., Batch], Callable[..., Batch]]:
     """Returns `image` in two: a prepare function, and a finish function, which normalises values of one or two bytes.
 
-    So batches are copied to the device as they are stored. With cutout, which needs normalised images, all is
-    done by the first.
+    So batches are copied to the device as they are stored.
     """
     values = {"scale": scale, "mean": mean, "std": std}
-    if cutout:
-        return functools.partial(image, **values, cutout=cutout, **others), None
 
     def on_host(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
         batch = image_bytes(batch, seeds, training=training, **others)
@@ -134,7 +124,7 @@ def _halves(
     return on_host, on_device
 
 
-# What is run in place of it if `config.data.finish` is not set: halves(**arguments) -> prepare, finish or None.
+# What is run in place of it if `config.data.finish` is not set: halves(**arguments) -> prepare, finish.
 image.halves = _halves
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.zoo import prepare
 
-FULL = dict(resize=(14, 14), pad=2, crop=(12, 13), flip=True, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25), cutout=5)
+FULL = dict(resize=(14, 14), pad=2, crop=(12, 13), flip=True, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25))
 
 
 def seeds_of(ids, epoch=0):
@@ -38,7 +38,7 @@ def batch_of(n, **keywords):
     [
         (FULL, np.float32),
         ({"pad": 4, "flip": True}, np.uint8),
-        ({"pad": 3, "cutout": 4, "mean": (0.1, 0.2, 0.3)}, np.uint8),
+        ({"pad": 3, "mean": (0.1, 0.2, 0.3)}, np.uint8),
         ({"resize": (23, 5)}, np.float32),
     ],
 )
@@ -137,30 +137,6 @@ def test_resize_keeps_dtype_and_averages(dtype):
     assert prepare.resize_images(images, (2, 4)) is images
     flat = prepare.resize_images(tf.fill([2, 3, 3, 3], tf.cast(77, dtype)), (8, 5))
     np.testing.assert_array_equal(flat, np.full((2, 8, 5, 3), 77))
-
-
-# Cutout
-
-
-def test_cutout_sets_a_clipped_square_to_zero_with_its_centre_anywhere():
-    n, height, width, size = 6000, 6, 5, 4
-    images = tf.cast(numbered(n, height, width), tf.float32)
-    result = prepare.random_cutout(images, seeds_of(range(n)), size=size).numpy()[..., 0]
-    expected = {}
-    for y in range(height):
-        for x in range(width):
-            image = images[0, :, :, 0].numpy().copy()
-            image[max(y - 2, 0) : y + 2, max(x - 2, 0) : x + 2] = 0
-            expected[image.tobytes()] = (y, x)
-    assert len(expected) == height * width
-    counts = np.zeros((height, width))
-    for image in result + 0.0:  # -0.0 and 0.0 are one number, and two byte strings.
-        counts[expected[image.tobytes()]] += 1
-    mean = n / counts.size
-    assert ((counts - mean) ** 2 / mean).sum() < counts.size + 5 * np.sqrt(2 * counts.size)
-
-
-# Mixup
 
 
 # The one-stop function, and its messages
