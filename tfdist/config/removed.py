@@ -80,6 +80,7 @@ MODULES: dict[str, str] = {
     "tfdist.zoo.optimizers": "lookahead_sgd and muon are in tfdist.configs.networks.optimizers.",
     "tfdist.zoo.sources:cifar": "it is tfdist.configs.networks.cifar:cifar now, with the same arguments.",
     "tfdist.zoo.sources:idx": "keras.datasets and tensorflow-datasets have such data: see npz and tfds.",
+    "tfdist.zoo.sources:imagenet": "it is tfdist.configs.networks.imagenet:imagenet now, with the same arguments.",
     "tfdist.zoo.sources:line": "it is tfdist.configs.networks.classic:points now, with the same arguments.",
     "tfdist.zoo.sources:text": "it is tfdist.configs.networks.char_gpt:text now, with the same arguments.",
     "tfdist.zoo.sources:prepared": "name the source of the images; to scale them once: docs/your-data.md.",

@@ -9,7 +9,6 @@ TensorFlow operation, so that devices can be configured after it.
 
 from tfdist.zoo.sources.arrays import arrays, digits, npz
 from tfdist.zoo.sources.folder import image_folder
-from tfdist.zoo.sources.imagenet import imagenet
 from tfdist.zoo.sources.indexed import indexed
 from tfdist.zoo.sources.synthetic import synthetic
 from tfdist.zoo.sources.table import table
@@ -20,7 +19,6 @@ __all__ = [
     "arrays",
     "digits",
     "image_folder",
-    "imagenet",
     "indexed",
     "npz",
     "synthetic",
