@@ -22,6 +22,7 @@ from PIL import Image
 from tfdist import config as c
 from tfdist.cluster import strategy
 from tfdist.tools.saved_runs import examples, export, predict, saved
+from tfdist.zoo import splits
 
 CLASSES = ("dark", "light")
 MODULE = """
@@ -265,18 +266,18 @@ def test_inspect_shows_the_wrong_examples(folder):
     printed = tfdist(folder, "inspect", "runs/mine", "--checkpoint=best")
     assert "accuracy 1.0000: 16 of 16 examples" in printed
     pytest.importorskip("matplotlib")
-    copies = folder / "copies"
-    for path in (folder / "photos" / "dark").glob("*.png"):
-        (copies / "light").mkdir(parents=True, exist_ok=True)
-        (copies / "light" / path.name).write_bytes(path.read_bytes())
-    printed = tfdist(folder, "inspect", "runs/mine", "copies", "--out=seen")
-    assert "accuracy 0.0000: 0 of 5 examples" in printed and "dark (5)" in printed
+    copies = [folder / "images" / "test" / "light" / f"dark{number}.png" for number in range(5)]
+    for number, path in enumerate(copies):
+        path.write_bytes((folder / "images" / "test" / "dark" / f"{number}.png").read_bytes())
+    printed = tfdist(folder, "inspect", "runs/mine", "--out=seen")
+    for path in copies:
+        path.unlink()
+    assert "16 of 21 examples" in printed and "dark (5)" in printed
     for name in ("confusion.png", "wrong.png"):
         with Image.open(folder / "seen" / name) as image:
             assert min(image.size) > 300
-    header, *rows = read_csv(folder / "seen" / "wrong.csv")
-    assert header[0] == "file" and {row[1] for row in rows} == {"light"}
-    assert {row[0] for row in rows} == {f"copies/light/{number}.png" for number in range(5)}
+    _, *rows = read_csv(folder / "seen" / "wrong.csv")
+    assert {row[1] for row in rows} == {"light"} and {row[0] for row in rows} == {*map(str, copies)}
 
 
 def outputs_of_file(form, path, images):
@@ -343,7 +344,10 @@ def test_rows_of_a_table_are_prepared_as_those_of_the_training(tmp_path):
     assert "accuracy 1.0000: 60 of 60, by their labels" in tfdist(tmp_path, "predict", "runs/rows", "rows.csv")
     assert "has no column 'size'" in tfdist(tmp_path, "predict", "runs/rows", "bad.csv", code=1)
     lines = (tmp_path / "rows.csv").read_text().splitlines()
-    lines[7] = lines[7].removesuffix("b") + "a"  # Row 6.
+    wrong = int(splits.by_ratio("test", 60, test_fraction=0.2, source="")[0][0])
+    right = lines[wrong + 1][-1]
+    lines[wrong + 1] = lines[wrong + 1][:-1] + ("a" if right == "b" else "b")
     (tmp_path / "rows.csv").write_text("\n".join(lines))
-    tfdist(tmp_path, "inspect", "runs/rows", "rows.csv")
-    assert [row[:3] for row in read_csv(tmp_path / "runs/rows/inspect/wrong.csv")[1:]] == [["6", "a", "b"]]
+    tfdist(tmp_path, "inspect", "runs/rows")
+    found = read_csv(tmp_path / "runs/rows/inspect/wrong.csv")[1:]
+    assert [(row[0], row[2]) for row in found] == [(f"row {wrong}", right)]
