@@ -8,7 +8,6 @@ the memory of the GPUs, and on CPUs `--memory_mb`, by default 90 % of what is fr
 import argparse
 import functools
 import os
-import resource
 import sys
 import threading
 import time
@@ -158,11 +157,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
             raise
         write(OUT_OF_MEMORY)
         return _EXIT_OUT_OF_MEMORY
-    if plan.gpus:
-        devices = [f"GPU:{index}" for index in range(plan.local_replicas)]
-        peak = max(tf.config.experimental.get_memory_info(device)["peak"] for device in devices)
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / plan.local_replicas
+    peak = measure.peak_bytes(plan.local_replicas, on_gpus=bool(plan.gpus))
     write(FITS, memory_mb=round(peak / 2**20, 1), step_ms=round(1e3 * seconds, 2))
     run.cluster.leave()
     return 0

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import platform
+import resource
 import socket
 import time
 from collections import Counter
@@ -88,6 +89,16 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
     started = time.perf_counter()
     call(iterator, tf.constant(steps, tf.int32), nothing)[0].numpy()
     return (time.perf_counter() - started) / steps
+
+
+def peak_bytes(local_replicas: int, *, on_gpus: bool) -> float:
+    """Bytes that a replica of this process has used at most: of its GPU, or its share of the process' memory."""
+    import tensorflow as tf
+
+    if on_gpus:
+        devices = [f"GPU:{index}" for index in range(local_replicas)]
+        return max(tf.config.experimental.get_memory_info(device)["peak"] for device in devices)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / local_replicas
 
 
 def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
