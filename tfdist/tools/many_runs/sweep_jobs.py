@@ -165,44 +165,31 @@ def check_slurm(given: str) -> None:
 
 
 def submit(workdir: Path, jobs: Sequence[Job], left: Sequence[Job], given: str, max_at_once: int | None) -> int:
-    """Submits the jobs `left` that are in no queue as one array; returns the exit code.
+    """Submits the jobs `left` as one array, if none of this sweep is in the queue; returns the exit code.
 
-    array-N.json in the workdir has the jobs of the Nth array, and its id. Raises ValueError with the message of squeue
-    or sbatch if it fails.
+    array.json in the workdir has its tasks, and the comment of the array is the workdir. Raises ValueError with the
+    message of squeue or sbatch if it fails.
     """
-    arrays = sorted(workdir.glob("array-*.json"))
-    waiting = _in_queue(arrays)
-    queued = [job for job in left if job.name in waiting]
-    new = [job for job in left if job.name not in waiting]
-    if not new:
-        done = len(jobs) - len(left)
-        print(f"Nothing to submit: {done} of {len(jobs)} runs are over, {len(queued)} are in the queue.")
+    queued = [line.strip() for line in _ask("squeue", "--noheader", "--me", "--format=%k").splitlines()]
+    if str(workdir) in queued:
+        print("Nothing to submit: the job array of this sweep is in the queue. Run the same command after its end.")
         return 0
-    path = workdir / f"array-{len(arrays) + 1}.json"
-    tasks = [{"name": job.name, "workdir": str(job.workdir), "command": list(job.command)} for job in new]
-    files.write_json(path, {"job": "", "tasks": tasks})
+    if not left:
+        print(f"Nothing to submit: {len(jobs)} of {len(jobs)} runs are over.")
+        return 0
+    path = workdir / "array.json"
+    tasks = [{"workdir": str(job.workdir), "command": list(job.command)} for job in left]
+    files.write_json(path, {"tasks": tasks})
     limit = f"%{max_at_once}" if max_at_once else ""
-    options = [f"--array={hostlist.ranges(range(len(new)), ',')}{limit}", f"--job-name={workdir.name}"]
-    options.append(f"--output={str(workdir).replace('%', '%%')}/slurm-%A_%a.log")
+    options = [f"--array={hostlist.ranges(range(len(left)), ',')}{limit}", f"--job-name={workdir.name}"]
+    options += [f"--comment={workdir}", f"--output={str(workdir).replace('%', '%%')}/slurm-%A_%a.log"]
     task = ["python", "-m", __name__, str(path), "%a"]
     # Of an option that is given twice, sbatch takes the last one.
     job = _ask("sbatch", "--parsable", *options, *shlex.split(given), *task).strip().partition(";")[0]
-    files.write_json(path, {"job": job, "tasks": tasks})
-    print(f"job {job}: {len(new)} of {len(jobs)} runs")
+    print(f"job {job}: {len(left)} of {len(jobs)} runs")
     shown = f"tfdist runs {shlex.quote(str(workdir))}"
     print(f"squeue --me shows them, {shown} their results. The same command again submits what is left.")
     return 0
-
-
-def _in_queue(arrays: Sequence[Path]) -> set[str]:
-    """Returns the names of the jobs of these arrays that Slurm has in its queue."""
-    if not arrays:
-        return set()
-    lines = {line.strip() for line in _ask("squeue", "--noheader", "--array", "--me", "--format=%i").splitlines()}
-    saved = [files.read_json(path) or {"job": "", "tasks": []} for path in arrays]
-    return {
-        task["name"] for one in saved for number, task in enumerate(one["tasks"]) if f"{one['job']}_{number}" in lines
-    }
 
 
 def _ask(*command: str) -> str:
