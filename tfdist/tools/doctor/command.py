@@ -50,7 +50,7 @@ class Finding:
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags."""
     parser.add_config(required=False)
-    meaning = "Without a config: measure GPUs, all-reduce and steps in each precision."
+    meaning = "Without a config: measure the GPUs by steps in each precision."
     parser.add_argument("--gpu", action="store_true", help=meaning)
     parser.add_workdir("runs/NAME", "Workdir of the planned run.")
 
