@@ -269,14 +269,14 @@ def test_inspect_shows_the_wrong_examples(folder):
     copies = [folder / "images" / "test" / "light" / f"dark{number}.png" for number in range(5)]
     for number, path in enumerate(copies):
         path.write_bytes((folder / "images" / "test" / "dark" / f"{number}.png").read_bytes())
-    printed = tfdist(folder, "inspect", "runs/mine", "--out=seen")
+    printed = tfdist(folder, "inspect", "runs/mine")
     for path in copies:
         path.unlink()
     assert "16 of 21 examples" in printed and "dark (5)" in printed
     for name in ("confusion.png", "wrong.png"):
-        with Image.open(folder / "seen" / name) as image:
+        with Image.open(folder / "runs/mine/inspect" / name) as image:
             assert min(image.size) > 300
-    _, *rows = read_csv(folder / "seen" / "wrong.csv")
+    _, *rows = read_csv(folder / "runs/mine/inspect/wrong.csv")
     assert {row[1] for row in rows} == {"light"} and {row[0] for row in rows} == {*map(str, copies)}
 
 
@@ -321,7 +321,6 @@ def test_what_is_not_possible_is_said_before_tensorflow_starts(folder):
         (["predict", "runs/script", "images"], "runs/script/fit1 is the workdir of a script"),
         (["export", "runs/mine", "--format=onx"], "--format: invalid choice: 'onx' (choose from "),
         (["predict", "images", "images"], "images has no run: it has no config.json"),
-        (["inspect", "runs/mine", "--out=mine.py"], "mine.py' is a file, and not a directory"),
     ):
         printed = tfdist(folder, *words, code=1)
         assert says in printed and "MirroredStrategy" not in printed

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.config import diff, tool_flags
-from tfdist.report import files, metrics_file, read_back, run_info
-from tfdist.tools import tables
+from tfdist.report import files, run_info
+from tfdist.tools import child_runs, tables
 from tfdist.tools.many_runs import run_state
 
 USAGE = "DIR DIR... [flags]"
@@ -70,11 +70,9 @@ def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> tuple[list[st
 def _about(workdir: Path) -> dict[str, Any]:
     """Returns what a run was made of besides its config: commit, hashes of code and data, versions, processor."""
     environment = files.read_json(workdir / run_info.ENVIRONMENT) or {}
-    data = [
-        one["hashes"] for one in read_back.read_records(workdir / metrics_file.METRICS) if one.get("kind") == "data"
-    ]
+    data = [{}, *child_runs.reports(workdir, "data")][-1]
     kept = {name: value for name, value in environment.items() if name not in _OF_ONE_RUN}
-    return dict(diff.flatten(kept | {"data": data[-1] if data else {}}))
+    return dict(diff.flatten(kept | {"data": data.get("hashes", {})}))
 
 
 def first_difference(workdirs: Sequence[Path]) -> str:
@@ -83,9 +81,8 @@ def first_difference(workdirs: Sequence[Path]) -> str:
     hashes: list[dict[tuple[int, str], set[str]]] = []
     for workdir in workdirs:
         hashes.append({})
-        for record in read_back.read_records(workdir / metrics_file.METRICS):
-            if record.get("kind") == "state":
-                hashes[-1].setdefault((record["step"], record["function"]), set()).add(record["hash"])
+        for record in child_runs.reports(workdir, "state"):
+            hashes[-1].setdefault((record["step"], record["function"]), set()).add(record["hash"])
     common = sorted(set.intersection(*map(set, hashes)))
     if not common:
         return "State: not compared, there is no step after which all runs have a hash by the same function."

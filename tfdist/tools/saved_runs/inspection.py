@@ -32,8 +32,6 @@ _WORST, _COLUMNS, _WRITTEN = 20, 5, 25
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags and words."""
     parser.add_argument("run", metavar="RUN", help="The workdir of a run.")
-    meaning = "The folder of the results. Default: inspect in the workdir."
-    parser.add_argument("--out", metavar="DIR", type=tool_flags.path, help=meaning)
     predict.add_checkpoint(parser)
 
 
@@ -60,7 +58,7 @@ def outputs_of_split(saved: SavedRun, cluster: Any, which: str) -> tuple[np.ndar
 def inspect(args: argparse.Namespace) -> int:
     """Computes, prints and writes; returns the exit code."""
     saved = saved_lib.open_run(args.run)
-    out = args.out or saved.workdir / "inspect"
+    out = saved.workdir / "inspect"
     tables.make_folder(out)  # Before the computation, which may take long.
     from tfdist.tools.saved_runs import model as model_lib
 
