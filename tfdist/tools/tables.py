@@ -15,13 +15,6 @@ def make_folder(folder: Path) -> None:
     files.make_workdir(folder, "folder of results")
 
 
-def make_place(path: Path) -> None:
-    """Creates the folder of a file if needed; raises OSError, which names it, if the file cannot be written there."""
-    if path.exists() and not path.is_file():  # A folder or a device, such as /dev/stdout.
-        raise OSError(f"{path} is no file: choose another one.")
-    make_folder(path.resolve().parent)
-
-
 def text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns a table as text: columns as wide as their entries, numbers aligned right, None as a dash."""
     lines = [[str(word) for word in header], *[[format_value(value) for value in row] for row in rows]]

@@ -45,5 +45,5 @@ def test_the_table_on_two_devices():
     assert re.fullmatch(r"config\.train\.precision=\S+: \S+ times the speed of float32", rows["precision"])
     done = forked.run([sys.executable, "-m", "tfdist", "doctor", "--gpu"], **keywords)
     assert (done.returncode, done.stdout) == (1, "")
-    said = "tfdist doctor --gpu: no GPU: CUDA_VISIBLE_DEVICES='' hides them, or this machine has none.\n"
+    said = "--gpu: no GPU: CUDA_VISIBLE_DEVICES='' hides them, or this machine has none.\n"
     assert done.stderr.endswith(said)  # After the lines of TensorFlow's import.

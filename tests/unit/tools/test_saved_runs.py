@@ -82,8 +82,7 @@ def test_images_are_read_as_the_evaluation_reads_them(prepare, dtype, shape, tmp
     name = os.fsdecode(b"caf\xe9.png")  # A name that is no text in UTF-8.
     Image.fromarray(np.zeros((9, 7, 3), np.uint8)).save(tmp_path / name)
     run = saved_run(c.Data(prepare=prepare), {"prepared": {"image": {"shape": [4, 4, 3]}}})
-    model = keras.Sequential([keras.Input((4, 4, 3)), keras.layers.Flatten()])
-    source = examples.open_examples(run, model, [str(tmp_path / name)])
+    source = examples.open_examples(run, [str(tmp_path / name)])
     found = source.read(tf.constant([0], tf.int64))["image"]
     assert found.dtype == dtype and found.shape == shape and [*source.damaged()] == []
 
@@ -172,14 +171,6 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch, read, words)
     with pytest.raises(ValueError, match=words) as caught:
         read(tmp_path)
     assert "function_node" not in str(caught.value) and "[Op" not in str(caught.value)
-
-
-def test_several_inputs_are_refused(tmp_path):
-    left, right = keras.Input((2,), name="left"), keras.Input((3,), name="right")
-    model = keras.Model([left, right], keras.layers.Concatenate()([left, right]))
-    np.savez(tmp_path / "two.npz", left=np.zeros((4, 2)))
-    with pytest.raises(ValueError, match=r"several inputs \(left, right\): load runs/mine/model.keras"):
-        examples.open_examples(saved_run(c.Data()), model, [str(tmp_path / "two.npz")])
 
 
 def of_file(path, shape):
@@ -321,6 +312,7 @@ def test_what_is_not_possible_is_said_before_tensorflow_starts(folder):
         (["predict", "runs/script", "images"], "runs/script/fit1 is the workdir of a script"),
         (["export", "runs/mine", "--format=onx"], "--format: invalid choice: 'onx' (choose from "),
         (["predict", "images", "images"], "images has no run: it has no config.json"),
+        (["predict", "runs/mine", "images", "--out=/dev/stdout"], "--out=/dev/stdout is no file"),
     ):
         printed = tfdist(folder, *words, code=1)
         assert says in printed and "MirroredStrategy" not in printed

@@ -5,7 +5,6 @@ that says why: there is no GPU. `tfdist all_reduce` measures the network.
 """
 
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,15 +27,9 @@ def measure_all() -> int:
     from tfdist.cluster import strategy
     from tfdist.cluster.devices import host_gpus
 
-    reason = ""
-    try:
-        plan = strategy.plan(config_lib.ClusterOptions())
-        reason = "" if plan.gpus else host_gpus.why_none(os.environ)
-    except ValueError as error:
-        reason = str(error)
-    if reason:
-        print(f"tfdist doctor --gpu: no GPU: {' '.join(reason.split())}", file=sys.stderr)
-        return 1
+    plan = strategy.plan(config_lib.ClusterOptions())
+    if not plan.gpus:
+        raise ValueError(f"--gpu: no GPU: {host_gpus.why_none(os.environ)}")
     cluster = strategy.connect(plan)
     rows = measure_rows(cluster)
     if cluster.is_chief:

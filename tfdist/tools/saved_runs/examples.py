@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.config import specs
-from tfdist.tools.saved_runs import model as model_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
@@ -129,10 +127,9 @@ def read_table(saved: SavedRun, key: str, path: Path) -> Rows:
     return Rows(key, encode(frame, columns), labels)
 
 
-def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str]) -> Any:
+def open_examples(saved: SavedRun, words: Sequence[str]) -> Any:
     """Opens the files or folders that `words` name as a source; raises ValueError if they do not fit the model."""
     kind, files = find(words)
-    model_lib.check_inputs(saved, model)
     key = saved.input_key()
     shape = saved.about.get("prepared", {}).get(key, {}).get("shape", [])  # Of a prepared example.
     if kind == "arrays":

@@ -118,7 +118,10 @@ def _table(name: str, path: Path, label: str, ignore: Sequence[str]) -> tuple[st
     source: dict[str, Any] = {"target": "tfdist.zoo.sources:table", "path": str(path), "label": label}
     source |= {"ignore": list(ignore)} if ignore else {}
     training = specs.build(source, "train", field="--table")
-    batch = _read(training)
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):
+        batch = training.read(tf.range(len(training), dtype=tf.int64))
     classes = training.num_classes
     if classes:
         arguments, outputs = "num_classes, ", "return keras.Model(inputs, layers.Dense(num_classes)(x))"
@@ -176,14 +179,6 @@ def _config(
         mode="max" if metric == "accuracy" else "min",
     )
     return config, f"           {training:,} examples for training, {evaluation:,} for evaluation\n"
-
-
-def _read(source: Any) -> dict[str, Any]:
-    """Returns the examples of a source."""
-    import tensorflow as tf
-
-    with tf.device("CPU:0"):
-        return source.read(tf.range(len(source), dtype=tf.int64))
 
 
 def _code(value: object) -> str:
