@@ -37,10 +37,6 @@ class Point:
         """In a later epoch, over all replicas."""
         return self.examples / self.epoch_seconds
 
-    def part_seconds(self) -> dict[str, float]:
-        """Seconds of each of `CAUSES` in a later epoch; {} if they were not measured."""
-        return {name: share * self.epoch_seconds for name, share in zip(CAUSES, self.shares or (), strict=False)}
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
@@ -74,11 +70,10 @@ def write(workdir: Path, study: Study) -> None:
 
 def read(workdir: Path) -> Study:
     """Reads the study in the workdir of `tfdist scaling`; raises ValueError if the file is damaged."""
-    path, known = workdir / FILE, {field.name for field in dataclasses.fields(Point)}  # Other releases write others.
+    path = workdir / FILE
     try:
         found = json.loads(path.read_text())
-        points = [Point(**{name: point[name] for name in point if name in known}) for point in found["points"]]
-        return Study(**found | {"points": points})
+        return Study(**found | {"points": [Point(**point) for point in found["points"]]})
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged ({error}): run tfdist scaling again.") from None
 

@@ -27,7 +27,7 @@ from typing import Any
 from tfdist.cluster import interruption
 from tfdist.config import load, schema, tool_flags
 from tfdist.report import files
-from tfdist.tools import tables
+from tfdist.tools import child_runs, tables
 from tfdist.tools.many_runs import run_state, sweep_jobs
 from tfdist.tools.many_runs.sweep_jobs import Job
 from tfdist.training import features
@@ -228,7 +228,8 @@ def read_end(job: Job, metric: str) -> dict[str, Any]:
         end["value"] = rows[0].get(f"best.{metric}")
     code, log = sweep_jobs.exit_code(job.workdir), job.workdir / sweep_jobs.LOG
     if end["state"] in ("new", "stopped") and code is not None and code > 0 and code not in _MAY_GO_ON:
-        end |= {"state": "failed", "trouble": f"{sweep_jobs.last_line(job.workdir)} (log: {log})"}
+        last = child_runs.end_of(log).rpartition("\n")[2].strip()
+        end |= {"state": "failed", "trouble": f"{last} (log: {log})"}
     return end
 
 

@@ -25,7 +25,6 @@ from tfdist.report import files
 
 # In the workdir of a run: what its processes print, and the exit code of the last one.
 LOG, _END = "output.log", "end.json"
-_LAST_BYTES, _LONGEST_LINE = 2**14, 300
 # Seconds between two looks at the processes.
 _POLL_SECONDS = 0.2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -146,13 +145,6 @@ def signals() -> Iterator[list[int]]:
 def exit_code(workdir: Path) -> int | None:
     """Returns the exit code of the last process of a run, negative: killed by this signal; None: none has ended."""
     return (files.read_json(workdir / _END) or {}).get("code")
-
-
-def last_line(workdir: Path) -> str:
-    """Returns the last line that a run has printed, cut to a length that can be printed; "": there is none."""
-    content = files.read_file(workdir / LOG, last=_LAST_BYTES) or b""
-    lines = [line.strip() for line in content.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:_LONGEST_LINE] if lines else ""
 
 
 def check_slurm(given: str) -> None:

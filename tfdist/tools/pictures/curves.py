@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.report import metrics_file, reporter
+from tfdist.report import reporter
 from tfdist.tools import child_runs
 from tfdist.tools.many_runs import run_state
 from tfdist.tools.pictures import style
@@ -38,18 +38,15 @@ class Run:
 
 
 def read(workdirs: Sequence[Path]) -> list[Run]:
-    """Reads the runs in these directories; raises ValueError if one has no metrics.jsonl, or no reports yet."""
+    """Reads the runs in these directories; raises ValueError if one has no reports yet."""
     configs = [run_state.read_config(workdir) for workdir in workdirs]
     runs = []
     for workdir, label, config, different in zip(
         workdirs, run_state.labels(workdirs), configs, run_state.differing(configs), strict=True
     ):
-        path = workdir / metrics_file.METRICS
-        if not path.is_file():
-            raise ValueError(f"There is no {path}: give the workdir of a run, such as runs/digits.")
         train, evaluation = (child_runs.reports(workdir, kind) for kind in ("train", "evaluation"))
         if not train:
-            raise ValueError(f"{path} has no report of the training yet.")
+            raise ValueError(f"{workdir} has no reports: give the workdir of a run, such as runs/digits.")
         target = config.get("model.name") or str(config.get("model.target", "")).rpartition(":")[2]
         words = [f"{name} {value}" for name, value in different.items()]
         words = words if len(words) <= _MAX_FIELDS else [*words[:_MAX_FIELDS], "..."]
