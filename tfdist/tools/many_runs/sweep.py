@@ -26,6 +26,7 @@ from typing import Any
 
 from tfdist.cluster import interruption
 from tfdist.config import load, schema, tool_flags
+from tfdist.launch import processes
 from tfdist.report import files
 from tfdist.tools import child_runs, tables
 from tfdist.tools.many_runs import run_state, sweep_jobs
@@ -97,7 +98,8 @@ def main(args: argparse.Namespace) -> int:
     if args.slurm:
         return sweep_jobs.submit(workdir, jobs, left, args.slurm, args.max_at_once)
     print(f"{len(slots)} run(s) at a time, each with {slots[0].share}, in {workdir}", flush=True)
-    with sweep_jobs.signals() as stop:
+    stop: list[int] = []
+    with processes.handle(processes.STOP_SIGNALS, stop.append):
         sweep_jobs.run_jobs(left, slots, stop, ended=lambda job: print(_in_words(read_now(job), metric), flush=True))
         return show([read_now(job) for job in jobs], metric, mode, stopped=bool(stop))
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from tfdist.report import files
 LOG, _END = "output.log", "end.json"
 # Seconds between two looks at the processes.
 _POLL_SECONDS = 0.2
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # Cores of a run, where the number of runs at a time is not given.
 _CORES = 2
 # Seconds until the other workers of a run are killed after the first one has ended, as in the batch file; and until
@@ -77,7 +76,7 @@ def run_jobs(jobs: Sequence[Job], free: Sequence[Slot], stop: Sequence[int], *, 
     """Runs the jobs, each on a slot, until there is none left, or until a signal; no process is left.
 
     Args:
-        stop: the signals that this process has received, by `signals`; passed on to the runs once, a second Ctrl-C
+        stop: the signals that this process has received, passed on to the runs once, a second Ctrl-C
             kills them.
         ended: called with a job after its end.
     """
@@ -128,18 +127,6 @@ def _send(running: Mapping[subprocess.Popen, Any], number: int) -> None:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
-
-
-@contextlib.contextmanager
-def signals() -> Iterator[list[int]]:
-    """Yields a list of the stop signals that this process receives in the block; a closed terminal is SIGTERM."""
-    received: list[int] = []
-
-    def receive(number: int, frame: Any) -> None:
-        received.append(signal.SIGTERM if number == signal.SIGHUP else number)
-
-    with processes.handle(_SIGNALS, receive):
-        yield received
 
 
 def exit_code(workdir: Path) -> int | None:
