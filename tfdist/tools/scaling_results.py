@@ -70,10 +70,11 @@ def write(workdir: Path, study: Study) -> None:
 
 def read(workdir: Path) -> Study:
     """Reads the study in the workdir of `tfdist scaling`; raises ValueError if the file is damaged."""
-    path = workdir / FILE
+    path, known = workdir / FILE, {field.name for field in dataclasses.fields(Point)}  # Other releases write others.
     try:
         found = json.loads(path.read_text())
-        return Study(**found | {"points": [Point(**point) for point in found["points"]]})
+        points = [Point(**{name: point[name] for name in point if name in known}) for point in found["points"]]
+        return Study(**found | {"points": points})
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged ({error}): run tfdist scaling again.") from None
 
