@@ -161,7 +161,7 @@ def test_an_array_is_found_by_the_name_of_the_input(tmp_path):
         (lambda path: table_of(path, "x\n", x=NUMBER, y=TARGET), "rows.csv' has no rows"),
         (lambda path: table_of(path, "x\n1.5\n\nmuch\n", x=NUMBER, y=TARGET), "'x' .*'much'"),
         (lambda path: of_file(path / "x.npz", (4,)), "x.npz has no examples"),
-        (lambda path: of_file(path / "x.png", (4, 4, 3)), "x.png cannot be read"),
+        (lambda path: of_file(path / "x.png", (4, 4, 3)), "x.png' cannot be read: Unknown image"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch, read, words):

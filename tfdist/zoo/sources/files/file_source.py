@@ -12,7 +12,7 @@ from tfdist.data import cache, read_ahead
 from tfdist.data.feed import Batch
 from tfdist.zoo import splits
 
-_NODE = re.compile(r"\{\{.*?\}\}\s*|\s*\[Op:.*")
+_NODE = re.compile(r"\{\{.*?\}\}\s*|\s*\[Op:.*|Error in user-defined function .*? iterator: \S+ ")
 # Files that are looked at, evenly spaced: on a parallel file system each costs up to a millisecond.
 _MAX_FILES = 10_000
 
