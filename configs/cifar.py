@@ -35,11 +35,9 @@ def get_config() -> c.Config:
         adapt={"target": "tfdist.configs.networks.airbench:whiten"},
         data=c.Data(
             source={"target": "tfdist.zoo.sources:tfds", "name": "cifar10", "download": False},
-            prepare={
-                "target": "tfdist.zoo.prepare:image",
-                "pad": 2,
-                "pad_mode": "reflect",
-                "flip": "alternate",
+            prepare={"target": "tfdist.configs.networks.airbench:crop_and_flip", "pad": 2},
+            finish={
+                "target": "tfdist.zoo.prepare:normalised",
                 "mean": (0.4914, 0.4822, 0.4465),
                 "std": (0.2470, 0.2435, 0.2616),
             },

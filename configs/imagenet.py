@@ -24,7 +24,7 @@ def get_config() -> c.Config:
             "input_shape": (224, 224, 3),
         },
         data=c.Data(
-            source={"target": "tfdist.zoo.sources:imagenet", "path": "imagenet"},
+            source={"target": "tfdist.configs.networks.imagenet:imagenet", "path": "imagenet"},
             prepare={"target": "tfdist.zoo.inception:image", "size": 224},
             evaluation_split="validation",
             batch_size=256,

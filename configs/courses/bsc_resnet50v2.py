@@ -35,7 +35,7 @@ def get_config() -> c.Config:
             "input_shape": (128, 128, 3),
         },
         data=c.Data(
-            source={"target": "tfdist.zoo.sources:cifar", "path": "cifar-10-batches-py"},
+            source={"target": "tfdist.configs.networks.cifar:cifar", "path": "cifar-10-batches-py"},
             prepare={"target": "tfdist.configs.networks.courses:images", "resize": (128, 128)},
             evaluation_split=None,
             batch_size=256,

@@ -29,7 +29,7 @@ def get_config() -> c.Config:
             "input_shape": (224, 224, 3),
         },
         data=c.Data(
-            source={"target": "tfdist.zoo.sources:imagenet", "path": "imagenet"},
+            source={"target": "tfdist.configs.networks.imagenet:imagenet", "path": "imagenet"},
             prepare={"target": "tfdist.configs.networks.courses:images", "resize": (224, 224), "scale": 1.0},
             evaluation_split=None,
             batch_size=64,

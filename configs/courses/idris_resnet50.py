@@ -29,7 +29,7 @@ def get_config() -> c.Config:
             "activation": None,
         },
         data=c.Data(
-            source={"target": "tfdist.zoo.sources:cifar", "path": "cifar-10-batches-py"},
+            source={"target": "tfdist.configs.networks.cifar:cifar", "path": "cifar-10-batches-py"},
             prepare={"target": "tfdist.configs.networks.courses:images"},
             batch_size=64,
             pipeline="textbook",

@@ -27,7 +27,7 @@ def get_config() -> c.Config:
             "form": "sequential",
         },
         data=c.Data(
-            source={"target": "tfdist.zoo.sources:cifar", "path": "cifar-10-batches-py"},
+            source={"target": "tfdist.configs.networks.cifar:cifar", "path": "cifar-10-batches-py"},
             prepare={"target": "tfdist.configs.networks.courses:images", "resize": (256, 256)},
             batch_size=128,
         ),

@@ -1,4 +1,4 @@
-"""A network and an objective for CIFAR-10, after the public speed records (K. Jordan, arXiv 2404.00498).
+"""A network, augmentation and an objective for CIFAR-10, after the public speed records (K. Jordan, arXiv 2404.00498).
 
 Its features: a fixed first layer that whitens 2x2 patches (set from training images by `whiten`, see `config.adapt`),
 convolutions initialised as the identity, normalisation without scale, and fast moving statistics. Plain Keras: a saved
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.zoo import normalization, objectives
+from tfdist.zoo import normalization, objectives, prepare, stateless_random
 
 WHITENING = "whitening"
 
@@ -91,6 +91,28 @@ def _with_identity(kernel: np.ndarray) -> np.ndarray:
     kernel[..., :count] = 0.0
     kernel[1, 1, range(count), range(count)] = 1.0
     return kernel
+
+
+def crop_and_flip(batch: prepare.Batch, seeds: tf.Tensor, *, training: bool, pad: int) -> prepare.Batch:
+    """Crops images out of their reflections at random, and mirrors half of them, the other half in the next epoch.
+
+    In evaluation the images are unchanged (arXiv 2404.00498, section 3.6).
+
+    Args:
+        batch: "image" [n, h, w, c]; other entries are unchanged.
+        seeds: int64 [n, 2]; the first column is (seed << 32) | epoch, see `tfdist.data.order.seeds`.
+        training: False: no augmentation.
+        pad: pixels of the reflection on every side, fewer than the images have.
+    """
+    if not training:
+        return batch
+    images = batch["image"]
+    padded = tf.pad(images, [[0, 0], [pad, pad], [pad, pad], [0, 0]], mode="REFLECT")
+    cropped = prepare.random_crop(padded, seeds, size=tuple(images.shape[1:3]))
+    epoch = tf.bitwise.bitwise_and(seeds[:, 0], 0xFFFFFFFF)
+    of_first_epoch = tf.stack([seeds[:, 0] - epoch, seeds[:, 1]], axis=1)
+    mirrored = tf.equal(stateless_random.uniform(of_first_epoch, 0, 3)[:, 2] < 0.5, epoch % 2 == 0)
+    return {**batch, "image": tf.where(mirrored[:, None, None, None], tf.reverse(cropped, [2]), cropped)}
 
 
 def whiten(

@@ -13,7 +13,6 @@ from tests.benchmark.workloads import of_job
 from tfdist import config as config_lib
 from tfdist.cluster import strategy
 from tfdist.cluster.cluster import Cluster
-from tfdist.tools import measure
 from tfdist.training import execution, setup
 from tfdist.training.step.updates import all_reduce as all_reduce_lib
 
@@ -87,8 +86,17 @@ def _all_reduce(cluster: Cluster, options: config_lib.Communication, megabytes: 
     return run
 
 
+def _changing(tensor: tf.Variable, before: tf.Tensor) -> tf.Tensor:
+    """Returns `tensor`, float32 [n], as a result of `before`, float32 [], which a loop changes.
+
+    TensorFlow would move a sum of what does not change out of the loop. The computed shape costs no time.
+    """
+    shape = [tensor.shape[0] + tf.cast(before > 1e30, tf.int32)]
+    return tf.ensure_shape(tf.reshape(tensor, shape), tensor.shape)
+
+
 def _sum_of(variables: list[tf.Variable], before: tf.Tensor, options: config_lib.Communication) -> tf.Tensor:
-    sums = all_reduce_lib.sum_over_replicas([measure.changing(one, before) for one in variables], options)
+    sums = all_reduce_lib.sum_over_replicas([_changing(one, before) for one in variables], options)
     # All sums are used: TensorFlow would leave out the others.
     return tf.add_n([total[0] for total in sums]) / len(sums)
 

@@ -111,7 +111,7 @@ def _source(images: str, form: str, folder: Path) -> dict[str, Any]:
         more = {"encoded": True} if encoded else {"memory_limit_mb": 0}
         return {"target": "tfdist.zoo.sources:image_folder", "path": path, **more}
     if form == "tfrecord":
-        return {"target": "tfdist.zoo.sources:imagenet", "path": path, "num_classes": _CLASSES}
+        return {"target": "tfdist.configs.networks.imagenet:imagenet", "path": path, "num_classes": _CLASSES}
     more = {"data_dir": path, "features": {"image": "image", "label": "label"}, "encoded": encoded}
     return {"target": "tfdist.zoo.sources:tfds", "name": "made", "memory_limit_mb": 0, **more}
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.zoo import prepare
+from tfdist.zoo import prepare, stateless_random
 from tfdist.zoo.normalization import batch_normalization
 
 # Without AutoGraph, which takes longer than to trace it.
@@ -53,15 +53,36 @@ def rows() -> keras.Model:
     return keras.Model(images, keras.layers.Dense(10, name="logits")(outputs), name="rows")
 
 
-def damaged(batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool, **options: Any) -> dict[str, tf.Tensor]:
-    """Prepares images as `prepare.image` does; one example becomes NaN in one epoch, so that one update is left out."""
+def damaged(
+    batch: dict[str, tf.Tensor], seeds: tf.Tensor, *, training: bool, cutout: int = 0, **options: Any
+) -> dict[str, tf.Tensor]:
+    """Prepares images as `prepare.image` does, and sets a square of `cutout` pixels to 0 in each.
+
+    One example becomes NaN in one epoch, so that one update is left out.
+    """
     batch = _image(batch, seeds, training=training, **options)
     if not training:
         return batch
+    if cutout:
+        batch["image"] = _cut_out(batch["image"], seeds, cutout)
     # Rows of `seeds` are ((seed << 32) | epoch, example).
     bad = (tf.bitwise.bitwise_and(seeds[:, 0], 0xFFFFFFFF) == _DAMAGED_EPOCH) & (seeds[:, 1] == _DAMAGED_EXAMPLE)
     images = tf.where(bad[:, tf.newaxis, tf.newaxis, tf.newaxis], float("nan"), batch["image"])
     return batch | {"image": images}
+
+
+def _cut_out(images: tf.Tensor, seeds: tf.Tensor, size: int) -> tf.Tensor:
+    draws = stateless_random.uniform(seeds, 1, 2)
+
+    def outside(centres: tf.Tensor, length: int) -> tf.Tensor:
+        first = tf.cast(centres * length, tf.int32)[:, tf.newaxis] - size // 2
+        pixels = tf.range(length)
+        return (pixels < first) | (pixels >= first + size)
+
+    keep = (
+        outside(draws[:, 0], images.shape[1])[:, :, tf.newaxis] | outside(draws[:, 1], images.shape[2])[:, tf.newaxis]
+    )
+    return images * tf.cast(keep, images.dtype)[..., tf.newaxis]
 
 
 def rates() -> keras.callbacks.Callback:

@@ -68,7 +68,7 @@ def test_twelve_runs_as_one_array(slurm, tmp_path):
     ]
     printed = sweep(slurm, tmp_path, *words)
     job = re.match(r"job (\d+): 12 of 12 runs\n", printed)[1]
-    assert "12 are in the queue" in sweep(slurm, tmp_path, *words)  # None is submitted twice.
+    assert "is in the queue" in sweep(slurm, tmp_path, *words)  # None is submitted twice.
     folders = [tmp_path / "sweep" / f"peak={peak}_seed={seed}" for peak in ("0.02", "0.05", "0.1") for seed in range(4)]
     waited(slurm, tmp_path, lambda: list(folders[1].glob("checkpoints/step-*")))
     assert len(slurm.run(["squeue", "--noheader", "--states=R", "--format=%i"]).stdout.split()) <= 2

@@ -135,17 +135,14 @@ def open_group() -> Iterator[ProcessGroup]:
     selector.register(read_end, selectors.EVENT_READ)
     group = ProcessGroup(selector=selector)
     signal.set_wakeup_fd(write_end.fileno(), warn_on_full_buffer=False)
-    for number in STOP_SIGNALS:
-        signal.signal(number, lambda number, frame: group.pending.append(number))
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it. Otherwise the terminal was closed: save.
-        signal.signal(signal.SIGHUP, lambda number, frame: group.pending.append(signal.SIGTERM))
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # Wakes `ProcessGroup.wait` up.
-    try:
-        yield group
-    finally:
-        group.send(signal.SIGKILL)
-        for worker in group.workers:
-            worker.wait()
+    with handle(STOP_SIGNALS, lambda number: group.pending.append(number)):
+        try:
+            yield group
+        finally:
+            group.send(signal.SIGKILL)
+            for worker in group.workers:
+                worker.wait()
 
 
 def _add_rank(rank: int, line: bytes) -> bytes:
@@ -153,10 +150,14 @@ def _add_rank(rank: int, line: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def handle(numbers: Sequence[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """In the block, `handler` is called with these signals, and with SIGHUP: the terminal was closed."""
+def handle(numbers: Sequence[int], handler: Callable[[int], None]) -> Iterator[None]:
+    """In the block, `handler` is called with these signals, and with SIGTERM if the terminal was closed."""
     closed = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []  # nohup ignores it.
-    before = {number: signal.signal(number, handler) for number in (*numbers, *closed)}
+
+    def receive(number: int, frame: Any) -> None:
+        handler(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    before = {number: signal.signal(number, receive) for number in (*numbers, *closed)}
     try:
         yield
     finally:
@@ -168,7 +169,7 @@ def handle(numbers: Sequence[int], handler: Callable[[int, Any], None]) -> Itera
 def cleanup_on_sigterm() -> Iterator[None]:
     """In the block, SIGTERM and a closed terminal raise SystemExit, so that `finally` clauses run."""
 
-    def exit_now(number: int, frame: Any) -> None:
+    def exit_now(number: int) -> None:
         if not isinstance(sys.exc_info()[1], SystemExit):  # Otherwise it has been raised already.
             raise SystemExit(128 + signal.SIGTERM)
 

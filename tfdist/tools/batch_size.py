@@ -1,14 +1,14 @@
 """Finds the largest batch that fits into memory: `python -m tfdist batch_size --config=...`.
 
-Doubles the per-replica batch until a training step no longer fits, or there are no more examples. Each trial runs in a
-process of its own, over all devices of this machine, so that running out of memory ends only the trial. The limit is
-the memory of the GPUs, and on CPUs `--memory_mb`, by default 90 % of what is free.
+Doubles the batch of a replica, which is that of the config at first, until a training step no longer fits, or there are
+no more examples. Each trial runs in a process of its own, over all devices of this machine, so that running out of
+memory ends only the trial. The limit is the memory of the GPUs, and on CPUs `--memory_mb`, by default 90 % of what is
+free.
 """
 
 import argparse
 import functools
 import os
-import resource
 import sys
 import threading
 import time
@@ -41,11 +41,8 @@ _STEPS = 2
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags; --trial, the per-replica batch of one trial, is for child processes."""
     parser.add_config()
-    at_least = tool_flags.at_least
-    meaning = "Per-replica batch to start with, which is doubled. Default: 8."
-    parser.add_argument("--smallest", metavar="N", type=at_least(1), default=8, help=meaning)
     meaning = "On CPUs: memory limit of a trial, in MiB."
-    parser.add_argument("--memory_mb", metavar="MB", type=at_least(1, float), help=meaning)
+    parser.add_argument("--memory_mb", metavar="MB", type=tool_flags.at_least(1, float), help=meaning)
     parser.add_workdir("runs/NAME-batch_size")
     parser.add_argument("--trial", type=int, help=argparse.SUPPRESS)
 
@@ -59,7 +56,7 @@ def main(args: argparse.Namespace) -> None:
     features.validate_config(args.config)
     words = args.config_words + ([f"--memory_mb={args.memory_mb}"] if args.memory_mb else [])
     local_workers.refuse_other_launchers(os.environ)
-    find(words, args.workdir, args.smallest)
+    find(words, args.workdir, args.config.data.batch_size)
 
 
 def find(arguments: Sequence[str], workdir: Path, smallest: int) -> None:
@@ -84,7 +81,9 @@ def find(arguments: Sequence[str], workdir: Path, smallest: int) -> None:
     tables.write_csv(workdir / "batch_size.csv", HEADER, rows)
     print(workdir / "batch_size.csv")
     if len(rows) == 1:
-        raise ValueError(f"A per-replica batch of {smallest}: {result}. Start with a smaller one, --smallest=1.")
+        raise ValueError(
+            f"A batch of {smallest} on a replica: {result}. Start with a smaller --config.data.batch_size."
+        )
     best, size, replicas = rows[-2][:3]
     print(
         f"The largest batch that fits: {best} per replica, {size} over {replicas} replica(s): "
@@ -158,11 +157,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
             raise
         write(OUT_OF_MEMORY)
         return _EXIT_OUT_OF_MEMORY
-    if plan.gpus:
-        devices = [f"GPU:{index}" for index in range(plan.local_replicas)]
-        peak = max(tf.config.experimental.get_memory_info(device)["peak"] for device in devices)
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / plan.local_replicas
+    peak = measure.peak_bytes(plan.local_replicas, on_gpus=bool(plan.gpus))
     write(FITS, memory_mb=round(peak / 2**20, 1), step_ms=round(1e3 * seconds, 2))
     run.cluster.leave()
     return 0

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import platform
+import resource
 import socket
 import time
 from collections import Counter
@@ -21,11 +22,8 @@ from tfdist.cluster.devices import machine as machine_lib
 _CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 
 
-def all_reduce_seconds(cluster: Any, num_bytes: int, *, sums: int = 1) -> float:
-    """Seconds of the all-reduce of a float32 tensor of `num_bytes` over all replicas, the median of five.
-
-    `sums` all-reduces are in one call, one after another: without the time of the call if there are many.
-    """
+def all_reduce_seconds(cluster: Any, num_bytes: int) -> float:
+    """Seconds of the all-reduce of a float32 tensor of `num_bytes` over all replicas, the median of five."""
     import tensorflow as tf
 
     from tfdist.training.step.updates import all_reduce
@@ -34,16 +32,13 @@ def all_reduce_seconds(cluster: Any, num_bytes: int, *, sums: int = 1) -> float:
         # A variable: TensorFlow would fold the sum of a constant.
         tensor = tf.Variable(tf.ones([max(1, num_bytes // 4)]), trainable=False)
 
-    def replica(before: tf.Tensor) -> tf.Tensor:
-        return all_reduce.sum_over_replicas([changing(tensor, before)], config_lib.Communication())[0][0]
-
-    def body(index: tf.Tensor, before: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return index + 1, cluster.strategy.experimental_local_results(cluster.strategy.run(replica, (before,)))[0]
+    def replica() -> tf.Tensor:
+        # One number of the result: the copy of the whole from a GPU would be measured as well.
+        return all_reduce.sum_over_replicas([tf.convert_to_tensor(tensor)], config_lib.Communication())[0][0]
 
     @tf.function(autograph=False)
     def call() -> tf.Tensor:
-        # One number of the result: the copy of the whole from a GPU would be measured as well.
-        return tf.while_loop(lambda index, _: index < sums, body, [tf.constant(0), tf.zeros([])])[1]
+        return cluster.strategy.experimental_local_results(cluster.strategy.run(replica))[0]
 
     call().numpy()
     times = []
@@ -51,18 +46,7 @@ def all_reduce_seconds(cluster: Any, num_bytes: int, *, sums: int = 1) -> float:
         started = time.perf_counter()
         call().numpy()
         times.append(time.perf_counter() - started)
-    return float(np.median(times)) / sums
-
-
-def changing(tensor: Any, before: Any) -> Any:
-    """Returns `tensor`, float32 [n], as a result of `before`, float32 [], which a loop changes.
-
-    TensorFlow would move a sum of what does not change out of the loop. The computed shape costs no time.
-    """
-    import tensorflow as tf
-
-    shape = [tensor.shape[0] + tf.cast(before > 1e30, tf.int32)]
-    return tf.ensure_shape(tf.reshape(tensor, shape), tensor.shape)
+    return float(np.median(times))
 
 
 def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
@@ -88,6 +72,16 @@ def step_seconds(run: Any, steps: int, *, communication: bool = True) -> float:
     started = time.perf_counter()
     call(iterator, tf.constant(steps, tf.int32), nothing)[0].numpy()
     return (time.perf_counter() - started) / steps
+
+
+def peak_bytes(local_replicas: int, *, on_gpus: bool) -> float:
+    """Bytes that a replica of this process has used at most: of its GPU, or its share of the process' memory."""
+    import tensorflow as tf
+
+    if on_gpus:
+        devices = [f"GPU:{index}" for index in range(local_replicas)]
+        return max(tf.config.experimental.get_memory_info(device)["peak"] for device in devices)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / local_replicas
 
 
 def free_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -89,8 +89,9 @@ def rows(study: Study) -> tuple[list[str], list[tuple[float | None, ...]]]:
     found = []
     for point, speedup in zip(study.points, study.speedups(), strict=True):
         times = (point.first_epoch_seconds, point.epoch_seconds, point.examples_per_second)
-        parts = point.part_seconds()
-        numbers = (*times, speedup, speedup / point.replicas, *(parts.get(cause) for cause in CAUSES))
+        shares = point.shares or [None] * len(CAUSES)
+        parts = [None if share is None else share * point.epoch_seconds for share in shares]
+        numbers = (*times, speedup, speedup / point.replicas, *parts)
         numbers += tuple(point.values.get(name) for name in names)
         rounded = (None if number is None else round(number, 5) for number in numbers)
         found.append((point.replicas, point.batch_size, *rounded))

@@ -37,10 +37,6 @@ class Point:
         """In a later epoch, over all replicas."""
         return self.examples / self.epoch_seconds
 
-    def part_seconds(self) -> dict[str, float]:
-        """Seconds of each of `CAUSES` in a later epoch; {} if they were not measured."""
-        return {name: share * self.epoch_seconds for name, share in zip(CAUSES, self.shares or (), strict=False)}
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Study:

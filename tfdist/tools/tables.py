@@ -15,14 +15,6 @@ def make_folder(folder: Path) -> None:
     files.make_workdir(folder, "folder of results")
 
 
-def make_place(path: Path) -> None:
-    """Creates the folder of a file if needed; raises OSError, which names it, if the file cannot be written there."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, and not a file: choose another file.")
-    if not path.exists() or path.is_file():  # Others, such as /dev/stdout, are written to, and nothing beside them.
-        make_folder(path.resolve().parent)
-
-
 def text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Returns a table as text: columns as wide as their entries, numbers aligned right, None as a dash."""
     lines = [[str(word) for word in header], *[[format_value(value) for value in row] for row in rows]]
@@ -37,15 +29,13 @@ def text(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def write_csv(path: str | os.PathLike[str], header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Writes a CSV file atomically, or to a device or pipe; None is an empty field."""
+    """Writes a CSV file atomically; None is an empty field."""
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
-    if os.path.exists(path) and not os.path.isfile(path):
-        Path(path).write_bytes(content.getvalue().encode(errors="surrogateescape"))
-    else:  # At the end of a link.
-        files.replace_file(os.path.realpath(path), content.getvalue().encode(errors="surrogateescape"))
+    # At the end of a link.
+    files.replace_file(os.path.realpath(path), content.getvalue().encode(errors="surrogateescape"))
 
 
 def is_number(value: Any) -> bool:

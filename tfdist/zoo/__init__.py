@@ -1,7 +1,7 @@
 """Functions that configs name by dotted path: models, sources, preprocessing, objectives, schedules.
 
     models.py                                  networks; normalization.py: batch normalisation in groups
-    sources/                                   random access to examples: arrays, folders, tfds, ImageNet, synthetic
+    sources/                                   random access to examples: arrays, images, tables, TFRecord, tfds
     prepare.py, augmentation.py, inception.py  preprocessing and augmentation, without state
     objectives/                                one loss and metrics per example
     schedules.py                               learning rates

@@ -1,4 +1,4 @@
-"""Augmentation of images: crops, flips and cutout."""
+"""Augmentation of images: crops and flips."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,8 @@ import tensorflow as tf
 
 from tfdist.zoo import stateless_random
 
-PAD_MODES = ("zero", "reflect")
-# The streams of random numbers; see `stateless_random.uniform`.
-_CROP, _CUTOUT = 0, 1
+# The stream of random numbers; see `stateless_random.uniform`.
+_CROP = 0
 
 
 def random_crop(
@@ -18,8 +17,7 @@ def random_crop(
     *,
     size: Sequence[int] | None = None,
     pad: int = 0,
-    pad_mode: str = "zero",
-    flip: bool | str = False,
+    flip: bool = False,
 ) -> tf.Tensor:
     """Pads images, crops each at a uniformly random position, and mirrors half of them if `flip` is set.
 
@@ -36,14 +34,8 @@ def random_crop(
     height, width, _ = static_size(images)
     if not (isinstance(pad, int) and pad >= 0):
         raise ValueError(f"prepare: pad must be an integer number of pixels from 0. Received: {pad!r}")
-    if flip not in (False, True, "alternate"):
-        raise ValueError(f'prepare: flip must be True, False or "alternate". Received: {flip!r}')
-    if pad_mode not in PAD_MODES:
-        raise ValueError(f"prepare: pad_mode must be one of {', '.join(PAD_MODES)}. Received: {pad_mode!r}")
-    if pad_mode == "reflect" and pad >= min(height, width):
-        raise ValueError(
-            f"prepare: pad={pad} is too large to reflect images of {height}x{width} pixels: it must be smaller."
-        )
+    if flip not in (False, True):
+        raise ValueError(f"prepare: flip must be True or False. Received: {flip!r}")
     crop_height, crop_width = (height, width) if size is None else check_size(size, "crop")
     places_down, places_across = height + 2 * pad - crop_height + 1, width + 2 * pad - crop_width + 1
     if places_down < 1 or places_across < 1:
@@ -56,20 +48,9 @@ def random_crop(
     left = tf.cast(draws[:, 1] * places_across, tf.int32)
     across = tf.range(crop_width)
     if flip:
-        mirrored = _alternately(seeds) if flip == "alternate" else draws[:, 2] < 0.5
-        across = tf.where(mirrored[:, tf.newaxis], crop_width - 1 - across, across)
+        across = tf.where(draws[:, 2, tf.newaxis] < 0.5, crop_width - 1 - across, across)
     rows, columns = top[:, tf.newaxis] + tf.range(crop_height), left[:, tf.newaxis] + across
-    if pad_mode == "reflect":
-        return _take_pixels(images, _reflect(rows - pad, height), _reflect(columns - pad, width))
     return _take_pixels(_pad(images, pad), rows, columns)
-
-
-def _alternately(seeds: tf.Tensor) -> tf.Tensor:
-    """Returns bool [n]: random for each example in epoch 0, and inverted in each following epoch."""
-    # The first column is (seed << 32) | epoch; see `tfdist.data.order.seeds`.
-    epoch = tf.bitwise.bitwise_and(seeds[:, 0], 0xFFFFFFFF)
-    at_first = stateless_random.uniform(tf.stack([seeds[:, 0] - epoch, seeds[:, 1]], axis=1), _CROP, 3)[:, 2] < 0.5
-    return tf.equal(at_first, epoch % 2 == 0)
 
 
 def _pad(images: tf.Tensor, pad: int) -> tf.Tensor:
@@ -80,11 +61,6 @@ def _pad(images: tf.Tensor, pad: int) -> tf.Tensor:
     return tf.reshape(rows, [-1, height + 2 * pad, width + 2 * pad, channels])
 
 
-def _reflect(positions: tf.Tensor, length: int) -> tf.Tensor:
-    """Reflects positions outside of [0, length) at the first and last one: -1 -> 1, `length` -> `length - 2`."""
-    return length - 1 - tf.abs(length - 1 - tf.abs(positions))
-
-
 def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
     """Returns pixels [n, a, b, c] of images [n, h, w, c] at `rows` (int32 [n, a]) and `columns` (int32 [n or 1, b])."""
     height, width, channels = static_size(images)
@@ -92,29 +68,6 @@ def _take_pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.T
     # 32x32 (ImageProjectiveTransformV3 17 ms, grouping by offset 22 ms).
     pixels = tf.reshape(images, [-1, height * width, channels])
     return tf.gather(pixels, (rows * width)[:, :, tf.newaxis] + columns[:, tf.newaxis, :], batch_dims=1)
-
-
-def random_cutout(images: tf.Tensor, seeds: tf.Tensor, *, size: int) -> tf.Tensor:
-    """Sets a square to 0, the mean of normalised images (DeVries and Taylor, arXiv 1708.04552).
-
-    The centre is uniformly distributed over all pixels; the square, `size` pixels wide, is clipped at the borders.
-
-    Args:
-        images: float [n, h, w, c].
-        seeds: int64 [n, 2].
-    """
-    if not (isinstance(size, int) and size >= 1):
-        raise ValueError(f"prepare: cutout must be an integer number of pixels. Received: {size!r}")
-    height, width, _ = static_size(images)
-    draws = stateless_random.uniform(seeds, _CUTOUT, 2)
-
-    def outside(centres: tf.Tensor, length: int) -> tf.Tensor:
-        first = tf.cast(centres * length, tf.int32)[:, tf.newaxis] - size // 2
-        pixels = tf.range(length)
-        return (pixels < first) | (pixels >= first + size)
-
-    keep = outside(draws[:, 0], height)[:, :, tf.newaxis] | outside(draws[:, 1], width)[:, tf.newaxis, :]
-    return images * tf.cast(keep, images.dtype)[..., tf.newaxis]
 
 
 def static_size(images: tf.Tensor) -> tuple[int, int, int]:

@@ -8,7 +8,6 @@ that the names of weights do not depend on other models built in the process. Ar
     input_shape    the shape of one example; (height, width, channels) of an image
     normalization  "batch", or "sync_batch" for statistics over all replicas
     group_size     examples per group of the statistics, or None; see `normalization.batch_normalization`
-    momentum       decay of the moving statistics per step
     l2             adds l2 x the sum of squares of all kernels to the loss; the gradient's weight decay is twice that
 
 An argument that is not valid is a ValueError.
@@ -55,11 +54,10 @@ def small_cnn(
     filters: Sequence[int] = (32, 64),
     normalization: str = "batch",
     group_size: int | None = None,
-    momentum: float = 0.9,
     l2: float = 0.0,
 ) -> keras.Model:
     """Returns a network for tiny images, from 2x2: 3x3 convolutions with normalisation and ReLU, one pool, logits."""
-    statistics = _statistics(normalization, group_size) | {"momentum": momentum}
+    statistics = _statistics(normalization, group_size)
     inputs = outputs = keras.Input(_image_shape(input_shape), name="image")
     for i, channels in enumerate(filters, 1):
         outputs = _convolve_and_normalise(outputs, channels, 1, f"block{i}", l2, statistics)
@@ -76,7 +74,6 @@ def cifar_resnet(
     width: int = 16,
     normalization: str = "batch",
     group_size: int | None = None,
-    momentum: float = 0.9,
     l2: float = 0.0,
 ) -> keras.Model:
     """Returns the residual network for small images of He et al. 2015, section 4.2 (arXiv 1512.03385).
@@ -93,7 +90,7 @@ def cifar_resnet(
     if depth < 8 or depth % 6 != 2:
         near = max(8, round((depth - 2) / 6) * 6 + 2)
         raise ValueError(f"depth must be 6n + 2, such as 20, 32 or 56. The nearest is {near}. Received: {depth}")
-    statistics = _statistics(normalization, group_size) | {"momentum": momentum}
+    statistics = _statistics(normalization, group_size)
 
     def convolution(inputs, filters, stride, name):
         return _convolve_and_normalise(inputs, filters, stride, name, l2, statistics)
@@ -173,8 +170,8 @@ def _convolve_and_normalise(inputs, filters, stride, name, l2, statistics):
     convolution = keras.layers.Conv2D(
         filters, 3, stride, padding="same", use_bias=False, name=f"{name}_conv", **_kernel(l2)
     )
-    normalisation = normalization_lib.batch_normalization(epsilon=1e-5, name=f"{name}_norm", **statistics)
-    return normalisation(convolution(inputs))
+    arguments = {"momentum": 0.9, "epsilon": 1e-5, "name": f"{name}_norm"}
+    return normalization_lib.batch_normalization(**arguments, **statistics)(convolution(inputs))
 
 
 def _statistics(normalization: str, group_size: int | None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ random ones take `seeds` (int64 [n, 2], one row per example). The result for an 
 `seeds`: it has the same bits in any batch, at any position.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.zoo import decoding
-from tfdist.zoo.augmentation import check_size, random_crop, random_cutout, static_size
+from tfdist.zoo.augmentation import check_size, random_crop, static_size
 
 Batch = dict[str, tf.Tensor]
 
@@ -25,15 +24,13 @@ def image(
     training: bool,
     resize: Sequence[int] | None = None,
     pad: int = 0,
-    pad_mode: str = "zero",
     crop: Sequence[int] | None = None,
-    flip: bool | str = False,
+    flip: bool = False,
     scale: float | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    cutout: int = 0,
 ) -> Batch:
-    """Resizes, crops, flips, normalises and cuts out images, in this order.
+    """Resizes, crops, flips and normalises images, in this order.
 
     Evaluation only resizes, takes the central crop if `crop` is set, and normalises.
 
@@ -42,15 +39,12 @@ def image(
         seeds: int64 [n, 2].
         training: False: no augmentation.
         resize: (height, width) to scale images to first.
-        pad: pixels added on every side before a random crop; 4 for CIFAR (arXiv 1512.03385, section 4.2).
-        pad_mode: "zero" pads with 0, "reflect" mirrors the image at its border pixels.
+        pad: pixels of 0 added on every side before a random crop; 4 for CIFAR (arXiv 1512.03385, section 4.2).
         crop: (height, width) of the crop; None: the size of the image.
-        flip: True: mirror left-right with probability 1/2. "alternate": mirror half of the examples in even epochs, and
-            the other half in odd epochs (arXiv 2404.00498, section 3.6).
+        flip: mirror left-right with probability 1/2.
         scale: factor that scales stored values to [0, 1]. None: 1/255 for integers; floats are not scaled.
         mean: subtracted after `scale`, one number per channel.
         std: divisor after `mean`, one number per channel.
-        cutout: side in pixels of the square set to the mean; 0: none; 16 for CIFAR-10 (arXiv 1708.04552).
 
     Returns:
         The batch with "image" float32 [n, height, width, c].
@@ -58,13 +52,8 @@ def image(
     Raises:
         ValueError: an argument is out of range or does not fit the images, or the batch has no images.
     """
-    batch = image_bytes(
-        batch, seeds, training=training, resize=resize, pad=pad, pad_mode=pad_mode, crop=crop, flip=flip
-    )
-    batch = normalised(batch, training=training, scale=scale, mean=mean, std=std)
-    if training and cutout:
-        batch["image"] = random_cutout(batch["image"], seeds, size=cutout)
-    return batch
+    batch = image_bytes(batch, seeds, training=training, resize=resize, pad=pad, crop=crop, flip=flip)
+    return normalised(batch, training=training, scale=scale, mean=mean, std=std)
 
 
 def image_bytes(
@@ -74,9 +63,8 @@ def image_bytes(
     training: bool,
     resize: Sequence[int] | None = None,
     pad: int = 0,
-    pad_mode: str = "zero",
     crop: Sequence[int] | None = None,
-    flip: bool | str = False,
+    flip: bool = False,
 ) -> Batch:
     """Resizes, crops and flips as `image`, and leaves the dtype; `normalised` does the rest, as `config.data.finish`.
 
@@ -93,7 +81,7 @@ def image_bytes(
     if resize is not None:
         images = resize_images(images, resize)
     if training and (pad or crop is not None or flip):
-        images = random_crop(images, seeds, size=crop, pad=pad, pad_mode=pad_mode, flip=flip)
+        images = random_crop(images, seeds, size=crop, pad=pad, flip=flip)
     elif crop is not None:
         images = central_crop(images, crop)
     return {**batch, "image": images}
@@ -118,17 +106,13 @@ def _halves(
     scale: float | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-    cutout: int = 0,
     **others: Any,
-) -> tuple[Callable[..., Batch], Callable[..., Batch] | None]:
+) -> tuple[Callable[..., Batch], Callable[..., Batch]]:
     """Returns `image` in two: a prepare function, and a finish function, which normalises values of one or two bytes.
 
-    So batches are copied to the device as they are stored. With cutout, which needs normalised images, all is
-    done by the first.
+    So batches are copied to the device as they are stored.
     """
     values = {"scale": scale, "mean": mean, "std": std}
-    if cutout:
-        return functools.partial(image, **values, cutout=cutout, **others), None
 
     def on_host(batch: Batch, seeds: tf.Tensor, *, training: bool) -> Batch:
         batch = image_bytes(batch, seeds, training=training, **others)
@@ -140,7 +124,7 @@ def _halves(
     return on_host, on_device
 
 
-# What is run in place of it if `config.data.finish` is not set: halves(**arguments) -> prepare, finish or None.
+# What is run in place of it if `config.data.finish` is not set: halves(**arguments) -> prepare, finish.
 image.halves = _halves
 
 

@@ -109,8 +109,6 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(self, shape: str, peak: float, total_steps: int, warmup_steps: int, **arguments: Any):
-        if shape not in _SHAPES:
-            raise ValueError(f"shape must be one of {', '.join(_SHAPES)}. Received: {shape!r}")
         _check(peak, total_steps, warmup_steps, **arguments)
         self.shape, self.peak, self.arguments = shape, float(peak), arguments
         self.total_steps, self.warmup_steps = total_steps, warmup_steps
@@ -139,11 +137,6 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 def _check(peak, total_steps, warmup_steps, **arguments):
     if not (math.isfinite(peak) and peak >= 0):
         raise ValueError(f"peak must be a finite learning rate of at least 0. Received: {peak}")
-    for name, value in (("total_steps", total_steps), ("warmup_steps", warmup_steps)):
-        if type(value) is not int:
-            raise ValueError(f"{name} must be an integer number of steps. Received: {value!r}")
-    if total_steps < 1:
-        raise ValueError(f"total_steps must be at least 1. Received: {total_steps}")
     if not 0 <= warmup_steps < total_steps:
         raise ValueError(
             "warmup_steps must be at least 0 and less than total_steps: train for longer, or shorten the warm-up. "

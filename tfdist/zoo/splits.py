@@ -9,7 +9,7 @@ import numpy as np
 # The splits of data that have none.
 BY_RATIO = ("train", "test", "all")
 _SPLIT = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
-_BOUND = re.compile(r"(?P<value>-?\d[\d_]*(?:\.\d+)?)(?P<unit>%?)")
+_BOUND = re.compile(r"(?P<value>-?\d[\d_]*(?:\.\d+(?=%))?)(?P<unit>%?)")
 _NOTATION = 'Splits are written "train", "train[:90%]", "train[10%:20%]", "train[45000:]" or "train[-5000:]".'
 
 
@@ -80,10 +80,6 @@ def _bounds(split: str, first: str, last: str, length: int, source: str) -> tupl
             bounds.append(default)
         elif percent:
             bounds.append(round(float(match["value"]) * length / 100.0))
-        elif "." in match["value"]:
-            raise ValueError(
-                f"{source}: {split!r} has a fractional number of examples. Did you mean per cent? {_NOTATION}"
-            )
         else:
             bounds.append(int(match["value"]))
     if any(abs(bound) > length for bound in bounds):

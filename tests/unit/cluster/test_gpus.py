@@ -101,17 +101,11 @@ def test_where_nvml_fails_the_drivers_files_count(nvml, proc):
         gpu_software.num_listed({"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "2"}, proc)
 
 
-@pytest.mark.parametrize(
-    ("build", "missing", "driver", "words"),
-    [
-        ({"is_cuda_build": False}, [], "", "built without CUDA"),
-        ({}, ["nvidia-cudnn-cu12", "nvidia-nccl-cu12"], "550.54.15", "(nvidia-cudnn-cu12, nvidia-nccl-cu12)"),
-        ({}, [], "450.80.02", "driver (450.80.02) is too old for CUDA 12.5.1"),
-    ],
-)
-def test_the_reason_is_that_of_the_installation(build, missing, driver, words):
-    build = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"} | build
-    assert words in gpu_software.why_unused(build, missing, driver)
+def test_the_reason_is_that_of_the_installation():
+    assert "built without CUDA" in gpu_software.why_unused({"is_cuda_build": False}, "")
+    build = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
+    found = gpu_software.why_unused(build, "450.80.02")
+    assert "CUDA 12.5.1 or cuDNN 9 is missing" in found and "driver (450.80.02) is too old" in found
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ X86, GH200 = ("x86_64", {"sse4_2", "avx", "avx2"}), ("aarch64", set())
 
 def test_gh200_is_not_sent_in_a_circle(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    text = gpu_software.why_unused({"is_cuda_build": False}, [], "580.1")
+    text = gpu_software.why_unused({"is_cuda_build": False}, "580.1")
     assert "docs/centres.md" in text and "pip install" not in text  # What was tried already.
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert "pip install 'tensorflow[and-cuda]>=2.21,<2.23'" in gpu_software.why_unused({}, [], "580.1")
+    assert "pip install 'tensorflow[and-cuda]>=2.21,<2.23'" in gpu_software.why_unused({}, "580.1")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist import config
+from tfdist.configs.networks import imagenet
 from tfdist.data import cache, fixed_shards, inspection, order, stream
 from tfdist.zoo import sources
 
@@ -72,7 +73,7 @@ def test_a_worker_with_contiguous_shards_reads_only_its_files(tmp_path, shards, 
         folder = tmp_path / str(rank)
         folder.mkdir()
         write_records(folder)
-        source = sources.imagenet("train", path=str(folder), num_classes=40, first_label=0)
+        source = imagenet.imagenet("train", path=str(folder), num_classes=40, first_label=0)
         shard = stream.ReplicaShard(first_replica=rank, num_replicas=2)
         part, numbers = fixed_shards.divide(source, shard, "train", shards)
         # What it does not need may be missing.

@@ -18,7 +18,7 @@ from tfdist.tools.doctor import gpus
 
 cluster = strategy.connect(c.ClusterOptions(logical_devices=2))
 gpus.MODEL = {"target": "tfdist.zoo.models:mlp", "num_classes": 10, "input_shape": (32, 32, 3)}
-gpus.MEGABYTES, gpus.BATCH, gpus.STEPS = (0.001, 0.1), 4, 2
+gpus.BATCH, gpus.STEPS = 4, 2
 print(json.dumps(gpus.measure_rows(cluster)))
 """
 
@@ -40,11 +40,10 @@ def test_the_table_on_two_devices():
     assert done.returncode == 0, done.stderr
     rows = dict(json.loads(done.stdout.splitlines()[-1]))
     assert rows["devices"] == "2 replica(s) on the CPU"
-    assert "by size: 0.001 MB" in rows["all-reduce"]
     for precision in ("float32", "bfloat16", "float16"):
         assert " ms, " in rows[f"step {precision}"] and rows[f"step {precision}"].endswith("examples/s")
     assert re.fullmatch(r"config\.train\.precision=\S+: \S+ times the speed of float32", rows["precision"])
     done = forked.run([sys.executable, "-m", "tfdist", "doctor", "--gpu"], **keywords)
     assert (done.returncode, done.stdout) == (1, "")
-    said = "tfdist doctor --gpu: no GPU: CUDA_VISIBLE_DEVICES='' hides them, or this machine has none.\n"
+    said = "--gpu: no GPU: CUDA_VISIBLE_DEVICES='' hides them, or this machine has none.\n"
     assert done.stderr.endswith(said)  # After the lines of TensorFlow's import.

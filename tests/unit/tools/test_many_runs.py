@@ -111,26 +111,25 @@ def test_the_command_sorts_and_filters_runs_without_tensorflow(tmp_path):
     for number in range(20):
         write_run(tmp_path / "lr" / f"r{number}", epochs=20, learning_rate__peak=number / 10, finished=number % 2 == 0)
     (tmp_path / "lr" / "r3" / "config.json").write_text("{")
-    code, output, errors = list_runs("lr", "--where=peak>=1.5", "--where=state=finished", "--sort=-peak", cwd=tmp_path)
+    code, output, errors = list_runs("lr", "--where=peak>1.4", "--where=state=finished", "--sort=-peak", cwd=tmp_path)
     rows = output.splitlines()
     assert code == 0 and rows[0].split()[:4] == ["run", "state", "step", "epoch"]
     assert [row.split()[:4] for row in rows[2:]] == [[f"lr/r{n}", "finished", "200", "20/5"] for n in (18, 16)]
     assert "lr/r3 is passed over: lr/r3/config.json is damaged" in errors and errors.count("\n") == 1
-    _, output, _ = list_runs("lr", "--where=run~r18", "--columns=replicas,hours", cwd=tmp_path)
+    _, output, _ = list_runs("lr", "--where=run=lr/r18", "--columns=replicas,hours", cwd=tmp_path)
     assert "replicas" in output.splitlines()[0].split() and output.splitlines()[0].split().count("hours") == 1
 
 
 def test_conditions_and_messages_about_fields(tmp_path):
     row = run_state.read(write_run(tmp_path / "runs" / "a", model__sizes=[1, 2], learning_rate__peak=0.1))
     for text, holds in {
-        "accuracy>=0.79": True,
-        "state != lost": True,
-        "model.target~net": True,
+        "accuracy>0.79": True,
+        "state = lost": False,
         "sizes=[1, 2]": True,
         "peak=1e-1": True,
         "step>1000": False,
         "state>3": False,
-        "job!=7": True,
+        "job<7": False,
     }.items():
         name, *rest = runs._condition(text, [row])
         assert runs._holds(row.get(name), *rest) == holds, text

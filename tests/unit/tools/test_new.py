@@ -17,13 +17,18 @@ from tfdist.config import load, specs, validate
 from tfdist.tools.start import docs_pages, new
 
 
+def write(name, kind, data, **options):
+    given = {"images": None, "table": None, "pretrained": "", "label": "", "ignore": []}
+    return new.write(argparse.Namespace(name=pathlib.Path(name), **given | {kind: data} | options))
+
+
 @pytest.fixture
 def make(tmp_path, monkeypatch):
     """Runs `tfdist new`; returns the output, and the config with its model and both sources."""
     monkeypatch.chdir(tmp_path)
 
     def run(name, kind, data, **options):
-        said = new.write(pathlib.Path(name), kind, data, **options)
+        said = write(name, kind, data, **options)
         config = load.load(f"{name}/{name}.py")
         validate.validate(config)
         monkeypatch.syspath_prepend(tmp_path / name)
@@ -128,7 +133,7 @@ def test_names_and_folders_that_cannot_be_used_are_refused(tmp_path, monkeypatch
         ("other", "no folder '.*none'"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
-            new.write(pathlib.Path(name), "images", "none")
+            write(name, "images", "none")
 
 
 def test_pages_are_listed_and_printed(capsys):

@@ -10,6 +10,7 @@ from parameters import slow
 
 from tfdist import config as c
 from tfdist.configs.networks import airbench, optimizers
+from tfdist.data import order
 from tfdist.training import setup
 from tfdist.training.step.updates import work_sharing
 from tfdist.zoo import schedules
@@ -41,6 +42,25 @@ def test_whitened_patches_are_uncorrelated_and_of_variance_one():
     np.testing.assert_allclose(outputs[:, :12].T @ outputs[:, :12] / len(outputs), np.eye(12), atol=2e-3)
     np.testing.assert_array_equal(layer.kernel.numpy()[..., 12:], -layer.kernel.numpy()[..., :12])
     assert [v.name for v in layer.trainable_variables] == ["bias"]
+
+
+def test_images_are_windows_of_their_reflection_and_mirrored_the_other_way_round_in_the_next_epoch():
+    images, ids = np.random.default_rng(2).integers(0, 256, (500, 4, 5, 3)).astype(np.uint8), np.arange(500)
+    plain, mirrored = [], []
+    for epoch in (0, 1, 2, 7):
+        seeds = order.seeds(tf.constant(ids), tf.constant(epoch, tf.int64), seed=3)
+        found = airbench.crop_and_flip({"image": tf.constant(images)}, seeds, training=True, pad=0)["image"].numpy()
+        mirrored.append((found == images[:, :, ::-1]).all(axis=(1, 2, 3)))
+        assert ((found == images).all(axis=(1, 2, 3)) ^ mirrored[-1]).all()
+        cropped = airbench.crop_and_flip({"image": tf.constant(images)}, seeds, training=True, pad=2)["image"].numpy()
+        plain.append(np.where(mirrored[-1][:, None, None, None], cropped[:, :, ::-1], cropped))
+    assert 200 < mirrored[0].sum() < 300
+    for later, same in ((1, False), (2, True), (3, False)):
+        np.testing.assert_array_equal(mirrored[later], mirrored[0] if same else ~mirrored[0])
+    padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], mode="reflect")
+    windows = [padded[:, top : top + 4, left : left + 5] for top in range(5) for left in range(5)]
+    matches = np.array([(window == plain[0]).all(axis=(1, 2, 3)) for window in windows])
+    assert matches.any(axis=0).all() and matches.any(axis=1).all()
 
 
 def test_lookahead_sgd_is_its_formula():

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from parameters import slow, slow_except
 
-from tfdist.configs.networks import courses
+from tfdist.configs.networks import cifar, courses
 from tfdist.data import order
 from tfdist.training import loop, setup
 from tfdist.zoo import objectives, sources
@@ -179,7 +179,7 @@ def test_cifar_is_read_from_each_layout_of_its_authors(tmp_path, layout):
     expected = write_cifar(tmp_path, layout)
     for path in (tmp_path, tmp_path / layout):
         for split, (images, labels) in expected.items():
-            source = sources.cifar(split, path=str(path))
+            source = cifar.cifar(split, path=str(path))
             data = source.read(tf.range(len(source), dtype=tf.int64))
             np.testing.assert_array_equal(data["image"], images)
             np.testing.assert_array_equal(data["label"], labels)
@@ -196,10 +196,10 @@ def test_cifar_refuses_pickles_of_anything_else_without_running_them(tmp_path):
 
     (folder / "test_batch").write_bytes(pickle.dumps({b"data": Harmful(), b"labels": [1]}))
     with pytest.raises(ValueError, match=r"test_batch.* _?io\.open"):
-        sources.cifar("test", path=str(folder))
+        cifar.cifar("test", path=str(folder))
     assert not (tmp_path / "written").exists()
     (folder / "data_batch_1").write_bytes((folder / "data_batch_1").read_bytes()[:-2000])
     with pytest.raises(ValueError, match=r"data_batch_1' is damaged"):
-        sources.cifar("train", path=str(folder))
+        cifar.cifar("train", path=str(folder))
     with pytest.raises(FileNotFoundError, match=r"other.* cifar-10-batches-py"):
-        sources.cifar("train", path=str(tmp_path / "other"))
+        cifar.cifar("train", path=str(tmp_path / "other"))

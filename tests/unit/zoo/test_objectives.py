@@ -40,21 +40,6 @@ def test_classification_with_integer_labels(dtype):
     np.testing.assert_array_equal(values["accuracy"], (LOGITS.argmax(-1) == LABELS).astype(np.float32))
 
 
-def test_classification_with_distributions():
-    mixed = np.float32(0.7 * np.eye(7)[LABELS] + 0.3 * np.eye(7)[[2] * 6])
-    values = classification(model(LOGITS), batch(mixed), training=True)
-    np.testing.assert_allclose(values["loss"], -(mixed * log_softmax(LOGITS)).sum(-1), rtol=1e-5)
-    np.testing.assert_array_equal(values["accuracy"], (LOGITS.argmax(-1) == LABELS).astype(np.float32))
-
-
-def test_one_hot_distributions_equal_integers():
-    one_hot = classification(model(LOGITS), batch(np.eye(7)[LABELS]), training=True, label_smoothing=0.1, top5=True)
-    integers = classification(model(LOGITS), batch(LABELS), training=True, label_smoothing=0.1, top5=True)
-    assert list(one_hot) == list(integers) == ["loss", "accuracy", "top5"]
-    for key in one_hot:
-        np.testing.assert_allclose(one_hot[key], integers[key], rtol=1e-6)
-
-
 def test_label_smoothing_equals_keras_and_is_for_training_alone():
     values = classification(model(LOGITS), batch(LABELS), training=True, label_smoothing=0.1)
     expected = keras.losses.categorical_crossentropy(np.eye(7)[LABELS], LOGITS, from_logits=True, label_smoothing=0.1)
@@ -103,9 +88,9 @@ def test_regression(loss, outputs, targets):
         (LOGITS, LABELS, {"labels": "digit"}, r"batch\['digit'\].* image, label"),
         (LOGITS[:, :4], LABELS, {"top5": True}, r"top5 .* \(6, 4\)"),
         (LOGITS[:, 0], LABELS, {}, r"\(6,\)"),
-        (LOGITS, LABELS[:, None], {}, r"\(6, 1\) int64"),
-        (LOGITS, np.eye(10)[LABELS], {}, r"\[n, 7\].* \(6, 10\) float64"),
-        (LOGITS, LABELS.astype(str), {}, r"\(6,\) string"),
+        (LOGITS, LABELS[:, None], {}, r"int64 \(6, 1\)"),
+        (LOGITS, np.eye(7)[LABELS], {}, r"float64 \(6, 7\).*categorical_crossentropy"),
+        (LOGITS, LABELS.astype(str), {}, r"string \(6,\)"),
     ],
 )
 def test_classification_refuses(outputs, labels, arguments, words):

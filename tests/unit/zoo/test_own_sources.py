@@ -295,11 +295,6 @@ def test_tfrecord_files_are_read_by_a_description(tmp_path):
     whole = str(tmp_path / "train-*.tfrecord")
     both(lambda split: sources.tfrecord(split, path=whole, features={"point": {"shape": [2]}}))
     source.verify()
-    damaged = bytearray((tmp_path / "test-0.tfrecord").read_bytes())
-    damaged[damaged.index(np.float32(51).tobytes()) + 1] ^= 1  # Another number: only the checksum shows it.
-    (tmp_path / "other-0.tfrecord").write_bytes(damaged)
-    with pytest.raises(ValueError, match=r"other-0.tfrecord' is damaged: .* \d+"):
-        sources.tfrecord("other", path=path, features=FEATURES).verify()
     with pytest.raises(FileNotFoundError, match="valid-"):
         sources.tfrecord("valid", path=path, features=FEATURES)
     for wrong, words in (
@@ -314,7 +309,9 @@ def test_tfrecord_files_are_read_by_a_description(tmp_path):
             sources.tfrecord("train", path=path, features=wrong).verify()
 
 
-def test_the_places_of_records_are_looked_up_again_in_other_files(tmp_path):
+def test_the_places_of_records_are_looked_up_again_in_other_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
     def points():
         source = sources.tfrecord("test", path=str(tmp_path / "{split}-*.tfrecord"), features=FEATURES)
         return read(source)["point"][:, 0].tolist()
@@ -322,6 +319,6 @@ def test_the_places_of_records_are_looked_up_again_in_other_files(tmp_path):
     for numbers in ([50, 51, 52], [52, 51, 50]):  # Files of the same sizes.
         write_records(tmp_path / "test-0.tfrecord", numbers)
         assert points() == numbers
-    for index in tmp_path.glob(".tfdist-*.npy"):  # A crash of the host has left it empty.
+    for index in tmp_path.glob("tfdist/*.npy"):  # A crash of the host has left it empty.
         index.write_bytes(b"")
     assert points() == [52, 51, 50]

@@ -10,7 +10,7 @@ from parameters import slow
 
 from tfdist.zoo import prepare
 
-FULL = dict(resize=(14, 14), pad=2, crop=(12, 13), flip=True, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25), cutout=5)
+FULL = dict(resize=(14, 14), pad=2, crop=(12, 13), flip=True, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25))
 
 
 def seeds_of(ids, epoch=0):
@@ -39,7 +39,7 @@ def batch_of(n, **keywords):
     [
         (FULL, np.float32),
         ({"pad": 4, "flip": True}, np.uint8),
-        slow({"pad": 3, "pad_mode": "reflect", "cutout": 4, "mean": (0.1, 0.2, 0.3)}, np.uint8),
+        slow({"pad": 3, "mean": (0.1, 0.2, 0.3)}, np.uint8),
         slow({"resize": (23, 5)}, np.float32),
     ],
 )
@@ -106,26 +106,6 @@ def test_crops_are_windows_of_the_padded_image_and_all_equally_likely(size):
     chi_square = sum((count - expected) ** 2 / expected for count in counts.values())
     assert chi_square < possible - 1 + 5 * np.sqrt(2 * (possible - 1))
 
-    # A reflected border, at the same places.
-    reflected = prepare.random_crop(images, seeds, size=size, pad=pad, pad_mode="reflect", flip=True).numpy()
-    padded = np.pad(images[0, :, :, 0].numpy(), pad, mode="reflect")
-    for crop, ((top, left, flipped),) in zip(reflected[..., 0], places, strict=True):
-        window = padded[top : top + crop_height, left : left + crop_width]
-        np.testing.assert_array_equal(crop, window[:, ::-1] if flipped else window)
-
-
-def test_alternate_flip_is_the_other_way_round_in_the_next_epoch():
-    images = np.random.default_rng(2).integers(0, 256, (500, 4, 4, 3)).astype(np.uint8)
-    mirrored = []
-    for epoch in (0, 1, 2, 7):
-        flipped = prepare.random_crop(tf.constant(images), seeds_of(range(500), epoch), flip="alternate").numpy()
-        mirrored.append((flipped == images[:, :, ::-1]).all(axis=(1, 2, 3)))
-        assert ((flipped == images).all(axis=(1, 2, 3)) ^ mirrored[-1]).all()
-    assert 200 < mirrored[0].sum() < 300
-    np.testing.assert_array_equal(mirrored[1], ~mirrored[0])
-    np.testing.assert_array_equal(mirrored[2], mirrored[0])
-    np.testing.assert_array_equal(mirrored[3], ~mirrored[0])
-
 
 # Normalisation, resizing
 
@@ -158,30 +138,6 @@ def test_resize_keeps_dtype_and_averages(dtype):
     assert prepare.resize_images(images, (2, 4)) is images
     flat = prepare.resize_images(tf.fill([2, 3, 3, 3], tf.cast(77, dtype)), (8, 5))
     np.testing.assert_array_equal(flat, np.full((2, 8, 5, 3), 77))
-
-
-# Cutout
-
-
-def test_cutout_sets_a_clipped_square_to_zero_with_its_centre_anywhere():
-    n, height, width, size = 6000, 6, 5, 4
-    images = tf.cast(numbered(n, height, width), tf.float32)
-    result = prepare.random_cutout(images, seeds_of(range(n)), size=size).numpy()[..., 0]
-    expected = {}
-    for y in range(height):
-        for x in range(width):
-            image = images[0, :, :, 0].numpy().copy()
-            image[max(y - 2, 0) : y + 2, max(x - 2, 0) : x + 2] = 0
-            expected[image.tobytes()] = (y, x)
-    assert len(expected) == height * width
-    counts = np.zeros((height, width))
-    for image in result + 0.0:  # -0.0 and 0.0 are one number, and two byte strings.
-        counts[expected[image.tobytes()]] += 1
-    mean = n / counts.size
-    assert ((counts - mean) ** 2 / mean).sum() < counts.size + 5 * np.sqrt(2 * counts.size)
-
-
-# Mixup
 
 
 # The one-stop function, and its messages

@@ -14,6 +14,7 @@ from parameters import slow_except
 from PIL import Image
 
 from tfdist import config as c
+from tfdist.configs.networks import cifar, imagenet
 from tfdist.data import inputs
 from tfdist.zoo import decoding, sources
 
@@ -37,7 +38,7 @@ def bag(*found):
 def test_an_address_is_refused_where_a_path_is_taken(monkeypatch):
     monkeypatch.setenv("BUCKET", "gs://bucket")
     of_table = functools.partial(sources.table, label="y")
-    for source in (sources.cifar, sources.image_folder, sources.imagenet, sources.npz, of_table):
+    for source in (cifar.cifar, sources.image_folder, imagenet.imagenet, sources.npz, of_table):
         with pytest.raises(ValueError, match="path='gs://bucket/data'"):
             source("train", path="$BUCKET/data")
 

@@ -34,8 +34,8 @@ def test_complementary_slices_make_the_whole():
 @pytest.mark.parametrize(
     "split, words",
     [
-        *(("valid", "'valid'.* test, train"), ("train+test", "'train[+]test'"), ("train[:1.5]", "fractional")),
-        *((text, "is not valid") for text in ("train[", "train[5]", "train[a:b]", "train[:]", "")),
+        *(("valid", "'valid'.* test, train"), ("train+test", "'train[+]test'")),
+        *((text, "is not valid") for text in ("train[:1.5]", "train[", "train[5]", "train[a:b]", "train[:]", "")),
         *((text, "exceeds.* 100 examples") for text in ("train[:101]", "train[:101%]")),
         *((text, "empty.* 100 examples") for text in ("train[50:50]", "train[60%:40%]", "train[:0.1%]")),
         ("test", "empty.* 0 examples"),

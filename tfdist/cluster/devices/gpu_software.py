@@ -1,6 +1,5 @@
 """The GPUs that TensorFlow lists on this host, the CUDA software of its build, and what results on GPUs depend on."""
 
-import importlib.metadata
 import platform
 import re
 import sys
@@ -29,7 +28,7 @@ def num_listed(env: Mapping[str, str], proc: Path = Path("/proc")) -> int:
     """
     number = len(tf.config.list_physical_devices("GPU"))
     if not number and (found := host_gpus.unused_by_tensorflow(env, proc)):
-        reason = why_unused(tf.sysconfig.get_build_info(), missing_libraries(), host_gpus.driver_version())
+        reason = why_unused(tf.sysconfig.get_build_info(), host_gpus.driver_version())
         raise GpusNotFoundError(
             f"This host has {found}, but TensorFlow {tf.__version__} lists none: {reason} To train on the CPU, set "
             "--config.cluster.gpus=0."
@@ -37,42 +36,18 @@ def num_listed(env: Mapping[str, str], proc: Path = Path("/proc")) -> int:
     return number
 
 
-def why_unused(build: Mapping[str, Any], missing: Sequence[str], driver: str) -> str:
-    """Returns the probable reason why TensorFlow lists no GPU, and what to do.
-
-    Args:
-        missing: the result of `missing_libraries`.
-        driver: version of the NVIDIA driver; "": unknown.
-    """
-    if not build.get("is_cuda_build") and platform.machine() != "x86_64":
-        return (
-            f"it was built without CUDA, as all of TensorFlow's wheels for {platform.machine()}: docs/centres.md says "
-            "which builds have it."
-        )
+def why_unused(build: Mapping[str, Any], driver: str) -> str:
+    """Returns the probable reason why TensorFlow lists no GPU, and what to do; `driver`: its version, "": unknown."""
     if not build.get("is_cuda_build"):
-        return f"it was built without CUDA. Install a build with CUDA: {_INSTALL}"
-    cuda = f"CUDA {build.get('cuda_version')} and cuDNN {build.get('cudnn_version')}"
-    container = "In a container, also pass the GPUs: apptainer exec --nv, docker run --gpus=all."
-    if missing:
-        return (
-            f"CUDA's libraries are missing ({', '.join(missing)}). Run: {_INSTALL} (or load the site's modules of "
-            f"{cuda} before Python starts). {container}"
-        )
+        other = "docs/centres.md says which builds have it"  # All of TensorFlow's wheels for this machine are without.
+        return f"it was built without CUDA: {_INSTALL if platform.machine() == 'x86_64' else other}."
     return (
-        f"a library cannot be loaded, CUDA_VISIBLE_DEVICES names no GPU of this host, or the driver "
-        f"({driver or 'unknown version'}) is too old for {cuda}. To see which: TF_CPP_MIN_LOG_LEVEL=0 "
-        f"{sys.executable} -c 'import tensorflow as tf; print(tf.config.list_physical_devices(\"GPU\"))'. {container}"
+        f"a library of CUDA {build.get('cuda_version')} or cuDNN {build.get('cudnn_version')} is missing ({_INSTALL} "
+        "installs them, or load the site's modules), CUDA_VISIBLE_DEVICES names no GPU of this host, or the driver "
+        f"({driver or 'unknown version'}) is too old. To see which: TF_CPP_MIN_LOG_LEVEL=0 "
+        f"{sys.executable} -c 'import tensorflow as tf; print(tf.config.list_physical_devices(\"GPU\"))'. In a "
+        "container, also pass the GPUs: apptainer exec --nv, docker run --gpus=all."
     )
-
-
-def missing_libraries() -> list[str]:
-    """Returns the packages of the extra `tensorflow[and-cuda]` that are not installed."""
-    try:
-        required = importlib.metadata.requires("tensorflow") or []
-    except importlib.metadata.PackageNotFoundError:
-        return []
-    names = [re.split(r"[^\w.-]", line)[0] for line in required if "and-cuda" in line]
-    return [name for name in names if not machine.version(name)]
 
 
 def is_deterministic(env: Mapping[str, str]) -> bool:

@@ -50,7 +50,7 @@ class Finding:
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags."""
     parser.add_config(required=False)
-    meaning = "Without a config: measure GPUs, all-reduce and steps in each precision."
+    meaning = "Without a config: measure the GPUs by steps in each precision."
     parser.add_argument("--gpu", action="store_true", help=meaning)
     parser.add_workdir("runs/NAME", "Workdir of the planned run.")
 
@@ -150,13 +150,12 @@ def check_run(config: config_lib.Config, workdir: Path) -> list[Finding]:
         findings.append(Finding("config", OK, f"{devices[0]}; {batch // replicas} of {batch} examples per replica"))
         reads = gather(cluster, _read_rate(run, share))
         findings.append(data(reads, share))
-        stored = checkpoint_format.num_bytes(run.variables)
-        gradients = sum(array.numpy().nbytes for array in run.context.model.trainable_variables)
-        findings.append(
-            memory(stored + gradients, int(min(gather(cluster, _free_bytes(replicas // cluster.num_workers)))))
-        )
-        findings.append(disk(workdir, stored, config.checkpoint.keep))
+        findings.append(disk(workdir, checkpoint_format.num_bytes(run.variables), config.checkpoint.keep))
         step = measure.step_seconds(run, _STEPS, communication=False)
+        peak = measure.peak_bytes(replicas // cluster.num_workers, on_gpus=cluster.device_type == "GPU")
+        text = f"training takes {max(gather(cluster, peak)) / 2**20:,.0f} MiB of a replica (tfdist batch_size)"
+        findings.append(Finding("memory", OK, text))
+        gradients = sum(array.numpy().nbytes for array in run.context.model.trainable_variables)
         summed = measure.all_reduce_seconds(cluster, gradients) if replicas > 1 else 0.0
     except (ValueError, OSError, tf.errors.OpError) as error:
         return [*findings, from_error("start", error)]
@@ -185,16 +184,6 @@ def data(rates: Sequence[float], worker_batch: int) -> Finding:
         advice = "One slow node slows all: check its disk, or cache the examples (config.data.cache)."
         return Finding("data", LOOK, f"{text}, {max(rates):,.0f} on the fastest; {step}", advice)
     return Finding("data", OK, f"{text}; {step}")
-
-
-def memory(needed: int, free: int) -> Finding:
-    """Checks that weights, slots and gradients fit into the free memory of a replica; both arguments in bytes."""
-    text = f"weights, slots and gradients take {needed / 2**20:,.0f} MiB of {free / 2**20:,.0f} MiB free per replica"
-    if needed > free:
-        return Finding("memory", BAD, text, "Use a smaller model, or an optimizer with fewer slots.")
-    if needed > 0.5 * free:
-        return Finding("memory", LOOK, text, "Little memory is left for activations: run tfdist batch_size.")
-    return Finding("memory", OK, f"{text}; the rest is for activations (tfdist batch_size)")
 
 
 def disk(folder: Path, checkpoint_bytes: int = 2**29, keep: int = 0) -> Finding:
@@ -253,15 +242,6 @@ def duration(step_seconds: float, steps: int, start_seconds: float, limit: float
 def gather(cluster: Any, value: float) -> list[float]:
     """Returns the values of all workers in rank order."""
     return cluster.all_gather([float(value)])[:, 0].tolist()
-
-
-def _free_bytes(local_replicas: int) -> int:
-    """Free memory of a replica in bytes: of this worker's smallest GPU, or its share of the host's."""
-    from tfdist.cluster.devices import host_gpus
-    from tfdist.tools import measure
-
-    of_gpu = min((gpu.memory_mib for gpu in host_gpus.query()), default=0) * 2**20
-    return of_gpu or measure.free_bytes() // (environment.resolve_roughly(os.environ).local_size * local_replicas)
 
 
 def _read_rate(run: Any, batch: int) -> float:

@@ -1,11 +1,10 @@
 """The GPUs of a job in one table: `python -m tfdist doctor --gpu`, alone or under a launcher. It needs no config.
 
-Devices and versions, all-reduce by size, the step of a residual network in each precision, and which to set. Exit code
-1, with one line that says why: there is no GPU.
+Devices and versions, the step of a residual network in each precision, and which to set. Exit code 1, with one line
+that says why: there is no GPU. `tfdist all_reduce` measures the network.
 """
 
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any
 from tfdist import config as config_lib
 from tfdist.tools import measure, tables
 
-# Of the all-reduces, ascending; examples per replica of a step, and steps.
-MEGABYTES = (1, 2, 4, 8, 16, 32, 64, 256)
+# Examples per replica of a step, and steps.
 BATCH, STEPS = 256, 20
 # Four times as wide as in its paper: its products fill a large GPU.
 MODEL = {"target": "tfdist.zoo.models:cifar_resnet", "depth": 20, "num_classes": 10, "width": 64}
@@ -29,15 +27,9 @@ def measure_all() -> int:
     from tfdist.cluster import strategy
     from tfdist.cluster.devices import host_gpus
 
-    reason = ""
-    try:
-        plan = strategy.plan(config_lib.ClusterOptions())
-        reason = "" if plan.gpus else host_gpus.why_none(os.environ)
-    except ValueError as error:
-        reason = str(error)
-    if reason:
-        print(f"tfdist doctor --gpu: no GPU: {' '.join(reason.split())}", file=sys.stderr)
-        return 1
+    plan = strategy.plan(config_lib.ClusterOptions())
+    if not plan.gpus:
+        raise ValueError(f"--gpu: no GPU: {host_gpus.why_none(os.environ)}")
     cluster = strategy.connect(plan)
     rows = measure_rows(cluster)
     if cluster.is_chief:
@@ -54,10 +46,6 @@ def measure_rows(cluster: Any) -> list[tuple[str, str]]:
     found, replicas = gpu_software.describe(os.environ), cluster.num_replicas
     rows = [("devices", f"{replicas} x {describe(found)}" if found else f"{replicas} replica(s) on the CPU")]
     rows += [("code", note) for note in gpu_software.notes(found)]
-    if replicas > 1:
-        rates = {size: all_reduce_gigabytes(cluster, size) for size in MEGABYTES}
-        text = ", ".join(f"{size:g} MB {rate:.3g}" for size, rate in rates.items())
-        rows.append(("all-reduce", f"GB/s each way, by size: {text}"))
     seconds: dict[str, float] = {}
     for precision in _PRECISIONS:
         seconds[precision] = step_seconds(cluster, precision)
@@ -74,13 +62,6 @@ def describe(found: Mapping[str, Any]) -> str:
     names = dict.fromkeys(f"{gpu['name']} (compute capability {gpu['compute_capability']})" for gpu in found["gpus"])
     versions = ", ".join(f"{label} {found[label.lower()]}" for label in ("driver", "CUDA", "cuDNN", "NCCL"))
     return f"{', '.join(names)}; {versions}; TF32 {'on' if found['tf32'] else 'off'}"
-
-
-def all_reduce_gigabytes(cluster: Any, megabytes: float) -> float:
-    """GB/s that each replica sends in an all-reduce of this size: 2 (N - 1) / N times the bytes, as in nccl-tests."""
-    sums = max(1, min(50, round(256 / megabytes)))
-    seconds = measure.all_reduce_seconds(cluster, round(megabytes * 1e6), sums=sums)
-    return 2 * (cluster.num_replicas - 1) / cluster.num_replicas * megabytes * 1e-3 / seconds
 
 
 def step_seconds(cluster: Any, precision: str) -> float:

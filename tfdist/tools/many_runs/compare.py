@@ -1,31 +1,26 @@
-"""Compares runs: `python -m tfdist compare DIR DIR ...`: what differs, their metrics, and their curves.
+"""Compares runs: `python -m tfdist compare DIR DIR ...`: what differs, and their metrics.
 
 Each DIR is the workdir of a run, or a directory of several. Printed are the fields of the configs that differ, the
 metrics, and what differs of code, versions, data and machines, in one table; and the first step at which the hashes of
-the states differ. The curves are drawn into one picture.
+the states differ. `tfdist plot` draws their curves.
 
     python -m tfdist compare runs/digits runs/digits-large
-    python -m tfdist compare sweeps/lr --out=reports/lr
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tfdist.config import diff, tool_flags
-from tfdist.report import files, metrics_file, read_back, run_info
-from tfdist.tools import tables
+from tfdist.report import files, run_info
+from tfdist.tools import child_runs, tables
 from tfdist.tools.many_runs import run_state
-from tfdist.tools.pictures import curves, style
 
 USAGE = "DIR DIR... [flags]"
 # More runs than this are rows and not columns of the table.
 _MAX_COLUMNS = 5
-# More runs than this are not drawn as curves.
-_MAX_CURVES = 14
 # What environment.json says of one start only, or another entry says as well.
 _OF_ONE_RUN = ("time", "command", "directory", "config", "config_file", "workers", "settings")
 
@@ -33,12 +28,10 @@ _OF_ONE_RUN = ("time", "command", "directory", "config", "config_file", "workers
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags and words."""
     parser.add_argument("paths", metavar="DIR", nargs="+", type=tool_flags.path, help="Runs, or directories of them.")
-    meaning = "The picture, without .png. Default: compare in the directory of all DIRs."
-    parser.add_argument("--out", metavar="FILE", type=tool_flags.path, help=meaning)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prints the table and the sentence, and draws the curves; returns 1 if there are no two runs to compare."""
+    """Prints the table and the sentence; returns 1 if there are no two runs to compare."""
     rows, problems = run_state.read_all(args.paths)
     for line in problems:
         print(f"tfdist compare: {line}", file=sys.stderr)
@@ -49,14 +42,6 @@ def main(args: argparse.Namespace) -> int:
     names = run_state.labels(workdirs)
     print(tables.text(*table(rows, names)))
     print(f"\n{first_difference(workdirs)}")
-    drawn = [path for path, row in zip(workdirs, rows, strict=True) if "training.step" in row]
-    if not 0 < len(drawn) <= _MAX_CURVES:
-        print(f"No picture: {len(drawn)} runs have reports. `tfdist plot` draws those that you name.")
-        return 0
-    common = Path(os.path.commonpath([path.absolute() for path in workdirs]))
-    path = args.out or common / "compare"
-    tables.make_folder(path.parent)
-    print(style.save(path, lambda: curves.draw(curves.read(drawn))))
     return 0
 
 
@@ -85,11 +70,9 @@ def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> tuple[list[st
 def _about(workdir: Path) -> dict[str, Any]:
     """Returns what a run was made of besides its config: commit, hashes of code and data, versions, processor."""
     environment = files.read_json(workdir / run_info.ENVIRONMENT) or {}
-    data = [
-        one["hashes"] for one in read_back.read_records(workdir / metrics_file.METRICS) if one.get("kind") == "data"
-    ]
+    data = [{}, *child_runs.reports(workdir, "data")][-1]
     kept = {name: value for name, value in environment.items() if name not in _OF_ONE_RUN}
-    return dict(diff.flatten(kept | {"data": data[-1] if data else {}}))
+    return dict(diff.flatten(kept | {"data": data.get("hashes", {})}))
 
 
 def first_difference(workdirs: Sequence[Path]) -> str:
@@ -98,9 +81,8 @@ def first_difference(workdirs: Sequence[Path]) -> str:
     hashes: list[dict[tuple[int, str], set[str]]] = []
     for workdir in workdirs:
         hashes.append({})
-        for record in read_back.read_records(workdir / metrics_file.METRICS):
-            if record.get("kind") == "state":
-                hashes[-1].setdefault((record["step"], record["function"]), set()).add(record["hash"])
+        for record in child_runs.reports(workdir, "state"):
+            hashes[-1].setdefault((record["step"], record["function"]), set()).add(record["hash"])
     common = sorted(set.intersection(*map(set, hashes)))
     if not common:
         return "State: not compared, there is no step after which all runs have a hash by the same function."

@@ -13,7 +13,6 @@ examples_per_second, hours, replicas, job, trouble.
 
 import argparse
 import contextlib
-import operator
 import re
 import sys
 from collections.abc import Sequence
@@ -30,14 +29,13 @@ USAGE = "[DIR...] [flags]"
 _FIRST, _LAST = ("run", "state", "step", "epoch"), ("examples_per_second", "hours", "trouble")
 # Letters of a warning or an error in the table.
 _TROUBLE = 60
-_CONDITION = re.compile(r"([\w.\-/ ]+?)\s*(<=|>=|!=|=|<|>|~)\s*(.*)")
-_ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_CONDITION = re.compile(r"([\w.\-/ ]+?)\s*([=<>])\s*(.*)")
 
 
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags and words."""
     parser.add_argument("paths", metavar="DIR", nargs="*", type=tool_flags.path, help="Where the runs are.")
-    meaning = "Show only runs for which this holds: NAME, one of < <= > >= = != ~ (contains), VALUE. May be repeated."
+    meaning = "Show only runs for which this holds: NAME=VALUE, NAME<VALUE or NAME>VALUE. May be repeated."
     parser.add_argument("--where", metavar="CONDITION", action="append", default=[], help=meaning)
     meaning = "Sort by this field, smallest first; with a minus before it, as --sort=-hours, largest first."
     parser.add_argument("--sort", metavar="FIELD", default="", help=meaning)
@@ -70,23 +68,20 @@ def main(args: argparse.Namespace) -> int:
 def _condition(text: str, rows: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
     """Returns the field, the operator and the value of a condition; raises ValueError if it is none."""
     match = _CONDITION.fullmatch(text.strip())
-    if match is None or (match[2] in _ORDER and _number(match[3]) is None):
+    if match is None or (match[2] != "=" and _number(match[3]) is None):
         raise ValueError(
-            f"--where={text!r} is no condition: write NAME, one of < <= > >= = != ~ (contains), and a value, such as "
+            f"--where={text!r} is no condition: write NAME=VALUE, NAME<NUMBER or NAME>NUMBER, such as "
             '"learning_rate.peak>0.1"; for a second condition a second --where.'
         )
     return run_state.resolve(match[1], rows), match[2], match[3].strip("'\"")
 
 
 def _holds(value: Any, sign: str, wanted: str) -> bool:
-    """Returns whether a condition holds; a field without a value satisfies only = and !=."""
-    if sign == "~":
-        return wanted in f"{value}"
+    """Returns whether a condition holds."""
     number, limit = _number(value), _number(wanted)
-    if sign in _ORDER:
-        return number is not None and _ORDER[sign](number, limit)
-    same = f"{value}".lower() == wanted.lower() or (number is not None and number == limit)
-    return same == (sign == "=")
+    if sign == "=":
+        return f"{value}".lower() == wanted.lower() or (number is not None and number == limit)
+    return number is not None and (number < limit if sign == "<" else number > limit)
 
 
 def _number(value: Any) -> float | None:

@@ -26,8 +26,9 @@ from typing import Any
 
 from tfdist.cluster import interruption
 from tfdist.config import load, schema, tool_flags
+from tfdist.launch import processes
 from tfdist.report import files
-from tfdist.tools import tables
+from tfdist.tools import child_runs, tables
 from tfdist.tools.many_runs import run_state, sweep_jobs
 from tfdist.tools.many_runs.sweep_jobs import Job
 from tfdist.training import features
@@ -38,8 +39,6 @@ _SHARED, _OVERRIDES = "sweep.json", "overrides.json"
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _INTERVAL = re.compile(r"(uniform|log|int)\(([^,()]+),([^,()]+)\)")
 _NOTATION = "a list (0.1,0.2), a range of whole numbers (0..4), log(1e-5,1e-2), uniform(0,1) or int(16,256)"
-# Draws per run before fewer runs than wanted are taken, because most draws repeat.
-_ATTEMPTS = 50
 # The most runs, because all are checked before the first one starts.
 _MAX_RUNS = 10_000
 # Letters of the name of a run.
@@ -59,7 +58,7 @@ def add_flags(parser: tool_flags.Parser) -> None:
     meaning = "A field of the config and its values. May be repeated."
     parser.add_argument("--set", metavar="NAME=VALUES", action="append", default=[], help=meaning)
     parser.add_workdir("sweeps/NAME", "Directory of the sweep.")
-    meaning = "Draw this many runs instead of taking all combinations."
+    meaning = "Draw this many runs instead of taking all combinations; equal ones are one run."
     parser.add_argument("--random", metavar="N", type=tool_flags.at_least(1), help=meaning)
     meaning = "Runs at a time. Default: one for each GPU, or for two cores; all that Slurm starts."
     parser.add_argument("--max_at_once", metavar="N", type=tool_flags.at_least(1), help=meaning)
@@ -99,7 +98,8 @@ def main(args: argparse.Namespace) -> int:
     if args.slurm:
         return sweep_jobs.submit(workdir, jobs, left, args.slurm, args.max_at_once)
     print(f"{len(slots)} run(s) at a time, each with {slots[0].share}, in {workdir}", flush=True)
-    with sweep_jobs.signals() as stop:
+    stop: list[int] = []
+    with processes.handle(processes.STOP_SIGNALS, stop.append):
         sweep_jobs.run_jobs(left, slots, stop, ended=lambda job: print(_in_words(read_now(job), metric), flush=True))
         return show([read_now(job) for job in jobs], metric, mode, stopped=bool(stop))
 
@@ -172,20 +172,16 @@ def grid(fields: Mapping[str, Values]) -> list[Overrides]:
 
 
 def draws(fields: Mapping[str, Values], count: int) -> list[Overrides]:
-    """Returns `count` different random combinations, or all if there are fewer.
+    """Returns `count` random combinations; some may be equal if the fields have few values.
 
     Draw i of a field depends on the field's name and i only: a larger `count` keeps the ones before.
     """
-    found: dict[tuple[str, ...], Overrides] = {}
-    for index in range(_ATTEMPTS * count):
-        row = {}
-        for name, values in fields.items():
-            fraction = random.Random(f"0/{name}/{index}").random()
-            row[name] = values(fraction) if callable(values) else values[int(fraction * len(values))]
-        found.setdefault(tuple(row.values()), row)
-        if len(found) == count:
-            break
-    return list(found.values())
+
+    def draw(name: str, index: int) -> str:
+        values, fraction = fields[name], random.Random(f"0/{name}/{index}").random()
+        return values(fraction) if callable(values) else values[int(fraction * len(values))]
+
+    return [{name: draw(name, index) for name in fields} for index in range(count)]
 
 
 def name_of(row: Overrides) -> str:
@@ -234,7 +230,8 @@ def read_end(job: Job, metric: str) -> dict[str, Any]:
         end["value"] = rows[0].get(f"best.{metric}")
     code, log = sweep_jobs.exit_code(job.workdir), job.workdir / sweep_jobs.LOG
     if end["state"] in ("new", "stopped") and code is not None and code > 0 and code not in _MAY_GO_ON:
-        end |= {"state": "failed", "trouble": f"{sweep_jobs.last_line(job.workdir)} (log: {log})"}
+        last = child_runs.end_of(log).rpartition("\n")[2].strip()
+        end |= {"state": "failed", "trouble": f"{last} (log: {log})"}
     return end
 
 

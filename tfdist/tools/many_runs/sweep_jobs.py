@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,8 @@ from tfdist.report import files
 
 # In the workdir of a run: what its processes print, and the exit code of the last one.
 LOG, _END = "output.log", "end.json"
-_LAST_BYTES, _LONGEST_LINE = 2**14, 300
 # Seconds between two looks at the processes.
 _POLL_SECONDS = 0.2
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # Cores of a run, where the number of runs at a time is not given.
 _CORES = 2
 # Seconds until the other workers of a run are killed after the first one has ended, as in the batch file; and until
@@ -78,7 +76,7 @@ def run_jobs(jobs: Sequence[Job], free: Sequence[Slot], stop: Sequence[int], *, 
     """Runs the jobs, each on a slot, until there is none left, or until a signal; no process is left.
 
     Args:
-        stop: the signals that this process has received, by `signals`; passed on to the runs once, a second Ctrl-C
+        stop: the signals that this process has received, passed on to the runs once, a second Ctrl-C
             kills them.
         ended: called with a job after its end.
     """
@@ -131,28 +129,9 @@ def _send(running: Mapping[subprocess.Popen, Any], number: int) -> None:
                 (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
 
 
-@contextlib.contextmanager
-def signals() -> Iterator[list[int]]:
-    """Yields a list of the stop signals that this process receives in the block; a closed terminal is SIGTERM."""
-    received: list[int] = []
-
-    def receive(number: int, frame: Any) -> None:
-        received.append(signal.SIGTERM if number == signal.SIGHUP else number)
-
-    with processes.handle(_SIGNALS, receive):
-        yield received
-
-
 def exit_code(workdir: Path) -> int | None:
     """Returns the exit code of the last process of a run, negative: killed by this signal; None: none has ended."""
     return (files.read_json(workdir / _END) or {}).get("code")
-
-
-def last_line(workdir: Path) -> str:
-    """Returns the last line that a run has printed, cut to a length that can be printed; "": there is none."""
-    content = files.read_file(workdir / LOG, last=_LAST_BYTES) or b""
-    lines = [line.strip() for line in content.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:_LONGEST_LINE] if lines else ""
 
 
 def check_slurm(given: str) -> None:
@@ -165,44 +144,31 @@ def check_slurm(given: str) -> None:
 
 
 def submit(workdir: Path, jobs: Sequence[Job], left: Sequence[Job], given: str, max_at_once: int | None) -> int:
-    """Submits the jobs `left` that are in no queue as one array; returns the exit code.
+    """Submits the jobs `left` as one array, if none of this sweep is in the queue; returns the exit code.
 
-    array-N.json in the workdir has the jobs of the Nth array, and its id. Raises ValueError with the message of squeue
-    or sbatch if it fails.
+    array.json in the workdir has its tasks, and the comment of the array is the workdir. Raises ValueError with the
+    message of squeue or sbatch if it fails.
     """
-    arrays = sorted(workdir.glob("array-*.json"))
-    waiting = _in_queue(arrays)
-    queued = [job for job in left if job.name in waiting]
-    new = [job for job in left if job.name not in waiting]
-    if not new:
-        done = len(jobs) - len(left)
-        print(f"Nothing to submit: {done} of {len(jobs)} runs are over, {len(queued)} are in the queue.")
+    queued = [line.strip() for line in _ask("squeue", "--noheader", "--me", "--format=%k").splitlines()]
+    if str(workdir) in queued:
+        print("Nothing to submit: the job array of this sweep is in the queue. Run the same command after its end.")
         return 0
-    path = workdir / f"array-{len(arrays) + 1}.json"
-    tasks = [{"name": job.name, "workdir": str(job.workdir), "command": list(job.command)} for job in new]
-    files.write_json(path, {"job": "", "tasks": tasks})
+    if not left:
+        print(f"Nothing to submit: {len(jobs)} of {len(jobs)} runs are over.")
+        return 0
+    path = workdir / "array.json"
+    tasks = [{"workdir": str(job.workdir), "command": list(job.command)} for job in left]
+    files.write_json(path, {"tasks": tasks})
     limit = f"%{max_at_once}" if max_at_once else ""
-    options = [f"--array={hostlist.ranges(range(len(new)), ',')}{limit}", f"--job-name={workdir.name}"]
-    options.append(f"--output={str(workdir).replace('%', '%%')}/slurm-%A_%a.log")
+    options = [f"--array={hostlist.ranges(range(len(left)), ',')}{limit}", f"--job-name={workdir.name}"]
+    options += [f"--comment={workdir}", f"--output={str(workdir).replace('%', '%%')}/slurm-%A_%a.log"]
     task = ["python", "-m", __name__, str(path), "%a"]
     # Of an option that is given twice, sbatch takes the last one.
     job = _ask("sbatch", "--parsable", *options, *shlex.split(given), *task).strip().partition(";")[0]
-    files.write_json(path, {"job": job, "tasks": tasks})
-    print(f"job {job}: {len(new)} of {len(jobs)} runs")
+    print(f"job {job}: {len(left)} of {len(jobs)} runs")
     shown = f"tfdist runs {shlex.quote(str(workdir))}"
     print(f"squeue --me shows them, {shown} their results. The same command again submits what is left.")
     return 0
-
-
-def _in_queue(arrays: Sequence[Path]) -> set[str]:
-    """Returns the names of the jobs of these arrays that Slurm has in its queue."""
-    if not arrays:
-        return set()
-    lines = {line.strip() for line in _ask("squeue", "--noheader", "--array", "--me", "--format=%i").splitlines()}
-    saved = [files.read_json(path) or {"job": "", "tasks": []} for path in arrays]
-    return {
-        task["name"] for one in saved for number, task in enumerate(one["tasks"]) if f"{one['job']}_{number}" in lines
-    }
 
 
 def _ask(*command: str) -> str:

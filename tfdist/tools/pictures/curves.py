@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.report import metrics_file, read_back, reporter
+from tfdist.report import reporter
+from tfdist.tools import child_runs
 from tfdist.tools.many_runs import run_state
 from tfdist.tools.pictures import style
 
 SPEED = "examples_per_second"
-# Evaluations have markers up to this number of reports, training up to the second one.
-_MARKED, _FEW = 40, 10
+# Reports have markers up to this number of them.
+_MARKED = 40
 # Fields in the caption of a run.
 _MAX_FIELDS = 4
 
@@ -37,19 +38,15 @@ class Run:
 
 
 def read(workdirs: Sequence[Path]) -> list[Run]:
-    """Reads the runs in these directories; raises ValueError if one has no metrics.jsonl, or no reports yet."""
+    """Reads the runs in these directories; raises ValueError if one has no reports yet."""
     configs = [run_state.read_config(workdir) for workdir in workdirs]
     runs = []
     for workdir, label, config, different in zip(
         workdirs, run_state.labels(workdirs), configs, run_state.differing(configs), strict=True
     ):
-        path = workdir / metrics_file.METRICS
-        if not path.is_file():
-            raise ValueError(f"There is no {path}: give the workdir of a run, such as runs/digits.")
-        records = read_back.read_records(path)
-        train, evaluation = ([one for one in records if one.get("kind") == kind] for kind in ("train", "evaluation"))
+        train, evaluation = (child_runs.reports(workdir, kind) for kind in ("train", "evaluation"))
         if not train:
-            raise ValueError(f"{path} has no report of the training yet.")
+            raise ValueError(f"{workdir} has no reports: give the workdir of a run, such as runs/digits.")
         target = config.get("model.name") or str(config.get("model.target", "")).rpartition(":")[2]
         words = [f"{name} {value}" for name, value in different.items()]
         words = words if len(words) <= _MAX_FIELDS else [*words[:_MAX_FIELDS], "..."]
@@ -102,14 +99,13 @@ def _draw_run(axes: Any, run: Run, name: str, index: int, x: str) -> None:
     for records, line in ((run.train, "-"), (run.evaluation if name != SPEED else [], "--")):
         points = [(one[x], one[name]) for one in records if one.get(x) is not None and one.get(name) is not None]
         evaluated = line == "--"
-        marked = len(points) <= (_MARKED if evaluated else _FEW)
         axes.plot(
             [place for place, _ in points],
             [value for _, value in points],
             linestyle=line,
             linewidth=1.8 if evaluated else 2.2,
             color=look["color"],
-            marker=look["marker"] if marked else None,
+            marker=look["marker"] if len(points) <= _MARKED else None,
             markerfacecolor="white" if evaluated else None,
             markersize=7,
         )

@@ -3,21 +3,18 @@
 import os
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.config import specs
-from tfdist.tools.saved_runs import model as model_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 ARRAYS, TABLES = (".npz",), (".csv", ".tsv", ".parquet", ".pq")
-_PARALLEL_IMAGES = 16
 # Names in a sentence.
 _MOST = 5
 
@@ -28,18 +25,14 @@ def _of_zoo(name: str) -> Any:
 
 
 class Rows:
-    """Rows of arrays: a source with the `names` of its examples, and their `labels`, int64 [n], -1: none; or None."""
+    """Rows of an array: a source with the `names` of its examples, and their `labels`, int64 [n], -1: none; or None."""
 
-    def __init__(
-        self,
-        columns: Mapping[str, np.ndarray],
-        labels: np.ndarray | None = None,
-        names: Sequence[str] | None = None,
-        kind: str = "row",
-    ):
-        # kind: the heading of the names.
-        self._columns, self.labels, self.kind = dict(columns), labels, kind
-        self.names = list(names or map(str, range(len(next(iter(columns.values()))))))
+    # The heading of the names.
+    kind = "row"
+
+    def __init__(self, key: str, array: np.ndarray, labels: np.ndarray | None = None):
+        self._key, self._array, self.labels = key, array, labels
+        self.names = [str(number) for number in range(len(array))]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -48,58 +41,20 @@ class Rows:
     def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
         """Returns the rows `ids`, int64 [n], with "label", int64 [n]."""
         labels = tf.zeros_like(ids) if self.labels is None else tf.maximum(tf.gather(self.labels, ids), 0)
-        return {"label": labels} | {name: tf.gather(values, ids) for name, values in self._columns.items()}
-
-    def damaged(self) -> list[str]:
-        """Returns a sentence for each example that cannot be read."""
-        return []
+        return {"label": labels, self._key: tf.gather(self._array, ids)}
 
 
-class ImageFiles(Rows):
-    """Image files of any size, scaled to `shape` [height, width, channels]; None: as they are, encoded."""
+def image_files(files: Sequence[Path], shape: tuple[int, int, int] | None, classes: Sequence[str]) -> Any:
+    """Returns a source of image files, scaled to `shape` [height, width, channels]; None: as they are, encoded.
 
-    def __init__(self, files: Sequence[Path], shape: tuple[int, int, int] | None, classes: Sequence[str]):
-        numbers = {name: number for number, name in enumerate(classes)}
-        labels = np.array([numbers.get(file.parent.name, -1) for file in files], np.int64)
-        paths = np.array([os.fsencode(file) for file in files])
-        super().__init__(
-            {"image": paths}, labels if (labels >= 0).any() else None, [str(file) for file in files], "file"
-        )
-        self._shape = shape
-
-    @tf.autograph.experimental.do_not_convert
-    def read(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the examples `ids`, int64 [n], as {"image": [n, h, w, c] or string [n], "label": int64 [n]}."""
-        batch = super().read(ids)
-        spec = tf.TensorSpec([], tf.string) if self._shape is None else tf.TensorSpec(self._shape, tf.uint8)
-        decode = tf.io.read_file if self._shape is None else self._decode
-        images = tf.map_fn(decode, batch["image"], fn_output_signature=spec, parallel_iterations=_PARALLEL_IMAGES)
-        return batch | {"image": tf.ensure_shape(images, [*ids.shape, *(self._shape or ())])}
-
-    def _decode(self, path: tf.Tensor) -> tf.Tensor:
-        decode, scale = (_of_zoo(f"decoding:{name}") for name in ("decode_image", "scale"))
-        image = decode(tf.io.read_file(path), self._shape[-1])
-        return tf.ensure_shape(scale(image, self._shape[:2]), self._shape)
-
-    def damaged(self) -> list[str]:
-        """Returns a sentence for each file that cannot be decoded."""
-        found = []
-        for name in self.names:
-            try:
-                size_of(name)
-            except ValueError as error:
-                found.append(str(error))
-        return found
-
-
-def size_of(path: Path | str) -> tuple[int, int]:
-    """Returns (height, width) of an image file; raises ValueError, which names it, if it cannot be decoded."""
-    try:
-        image = tf.io.decode_image(tf.io.read_file(os.fsencode(path)), expand_animations=False)
-    except tf.errors.OpError as error:
-        why = error.message.splitlines()[0].rpartition("}} ")[2].partition(" [Op:")[0]  # Without names of ops.
-        raise ValueError(f"{path} cannot be read: {why[:200]}") from None
-    return int(image.shape[0]), int(image.shape[1])
+    A file in a folder with the name of a class has this label.
+    """
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = np.array([numbers.get(file.parent.name, -1) for file in files], np.int64)
+    part, names = _of_zoo("splits:Slice")("all", 0, len(files)), [str(file) for file in files]
+    source = _of_zoo("sources.folder:ImageFiles")("images", part, names, np.maximum(labels, 0), shape)
+    source.kind, source.labels = "file", labels if (labels >= 0).any() else None
+    return source
 
 
 def find(words: Sequence[str]) -> tuple[str, list[Path]]:
@@ -169,26 +124,25 @@ def read_table(saved: SavedRun, key: str, path: Path) -> Rows:
         numbers = {text: number for number, text in enumerate(columns[label]["values"])}
         labels = np.array([numbers.get(class_name(value), -1) for value in frame[label]], np.int64)
         labels = labels if (labels >= 0).any() else None
-    return Rows({key: encode(frame, columns)}, labels)
+    return Rows(key, encode(frame, columns), labels)
 
 
-def open_examples(saved: SavedRun, model: keras.Model, words: Sequence[str]) -> Rows:
+def open_examples(saved: SavedRun, words: Sequence[str]) -> Any:
     """Opens the files or folders that `words` name as a source; raises ValueError if they do not fit the model."""
     kind, files = find(words)
-    model_lib.check_inputs(saved, model)
     key = saved.input_key()
     shape = saved.about.get("prepared", {}).get(key, {}).get("shape", [])  # Of a prepared example.
     if kind == "arrays":
         array = read_array(files[0], key)
         # As the source `npz`: images without channels get an axis.
         array = array[..., np.newaxis] if key == "image" and array.ndim == 3 == len(shape) else array
-        return Rows({key: array})
+        return Rows(key, array)
     if kind == "images":
         data = saved.config.data
         # Such a run prepares images of any size, which are encoded.
         encoded = str(data.prepare["target"]).endswith("inception:image") and not data.source.get("size")
         size = None if encoded else image_shape(saved, shape, files[0])
-        return ImageFiles(files, size, saved.classes)
+        return image_files(files, size, saved.classes)
     if not saved.label_column:
         raise ValueError(f"{saved.workdir} was not trained on a table: give images, or a .npz file with {key!r}.")
     return read_table(saved, key, files[0])
@@ -201,7 +155,7 @@ def image_shape(saved: SavedRun, prepared: Sequence[int], first: Path) -> tuple[
     size.
     """
     data = saved.config.data
-    cropped = size_of(first) if data.prepare.get("crop") else None
+    cropped = _of_zoo("decoding:image_size")(str(first)) if data.prepare.get("crop") else None
     size = data.source.get("size") or data.prepare.get("resize") or cropped or prepared[:2]
     if len(prepared) != 3 or None in (*size, prepared[2]):
         raise ValueError(

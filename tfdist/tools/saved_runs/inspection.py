@@ -1,11 +1,11 @@
-"""Shows what a run gets wrong: `python -m tfdist inspect RUN [FILES]`.
+"""Shows what a run gets wrong: `python -m tfdist inspect RUN`.
 
-The examples are those of the evaluation split of the run, or FILES: a folder of class folders, or a table with the
-label. It prints a table of the classes; the folder inspect/ of the workdir gets all wrong examples as wrong.csv, with
-their files or rows, and the confusion matrix and the 20 most wrong images as pictures.
+The examples are those of the evaluation split of the run. It prints a table of the classes; the folder inspect/ of the
+workdir gets all wrong examples as wrong.csv, with their files or rows, and the confusion matrix and the 20 most wrong
+images as pictures.
 
     python -m tfdist inspect runs/digits
-    python -m tfdist inspect runs/cats photos/ --checkpoint=best
+    python -m tfdist inspect runs/cats --checkpoint=best
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tfdist.tools.saved_runs import predict
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
 
-USAGE = "RUN [FILES] [flags]"
+USAGE = "RUN [flags]"
 # Images in the picture, and in a row of it; classes whose numbers are written into the matrix.
 _WORST, _COLUMNS, _WRITTEN = 20, 5, 25
 
@@ -32,9 +32,6 @@ _WORST, _COLUMNS, _WRITTEN = 20, 5, 25
 def add_flags(parser: tool_flags.Parser) -> None:
     """Adds the flags and words."""
     parser.add_argument("run", metavar="RUN", help="The workdir of a run.")
-    parser.add_argument("files", metavar="FILES", nargs="*", help="Files or folders. Default: the evaluation split.")
-    meaning = "The folder of the results. Default: inspect in the workdir."
-    parser.add_argument("--out", metavar="DIR", type=tool_flags.path, help=meaning)
     predict.add_checkpoint(parser)
 
 
@@ -48,7 +45,7 @@ def outputs_of_split(saved: SavedRun, cluster: Any, which: str) -> tuple[np.ndar
 
     split = saved.config.data.evaluation_split
     if split is None:
-        raise ValueError("The run has no evaluation split (config.data.evaluation_split=None): give a folder.")
+        raise ValueError("The run has no evaluation split (config.data.evaluation_split=None): use tfdist predict.")
     source = inputs.open_source(saved.config, split)
     model = model_lib.load(saved, cluster, which)
     found, columns = model_lib.outputs(saved, cluster, model, source, keep=(saved.labels,))
@@ -61,36 +58,25 @@ def outputs_of_split(saved: SavedRun, cluster: Any, which: str) -> tuple[np.ndar
 def inspect(args: argparse.Namespace) -> int:
     """Computes, prints and writes; returns the exit code."""
     saved = saved_lib.open_run(args.run)
-    out = args.out or saved.workdir / "inspect"
+    out = saved.workdir / "inspect"
     tables.make_folder(out)  # Before the computation, which may take long.
     from tfdist.tools.saved_runs import model as model_lib
 
     cluster = model_lib.connect(saved, args.checkpoint)
-    if args.files:
-        found, source = predict.outputs_of_files(saved, cluster, args.files, args.checkpoint)
-        labels = source.labels
-        if labels is None:
-            classes = ", ".join(saved.classes) or "unknown"
-            raise ValueError(f"{args.files[0]} has no labels: neither a folder nor a column names classes: {classes}.")
-    else:
-        found, labels, source = outputs_of_split(saved, cluster, args.checkpoint)
+    found, labels, source = outputs_of_split(saved, cluster, args.checkpoint)
     if found.ndim != 2 or labels.max() >= max(2, found.shape[1]):
         raise ValueError(f"The model is no classifier of these labels: its outputs are {list(found.shape)}.")
     if cluster.is_chief:
-        known = np.flatnonzero(labels >= 0)
-        write(out, saved, source, known, predict.probabilities(saved, found)[known], labels[known])
+        write(out, saved, source, predict.probabilities(saved, found), labels)
     cluster.leave()
     return 0
 
 
-def write(
-    out: Path, saved: SavedRun, source: Any, known: np.ndarray, probability: np.ndarray, labels: np.ndarray
-) -> None:
+def write(out: Path, saved: SavedRun, source: Any, probability: np.ndarray, labels: np.ndarray) -> None:
     """Prints the table of the classes, and writes the files to the folder `out`.
 
     Args:
         source: of the examples, which reads images; its `names`, if it has them, are files or rows.
-        known: numbers of the examples whose label is known, [n].
         probability: of each class, float64 [n, classes].
         labels: int64 [n].
     """
@@ -104,7 +90,7 @@ def write(
     names = getattr(source, "names", None)
     rows = [
         [
-            names[known[row]] if names is not None else int(known[row]),
+            names[row] if names is not None else int(row),
             classes[labels[row]],
             classes[chosen[row]],
             float(probability[row, chosen[row]]),
@@ -119,7 +105,7 @@ def write(
     print(out / "wrong.csv")
     title = f"{saved.workdir.name}: {right / len(labels):.2%} of {len(labels):,} examples are right"
     print(style.save(out / "confusion", lambda: draw_confusion(matrix, classes, title)))
-    images = _read_images(source, known[wrong[:_WORST]])
+    images = _read_images(source, wrong[:_WORST])
     if images is not None:
         title = f"{saved.workdir.name}: the worst of {len(rows):,} wrong examples"
         print(style.save(out / "wrong", lambda: draw_wrong(images, rows, title)))

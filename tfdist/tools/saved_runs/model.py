@@ -68,17 +68,6 @@ def _load_exported(saved: SavedRun, cluster: Cluster) -> keras.Model:
         ) from None
 
 
-def check_inputs(saved: SavedRun, model: keras.Model) -> None:
-    """Raises ValueError for a model with several inputs."""
-    given = list(getattr(model, "inputs", None) or ())
-    if len(given) > 1:
-        names = ", ".join(each.name for each in given)
-        raise ValueError(
-            f"The model has several inputs ({names}): load {saved.workdir / saved_lib.MODEL} with "
-            "keras.models.load_model, and call its predict."
-        )
-
-
 def _preparation(saved: SavedRun) -> Prepare:
     """Returns prepare(batch, seeds, *, training) of a run with `config.data.finish`."""
     data = saved.config.data

@@ -57,13 +57,13 @@ def outputs_of_files(saved: SavedRun, cluster: Any, words: Sequence[str], which:
     from tfdist.tools.saved_runs import model as model_lib
 
     model = model_lib.load(saved, cluster, which)
-    source = examples.open_examples(saved, model, words)
+    source = examples.open_examples(saved, words)
     if not len(source):
         raise ValueError(f"{words[0]} has no examples.")
     try:
         found, _ = model_lib.outputs(saved, cluster, model, source)
     except tf.errors.OpError:
-        if damaged := source.damaged():
+        if damaged := [*getattr(source, "damaged", tuple)()]:
             raise ValueError("\n".join(damaged)) from None
         raise
     return found, source
@@ -119,7 +119,9 @@ def predict(args: argparse.Namespace) -> int:
     """Predicts, prints and writes; returns the exit code."""
     saved = saved_lib.open_run(args.run)
     if args.out:  # Before the prediction, which may take long.
-        tables.make_place(args.out)
+        if args.out.exists() and not args.out.is_file():  # A folder or a device, such as /dev/stdout.
+            raise ValueError(f"--out={args.out} is no file: choose another one.")
+        tables.make_folder(args.out.resolve().parent)
     from tfdist.tools.saved_runs import model as model_lib
 
     cluster = model_lib.connect(saved, args.checkpoint)

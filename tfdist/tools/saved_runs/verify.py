@@ -23,7 +23,7 @@ from typing import Any
 from tfdist.checkpoint import directory
 from tfdist.cluster.devices import onednn
 from tfdist.config import diff, tensorflow_log, tool_flags
-from tfdist.report import metrics_file, read_back, run_info
+from tfdist.report import metrics_file, run_info
 from tfdist.tools import child_runs
 from tfdist.tools.saved_runs import saved as saved_lib
 from tfdist.tools.saved_runs.saved import SavedRun
@@ -79,13 +79,8 @@ def _read_states(saved: SavedRun) -> dict[int, str]:
 
 def _read_facts(saved: SavedRun) -> dict[str, Any]:
     """Returns facts about the last start, such as "processor", "versions.keras", "data.'image' of the train split"."""
-    found: dict[str, Any] = {}
-    for record in read_back.read_records(saved.workdir / metrics_file.METRICS):
-        if record.get("kind") == "environment":
-            found = record
-        elif record.get("kind") == "data":
-            found = found | {"data": record["hashes"]}
-    return dict(diff.flatten(found))
+    environment, data = ([{}, *child_runs.reports(saved.workdir, kind)][-1] for kind in ("environment", "data"))
+    return dict(diff.flatten(environment | {"data": data.get("hashes", {})}))
 
 
 def _check(saved: SavedRun, facts: Mapping[str, Any]) -> None:

@@ -51,26 +51,17 @@ def add_flags(parser: tool_flags.Parser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Writes the directory, and prints what was found and what to type next; see `write`."""
-    kind = "images" if args.images else "table"
     if not (args.images or args.table):
         raise ValueError(f"give one kind of data: tfdist new {USAGE}")
-    print(write(args.name, kind, args.images or args.table, args.pretrained, args.label, args.ignore))
+    print(write(args))
 
 
-def write(folder: Path, kind: str, data: str, pretrained: str = "", label: str = "", ignore: Sequence[str] = ()) -> str:
+def write(args: argparse.Namespace) -> str:
     """Writes a directory that trains; returns what was found, what was written, and what to type next.
-
-    Args:
-        folder: the directory; its name is that of the config.
-        kind: "images" or "table".
-        data: the folder or file.
-        pretrained: a network of `keras.applications` whose last layer is trained on the images; "": a network of its
-            own.
-        label: the column of a table to predict; "": the last one.
-        ignore: columns of a table that are left out.
 
     Raises ValueError or OSError if the name, the data or the directory cannot be used.
     """
+    folder, path = args.name, Path(args.images or args.table).expanduser().absolute()
     name = re.sub(r"\W", "_", folder.name)
     if not name.isidentifier() or keyword.iskeyword(name) or importlib.util.find_spec(name):
         raise ValueError(
@@ -79,10 +70,9 @@ def write(folder: Path, kind: str, data: str, pretrained: str = "", label: str =
         )
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"the directory {folder} exists and is not empty: choose another name, or remove it.")
-    path = Path(data).expanduser().absolute()
     print("Opening the data. TensorFlow starts, which takes some seconds.", flush=True)
-    found, files = _images(name, path, pretrained) if kind == "images" else _table(name, path, label, ignore)
-    readme = "pretrained_readme" if pretrained else "readme"
+    found, files = _images(name, path, args.pretrained) if args.images else _table(name, path, args.label, args.ignore)
+    readme = "pretrained_readme" if args.pretrained else "readme"
     files["README.md"] = shipped.fill(readme, name=name, data=path.name, longer=2 * _EPOCHS)
     if shutil.which("sbatch"):
         files["job.sbatch"] = shipped.fill("job", name=name, cpus=os.cpu_count(), python=sys.executable)
@@ -128,7 +118,10 @@ def _table(name: str, path: Path, label: str, ignore: Sequence[str]) -> tuple[st
     source: dict[str, Any] = {"target": "tfdist.zoo.sources:table", "path": str(path), "label": label}
     source |= {"ignore": list(ignore)} if ignore else {}
     training = specs.build(source, "train", field="--table")
-    batch = _read(training)
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):
+        batch = training.read(tf.range(len(training), dtype=tf.int64))
     classes = training.num_classes
     if classes:
         arguments, outputs = "num_classes, ", "return keras.Model(inputs, layers.Dense(num_classes)(x))"
@@ -186,14 +179,6 @@ def _config(
         mode="max" if metric == "accuracy" else "min",
     )
     return config, f"           {training:,} examples for training, {evaluation:,} for evaluation\n"
-
-
-def _read(source: Any) -> dict[str, Any]:
-    """Returns the examples of a source."""
-    import tensorflow as tf
-
-    with tf.device("CPU:0"):
-        return source.read(tf.range(len(source), dtype=tf.int64))
 
 
 def _code(value: object) -> str:

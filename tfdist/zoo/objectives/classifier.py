@@ -24,8 +24,7 @@ def classification(
 
     Args:
         model: called as `model(batch[inputs], training=training)`; returns logits or their softmax [n, classes].
-        batch: holds `inputs` and `labels`: class numbers, integers [n], or distributions over the classes, floats
-            [n, classes], whose rows sum to 1 (mixup, distillation).
+        batch: holds `inputs` and `labels`: class numbers, integers [n].
         training: True in a training step, False in evaluation.
         label_smoothing: the fraction of each label's weight that is spread evenly over all classes, in training only;
             evaluation reports the cross-entropy of the true labels.
@@ -33,8 +32,8 @@ def classification(
         labels: the key of the labels.
 
     Returns:
-        float32 [n] each: "loss", the cross-entropy in nats; "accuracy", 1 where the largest logit is the label (of a
-        distribution: its largest entry), else 0; and with `top5` "top5", 1 where the label is among the five largest.
+        float32 [n] each: "loss", the cross-entropy in nats; "accuracy", 1 where the largest logit is the label, else 0;
+        and with `top5` "top5", 1 where the label is among the five largest.
 
     Raises:
         ValueError: while the step is traced: a key is missing; shapes, dtypes or `label_smoothing` are not valid; the
@@ -50,26 +49,16 @@ def classification(
     _check_classification(logits, target, labels)
     if top5 and logits.shape[-1] < 5:
         raise ValueError(f"top5 needs at least 5 classes. Received: logits of shape {logits.shape}")
-    cross_entropy, answer = _cross_entropy(logits, target, label_smoothing if training else 0.0)
+    answer = tf.cast(target, tf.int64)
+    cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(answer, logits)
+    if training and label_smoothing:
+        even = tf.reduce_logsumexp(logits, -1) - tf.reduce_mean(logits, -1)
+        cross_entropy = (1.0 - label_smoothing) * cross_entropy + label_smoothing * even
     values = {"loss": cross_entropy, "accuracy": tf.cast(tf.argmax(logits, -1) == answer, tf.float32)}
     if top5:
         best = tf.cast(tf.math.top_k(logits, 5, sorted=False).indices, tf.int64)
         values["top5"] = tf.cast(tf.reduce_any(best == answer[:, tf.newaxis], -1), tf.float32)
     return values
-
-
-def _cross_entropy(logits: tf.Tensor, target: tf.Tensor, label_smoothing: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the cross-entropy of each example, float32 [n], and the correct classes, int64 [n]."""
-    if target.dtype.is_integer:
-        answer = tf.cast(target, tf.int64)
-        cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(answer, logits)
-    else:
-        target = tf.cast(target, tf.float32)
-        cross_entropy, answer = tf.nn.softmax_cross_entropy_with_logits(target, logits), tf.argmax(target, -1)
-    if label_smoothing:
-        even = tf.reduce_logsumexp(logits, -1) - tf.reduce_mean(logits, -1)
-        cross_entropy = (1.0 - label_smoothing) * cross_entropy + label_smoothing * even
-    return cross_entropy, answer
 
 
 def _check_outputs(model: Any, outputs: outputs_lib.Outputs) -> None:
@@ -91,14 +80,9 @@ def _check_outputs(model: Any, outputs: outputs_lib.Outputs) -> None:
 def _check_classification(logits, target, labels):
     if logits.shape.rank != 2 or logits.shape[-1] is None:
         raise ValueError(f"The model must return logits of shape [n, classes]. Received: {logits.shape}")
-    if target.dtype.is_integer:
-        fits, expected = target.shape.rank == 1, "integer labels need the shape [n]"
-    else:
-        fits = target.dtype.is_floating and target.shape.rank == 2 and target.shape[-1] == logits.shape[-1]
-        expected = (
-            f"labels must be integers [n] or distributions [n, {logits.shape[-1]}], floats, as the model's logits"
-        )
-    if not fits:
+    if not target.dtype.is_integer or target.shape.rank != 1:
         raise ValueError(
-            f"batch[{labels!r}]: {expected}. Received: labels {target.shape} {target.dtype.name}, logits {logits.shape}"
+            f"batch[{labels!r}] must be class numbers, integers [n]. Received: {target.dtype.name} {target.shape}. For "
+            'distributions over the classes set config.objective to {"target": "tfdist.zoo.objectives:keras_loss", '
+            '"loss": "categorical_crossentropy", "metrics": ["accuracy"]}.'
         )

@@ -8,9 +8,7 @@ TensorFlow operation, so that devices can be configured after it.
 """
 
 from tfdist.zoo.sources.arrays import arrays, digits, npz
-from tfdist.zoo.sources.cifar import cifar
 from tfdist.zoo.sources.folder import image_folder
-from tfdist.zoo.sources.imagenet import imagenet
 from tfdist.zoo.sources.indexed import indexed
 from tfdist.zoo.sources.synthetic import synthetic
 from tfdist.zoo.sources.table import table
@@ -19,10 +17,8 @@ from tfdist.zoo.sources.tfrecord import tfrecord
 
 __all__ = [
     "arrays",
-    "cifar",
     "digits",
     "image_folder",
-    "imagenet",
     "indexed",
     "npz",
     "synthetic",

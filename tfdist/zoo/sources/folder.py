@@ -1,7 +1,6 @@
 """Image files in class folders: PATH/SPLIT/CLASS/*.jpg, as `tfds.ImageFolder`, or PATH/CLASS/*.jpg without splits."""
 
 import collections
-import functools
 import hashlib
 import os
 import pathlib
@@ -19,7 +18,62 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif")
 _LAYOUT = "The expected layout is PATH/SPLIT/CLASS/NAME.jpg or PATH/CLASS/NAME.jpg (" + ", ".join(SUFFIXES) + ")."
 
 
-class image_folder(file_source.FileSource):
+class ImageFiles(file_source.FileSource):
+    """Image files; see `image_folder`.
+
+    Args:
+        labels: int64 [files].
+        shape: (height, width, channels), to which images are scaled; None: they are not decoded.
+        scales: False: the images must have this size.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        part: splits.Slice,
+        files: Sequence[str],
+        labels: np.ndarray,
+        shape: tuple[int, int, int] | None,
+        *,
+        scales: bool = True,
+    ):
+        more = "" if scales else " Images of several sizes need size=(height, width) in the source."
+        super().__init__(name, part, files, f"Repair or remove it.{more}")
+        self.labels, self._shape, self._scales = labels, shape, scales
+        self._columns = cache.InMemoryArrays(
+            lambda rows: {"file": np.array([*map(os.fsencode, files)]), "label": labels}, range(len(files))
+        )
+
+    def load(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the examples `ids`, int64 [n], from the files."""
+        columns = self._columns.gather(ids)
+        signature = tf.TensorSpec([], tf.string) if self._shape is None else tf.TensorSpec(self._shape, tf.uint8)
+        images = decoding.decode_each(self._load_one, columns["file"], signature)
+        return {"image": images, "label": columns["label"]}
+
+    def _load_one(self, path: tf.Tensor) -> tf.Tensor:
+        content = tf.io.read_file(path)
+        if self._shape is None:
+            return content
+        image = decoding.decode_image(content, self._shape[-1])
+        return tf.ensure_shape(decoding.scale(image, self._shape[:2]) if self._scales else image, self._shape)
+
+    def check(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the images, of encoded ones the sizes when decoded."""
+        images = self.load(ids)["image"]
+        return decoding.sizes(images) if self._shape is None else images
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The file of each example."""
+        return self.files
+
+    def place(self, example: int) -> str:
+        """Returns the file of an image, for messages."""
+        return f"The image {self.files[example]!r}"
+
+
+class image_folder(ImageFiles):
     """Images in folders: PATH/SPLIT/CLASS/NAME.jpg, the layout of `tfds.ImageFolder`, or PATH/CLASS/NAME.jpg.
 
     Without folders of splits, the splits are "train", "test" and "all": `test_fraction` of the images of each class,
@@ -87,52 +141,19 @@ class image_folder(file_source.FileSource):
         chosen = splits.resolve(split, {part: len(labels)}, source=name)
         # Sorted by class, "train[:90%]" would lack the last classes. RandomState is stable across NumPy versions.
         order = np.random.RandomState(0).permutation(len(labels))[chosen.start : chosen.stop]
-        self._labels, names = labels[order].astype(np.int64), np.concatenate(names)[order]
+        labels, names = labels[order].astype(np.int64), np.concatenate(names)[order]
         folders = [os.path.join(folder, label, "") for label in self.classes]
-        files = [folders[label] + os.fsdecode(one) for label, one in zip(self._labels, names, strict=True)]
-        more = "" if size or encoded else " Images of several sizes need size=(height, width) in the source."
-        super().__init__(name, chosen, files, f"Repair or remove it.{more}")
-        self._scales, self._encoded, self.channels = size is not None, encoded, channels
-        self._shape = (*(size or decoding.image_size(self.files[0])), channels)
-        self._columns = cache.InMemoryArrays(
-            lambda rows: {"file": np.array([*map(os.fsencode, files)]), "label": self._labels}, range(len(files))
-        )
-        if not encoded and len(self) * int(np.prod(self._shape)) <= memory_limit_mb * 2**20:
+        files = [folders[label] + os.fsdecode(one) for label, one in zip(labels, names, strict=True)]
+        shape = None if encoded else (*(size or decoding.image_size(files[0])), channels)
+        super().__init__(name, chosen, files, labels, shape, scales=encoded or size is not None)
+        self.channels = channels
+        if shape and len(self) * int(np.prod(shape)) <= memory_limit_mb * 2**20:
             self.keep_in_memory()
-
-    def load(self, ids: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the examples `ids`, int64 [n], from the files."""
-        columns = self._columns.gather(ids)
-        signature = tf.TensorSpec([], tf.string) if self._encoded else tf.TensorSpec(self._shape, tf.uint8)
-        images = decoding.decode_each(self._load_one, columns["file"], signature)
-        return {"image": images, "label": columns["label"]}
-
-    def _load_one(self, path: tf.Tensor) -> tf.Tensor:
-        content = tf.io.read_file(path)
-        if self._encoded:
-            return content
-        image = decoding.decode_image(content, self.channels)
-        return tf.ensure_shape(decoding.scale(image, self._shape[:2]) if self._scales else image, self._shape)
-
-    def check(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the images, of encoded ones the sizes when decoded."""
-        images = self.load(ids)["image"]
-        decode = functools.partial(decoding.decode_image, channels=self.channels)
-        return decoding.sizes(decode, images) if self._encoded else images
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The file of each example."""
-        return self.files
-
-    def place(self, example: int) -> str:
-        """Returns the file of an image, for messages."""
-        return f"The image {self.files[example]!r}"
 
     def fingerprint(self) -> str:
         """Returns a hash of the names and labels of the files, in order."""
         names = b"\0".join(os.fsencode(os.path.basename(file)) for file in self.files)
-        return file_source.digest(names, self._labels.tobytes(), os.fsencode("/".join(self.classes)))
+        return file_source.digest(names, self.labels.tobytes(), os.fsencode("/".join(self.classes)))
 
 
 def images_below(path: str) -> tuple[list[pathlib.Path], collections.Counter]:

@@ -26,8 +26,8 @@ class tfds(record_files.RecordSource):
             None: the dataset's supervised pair, an image as "image", a class label as "label", others by their names.
         size: (height, width) to which images are scaled when read, bilinear with antialiasing; needed if they differ
             in size.
-        memory_limit_mb: if the decoded examples need at most this many MiB, they are decoded once and kept in host
-            memory; otherwise, and with 0, they are read from the files batch by batch.
+        memory_limit_mb: if the decoded examples have no strings and need at most this many MiB, they are decoded once
+            and kept in host memory; otherwise, and with 0, they are read from the files batch by batch.
         encoded: keep "image" encoded, a JPEG or PNG string, for `tfdist.zoo.inception:image`.
 
     A source of {entry: [n, ...]}; `num_classes` is that of the feature taken as "label".
@@ -68,10 +68,12 @@ class tfds(record_files.RecordSource):
         for file in files:
             if not tf.io.gfile.exists(file):
                 raise FileNotFoundError(f"{title} is incomplete: there is no file {file!r}.")
-        index = None if array_record else record_files.open_index(part.name, files, title)
+        index = None if array_record else record_files.open_index(files, title)
         places = np.concatenate([_places(number, span, index) for number, span in enumerate(self._spans)])
         super().__init__(title, part, files, places, array_record=array_record)
-        if _estimate_bytes(self._specs, info.splits[part.name]) * len(self) <= memory_limit_mb * 2**20:
+        kinds = self._specs.values()
+        size = sum(spec.shape.num_elements() * spec.dtype.size for spec in kinds)
+        if tf.string not in [spec.dtype for spec in kinds] and size * len(self) <= memory_limit_mb * 2**20:
             self.keep_in_memory()
 
     def decode(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -145,13 +147,6 @@ def _choose_format(info: Any, title: str) -> str:
             info.set_file_format(kind, override=True, override_if_initialized=True)
             return kind
     raise ValueError(f"{title} is prepared as {', '.join(sorted(formats))}: use array_record or tfrecord.")
-
-
-def _estimate_bytes(specs: Mapping[str, tf.TensorSpec], split: Any) -> float:
-    """Returns the bytes of an example in memory: exact for numbers; of strings, about those of the record."""
-    numbers = sum(spec.shape.num_elements() * spec.dtype.size for spec in specs.values() if spec.dtype != tf.string)
-    strings = any(spec.dtype == tf.string for spec in specs.values())
-    return numbers + strings * split.num_bytes / split.num_examples
 
 
 def _fit(value: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:

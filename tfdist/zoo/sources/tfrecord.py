@@ -21,9 +21,9 @@ _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\b.*")
 class tfrecord(record_files.RecordSource):
     """TFRecord files of tf.train.Example, by a description of their features.
 
-    An index of the places of the records gives random access; it is built once and stored beside the files, or in
-    ~/.cache/tfdist if their folder is not writable. The records must not be compressed. Training does not compare
-    their checksums: `verify` does. Of files named as train-00000-of-01024 none may be missing.
+    An index of the places of the records gives random access; it is built once and stored in ~/.cache/tfdist.
+    The records must not be compressed, and their checksums are not compared. Of files named as train-00000-of-01024
+    none may be missing.
 
     Args:
         split: for a `path` with "{split}" the word in its place, otherwise "train", "test" or "all"; with or without
@@ -67,7 +67,7 @@ class tfrecord(record_files.RecordSource):
         if not files:
             raise FileNotFoundError(f"{name}: there are no files {os.path.abspath(pattern)!r}.")
         _check_complete(files, name)
-        index = record_files.open_index(f"{plain}-{file_source.digest(pattern)[:8]}", files, name)
+        index = record_files.open_index(files, name)
         if pattern == path:
             rows, part = splits.by_ratio(split, len(index), test_fraction=test_fraction, source=name)
             index = index[rows]

@@ -83,13 +83,8 @@ def rank(env: Mapping[str, str], names: Sequence[str], **ports: int) -> WorkerSp
 
 def _first_hosts(env: Mapping[str, str]) -> list[str]:
     found = []
-    for name in ("PBS_NODEFILE", "PE_HOSTFILE", "LSB_DJOB_HOSTFILE", "OAR_NODEFILE"):
-        try:
-            with open(env.get(name, "")) as lines:
-                found += next(lines, "").split()[:1]
-        except OSError:  # Not set, or one of those files that exist on the first host only.
-            continue
-    found += env.get("LSB_HOSTS", "").split()[:1]
+    with contextlib.suppress(OSError):  # Not set, or a file that exists on the first host only.
+        found += Path(env.get("PBS_NODEFILE", "")).read_text().split()[:1]
     if env.get("SLURM_JOB_NODELIST"):
         found += hostlist.expand_hostlist(env["SLURM_JOB_NODELIST"])[:1]
     # For example 1400176640.0;tcp://192.0.2.2,10.0.0.2:39317;tcp6://[fd00::2]:46011

@@ -3,21 +3,16 @@
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tfdist.data import cache
+from tfdist.data import cache, read_ahead
 from tfdist.data.feed import Batch
 from tfdist.zoo import splits
 
-# What TensorFlow, NumPy and array_record raise for a damaged file.
-READ_ERRORS = (tf.errors.OpError, ValueError, RuntimeError, IndexError, OSError)
-_NODE = re.compile(r"\{\{.*?\}\}\s*|\s*\[Op:.*")
-# Examples that `verify` checks by one call.
-_CHUNK = 512
+_NODE = re.compile(r"\{\{.*?\}\}\s*|\s*\[Op:.*|Error in user-defined function .*? iterator: \S+ ")
 # Files that are looked at, evenly spaced: on a parallel file system each costs up to a millisecond.
 _MAX_FILES = 10_000
 
@@ -45,7 +40,7 @@ class FileSource:
         return f"{self.name}, {self.part.name}[{self.part.start}:{self.part.stop}]: {len(self)} examples, {kept}"
 
     def check(self, ids: tf.Tensor) -> Any:
-        """Returns tensors that depend on all of these examples; one of `READ_ERRORS` if one is damaged."""
+        """Returns tensors that depend on all of these examples; fails if one is damaged."""
         return self.load(ids)
 
     def keep_in_memory(self) -> None:
@@ -63,22 +58,20 @@ class FileSource:
 
     def verify(self) -> None:
         """Reads all examples; raises ValueError, which names the place of the first that cannot be read."""
-        check = tf.function(self.check, autograph=False, input_signature=[tf.TensorSpec([None], tf.int64)])
-        with tf.device("CPU:0"):
-            for start in range(0, len(self), _CHUNK):
-                ids = np.arange(start, min(start + _CHUNK, len(self)))
-                try:
-                    check(ids)
-                except READ_ERRORS:
-                    for example in ids:
-                        self._verify_one(int(example))
-                    raise
+        for text in self.damaged():
+            raise ValueError(text)
 
-    def _verify_one(self, example: int) -> None:
-        try:
-            self.check(tf.constant([example], tf.int64))
-        except READ_ERRORS as error:
-            raise ValueError(f"{self.place(example)} cannot be read: {reason(error)} {self.advice}") from None
+    def damaged(self) -> Iterator[str]:
+        """Yields a sentence for each example that cannot be read."""
+        check = tf.autograph.experimental.do_not_convert(self.check)
+        one_by_one = tf.data.Dataset.range(len(self)).batch(1, drop_remainder=True)
+        mapped = one_by_one.map(check, num_parallel_calls=tf.data.AUTOTUNE)
+        checked = iter(read_ahead.without_autotuning(mapped))
+        for example in range(len(self)):
+            try:
+                next(checked)
+            except tf.errors.OpError as error:
+                yield f"{self.place(example)} cannot be read: {reason(error)} {self.advice}"
 
     def modified(self) -> str:
         """Returns a hash of the sizes and times of the files, or of 10,000 of them; "" if they are remote."""

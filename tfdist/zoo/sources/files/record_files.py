@@ -67,16 +67,6 @@ class RecordSource(file_source.FileSource):
         where = f"record {start}" if self._array_record else f"the record at byte {start - _HEADER}"
         return f"{self.name}: {where} of {self.files[file]!r}"
 
-    def verify(self) -> None:
-        """Compares the checksums of TFRecord files, which reads do not, and reads all examples; raises ValueError."""
-        for file in () if self._array_record else np.unique(self.places[:, 0]):
-            try:
-                tf.data.TFRecordDataset(self.files[file], buffer_size=8 << 20).reduce(0, lambda total, _: total)
-            except tf.errors.OpError as error:
-                why = file_source.reason(error)
-                raise ValueError(f"{self.name}: {self.files[file]!r} is damaged: {why} {self.advice}") from None
-        super().verify()
-
 
 def _open_array_record(path: str):
     from array_record.python.array_record_module import ArrayRecordReader
@@ -90,34 +80,28 @@ def sizes(files: Iterable[str]) -> list[tuple[str, int]]:
     return [(os.path.basename(file), os.path.getsize(file)) for file in files]
 
 
-def open_index(split: str, files: Sequence[str], title: str) -> np.ndarray:
+def open_index(files: Sequence[str], title: str) -> np.ndarray:
     """Returns (file, first byte, length) of every record of TFRecord files, int64 [records, 3].
 
-    An index that is stored beside the files, or in the user's cache, is read if sizes and times are those of the files.
+    It is stored in the user's cache, and read from there if paths, sizes and times are those of the files.
     """
-    found = [os.stat(file) for file in files]
-    facts = [[one.st_size for one in found], [one.st_mtime_ns for one in found]]
-    names = [*map(os.path.basename, files)], [*map(os.path.abspath, files)]
-    beside, of_paths = (file_source.digest(json.dumps([one, *facts])) for one in names)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tfdist")
-    paths = [Path(files[0]).parent / f".tfdist-{split}-{beside}.npy", cache / f"imagenet-{split}-{of_paths}.npy"]
-    for path in paths:
-        with contextlib.suppress(OSError, ValueError, EOFError):  # Not there, or cut off when the host crashed.
-            return np.load(path, mmap_mode="r")
+    found = [(os.path.abspath(file), os.stat(file)) for file in files]
+    key = file_source.digest(json.dumps([(path, one.st_size, one.st_mtime_ns) for path, one in found]))
+    stored = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tfdist", f"records-{key}.npy")
+    with contextlib.suppress(OSError, ValueError, EOFError):  # Not there, or cut off when the host crashed.
+        return np.load(stored, mmap_mode="r")
     with ThreadPoolExecutor(_THREADS) as pool:
-        index = np.concatenate([*pool.map(functools.partial(_locate, title), range(len(files)), files, facts[0])])
-    for path in paths:
-        with contextlib.suppress(OSError):  # Not writable.
-            path.parent.mkdir(parents=True, exist_ok=True)
-            content = io.BytesIO()
-            np.save(content, index)
-            files_lib.replace_file(path, content.getbuffer())
-            return np.load(path, mmap_mode="r")
+        index = np.concatenate([*pool.map(functools.partial(_locate, title), range(len(files)), files)])
+    content = io.BytesIO()
+    np.save(content, index)
+    with contextlib.suppress(OSError):  # Not writable.
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        files_lib.replace_file(stored, content.getbuffer())
     return index
 
 
-def _locate(title: str, number: int, path: str, size: int) -> np.ndarray:
-    places, position = [], 0
+def _locate(title: str, number: int, path: str) -> np.ndarray:
+    places, position, size = [], 0, os.path.getsize(path)
     with open(path, "rb") as file:
         while position < size:
             header = os.pread(file.fileno(), _HEADER, position)

@@ -48,4 +48,4 @@ class imagenet(tfrecord):
         text = f"labels must be {first} to {first + self.num_classes - 1}"
         tf.debugging.assert_non_negative(found["label"], text)
         tf.debugging.assert_less(found["label"], tf.constant(self.num_classes, tf.int64), text)
-        return decoding.sizes(lambda image: decoding.decode_image(image, 3), found["image"])
+        return decoding.sizes(found["image"])
