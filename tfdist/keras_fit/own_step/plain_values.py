@@ -58,8 +58,7 @@ class Traced:
             )
         last, then = _changed(self._last), _changed(self._values.get(kind, {}))
         names = [
-            f"{_owner(one)}{name.removeprefix('_')} = {reprlib.repr(_value(one, name))} "
-            f"(traced: {reprlib.repr(then[of, name][1])})"
+            f"{_owner(one)}{name.removeprefix('_')} = {_shown(_value(one, name))} (traced: {_shown(then[of, name][1])})"
             for (of, name), (one, _) in last.items()
             if (of, name) in then
         ]
@@ -132,6 +131,10 @@ def put_back(model: keras.Model) -> Iterator[None]:
                 held[:] = items
 
 
+def _shown(value: Any) -> str:
+    return reprlib.repr(value.numpy().ravel().round(3).tolist() if isinstance(value, tf.Tensor) else value)
+
+
 def _owner(one: Any) -> str:
     return "" if isinstance(one, dict) else f"{getattr(one, 'name', type(one).__name__)}."
 
@@ -187,10 +190,14 @@ def _value(one: Any, name: str) -> Any:
 
 def _is_plain(value: Any) -> bool:
     parts = keras.tree.flatten(value) if isinstance(value, list | tuple | dict) else [value]
-    small = len(parts) <= _MAX_VALUES
-    return small and all(
-        isinstance(one, _PLAIN) or (isinstance(one, np.ndarray) and one.size <= _MAX_VALUES) for one in parts
-    )
+    return len(parts) <= _MAX_VALUES and all(isinstance(one, _PLAIN) or _is_small_array(one) for one in parts)
+
+
+def _is_small_array(value: Any) -> bool:
+    """Returns whether a value is an array, or a tensor outside of graphs, such as the mean of a `Normalization`."""
+    if isinstance(value, tf.Tensor):
+        return not tf.is_symbolic_tensor(value) and value.shape.num_elements() <= _MAX_VALUES
+    return isinstance(value, np.ndarray) and value.size <= _MAX_VALUES
 
 
 def _copy(value: Any) -> Any:

@@ -64,3 +64,13 @@ change(scaled, 1.5)
 loss._fn_kwargs["delta"] = 0.1
 call_all()
 record(found=found, weights=scaled.get_weights())
+
+# `adapt` makes new constants of a layer that is traced.
+normalization = keras.layers.Normalization()
+normalization.adapt(x)
+model = keras.Sequential([keras.Input((4,)), normalization, keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+histories = [model.fit(x, y, **fit).history]
+normalization.adapt(2 * x + 1)
+histories.append(model.fit(x, y, **fit).history)
+record(histories=histories, weights=model.get_weights())
