@@ -93,8 +93,8 @@ def gradients_of_the_graph(model, x, y):
 def hessian_of_the_graph(model, x, y):
     bias = tf.identity(model.second.bias.value)
     loss = tf.reduce_mean(tf.square(tf.tanh(model.first(x) @ model.second.kernel + bias) - y))
-    hessian = tf.hessians(loss, [bias])[0] + tf.eye(2, dtype=bias.dtype)
     gradients = tf.gradients(loss, model.values())
+    hessian = tf.hessians(loss, [bias])[0] + tf.eye(2, dtype=bias.dtype)
     return loss, [*gradients[:-1], tf.linalg.matvec(tf.linalg.inv(hessian), gradients[-1])]
 
 

@@ -15,15 +15,12 @@ EQUAL = (
     "loss_with_its_gradient",
     "change_of_weights_from_zero",
     "metric_in_a_branch",
+    "gradients_of_the_graph",
     "result_where_it_is_updated",
     "loss_of_the_batch_in_a_map",
     "loss_of_the_batch_in_a_branch",
 )
-ON_ONE_REPLICA = {
-    "newton": "tf.GradientTape.jacobian",
-    "hessian_of_the_graph": "tf.hessians",
-    "gradients_of_the_graph": "tf.gradients",
-}
+ON_ONE_REPLICA = {"newton": "tf.GradientTape.jacobian", "hessian_of_the_graph": "tf.hessians"}
 REFUSED = ON_ONE_REPLICA | {"product_of_the_hessian": "tf.autodiff.ForwardAccumulator"}
 ON_TWO_REPLICAS = ("-m", "tfdist.run", "--logical_devices=2")
 NAMES = {

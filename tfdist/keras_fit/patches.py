@@ -41,8 +41,8 @@ def patch_keras() -> Iterator[None]:
             (tf.GradientTape, "jacobian", in_step(_refuse("tf.GradientTape.jacobian"))),
             (tf.GradientTape, "batch_jacobian", in_step(_refuse("tf.GradientTape.batch_jacobian"))),
             (tf, "vectorized_map", _map),
-            (tf, "gradients", in_step(_refuse("tf.gradients"))),
-            (tf.compat.v1, "gradients", in_step(_refuse("tf.gradients"))),
+            (tf, "gradients", in_step(_gradients)),
+            (tf.compat.v1, "gradients", in_step(_gradients)),
             (tf, "hessians", in_step(_refuse("tf.hessians"))),
             (tf.autodiff.ForwardAccumulator, "__init__", in_step(_refuse("tf.autodiff.ForwardAccumulator"))),
             (tf.nn, "compute_average_loss", in_step(_average_loss)),
@@ -115,6 +115,13 @@ def _watch(view: GlobalView, original: Callable, tape: Any, tensor: Any) -> None
     """Watches no variables while a step is traced without effect: they have no handle outside of a replica."""
     view.mark(tensor, sources=True)
     original(tape, [one for one in tf.nest.flatten(tensor) if not (view.discovers and isinstance(one, tf.Variable))])
+
+
+def _gradients(view: GlobalView, original: Callable, ys: Any, xs: Any, *args: Any, **options: Any) -> list[Any]:
+    """As the gradient of a tape, for `tf.gradients`, whose result may be a part of a loss."""
+    xs = list(xs) if isinstance(xs, list | tuple) else [xs]
+    with set_in_block(view, recording=[*view.recording, None]):
+        return _gradient(view, lambda _, *given, **named: original(*given, **named), None, ys, xs, *args, **options)
 
 
 def _gradient(
