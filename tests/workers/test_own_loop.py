@@ -7,6 +7,7 @@ import sys
 import processes
 import pytest
 from launching import REPOSITORY, worker_environment
+from parameters import slow_except
 from topologies import environments
 
 sys.path.insert(0, str(REPOSITORY))
@@ -36,11 +37,10 @@ def run(place, name, *words, workers=1, devices=1, plain=False):
     return codes, "\n".join(outputs), found
 
 
-ON_WORKERS = [(name, "workers") for name in LOOPS]
+ROWS = [*((name, "workers") for name in LOOPS), ("classifier", "devices")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "replicas"), [*ON_WORKERS, ("classifier", "devices")])
+@pytest.mark.parametrize(("name", "replicas"), slow_except(ROWS, [("classifier", "devices")]))
 def test_two_replicas_make_the_steps_of_one_process_without_tfdist(tmp_path, name, replicas):
     (_, _, (expected,)), (codes, output, found) = processes.at_once(
         lambda: run(tmp_path / "plain", name, plain=True), lambda: run(tmp_path / "ours", name, **{replicas: 2})
@@ -49,6 +49,7 @@ def test_two_replicas_make_the_steps_of_one_process_without_tfdist(tmp_path, nam
     assert max(trial.difference(expected, one) for one in found) < 2e-5
 
 
+@pytest.mark.slow
 def test_a_loop_that_saves_itself_resumes_after_a_kill_to_the_same_bits(tmp_path):
     place = tmp_path / "resumed"
     (_, output, wholes), (codes, killed, found) = processes.at_once(

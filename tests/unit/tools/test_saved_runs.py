@@ -234,6 +234,7 @@ def test_a_run_is_evaluated_and_extended_by_its_workdir(folder):
     assert described["config_file"] == str(folder / "mine.py")
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_files_are_predicted_on_all_replicas_and_workers(folder):
     words = [sys.executable, "-m", "tfdist", "predict", "runs/mine", "photos", "--out=two.csv"]
