@@ -174,14 +174,26 @@ def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keyw
         return original(*args, **keywords)
 
 
-def _tell_loop(cluster: Cluster, original: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+def _tell_loop(
+    cluster: Cluster,
+    original: Callable[..., Any],
+    optimizer: keras.optimizers.Optimizer,
+    grads: Any,
+    trainable_variables: Any = None,
+) -> Any:
+    """Calls the `apply` of an optimizer; in a loop of the script's own, says that each worker runs all of it."""
     alone = cluster.num_replicas == 1 or collective_guard.in_any_scope()
     if not alone and not script_state.is_running() and script_state.in_script():
         messages.log_once(
             "the script applies gradients in a loop of its own, which every worker runs as a whole on one device: "
             "tfdist.step and tfdist.batches distribute it (docs/scripts.md, Own loops)."
         )
-    return original(*args, **keywords)
+        if not optimizer.built and trainable_variables is not None:
+            # With several workers of several devices, TensorFlow cannot start variables within a tf.function.
+            trainable_variables = list(trainable_variables)
+            with tf.init_scope(), keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(trainable_variables)
+    return original(optimizer, grads, trainable_variables)
 
 
 def _ignore_setting(original: Callable[..., Any], *args: Any, **keywords: Any) -> None:
