@@ -42,7 +42,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--logical_devices", type=tool_flags.at_least(1), default=1, help=argparse.SUPPRESS)
     parser.add_argument("--whole_calls", choices=["true"], help=argparse.SUPPRESS)
     parser.add_argument("script", metavar="SCRIPT.py", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS).required = False
     args, unknown = parser.parse_known_args(words)
     if unknown:
         parser.refuse(unknown, "flags of the script follow its name")

@@ -46,8 +46,8 @@ def test_a_resumed_run_continues_the_list_of_hashes(tmp_path):
     assert compare.first_difference([whole, resumed]) == (
         "State: equal until step 12, the last of 8 after which all runs have a hash."
     )
-    assert compare.first_difference([whole, changed]) == "State: equal until step 8, different at step 10."
-    assert compare.first_difference([changed, resumed]) == "State: equal until step 8, different at step 9."
+    assert "equal until step 8, different at step 10." in compare.first_difference([whole, changed])
+    assert "equal until step 8, different at step 9." in compare.first_difference([changed, resumed])
 
 
 def test_without_hashes_a_single_replica_computes_none(tmp_path):

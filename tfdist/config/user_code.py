@@ -54,6 +54,8 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
     where = " failed at ".join(part for part in (function, found) if part) if found else f"{function} failed"
     text = message(error)
     parts = [f"{where}: {type(error).__name__}: {text}" + ("" if text.endswith(".") else ".")]
+    if "URL fetch failure" in text:  # Of Keras, for weights and datasets.
+        parts.append("Without internet: run the command once where there is internet, such as on a login node.")
     if batch is not None:
         columns = [f"{name} {getattr(one.dtype, 'name', one.dtype)} {one.shape}" for name, one in batch.items()]
         parts.append(f"The batch has {', '.join(columns)}.")

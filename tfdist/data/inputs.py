@@ -104,7 +104,7 @@ def make_sizes(config: config_lib.Config, inputs: Inputs, num_replicas: int, *, 
         if classes is not None and configured is not None and classes != configured:
             raise ValueError(
                 f"config.model.num_classes={configured}, but the split {split!r} of {config.data.source['target']} has "
-                f"labels of {classes} classes: set config.model.num_classes to {classes}."
+                f"labels up to {classes - 1}: set config.model.num_classes to {classes}, or correct the labels."
             )
     return Sizes(
         global_batch=batch,

@@ -100,5 +100,5 @@ def test_the_command_prints_one_table(tmp_path):
     for seed in (0, 1):
         hash_states(tmp_path / "lr" / f"peak=0.1-seed={seed}", [(0, "a"), (10, f"{seed}")])
     one = compare("lr/peak=0.1-seed=0", "lr/peak=0.1-seed=1", cwd=tmp_path)
-    assert "\n\nState: equal until step 0, different at step 10.\n" in one
+    assert "\n\nState: equal until step 0, different at step 10. " in one
     assert "seed" in one and "learning_rate.peak" not in one

@@ -78,15 +78,18 @@ def test_images_with_and_without_splits(make, tmp_path, monkeypatch):
     assert "-m tfdist.main --config=pets2.py --config.cluster.requeue=true" in job
 
 
-def test_a_table_of_classes_and_one_of_numbers(make, tmp_path):
+def test_a_table_of_classes_and_one_of_numbers(make, tmp_path, monkeypatch):
     rows = "\n".join(f"{n},{n % 7},{'ab'[n % 2]},name{n},{'xyz'[n % 3]},{n * 1000.5}" for n in range(200))
     (tmp_path / "t.csv").write_text(f"id,size,colour,name,kind,price\n{rows}\n")
     with pytest.raises(ValueError, match=r"the column 'name' has 200 different texts, .* ignore=\['name'\]"):
         make("wrong", "table", "t.csv")
     said, config, model, _ = make("kinds", "table", "t.csv", label="kind", ignore=["name", "id"])
-    assert "a class, of 3: x, y, z" in said and "from the columns: size, colour, price" in said
+    assert "a class, of 3: x, y, z" in said and "from the columns: size, colour (2 texts), price" in said
     assert config.data.source["ignore"] == ["name", "id"] and config.adapt == {"target": "kinds_model:adapt"}
     assert model.input_shape == (None, 4) and model.output_shape == (None, 3)
+    monkeypatch.syspath_prepend("")  # As with `python -m`: the directory is found as a package.
+    with pytest.raises(ValueError, match="kinds exists and is not empty"):
+        make("kinds", "table", "t.csv")
     said, config, model, _ = make("prices", "table", "t.csv", ignore=["name"])
     assert "'price' is predicted: a number, 0 to" in said and config.checkpoint.best_metric == "mae"
     assert config.objective["target"].endswith(":regression") and model.output_shape == (None, 1)

@@ -264,7 +264,9 @@ def report(findings: list[Finding]) -> int:
         for finding in findings:
             if finding.advice:
                 print(f"{finding.check}: {finding.advice}")
-        print(f"BAD: {len(bad)} of {len(findings)} findings." if bad else "No problems found.")
+        look = sum(finding.verdict == LOOK for finding in findings)
+        good = f"No errors, {look} of {len(findings)} findings to look at." if look else "No problems found."
+        print(f"BAD: {len(bad)} of {len(findings)} findings." if bad else good)
     elif bad:
         print(f"tfdist: worker {rank}: {bad[0].check}: {bad[0].finding}", file=sys.stderr)
     return 1 if bad else 0

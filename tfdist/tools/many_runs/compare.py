@@ -90,6 +90,7 @@ def first_difference(workdirs: Sequence[Path]) -> str:
     for step, function in common:
         if not set.intersection(*(of_run[step, function] for of_run in hashes)):
             after = "" if before else ", the first after which all runs have a hash"
-            return f"State: {before}different at step {step}{after}."
+            expected = " Other numbers of replicas, machines or versions round differently."
+            return f"State: {before}different at step {step}{after}.{expected}"
         before = f"equal until step {step}, "
     return f"State: {before}the last of {len(common)} after which all runs have a hash."

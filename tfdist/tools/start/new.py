@@ -63,13 +63,14 @@ def write(args: argparse.Namespace) -> str:
     """
     folder, path = args.name, Path(args.images or args.table).expanduser().absolute()
     name = re.sub(r"\W", "_", folder.name)
-    if not name.isidentifier() or keyword.iskeyword(name) or importlib.util.find_spec(name):
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"the directory {folder} exists and is not empty: choose another name, or remove it.")
+    # A directory without a module in it has a spec without an origin.
+    if not name.isidentifier() or keyword.iskeyword(name) or getattr(importlib.util.find_spec(name), "origin", None):
         raise ValueError(
             f"{str(folder)!r} is no name for a config: it must begin with a letter, and not be that of a module of "
             f"Python, such as run_{name}."
         )
-    if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"the directory {folder} exists and is not empty: choose another name, or remove it.")
     print("Opening the data. TensorFlow starts, which takes some seconds.", flush=True)
     found, files = _images(name, path, args.pretrained) if args.images else _table(name, path, args.label, args.ignore)
     readme = "pretrained_readme" if args.pretrained else "readme"
@@ -140,7 +141,9 @@ def _table(name: str, path: Path, label: str, ignore: Sequence[str]) -> tuple[st
     module = shipped.fill("dense", name=name, shape=shape, arguments=arguments, outputs=outputs)
     model, metric = ({"num_classes": classes}, "accuracy") if classes else ({}, "mae")
     config, counts = _config(name, source, ("train", "test"), model, objective, metric, "--table")
-    inputs = text_lib.list_names((each for each, one in training.columns.items() if one["role"] == "input"), limit=8)
+    kinds = {each: one for each, one in training.columns.items() if one["role"] == "input"}
+    categories = {each: f" ({len(one['values'])} texts)" for each, one in kinds.items() if one["kind"] == "category"}
+    inputs = text_lib.list_names((each + categories.get(each, "") for each in kinds), limit=8)
     found = f"found      the column {label!r} is predicted: {what}\n           from the columns: {inputs}\n"
     return found + counts, {f"{name}.py": config, f"{name}_model.py": module}
 
