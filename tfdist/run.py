@@ -62,7 +62,7 @@ def run_script(args: argparse.Namespace) -> int:
     options = config_lib.ClusterOptions(logical_devices=args.logical_devices)
     sys.argv[:] = [str(script), *args.arguments]  # Before `connect`, which compares the script on all workers.
     cluster = connect.connect(options, seed=None)
-    global_view.whole_calls = bool(args.whole_calls)
+    global_view.set_whole_calls(bool(args.whole_calls))
     if args.workdir is None:
         interruption.restore_handlers()  # Nothing is saved: signals end the script as usual.
     sys.path[0] = str(script.resolve().parent)

@@ -36,10 +36,7 @@ def reported(function, capsys):
 def test_an_error_in_a_function_that_tfdist_called_names_the_users_line(lab, capsys):
     with patching.patch(lab, "metric", lambda original, *args: original(*args)):
         printed = reported(lab.metric, capsys)
-    assert (
-        printed.startswith("Traceback")
-        and "tfdist: lab.py, line 5, `return json.loads(predictions)`: JSONDecodeError: Expecting" in printed
-    )
+    assert "tfdist: lab.py, line 5, `return json.loads(predictions)`: JSONDecodeError: Expecting" in printed
 
 
 @pytest.mark.parametrize(

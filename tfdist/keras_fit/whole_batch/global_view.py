@@ -613,6 +613,13 @@ def replica_of_draws() -> tf.Tensor:
 # Whether each replica calls layers that mix the rows of a batch with the whole batch: --whole_calls of tfdist.run.
 whole_calls = False
 
+
+def set_whole_calls(value: bool) -> None:
+    """Sets `whole_calls` for the rest of the process."""
+    global whole_calls
+    whole_calls = value
+
+
 # The replicas of a process are traced in threads of their own, in turn.
 _tracing = threading.local()
 
