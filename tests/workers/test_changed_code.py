@@ -101,6 +101,7 @@ def test_the_same_code_in_two_folders_trains_and_a_change_is_named_as_it_resumes
     assert codes == [0] and "WARNING: changed" not in outputs[0]
 
 
+@pytest.mark.slow
 def test_a_file_that_a_script_imports_later_is_compared_before_it_trains(clones):
     for folder, scale in zip(clones, (1.0, 2.0), strict=True):
         (folder / "script.py").write_text(SCRIPT)

@@ -110,7 +110,8 @@ def twins() -> list[tuple[str, list[Case]]]:
 GROUPS = dict(twins())
 
 
-@pytest.mark.parametrize("name", slow_except(GROUPS, ["1 honest_helper"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GROUPS)
 def test_of_honest_twins_nothing_is_said(tmp_path, name):
     flags = [PLACES[case.place].format(case.honest) for case in GROUPS[name]]
     flags += [hooks(*(case.honest for case in CASES if case.place == "hook")), SETTABLE]

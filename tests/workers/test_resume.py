@@ -160,7 +160,8 @@ def content(workdir: pathlib.Path) -> dict[str, tuple[int, str]]:
     }
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_finished_run_changes_nothing_and_prints_that_it_is_finished(uninterrupted, workers):
     workdir = uninterrupted(workers)
     before = content(workdir)

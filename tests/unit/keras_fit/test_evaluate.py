@@ -46,6 +46,7 @@ def traces(function):
     return len(TRACED) - before, result
 
 
+@pytest.mark.slow
 @pytest.mark.workers
 def test_an_evaluation_makes_no_slots_and_the_next_one_traces_nothing(made):
     cluster, model = made

@@ -13,6 +13,7 @@ BYTES = {"target": "tfdist.zoo.prepare:image_bytes", "flip": True}
 FINISH = {"target": "tfdist.zoo.prepare:normalised", "scale": 1 / 16, "mean": [0.3], "std": [0.4]}
 
 
+@pytest.mark.slow
 def test_the_text_names_the_functions_the_columns_and_the_classes(tmp_path):
     keras.utils.clear_session()
     config = c.Config(
