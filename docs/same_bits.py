@@ -58,7 +58,7 @@ def config(name: str, virtual_replicas: int | None) -> c.Config:
 def make_step(name: str, virtual_replicas: int | None, cluster: Cluster) -> Callable[[int], float]:
     """Returns a function that makes some steps and returns the processor seconds of one."""
     run = setup.build_run(config(name, virtual_replicas), Path(tempfile.mkdtemp()), cluster)
-    tools = opening.make_silent_tools(run)
+    tools = opening.make_silent_services(run)
     batches = run.feed.open_training(0, run.total_steps)
     tools.train_steps(batches, 1)  # Compiles.
 

@@ -340,11 +340,11 @@ def traces(options: c.ClusterOptions) -> Arrays:
         objective={"target": "lab:bounded"},
     )
     lab.TRACED.clear()
-    tools, state = opening.open_run(run)
-    loop.train_loop(tools, state)
-    checkpointing.close(tools)
-    runners = {"train": tools.train_steps, "evaluation": tools.evaluation_steps}
-    functions = {"train": tools.train_steps.run_steps, "evaluation": tools.evaluation_steps.run_steps}
+    services, state = opening.open_run(run)
+    loop.train_loop(services, state)
+    checkpointing.close(services)
+    runners = {"train": services.train_steps, "evaluation": services.evaluation_steps}
+    functions = {"train": services.train_steps.run_steps, "evaluation": services.evaluation_steps.run_steps}
     counts = {name: np.array(one.experimental_get_tracing_count()) for name, one in functions.items()}
     prepared = {f"prepared for {name}": np.array(lab.TRACED.count(t)) for name, t in (("train", True), ("eval", False))}
     return counts | prepared | {"calls": np.array([runner.length.executions for runner in runners.values()])}

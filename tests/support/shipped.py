@@ -114,7 +114,7 @@ def steps(config: c.Config, workdir: pathlib.Path) -> tuple[float, probes.Arrays
     loss = probes.run_steps(run, STEPS)["loss"]
     after = {key: array.copy() for key, array in probes.weights(run).items()}
     if run.feed.evaluation is not None:
-        evaluate.evaluate(opening.make_silent_tools(run), STEPS)
+        evaluate.evaluate(opening.make_silent_services(run), STEPS)
     return loss, before, after
 
 

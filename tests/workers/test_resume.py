@@ -276,19 +276,19 @@ def test_after_a_damaged_newest_checkpoint_only_a_new_one_is_progress(uninterrup
 
     monkeypatch.setattr(slurm_requeue, "_policy", None)  # Until the end of this test.
     run = in_process(workdir, with_requeue)
-    tools, state = opening.open_run(run)
+    services, state = opening.open_run(run)
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("PATH", str(tmp_path))  # There is no scontrol.
     slurm_requeue.requeue()
     assert state.step < STEPS and "this attempt saved no new checkpoint" in capsys.readouterr().err
     for progress in (False, True):  # A job that is too short makes one step a start.
         state.step += 1
-        checkpointing.save(tools, state)
-        checkpointing.wait_until_saved(tools, state)
+        checkpointing.save(services, state)
+        checkpointing.wait_until_saved(services, state)
         assert slurm_requeue.is_transient() is progress
     slurm_requeue.requeue()
     assert "job not requeued: scontrol not found" in capsys.readouterr().err
-    checkpointing.close(tools)
+    checkpointing.close(services)
 
 
 def test_a_single_step_is_no_progress_of_a_job(tmp_path, monkeypatch):
@@ -299,13 +299,13 @@ def test_a_single_step_is_no_progress_of_a_job(tmp_path, monkeypatch):
         config.cluster.requeue = True
 
     monkeypatch.setattr(slurm_requeue, "_policy", None)  # Until the end of this test.
-    tools, state = opening.open_run(in_process(tmp_path / "run", change))
+    services, state = opening.open_run(in_process(tmp_path / "run", change))
     for progress in (False, True):
         state.step += 1
-        checkpointing.save(tools, state)
-        checkpointing.wait_until_saved(tools, state)
+        checkpointing.save(services, state)
+        checkpointing.wait_until_saved(services, state)
         assert slurm_requeue.is_transient() is progress
-    checkpointing.close(tools)
+    checkpointing.close(services)
 
 
 @pytest.mark.slow

@@ -182,10 +182,10 @@ def evaluate(
         stop = interruption.StopRequest()
         run = make_run.make_run(cluster, model, config, data, data, callbacks, verbose, None, stop, stack)
         made_for = make_run.evaluated_data(model, data)
-        tools = trainer.make_silent_tools(
+        services = trainer.make_silent_services(
             run, lambda steps: make_run.made_on_model(cluster, model, "evaluation", lambda: steps, *made_for)
         )
-        logs = trainer.evaluate(tools, 0)
+        logs = trainer.evaluate(services, 0)
     cluster.monitor.stop_timer()
     return dict(sorted(logs.items())) if return_dict else compiled_model.in_order(model, logs)
 

@@ -7,7 +7,7 @@ from tfdist.training.consistency.comparison import Comparison, ReplicaMismatchEr
 from tfdist.training.evaluation.evaluate import evaluate
 from tfdist.training.features.callback_runner import CallbackRunner
 from tfdist.training.loop import train
-from tfdist.training.opening import make_silent_tools
+from tfdist.training.opening import make_silent_services
 from tfdist.training.run import Log, Run, replica_shard
 from tfdist.training.state import TrainingState
 from tfdist.training.step.build_context import build_context, compiles_with_xla, prepare_optimizer, restore_methods

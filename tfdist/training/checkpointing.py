@@ -10,69 +10,69 @@ from tfdist.training.state import TrainingState
 FINISHED = "finished.json"
 
 
-def check_state(tools: LoopServices, state: TrainingState) -> None:
+def check_state(services: LoopServices, state: TrainingState) -> None:
     """Runs the features' checks of the state, so that no run resumes from a bad state. Every worker calls it.
 
     Raises:
         ReplicaMismatchError: the replicas differ.
         DivergedError: the weights are non-finite.
     """
-    for extra in tools.extras:
-        extra.check(tools, state)
+    for extra in services.extras:
+        extra.check(services, state)
 
 
-def save(tools: LoopServices, state: TrainingState) -> None:
+def save(services: LoopServices, state: TrainingState) -> None:
     """Starts saving the current state: the chief writes it while training continues. Every worker calls this.
 
     Raises as `check_state`, which is called first.
     """
-    run = tools.run
-    check_state(tools, state)
+    run = services.run
+    check_state(services, state)
     with run.cluster.monitor.pause_timers():  # It may wait for hooks, and for the previous checkpoint.
         within_epoch = state.step % run.steps_per_epoch != 0
         state.metrics = run.objective.state() if within_epoch else []
-        if tools.checkpointer is not None:
+        if services.checkpointer is not None:
             state.callbacks, arrays = run.hooks.state(run.variables.values())
-            tools.checkpointer.save(
+            services.checkpointer.save(
                 state.step, lambda: checkpoint_format.snapshot(run.variables) | arrays, state.to_json()
             )
 
 
-def save_stopped(tools: LoopServices, state: TrainingState) -> None:
+def save_stopped(services: LoopServices, state: TrainingState) -> None:
     """Saves the run after all workers agreed to stop, and waits until the checkpoint is written, or raises OSError."""
-    run = tools.run
+    run = services.run
     run.stop.saving = True
-    save(tools, state)
-    wait_until_saved(tools, state)
+    save(services, state)
+    wait_until_saved(services, state)
     stopped = f"stopped by {run.stop.reason or 'another worker'} and saved"
     text = f"{stopped} at step {state.step} in {run.workdir}: run the same command to resume"
-    tools.report.event(text, state.step, always=True)
+    services.report.event(text, state.step, always=True)
 
 
-def wait_until_saved(tools: LoopServices, state: TrainingState) -> None:
+def wait_until_saved(services: LoopServices, state: TrainingState) -> None:
     """Waits until the last checkpoint is written, or raises OSError."""
-    with tools.run.cluster.monitor.pause_timers():
-        saved = tools.checkpointer is None or tools.checkpointer.wait()
+    with services.run.cluster.monitor.pause_timers():
+        saved = services.checkpointer is None or services.checkpointer.wait()
     if not saved:
-        left = directory.safe_state(tools.run.checkpoints)
+        left = directory.safe_state(services.run.checkpoints)
         raise OSError(f"The last checkpoint, of step {state.step}, could not be written; {left}.")
 
 
-def close(tools: LoopServices) -> None:
+def close(services: LoopServices) -> None:
     """Closes the files of a run, however it ends; first waits for a checkpoint that is being written."""
-    if tools.checkpointer is not None:
-        with tools.run.cluster.monitor.pause_timers():
-            tools.checkpointer.wait()
-    for extra in tools.extras:
+    if services.checkpointer is not None:
+        with services.run.cluster.monitor.pause_timers():
+            services.checkpointer.wait()
+    for extra in services.extras:
         extra.close()
-    tools.report.close()
-    if tools.lock is not None:
-        tools.lock.release()
+    services.report.close()
+    if services.lock is not None:
+        services.lock.release()
 
 
-def mark_finished(tools: LoopServices, state: TrainingState) -> None:
+def mark_finished(services: LoopServices, state: TrainingState) -> None:
     """Exports the final model and marks the run as finished, or raises OSError: run the same command to retry."""
-    run = tools.run
+    run = services.run
     if run.workdir is None:
         return
     model, finished = run.workdir / "model.keras", run.workdir / FINISHED
@@ -83,7 +83,7 @@ def mark_finished(tools: LoopServices, state: TrainingState) -> None:
         if run.config.checkpoint.export:
             with run.evaluated_weights(), files.waiting(model):
                 event = export.export(run.context.model, model)
-            tools.report.event(event, state.step)
+            services.report.event(event, state.step)
         files.write_json(str(finished), {"step": state.step, **best, **early})
     except OSError as error:
         raise OSError(
@@ -92,5 +92,5 @@ def mark_finished(tools: LoopServices, state: TrainingState) -> None:
             "the model and finish."
         ) from None
     stopped = f" of {run.total_steps}: {run.hooks.stopped_by or 'a callback'} ended the run" if early else ""
-    tools.report.event(f"finished after step {state.step}{stopped}", state.step)
-    report_run.write_end(run, tools.report, state, tools.ledger)
+    services.report.event(f"finished after step {state.step}{stopped}", state.step)
+    report_run.write_end(run, services.report, state, services.ledger)

@@ -45,10 +45,10 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
     opened = opening.open_run(run)  # Restores the newest checkpoint, if there is one.
     if opened is None:
         return _stop_early(run)
-    tools, state = opened
-    with ending.record_end(tools), example_search.explain_errors(run):
+    services, state = opened
+    with ending.record_end(services), example_search.explain_errors(run):
         for line in config_changes:
-            tools.report.event(f"changed: config.{line}", state.step)
+            services.report.event(f"changed: config.{line}", state.step)
         # This may read whole splits to fill a cache, so a stop request interrupts it.
         data = run.stop.unless_stopped(lambda: start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES)))
         too_late = state.step < run.total_steps and run.stop.requested()
@@ -57,11 +57,11 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
             return _stop_early(run)
         common = data["columns"] | data["common"]
         start_checks.check_start(run.cluster, common, state.to_json())
-        tools.report.data({name: hashing.as_text(value) for name, value in common.items()})
+        services.report.data({name: hashing.as_text(value) for name, value in common.items()})
         for text in start_checks.compare_with_saved(state, data, allow_changes=allow_data_changes or run.is_script):
-            tools.report.warning(text)
-        checkpointing.check_state(tools, state)
-        return _train_or_stop(tools, state)
+            services.report.warning(text)
+        checkpointing.check_state(services, state)
+        return _train_or_stop(services, state)
 
 
 def _stop_early(run: Run) -> int:
@@ -71,50 +71,50 @@ def _stop_early(run: Run) -> int:
     return interruption.EXIT_STOPPED
 
 
-def _train_or_stop(tools: LoopServices, state: TrainingState) -> int:
+def _train_or_stop(services: LoopServices, state: TrainingState) -> int:
     """Returns the exit code of `train`."""
     try:
-        train_loop(tools, state)
-        with tools.run.cluster.monitor.pause_timers():
-            end_run(tools, state)
+        train_loop(services, state)
+        with services.run.cluster.monitor.pause_timers():
+            end_run(services, state)
         return 0
     except StopRequested:
-        with tools.run.cluster.monitor.pause_timers():
-            checkpointing.save_stopped(tools, state)
+        with services.run.cluster.monitor.pause_timers():
+            checkpointing.save_stopped(services, state)
             return interruption.EXIT_STOPPED
 
 
-def train_loop(tools: LoopServices, state: TrainingState) -> None:
+def train_loop(services: LoopServices, state: TrainingState) -> None:
     """Runs the steps after `state.step` to the end of the run; raises StopRequested if all workers agreed to stop."""
-    run = tools.run
+    run = services.run
     batches = run.feed.open_training(state.step, run.total_steps)
-    tools.report.progress(state.step, "compiling")
-    run_due_actions(tools, state)  # What was due when the run was interrupted.
+    services.report.progress(state.step, "compiling")
+    run_due_actions(services, state)  # What was due when the run was interrupted.
     while state.step < run.total_steps and not run.ends_at(state.step):
         begin_execution(run, state)
         batches = run.feed.iterator_at(batches, state.step)
         started = time.perf_counter()
-        execution = tools.train_steps(batches, next_due_step(tools, state.step) - state.step)
+        execution = services.train_steps(batches, next_due_step(services, state.step) - state.step)
         seconds = time.perf_counter() - started
         state.step += execution.steps
         run.cluster.monitor.note_progress(state.step)
-        tools.ledger.step = state.step
-        for extra in tools.extras:  # Features act here.
-            extra.after_execution(tools, state, execution)
+        services.ledger.step = state.step
+        for extra in services.extras:  # Features act here.
+            extra.after_execution(services, state, execution)
         state.add(execution.totals, execution.steps, seconds)
         end_execution(run, state)
-        report_if_due(tools, state)
-        run_due_actions(tools, state)
+        report_if_due(services, state)
+        run_due_actions(services, state)
         if execution.stop_requested and state.step < run.total_steps:
             raise StopRequested
-        tools.report.progress(state.step)
+        services.report.progress(state.step)
 
 
-def next_due_step(tools: LoopServices, step: int) -> int:
+def next_due_step(services: LoopServices, step: int) -> int:
     """Returns the step at which the next execution ends at the latest: the next action, hook or the end of the run."""
-    run, config = tools.run, tools.run.config
+    run, config = services.run, services.run.config
     step_in_epoch = step % run.steps_per_epoch
-    due = [run.total_steps, *(boundary for extra in tools.extras for boundary in extra.boundaries(step))]
+    due = [run.total_steps, *(boundary for extra in services.extras for boundary in extra.boundaries(step))]
     for section in (config.report, config.evaluation, config.checkpoint):
         due.append(run.due(section.every).next_after(step))
     if run.is_script or run.hooks.active:
@@ -124,26 +124,26 @@ def next_due_step(tools: LoopServices, step: int) -> int:
     return min(one for one in due if one is not None)
 
 
-def run_due_actions(tools: LoopServices, state: TrainingState) -> None:
+def run_due_actions(services: LoopServices, state: TrainingState) -> None:
     """Runs the extras, evaluation and checkpoint that are due.
 
     Raises StopRequested if all workers agreed to stop during the evaluation.
     """
-    run, step = tools.run, state.step
-    for extra in tools.extras:
-        extra.act_if_due(tools, state)
+    run, step = services.run, state.step
+    for extra in services.extras:
+        extra.act_if_due(services, state)
     improved = False
     if evaluate.is_due(run, step) and state.last_evaluated_step < step:
-        improved = _evaluate(tools, state)
+        improved = _evaluate(services, state)
     end_epoch_if_due(run, state)  # As in Keras, after the evaluation.
     if (improved or run.save_is_due(step)) and not run.hooks.stopped_on_nan:
-        checkpointing.save(tools, state)
+        checkpointing.save(services, state)
 
 
-def _evaluate(tools: LoopServices, state: TrainingState) -> bool:
+def _evaluate(services: LoopServices, state: TrainingState) -> bool:
     """Evaluates, and returns whether the values are the best so far."""
-    options = tools.run.config.checkpoint
-    values = evaluate.evaluate(tools, state.step, best=state.best.value)
+    options = services.run.config.checkpoint
+    values = evaluate.evaluate(services, state.step, best=state.best.value)
     state.logs |= {f"val_{name}": value for name, value in values.items()}
     improved = evaluate.is_best(options, values, state.best.value)
     if improved:
@@ -185,13 +185,13 @@ def end_epoch_if_due(run: Run, state: TrainingState) -> None:
         run.hooks.call("on_epoch_end", state.completed_epochs - 1, state.logs)
 
 
-def report_if_due(tools: LoopServices, state: TrainingState) -> None:
+def report_if_due(services: LoopServices, state: TrainingState) -> None:
     """Reports the means since the last interval report, if one is due, and starts a new interval."""
-    run, interval, due = tools.run, state.interval, tools.run.due(tools.run.config.report.every)
+    run, interval, due = services.run, state.interval, services.run.due(services.run.config.report.every)
     ends = run.ends_at(state.step) and not run.is_script and due.next_after(0) is not None
     if not (ends or due.is_due(state.step)):
         return
-    tools.report.train(
+    services.report.train(
         state.step,
         # In a script an interval is an epoch, and `state.logs` includes the metrics.
         state.logs if run.is_script else run.objective.results(interval.totals),
@@ -201,9 +201,9 @@ def report_if_due(tools: LoopServices, state: TrainingState) -> None:
         num_examples=interval.steps * run.feed.sizes.global_batch,
         skipped=state.skipped if run.context.skips_nonfinite else None,
         wait_share=wait_share(run, interval.totals),
-        worker_shares=tools.train_steps.pop_time_fractions(),
+        worker_shares=services.train_steps.pop_time_fractions(),
     )
-    tools.ledger.write()
+    services.ledger.write()
     interval.reset()
 
 
@@ -212,12 +212,12 @@ def wait_share(run: Run, totals: dict[str, float]) -> float | None:
     return totals["wait_seconds"] / max(totals["seconds"], 1e-9) if run.context.times_steps else None
 
 
-def end_run(tools: LoopServices, state: TrainingState) -> None:
+def end_run(services: LoopServices, state: TrainingState) -> None:
     """Waits for the last checkpoint, finalises the weights, exports the model and marks the run as finished."""
-    run = tools.run
-    checkpointing.wait_until_saved(tools, state)
+    run = services.run
+    checkpointing.wait_until_saved(services, state)
     with run.cluster.scope():
         run.objective.finalise_weights()
     run.hooks.train_end(state.logs)
     if run.cluster.is_chief and not run.hooks.stopped_on_nan:
-        checkpointing.mark_finished(tools, state)
+        checkpointing.mark_finished(services, state)

@@ -36,20 +36,20 @@ class LoopServices:
 class Extra:
     """What a feature does between the executions of a run; by default nothing.
 
-    Every worker calls the same methods in the same order. `tools` has the run, the report and the checkpointer.
+    Every worker calls the same methods in the same order. `services` has the run, the report and the checkpointer.
     """
 
     def boundaries(self, step: int) -> list[int]:
         """Returns the next steps after `step` at which an execution must end; the same on every worker."""
         return []
 
-    def after_execution(self, tools: LoopServices, state: TrainingState, execution: Execution) -> None:
+    def after_execution(self, services: LoopServices, state: TrainingState, execution: Execution) -> None:
         """Handles the result of an execution whose last step is `state.step`; may raise an error to end the run."""
 
-    def act_if_due(self, tools: LoopServices, state: TrainingState) -> None:
+    def act_if_due(self, services: LoopServices, state: TrainingState) -> None:
         """Acts if it is due after `state.step`; called at the start, and after each execution."""
 
-    def check(self, tools: LoopServices, state: TrainingState) -> None:
+    def check(self, services: LoopServices, state: TrainingState) -> None:
         """Checks the state at the start and before it is saved or evaluated; may raise an error to end the run."""
 
     def close(self) -> None:

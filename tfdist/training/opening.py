@@ -96,7 +96,7 @@ def open_run(run: Run) -> tuple[LoopServices, TrainingState] | None:
     rate = optimizer_lib.settable_learning_rate(run.context.optimizer)  # Callbacks may change it from now on.
     if run.workdir is None:
         run.hooks.train_begin()
-        return make_tools(run, report_run.open_report(run, None), None), _new_state(run, rate)
+        return make_services(run, report_run.open_report(run, None), None), _new_state(run, rate)
     with contextlib.ExitStack() as stack:
         damaged: list[str] = []
 
@@ -147,7 +147,7 @@ def _open_workdir(
         )
     report_run.write_start(run, report, None if saved is None else saved.step)
     ledger = _open_ledger(run, state)
-    return make_tools(run, report, checkpointer, lock, ledger), state
+    return make_services(run, report, checkpointer, lock, ledger), state
 
 
 def _new_state(run: Run, rate: float | None) -> TrainingState:
@@ -216,7 +216,7 @@ def _open_ledger(run: Run, state: TrainingState) -> Ledger:
     return ledger_lib.open_ledger(workdir, state.step, about)
 
 
-def make_tools(
+def make_services(
     run: Run,
     report: Reporter,
     checkpointer: AsyncCheckpointer | None,
@@ -237,12 +237,12 @@ def make_tools(
     )
 
 
-def make_silent_tools(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopServices:
-    """As `make_tools`, but without reports: for an evaluation whose values are returned to the caller."""
+def make_silent_services(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopServices:
+    """As `make_services`, but without reports: for an evaluation whose values are returned to the caller."""
     report = Reporter(
         rank=run.cluster.rank,
         num_replicas=run.cluster.num_replicas,
         steps_per_epoch=run.steps_per_epoch,
         console=None,
     )
-    return make_tools(run, report, None, keep=keep)
+    return make_services(run, report, None, keep=keep)

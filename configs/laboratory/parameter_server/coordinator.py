@@ -77,17 +77,17 @@ def train(
     if opening.read_finished(run) is not None:
         print("This run is already finished; nothing to do.")
         return 0
-    tools, state = opening.open_run(run)
-    record_loss = functools.partial(tools.ledger.note_end, "lost")
-    with ending.record_end(tools):
+    services, state = opening.open_run(run)
+    record_loss = functools.partial(services.ledger.note_end, "lost")
+    with ending.record_end(services):
         try:
             with tasks.exit_when_lost(mine, config.cluster, record_loss) as progress:
-                _train(tools, state, _make_remote_model(run, strategy, coordinator, mine, progress))
+                _train(services, state, _make_remote_model(run, strategy, coordinator, mine, progress))
         except StopRequested:
-            checkpointing.save_stopped(tools, state)
+            checkpointing.save_stopped(services, state)
             return interruption.EXIT_STOPPED
-        checkpointing.wait_until_saved(tools, state)
-        checkpointing.mark_finished(tools, state)
+        checkpointing.wait_until_saved(services, state)
+        checkpointing.mark_finished(services, state)
         return 0
 
 
@@ -118,45 +118,45 @@ def _make_remote_model(
     )
 
 
-def _train(tools: LoopServices, state: TrainingState, remote: RemoteModel) -> None:
+def _train(services: LoopServices, state: TrainingState, remote: RemoteModel) -> None:
     """Runs the updates after `state.step`.
 
     Raises:
         StopRequested: the chief received a stop request before the last update.
     """
-    run = tools.run
+    run = services.run
     _copy(run.variables, _variables(remote))
-    loop.run_due_actions(tools, state)
+    loop.run_due_actions(services, state)
     batches = iter(run.feed.training(state.step, run.total_steps))
     while state.step < run.total_steps:
         if run.stop.reason is not None:
             raise StopRequested
         started, first = time.perf_counter(), state.step
         with remote.progress.watch():
-            sums = _updates(tools, state, remote, batches)
-        tools.ledger.step = state.step
+            sums = _updates(services, state, remote, batches)
+        services.ledger.step = state.step
         if not all(math.isfinite(value) for value in sums):
             text = f"The loss is {sums[0]} in updates {first + 1} to {state.step}"
-            raise nonfinite.make_diverged_error(tools, text, (first + 1, state.step))
+            raise nonfinite.make_diverged_error(services, text, (first + 1, state.step))
         _copy(_variables(remote), run.variables)
         run.context.optimizer.iterations.assign(state.step)  # Simultaneous updates may be counted once.
         totals = dict(zip((*run.context.names, "examples"), sums, strict=True)) | {"wait_seconds": 0.0, "seconds": 1.0}
         state.add(totals, state.step - first, time.perf_counter() - started)
-        loop.report_if_due(tools, state)
-        loop.run_due_actions(tools, state)
+        loop.report_if_due(services, state)
+        loop.run_due_actions(services, state)
 
 
 def _updates(
-    tools: LoopServices,
+    services: LoopServices,
     state: TrainingState,
     remote: RemoteModel,
     batches: Iterator[dict[str, tf.Tensor]],
 ) -> list[float]:
     """Runs the updates up to the next step at which an action is due; returns the sums over their examples."""
-    due = loop.next_due_step(tools, state.step)
+    due = loop.next_due_step(services, state.step)
     scheduled: collections.deque = collections.deque()
-    sums = np.zeros(len(tools.run.context.names) + 1)
-    while state.step < due and (tools.run.stop.reason is None or not scheduled):
+    sums = np.zeros(len(services.run.context.names) + 1)
+    while state.step < due and (services.run.stop.reason is None or not scheduled):
         scheduled.append(remote.schedule(next(batches)))
         state.step += 1
         if len(scheduled) > _SCHEDULED * remote.workers:

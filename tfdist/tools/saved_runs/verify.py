@@ -119,7 +119,7 @@ class _Replay:
 
         self._saved, self._recorded, self._facts = saved, recorded, facts
         self._run = setup.build_run(saved.config, scratch)
-        self._tools = opening.make_silent_tools(self._run)
+        self._tools = opening.make_silent_services(self._run)
         self._initial = checkpoint_format.snapshot(self._run.variables)
 
     def differences(self, chosen: list[tuple[int, int]]) -> Iterator[str]:

@@ -22,7 +22,7 @@ def is_due(run: Run, step: int) -> bool:
     return run.due(run.config.evaluation.every).is_due(step)
 
 
-def evaluate(tools: LoopServices, step: int, best: float | None = None, *, compare: bool = True) -> dict[str, float]:
+def evaluate(services: LoopServices, step: int, best: float | None = None, *, compare: bool = True) -> dict[str, float]:
     """Evaluates the whole split after `step`, and reports the values; `compare`: whether to compare them with `best`.
 
     Returns:
@@ -31,7 +31,7 @@ def evaluate(tools: LoopServices, step: int, best: float | None = None, *, compa
     Raises:
         StopRequested: all workers agreed to stop before the end of the split.
     """
-    run, hooks = tools.run, tools.run.hooks
+    run, hooks = services.run, services.run.hooks
     with run.evaluated_weights():
         started = time.perf_counter()
         with run.cluster.monitor.pause_timers():  # It may read the whole split, to store it.
@@ -48,14 +48,14 @@ def evaluate(tools: LoopServices, step: int, best: float | None = None, *, compa
             hooks.before_steps("test", done)
             until_hook = hooks.steps_to_hook("test", done)
             max_steps = steps - done if until_hook is None else min(steps - done, until_hook)
-            execution = tools.evaluation_steps(batches, max_steps, done)
+            execution = services.evaluation_steps(batches, max_steps, done)
             done += execution.steps
             run.cluster.monitor.note_progress(step)
             totals = add_totals(totals, execution.totals)
             if execution.stop_requested and done < steps:
                 raise StopRequested
             hooks.after_steps("test", done - 1, steps, functools.partial(run.objective.results, totals))
-            tools.report.progress(step, "evaluating")
+            services.report.progress(step, "evaluating")
         if done == steps:
             run.feed.end_evaluation()
         values = run.objective.of_epoch(run.objective.results(totals))
@@ -69,7 +69,7 @@ def evaluate(tools: LoopServices, step: int, best: float | None = None, *, compa
         values.pop("regularization", None)
         improved = compare and is_best(run.config.checkpoint, values, best)
         seconds = time.perf_counter() - started
-        tools.report.evaluation(step, values, seconds=seconds, num_examples=num_examples, best=improved)
+        services.report.evaluation(step, values, seconds=seconds, num_examples=num_examples, best=improved)
         return values
 
 

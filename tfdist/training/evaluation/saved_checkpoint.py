@@ -28,11 +28,11 @@ def evaluate_only(run: Run, which: str) -> int:
     restore.restore(run.cluster, saved, run.variables)
     report = report_run.open_report(run, None)
     report.event(f"evaluating {saved.path}")
-    tools = opening.make_tools(run, report, None)
-    checkpointing.check_state(tools, TrainingState(step=saved.step))
+    services = opening.make_services(run, report, None)
+    checkpointing.check_state(services, TrainingState(step=saved.step))
     try:
         with example_search.explain_errors(run):
-            values = evaluate.evaluate(tools, saved.step, compare=False)
+            values = evaluate.evaluate(services, saved.step, compare=False)
     except StopRequested:
         reason = run.stop.reason or "another worker"
         report.event(f"evaluation stopped by {reason}: {saved.path} is unchanged; run the same command to start again")

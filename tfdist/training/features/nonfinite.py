@@ -49,33 +49,33 @@ class FiniteCheck(Extra):
     # Returns the name of a variable that is not finite on this worker; "": there is none.
     worker_check: Callable[[], str]
 
-    def after_execution(self, tools: LoopServices, state: TrainingState, execution: Execution) -> None:
+    def after_execution(self, services: LoopServices, state: TrainingState, execution: Execution) -> None:
         """Checks the loss, or counts the steps that were skipped."""
         if self.skips:
-            _count_skipped(tools, state, execution)
+            _count_skipped(services, state, execution)
             return
         loss, first_number = execution.totals["loss"], state.step - execution.steps + 1
-        in_epoch = (state.step - 1) % tools.run.steps_per_epoch
-        if not math.isfinite(loss) and not tools.run.hooks.nonfinite_loss(in_epoch, loss):
+        in_epoch = (state.step - 1) % services.run.steps_per_epoch
+        if not math.isfinite(loss) and not services.run.hooks.nonfinite_loss(in_epoch, loss):
             steps = f"steps {first_number} to {state.step}" if execution.steps > 1 else f"step {state.step}"
-            raise make_diverged_error(tools, f"The loss is {loss} in {steps}", (first_number, state.step))
+            raise make_diverged_error(services, f"The loss is {loss} in {steps}", (first_number, state.step))
         if execution.skipped_steps:  # In float16, if a gradient is not finite with any loss scale.
             bad_step = _bad_step(state, execution)
-            raise make_diverged_error(tools, _bad_step_text(bad_step), (bad_step, bad_step))
+            raise make_diverged_error(services, _bad_step_text(bad_step), (bad_step, bad_step))
 
-    def check(self, tools: LoopServices, state: TrainingState) -> None:
+    def check(self, services: LoopServices, state: TrainingState) -> None:
         """Raises DivergedError if a variable is not finite on any worker. Collective."""
-        run, name = tools.run, self.worker_check()
+        run, name = services.run, self.worker_check()
         if run.cluster.any_worker(bool(name)):
             name = next(filter(None, run.cluster.all_gather_text(name)))
             checked = None if run.workdir is None else directory.newest_step(run.checkpoints)
             first = min((checked or run.feed.sizes.first_step) + 1, state.step)
             text = f"The variable {name} is not finite after step {state.step}"
-            raise make_diverged_error(tools, text, (first, state.step))
+            raise make_diverged_error(services, text, (first, state.step))
 
 
-def _count_skipped(tools: LoopServices, state: TrainingState, execution: Execution) -> None:
-    skipped, limit = execution.skipped_steps, tools.run.config.train.nonfinite_limit
+def _count_skipped(services: LoopServices, state: TrainingState, execution: Execution) -> None:
+    skipped, limit = execution.skipped_steps, services.run.config.train.nonfinite_limit
     if not skipped:
         return
     state.skipped += skipped
@@ -85,8 +85,8 @@ def _count_skipped(tools: LoopServices, state: TrainingState, execution: Executi
         text = f"The losses or gradients of {skipped} of the steps {bad_step} to {state.step} are not finite"
     if state.skipped > limit:
         too_many = f"{state.skipped} updates, more than config.train.nonfinite_limit={limit}"
-        raise make_diverged_error(tools, f"{text}: {too_many}, would be skipped", (bad_step, bad_step))
-    tools.report.event(f"WARNING: {text}. Skipped: {state.skipped} updates in all, of at most {limit}", state.step)
+        raise make_diverged_error(services, f"{text}: {too_many}, would be skipped", (bad_step, bad_step))
+    services.report.event(f"WARNING: {text}. Skipped: {state.skipped} updates in all, of at most {limit}", state.step)
 
 
 def _bad_step(state: TrainingState, execution: Execution) -> int:
@@ -118,7 +118,7 @@ def check_worker(variables: Mapping[str, Any]) -> Callable[[], str]:
     return check
 
 
-def make_diverged_error(tools: LoopServices, text: str, numbers: tuple[int, int] | None = None) -> DivergedError:
+def make_diverged_error(services: LoopServices, text: str, numbers: tuple[int, int] | None = None) -> DivergedError:
     """Makes the error that ends a diverged run. Every worker calls it.
 
     Args:
@@ -127,10 +127,10 @@ def make_diverged_error(tools: LoopServices, text: str, numbers: tuple[int, int]
     from tfdist.training.consistency import example_search
     from tfdist.training.execution import DivergedError
 
-    run = tools.run
-    in_data = "" if numbers is None else _search_data(tools, *numbers) or example_search.label_out_of_range(run)
-    if tools.checkpointer is not None:
-        tools.checkpointer.wait_until_idle(heartbeat_monitor.writing_seconds())
+    run = services.run
+    in_data = "" if numbers is None else _search_data(services, *numbers) or example_search.label_out_of_range(run)
+    if services.checkpointer is not None:
+        services.checkpointer.wait_until_idle(heartbeat_monitor.writing_seconds())
     saved = None if run.workdir is None else directory.newest_step(run.checkpoints)
     kept = "There is no checkpoint yet" if saved is None else f"The checkpoint of step {saved} is kept"
     if run.workdir is None:
@@ -152,13 +152,13 @@ def _advice(config: Config, in_data: bool) -> str:
     )
 
 
-def _search_data(tools: LoopServices, first_number: int, last_number: int) -> str:
+def _search_data(services: LoopServices, first_number: int, last_number: int) -> str:
     """Returns a sentence about the first value in the data of these steps that is not finite; "": there is none.
 
     Each worker searches its own examples.
     """
-    cluster = tools.run.cluster
+    cluster = services.run.cluster
     with cluster.monitor.pause_timers():
-        found = tools.run.feed.first_nonfinite(first_number, last_number)
+        found = services.run.feed.first_nonfinite(first_number, last_number)
     first = cluster.all_gather([last_number + 1 if found is None else found[0]])[:, 0]
     return cluster.all_gather_text("" if found is None else found[1])[int(first.argmin())]

@@ -45,7 +45,7 @@ class Profile(Extra):
         first, last = self.run.config.report.profile
         return [one for one in (first - 1, last) if one > step]
 
-    def act_if_due(self, tools: LoopServices, state: TrainingState) -> None:
+    def act_if_due(self, services: LoopServices, state: TrainingState) -> None:
         """Starts or ends the profile after `state.step`."""
         first, last = self.run.config.report.profile
         due = first - 1 <= state.step < last and self.run.cluster.is_chief and self.run.workdir is not None

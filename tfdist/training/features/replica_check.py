@@ -54,25 +54,25 @@ class ReplicaCheck(Extra):
         """Returns the next step of each interval."""
         return [one for due in self.due if (one := due.next_after(step)) is not None]
 
-    def after_execution(self, tools: LoopServices, state: TrainingState, execution: Execution) -> None:
+    def after_execution(self, services: LoopServices, state: TrainingState, execution: Execution) -> None:
         """Counts the executions."""
         self.executions += 1
 
-    def act_if_due(self, tools: LoopServices, state: TrainingState) -> None:
+    def act_if_due(self, services: LoopServices, state: TrainingState) -> None:
         """Compares the replicas if this is due, and after the first execution.
 
         That is one step, which is enough to reveal code of the model that changes only one replica.
         """
-        if any(due.is_due(state.step) for due in self.due) or tools.run.ends_at(state.step) or self.executions == 1:
-            self.check(tools, state)
+        if any(due.is_due(state.step) for due in self.due) or services.run.ends_at(state.step) or self.executions == 1:
+            self.check(services, state)
 
-    def check(self, tools: LoopServices, state: TrainingState) -> None:
+    def check(self, services: LoopServices, state: TrainingState) -> None:
         """Compares the replicas, and records the hash. Collective; raises ReplicaMismatchError."""
         value = self.comparison.check(state.step)
         if self.records:
             from tfdist.training.consistency import hashing
 
             first = state.step if self.recorded is None else self.recorded
-            examples = [step * tools.run.feed.sizes.global_batch for step in (first, state.step)]
-            tools.report.state(state.step, value, hashing.NAME, examples)
+            examples = [step * services.run.feed.sizes.global_batch for step in (first, state.step)]
+            services.report.state(state.step, value, hashing.NAME, examples)
             self.recorded = state.step

@@ -13,15 +13,15 @@ from tfdist.training.loop_services import LoopServices
 
 
 @contextlib.contextmanager
-def record_end(tools: LoopServices) -> Iterator[None]:
+def record_end(services: LoopServices) -> Iterator[None]:
     """Closes the files of the run after the block, and records how the start ended.
 
     A SystemExit from a config's code is an error. An error is reported before files are closed, and closing then has a
     time limit, because the workdir may hang. Scripts report or catch their own errors; only if that limit is reached,
     they are reported here.
     """
-    heartbeat_monitor.call_before_exit(functools.partial(tools.ledger.note_end, "lost"))
-    run, end, text, failed = tools.run, "", "", None
+    heartbeat_monitor.call_before_exit(functools.partial(services.ledger.note_end, "lost"))
+    run, end, text, failed = services.run, "", "", None
     try:
         # A script may end itself in a callback on all workers.
         with contextlib.nullcontext() if run.is_script else user_code.exits_refused():
@@ -29,25 +29,25 @@ def record_end(tools: LoopServices) -> Iterator[None]:
         end = "stopped" if run.stop.saving else "finished"
     except BaseException as error:
         failed = error
-        end, text = _describe(failed, tools)
+        end, text = _describe(failed, services)
         if not run.is_script:
-            tools.report.close()
+            services.report.close()
             error_report.report_exception(failed)
     with process_exit.end_within(
         heartbeat_monitor.writing_seconds(), failed, f"The workdir {run.workdir} has not answered"
     ):
-        checkpointing.close(tools)
+        checkpointing.close(services)
         heartbeat_monitor.call_before_exit(None)
-        tools.ledger.note_end(end, text)
+        services.ledger.note_end(end, text)
     if failed is not None:
         raise failed
 
 
-def _describe(error: BaseException, tools: LoopServices) -> tuple[str, str]:
+def _describe(error: BaseException, services: LoopServices) -> tuple[str, str]:
     text = f"{error}" if isinstance(error, ValueError | OSError | DivergedError) else f"{type(error).__name__}: {error}"
     if isinstance(error, DivergedError):
         return "diverged", text
-    if tools.run.cluster.num_workers == 1:
+    if services.run.cluster.num_workers == 1:
         return "failed", text
     lost, named = error_report.find_lost_worker(error)
     return ("lost", named or text) if lost else ("failed", text)
