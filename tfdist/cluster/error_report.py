@@ -75,7 +75,7 @@ def _report(error: BaseException) -> int:
 
 
 def _tell(text: str, code: int) -> int:
-    """Tells the user and the other workers why this worker ends; returns the exit code."""
+    """Reports to the user and to the other workers why this worker ends. Returns the exit code."""
     heartbeat_monitor.first_exit()
     heartbeat_monitor.announce_failure(text)
     _print(text)

@@ -24,7 +24,7 @@ EXIT_MISMATCH = 77
 TIME_LIMIT = "the time limit"
 # Seconds that a run needs after its last save, for TensorFlow's shutdown and the requeue of the job.
 _LEAVE_SECONDS = 5.0
-# A SIGTERM within so many seconds after the first signal is the same request: Slurm and shells may send it twice.
+# A SIGTERM within this many seconds of the first signal is the same request: Slurm and shells may send it twice.
 _SAME_REQUEST_SECONDS = 5.0
 
 T = TypeVar("T")

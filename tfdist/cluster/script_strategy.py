@@ -130,7 +130,7 @@ def global_batches(data: Any) -> Any:
     """Returns the dataset that `strategy.experimental_distribute_dataset` has distributed; other data unchanged.
 
     Raises:
-        ValueError: `data` is of `distribute_datasets_from_function`, which has no global batches.
+        ValueError: `data` comes from `distribute_datasets_from_function`: it has no global batches.
     """
     if isinstance(data, tf.distribute.DistributedDataset):
         if data not in _global:

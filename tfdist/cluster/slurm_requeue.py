@@ -14,7 +14,7 @@ from tfdist.cluster.discovery import slurm_job
 
 # Time limit in seconds of scontrol, and of reading the workdir.
 _ANSWER_SECONDS = 60.0
-# A stop signal within so many seconds of the job's end was sent because of it; launch/slurm.sbatch: 120 s.
+# A stop signal in the last seconds of a job, this many, means that its time is over; launch/slurm.sbatch: 120 s.
 _NEAR_SECONDS = 600.0
 # How many workers after the chief may requeue in its place, and the seconds that each waits per worker before it.
 _SUBSTITUTES, _TURN_SECONDS = 7, 2.0

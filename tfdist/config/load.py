@@ -36,7 +36,7 @@ _USUAL_NAMES = {
 
 
 class _Literal(flags.ArgumentParser):
-    """Parses the value of a field in Python's notation, which is of this kind, or None; "true", "false" and "none"."""
+    """Parses a value of type `kind`, or None, in Python notation; also "true", "false" and "none"."""
 
     def __init__(self, kind: Any):
         super().__init__()

@@ -94,7 +94,7 @@ class TrainingState:
         self.steps_per_epoch = steps_per_epoch
 
     def compare_best(self, metric: str | None, mode: str) -> None:
-        """Forgets the best value if it is of another metric or mode."""
+        """Resets the best value if the metric or the mode has changed."""
         if metric is None:
             return
         if self.best.of not in ("", f"{metric}, {mode}"):

@@ -2,8 +2,8 @@
 
 While TensorFlow starts, it may wait for more than ten minutes, ignores signals, and lets no Python thread run. Later, a
 long call such as `json.load` also blocks threads. So a separate process handles the heartbeats (peers.py). It exchanges
-lines of JSON with the worker: its standard input is for `Peers.hear`, its standard output for
-`HeartbeatMonitor.receive`. It ends when the worker does. If another worker is lost before TensorFlow has started, or if
+lines of JSON with the worker: `Peers.hear` reads its standard input, and `HeartbeatMonitor.receive` reads its standard
+output. It ends when the worker does. If another worker is lost before TensorFlow has started, or if
 TensorFlow does not start in time, it kills the worker.
 """
 

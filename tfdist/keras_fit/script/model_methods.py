@@ -75,7 +75,7 @@ def distribute_methods(cluster: Cluster, workdir: Path | None) -> Iterator[None]
             (trainer, ["compile"], functools.partial(compile_for, cluster)),
             *((keras.Model, [name], method) for name, method in methods.items()),
             (optimizer, ["__init__", "add_variable_from_reference"], functools.partial(_in_scope, cluster)),
-            (optimizer, ["apply"], functools.partial(_tell_loop, cluster)),
+            (optimizer, ["apply"], functools.partial(_apply_in_loop, cluster)),
             *((module, _IGNORED_SETTINGS, _ignore_setting) for module in _CONFIG_MODULES),
             (connect, ["connect"], _refuse_connect),
             (tf.compat.v1, ["reset_default_graph"], reset_graph),
@@ -174,7 +174,7 @@ def _in_scope(cluster: Cluster, original: Callable[..., Any], *args: Any, **keyw
         return original(*args, **keywords)
 
 
-def _tell_loop(
+def _apply_in_loop(
     cluster: Cluster,
     original: Callable[..., Any],
     optimizer: keras.optimizers.Optimizer,

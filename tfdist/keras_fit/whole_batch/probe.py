@@ -93,9 +93,8 @@ class Probe(GlobalView):
         times = [self.times_of(one) if isinstance(one, tf.Tensor) else 0 for one in flat]
         if not (self.compares and self.in_layer and any(times)):
             return original(layer, *args, **keywords)
-        masks = [
-            rows.mask_of(one) if n else None for one, n in zip(flat, times, strict=True)
-        ]  # The call may remove them.
+        # Before the call, which may take masks off its inputs.
+        masks = [rows.mask_of(one) if n else None for one, n in zip(flat, times, strict=True)]
         before, is_outermost = len(self.graph.get_operations()), self.numbers is None
         numbers = [[]] if is_outermost else []
         with patching.set_in_block(self, numbers=numbers[0] if is_outermost else self.numbers):

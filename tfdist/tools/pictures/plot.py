@@ -48,12 +48,12 @@ def main(args: argparse.Namespace) -> None:
     shared = workdirs[0] if len(workdirs) == 1 else Path(os.path.commonpath([path.absolute() for path in workdirs]))
     path = args.out or shared / ("scaling" if studied else "curves")
     path = path.with_suffix("") if path.suffix in (".png", ".svg") else path
+    # Before the directory is made: a run without reports is an error.
+    runs = [] if studied else curves.read([each for each in workdirs if child_runs.reports(each)] or workdirs)
+    tables.make_folder(path.parent)
     if studied:
-        tables.make_folder(path.parent)
         said = _draw_studies(path, studied)
     else:
-        runs = curves.read([each for each in workdirs if child_runs.reports(each)] or workdirs)
-        tables.make_folder(path.parent)
         said = style.save(path, lambda: curves.draw(runs, args.y, log=args.log, x=args.x))
     if said == style.MISSING:
         raise ValueError(said)

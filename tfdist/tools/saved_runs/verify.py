@@ -119,7 +119,7 @@ class _Replay:
 
         self._saved, self._recorded, self._facts = saved, recorded, facts
         self._run = setup.build_run(saved.config, scratch)
-        self._tools = opening.make_silent_services(self._run)
+        self._services = opening.make_silent_services(self._run)
         self._initial = checkpoint_format.snapshot(self._run.variables)
 
     def differences(self, chosen: list[tuple[int, int]]) -> Iterator[str]:
@@ -166,7 +166,7 @@ class _Replay:
         batches, step = self._run.feed.open_training(first, self._run.total_steps), first
         for stop in sorted(one for one in self._recorded if first < one <= last):
             while step < stop:
-                step += self._tools.train_steps(batches, stop - step).steps
+                step += self._services.train_steps(batches, stop - step).steps
             what = f"after step {step}, trained again from {first}"
             found = list(_compare(what, self._hash(), self._recorded[step]))
             yield from found

@@ -17,7 +17,7 @@ def as_replica(index: tf.Tensor) -> AbstractContextManager[None]:
 
 
 def place_in_pass() -> dict[str, Any]:
-    """Returns the state from which this forward pass derives its next seeds, for `repeat_from`."""
+    """Returns the state of the seeds at this point of the forward pass, for `repeat_from`."""
     return vars(seed_generators.this_pass) | {"calls": dict(getattr(seed_generators.this_pass, "calls", {}))}
 
 

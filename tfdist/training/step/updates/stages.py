@@ -35,9 +35,9 @@ class UpdateInput:
     flags: Sequence[tf.Tensor] = ()
 
 
-# What comes after a stage. Returns whether the step counts as skipped, bool []; None if steps are never skipped.
+# The rest of the chain after a stage. Returns whether the step is skipped, bool []; None if steps are never skipped.
 Following = Callable[[UpdateInput], tf.Tensor | None]
-# A stage receives what comes after it, and calls it with what it has changed.
+# A stage changes its input, and calls the rest of the chain with the result.
 Stage = Callable[[Following, UpdateInput], tf.Tensor | None]
 Apply = Callable[[Gradients], None]
 
