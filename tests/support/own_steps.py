@@ -172,12 +172,12 @@ def applies(model, gradients, loss):
     model.optimizer.apply(gradients, model.net.trainable_variables)
 
 
-def branches(model, gradients, loss):
-    def apply():
+def repeats(model, gradients, loss):
+    def apply(count):
         applies(model, gradients, loss)
-        return 0.0
+        return count + 1
 
-    tf.cond(loss > 1.0, apply, lambda: 0.0)
+    tf.while_loop(lambda count: count < 2, apply, [tf.constant(0)])
 
 
 def returns_vector(model, gradients, loss):
@@ -196,7 +196,7 @@ def applies_foreign(model, gradients, loss):
     FOREIGN["optimizer"].apply(gradients, model.net.trainable_variables)
 
 
-STEPS = {step.__name__: step for step in (assigns, branches, returns_vector, returns_tensor, applies_foreign)}
+STEPS = {step.__name__: step for step in (assigns, repeats, returns_vector, returns_tensor, applies_foreign)}
 
 
 def batches(*arrays, batch_size=8):

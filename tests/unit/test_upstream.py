@@ -410,7 +410,7 @@ def replaced() -> dict[Callable[[], None], list[tuple[Any, str]]]:
             *((adam, name) for name in ("apply", "update_step", "add_variable_from_reference", "_apply_weight_decay")),
             *((adam, name) for name in ("_all_reduce_sum_gradients", "_overwrite_model_variables_with_average_value")),
             *((keras.optimizers.SGD, name) for name in ("assign", "assign_add", "assign_sub")),
-            *((keras.optimizers.LossScaleOptimizer, "apply"), (tf.__internal__.smart_cond, "smart_cond")),
+            *((keras.optimizers.LossScaleOptimizer, "apply"), *named("tensorflow.python.ops.cond", "cond")),
             *((keras.Loss, "__call__"), (keras.Model, "compute_loss"), (type(tf.function(train)), "__call__")),
             *((tf.GradientTape, name) for name in ("gradient", "__enter__", "__exit__")),
             *((metric, name) for name in ("update_state", "result", "reset_state")),

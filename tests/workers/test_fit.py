@@ -155,7 +155,7 @@ REFUSED = {
 # Step -> what its error names.
 REFUSED_STEPS = {
     "assigns": r"Improper\.train_step .* model/\S+kernel",
-    "branches": r"optimizer .* in \S+own_steps\.py:\d+: model\.optimizer\.apply\(gradients",
+    "repeats": r"optimizer .* in \S+own_steps\.py:\d+: model\.optimizer\.apply\(gradients",
     "returns_vector": r"Improper\.train_step .* 'losses' has shape \(2,\)",
     "returns_tensor": r"Improper\.train_step .*Tensor",
     "applies_foreign": r"'(?i:sgd)\w*' of Improper .* cluster\.scope\(\)",

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.ops import cond as cond_ops
 
 from tfdist.config import user_code
 from tfdist.config.patching import patch, restore_attributes, set_in_block
@@ -34,7 +35,7 @@ def patch_keras() -> Iterator[None]:
             (keras.Model, "compute_loss", in_step(own_rows.compute_loss)),
             (keras.optimizers.Optimizer, "_all_reduce_sum_gradients", in_step(_keep)),
             (keras.optimizers.Optimizer, "_overwrite_model_variables_with_average_value", _overwrite),
-            (tf.__internal__.smart_cond, "smart_cond", global_view.cond),
+            (cond_ops, "cond", global_view.cond),
             (type(tf.function(keras.Model)), "__call__", in_step(_call_function)),
             (tf.GradientTape, "watch", in_step(_watch)),
             (tf.GradientTape, "gradient", in_step(_gradient)),

@@ -14,7 +14,7 @@ from tfdist.report import files, lines, metrics_file, tensorboard_events
 from tfdist.report.console import Console
 from tfdist.report.lines import Row
 
-# Names in metrics.jsonl that an objective may not use for its values.
+# Names in metrics.jsonl that an objective may not use for its values. A value of a script gets another one: "step_".
 RESERVED = {
     *("kind", "time", "step", "steps", "epoch", "seconds", "text", "workers"),
     *("learning_rate", "examples_per_second", "examples_per_second_per_replica", "input_wait_share", "skipped"),
@@ -90,9 +90,6 @@ class Reporter:
             wait_share: fraction of `seconds` spent waiting for data, 0 to 1; None: the steps were not timed.
             skipped: updates skipped since the start of the run; None: updates are never skipped.
             worker_shares: input, compute and communication fractions, 0 to 1, of each worker in rank order.
-
-        Raises:
-            ValueError: the name of a value is reserved in metrics.jsonl.
         """
         if self.console is None:
             return
@@ -272,13 +269,7 @@ def open_report(
 
 
 def _floats(values: dict[str, float]) -> dict[str, float]:
-    reserved = sorted(RESERVED & set(values))
-    if reserved:
-        raise ValueError(
-            f"The objective returns a value named {reserved[0]!r}, which is reserved in metrics.jsonl: rename it. "
-            f"Received: {sorted(values)}"
-        )
-    return {name: float(np.mean(value)) for name, value in values.items()}
+    return {f"{name}_" if name in RESERVED else name: float(np.mean(value)) for name, value in values.items()}
 
 
 def _per_second(count: int, seconds: float) -> float:

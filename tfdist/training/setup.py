@@ -152,6 +152,6 @@ def build_model(
             inputs.adapt(model, feed.about.first_batch)
         cluster.broadcast_variables(model.variables)  # Because processors may round differently.
     context = build_context_lib.build_context(cluster, config, objective, optimizer)
-    optimizer_lib.start_averages(model, optimizer)
+    optimizer_lib.start_averages(optimizer, model.trainable_variables)
     seed_generators.make_stateless(model, optimizer.iterations, replicas_lib.replica_id, config.seed)
     return context, chosen

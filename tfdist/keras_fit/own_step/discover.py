@@ -76,7 +76,9 @@ def discover(
             raise ValueError(f"test_step applies the optimizer {optimizer.name!r}: an evaluation must not train.")
         view = global_view.of_step()
         if view is not None and view.in_inner_graph:
-            global_view.refuse_apply(optimizer)
+            if tf.compat.v1.get_default_graph() is not view.branch:
+                global_view.refuse_apply(optimizer)
+            view.branch_updates = True
         applied.setdefault(id(optimizer), (optimizer, list(variables or ())))
 
     def run(view: GlobalView, data: Any) -> tuple[Any, dict]:
@@ -163,7 +165,10 @@ def discover(
 
 def _assign(view: GlobalView, original: Callable, variable: keras.Variable, value: Any) -> Any:
     """Assigns nothing in a branch or loop: Keras would read a tensor of its graph after it."""
-    return value if view.in_inner_graph else original(variable, value)
+    if not view.in_inner_graph:
+        return original(variable, value)
+    view.branch_updates = True
+    return value
 
 
 def _subclasses(kind: type) -> Iterator[type]:

@@ -123,7 +123,8 @@ def prepare(
         cluster, config, step_objective, main, slots="train" in adapters, moving=statistics, step_count=steps
     )
     if "train" in adapters:
-        trainer.start_averages(model, main)
+        applied = {id(getattr(one, "inner_optimizer", one)): trained for one, trained in found["train"].optimizers}
+        trainer.start_averages(main, applied.get(id(main)) or model.trainable_variables)
     return context, _more_variables(cluster, model, optimizers, context, steps)
 
 

@@ -11,6 +11,7 @@ Only what the user's code reads is gathered: a trace without effect finds it, an
 import contextlib
 import dataclasses
 import fractions
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -81,6 +82,8 @@ class Plan:
     read_metrics: set[int] = dataclasses.field(default_factory=set)
     # The numbers of what metrics get, by the id of the metric.
     updates: dict[int, set[int]] = dataclasses.field(default_factory=dict)
+    # The lines with conditions whose branches update variables.
+    updating_branches: set[str] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(slots=True)
@@ -126,6 +129,9 @@ class GlobalView:
     # The graph of the step; branches, loops and functions in it have graphs of their own.
     graph: Any = dataclasses.field(default_factory=tf.compat.v1.get_default_graph)
     num_calls: int = 0
+    # The graph of the branch that is traced without effect, and whether it updates variables.
+    branch: Any = None
+    branch_updates: bool = False
     # The operations before the last gradient.
     num_forward: int = 0
     # The operations of layers that run on the own rows: from one number of operations in the graph to another.
@@ -530,6 +536,41 @@ class GlobalView:
         values = gradient.values * factor * tf.cast(self.rows.replicas, factor.dtype)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape), [gradient.indices]
 
+    def cond(self, original: Callable[..., Any], pred: Any, *branches: Callable, **options: Any) -> Any:
+        """Takes a condition of the step: as it is, or, if a branch updates variables, once for all replicas.
+
+        Raises:
+            ValueError: a branch updates variables while a tape records, which would miss what it computes.
+        """
+        line = user_code.current_line()
+        if self.discovers:
+            with patching.set_in_block(self, branch_updates=False):
+                branches = (functools.partial(self._watch_branch, one) for one in branches)
+                result = original(pred, *branches, **options)
+                if self.branch_updates:
+                    self.plan.updating_branches.add(line)
+            return result
+        if line not in self.plan.updating_branches:
+            return original(pred, *branches, **options)
+        if self.recording:
+            raise ValueError(
+                f"A branch of tf.cond updates variables while a tf.GradientTape records, in {line}\n"
+                "Put the update after the tape's block."
+            )
+        # All replicas take the branch of the first one.
+        first = tf.cast(pred, tf.int32) * tf.cast(tf.equal(replicas_lib.replica_id(), 0), tf.int32)
+        chosen = trainer.sum_differentiable(first) > 0
+        return trainer.cond_on_all_replicas(
+            chosen, *(functools.partial(_trace_branch, of_step(), one) for one in branches)
+        )
+
+    def _watch_branch(self, function: Callable[[], Any]) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        with patching.set_in_block(self, branch=graph):
+            result = function()
+        self.branch_updates |= any("AssignVariable" in op.type for op in graph.get_operations())
+        return result
+
     def updates_in_layer(self, metric: keras.Metric) -> None:
         """Notes that the layer that runs on the own rows updates a metric: it is then called on whole tensors."""
         if not self.discovers or self.rows.replicas == 1:
@@ -638,7 +679,7 @@ def of_step() -> GlobalView | None:
 @contextlib.contextmanager
 def tracing_if(viewed: bool, view: GlobalView) -> Iterator[None]:
     """Traces a step in this thread, under the view if `viewed`."""
-    with patching.set_in_block(_tracing, view=view if viewed else None, graph=view.graph):
+    with patching.set_in_block(_tracing, view=view if viewed else None, step=view, graph=view.graph):
         yield
 
 
@@ -656,25 +697,43 @@ def apply(original: Callable[..., Any], optimizer: keras.optimizers.Optimizer, *
         return original(optimizer, *args, **keywords)
 
 
-def cond(original: Callable[..., Any], pred: Any, true_fn: Any = None, false_fn: Any = None, name: Any = None) -> Any:
-    """Takes the branches of an optimizer once for all replicas: on a replica it cannot update weights in them.
+def cond(original: Callable[..., Any], pred: Any, true_fn: Any = None, false_fn: Any = None, **options: Any) -> Any:
+    """Takes branches that update variables once for all replicas: on a replica, TensorFlow cannot update in them.
 
-    Formulas, slots and the count of steps stay Keras'.
+    Those are branches of Keras' optimizers, whose formulas, slots and count of steps stay Keras', and of a step.
     """
     names = ("gradient_accumulation_steps", "ema_overwrite_frequency")
-    branches = any(getattr(getattr(_tracing, "applied", None), each, None) for each in names)
-    if not branches:
-        return original(pred, true_fn, false_fn, name)
-    return trainer.cond_on_all_replicas(pred, true_fn, false_fn)
+    if any(getattr(getattr(_tracing, "applied", None), each, None) for each in names):
+        return trainer.cond_on_all_replicas(
+            pred, *(functools.partial(_drop_result, one) for one in (true_fn, false_fn))
+        )
+    view = getattr(_tracing, "step", None)
+    if view is None or view.in_layer or view.in_inner_graph or not _is_of_step(true_fn):
+        return original(pred, true_fn, false_fn, **options)
+    return view.cond(original, pred, true_fn, false_fn, **options)
+
+
+def _is_of_step(branch: Any) -> bool:
+    """Returns whether a branch is the user's, or an `if` of the user's that AutoGraph has converted."""
+    return user_code.defines(branch) or branch.__module__.startswith("tensorflow.python.autograph.")
+
+
+def _trace_branch(view: GlobalView | None, function: Callable[[], Any]) -> Any:
+    """Traces a branch of a step, in a thread of its own."""
+    with patching.set_in_block(_tracing, view=view, graph=tf.compat.v1.get_default_graph()):
+        return function()
+
+
+def _drop_result(function: Callable[[], Any]) -> None:
+    function()  # The structure may differ between branches.
 
 
 def refuse_apply(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises the ValueError of an optimizer that is applied in a graph of its own."""
     raise ValueError(
-        f"The optimizer {optimizer.name!r} is applied inside a tf.cond, a tf.while_loop or a function decorated "
-        f"with tf.function, in {user_code.current_line()}\nAll replicas must apply together: apply in train_step "
-        "itself, in Python loops if there are several, without tf.function, and choose values by tf.where instead "
-        "of tf.cond."
+        f"The optimizer {optimizer.name!r} is applied inside a tf.while_loop, a nested tf.cond or a tf.function of its "
+        f"own, in {user_code.current_line()}\nAll replicas must apply together: apply in train_step itself or "
+        "in a tf.cond of it, and in Python loops if there are several."
     )
 
 

@@ -67,25 +67,34 @@ def sum_differentiable(value: tf.Tensor) -> tf.Tensor:
     return (_trace.reduce or all_reduce)(value)
 
 
-def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], when_false: Callable[[], Any]) -> None:
+def cond_on_all_replicas(predicate: tf.Tensor, when_true: Callable[[], Any], when_false: Callable[[], Any]) -> Any:
     """Calls `when_true` on every replica if `predicate` (bool [], equal on all replicas) is true, else `when_false`.
 
-    The condition is in cross-replica context: Keras rejects an optimizer's update in a `tf.cond` on a replica.
+    The condition is in cross-replica context: Keras rejects an optimizer's update in a `tf.cond` on a replica. No
+    gradient passes it.
+
+    Returns:
+        What the branch returns on this replica: tensors, in the same structure in both branches.
     """
     context = tf.distribute.get_replica_context()
     if context is None:
-        tf.cond(predicate, when_true, when_false)
-        return
+        return tf.cond(predicate, when_true, when_false)
 
-    def on_all_replicas(strategy: tf.distribute.Strategy, predicate: tf.Tensor, *branches: Callable) -> None:
-        def run(branch: Callable) -> tf.Tensor:
-            strategy.extended.call_for_each_replica(_call, args=(branch,))
-            return tf.zeros([])
+    def on_all_replicas(strategy: tf.distribute.Strategy, predicate: tf.Tensor, *functions: Callable) -> None:
+        def run(branch: Callable) -> list[Any]:
+            results: list[Any] = []  # The replicas of a process are traced in turn.
+            strategy.extended.call_for_each_replica(lambda call: results.append(call()), args=(branch,))
+            return results
 
+        keep, *branches = functions
         chosen = strategy.experimental_local_results(predicate)[0]
-        tf.cond(chosen, *(functools.partial(run, branch) for branch in branches))
+        results = tf.cond(chosen, *(functools.partial(run, branch) for branch in branches))
+        for put, result in zip(strategy.experimental_local_results(keep), results, strict=True):
+            put(result)
 
-    context.merge_call(on_all_replicas, args=(predicate, when_true, when_false))
+    kept: list[Any] = []
+    context.merge_call(on_all_replicas, args=(predicate, kept.append, when_true, when_false))
+    return kept[0]
 
 
 def call_once(function: Callable[[], None]) -> None:
@@ -95,10 +104,6 @@ def call_once(function: Callable[[], None]) -> None:
         function()
     else:
         context.merge_call(lambda strategy: function())
-
-
-def _call(function: Callable[[], Any]) -> None:
-    function()  # Drops the result, whose structure may differ between branches.
 
 
 def repeat_on_all_replicas(function: Callable[[], tf.Tensor]) -> None:

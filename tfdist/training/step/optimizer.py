@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -128,8 +128,8 @@ def resume_learning_rate(
     )
 
 
-def start_averages(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
-    """Starts the averages of an optimizer with `use_ema` from the weights; called before the first step.
+def start_averages(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]) -> None:
+    """Starts the averages of an optimizer with `use_ema` from the weights that it trains, before the first step.
 
     Keras starts them in the first step. If that step is skipped, for example by loss scaling, they would start from 0.
     """
@@ -139,7 +139,7 @@ def start_averages(model: keras.Model, optimizer: keras.optimizers.Optimizer) ->
         and keras.ops.convert_to_numpy(optimizer.iterations) == 0
     ):
         averages = optimizer._model_variables_moving_average
-        for average, variable in zip(averages, model.trainable_variables, strict=True):
+        for average, variable in zip(averages, variables, strict=False):  # As Keras updates them.
             average.assign(variable)
 
 

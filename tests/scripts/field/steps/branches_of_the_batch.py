@@ -4,8 +4,6 @@ import tensorflow as tf
 from keras import layers
 from recording import record
 
-# refused on several replicas: assigns a variable in a branch or a loop of the graph
-
 
 class Branching(keras.Model):
     """Predicates of the batch choose values, parts of the network and assignments; loops and maps call layers."""
