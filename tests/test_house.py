@@ -132,7 +132,7 @@ PRIVATE_NAMES = {
     },
     "tfdist.keras_fit.patches": {
         "_all_reduce_sum_gradients": "replaced: a step's gradients are those of the global batch",
-        "tensorflow.python.ops": "cond.cond, replaced: weights are updated in a branch (keras#20582)",
+        "tensorflow.python.ops.cond": "cond, replaced: weights are updated in a branch (keras#20582)",
         "_overwrite_model_variables_with_average_value": "replaced, for the same reason",
     },
     "tfdist.keras_fit.script.ending": {"_shutdown": "Python's: how threads end before what atexit calls"},

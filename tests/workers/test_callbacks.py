@@ -400,10 +400,26 @@ def test_fits_that_append_to_one_log_leave_each_row_once(cluster, tmp_path):
     assert (tmp_path / "log.csv").read_text().splitlines() == rows
 
 
-def test_backup_and_restore_is_left_out_with_a_message(cluster, tmp_path, capsys):
-    backup = keras.callbacks.BackupAndRestore(tmp_path)
-    callbacks.make_callbacks(cluster, compiled(), backup, verbose=1)
-    assert re.search(r"BackupAndRestore .* workdir=DIR .* --workdir=DIR", capsys.readouterr().err)
+@pytest.mark.parametrize("save_freq", ["epoch", 3])
+def test_backup_and_restore_names_the_directory_of_a_run_that_resumes(cluster, tmp_path, save_freq):
+    """As with Keras, an interrupted training goes on, and the directory is removed when it has ended."""
+
+    def script(fails_in):
+        with cluster.scope():  # Names count the objects of a process, and these are those of another start.
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="only")], name="model")
+            model.compile(keras.optimizers.Adam(0.1, name="adam"), "mse")
+        model.set_weights([np.ones((2, 1)), np.zeros(1)])
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"), save_freq=save_freq)
+        tfdist.fit(cluster, model, x, x[:, :1], batch_size=8, epochs=3, verbose=0, callbacks=[backup, Fails(fails_in)])
+        return model.get_weights()
+
+    x = np.random.default_rng(0).normal(size=(32, 2))
+    whole = script(None)
+    with pytest.raises(KeyError):
+        script(1)
+    assert len(list(tmp_path.glob("backup/checkpoints/step-*"))) == (1 if save_freq == "epoch" else 2)
+    np.testing.assert_equal(script(None), whole)
+    assert not (tmp_path / "backup").exists()
 
 
 def test_objects_that_are_no_callbacks_are_refused(cluster):

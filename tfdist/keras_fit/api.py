@@ -17,11 +17,13 @@ import contextlib
 import functools
 import operator
 import os
+import shutil
 from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
 
+from tfdist import config as config_lib
 from tfdist.cluster import interruption
 from tfdist.cluster.cluster import Cluster
 from tfdist.config import user_code
@@ -118,6 +120,10 @@ def fit(
             )
     config = make_run.config_of_fit(model, x, data.batch_size, epochs, validation_freq, shuffle, seed)
     place, traced = make_run.to_path(workdir), make_run.traced_values(cluster, model)
+    if (backup := callbacks_lib.find_backup(callbacks, place)) is not None:
+        place = make_run.to_path(backup.backup_dir)
+        config.checkpoint.every = config_lib.Every(**_interval(backup.save_freq))
+        config.checkpoint.export = False
     traced.tell_of_changes("train")
     with interruption.handlers_if(place is not None) as stop, patches.patch_for_run(model) as stack:
         run = make_run.make_run(
@@ -134,7 +140,14 @@ def fit(
     made = sizes.first_step + _steps_made(run) - steps_before
     if made > sizes.first_step:
         data.finish(made)
+    if backup is not None and backup.delete_checkpoint and cluster.is_chief:
+        shutil.rmtree(place)
     return run.hooks.history
+
+
+def _interval(save_freq: str | int) -> dict[str, int]:
+    """Returns the arguments of `Every` for an argument of Keras: "epoch", or a number of batches."""
+    return {"epochs": 1} if save_freq == "epoch" else {"steps": save_freq}
 
 
 def _steps_made(run: trainer.Run) -> int:

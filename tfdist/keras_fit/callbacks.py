@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,6 +16,19 @@ from tfdist.training import api as trainer
 
 def _as_list(given: Any) -> list[Any]:
     return keras.tree.flatten((given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given) or [])
+
+
+def find_backup(given: Any, workdir: Path | None) -> keras.callbacks.BackupAndRestore | None:
+    """Returns the BackupAndRestore among Keras' `callbacks` whose directory is that of the run; None: there is none.
+
+    Args:
+        workdir: the directory of the run, which is used instead.
+    """
+    found = next((one for one in _as_list(given) if isinstance(one, keras.callbacks.BackupAndRestore)), None)
+    if found is not None:
+        place = found.backup_dir if workdir is None else workdir
+        messages.log_once(f"BackupAndRestore: fit saves and resumes in {place}, in tfdist's own format.")
+    return found if workdir is None else None
 
 
 def make_callbacks(
@@ -47,12 +61,7 @@ def make_callbacks(
                 "callbacks must hold objects of keras.callbacks.Callback, such as EarlyStopping(). "
                 f"Received: {callback!r}"
             )
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            messages.log_once(
-                "BackupAndRestore is ignored: a run saves and resumes in its workdir, workdir=DIR of tfdist.fit, or "
-                "--workdir=DIR of tfdist.run."
-            )
-        elif not isinstance(callback, keras.callbacks.ProgbarLogger):
+        if not isinstance(callback, keras.callbacks.BackupAndRestore | keras.callbacks.ProgbarLogger):
             callbacks.append(callback)
     params = {"verbose": verbose, "epochs": epochs, "steps": steps}
     if not script_state.in_script():

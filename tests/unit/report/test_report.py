@@ -147,10 +147,15 @@ def test_nan_and_infinity_are_null_in_the_file_and_named_on_the_console(tmp_path
     assert (evaluation["loss"], evaluation["examples_per_second"]) == (None, None)
     text = reporter.console.stream.getvalue()
     assert text.split()[-4:] == ["loss", "nan/-inf", "margin", "inf"]
-    with pytest.raises(ValueError, match=r"'step'.*\['loss', 'step'\]"):
-        train(reporter, 10, {"loss": 1.0, "step": 2.0})  # A name that the file uses itself.
-    with pytest.raises(ValueError, match="'best'"):
-        evaluate(reporter, 10, {"best": 1.0})
+
+
+def test_a_value_of_a_script_with_a_name_that_the_file_uses_gets_another(tmp_path):
+    reporter = open_quiet(tmp_path)
+    train(reporter, 10, {"loss": 1.0, "step": 2.0})
+    evaluate(reporter, 10, {"best": 3.0})
+    interval, evaluation = read_lines(tmp_path)
+    assert (interval["step"], interval["step_"], interval["loss"]) == (10, 2.0, 1.0)
+    assert (evaluation["step"], evaluation["best_"]) == (10, 3.0)
 
 
 def test_a_run_that_only_evaluates_removes_nothing_but_a_torn_line(tmp_path):
