@@ -102,6 +102,11 @@ def fit(
     shuffle = bool(shuffle) and shuffle != "batch"  # "batch" reorders within a batch, which changes no gradient.
     options = {"batch_size": batch_size, "steps": steps_per_epoch, "class_weight": class_weight, "seed": seed}
     data = _data_adapter(model, x, y, sample_weight, shuffle=shuffle, **options)
+    if data.size_unknown:
+        messages.log_once(
+            "the number of batches is unknown before they are read. Keras would count one step more in each epoch, "
+            "without an update: Adam and a schedule of the learning rate give slightly other values there."
+        )
     validation = None
     if validation_data is not None:
         parts = keras.utils.unpack_x_y_sample_weight(validation_data)

@@ -47,6 +47,8 @@ class DataAdapter:
     order_unknown: str | None = None
     # A message about work that every worker does for all rows; None: there is none, or little.
     work_of_all: str | None = None
+    # Whether the number of batches is not known before they are read, and `steps` was counted.
+    size_unknown: bool = False
     # Whether Python code, or a state, makes batches: it may draw random numbers.
     made_by_code: bool = False
     # The rows of each tensor of a batch, which may differ; (): those of all are `batch_size`.

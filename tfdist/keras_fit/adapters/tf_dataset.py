@@ -74,6 +74,7 @@ def of_dataset(
         map_rows=parts.map_rows if parts else lambda rows: rows,
         sample_columns=None if made_by_keras else functools.partial(_sample, dataset),
         made_by_code=traits.reads_state,
+        size_unknown=length is None and options.steps is None,
         resume_caveat=traits.resume_caveat,
         order_unknown=traits.order_unknown,
         work_of_all=None if parts or made_by_keras else _work_of_all(dataset),
