@@ -16,7 +16,7 @@ from tensorflow.python.ops import cond as cond_ops
 from tfdist.config import user_code
 from tfdist.config.patching import patch, restore_attributes, set_in_block
 from tfdist.data import autograph
-from tfdist.keras_fit.whole_batch import global_view, own_rows, shard_layers
+from tfdist.keras_fit.whole_batch import global_view, one_replica, own_rows, shard_layers
 from tfdist.keras_fit.whole_batch.global_view import GlobalView
 from tfdist.training import api as trainer
 
@@ -46,6 +46,8 @@ def patch_keras() -> Iterator[None]:
             (tf.compat.v1, "gradients", in_step(_gradients)),
             (tf, "hessians", in_step(_refuse("tf.hessians"))),
             (tf.autodiff.ForwardAccumulator, "__init__", in_step(_refuse("tf.autodiff.ForwardAccumulator"))),
+            (tf.distribute, "get_replica_context", one_replica.replica_context),
+            (tf.distribute, "in_cross_replica_context", one_replica.in_cross_replica_context),
             (tf.nn, "compute_average_loss", in_step(_average_loss)),
             (tf.nn, "scale_regularization_loss", in_step(_keep)),
             (tf.GradientTape, "__enter__", in_step(_enter)),

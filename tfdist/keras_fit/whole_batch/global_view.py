@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import fractions
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -480,11 +481,11 @@ class GlobalView:
 
     def _measure(self) -> None:
         """Says which part of the step's work is done whole on each replica."""
-        work = [_work(one) for one in self.graph.get_operations()]
+        times = self.plan.batch // self.plan.examples
+        work = [_work(one, times) for one in self.graph.get_operations()]
         in_layers = sum(sum(work[first:last]) for first, last in self.in_layers)
         whole = sum(work) - in_layers
-        told = _TOLD_WORK * self.plan.batch // self.plan.examples
-        if self.rows.replicas > 1 and whole >= told and whole >= 0.1 * sum(work):
+        if self.rows.replicas > 1 and whole >= _TOLD_WORK and whole >= 0.1 * sum(work):
             messages.log_once(
                 f"{100 * whole / sum(work):.0f} % of the step's forward pass is computed for the whole batch on each "
                 f"of the {self.rows.replicas} replicas, because it is outside of layers: put it into the `call` of a "
@@ -589,16 +590,21 @@ _NO_COMPOSITE = (
 )
 
 
-def _elements(tensor: tf.Tensor) -> int:
-    return tensor.shape.num_elements() or 0
+def _work(operation: tf.Operation, times: int) -> int:
+    """Returns the products of an operation, or else the elements of its outputs.
 
+    Args:
+        times: how many times as many rows as a batch has the trace has: not counted, however often they are a factor.
+    """
 
-def _work(operation: tf.Operation) -> int:
-    """Returns the products of an operation, or else the elements of its outputs."""
-    size = sum(map(_elements, operation.outputs))
+    def elements(tensor: tf.Tensor) -> int:
+        sizes = tensor.shape.as_list() if tensor.shape.is_fully_defined() else [0]
+        return math.prod(size // times if size % times == 0 else size for size in sizes)
+
+    size = sum(map(elements, operation.outputs))
     if operation.type in ("MatMul", "BatchMatMulV2", "Conv2D", "DepthwiseConv2dNative", "Conv3D"):
         kernel = operation.inputs[1]
-        return size * (_elements(kernel) // max(1, kernel.shape[-1] or 1) if kernel.shape.rank else 1)
+        return size * (elements(kernel) // max(1, kernel.shape[-1] or 1) if kernel.shape.rank else 1)
     return size
 
 

@@ -272,9 +272,9 @@ class CallbackRunner(Hooks):
 
 
 def _round(logs: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: float(np.float32(value)) if isinstance(value, float) else value for name, value in sorted(logs.items())
-    }
+    """Rounds numbers to the type that those of Keras' logs have."""
+    kind = np.float64 if keras.config.floatx() == "float64" else np.float32
+    return {name: float(kind(value)) if isinstance(value, float) else value for name, value in sorted(logs.items())}
 
 
 @contextlib.contextmanager
