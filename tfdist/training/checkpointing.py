@@ -54,7 +54,7 @@ def wait_until_saved(services: LoopServices, state: TrainingState) -> None:
     with services.run.cluster.monitor.pause_timers():
         saved = services.checkpointer is None or services.checkpointer.wait()
     if not saved:
-        left = directory.safe_state(services.run.checkpoints)
+        left = directory.describe_remaining(services.run.checkpoints)
         raise OSError(f"The last checkpoint, of step {state.step}, could not be written; {left}.")
 
 

@@ -66,7 +66,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
 
 def _stop_early(run: Run) -> int:
     if run.cluster.is_chief:
-        left = "nothing to save" if run.checkpoints is None else directory.safe_state(run.checkpoints)
+        left = "nothing to save" if run.checkpoints is None else directory.describe_remaining(run.checkpoints)
         print(f"stopped by {run.stop.reason or 'another worker'} before the first step: {left}")
     return interruption.EXIT_STOPPED
 

@@ -103,7 +103,7 @@ def open_run(run: Run) -> tuple[LoopServices, TrainingState] | None:
         def look() -> tuple[WorkdirLock, Saved | None]:
             lock = _lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers)
             stack.callback(lock.release)  # If opening fails.
-            return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append, is_ours=True)
+            return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append, holds_lock=True)
 
         found = run.stop.unless_stopped(look) if run.cluster.is_chief else None
         if not run.cluster.broadcast(found is not None):
@@ -137,13 +137,13 @@ def _open_workdir(
     if rate_note is not None:
         report.event(rate_note, state.step)
     if run.config.cluster.requeue:
-        before = directory.written(run.checkpoints)
+        before = directory.write_times(run.checkpoints)
         # A checkpoint after the first execution, one step, is no progress: each start of a too short job makes one.
         no_progress = (state.step, state.step + 1)
         slurm_requeue.enable_requeue(
             run.cluster.rank,
             run.stop,
-            lambda: any(one[0] not in no_progress for one in directory.written(run.checkpoints) - before),
+            lambda: any(one[0] not in no_progress for one in directory.write_times(run.checkpoints) - before),
         )
     report_run.write_start(run, report, None if saved is None else saved.step)
     ledger = _open_ledger(run, state)

@@ -101,7 +101,7 @@ def connect(
     try:
         cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=shared, stop=stop)
     except interruption.StopError as error:
-        raise interruption.StopError(f"{error}: {directory.safe_state(workdir / 'checkpoints')}") from None
+        raise interruption.StopError(f"{error}: {directory.describe_remaining(workdir / 'checkpoints')}") from None
     cluster.monitor.waits_for_file = files.waits
     if cluster.is_chief:  # Only the chief checks the time limit.
         stop.job_end = slurm_job.end_time(os.environ)

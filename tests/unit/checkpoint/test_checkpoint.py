@@ -272,7 +272,7 @@ def test_no_checkpoint_is_removed_while_the_file_system_does_not_say_which_stay(
         return read(path, *arguments, **options)
 
     monkeypatch.setattr("builtins.open", refuse)
-    saver._tidy(6, {})
+    saver._update_directory(6, {})
     with pytest.raises(OSError, match="Input/output error"):
         checkpoint_format.find(tmp_path, "best", print)
     assert directory_lib.steps(tmp_path) == [6, 5]
@@ -527,7 +527,7 @@ for (case, after), kill_at in itertools.product((("new", False), ("damaged", Tru
         continue
     manifests = [path.read_text() for path in directory.glob("step-*/manifest.json")]  # Written last.
     complete = [json.loads(text)["step"] for text in manifests if text != "{"]
-    found = checkpoint_format.newest_valid(directory, lambda text: None, is_ours=True)
+    found = checkpoint_format.newest_valid(directory, lambda text: None, holds_lock=True)
     assert found.step == max(complete), (directory.name, found, complete)
     print(directory.name, *complete)
 """
