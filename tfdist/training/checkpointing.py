@@ -41,7 +41,7 @@ def save(services: LoopServices, state: TrainingState) -> None:
 def save_stopped(services: LoopServices, state: TrainingState) -> None:
     """Saves the run after all workers agreed to stop, and waits until the checkpoint is written, or raises OSError."""
     run = services.run
-    run.stop.saving = True
+    run.stop.in_progress = True
     save(services, state)
     wait_until_saved(services, state)
     stopped = f"stopped by {run.stop.reason or 'another worker'} and saved"

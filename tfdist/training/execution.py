@@ -65,7 +65,7 @@ class StepRunner:
     def __call__(self, iterator: Any, max_steps: int, first: int = 0) -> Execution:
         """Runs up to `max_steps` steps; `first`: the index of the first batch of an evaluation."""
         steps = self.length.next_steps(max_steps)
-        stop = tf.constant(float(self.run.stop.requested()), tf.float64)
+        stop = tf.constant(float(self.run.stop.poll()), tf.float64)
         with self.run.cluster.monitor.in_collective("an execution"):
             args = (iterator, tf.constant(steps), stop, tf.constant(first))
             vector, replica_seconds = self.run.call_steps(self.kind, self.run_steps, *args)

@@ -51,9 +51,9 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
             services.report.event(f"changed: config.{line}", state.step)
         # This may read whole splits to fill a cache, so a stop request interrupts it.
         data = run.stop.unless_stopped(lambda: start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES)))
-        too_late = state.step < run.total_steps and run.stop.requested()
+        too_late = state.step < run.total_steps and run.stop.poll()
         if run.cluster.any_worker(data is None or too_late):
-            run.stop.saving = True  # Nothing is left to save.
+            run.stop.in_progress = True  # Nothing is left to save.
             return _stop_early(run)
         common = data["columns"] | data["common"]
         start_checks.check_start(run.cluster, common, state.to_json())

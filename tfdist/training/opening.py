@@ -201,7 +201,7 @@ def _lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers
 def _end_second_writer(other: str) -> None:
     """Ends this process at once, from the lock's thread: two runs must not write to one workdir."""
     text = f"this process was stopped for so long that another run has taken over its workdir: {other}. It ends here"
-    heartbeat_monitor.first_exit()
+    heartbeat_monitor.reserve_exit()
     heartbeat_monitor.announce_failure(text)
     print(f"tfdist: {text}.", file=sys.stderr, flush=True)
     os._exit(1)

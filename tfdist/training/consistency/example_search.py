@@ -23,7 +23,7 @@ def explain_errors(run: Run) -> Iterator[None]:
     try:
         yield
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        heartbeat_monitor.first_exit()  # Otherwise a lost worker could end this process during the search.
+        heartbeat_monitor.reserve_exit()  # Otherwise a lost worker could end this process during the search.
         raise explain(run, error) or error from None
 
 

@@ -26,7 +26,7 @@ def record_end(services: LoopServices) -> Iterator[None]:
         # A script may end itself in a callback on all workers.
         with contextlib.nullcontext() if run.is_script else user_code.exits_refused():
             yield
-        end = "stopped" if run.stop.saving else "finished"
+        end = "stopped" if run.stop.in_progress else "finished"
     except BaseException as error:
         failed = error
         end, text = _describe(failed, services)
