@@ -17,8 +17,8 @@ def check_state(services: LoopServices, state: TrainingState) -> None:
         ReplicaMismatchError: the replicas differ.
         DivergedError: the weights are non-finite.
     """
-    for extra in services.extras:
-        extra.check(services, state)
+    for action in services.loop_actions:
+        action.check(services, state)
 
 
 def save(services: LoopServices, state: TrainingState) -> None:
@@ -63,8 +63,8 @@ def close(services: LoopServices) -> None:
     if services.checkpointer is not None:
         with services.run.cluster.monitor.pause_timers():
             services.checkpointer.wait()
-    for extra in services.extras:
-        extra.close()
+    for action in services.loop_actions:
+        action.close()
     services.report.close()
     if services.lock is not None:
         services.lock.release()

@@ -469,7 +469,7 @@ def test_every_variable_of_model_and_optimizer_has_a_name_of_its_own():
 def test_nonfinite_values_are_named():
     variables = {"x": tf.Variable([1.0, 2.0]), "n": tf.Variable(3), "half": tf.Variable(tf.zeros([2], tf.bfloat16))}
     variables["mask"] = tf.Variable([0.0, -np.inf])
-    not_finite = nonfinite.check_worker(variables)
+    not_finite = nonfinite.make_worker_check(variables)
     assert not_finite() == ""
     for name, bad in (("x", [1.0, np.nan]), ("half", [np.inf, 0.0]), ("mask", [np.nan, -np.inf])):
         good = variables[name].numpy()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def change_model(config: Config, cluster: Cluster, model: keras.Model) -> Iterator[str]:
-    """Makes layers whose groups span replicas communicate; ValueError: groups do not fit the batch, or XLA is set."""
+    """Adds communication to layers with groups that span replicas; ValueError: groups do not fit the batch or XLA."""
     from tfdist.training.step.layers import normalization
 
     normalization.install_groups(model, config, cluster.num_replicas)
