@@ -112,8 +112,8 @@ def _shared_by_weights(
     """Returns the scalars of ResourceApplyAdam, all of `dtype` [], that give the same weights as Keras.
 
     The kernel computes 1 - beta_2 from the rounded beta_2: 0.00099998713 in float32 instead of 0.001. So its v is
-    `found / expected` times that of Keras. To compensate, the learning rate and epsilon are multiplied by the square root
-    of this ratio.
+    `found / expected` times that of Keras. To compensate, the learning rate and epsilon are multiplied by the square
+    root of this ratio.
     """
     steps = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, dtype)
     # Cast as Keras does: by way of float32.
