@@ -23,7 +23,7 @@ _running: list[tuple[str, str]] = []
 
 @contextlib.contextmanager
 def on_one_worker(what: str, advice: str) -> Iterator[None]:
-    """In the block, which only this worker runs, `check` raises an error that names the block by `what`."""
+    """In the block, which runs on this worker only, `check` raises an error; `what` names the block."""
     _running.append((what, advice))
     try:
         yield
@@ -136,7 +136,7 @@ class Cluster:
 
     def _compile_all_gather(self, dtype: np.dtype) -> Callable[[tf.Tensor], tf.Tensor]:
         def row(numbers: tf.Tensor) -> tf.Tensor:
-            # Every strategy has a sum: each replica fills its own row and adds 0 to the others. Exact for all dtypes.
+            # Every strategy supports sums: each replica fills its own row and adds 0 to others. Exact for all dtypes.
             is_own = tf.equal(tf.range(self.num_replicas), replicas.replica_id())
             return tf.where(is_own[:, tf.newaxis], numbers[tf.newaxis], tf.zeros([], numbers.dtype))
 

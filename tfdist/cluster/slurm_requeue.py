@@ -29,8 +29,8 @@ class RequeuePolicy:
 
     rank: int
     stop: interruption.StopRequest
-    # Returns True if a restart may help: this start has saved a new checkpoint. Before a run is opened, as
-    # `slurm_job.few_restarts`.
+    # Returns True if a restart may help: this start has saved a new checkpoint or, before a run is opened, Slurm has
+    # restarted the job only a few times.
     progressed: Callable[[], bool]
 
 

@@ -20,7 +20,7 @@ class Hooks:
     steps_per_execution = 1
     # True if training was stopped because of a loss that is not finite: the last state is not saved.
     stopped_on_nan = False
-    # The name of the callback that stopped training, on a worker where that callback runs; "": none.
+    # The callback that stopped training, as messages name it; "" if there is none, or it does not run on this worker.
     stopped_by = ""
     # Variables that `state` saves in a checkpoint if they change.
     saved_variables: Sequence[Any] = ()

@@ -76,8 +76,9 @@ class TrainingState:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainingState":
         """Returns what `to_json` saved; fields of another release are ignored, missing ones have their defaults."""
-        best = BestValue(value=values.get("best"), step=values.get("best_step", 0))
-        best.metric_and_mode = values.get("best_of", "")
+        best = BestValue(
+            value=values.get("best"), step=values.get("best_step", 0), metric_and_mode=values.get("best_of", "")
+        )
         state = cls(**_pick(cls, values), best=best, interval=IntervalTotals(**_pick(IntervalTotals, values)))
         state.logs = {
             name: np.array(value, np.float32) if isinstance(value, list) else value

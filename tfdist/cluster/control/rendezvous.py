@@ -163,12 +163,12 @@ class _Chief(_Worker):
                 except OSError as error:
                     self._fail(0, f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}")
             async with listener.serving(own, self.key, self._serve):
-                logging = asyncio.ensure_future(_log_while_waiting(self._describe_awaited))
+                log_task = asyncio.ensure_future(_log_while_waiting(self._describe_awaited))
                 while not self._is_complete() and _now() < deadline:
                     await self._until(self._is_complete, min(deadline, _now() + _LOOK_SECONDS))
                     if self.stop.reason:
                         self._note(0, {"stopped": self.stop.reason})
-                logging.cancel()
+                log_task.cancel()
                 made = decision.decide(self.workers, spec.addresses, spec.num_workers, self.seconds)
                 self.decision = json.dumps(made).encode()
                 await self._tell_all()

@@ -44,7 +44,7 @@ class Channel(asyncio.Protocol):
     key: Key
     is_server: bool
     # Called as soon as the first header authenticates the client.
-    authenticated: Callable[[], object] = lambda: None
+    on_authenticated: Callable[[], object] = lambda: None
     # Called with each message; None: `messages` keeps it for `receive`.
     handle: Callable[[dict[str, Any]], Any] | None = None
     transport: asyncio.Transport | None = None
@@ -173,7 +173,7 @@ class Channel(asyncio.Protocol):
             if self.is_server:
                 self.transport.write(_REFUSED)
             raise ValueError("signed with another key")
-        self.authenticated()
+        self.on_authenticated()
         if int(length) > _BODY_BYTES:
             raise ValueError("too long")
         self.body = int(length), digest
@@ -196,9 +196,9 @@ class Channel(asyncio.Protocol):
         return b" ".join((_PROTOCOL, *parts, length, digest))
 
 
-async def accept(connection: socket.socket, key: Key, authenticated: Callable[[], object]) -> Channel:
-    """Returns the server's end of an accepted connection; `authenticated`: see `Channel`."""
-    factory = functools.partial(Channel, key=key, is_server=True, authenticated=authenticated)
+async def accept(connection: socket.socket, key: Key, on_authenticated: Callable[[], object]) -> Channel:
+    """Returns the server's end of an accepted connection; `on_authenticated`: see `Channel`."""
+    factory = functools.partial(Channel, key=key, is_server=True, on_authenticated=on_authenticated)
     return (await asyncio.get_running_loop().connect_accepted_socket(factory, connection))[1]
 
 

@@ -36,7 +36,7 @@ _NOT_NAMED = (keras.Variable, tf.Variable, keras.optimizers.Optimizer, keras.ran
 # Larger lists and dicts are not saved: comparing them would take seconds at each save.
 _MAX_ELEMENTS = 100_000
 _SEQUENCES = {kind.__name__: kind for kind in (list, tuple, collections.deque)}
-# A container whose first elements, this many, are of these types holds data, and no variables.
+# A container counts as data, without variables, if its first `_NUM_SAMPLED` elements are of the types `_DATA`.
 _NUM_SAMPLED = 100
 _DATA = (int, float, complex, str, bytes, np.generic)
 

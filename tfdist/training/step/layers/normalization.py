@@ -40,7 +40,7 @@ _trace = _Trace()
 
 
 def shard_present(present: tf.Tensor) -> AbstractContextManager[None]:
-    """For a block that traces a shard which may be empty; `present`, float32 []: 0.0 if it is empty, else 1.0."""
+    """In the block, statistics leave out an empty shard; `present`, float32 []: 0.0 if the shard is empty, else 1.0."""
     return patching.set_in_block(_trace, present=present)
 
 

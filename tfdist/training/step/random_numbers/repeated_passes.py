@@ -23,7 +23,7 @@ def place_in_pass() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def repeat_from(place: dict[str, Any]) -> Iterator[None]:
-    """In the block, a part of a forward pass draws the same random numbers again as after `place`."""
+    """In the block, a part of a forward pass draws again the random numbers that were drawn after `place`."""
     before = dict(vars(seed_generators.this_pass))
     vars(seed_generators.this_pass).update(place, calls=dict(place["calls"]))
     try:

@@ -24,7 +24,7 @@ def select(
     shard: Any,
     optimizer: keras.optimizers.Optimizer,
 ) -> Gradients:
-    """Makes those sparse gradients of a replica dense whose rows a single device would also sum.
+    """Makes a replica's sparse gradient dense if a single device would also sum its rows.
 
     These are the gradients
         of a variable whose attribute `dense_gradient`, which a layer sets, is True;
