@@ -60,12 +60,12 @@ def make_step(name: str, virtual_replicas: int | None, cluster: Cluster) -> Call
     run = setup.build_run(config(name, virtual_replicas), Path(tempfile.mkdtemp()), cluster)
     tools = opening.make_silent_services(run)
     batches = run.feed.open_training(0, run.total_steps)
-    tools.train_steps(batches, 1)  # Compiles.
+    tools.train_runner.execute(batches, 1)  # Compiles.
 
     def steps(count: int) -> float:
-        tools.train_steps.length.steps = count
+        tools.train_runner.length.steps = count
         started = time.process_time()
-        tools.train_steps(batches, count)
+        tools.train_runner.execute(batches, count)
         return (time.process_time() - started) / count
 
     return steps

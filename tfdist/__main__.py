@@ -12,7 +12,8 @@ import sys
 
 from tfdist.config import closed_streams
 
-# Tool -> (its module, which has add_flags(parser) and main(args) -> exit code or None; its line in the list).
+# By tool: its module, and its line in the list. The module has `add_flags(parser)`, and `main(args)`, which returns an
+# exit code or None.
 TOOLS = {
     "predict": (
         "tfdist.tools.saved_runs.predict",
@@ -51,7 +52,7 @@ TOOLS = {
         "tfdist.configs.laboratory.parallel_mistakes",
         "Show what the usual mistakes of data-parallel training do.",
     ),
-    "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course, with the page's answer beside yours."),
+    "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course; compare your answer with its page's."),
     "plot": ("tfdist.tools.pictures.plot", "Draw curves of runs, or scaling studies."),
     "all_reduce": (
         "tfdist.configs.laboratory.all_reduce",
@@ -63,7 +64,7 @@ TOOLS = {
     ),
     "asynchronous": ("tfdist.configs.laboratory.parameter_server.command", "Train asynchronously: parameter servers."),
 }
-# Training: name -> (the module that is run, its line in the list).
+# By command for training: the module that is run, and its line in the list.
 TRAINING = {
     "train": ("tfdist.main", "Train or evaluate the model of a config: python -m tfdist.main."),
     "evaluate": ("tfdist.main", "Evaluate a run: tfdist evaluate runs/x [--checkpoint=best]."),

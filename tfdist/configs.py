@@ -13,7 +13,8 @@ __path__ = [str(FOLDER)]
 def find(path: str) -> str:
     """Returns the path of a config, with the argument that may follow it: "configs/digits.py:argument".
 
-    If there is no such file, returns the path of the shipped config with this name, with or without ".py", if any.
+    If there is no such file, but a shipped config has this name, with or without ".py", returns the path of that one.
+    Otherwise returns `path` itself.
     """
     name, colon, argument = path.partition(":")
     shipped = FOLDER / f"{name.removeprefix('configs/').removesuffix('.py')}.py"

@@ -3,10 +3,10 @@
 Start it once per worker: by srun, mpirun, with TF_CONFIG, or directly. The workers connect first. `fit`, `evaluate` and
 `predict` of the script's models use all workers; only the chief prints and writes. See docs/scripts.md.
 
-  --workdir=DIR        saves each call of fit in its own directory, DIR/fit1, DIR/fit2, ...; the same command then
-                       resumes.
+  --workdir=DIR        saves each call of fit in its own directory: DIR/fit1, DIR/fit2, ... Run the same command again
+                       to resume.
   --logical_devices=N  splits this worker's CPU into N devices, to try a script on several replicas.
-  --whole_calls=true   computes layers that mix the examples of a batch for the global batch, on each replica.
+  --whole_calls=true   on each replica, computes layers that mix the examples of a batch on the whole global batch.
 
 Exit codes: those of python -m tfdist.main, or the script's own.
 """
@@ -108,7 +108,8 @@ def main() -> None:
     """Runs the script that the command line names, and exits the process."""
     closed_streams.open_closed()
     args = parse(sys.argv[1:])
-    if "PYTHONHASHSEED" not in os.environ:  # Python reads it at start: sets of strings get one order on all workers.
+    # Python reads it when it starts. With the same value, sets of strings have the same order on all workers.
+    if "PYTHONHASHSEED" not in os.environ:
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
     tensorflow_log.announce()
     # Before TensorFlow is imported and reads this setting.

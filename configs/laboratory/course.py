@@ -140,7 +140,7 @@ def _in_allocation(line: str, env: Mapping[str, str]) -> str:
     line = _DEVICES.sub("", line)
     tasks = _TASKS.match(line)
     srun = "srun " if _PARALLEL.match(line) else ""
-    return _of_replicas(srun + line, int(tasks[1]) if tasks else slurm.replicas(env))
+    return _of_replicas(srun + line, int(tasks[1]) if tasks else slurm.num_replicas(env))
 
 
 def _of_replicas(line: str, replicas: int) -> str:

@@ -157,7 +157,7 @@ def own_gradients(run: Any) -> tuple[list[np.ndarray], np.ndarray]:
     @tf.function(autograph=False)
     def call(iterator: Any) -> tuple[tuple[tf.Tensor, ...], tuple[tf.Tensor, ...]]:
         elements = next(iterator)
-        counted = seed_generators.count_by_loop(words, tf.zeros([], tf.int32), lambda: 0)
+        counted = seed_generators.use_count_of_loop(words, tf.zeros([], tf.int32), lambda: 0)
         with counted, stateful_random.draw_statelessly():
             args = elements if isinstance(elements, tuple) else (elements,)
             found = run.cluster.strategy.run(replica, args=args)

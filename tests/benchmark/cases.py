@@ -47,12 +47,12 @@ def fit(job: Job, folder: Path) -> dict[str, Runner]:
 def tfdist(job: Job, folder: Path) -> dict[str, Runner]:
     """tfdist's steps, input included, as `training.loop.train_loop` runs them."""
     run = setup.build_run(_config(job, folder), folder / "run")
-    runner = execution.make_train_steps(run)
+    runner = execution.make_train_runner(run)
     batches = run.feed.open_training(0, run.total_steps)
 
     def steps(count: int) -> None:
         while count:
-            count -= runner(batches, count).steps
+            count -= runner.execute(batches, count).steps
 
     return {"step": steps}
 

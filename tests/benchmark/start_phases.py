@@ -101,7 +101,7 @@ def worker() -> None:
         patches = [
             patching.patch(setup, "connect", clock.around("data", "meeting")),
             patching.patch(setup, "build_model", clock.around("feed", "model")),
-            patching.patch(execution.StepRunner, "__call__", first_execution),
+            patching.patch(execution.StepRunner, "execute", first_execution),
         ]
         for one in patches:
             one.__enter__()

@@ -209,7 +209,7 @@ time.sleep(1)
 if str(place.rank) in sys.argv[1].split(","):
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    heartbeat_monitor.first_exit()
+    heartbeat_monitor.reserve_exit()
     heartbeat_monitor.announce_failure("the disk is full.")
     os._exit(1)
 time.sleep(600)

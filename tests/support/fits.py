@@ -219,7 +219,7 @@ def run(case: Callable[[], Case], cluster: Cluster | None) -> dict[str, Any]:
         "predicted": keras.tree.map_structure(lambda one: np.asarray(one, float).tolist(), predicted),
         "weights": [np.asarray(one, float).tolist() for one in model.get_weights()],
         "left_patched": [
-            *(name for name in build_context.PUT_ON_OPTIMIZERS if name in vars(model.optimizer)),
+            *(name for name in build_context.OPTIMIZER_ATTRIBUTES if name in vars(model.optimizer)),
             *(layer.name for layer in model._flatten_layers() if "call" in vars(layer)),
             *(
                 name

@@ -191,9 +191,9 @@ def audited(cluster: Cluster, name: str) -> dict[str, list[list]]:
 
 
 def _audited(run: Run) -> dict[str, list[list]]:
-    steps = {"training": (execution.make_train_steps(run), run.feed.training(0, 1))}
+    steps = {"training": (execution.make_train_runner(run), run.feed.training(0, 1))}
     if run.feed.evaluation is not None:
-        steps["evaluation"] = (execution.make_evaluation_steps(run), run.feed.evaluation()[0])
+        steps["evaluation"] = (execution.make_evaluation_runner(run), run.feed.evaluation()[0])
     found = {}
     for name, (runner, dataset) in steps.items():
         run_steps = runner.run_steps

@@ -97,7 +97,7 @@ def start(options: c.ClusterOptions, **changes) -> run_lib.Run:
 def run_steps(run: run_lib.Run, last: int, first: int = 0) -> dict[str, float]:
     """Runs the steps [first, last) in one call; returns the means over all examples."""
     iterator = run.feed.open_training(first, last)
-    call = execution.make_train_steps(run).run_steps
+    call = execution.make_train_runner(run).run_steps
     vector, _ = call(iterator, tf.constant(last - first, tf.int32), tf.zeros([], tf.float64))
     return run.objective.results(dict(zip(run.context.names_of_execution, vector.numpy().tolist(), strict=True)))
 
@@ -343,8 +343,8 @@ def traces(options: c.ClusterOptions) -> Arrays:
     services, state = opening.open_run(run)
     loop.train_loop(services, state)
     checkpointing.close(services)
-    runners = {"train": services.train_steps, "evaluation": services.evaluation_steps}
-    functions = {"train": services.train_steps.run_steps, "evaluation": services.evaluation_steps.run_steps}
+    runners = {"train": services.train_runner, "evaluation": services.evaluation_runner}
+    functions = {"train": services.train_runner.run_steps, "evaluation": services.evaluation_runner.run_steps}
     counts = {name: np.array(one.experimental_get_tracing_count()) for name, one in functions.items()}
     prepared = {f"prepared for {name}": np.array(lab.TRACED.count(t)) for name, t in (("train", True), ("eval", False))}
     return counts | prepared | {"calls": np.array([runner.length.executions for runner in runners.values()])}

@@ -69,7 +69,7 @@ def nowhere():
 if what in ("stall", "write"):
     nowhere()
 if what == "fail":
-    heartbeat_monitor.first_exit()
+    heartbeat_monitor.reserve_exit()
     heartbeat_monitor.announce_failure("the disk is full.")
     os._exit(1)
 watching.wait_until_finished(3.0 if what == "behind" else 60.0)

@@ -114,7 +114,7 @@ def saved(process, workdir, before=frozenset()):
 
     def found():
         assert process.poll() is None, process.communicate()[0]
-        return not before.issuperset(directory.written(workdir / "checkpoints"))
+        return not before.issuperset(directory.write_times(workdir / "checkpoints"))
 
     return until(found, 240)
 
@@ -138,7 +138,7 @@ def test_launcher_saves_at_sigterm_and_restarts_killed_workers_to_equal_results(
             process.terminate()
             code, output = finish(process)
         assert code == 75 and "and saved" in output, output
-        stopped = directory.written(tmp_path / "checkpoints")
+        stopped = directory.write_times(tmp_path / "checkpoints")
     with launched(command) as process:
         rank = random.randrange(2)
         victim = ready(process)[rank]

@@ -285,7 +285,7 @@ def test_after_a_damaged_newest_checkpoint_only_a_new_one_is_progress(uninterrup
         state.step += 1
         checkpointing.save(services, state)
         checkpointing.wait_until_saved(services, state)
-        assert slurm_requeue.is_transient() is progress
+        assert slurm_requeue.progressed() is progress
     slurm_requeue.requeue()
     assert "job not requeued: scontrol not found" in capsys.readouterr().err
     checkpointing.close(services)
@@ -304,7 +304,7 @@ def test_a_single_step_is_no_progress_of_a_job(tmp_path, monkeypatch):
         state.step += 1
         checkpointing.save(services, state)
         checkpointing.wait_until_saved(services, state)
-        assert slurm_requeue.is_transient() is progress
+        assert slurm_requeue.progressed() is progress
     checkpointing.close(services)
 
 

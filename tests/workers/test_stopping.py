@@ -175,11 +175,11 @@ def test_a_run_stops_before_its_time_limit(monkeypatch):
     monkeypatch.setattr(interruption.time, "monotonic", lambda: seconds)
     for end, now in (("end", seconds), ("job_end", wall)):
         stop = interruption.StopRequest(execution_seconds=2.0, save_seconds=lambda: 4.0)
-        assert not stop.requested()  # Nothing sets an end to its time.
+        assert not stop.poll()  # Nothing sets an end to its time.
         setattr(stop, end, now + needed + 0.1)
-        assert not stop.requested() and stop.reason is None
+        assert not stop.poll() and stop.reason is None
         setattr(stop, end, now + needed - 0.1)
-        assert stop.requested() and stop.reason == "the time limit"
+        assert stop.poll() and stop.reason == "the time limit"
 
 
 EXITS = """

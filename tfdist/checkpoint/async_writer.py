@@ -1,7 +1,8 @@
 """Writes checkpoints in a thread while training continues. Failed writes are reported; training continues.
 
-Only the chief saves. While the workdir is full, read-only or unavailable, checkpoints that are due are skipped. If it
-is slow, a save waits up to `_MAX_WAIT_SECONDS` for the previous ones, and then replaces one that has not begun.
+Only the chief saves. While the workdir is full, read-only or unavailable, checkpoints that are due are skipped. While
+it is slow, `save` waits up to `_MAX_WAIT_SECONDS` for the previous checkpoints. After that, the new checkpoint replaces
+one that is still queued.
 """
 
 import contextlib
@@ -21,12 +22,12 @@ from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint import workdir_lock
 from tfdist.report import files
 
-# Maximum wait of `save` for previous checkpoints. After that, it skips one that is still queued.
+# Maximum wait of `save` for previous checkpoints. After that, it drops the checkpoint that is still queued.
 _MAX_WAIT_SECONDS = 30.0
 # Temporary files of `files.replace_file`: NAME.PID-TOKEN.tmp.
 _TEMPORARY = f"*.[0-9]*-{'[0-9a-f]' * 8}.tmp"
-# What killed runs leave in the directory of checkpoints, and in the workdir, which may also hold the user's files:
-# pattern -> age in seconds at which the next start removes it.
+# Files that a killed run may leave: pattern -> age in seconds from which the next start removes them. First those in
+# the directory of checkpoints, then those in the workdir, which may also hold the user's files.
 _LEFTOVERS = {"*.writing": 0, "*.removing": 0, _TEMPORARY: 3600, "*.damaged": 7 * 86400}
 _LEFTOVERS_IN_WORKDIR = {
     "model.writing.keras": 0,
@@ -84,7 +85,7 @@ class AsyncCheckpointer:
                             remove(path)
         if restored is not None:
             self._valid_steps.add(restored.step)
-            self._tidy(restored.step, restored.state)  # The run may have died between this save and its `_tidy`.
+            self._update_directory(restored.step, restored.state)  # The run may have been killed before this.
 
     def save(self, step: int, snapshot: Callable[[], dict[str, np.ndarray]], state: dict[str, Any]) -> None:
         """Starts writing the checkpoint of `step`; first waits up to `_MAX_WAIT_SECONDS` for the previous one.
@@ -113,7 +114,7 @@ class AsyncCheckpointer:
                     threading.Thread(target=self._write_all, name="checkpoint").start()
                 except RuntimeError as error:  # The limits of the job allow no more threads.
                     self._queue.clear()
-                    self._say_unwritten(step, error)
+                    self._warn_not_written(step, error)
 
     def wait(self) -> bool:
         """Waits until all checkpoints are written. Returns False if the newest one failed; the cause was reported."""
@@ -135,7 +136,7 @@ class AsyncCheckpointer:
         with self._changed:
             self._texts.append(f"WARNING: {text}")
 
-    def _say_unwritten(self, step: int, error: Exception) -> None:
+    def _warn_not_written(self, step: int, error: Exception) -> None:
         self._log(
             f"the checkpoint of step {step} could not be written to {self._directory}: {files.describe_error(error)}. "
             "Training continues; the previous checkpoint is untouched."
@@ -163,13 +164,13 @@ class AsyncCheckpointer:
         try:
             checkpoint_format.write(self._directory, snapshot.step, snapshot.arrays, snapshot.state)
         except Exception as error:  # Any error, such as MemoryError: the checkpoint must not count as written.
-            self._say_unwritten(snapshot.step, error)
+            self._warn_not_written(snapshot.step, error)
         else:
             with self._changed:
                 self._valid_steps.add(snapshot.step)
-            self._tidy(snapshot.step, snapshot.state)
+            self._update_directory(snapshot.step, snapshot.state)
 
-    def _tidy(self, step: int, state: Mapping[str, Any]) -> None:
+    def _update_directory(self, step: int, state: Mapping[str, Any]) -> None:
         """Writes best.json if `step` is the best according to its `state`; removes checkpoints no longer kept."""
         try:
             if state.get("best_step") == step and state.get("best") is not None:

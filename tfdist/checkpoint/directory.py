@@ -23,16 +23,16 @@ def newest_step(directory: Path) -> int | None:
     return next(iter(steps(directory)), None)
 
 
-def written(directory: Path) -> set[tuple[int, int]]:
-    """Returns (step, time of writing) of each checkpoint; one that replaces a damaged one has another time."""
+def write_times(directory: Path) -> set[tuple[int, int]]:
+    """Returns (step, time of writing) of each checkpoint; the time changes if a damaged checkpoint is replaced."""
     found = set()
     with contextlib.suppress(OSError):
         found.update((step, step_path(directory, step).stat().st_mtime_ns) for step in steps(directory))
     return found
 
 
-def safe_state(directory: Path) -> str:
-    """Returns the end of a message about a stop before this start's first step: which checkpoint remains."""
+def describe_remaining(directory: Path) -> str:
+    """Returns the part of a message that says which checkpoint remains after a stop or a failed save."""
     step = newest_step(directory)
     return "nothing to save" if step is None else f"the checkpoint of step {step} is unchanged: {_RESUME}"
 

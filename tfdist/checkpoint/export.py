@@ -22,7 +22,7 @@ def export(model: keras.Model, path: Path) -> str:
         raise
     except Exception as error:  # From the user's `get_config`, or from Keras: the run is finished anyway.
         why = " ".join(str(error).partition("Example:")[0].split())
-        return f"no {path.name}, because Keras cannot save this model; its weights are in the checkpoint. Keras: {why}"
+        return f"{path.name} not written: Keras cannot save this model. Its weights are in the checkpoint. Keras: {why}"
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()

@@ -145,7 +145,7 @@ def _replace(temporary: Path, target: Path) -> None:
 
 
 def _rename_complete(directory: Path) -> None:
-    """Gives complete checkpoints that a killed run had not renamed yet, or was removing, their final names."""
+    """Gives complete checkpoints their final names if a killed run had not renamed them yet, or was removing them."""
     for suffix in (".writing", ".removing"):
         for path in directory.glob(f"step-*{suffix}"):
             with contextlib.suppress(DamagedCheckpointError):  # Incomplete.
@@ -181,21 +181,21 @@ def verify(path: Path) -> Saved:
         arrays = {name: (list(shape), str(dtype)) for name, (shape, dtype) in manifest["variables"].items()}
         return Saved(step=manifest["step"], path=path, state=dict(manifest["state"]), arrays=arrays)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if _is_final(error):
+        if _is_raised_unchanged(error):
             raise
         raise DamagedCheckpointError(f"{path}: {type(error).__name__}: {error}") from None
 
 
-def _is_final(error: Exception) -> bool:
+def _is_raised_unchanged(error: Exception) -> bool:
     """Returns whether to raise `error` unchanged, instead of reporting damaged content."""
     return isinstance(error, DamagedCheckpointError | OSError) and not isinstance(error, files.NO_FILE)
 
 
-def newest_valid(directory: Path, report: Callable[[str], None], *, is_ours: bool = False) -> Saved | None:
+def newest_valid(directory: Path, report: Callable[[str], None], *, holds_lock: bool = False) -> Saved | None:
     """Returns the newest valid checkpoint, or None if there is none; reports every damaged one that is skipped.
 
     Args:
-        is_ours: whether this run holds the lock of the workdir; see `_rename_complete`.
+        holds_lock: whether this run holds the lock of the workdir; see `_rename_complete`.
 
     Raises:
         DamagedCheckpointError: checkpoints exist, but none is valid. Starting from scratch would overwrite the run.
@@ -208,7 +208,7 @@ def newest_valid(directory: Path, report: Callable[[str], None], *, is_ours: boo
     give_up = time.monotonic() + _STALE_SECONDS
     while True:
         try:
-            if is_ours:
+            if holds_lock:
                 _rename_complete(directory)
             there = directory_lib.steps(directory)
             steps = [step for step in there if step not in damages]
@@ -219,7 +219,7 @@ def newest_valid(directory: Path, report: Callable[[str], None], *, is_ours: boo
         except DamagedCheckpointError as error:
             if os.path.lexists(path) or time.monotonic() > give_up:
                 damages[steps[0]] = str(error)
-            else:  # Removed by a running run, which has a newer one.
+            else:  # Removed by another run, which has written a newer checkpoint.
                 time.sleep(_LOOK_SECONDS)
             continue
         except OSError as error:
@@ -244,7 +244,15 @@ def newest_valid(directory: Path, report: Callable[[str], None], *, is_ours: boo
 def find(
     directory: Path, which: str, report: Callable[[str], None] = lambda text: print(f"tfdist: {text}", file=sys.stderr)
 ) -> Saved:
-    """Returns the verified checkpoint `which`, "newest", "best" or a step, or raises ValueError; see `newest_valid`."""
+    """Returns a verified checkpoint.
+
+    Args:
+        which: "newest", "best" or a step.
+
+    Raises:
+        ValueError: there is no such checkpoint.
+        DamagedCheckpointError, OSError: as for `newest_valid` and `verify`.
+    """
     if which == "newest":
         saved = newest_valid(directory, report)
         if saved is None:
@@ -286,12 +294,12 @@ def check_variables(saved: Saved, variables: Mapping[str, Any]) -> dict[str, str
     ]
     if problems:
         shown = text.list_names([f"\n  {problem}" for problem in problems], 10, "", "\n  and ")
-        raise ValueError(f"{saved.path} is a checkpoint of another model or optimizer, or release of Keras:{shown}")
+        raise ValueError(f"{saved.path} is a checkpoint of another model, optimizer or Keras release:{shown}")
     return {}
 
 
 def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields (name, saved array) for each of `names`; raises DamagedCheckpointError and OSError as `verify`."""
+    """Yields (name, saved array) for each of `names`; raises the same errors as `verify`."""
     try:
         with np.load(saved.path / "arrays.npz", allow_pickle=False) as arrays:
             for name in names:
@@ -299,7 +307,7 @@ def read(saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]
     except MemoryError:
         raise
     except Exception as error:  # NumPy and zipfile raise about seven error types for damaged files.
-        if _is_final(error):
+        if _is_raised_unchanged(error):
             raise
         raise DamagedCheckpointError(f"{saved.path}/arrays.npz: {type(error).__name__}: {error}") from None
 
@@ -310,9 +318,9 @@ def callback_names(saved: Saved) -> list[str]:
 
 
 def _with_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Returns an array that was read from a file in its saved dtype, which NumPy itself may lack (bfloat16)."""
+    """Converts an array that was read from a file to its saved dtype, which NumPy itself may lack (bfloat16)."""
     if array.dtype.name != dtype:
-        return array.view(dtype)  # TensorFlow has registered its name.
+        return array.view(dtype)  # NumPy knows the name of the dtype: TensorFlow has registered it.
     return array.astype(array.dtype.newbyteorder("="), copy=False)  # Native byte order: dtype names have none.
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.checkpoint.format import Saved
 
-# Maximum bytes of the arrays in one broadcast; a larger array has its own.
-_TOGETHER = 2**25
+# Maximum bytes of the arrays in one broadcast; a larger array has a broadcast of its own.
+_BROADCAST_BYTES = 2**25
 
 
 class Workers(Protocol):
@@ -58,9 +58,9 @@ def restore(workers: Workers, saved: Saved, variables: Mapping[str, Any]) -> Non
         DamagedCheckpointError: on the chief, the files changed since they were verified.
     """
     names = checkpoint_format.check_variables(saved, variables)
-    saved_as = {names.get(name, name): variable for name, variable in variables.items()}
-    for name, array in read(workers, saved, saved_as):
-        checkpoint_format.tf_variable(saved_as[name]).assign(array)
+    by_saved_name = {names.get(name, name): variable for name, variable in variables.items()}
+    for name, array in read(workers, saved, by_saved_name):
+        checkpoint_format.tf_variable(by_saved_name[name]).assign(array)
 
 
 def read(workers: Workers, saved: Saved, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
@@ -87,7 +87,7 @@ def _groups(saved: Saved, names: list[str]) -> Iterator[list[str]]:
     size = 0
     for name in names:
         num_bytes = _num_bytes(saved, name)
-        if group and size + num_bytes > _TOGETHER:
+        if group and size + num_bytes > _BROADCAST_BYTES:
             yield group
             group, size = [], 0
         group.append(name)

@@ -56,7 +56,7 @@ class Owner:
         return f"{job}host {self.host}, process {self.pid}, since {when}"
 
 
-# The owner of a file whose process was killed while it wrote the file.
+# The owner of an incomplete file: the process that wrote it was killed.
 _UNREADABLE = Owner()
 
 
@@ -78,14 +78,14 @@ class WorkdirLock:
         self._released.set()
         with contextlib.suppress(OSError), files.waiting(self._path):
             self._thread.join(self._owner.heartbeat_seconds)  # Not longer: the file system may hang.
-            found = _look(self._path)
+            found = _read(self._path)
             if found is not None and found[0].nonce == self._owner.nonce:
                 self._path.unlink()
 
     def _send_heartbeats(self) -> None:
         while not self._released.wait(self._owner.heartbeat_seconds):
             with contextlib.suppress(OSError):  # The file system is not available.
-                found = _look(self._path, touch=self._owner.nonce)
+                found = _read(self._path, touch=self._owner.nonce)
                 if found is None and not self._released.is_set():  # Removed by hand, or with the whole workdir.
                     _create(self._path, self._owner)
                 if found is not None and found[0].nonce != self._owner.nonce:
@@ -117,7 +117,7 @@ def acquire(
     path, mine = workdir / LOCK, _this_process(job, heartbeat_seconds)
     started, seen, alive = time.monotonic(), None, False
     while not _create(path, mine):
-        found = _look(path)
+        found = _read(path)
         if found is None:  # Released between the two calls.
             continue
         holder, is_new = found[0], seen is None or found[0] != seen[0]
@@ -125,7 +125,7 @@ def acquire(
             seen, since, alive = found, time.monotonic(), not is_new
         dead = time.monotonic() - since > _DEAD_HEARTBEATS * holder.heartbeat_seconds
         if holder.machine and holder.machine == mine.machine:
-            alive = _runs(holder)
+            alive = _is_running(holder)
             dead = not alive
         if dead and _take_over(path, holder, mine):
             log(f"took over {workdir} from a run that no longer exists: {holder}")
@@ -145,7 +145,7 @@ def acquire(
 def owner(workdir: Path) -> Owner | None:
     """Returns the run that holds a workdir, alive or dead; None: no run does, or the file cannot be read."""
     try:
-        found = _look(workdir / LOCK)
+        found = _read(workdir / LOCK)
     except OSError:
         return None
     return None if found is None else found[0]
@@ -157,7 +157,7 @@ def is_alive(workdir: Path, holder: Owner) -> bool:
     A run on another machine is alive if its file is at most `_DEAD_HEARTBEATS` heartbeats old by this machine's clock.
     """
     if holder.machine and holder.machine == _machine():
-        return _runs(holder)
+        return _is_running(holder)
     try:
         age = time.time() - (workdir / LOCK).stat().st_mtime
     except OSError:
@@ -165,7 +165,7 @@ def is_alive(workdir: Path, holder: Owner) -> bool:
     return age <= _DEAD_HEARTBEATS * holder.heartbeat_seconds
 
 
-def _look(path: Path, touch: str = "") -> tuple[Owner, float] | None:
+def _read(path: Path, touch: str = "") -> tuple[Owner, float] | None:
     """Returns the file's owner and time, or None without a file; rewrites the file if its nonce is `touch`.
 
     Raises:
@@ -225,7 +225,7 @@ def _take_over(path: Path, dead: Owner, mine: Owner) -> bool:
     if not _create(claim, mine):
         return False
     try:
-        found = _look(path)
+        found = _read(path)
         if found is None or found[0].nonce != dead.nonce:
             return False
         files.replace_file(path, _content(mine))
@@ -235,7 +235,7 @@ def _take_over(path: Path, dead: Owner, mine: Owner) -> bool:
             claim.unlink()
 
 
-def _runs(owner: Owner) -> bool:
+def _is_running(owner: Owner) -> bool:
     """Returns whether the owner's process still exists on this machine; a newer process may have its pid."""
     return owner.start == _start_of(owner.pid)
 

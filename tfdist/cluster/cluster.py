@@ -23,7 +23,7 @@ _running: list[tuple[str, str]] = []
 
 @contextlib.contextmanager
 def on_one_worker(what: str, advice: str) -> Iterator[None]:
-    """Makes `check` raise inside the context: `what` runs on this worker only."""
+    """In the block, which runs on this worker only, `check` raises an error; `what` names the block."""
     _running.append((what, advice))
     try:
         yield
@@ -136,7 +136,7 @@ class Cluster:
 
     def _compile_all_gather(self, dtype: np.dtype) -> Callable[[tf.Tensor], tf.Tensor]:
         def row(numbers: tf.Tensor) -> tf.Tensor:
-            # By a sum, which every strategy has: each replica fills its row and leaves others 0. Exact for all dtypes.
+            # Every strategy supports sums: each replica fills its own row and adds 0 to others. Exact for all dtypes.
             is_own = tf.equal(tf.range(self.num_replicas), replicas.replica_id())
             return tf.where(is_own[:, tf.newaxis], numbers[tf.newaxis], tf.zeros([], numbers.dtype))
 
@@ -176,10 +176,10 @@ class Cluster:
         size = self.broadcast(len(value))
         key = ("broadcast", tf.int32)  # Collectives do not support uint8.
         if key not in self.compiled:
-            self.compiled[key] = self._collective_of_chief([[tf.TensorSpec([None], tf.int32)]])
+            self.compiled[key] = self._make_broadcast([[tf.TensorSpec([None], tf.int32)]])
         return broadcasts.bytes_of_chief(value, size, self.is_chief, self.compiled[key])
 
-    def _collective_of_chief(
+    def _make_broadcast(
         self, input_signature: Sequence[list[tf.TensorSpec]] | None = None
     ) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
         from tfdist.cluster.several_workers import broadcasts
@@ -198,7 +198,7 @@ class Cluster:
         if self.num_workers > 1:
             from tfdist.cluster.several_workers import broadcasts
 
-            broadcasts.assign(variables, self._collective_of_chief())
+            broadcasts.assign(variables, self._make_broadcast())
 
     def leave(self) -> None:
         """Waits for all workers to finish: if one exits early, TensorFlow makes the others fail after about 8 s.

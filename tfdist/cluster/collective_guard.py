@@ -1,6 +1,6 @@
-"""`ScriptCluster`: the workers of a script. Code that one worker runs alone, first, or for all, without collectives.
+"""`ScriptCluster`: the workers of a script, and blocks of code that one worker runs alone, or before the others.
 
-`send_to_all` gives every worker what the chief returned or raised.
+In such a block, a collective raises an error. `send_to_all` gives every worker what the chief returned or raised.
 """
 
 import contextlib
@@ -119,12 +119,12 @@ def in_any_scope() -> bool:
     return tf.distribute.has_strategy()
 
 
-def send_to_all(cluster: Cluster, returned: Any, error: Exception | SystemExit | None) -> Any:
-    """Returns the chief's `returned` on every worker; on the others None if JSON cannot hold it. Collective.
+def send_to_all(cluster: Cluster, result: Any, error: Exception | SystemExit | None) -> Any:
+    """Returns the chief's `result` on every worker; None on the others if JSON cannot hold it. Collective.
 
     Args:
-        returned: the result of a function on the chief; not used on the others.
-        error: what the function raised on the chief instead; None: nothing.
+        result: what a function returned on the chief; not used on the others.
+        error: what the function raised on the chief; None: it raised nothing.
 
     Raises:
         Exception, SystemExit: on the chief `error`; on the others an error of the same class with the same arguments,
@@ -132,10 +132,10 @@ def send_to_all(cluster: Cluster, returned: Any, error: Exception | SystemExit |
         ChiefFailedError: on the others, otherwise.
     """
     if not cluster.is_chief:
-        return _of_chief(json.loads(cluster.broadcast_bytes(b"")))
+        return _result_of_chief(json.loads(cluster.broadcast_bytes(b"")))
     if error is None:
         try:
-            content = json.dumps({"returned": returned})
+            content = json.dumps({"returned": result})
         except TypeError:
             content = "{}"
     else:
@@ -145,10 +145,10 @@ def send_to_all(cluster: Cluster, returned: Any, error: Exception | SystemExit |
     cluster.broadcast_bytes(content.encode())
     if error is not None:
         raise error
-    return returned
+    return result
 
 
-def _of_chief(found: dict[str, Any]) -> Any:
+def _result_of_chief(found: dict[str, Any]) -> Any:
     if "raised" not in found:
         return found.get("returned")
     module, name, arguments, text = found["raised"]

@@ -45,7 +45,7 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def device_datasets_without_autotuning() -> AbstractContextManager[None]:
-    """Disables autotuning, in a block, of the datasets that TensorFlow adds for each device: they have no options."""
+    """In the block, disables autotuning in the datasets that TensorFlow adds for each device: they have no options."""
     return patch(
         multi_device_iterator_ops,
         "_create_device_dataset",

@@ -51,18 +51,18 @@ def _report(error: BaseException) -> int:
     if isinstance(error, decision.MissingWorkersError | heartbeat_monitor.ChiefFailedError):
         return _tell(str(error), interruption.EXIT_PEER_LOST)
     text = user_code.original_message(error)
-    heartbeat_monitor.first_exit()
+    heartbeat_monitor.reserve_exit()
     reason = first_line(text)
     of_user = user_code.is_user_error(error)
     if not of_user and heartbeat_monitor.reported_by_another(reason, _SAME_FAILURE_SECONDS):
-        _print(f"the same error as another worker, which shows where: {type(error).__name__}: {reason}")
+        _print(f"the same error as on another worker, which reports it in full: {type(error).__name__}: {reason}")
         return 1
     heartbeat_monitor.announce_failure(reason)
     code = getattr(error, "exit_code", 1)
     if of_user:
         if _verbose():
             _print_stack(error)
-        place = "" if flags.FLAGS.is_parsed() else user_code.place(error)  # Only scripts have a line.
+        place = "" if flags.FLAGS.is_parsed() else user_code.place(error)  # Only scripts call tfdist.
         _print(f"{text}\n  Called at {place}." if place else text)
         return code
     explained = user_code.explain(error)
@@ -76,7 +76,7 @@ def _report(error: BaseException) -> int:
 
 def _tell(text: str, code: int) -> int:
     """Reports to the user and to the other workers why this worker ends. Returns the exit code."""
-    heartbeat_monitor.first_exit()
+    heartbeat_monitor.reserve_exit()
     heartbeat_monitor.announce_failure(text)
     _print(text)
     return code
@@ -89,7 +89,7 @@ def find_lost_worker(error: BaseException) -> tuple[bool, str]:
     """
     import tensorflow as tf
 
-    if not stderr.worker() and "TF_CONFIG" not in os.environ:  # Such as an error of a remote file system.
+    if not stderr.prefix() and "TF_CONFIG" not in os.environ:  # One worker: the error has another cause.
         return False, ""
     lost = (
         tf.errors.UnavailableError,
@@ -97,10 +97,10 @@ def find_lost_worker(error: BaseException) -> tuple[bool, str]:
         tf.errors.CancelledError,
         tf.errors.DeadlineExceededError,
     )
-    possibly_lost = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL's after a loss.
+    possibly_lost = (tf.errors.InternalError, tf.errors.UnknownError)  # NCCL raises these after a loss.
     named = ""
     if isinstance(error, (*lost, *possibly_lost)):
-        named = heartbeat_monitor.name_loss(_NAME_SECONDS) or heartbeat_monitor.mark_broken_ring(str(error))
+        named = heartbeat_monitor.wait_for_loss(_NAME_SECONDS) or heartbeat_monitor.mark_broken_ring(str(error))
     return bool(named) or isinstance(error, lost), named
 
 

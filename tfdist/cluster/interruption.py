@@ -49,9 +49,10 @@ class StopRequest:
     # Seconds of the longest execution so far, and of a save: needed to stop in time.
     execution_seconds: float = 0.0
     save_seconds: Callable[[], float] = lambda: 0.0
-    # Number of SIGINTs. Whether the run is being saved: a second SIGINT is then ignored.
+    # Number of SIGINTs.
     interrupts: int = 0
-    saving: bool = False
+    # Whether the run is stopping: it saves, or has nothing left to save. Further stop signals are then ignored.
+    in_progress: bool = False
     # Whether a signal ends the main thread's wait; see `unless_stopped`.
     ends_wait: bool = False
 
@@ -65,8 +66,11 @@ class StopRequest:
         finally:
             self.ends_wait = False
 
-    def requested(self) -> bool:
-        """Returns True after a stop signal, or if the time left may be too short for another execution."""
+    def poll(self) -> bool:
+        """Returns True after a stop signal, or if the time left may be too short for another execution.
+
+        In the second case, sets `reason` to TIME_LIMIT.
+        """
         if self.reason is None:
             # Two executions: this one, and the next, which sends the request to all workers. A save may be slower.
             needed = _LEAVE_SECONDS + 2 * self.execution_seconds + 2 * self.save_seconds()
@@ -100,7 +104,7 @@ def install_early_handlers(saves: bool = True) -> None:
 
 
 def install_handlers() -> StopRequest:
-    """Installs handlers that record SIGTERM, SIGINT and SIGUSR1; a second SIGINT raises KeyboardInterrupt."""
+    """Installs handlers that record stop signals (`_recorded`); a second SIGINT raises KeyboardInterrupt."""
     global _early, _latest
     request, _early = _early or StopRequest(), None
     _latest = request
@@ -111,7 +115,7 @@ def install_handlers() -> StopRequest:
 
 def _record(request: StopRequest, number: int, frame: types.FrameType | None) -> None:
     request.interrupts += number == signal.SIGINT
-    if number == signal.SIGINT and request.interrupts > 1 and not request.saving:
+    if number == signal.SIGINT and request.interrupts > 1 and not request.in_progress:
         raise KeyboardInterrupt
     request.reason = request.reason or signal.Signals(number).name
     if request.ends_wait:
@@ -134,9 +138,9 @@ def restore_handlers() -> None:
 
 
 def end_at_second_signal(end: Callable[[int], None]) -> None:
-    """Calls `end`, in a thread, with the number of a second SIGINT or SIGTERM, unless the run is being saved.
+    """Calls `end`, in a thread, with the number of a second SIGINT or SIGTERM, unless the run is already stopping.
 
-    In a thread, because during a call that does not return, such as a hanging read, Python runs no signal handler.
+    A thread is needed because Python runs no signal handler during a call that does not return, such as a hanging read.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
@@ -152,23 +156,23 @@ def end_at_second_signal(end: Callable[[int], None]) -> None:
                 first = now
                 continue
             again = number == signal.SIGINT or (number == signal.SIGTERM and now - first > _SAME_REQUEST_SECONDS)
-            if again and not is_saving():
+            if again and not is_stopping():
                 end(number)
 
     with block_signals():  # The thread must not receive them in place of the main thread.
         threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
-def is_saving() -> bool:
-    """Returns whether a run of this process is being saved after a stop request."""
-    return _latest is not None and _latest.saving
+def is_stopping() -> bool:
+    """Returns whether a run of this process is stopping after a stop request."""
+    return _latest is not None and _latest.in_progress
 
 
 @contextlib.contextmanager
 def handlers_if(saves: bool) -> Iterator[StopRequest]:
-    """Lets signals stop the run of the block if it `saves`; otherwise the handlers stay as they are.
+    """If the run in the block `saves`, lets signals stop it; otherwise the handlers stay as they are.
 
-    Signals that the early handlers record after the block stop the next run.
+    A signal that the early handlers record after the block stops the next run.
     """
     if not saves:
         yield StopRequest()

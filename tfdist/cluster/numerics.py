@@ -27,9 +27,9 @@ def settings(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_code(cluster: Cluster) -> None:
-    """Raises ValueError if user files that this worker and the chief have both imported differ. Collective.
+    """Raises ValueError if a user file differs between this worker and the chief. Collective.
 
-    The rendezvous has compared files that were imported before.
+    Compares files that both have imported. The rendezvous has compared those that were imported before it.
     """
     if cluster.num_workers > 1:
         here = user_code.hashes()
@@ -42,5 +42,5 @@ def check_code(cluster: Cluster) -> None:
 
 
 def differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Returns the names of `new` whose value in `old` is another one."""
+    """Returns the names whose values differ; a name that `old` or `new` lacks is left out."""
     return [name for name, value in new.items() if old.get(name, value) != value]

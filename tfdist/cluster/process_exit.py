@@ -14,7 +14,7 @@ from tfdist.config import tensorflow_log
 
 
 def run_and_exit(body: Callable[[], int], *, saves: bool = True) -> None:
-    """Runs `body`, which may use TensorFlow, and exits with its code; `saves`: whether it handles stop signals."""
+    """Runs `body`, which may use TensorFlow, and exits with its code; `saves`: whether a stop signal saves the run."""
     interrupted = "interrupted before the run was saved" if saves else "interrupted"
     interruption.install_early_handlers(saves)
     interruption.end_at_second_signal(lambda number: _end_unsaved(interrupted, number))
@@ -47,7 +47,10 @@ def _requeue(code: int) -> None:
 
 @contextlib.contextmanager
 def end_within(seconds: float, error: BaseException | None, what: str) -> Iterator[None]:
-    """Ends the process with the code of `error`, and the message `what`, if the block takes longer; None: no limit."""
+    """Ends the process with the exit code of `error` and the message `what` if the block takes longer than `seconds`.
+
+    If `error` is None, there is no limit.
+    """
     done = threading.Event()
 
     def watch() -> None:
@@ -71,7 +74,7 @@ def end_within(seconds: float, error: BaseException | None, what: str) -> Iterat
 def _end_unsaved(text: str, number: int) -> None:
     """Ends the process after a second stop signal, unless the main thread exits or starts to save."""
     heartbeat_monitor.await_writers()
-    if not interruption.is_saving():
+    if not interruption.is_stopping():
         heartbeat_monitor.announce_failure(text)
         print_error(text)
         os._exit(128 + number)

@@ -16,7 +16,7 @@ from tfdist.cluster.cluster import Cluster
 from tfdist.config import patching
 
 # Result of `experimental_distribute_dataset` -> its dataset of global batches.
-_global: weakref.WeakKeyDictionary[tf.distribute.DistributedDataset, tf.data.Dataset] = weakref.WeakKeyDictionary()
+_datasets: weakref.WeakKeyDictionary[tf.distribute.DistributedDataset, tf.data.Dataset] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -85,7 +85,7 @@ def _strategy(cluster: Cluster, resolver: type, name: str, log_once: Callable[[s
         ) -> tf.distribute.DistributedDataset:
             tuned = distributed_dataset.without_autotuning(dataset)
             found = super().experimental_distribute_dataset(tuned, options)
-            _global[found] = dataset
+            _datasets[found] = dataset
             return found
 
         def distribute_datasets_from_function(
@@ -133,10 +133,10 @@ def global_batches(data: Any) -> Any:
         ValueError: `data` comes from `distribute_datasets_from_function`: it has no global batches.
     """
     if isinstance(data, tf.distribute.DistributedDataset):
-        if data not in _global:
+        if data not in _datasets:
             raise ValueError(
                 "fit, evaluate and predict need the global batches, which a dataset of "
                 "distribute_datasets_from_function does not have: pass a tf.data.Dataset of global batches."
             )
-        return _global[data]
+        return _datasets[data]
     return data

@@ -14,7 +14,8 @@ from tfdist.cluster.discovery import slurm_job
 
 # Time limit in seconds of scontrol, and of reading the workdir.
 _ANSWER_SECONDS = 60.0
-# A stop signal in the last seconds of a job, this many, means that its time is over; launch/slurm.sbatch: 120 s.
+# If a stop signal comes less than this many seconds before the job's end, the job's time is over. The signal of
+# launch/slurm.sbatch comes 120 s before the end.
 _NEAR_SECONDS = 600.0
 # How many workers after the chief may requeue in its place, and the seconds that each waits per worker before it.
 _SUBSTITUTES, _TURN_SECONDS = 7, 2.0
@@ -28,7 +29,8 @@ class RequeuePolicy:
 
     rank: int
     stop: interruption.StopRequest
-    # Returns True if a restart may help: this start saved a new checkpoint, or see `slurm_job.few_restarts`.
+    # Returns True if a restart may help: this start has saved a new checkpoint or, before a run is opened, Slurm has
+    # restarted the job only a few times.
     progressed: Callable[[], bool]
 
 
@@ -44,7 +46,7 @@ def enable_requeue(rank: int, stop: interruption.StopRequest, progressed: Callab
     _policy = RequeuePolicy(rank=rank, stop=stop, progressed=lambda: bool(known()))
 
 
-def is_transient() -> bool | None:
+def progressed() -> bool | None:
     """Returns `RequeuePolicy.progressed` of this process; None: it does not requeue."""
     return None if _policy is None else _policy.progressed()
 

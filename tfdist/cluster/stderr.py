@@ -6,10 +6,10 @@ import sys
 
 def print_error(text: str) -> None:
     """Prints a message of this worker to standard error."""
-    print(f"tfdist: {worker()}{text}", file=sys.stderr)
+    print(f"tfdist: {prefix()}{text}", file=sys.stderr)
 
 
-def worker() -> str:
+def prefix() -> str:
     """Returns the prefix of messages: "worker 1: "; "" for a single worker."""
     from tfdist.cluster.discovery import environment
 

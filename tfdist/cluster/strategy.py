@@ -33,7 +33,7 @@ def connect(
         stop: this worker's stop request; None: it cannot be stopped.
 
     Returns:
-        The cluster. Its strategy is MultiWorkerMirroredStrategy, or MirroredStrategy of one worker.
+        The cluster. Its strategy is MultiWorkerMirroredStrategy, or MirroredStrategy if there is one worker.
 
     Raises:
         StopError: a worker received a stop request before all were connected.
@@ -91,5 +91,5 @@ def _add_number_conversions() -> None:
 def _make_roster(planned: ClusterPlan, started: Started) -> Roster:
     name = {"nccl": "NCCL", "ring": "RING over gRPC", "tcp": "RING over TCP"}[planned.implementation]
     on = "on" if onednn.enabled() else "off"
-    details = (f"oneDNN {on}: {onednn.VARIABLE}=0 or 1 in the environment decides", *started.details)
+    details = (f"oneDNN {on}; to change it, set {onednn.VARIABLE}=0 or 1 in the environment", *started.details)
     return Roster(workers=started.members, communication=name, notes=tuple(started.notes), details=details)

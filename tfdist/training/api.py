@@ -1,4 +1,4 @@
-"""What other packages may use of training: a run, the loop, the parts of a step, and what they replace in a model.
+"""What other packages may use of training: a run, the loop, the parts of a step, and functions that adapt a model.
 
 Nothing else imports this module: inside the package, modules import each other.
 """
@@ -20,7 +20,7 @@ from tfdist.training.step.collectives import (
     sum_differentiable,
 )
 from tfdist.training.step.context import StepContext
-from tfdist.training.step.layers.model_layers import of_all_depths as layers_of_all_depths
+from tfdist.training.step.layers.model_layers import all_layers as layers_of_all_depths
 from tfdist.training.step.layers.model_layers import statistics as find_statistics
 from tfdist.training.step.layers.normalization import shard_present, synchronized_layers
 from tfdist.training.step.layers.remat_scopes import adopt as adopt_remat_scopes

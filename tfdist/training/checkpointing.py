@@ -17,8 +17,8 @@ def check_state(services: LoopServices, state: TrainingState) -> None:
         ReplicaMismatchError: the replicas differ.
         DivergedError: the weights are non-finite.
     """
-    for extra in services.extras:
-        extra.check(services, state)
+    for action in services.loop_actions:
+        action.check(services, state)
 
 
 def save(services: LoopServices, state: TrainingState) -> None:
@@ -41,7 +41,7 @@ def save(services: LoopServices, state: TrainingState) -> None:
 def save_stopped(services: LoopServices, state: TrainingState) -> None:
     """Saves the run after all workers agreed to stop, and waits until the checkpoint is written, or raises OSError."""
     run = services.run
-    run.stop.saving = True
+    run.stop.in_progress = True
     save(services, state)
     wait_until_saved(services, state)
     stopped = f"stopped by {run.stop.reason or 'another worker'} and saved"
@@ -54,7 +54,7 @@ def wait_until_saved(services: LoopServices, state: TrainingState) -> None:
     with services.run.cluster.monitor.pause_timers():
         saved = services.checkpointer is None or services.checkpointer.wait()
     if not saved:
-        left = directory.safe_state(services.run.checkpoints)
+        left = directory.describe_remaining(services.run.checkpoints)
         raise OSError(f"The last checkpoint, of step {state.step}, could not be written; {left}.")
 
 
@@ -63,8 +63,8 @@ def close(services: LoopServices) -> None:
     if services.checkpointer is not None:
         with services.run.cluster.monitor.pause_timers():
             services.checkpointer.wait()
-    for extra in services.extras:
-        extra.close()
+    for action in services.loop_actions:
+        action.close()
     services.report.close()
     if services.lock is not None:
         services.lock.release()

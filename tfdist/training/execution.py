@@ -62,10 +62,10 @@ class StepRunner:
     # Seconds since the last `pop_time_fractions`, float64 [num_replicas, 3]: input, communication, total.
     seconds: np.ndarray
 
-    def __call__(self, iterator: Any, max_steps: int, first: int = 0) -> Execution:
+    def execute(self, iterator: Any, max_steps: int, first: int = 0) -> Execution:
         """Runs up to `max_steps` steps; `first`: the index of the first batch of an evaluation."""
-        steps = self.length.next_steps(max_steps)
-        stop = tf.constant(float(self.run.stop.requested()), tf.float64)
+        steps = self.length.choose_steps(max_steps)
+        stop = tf.constant(float(self.run.stop.poll()), tf.float64)
         with self.run.cluster.monitor.in_collective("an execution"):
             args = (iterator, tf.constant(steps), stop, tf.constant(first))
             vector, replica_seconds = self.run.call_steps(self.kind, self.run_steps, *args)
@@ -88,15 +88,15 @@ class StepRunner:
         return timing.time_fractions(seconds, self.run.cluster.num_workers)
 
 
-def make_train_steps(run: Run) -> StepRunner:
-    """Builds the function that runs a training execution."""
+def make_train_runner(run: Run) -> StepRunner:
+    """Makes the runner of training executions."""
     step = run.feed.with_known_shapes(run.train_step)
     step = functools.partial(_guard(run, step, "The training step"), run.context)
     return _make_runner(run, "train", multi_step.make_multi_step_fn(run.context, step, trains=True))
 
 
-def make_evaluation_steps(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
-    """Builds the function that runs an evaluation execution; `keep` may return one that was compiled earlier."""
+def make_evaluation_runner(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> StepRunner:
+    """Makes the runner of evaluation executions; `keep` may return a function that was compiled earlier."""
     step = _guard(run, train_step.evaluation_step, "The evaluation")
     run_steps = multi_step.make_multi_step_fn(run.context, functools.partial(step, run.context), trains=False)
     return _make_runner(run, "test", run_steps if keep is None else keep(run_steps))
@@ -114,7 +114,7 @@ def _guard(run: Run, step: Callable[..., tf.Tensor], name: str) -> Callable[...,
         ]
         return {
             id(local.handle): may_write
-            for variables, may_write in ((run.hooks.held, False), (written, True))
+            for variables, may_write in ((run.hooks.saved_variables, False), (written, True))
             for variable in map(checkpoint_format.tf_variable, variables)
             for local in run.cluster.strategy.experimental_local_results(variable)
         }

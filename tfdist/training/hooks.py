@@ -20,10 +20,10 @@ class Hooks:
     steps_per_execution = 1
     # True if training was stopped because of a loss that is not finite: the last state is not saved.
     stopped_on_nan = False
-    # What stopped training, known on the worker where it runs; "": nothing.
+    # The callback that stopped training, as messages name it; "" if there is none, or it does not run on this worker.
     stopped_by = ""
     # Variables that `state` saves in a checkpoint if they change.
-    held: Sequence[Any] = ()
+    saved_variables: Sequence[Any] = ()
 
     def __init__(self):
         # Kind -> interval of its batch hooks, in steps; without batch hooks there is no entry.
@@ -56,17 +56,17 @@ class Hooks:
     def progress(self, done: int, logs: dict[str, float]) -> None:
         """Moves the bar to `done` steps of the epoch, evaluation or prediction."""
 
-    def stop(self, kind: str = "train") -> bool:
+    def stop_requested(self, kind: str = "train") -> bool:
         """Returns True if a stop of `kind` is requested; equal on all workers."""
         return False
 
     def ends(self, kind: str, steps: int) -> bool:
         """Returns True if `kind` stops after `steps` (at least 1) of the epoch, evaluation or prediction."""
-        return self.stop(kind) and (steps % self.steps_per_execution == 0 or self.stopped_on_nan)
+        return self.stop_requested(kind) and (steps % self.steps_per_execution == 0 or self.stopped_on_nan)
 
     def steps_to_hook(self, kind: str, step: int) -> int | None:
         """Returns the number of steps from `step` to the next batch hook or requested stop; None: there is neither."""
-        if kind in self.batch_interval or self.stop(kind):
+        if kind in self.batch_interval or self.stop_requested(kind):
             return self.steps_per_execution - step % self.steps_per_execution
         return None
 
@@ -96,7 +96,7 @@ class Hooks:
         return False
 
     def state(self, variables: Iterable[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Returns on the chief the state without `variables`: JSON values, and arrays by name."""
+        """Returns the state of the hooks, without `variables`: JSON values, and arrays by name. Called on the chief."""
         return {}, {}
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:

@@ -51,9 +51,9 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
             services.report.event(f"changed: config.{line}", state.step)
         # This may read whole splits to fill a cache, so a stop request interrupts it.
         data = run.stop.unless_stopped(lambda: start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES)))
-        too_late = state.step < run.total_steps and run.stop.requested()
+        too_late = state.step < run.total_steps and run.stop.poll()
         if run.cluster.any_worker(data is None or too_late):
-            run.stop.saving = True  # Nothing is left to save.
+            run.stop.in_progress = True  # Nothing is left to save.
             return _stop_early(run)
         common = data["columns"] | data["common"]
         start_checks.check_start(run.cluster, common, state.to_json())
@@ -66,7 +66,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
 
 def _stop_early(run: Run) -> int:
     if run.cluster.is_chief:
-        left = "nothing to save" if run.checkpoints is None else directory.safe_state(run.checkpoints)
+        left = "nothing to save" if run.checkpoints is None else directory.describe_remaining(run.checkpoints)
         print(f"stopped by {run.stop.reason or 'another worker'} before the first step: {left}")
     return interruption.EXIT_STOPPED
 
@@ -94,13 +94,13 @@ def train_loop(services: LoopServices, state: TrainingState) -> None:
         begin_execution(run, state)
         batches = run.feed.iterator_at(batches, state.step)
         started = time.perf_counter()
-        execution = services.train_steps(batches, next_due_step(services, state.step) - state.step)
+        execution = services.train_runner.execute(batches, next_due_step(services, state.step) - state.step)
         seconds = time.perf_counter() - started
         state.step += execution.steps
         run.cluster.monitor.note_progress(state.step)
         services.ledger.step = state.step
-        for extra in services.extras:  # Features act here.
-            extra.after_execution(services, state, execution)
+        for action in services.loop_actions:
+            action.after_execution(services, state, execution)
         state.add(execution.totals, execution.steps, seconds)
         end_execution(run, state)
         report_if_due(services, state)
@@ -114,7 +114,7 @@ def next_due_step(services: LoopServices, step: int) -> int:
     """Returns the step at which the next execution ends at the latest: the next action, hook or the end of the run."""
     run, config = services.run, services.run.config
     step_in_epoch = step % run.steps_per_epoch
-    due = [run.total_steps, *(boundary for extra in services.extras for boundary in extra.boundaries(step))]
+    due = [run.total_steps, *(boundary for action in services.loop_actions for boundary in action.boundaries(step))]
     for section in (config.report, config.evaluation, config.checkpoint):
         due.append(run.due(section.every).next_after(step))
     if run.is_script or run.hooks.active:
@@ -125,13 +125,13 @@ def next_due_step(services: LoopServices, step: int) -> int:
 
 
 def run_due_actions(services: LoopServices, state: TrainingState) -> None:
-    """Runs the extras, evaluation and checkpoint that are due.
+    """Runs the actions of features, the evaluation and the checkpoint that are due.
 
     Raises StopRequested if all workers agreed to stop during the evaluation.
     """
     run, step = services.run, state.step
-    for extra in services.extras:
-        extra.act_if_due(services, state)
+    for action in services.loop_actions:
+        action.act_if_due(services, state)
     improved = False
     if evaluate.is_due(run, step) and state.last_evaluated_step < step:
         improved = _evaluate(services, state)
@@ -201,7 +201,7 @@ def report_if_due(services: LoopServices, state: TrainingState) -> None:
         num_examples=interval.steps * run.feed.sizes.global_batch,
         skipped=state.skipped if run.context.skips_nonfinite else None,
         wait_share=wait_share(run, interval.totals),
-        worker_shares=services.train_steps.pop_time_fractions(),
+        worker_shares=services.train_runner.pop_time_fractions(),
     )
     services.ledger.write()
     interval.reset()

@@ -1,4 +1,4 @@
-"""`LoopServices`: what the loop works with, made once per start; and `Extra`: what a feature does in the loop."""
+"""`LoopServices`: what the loop works with, made once per start; and `LoopAction`: what a feature does in the loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # Features are imported before TensorFlow.
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class LoopServices:
-    """The objects that the loop uses besides the state: report, checkpointer, compiled steps and extras."""
+    """The objects that the loop uses besides the state: report, checkpointer, compiled steps and actions."""
 
     run: Run
     report: Reporter
@@ -25,15 +25,15 @@ class LoopServices:
     checkpointer: AsyncCheckpointer | None
     # None except on the chief of a run with a workdir.
     lock: WorkdirLock | None
-    train_steps: StepRunner
-    evaluation_steps: StepRunner
+    train_runner: StepRunner
+    evaluation_runner: StepRunner
     # What features do between executions.
-    extras: list[Extra]
+    loop_actions: list[LoopAction]
     # Records how the time of this start is spent.
     ledger: Ledger
 
 
-class Extra:
+class LoopAction:
     """What a feature does between the executions of a run; by default nothing.
 
     Every worker calls the same methods in the same order. `services` has the run, the report and the checkpointer.

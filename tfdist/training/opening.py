@@ -103,7 +103,7 @@ def open_run(run: Run) -> tuple[LoopServices, TrainingState] | None:
         def look() -> tuple[WorkdirLock, Saved | None]:
             lock = _lock_workdir(run.workdir, run.config.cluster, run.cluster.num_workers)
             stack.callback(lock.release)  # If opening fails.
-            return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append, is_ours=True)
+            return lock, checkpoint_format.newest_valid(run.checkpoints, damaged.append, holds_lock=True)
 
         found = run.stop.unless_stopped(look) if run.cluster.is_chief else None
         if not run.cluster.broadcast(found is not None):
@@ -120,7 +120,7 @@ def _open_workdir(
 ) -> tuple[LoopServices, TrainingState]:
     state = _new_state(run, rate) if saved is None else TrainingState.from_json(saved.state)
     state.count_epochs(run.steps_per_epoch)
-    state.compare_best(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
+    state.reset_best_if_changed(run.config.checkpoint.best_metric, run.config.checkpoint.best_mode)
     if saved is None:
         run.hooks.train_begin(saves=True)
     else:
@@ -137,13 +137,13 @@ def _open_workdir(
     if rate_note is not None:
         report.event(rate_note, state.step)
     if run.config.cluster.requeue:
-        before = directory.written(run.checkpoints)
-        # A checkpoint after the first execution, one step, is no progress: each start of a too short job makes one.
+        before = directory.write_times(run.checkpoints)
+        # A checkpoint after the first execution, one step, is no progress: even a job that is too short saves it.
         no_progress = (state.step, state.step + 1)
         slurm_requeue.enable_requeue(
             run.cluster.rank,
             run.stop,
-            lambda: any(one[0] not in no_progress for one in directory.written(run.checkpoints) - before),
+            lambda: any(one[0] not in no_progress for one in directory.write_times(run.checkpoints) - before),
         )
     report_run.write_start(run, report, None if saved is None else saved.step)
     ledger = _open_ledger(run, state)
@@ -180,7 +180,7 @@ def _open_checkpointer(run: Run, report: Reporter, state: TrainingState, saved: 
     assumed_seconds = checkpoint_format.num_bytes(run.variables) / _SLOW_BYTES_PER_SECOND
     run.stop.save_seconds = lambda: checkpointer.longest_write_seconds or assumed_seconds
     if saved is not None:
-        ended = run.is_script and (state.step >= run.total_steps or run.hooks.stop())
+        ended = run.is_script and (state.step >= run.total_steps or run.hooks.stop_requested())
         advice = ", the end of the run: increase epochs to continue, or use another workdir" if ended else ""
         report.event(f"resumed from {saved.path}{advice}", saved.step)
     return checkpointer
@@ -201,7 +201,7 @@ def _lock_workdir(workdir: Path, options: config_lib.ClusterOptions, num_workers
 def _end_second_writer(other: str) -> None:
     """Ends this process at once, from the lock's thread: two runs must not write to one workdir."""
     text = f"this process was stopped for so long that another run has taken over its workdir: {other}. It ends here"
-    heartbeat_monitor.first_exit()
+    heartbeat_monitor.reserve_exit()
     heartbeat_monitor.announce_failure(text)
     print(f"tfdist: {text}.", file=sys.stderr, flush=True)
     os._exit(1)
@@ -224,16 +224,16 @@ def make_services(
     ledger: Ledger | None = None,
     keep: Callable[[RunSteps], RunSteps] | None = None,
 ) -> LoopServices:
-    """Makes the objects that the loop uses; `keep`: see `execution.make_evaluation_steps`."""
+    """Makes the objects that the loop uses; `keep`: see `execution.make_evaluation_runner`."""
     return LoopServices(
         run=run,
         report=report,
         checkpointer=checkpointer,
         lock=lock,
-        train_steps=execution.make_train_steps(run),
-        evaluation_steps=execution.make_evaluation_steps(run, keep),
+        train_runner=execution.make_train_runner(run),
+        evaluation_runner=execution.make_evaluation_runner(run, keep),
         ledger=Ledger() if ledger is None else ledger,
-        extras=[extra for feature in features.ALL for extra in feature.extras(run, report)],
+        loop_actions=[action for feature in features.ALL for action in feature.loop_actions(run, report)],
     )
 
 

@@ -38,8 +38,8 @@ def build_run(
 
     Args:
         cluster: the cluster of a process that is already connected; None: connects, with the options `config.cluster`.
-        config_file: where the config comes from. None: an evaluation, in which any batch size is allowed and no files
-            are written.
+        config_file: the file of the config, for the log; "": unknown. None: the run only evaluates, so any batch size
+            is allowed and no files are written.
 
     Raises:
         StopError: a stop was requested before all workers connected.
@@ -80,7 +80,7 @@ def build_run(
 
 
 def _with_saved_xla(config: config_lib.Config, workdir: Path) -> config_lib.Config:
-    """Returns the config; if it does not set `train.xla`, with the value of the run that is resumed."""
+    """Returns the config. If it does not set `train.xla`, the field gets the value of the run that is resumed."""
     saved = run_info.saved_xla(workdir) if config.train.xla is None else config.train.xla
     return dataclasses.replace(config, train=dataclasses.replace(config.train, xla=saved))
 
@@ -101,7 +101,7 @@ def connect(
     try:
         cluster = strategy.connect(plan, must_match=_must_match(config, inputs), workdir=shared, stop=stop)
     except interruption.StopError as error:
-        raise interruption.StopError(f"{error}: {directory.safe_state(workdir / 'checkpoints')}") from None
+        raise interruption.StopError(f"{error}: {directory.describe_remaining(workdir / 'checkpoints')}") from None
     cluster.monitor.waits_for_file = files.waits
     if cluster.is_chief:  # Only the chief checks the time limit.
         stop.job_end = slurm_job.end_time(os.environ)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-# Names of fields in checkpoints, where they differ.
+# Fields that have another name in checkpoints.
 _SAVED_AS = {"last_evaluated_step": "evaluated", "completed_epochs": "epochs"}
 
 
@@ -36,7 +36,7 @@ class BestValue:
     # The step of its evaluation.
     step: int = 0
     # Its metric and mode, such as "accuracy, max"; "": unknown.
-    of: str = ""
+    metric_and_mode: str = ""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -49,11 +49,12 @@ class TrainingState:
     best: BestValue = dataclasses.field(default_factory=BestValue)
     # Skipped steps since the start of the run.
     skipped: int = 0
-    # Completed epochs; steps per epoch (0: unknown); sums over the current epoch's examples so far, and its values.
     completed_epochs: int = 0
+    # 0: unknown.
     steps_per_epoch: int = 0
+    # Sums over the examples of the current epoch so far.
     epoch_totals: dict[str, float] = dataclasses.field(default_factory=dict)
-    # A metric may have a value per class: float32 [classes].
+    # The values of the current epoch; a metric may have one per class: float32 [classes].
     logs: dict[str, float | np.ndarray] = dataclasses.field(default_factory=dict)
     # The objective's state within an epoch; see `Objective.state`.
     metrics: list[Any] = dataclasses.field(default_factory=list)
@@ -62,20 +63,22 @@ class TrainingState:
     # Hashes of the data; see `start_checks.hash_examples`.
     data: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Saved, so that the report of an interval with a resume equals that of an uninterrupted run.
+    # Saved, so that an interval in which the run was resumed has the same report as without the interruption.
     interval: IntervalTotals = dataclasses.field(default_factory=IntervalTotals)
 
     def to_json(self) -> dict[str, Any]:
         values = {_SAVED_AS.get(name, name): value for name, value in dataclasses.asdict(self).items()}
         best = values.pop("best")
-        values |= {"best": best["value"], "best_step": best["step"], "best_of": best["of"]}
+        values |= {"best": best["value"], "best_step": best["step"], "best_of": best["metric_and_mode"]}
         values["logs"] = {name: np.asarray(value).tolist() for name, value in self.logs.items()}
         return values | values.pop("interval")
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainingState":
         """Returns what `to_json` saved; fields of another release are ignored, missing ones have their defaults."""
-        best = BestValue(value=values.get("best"), step=values.get("best_step", 0), of=values.get("best_of", ""))
+        best = BestValue(
+            value=values.get("best"), step=values.get("best_step", 0), metric_and_mode=values.get("best_of", "")
+        )
         state = cls(**_pick(cls, values), best=best, interval=IntervalTotals(**_pick(IntervalTotals, values)))
         state.logs = {
             name: np.array(value, np.float32) if isinstance(value, list) else value
@@ -93,13 +96,13 @@ class TrainingState:
             self.start_epoch()
         self.steps_per_epoch = steps_per_epoch
 
-    def compare_best(self, metric: str | None, mode: str) -> None:
+    def reset_best_if_changed(self, metric: str | None, mode: str) -> None:
         """Resets the best value if the metric or the mode has changed."""
         if metric is None:
             return
-        if self.best.of not in ("", f"{metric}, {mode}"):
+        if self.best.metric_and_mode not in ("", f"{metric}, {mode}"):
             self.best = BestValue()
-        self.best.of = f"{metric}, {mode}"
+        self.best.metric_and_mode = f"{metric}, {mode}"
 
     def add(self, totals: Mapping[str, float], steps: int, seconds: float) -> None:
         self.interval.add(totals, steps, seconds)

@@ -44,7 +44,7 @@ class ExecutionLength:
     # Executions so far. The first one compiles, so its time is ignored.
     executions: int = 0
 
-    def next_steps(self, max_steps: int) -> int:
+    def choose_steps(self, max_steps: int) -> int:
         return max(1, min(self.steps, max_steps))
 
     def record(self, steps: int, seconds: float) -> None:

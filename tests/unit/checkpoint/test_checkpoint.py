@@ -272,7 +272,7 @@ def test_no_checkpoint_is_removed_while_the_file_system_does_not_say_which_stay(
         return read(path, *arguments, **options)
 
     monkeypatch.setattr("builtins.open", refuse)
-    saver._tidy(6, {})
+    saver._update_directory(6, {})
     with pytest.raises(OSError, match="Input/output error"):
         checkpoint_format.find(tmp_path, "best", print)
     assert directory_lib.steps(tmp_path) == [6, 5]
@@ -431,7 +431,7 @@ def test_the_checkpoint_of_another_model_is_refused_by_names_and_shapes(tmp_path
     variables["model/kernel"] = tf.Variable(tf.zeros([30, 50]))
     variables["model/brain"] = tf.Variable(tf.zeros([2, 5], tf.float32))
     variables["model/another"] = tf.Variable(0.0)
-    with pytest.raises(ValueError, match="another model or optimizer") as raised:
+    with pytest.raises(ValueError, match="another model, optimizer or Keras release") as raised:
         restore.restore(ALONE, checkpoint_format.verify(path), variables)
     assert sorted(line.strip() for line in str(raised.value).splitlines()[1:]) == [
         "model/another is missing in the checkpoint",
@@ -469,7 +469,7 @@ def test_every_variable_of_model_and_optimizer_has_a_name_of_its_own():
 def test_nonfinite_values_are_named():
     variables = {"x": tf.Variable([1.0, 2.0]), "n": tf.Variable(3), "half": tf.Variable(tf.zeros([2], tf.bfloat16))}
     variables["mask"] = tf.Variable([0.0, -np.inf])
-    not_finite = nonfinite.check_worker(variables)
+    not_finite = nonfinite.make_worker_check(variables)
     assert not_finite() == ""
     for name, bad in (("x", [1.0, np.nan]), ("half", [np.inf, 0.0]), ("mask", [np.nan, -np.inf])):
         good = variables[name].numpy()
@@ -527,7 +527,7 @@ for (case, after), kill_at in itertools.product((("new", False), ("damaged", Tru
         continue
     manifests = [path.read_text() for path in directory.glob("step-*/manifest.json")]  # Written last.
     complete = [json.loads(text)["step"] for text in manifests if text != "{"]
-    found = checkpoint_format.newest_valid(directory, lambda text: None, is_ours=True)
+    found = checkpoint_format.newest_valid(directory, lambda text: None, holds_lock=True)
     assert found.step == max(complete), (directory.name, found, complete)
     print(directory.name, *complete)
 """

@@ -31,6 +31,6 @@ def test_a_model_that_keras_cannot_save_is_left_out_with_the_reason(tmp_path):
     wrong = keras.Sequential([keras.Input((2,)), WithAWrongConfig(), keras.layers.Dense(1)])
     for model, reason in ((Wrapping(inner), "Object Wrapping was created by passing"), (wrong, "unsupported operand")):
         said = export.export(model, path)
-        assert said.startswith("no model.keras, because Keras cannot save this model") and reason in said
+        assert said.startswith("model.keras not written: Keras cannot save this model") and reason in said
         assert list(tmp_path.iterdir()) == []
     assert export.export(inner, path) == f"exported {path}"

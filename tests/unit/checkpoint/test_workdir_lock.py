@@ -157,7 +157,7 @@ def damaged(**changes) -> bytes:
 )
 def test_a_damaged_file_is_half_written_and_does_not_block_the_workdir(tmp_path, content, monkeypatch):
     (tmp_path / workdir_lock.LOCK).write_bytes(content)
-    assert workdir_lock._look(tmp_path / workdir_lock.LOCK)[0] == workdir_lock.Owner()
+    assert workdir_lock._read(tmp_path / workdir_lock.LOCK)[0] == workdir_lock.Owner()
     if len(content) < 20:
         monkeypatch.setattr(workdir_lock, "_UNREADABLE", workdir_lock.Owner(heartbeat_seconds=0.05))
         acquire(tmp_path, wait=20.0).release()

@@ -130,7 +130,8 @@ def test_the_first_all_reduce_names_the_missing_workers_or_gives_advice():
         known = make_peers(told=(told := []))
         for rank in waiting:
             known.peers[rank].waits = (multi_worker.PURPOSE, 5.0)
-        known.hear({"lost": "it did not end: ", "absent_in": [multi_worker.PURPOSE, multi_worker._ADVICE]})
+        absent_in = [multi_worker.PURPOSE, multi_worker._ADVICE]
+        known.receive_from_worker({"lost": "it did not end: ", "absent_in": absent_in})
         assert words in told[0]["lost"], told
 
 

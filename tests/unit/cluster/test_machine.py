@@ -34,7 +34,7 @@ def test_gh200_is_not_sent_in_a_circle(monkeypatch):
     ],
 )
 def test_machines_and_versions_are_refused_before_tensorflow_is_imported(here, versions, named):
-    said = machine.refusal(*here, VERSIONS | versions)
+    said = machine.why_unsupported(*here, VERSIONS | versions)
     assert named in said and bool(said) == bool(named)
 
 

@@ -119,10 +119,10 @@ def test_forked_processes_have_the_users_handlers_after_a_run():
 
 def test_a_second_ctrl_c_ends_a_run_unless_it_is_being_saved(own_signals):
     request = interruption.install_handlers()
-    request.saving = True
+    request.in_progress = True
     for _ in range(3):
         signal.raise_signal(signal.SIGINT)
     assert request.reason == "SIGINT"
-    request.saving = False
+    request.in_progress = False
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)

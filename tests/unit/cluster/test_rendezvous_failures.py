@@ -117,7 +117,7 @@ def test_a_missing_worker_is_named_by_all_others_at_the_deadline(found, absent):
 
 
 def test_workers_say_soon_what_they_wait_for_and_a_late_worker_may_still_join(monkeypatch, capsys):
-    monkeypatch.setattr(rendezvous, "_SAID_AFTER", (0.3, 1.0))
+    monkeypatch.setattr(rendezvous, "_LOG_AFTER_SECONDS", (0.3, 1.0))
     ports, workers = free_ports(3), Workers()
     specs = worker_specs(ports)
     workers.start(specs[1])

@@ -150,7 +150,7 @@ def test_hundreds_of_half_open_connections_and_slow_senders_block_nobody():
                 # Ours, and at most the limit of the server's.
                 for _ in range(1000):
                     await asyncio.sleep(0)
-                    assert descriptors() <= before + 600 + listener_lib._MAX_UNPROVEN + 10
+                    assert descriptors() <= before + 600 + listener_lib._MAX_UNAUTHENTICATED + 10
                 reply = await asyncio.wait_for(request(address, KEY, {"good": 1}), 30)
                 assert reply == {"good": 1}
             await asyncio.sleep(0.2)

@@ -43,8 +43,8 @@ def trained(cluster, folder, prepare, finish):
     )
     run = setup.build_run(config, folder, cluster)
     data = run.feed.training(0, 3)
-    runner = execution.make_train_steps(run)
-    totals = runner(cluster.distribute(data), 3).totals
+    runner = execution.make_train_runner(run)
+    totals = runner.execute(cluster.distribute(data), 3).totals
     return data.element_spec["image"].dtype, totals["loss"], [w.numpy() for w in run.context.model.weights]
 
 

@@ -48,19 +48,19 @@ def test_the_largest_batch_fits_and_a_larger_one_does_not():
     numbers, ranges = make(), tf.constant([2.0**-5], tf.float64)
     limit = 2.0**-5 * 2.0**integers_lib.HEADROOM
     for value, too_large in ((limit, False), (-limit, False), (np.nextafter(np.float32(limit), np.float32(9)), True)):
-        sizes, bad = integers_lib.largest([tf.constant([value, 0.0], tf.float32)], of_cpu=True)
+        sizes, bad = integers_lib.largest([tf.constant([value, 0.0], tf.float32)], on_cpu=True)
         assert (bool(integers_lib.exceeds(sizes, ranges)[0]), int(bad[0])) == (too_large, 0)
     (integer,) = numbers.to_integers([tf.constant([limit])], ranges)
     assert int(integer[0]) * SHARDS == 2**30  # Of all shards: below the largest int32.
     # A range of 0 is that of a tensor that was not summed yet: everything but 0 is too large.
-    sizes, _ = integers_lib.largest([tf.zeros([3]), tf.constant([1e-20])], of_cpu=True)
+    sizes, _ = integers_lib.largest([tf.zeros([3]), tf.constant([1e-20])], on_cpu=True)
     assert integers_lib.exceeds(sizes, tf.zeros([2], tf.float64)).numpy().tolist() == [False, True]
 
 
-@pytest.mark.parametrize("of_cpu", [True, False])
+@pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize("wrong", [np.nan, -np.inf])
-def test_non_finite_elements_are_counted_and_make_the_sum_nan(wrong, of_cpu):
-    sizes, bad = integers_lib.largest([tf.constant([1.0, wrong, 2.0]), tf.constant([3.0])], of_cpu=of_cpu)
+def test_non_finite_elements_are_counted_and_make_the_sum_nan(wrong, on_cpu):
+    sizes, bad = integers_lib.largest([tf.constant([1.0, wrong, 2.0]), tf.constant([3.0])], on_cpu=on_cpu)
     assert (sizes.numpy().tolist(), bad.numpy().tolist()) == ([0.0, 3.0], [1, 0])
     ranges = tf.constant([1.0, 1.0], tf.float64)
     sums = make().to_floats([tf.constant([5]), tf.constant([5])], ranges, bad)
@@ -68,7 +68,7 @@ def test_non_finite_elements_are_counted_and_make_the_sum_nan(wrong, of_cpu):
 
 
 def test_a_nan_at_any_place_of_a_tensor_on_the_cpu_is_found():
-    found = tf.function(lambda value: integers_lib.largest([value], of_cpu=True)[1][0], reduce_retracing=True)
+    found = tf.function(lambda value: integers_lib.largest([value], on_cpu=True)[1][0], reduce_retracing=True)
     with tf.device("CPU:0"):
         for size in (1, 2, 7, 8, 9, 16, 33, 64, 4099):
             for place in {0, 1, 3, size // 2, size - 2, size - 1} & {*range(size)}:

@@ -4,7 +4,7 @@ from tfdist.training.state import BestValue, TrainingState
 
 
 def test_the_state_is_restored():
-    best = BestValue(value=0.5, step=3, of="accuracy, max")
+    best = BestValue(value=0.5, step=3, metric_and_mode="accuracy, max")
     state = TrainingState(step=7, best=best, logs={"loss": 1.0})
     state.add({"loss": 3.0, "examples": 2.0}, steps=2, seconds=0.25)
     saved = state.to_json()

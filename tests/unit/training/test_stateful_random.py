@@ -66,12 +66,12 @@ def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(tmp_path, parts):
 @pytest.mark.workers
 def test_each_batch_of_an_evaluation_draws_its_own_numbers(tmp_path):
     run = start(tmp_path, **NOISE)
-    run_batches = execution.make_evaluation_steps(run)
+    runner = execution.make_evaluation_runner(run)
 
     def losses(batches: int, *firsts: int) -> list[float]:
         iterator = run.cluster.distribute(run.feed.evaluation()[0])
         stop, count = tf.zeros([], tf.float64), tf.constant(batches)
-        return [float(run_batches.run_steps(iterator, count, stop, tf.constant(first))[0][0]) for first in firsts]
+        return [float(runner.run_steps(iterator, count, stop, tf.constant(first))[0][0]) for first in firsts]
 
     # The same batch under three numbers; and two batches in one execution or in two.
     assert len({losses(1, number)[0] for number in range(3)}) == 3
@@ -84,7 +84,7 @@ def test_a_draw_in_a_loop_is_found_with_its_line(tmp_path, capsys):
 
     def train(**options) -> None:
         guard.begin(guard.Guarded(**options))
-        execution.make_train_steps(run)(run.cluster.distribute(run.feed.training(0, 2)), 2)
+        execution.make_train_runner(run).execute(run.cluster.distribute(run.feed.training(0, 2)), 2)
 
     train(saved=False)
     assert len(re.findall(words, capsys.readouterr().err, re.MULTILINE)) == 1

@@ -56,36 +56,36 @@ def test_the_next_trigger_is_the_first_that_is_due(every, steps_per_epoch):
 
 def test_executions_grow_at_most_to_call_seconds():
     pace = ExecutionLength(2.0)
-    assert pace.next_steps(1000) == 1
+    assert pace.choose_steps(1000) == 1
     pace.record(1, 7.0)  # The first call compiles: its time says nothing.
-    assert pace.next_steps(1000) == 1
+    assert pace.choose_steps(1000) == 1
     pace.record(1, 0.001)  # 2,000 steps would fit; one step says little.
-    assert pace.next_steps(1000) == 32
+    assert pace.choose_steps(1000) == 32
     pace.record(32, 0.032)
-    assert pace.next_steps(1000) == 1000  # The next boundary.
-    assert pace.next_steps(10_000) == 1024
+    assert pace.choose_steps(1000) == 1000  # The next boundary.
+    assert pace.choose_steps(10_000) == 1024
     pace.record(1024, 1.024)
-    assert pace.next_steps(10_000) == 2000
+    assert pace.choose_steps(10_000) == 2000
 
 
 def test_executions_become_shorter_when_steps_become_slow():
     pace = ExecutionLength(2.0, steps=2000, executions=5)
     pace.record(2000, 20.0)
-    assert pace.next_steps(10_000) == 200
+    assert pace.choose_steps(10_000) == 200
     pace.record(200, 2000.0)
-    assert pace.next_steps(10_000) == 1
+    assert pace.choose_steps(10_000) == 1
     pace.record(1, 100.0)
-    assert pace.next_steps(10_000) == 1  # At least one step, even a slow one.
+    assert pace.choose_steps(10_000) == 1  # At least one step, even a slow one.
 
 
 def test_a_near_boundary_does_not_shorten_later_executions():
     pace = ExecutionLength(1.0, steps=100, executions=5)
-    assert pace.next_steps(3) == 3
+    assert pace.choose_steps(3) == 3
     pace.record(3, 0.03)
-    assert pace.next_steps(1000) >= 90
+    assert pace.choose_steps(1000) >= 90
 
 
 def test_an_execution_of_zero_seconds_changes_nothing():
     pace = ExecutionLength(2.0, steps=16, executions=5)
     pace.record(16, 0.0)
-    assert pace.next_steps(100) == 16
+    assert pace.choose_steps(100) == 16

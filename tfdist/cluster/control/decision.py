@@ -12,7 +12,7 @@ from tfdist.cluster.discovery import hostlist
 
 
 class MissingWorkersError(TimeoutError):
-    """Workers did not connect: they have not started, or died before. Restarting all workers may help."""
+    """Workers did not connect: they have not started, or have already ended. Restarting all workers may help."""
 
 
 class PortInUseError(OSError):
@@ -38,12 +38,14 @@ def members_or_raise(decision: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def decide(workers: Mapping[int, dict[str, Any]], spec_addresses: Sequence[str], size: int, seconds: float) -> dict:
-    """Makes the decision: when all reports are complete, a worker cannot join or must stop, or at the deadline.
+    """Makes the decision. Called when all reports are complete, a worker cannot join or must stop, or time is up.
 
     Args:
-        workers: rank -> that worker's report: host, pid, metadata, must_match, exclusive, address; failed: why it
-            cannot join; port_in_use: whether this is a `PortInUseError`; stopped: by what; unseen: its path of the
-            workdir if the workdir is not shared, else ""; None if its file system has not answered yet.
+        workers: rank -> that worker's report: host, pid, metadata, must_match, exclusive, address, and
+            failed: why it cannot join, else "";
+            port_in_use: whether it cannot join because its port is in use;
+            stopped: the reason of its stop request, else "";
+            unseen: its path of the workdir if it does not see rank 0's file there, else ""; None: not known yet.
         spec_addresses: "host:port" of each worker in rank order; empty: not known in advance.
         size: the number of workers.
         seconds: the time limit, for the message.
@@ -57,7 +59,7 @@ def decide(workers: Mapping[int, dict[str, Any]], spec_addresses: Sequence[str],
         return failure(failed, addresses, port_in_use=all(workers[rank]["port_in_use"] for rank in failed))
     if absent := [rank for rank in range(size) if rank not in workers]:
         return missing(absent, addresses, size, seconds)
-    differing = [*_mismatches(workers), *_shared_exclusives(workers, addresses)]
+    differing = [*_mismatches(workers), *_shared_resources(workers, addresses)]
     if differing:
         return _error(ValueError, "The workers differ:", differing)
     elsewhere = [
@@ -113,7 +115,7 @@ def describe_awaited(absent: Sequence[int], addresses: Sequence[str], size: int,
 
 
 def same_rank(rank: int, workers: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the reason if two processes have the same rank."""
+    """Returns why a worker cannot join if `workers`, two processes, have the same rank."""
     where = " and ".join(f"host {worker['host']}, pid {worker['pid']}" for worker in workers)
     return f"{where} both have rank {rank}. Each worker needs its own rank (in TF_CONFIG: task.index)"
 
@@ -145,8 +147,8 @@ def _mismatches(workers: Mapping[int, dict]) -> list[str]:
     return lines
 
 
-def _shared_exclusives(workers: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:
-    # By address, too: different machines may have the same host name.
+def _shared_resources(workers: Mapping[int, dict], addresses: Sequence[str]) -> list[str]:
+    # The address is in the key, because different machines may have the same host name.
     holders = collections.defaultdict(list)
     for rank, worker in workers.items():
         for name in worker["exclusive"]:

@@ -2,7 +2,7 @@
 
 With several workers, the monitor's thread reports the main thread's progress to the watchdog process (watchdog.py),
 which reports lost workers to it. After a loss, the main thread has a few seconds to exit by itself: TensorFlow usually
-fails, and error_report.py gets the reason from `name_loss`. If the main thread hangs in a collective instead, the
+fails, and error_report.py gets the reason from `wait_for_loss`. If the main thread hangs in a collective instead, the
 monitor's thread ends the process. Imports no TensorFlow.
 """
 
@@ -43,7 +43,7 @@ class ChiefFailedError(RuntimeError):
     """The chief failed in a block that the other workers wait for; the chief shows the error itself."""
 
 
-class Lines:
+class MessageReader:
     """Calls `handle` with each message, a line of JSON, that is read from a pipe."""
 
     def __init__(self, handle: Callable[[dict[str, Any]], None]):
@@ -75,14 +75,14 @@ class HeartbeatMonitor:
     started: bool = False
     # Purpose and start time of the collective that this worker is in; None: it is in none.
     collective: tuple[str, float] | None = None
-    # Nested blocks of `pause_timers` on this worker; the last time at which any worker was in one.
+    # Number of nested blocks of `pause_timers` on this worker; the last time at which any worker was in one.
     pauses: int = 0
     last_pause: float = 0.0
     # When the last suspension of this process was detected.
     resumed: float = 0.0
     # The path that the main thread waits for, and since when (`time.monotonic`); None: no file.
     waits_for_file: Callable[[], tuple[str, float] | None] = lambda: None
-    # Seconds that a write may take; raises the limits for files (`stall_seconds`) and after a loss (a minute).
+    # Seconds that a write may take: waits for a file, and for writers before the exit, have at least this limit.
     writing_seconds: Callable[[], float] = lambda: 0.0
     # True while any other worker is in a block of `pause_timers`.
     others_paused: bool = False
@@ -93,7 +93,8 @@ class HeartbeatMonitor:
     loss_known: threading.Event = dataclasses.field(default_factory=threading.Event)
     # Acquired, and never released, by the thread that ends this process.
     exiting: threading.RLock = dataclasses.field(default_factory=threading.RLock)
-    telling: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    # Held while a message is written to the watchdog process.
+    sending: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def note_started(self) -> None:
         """Notes that TensorFlow has started: after a loss this process now ends itself, without the watchdog."""
@@ -146,7 +147,7 @@ class HeartbeatMonitor:
             text: describes the worker and the reason.
             stacks: whether to write the stack traces of all threads to standard error.
             is_transient: True if a worker was lost; False if it reported an error, which a restart would repeat.
-            **more: see `Peers.hear`.
+            **more: `absent_in`, a collective and advice: the chief then adds which workers have not entered it.
         """
         self.tell({"lost": text, "stacks": stacks, "is_transient": is_transient} | more)
 
@@ -157,7 +158,7 @@ class HeartbeatMonitor:
             return
         if os.getpid() != self.members[self.rank]["pid"]:  # A forked child.
             return
-        with contextlib.suppress(OSError), self.telling:  # If it has ended, the thread notices.
+        with contextlib.suppress(OSError), self.sending:  # If the watchdog has ended, the thread notices.
             self.watchdog.stdin.write(json.dumps(message).encode() + b"\n")
             self.watchdog.stdin.flush()
 
@@ -201,27 +202,27 @@ def start(
 
 
 def _watch(monitor: HeartbeatMonitor, last: float) -> None:
-    """Checks this worker for stalls, first since `last`, and ends the process after a loss. Runs in a thread."""
-    lines = Lines(monitor.receive)
+    """Runs in a thread, started at `last`: checks this worker for stalls, and ends the process after a loss."""
+    reader = MessageReader(monitor.receive)
     pause = min(_INTERVAL_SECONDS, monitor.options.heartbeat_seconds / 4)
     while monitor is _monitor and not monitor.loss:  # Tests start several.
         if monitor.watchdog is None:
             monitor.loss_known.wait(pause)
         elif select.select([monitor.watchdog.stdout], [], [], max(0.0, last + pause - time.monotonic()))[0]:
-            if lines.read(monitor.watchdog.stdout.fileno()):
+            if reader.read(monitor.watchdog.stdout.fileno()):
                 continue
             if not monitor.all_finished.is_set():
                 name = worker_name(monitor, monitor.rank)
                 monitor.receive({"lost": f"the watchdog process of {name} has ended", "is_transient": True})
             break
         now = time.monotonic()
-        look(monitor, last, now)
+        _report_progress(monitor, last, now)
         last = now
     if monitor.loss:
         _exit_after_loss(monitor)
 
 
-def look(monitor: HeartbeatMonitor, last: float, now: float) -> None:
+def _report_progress(monitor: HeartbeatMonitor, last: float, now: float) -> None:
     """Reports this worker's progress, and a stall if there is one at `now`; `last`: time of the previous call."""
     if now - last > monitor.options.heartbeat_seconds / 2:  # This process was suspended.
         monitor.last_pause = monitor.resumed = now
@@ -234,7 +235,7 @@ def look(monitor: HeartbeatMonitor, last: float, now: float) -> None:
 
 
 def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
-    """Returns a message if this worker has not completed an execution, or a wait for a file, in time; "" otherwise.
+    """Returns a message if an execution of this worker, or its wait for a file, takes too long; "" otherwise.
 
     The timer starts at the end of the previous execution; before the first one, at the first collective. Time in which
     any worker is in a block of `pause_timers` does not count. For a single worker, time outside of collectives does not
@@ -265,7 +266,7 @@ def describe_stall(monitor: HeartbeatMonitor, now: float) -> str:
     return ""
 
 
-def name_loss(seconds: float) -> str:
+def wait_for_loss(seconds: float) -> str:
     """Waits up to `seconds` for a loss; returns its description and advice, or "" if no worker is lost."""
     if _monitor is None or len(_monitor.members) == 1:
         return ""
@@ -281,7 +282,7 @@ def mark_broken_ring(error: str) -> str:
     this, other = (worker_name(_monitor, rank) for rank in (_monitor.rank, int(found[1])))
     # The other worker may have left the script; then a restart does not help.
     _monitor.mark_lost(f"{this} has no connection with {other}: {found[2]}", is_transient=False)
-    return name_loss(_GRACE_SECONDS)
+    return wait_for_loss(_GRACE_SECONDS)
 
 
 def call_before_exit(function: Callable[[str], object] | None) -> None:
@@ -290,8 +291,8 @@ def call_before_exit(function: Callable[[str], object] | None) -> None:
     _before_exit = function
 
 
-def first_exit() -> None:
-    """Makes the calling thread the one that ends this process, for its own reason."""
+def reserve_exit() -> None:
+    """Reserves the end of this process for the calling thread, so that only its reason is reported."""
     if _monitor is not None and not _monitor.exiting.acquire(blocking=False):
         time.sleep(writing_seconds())  # Too late: another thread is ending the process.
 

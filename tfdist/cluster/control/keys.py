@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 VARIABLE = "TFDIST_KEY"
 _IN_HOME = ".tfdist/key"
-_LEAST_CHARACTERS = 16
+_MIN_CHARACTERS = 16
 _SECRET_BYTES = 32
 # Seconds between attempts, and number of attempts, to read a file that another worker is still writing.
 _PAUSE_SECONDS, _ATTEMPTS = 0.3, 10
@@ -57,9 +57,9 @@ def load(job: str, env: Mapping[str, str]) -> Key:
                 f"The workers need a key to sign their messages. Set {VARIABLE} to the same secret text on all workers "
                 f"(openssl rand -hex 32), or make {path} usable: {getattr(error, 'strerror', None) or error}"
             ) from None
-    elif len(secret) < _LEAST_CHARACTERS:
+    elif len(secret) < _MIN_CHARACTERS:
         raise ValueError(
-            f"{VARIABLE} must have at least {_LEAST_CHARACTERS} characters, such as the output of `openssl rand "
+            f"{VARIABLE} must have at least {_MIN_CHARACTERS} characters, such as the output of `openssl rand "
             f"-hex 32`. Received: {len(secret)} characters."
         )
     return Key(Key(secret).sign(job.encode()))
@@ -75,7 +75,7 @@ def _read_or_create(path: pathlib.Path) -> bytes:
         if len(text) == 2 * _SECRET_BYTES:
             return text
         time.sleep(_PAUSE_SECONDS)
-    raise ValueError("it is not a key of tfdist: remove it, and it is created again")
+    raise ValueError("it is not a key of tfdist. Remove it: the next start creates a new one")
 
 
 def _read(path: pathlib.Path) -> bytes:
@@ -83,7 +83,7 @@ def _read(path: pathlib.Path) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise ValueError("it must be a file of your own with mode 0600: remove it, and it is created again")
+            raise ValueError("it must be your own file with mode 0600. Remove it: the next start creates a new one")
         return file.read(2 * _SECRET_BYTES + 2).strip()
 
 

@@ -14,10 +14,10 @@ from tfdist.cluster.control.wire import Channel
 
 # Backlog of pending connections: all workers connect at the same time.
 _BACKLOG = 1024
-# Maximum connections of clients that are not authenticated yet; one more closes the oldest.
-_MAX_UNPROVEN = 256
+# Maximum number of connections of unauthenticated clients; if there are more, the oldest is closed.
+_MAX_UNAUTHENTICATED = 256
 # Seconds in which a client must send its first message.
-_PROOF_SECONDS = 5.0
+_AUTHENTICATION_SECONDS = 5.0
 # Pause after an error of accept, such as too many open files.
 _PAUSE_SECONDS = 0.1
 # Soft limit of file descriptors if the hard limit is higher: some programs loop over all numbers below the soft limit.
@@ -61,17 +61,17 @@ async def serving(
             ValueError and EOFError, which close the connection.
     """
     tasks: set[asyncio.Task] = set()
-    unproven: dict[asyncio.Task, None] = {}  # Oldest first.
+    unauthenticated: dict[asyncio.Task, None] = {}  # Oldest first.
 
     async def converse(connection: socket.socket) -> None:
         task = asyncio.current_task()
         try:
-            channel = await wire.accept(connection, key, lambda: unproven.pop(task, None))
+            channel = await wire.accept(connection, key, lambda: unauthenticated.pop(task, None))
         except OSError:
             connection.close()
             return
         try:
-            first = await asyncio.wait_for(channel.receive(), _PROOF_SECONDS)
+            first = await asyncio.wait_for(channel.receive(), _AUTHENTICATION_SECONDS)
             await handle(channel, first)
         except (OSError, ValueError, EOFError, KeyError, TypeError, asyncio.TimeoutError):
             pass  # Not a worker, a worker of another release, or one that died.
@@ -83,16 +83,16 @@ async def serving(
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(listener)
             except OSError:
-                _close_oldest(unproven)
+                _close_oldest(unauthenticated)
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            if len(unproven) >= _MAX_UNPROVEN:
-                _close_oldest(unproven)
+            if len(unauthenticated) >= _MAX_UNAUTHENTICATED:
+                _close_oldest(unauthenticated)
             task = asyncio.ensure_future(converse(connection))
             tasks.add(task)
-            unproven[task] = None
+            unauthenticated[task] = None
             task.add_done_callback(tasks.discard)
-            task.add_done_callback(lambda done: unproven.pop(done, None))
+            task.add_done_callback(lambda done: unauthenticated.pop(done, None))
             await asyncio.sleep(0)  # While connections are pending, `sock_accept` does not yield.
 
     listener.setblocking(False)
@@ -103,14 +103,14 @@ async def serving(
         accepting.cancel()
         await asyncio.wait([accepting])
         listener.close()
-        for task in unproven:
+        for task in unauthenticated:
             task.cancel()
         if tasks:
             await asyncio.wait(set(tasks), timeout=1.0)
 
 
-def _close_oldest(unproven: dict[asyncio.Task, None]) -> None:
-    if unproven:
-        oldest = next(iter(unproven))
-        del unproven[oldest]
+def _close_oldest(unauthenticated: dict[asyncio.Task, None]) -> None:
+    if unauthenticated:
+        oldest = next(iter(unauthenticated))
+        del unauthenticated[oldest]
         oldest.cancel()

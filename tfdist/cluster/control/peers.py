@@ -1,9 +1,10 @@
 """Heartbeats between the workers' watchdog processes, which detect workers that die, hang or become unreachable.
 
-Every watchdog has one connection, to the chief's. It sends a signed message with its worker's last completed step every
-second (less often in large jobs), except while the worker is stopped. If a connection closes without a final message,
-the worker has died. If heartbeats are missing, the worker is suspended, or its host or network is down. The chief's
-watchdog announces lost workers; the others detect the loss of the chief themselves. Imports no TensorFlow.
+Every watchdog has one connection, to the watchdog of the chief. It sends a signed message with its worker's last
+completed step every second (less often in large jobs), except while the worker is stopped. If a connection closes
+without a final message, the worker has died. If heartbeats are missing, the worker is suspended, or its host or network
+is down. The chief's watchdog announces lost workers; the others detect the loss of the chief themselves. Imports no
+TensorFlow.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ _READERS_PER_SECOND, _READING_SECONDS = 10, 120.0
 class Peer:
     """Another worker, as its watchdog process describes it."""
 
-    # When the last heartbeat arrived or, before the first, the wait for it began (`time.monotonic`).
+    # When the last heartbeat arrived; before the first one, when the wait for it began (`time.monotonic`).
     last_heartbeat: float = dataclasses.field(default_factory=time.monotonic)
     # Its last completed step; None: no heartbeat yet.
     step: int | None = None
@@ -50,12 +51,12 @@ class Peer:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Peers:
-    """What worker `rank`'s watchdog knows of other workers: the chief's of all workers, the others' of the chief."""
+    """What the watchdog of worker `rank` knows of other workers: of all on the chief, only of the chief elsewhere."""
 
     rank: int
     # The number of workers.
     size: int
-    # rank -> host and pid: on the chief of all workers, elsewhere of the chief and this worker.
+    # rank -> host and pid. The chief has all workers here; any other worker has the chief and itself.
     members: Mapping[int, tuple[str, int]]
     # Time limits: between two heartbeats; for the first heartbeat, and for TensorFlow's start.
     heartbeat_seconds: float
@@ -89,15 +90,15 @@ class Peers:
             key: signs the messages.
         """
         talking = self._serve(address, key) if self.rank == 0 else self._call_chief(address, key)
-        tasks = [asyncio.ensure_future(one) for one in (talking, self._look())]
+        tasks = [asyncio.ensure_future(one) for one in (talking, self._send_and_check())]
         await self.ended.wait()
-        # If a worker ended before its watchdog reached the chief, it would be missed only after `connect_seconds`.
+        # If this watchdog has not reached the chief yet, the chief would notice the end only after `connect_seconds`.
         limit = time.monotonic() + _HELLO_SECONDS
         while self.rank and self.peers[0].step is None and not self.loss and time.monotonic() < limit:
             await asyncio.sleep(0.1)
         if self.rank == 0 and 0 in self.finished:
             self.announce({"finished": True})
-        # A watchdog that has not read the last message would lose it with the connection, and report the chief.
+        # A watchdog that has not read the last message when the connection closes would report that the chief is lost.
         limit = time.monotonic() + min(_READING_SECONDS, len(self.members) / _READERS_PER_SECOND)
         while self.loss and self.rank == 0 and self._connected() and time.monotonic() < limit:
             await asyncio.sleep(0.1)
@@ -107,7 +108,7 @@ class Peers:
             task.cancel()
         await asyncio.wait(tasks)
 
-    def hear(self, message: dict[str, Any]) -> None:
+    def receive_from_worker(self, message: dict[str, Any]) -> None:
         """Handles a message from this worker; see `HeartbeatMonitor`."""
         if "step" in message:
             self.step, self.waits, self.paused = message["step"], message["waits"], message["paused"]
@@ -158,7 +159,7 @@ class Peers:
         return bool(self.loss)
 
     def describe_lost(self, ranks: Sequence[int]) -> str:
-        """Returns a description of lost workers, with Slurm's notation if they are many."""
+        """Returns a description of lost workers, with Slurm's notation if there are many."""
         now, texts = time.monotonic(), []
         if len(ranks) > _MAX_DESCRIBED:
             seconds = now - min(self.peers[rank].last_heartbeat for rank in ranks)
@@ -178,7 +179,7 @@ class Peers:
         host, pid = self.members[rank]
         return f"worker {rank} (host {host}, pid {pid})"
 
-    async def _look(self) -> None:
+    async def _send_and_check(self) -> None:
         """Sends heartbeats and checks for lost workers until this worker has ended."""
         last = announced = begun = time.monotonic()
         pause, others_paused = interval(self.size, self.heartbeat_seconds), False
@@ -229,11 +230,11 @@ class Peers:
 
     async def _exchange(self, rank: int, channel: Channel, first: dict[str, Any]) -> None:
         """Exchanges heartbeats with one worker until the connection closes."""
-        self._receive(rank, first)
+        self._receive_from_peer(rank, first)
         self.peers[rank].channel = channel
         channel.send(self.status())
         try:
-            await channel.receive_all(functools.partial(self._receive, rank))
+            await channel.receive_all(functools.partial(self._receive_from_peer, rank))
         except (OSError, ValueError, EOFError):
             if rank not in self.finished and not self.all_finished and not self.ended.is_set():
                 self.mark_lost(self.describe_lost([rank]))
@@ -241,7 +242,7 @@ class Peers:
             self.peers[rank].channel = None
             channel.close()
 
-    def _receive(self, rank: int, message: dict[str, Any]) -> None:
+    def _receive_from_peer(self, rank: int, message: dict[str, Any]) -> None:
         """Handles a message from another watchdog process."""
         peer = self.peers[rank]
         peer.last_heartbeat = time.monotonic()

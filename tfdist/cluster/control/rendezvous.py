@@ -34,17 +34,18 @@ from tfdist.cluster.control.wire import Channel
 from tfdist.cluster.discovery import hostlist
 from tfdist.cluster.discovery.worker_spec import WorkerSpec
 
-# Seconds of waiting after which a line names the missing workers.
-_SAID_AFTER = (5.0, 30.0)
+# Seconds of waiting after which a line of the log names the missing workers.
+_LOG_AFTER_SECONDS = (5.0, 30.0)
 # Time limit in seconds for a connection to rank 0, and for its first message.
 _CONNECT_SECONDS = 10.0
 # Seconds between two attempts: the first number or, in a large job, the second one times the number of workers.
 _PAUSE_SECONDS, _PAUSE_PER_WORKER = 0.3, 1 / 256
 # Seconds for a worker that cannot join the run, or must stop, to inform the others.
 _FAREWELL_SECONDS = 5.0
-# Time limit in seconds to send the decision, and additional seconds per worker; how many copies are sent at once,
-# because each lists all workers.
-_DECISION_SECONDS, _SECONDS_PER_WORKER, _AT_ONCE = 10.0, 0.02, 64
+# Time limit in seconds to send the decision, and additional seconds per worker.
+_DECISION_SECONDS, _SECONDS_PER_WORKER = 10.0, 0.02
+# How many copies of the decision are sent at once. Each copy lists all workers.
+_AT_ONCE = 64
 # Seconds that a network file system may take to show a new file.
 _WORKDIR_SECONDS = 10.0
 # Seconds between two checks of the stop request.
@@ -95,7 +96,7 @@ def rendezvous(
         path = pathlib.Path(os.path.abspath(workdir))
     me = {"rank": spec.rank, "host": socket.gethostname(), "pid": os.getpid(), "metadata": dict(metadata or {})}
     must_match = {"number of workers": str(spec.num_workers)} | dict(must_match)
-    # `dialled`: the host name or address under which it has reached rank 0.
+    # `dialled`: the host name or address under which this worker has reached rank 0.
     me |= {"must_match": must_match, "exclusive": list(exclusive), "port": spec.port, "dialled": ""}
     json.dumps(me)  # Raises if a value is not JSON.
     listener.raise_descriptor_limit()
@@ -136,9 +137,11 @@ class _Chief(_Worker):
 
     # A new name for each start: a network file system may cache that a file does not exist.
     token: str = dataclasses.field(default_factory=lambda: f".tfdist-{secrets.token_hex(8)}")
-    # rank -> report, as for `decision.decide`; ranks whose report is complete; whether one cannot join or must stop.
+    # rank -> report, as for `decision.decide`.
     workers: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    # Ranks whose report is complete.
     ready: set[int] = dataclasses.field(default_factory=set)
+    # Whether a worker cannot join or must stop.
     bad: bool = False
     # The open connections; a worker closes its connection when it has read the decision.
     channels: set[Channel] = dataclasses.field(default_factory=set)
@@ -159,13 +162,13 @@ class _Chief(_Worker):
                     stack.enter_context(_token_file(workdir, self.token))
                 except OSError as error:
                     self._fail(0, f"workdir cannot be written: {error.strerror}. Received: {str(workdir)!r}")
-            async with listener.serving(own, self.key, self._hear):
-                saying = asyncio.ensure_future(_say_later(self._describe_awaited))
+            async with listener.serving(own, self.key, self._serve):
+                log_task = asyncio.ensure_future(_log_while_waiting(self._describe_awaited))
                 while not self._is_complete() and _now() < deadline:
                     await self._until(self._is_complete, min(deadline, _now() + _LOOK_SECONDS))
                     if self.stop.reason:
                         self._note(0, {"stopped": self.stop.reason})
-                saying.cancel()
+                log_task.cancel()
                 made = decision.decide(self.workers, spec.addresses, spec.num_workers, self.seconds)
                 self.decision = json.dumps(made).encode()
                 await self._tell_all()
@@ -174,7 +177,7 @@ class _Chief(_Worker):
                     await self._until(lambda: self.told >= spec.num_workers - 1, _now() + _FAREWELL_SECONDS)
         return made
 
-    async def _hear(self, channel: Channel, hello: dict[str, Any]) -> None:
+    async def _serve(self, channel: Channel, hello: dict[str, Any]) -> None:
         """Serves a worker until it closes the connection."""
         rank, worker = hello["rank"], hello | {"address": ""}
         if not 0 < rank < self.spec.num_workers:
@@ -261,9 +264,9 @@ class _Follower(_Worker):
     reasons: dict[str, str] = dataclasses.field(default_factory=dict)
 
     async def follow(self, own: socket.socket | None, workdir: pathlib.Path | None) -> dict[str, Any]:
-        """Returns rank 0's decision, or this worker's own if it does not get that in time."""
+        """Returns rank 0's decision; if that does not arrive in time, a decision of this worker."""
         spec, begin, leaves = self.spec, _now(), None
-        tasks = [asyncio.ensure_future(_say_later(self._describe_awaited))]
+        tasks = [asyncio.ensure_future(_log_while_waiting(self._describe_awaited))]
         tasks += [asyncio.ensure_future(_refuse_all(own))] if own else []
         while True:
             for chief in spec.addresses[:1] or spec.chiefs:
@@ -366,10 +369,10 @@ async def _refuse_all(own: socket.socket) -> None:
             connection.close()
 
 
-async def _say_later(describe: Callable[[], str]) -> None:
-    """Prints what this worker waits for after some seconds; before that, refused connections are normal."""
+async def _log_while_waiting(describe: Callable[[], str]) -> None:
+    """After some seconds, prints what this worker is waiting for; before that, refused connections are normal."""
     begin = _now()
-    for seconds in _SAID_AFTER:
+    for seconds in _LOG_AFTER_SECONDS:
         await asyncio.sleep(begin + seconds - _now())
         if line := describe():
             print(f"tfdist: {line}", file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ def unset_proxies(env: MutableMapping[str, str]) -> list[str]:
 def members(
     spec: WorkerSpec, metadata: Mapping[str, Any], stop: interruption.StopRequest | None = None
 ) -> list[dict[str, Any]]:
-    """Returns what `rendezvous.rendezvous` returns for one worker, which needs no connection, or raises StopError."""
+    """Returns the result of `rendezvous.rendezvous` for a single worker, without a connection; may raise StopError."""
     if stop is not None and stop.reason is not None:
         where = f" ({spec.addresses[0]})" if spec.addresses else ""
         raise interruption.StopError(f"stopped by {stop.reason} to rank 0{where} before training started")

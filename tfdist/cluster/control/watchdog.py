@@ -1,10 +1,10 @@
 """The watchdog process of a worker: it sends and receives the worker's heartbeats. Imports no TensorFlow.
 
-While TensorFlow starts, it may wait for more than ten minutes, ignores signals, and lets no Python thread run. Later, a
-long call such as `json.load` also blocks threads. So a separate process handles the heartbeats (peers.py). It exchanges
-lines of JSON with the worker: `Peers.hear` reads its standard input, and `HeartbeatMonitor.receive` reads its standard
-output. It ends when the worker does. If another worker is lost before TensorFlow has started, or if
-TensorFlow does not start in time, it kills the worker.
+While TensorFlow starts, which may take more than ten minutes, it ignores signals and lets no Python thread run. Later,
+a long call such as `json.load` also blocks threads. So a separate process handles the heartbeats (peers.py). It
+exchanges lines of JSON with the worker: `Peers.receive_from_worker` gets those of its standard input, and
+`HeartbeatMonitor.receive` those of its standard output. It ends when the worker does. If another worker is lost before
+TensorFlow has started, or if TensorFlow does not start in time, it kills the worker.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tfdist import config as config_lib
 from tfdist.cluster import interruption, slurm_requeue
 from tfdist.cluster.control import heartbeat_monitor, peers
 from tfdist.cluster.control import listener as listener_lib
-from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor, Lines
+from tfdist.cluster.control.heartbeat_monitor import HeartbeatMonitor, MessageReader
 from tfdist.cluster.control.keys import Key
 from tfdist.cluster.control.peers import Peers
 from tfdist.cluster.discovery import hostlist, worker_spec
@@ -43,7 +43,7 @@ _BATCH_SECONDS = 0.2
 
 
 def listen(spec: WorkerSpec) -> socket.socket | None:
-    """Opens the chief's port for heartbeats, or any free one, which the rendezvous announces; None on other workers."""
+    """On the chief, opens the port for heartbeats; if it is in use, any free one. Returns None on other workers."""
     if spec.rank:
         return None
     try:
@@ -79,7 +79,7 @@ def start(
         "address": [hostlist.split_address(members[0]["address"])[0], members[0]["heartbeat_port"]],
         "listener": listener and listener.fileno(),
         "key": key.value.hex(),
-        "is_transient": slurm_requeue.is_transient(),
+        "progressed": slurm_requeue.progressed(),
     }
     # Its own session: Ctrl-C is for the worker. When the worker exits, the pipe closes.
     process = subprocess.Popen(
@@ -119,12 +119,12 @@ async def _watch(
     address: Sequence[Any],
     listener: int | None,
     key: str,
-    is_transient: bool | None,
+    progressed: bool | None,
     **fields: Any,
 ) -> None:
     def tell(message: dict[str, Any]) -> None:
         if "lost" in message and not known.started:
-            ending.append(asyncio.ensure_future(_end_worker(known, pid, is_transient)))
+            ending.append(asyncio.ensure_future(_end_worker(known, pid, progressed)))
         else:
             with contextlib.suppress(OSError):  # The worker has ended.
                 os.write(1, json.dumps(message).encode() + b"\n")
@@ -132,8 +132,8 @@ async def _watch(
     ending: list[asyncio.Task] = []
     by_rank = {rank: (host, worker) for rank, host, worker in members}
     known = Peers(**fields, members=by_rank, tell=tell, is_stopped=lambda: _is_stopped(pid))
-    lines = Lines(known.hear)
-    asyncio.get_running_loop().add_reader(0, lambda: lines.read(0) or known.ended.set())
+    reader = MessageReader(known.receive_from_worker)
+    asyncio.get_running_loop().add_reader(0, lambda: reader.read(0) or known.ended.set())
     watching = asyncio.ensure_future(_end_with_worker(pid, known.ended))
     place = tuple(address) if listener is None else socket.socket(fileno=listener)
     await known.watch(place, Key(bytes.fromhex(key)))
@@ -147,14 +147,14 @@ async def _end_with_worker(pid: int, ended: asyncio.Event) -> None:
     ended.set()
 
 
-async def _end_worker(known: Peers, pid: int, is_transient: bool | None) -> None:
+async def _end_worker(known: Peers, pid: int, progressed: bool | None) -> None:
     """Prints the reason, requeues the Slurm job in place of the worker if allowed, and kills the worker."""
     print(f"tfdist: worker {known.rank}: {known.loss['lost']}. Restart all workers", file=sys.stderr, flush=True)
     await asyncio.sleep(_GRACE_SECONDS)
     if known.ended.is_set():
         return
-    if is_transient is not None and known.loss["is_transient"]:
-        slurm_requeue.enable_requeue(known.rank, interruption.StopRequest(), lambda: is_transient)
+    if progressed is not None and known.loss["is_transient"]:
+        slurm_requeue.enable_requeue(known.rank, interruption.StopRequest(), lambda: progressed)
         slurm_requeue.requeue(in_turn=True)
     os.kill(pid, signal.SIGKILL)
 

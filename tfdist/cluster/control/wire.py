@@ -23,7 +23,7 @@ from typing import Any
 
 from tfdist.cluster.control.keys import Key
 
-# The version changes with the fields of the messages, on which receivers rely.
+# The version is increased whenever the fields of the messages change.
 _PROTOCOL, _REFUSED = b"tfdist/3", b"refused\n"
 _GREETING = re.compile(rb"%s ([0-9a-f]{32})\n" % _PROTOCOL)
 _NONCE_BYTES = 16
@@ -44,7 +44,7 @@ class Channel(asyncio.Protocol):
     key: Key
     is_server: bool
     # Called as soon as the first header authenticates the client.
-    proven: Callable[[], object] = lambda: None
+    on_authenticated: Callable[[], object] = lambda: None
     # Called with each message; None: `messages` keeps it for `receive`.
     handle: Callable[[dict[str, Any]], Any] | None = None
     transport: asyncio.Transport | None = None
@@ -56,8 +56,9 @@ class Channel(asyncio.Protocol):
     data: bytearray = dataclasses.field(default_factory=bytearray)
     body: tuple[int, bytes] | None = None
     messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    # Why nothing more is read; done at the next change, for the waiting reader.
+    # Why nothing more is read; None: messages are still read.
     error: Exception | None = None
+    # The future that `wait` awaits; it is done when a message or an error arrives.
     changed: asyncio.Future | None = None
 
     @property
@@ -172,7 +173,7 @@ class Channel(asyncio.Protocol):
             if self.is_server:
                 self.transport.write(_REFUSED)
             raise ValueError("signed with another key")
-        self.proven()
+        self.on_authenticated()
         if int(length) > _BODY_BYTES:
             raise ValueError("too long")
         self.body = int(length), digest
@@ -195,9 +196,9 @@ class Channel(asyncio.Protocol):
         return b" ".join((_PROTOCOL, *parts, length, digest))
 
 
-async def accept(connection: socket.socket, key: Key, proven: Callable[[], object]) -> Channel:
-    """Returns the server's end of an accepted connection; `proven`: see `Channel`."""
-    factory = functools.partial(Channel, key=key, is_server=True, proven=proven)
+async def accept(connection: socket.socket, key: Key, on_authenticated: Callable[[], object]) -> Channel:
+    """Returns the server's end of an accepted connection; `on_authenticated`: see `Channel`."""
+    factory = functools.partial(Channel, key=key, is_server=True, on_authenticated=on_authenticated)
     return (await asyncio.get_running_loop().connect_accepted_socket(factory, connection))[1]
 
 

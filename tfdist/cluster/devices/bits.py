@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-# All collectives support these dtypes on all devices, also with NCCL. bfloat16 has only a sum, and not with NCCL.
+# All collectives support these dtypes on all devices, including NCCL. bfloat16 has only a sum, and none with NCCL.
 DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 # Size of a number in bytes -> the integer dtype for its bits.
 _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
@@ -11,7 +11,7 @@ _INTEGERS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64, 16: tf.int64}
 def to_bits(value: tf.Tensor) -> tf.Tensor:
     """Returns the bits of `value` (bools, or numbers of any dtype but float8) as int32 or int64; `DTYPES` as they are.
 
-    The shape is that of `value`; of complex128, [..., 2].
+    The result has the shape of `value`; for complex128 it has one more dimension, [..., 2].
     """
     if value.dtype in DTYPES:
         return value

@@ -1,4 +1,4 @@
-"""TensorFlow's eager context in this process: its seed, and settings without public names."""
+"""TensorFlow's eager context in this process: its seed, and settings without a public API."""
 
 from collections.abc import Sequence
 from typing import Any

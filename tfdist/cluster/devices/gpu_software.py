@@ -39,7 +39,7 @@ def num_listed(env: Mapping[str, str], proc: Path = Path("/proc")) -> int:
 def why_unused(build: Mapping[str, Any], driver: str) -> str:
     """Returns the probable reason why TensorFlow lists no GPU, and what to do; `driver`: its version, "": unknown."""
     if not build.get("is_cuda_build"):
-        other = "docs/centres.md says which builds have it"  # All of TensorFlow's wheels for this machine are without.
+        other = "docs/centres.md says which builds have it"  # No wheel of TensorFlow for this machine has CUDA.
         return f"it was built without CUDA: {_INSTALL if platform.machine() == 'x86_64' else other}."
     return (
         f"a library of CUDA {build.get('cuda_version')} or cuDNN {build.get('cudnn_version')} is missing ({_INSTALL} "
@@ -63,7 +63,7 @@ def describe(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def facts(details: Sequence[Mapping[str, Any]], build: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what `describe` does; `details`: `device_name` and `compute_capability` of each GPU."""
+    """Makes the result of `describe`; `details`: `device_name` and `compute_capability` of each GPU."""
     built = list(build.get("cuda_compute_capabilities", []))
     gpus = []
     for detail in details:

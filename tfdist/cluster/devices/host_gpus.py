@@ -74,7 +74,7 @@ def unused_by_tensorflow(env: Mapping[str, str], proc: Path = _PROC) -> str:
         return ""
     found, source = _query(), "NVML"
     if found is None:
-        # /proc lists all GPUs of the host, also in a job that has requested none.
+        # /proc lists all GPUs of the host, even in a job that has requested none.
         slurm = [name for name in env if name.startswith("SLURM_") and "GPU" in name]
         if "SLURM_JOB_ID" in env and not slurm and "CUDA_VISIBLE_DEVICES" not in env:
             return ""

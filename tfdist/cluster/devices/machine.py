@@ -1,4 +1,7 @@
-"""Whether TensorFlow can run on this machine, before it is imported: processor and versions. No TensorFlow."""
+"""Whether TensorFlow can run on this machine, before it is imported: processor and versions.
+
+Imports no TensorFlow.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -19,8 +22,8 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def refusal(architecture: str, flags: Collection[str], versions: Mapping[str, str | None]) -> str:
-    """Returns why TensorFlow cannot be imported here, or it or Keras is not supported, and what to do; "": all is well.
+def why_unsupported(architecture: str, flags: Collection[str], versions: Mapping[str, str | None]) -> str:
+    """Returns why TensorFlow cannot be imported here or a version is not supported, and what to do; "": all is well.
 
     Args:
         architecture: as `platform.machine`: "x86_64", "aarch64", "ppc64le".
@@ -48,8 +51,10 @@ def refusal(architecture: str, flags: Collection[str], versions: Mapping[str, st
 
 
 def check_before_import() -> None:
-    """Exits with a message if TensorFlow cannot be imported on this machine, or it or Keras is not supported."""
-    if text := refusal(platform.machine(), onednn.read_processor().flags, package_versions()):
+    """Exits with a message if TensorFlow cannot be imported on this machine, or tfdist does not support its version or
+    that of Keras.
+    """
+    if text := why_unsupported(platform.machine(), onednn.read_processor().flags, package_versions()):
         sys.exit(f"tfdist: {text}.")
 
 

@@ -54,11 +54,11 @@ def read_processor(path: Path = Path("/proc/cpuinfo")) -> Processor:
 
 
 def choose(env: Mapping[str, str], workdir: Path | None = None) -> None:
-    """Chooses for this process, unless TensorFlow has been imported already.
+    """Chooses whether TensorFlow uses oneDNN in this process, unless TensorFlow has been imported already.
 
     Args:
         env: the environment of this process; the user's value of the variable there has precedence.
-        workdir: that of the run that is started or resumed, whose saved choice is kept. None: there is none.
+        workdir: the run's directory; if it holds the choice of an earlier start, that is kept. None: no workdir.
     """
     global _chosen
     if "tensorflow.python" not in sys.modules and (_chosen is None or workdir is not None):

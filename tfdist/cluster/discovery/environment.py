@@ -38,17 +38,17 @@ def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> Worke
     if cluster := tf_config.read_cluster(env):
         return tf_config.resolve(env, cluster, mpirun[1] if mpirun else "SLURM_STEP_NUM_TASKS", **ports)
     if env.get("TORCHELASTIC_RUN_ID") and env.get("RANK"):
-        return by_ranks.torchrun(env, **ports)
+        return by_ranks.resolve_torchrun(env, **ports)
     if mpirun:
-        return mpi.rank(env, mpirun, **ports)
+        return mpi.resolve(env, mpirun, **ports)
     if slurm.in_step(env):
-        return slurm.step(env, **ports)
+        return slurm.resolve(env, **ports)
     if pmi := mpi.pmi_variables(env):
-        return mpi.rank(env, pmi, **ports)
+        return mpi.resolve(env, pmi, **ports)
     if pbs.in_task(env):
-        return pbs.task(env, **ports)
+        return pbs.resolve(env, **ports)
     if all(env.get(name) for name in by_ranks.NEEDED):
-        return by_ranks.torchrun(env, **ports)
+        return by_ranks.resolve_torchrun(env, **ports)
     return WorkerSpec(launcher="local", note=slurm.forgotten_srun(env) or pbs.forgotten_launcher(env))
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 def compress_hostlist(hosts: Iterable[str]) -> str:
     """Writes hosts in Slurm's notation, each once, in their order: n9, n10, n12, login -> `n[9-10,12],login`."""
-    # ((text before, text after) the last number of the names, ranges of that number: [first, last] as written).
+    # Consecutive hosts whose names differ only in their last number form a group: (text before and after that number,
+    # and its ranges: [first, last] as written).
     groups: list[tuple[tuple[str, str], list[list[str]]]] = []
     for host in dict.fromkeys(hosts):
         prefix, number, suffix = re.fullmatch(r"(.*?)(\d*)(\D*)", host).groups()

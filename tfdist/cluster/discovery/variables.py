@@ -39,6 +39,6 @@ def port_block(port_base: int, port_count: int, job: int, *, at_least: int) -> t
     return port_base + job % (port_count // length) * length, length
 
 
-def number(texts: Iterable[str]) -> int:
+def hash_texts(texts: Iterable[str]) -> int:
     """Returns a hash of the texts below 2**32, the same in every process."""
     return zlib.crc32("\n".join(texts).encode())

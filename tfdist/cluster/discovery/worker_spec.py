@@ -37,7 +37,7 @@ class WorkerSpec:
 
 
 def connect_seconds(given: float | None, num_workers: int) -> float:
-    """Returns `config.cluster.connect_seconds`, or a default for many Python starts from one file system."""
+    """Returns `given`, or a default that grows with the number of workers: all may load Python from one file system."""
     return max(120.0, 0.6 * num_workers) if given is None else given
 
 

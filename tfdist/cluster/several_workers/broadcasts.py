@@ -23,7 +23,7 @@ _BYTES = 2**25
 
 
 def bytes_of_chief(
-    value: bytes, size: int, is_chief: bool, sum_over_workers: Callable[[list[tf.Tensor]], list[tf.Tensor]]
+    value: bytes, size: int, is_chief: bool, broadcast: Callable[[list[tf.Tensor]], list[tf.Tensor]]
 ) -> bytes:
     """Returns the chief's `value`, of `size` bytes, on every worker, in parts of at most 32 MiB. Collective."""
     parts = []
@@ -32,7 +32,7 @@ def bytes_of_chief(
         words = np.zeros(-(-(last - first) // 4), np.int32)  # Integers: a sum with zeros keeps every bit.
         if is_chief:
             words.view(np.uint8)[: last - first] = np.frombuffer(value, np.uint8)[first:last]
-        (from_chief,) = sum_over_workers([tf.constant(words)])
+        (from_chief,) = broadcast([tf.constant(words)])
         parts.append(from_chief.numpy().tobytes()[: last - first])
     return b"".join(parts)
 
@@ -64,7 +64,7 @@ def values_of_chief(
     return broadcast
 
 
-# The argument of variable creators with this worker's initial value.
+# The name of an argument of variable creators: it passes on this worker's initial value.
 _OWN = "tfdist_own_value"
 
 

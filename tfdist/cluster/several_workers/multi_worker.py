@@ -164,8 +164,10 @@ def _first_seconds(connect_seconds: float, software: Mapping[str, Any]) -> float
     return max(connect_seconds, _COMPILE_SECONDS) if compiles else connect_seconds
 
 
-def count_connected(strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor, seconds: float, one: bool) -> int:
-    """Returns on how many workers `one` is true, by a first all-reduce over all replicas, on their devices.
+def count_connected(
+    strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor, seconds: float, connected: bool
+) -> int:
+    """Returns on how many workers `connected` is true; runs a first all-reduce over all replicas, on their devices.
 
     Raises:
         tf.errors.DeadlineExceededError: it did not end in time. The chief announces which workers are missing.
@@ -173,7 +175,7 @@ def count_connected(strategy: tf.distribute.Strategy, monitor: HeartbeatMonitor,
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
 
     def add() -> tf.Tensor:
-        values = tf.constant([1.0, float(one)])
+        values = tf.constant([1.0, float(connected)])
         return tf.distribute.get_replica_context().all_reduce("SUM", values, options=options)
 
     @tf.function(autograph=False)

@@ -38,8 +38,8 @@ _ALIGNMENT = 64
 _KEEPALIVE_SECONDS = 60
 _HEADER = struct.Struct("<QQ")  # The number of a pack, and its size in bytes.
 # Seconds in which a connection must authenticate.
-_PROOF_SECONDS = 2.0
-# What the two sides sign: the nonce of the reader.
+_AUTHENTICATION_SECONDS = 2.0
+# What the two sides sign: the nonce of the worker that reads the signature.
 _TO, _FROM = b"ring to %s", b"ring from %s"
 _SWITCH_SECONDS = 2e-4
 # Smaller arrays are copied next to each other, to avoid small pieces.
@@ -84,7 +84,7 @@ class TcpRing:
         from_previous: a connection from the previous worker.
     """
 
-    # NumPy adds the others 14 and 50 times more slowly than float32, so TensorFlow sums them.
+    # TensorFlow sums bfloat16 and float16, which NumPy adds 14 and 50 times more slowly than float32.
     DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64)
 
     def __init__(self, rank: int, num_workers: int, to_next: socket.socket, from_previous: socket.socket):
@@ -95,12 +95,12 @@ class TcpRing:
         # Number of packs started. A variable, because TensorFlow keeps the order of its reads and assignments, also in
         # functions, branches and loops: all workers start the packs of all sums in the same order.
         self.count = tf.Variable(0, trainable=False, dtype=tf.int64, name="packs")
-        # Packs that have been received or sent, but not both.
-        self._halves: set[int] = set()
+        # Packs that have been completely received or completely sent, but not both.
+        self._one_way_done: set[int] = set()
         # Sums of finished packs by number, and the error after which there are no more.
         self._sums: dict[int, list[np.ndarray]] = {}
         self._error: BaseException | None = None
-        self._why = ""
+        self._reason = ""
         self._changed = threading.Condition()
         # Buffers by size in bytes. A buffer is free when TensorFlow holds no sum in it.
         self._buffers: dict[int, list[np.ndarray]] = {}
@@ -156,7 +156,7 @@ class TcpRing:
         with self._changed:
             self._changed.wait_for(lambda: started in self._sums or self._error is not None)
             if started not in self._sums:
-                raise ConnectionError(f"the ring of worker {self._rank} is broken: {self._why}") from self._error
+                raise ConnectionError(f"the ring of worker {self._rank} is broken: {self._reason}") from self._error
             return [number, *self._sums.pop(started)]
 
     def _free_buffer(self, size: int) -> np.ndarray:
@@ -218,16 +218,16 @@ class TcpRing:
                     self._receive(_bytes(sums))
                 if hop < last:
                     self._pieces.put(_bytes(sums))
-        self._record_half(pack)
+        self._note_one_way_done(pack)
         return following
 
-    def _record_half(self, pack: _Pack) -> None:
-        """Notes that a pack has been received, or sent, completely; after both, its sums may be used."""
+    def _note_one_way_done(self, pack: _Pack) -> None:
+        """Notes that a pack has been received completely, or sent completely; after both, its sums may be used."""
         with self._changed:
-            if pack.number not in self._halves:
-                self._halves.add(pack.number)
+            if pack.number not in self._one_way_done:
+                self._one_way_done.add(pack.number)
                 return
-            self._halves.remove(pack.number)
+            self._one_way_done.remove(pack.number)
             self._sums[pack.number] = pack.views
             self._changed.notify_all()
 
@@ -242,7 +242,7 @@ class TcpRing:
         while True:
             piece = self._pieces.get()
             if isinstance(piece, _Pack):
-                self._record_half(piece)
+                self._note_one_way_done(piece)
             else:
                 self._to_next.sendall(piece)
 
@@ -261,7 +261,7 @@ class TcpRing:
             is_broken = isinstance(error, OSError | EOFError)
             with self._changed:
                 self._error = self._error or error
-                self._why = self._why or (
+                self._reason = self._reason or (
                     heartbeat_monitor.BROKEN_RING.format(other, error) if is_broken else str(error)
                 )
             if not is_broken:  # Before the others see a closed connection.
@@ -336,7 +336,7 @@ def connect(
     to_next.sendall(key.sign(_TO % after["ring_nonce"].encode()))
     from_previous = _accept(listener, key, _TO % nonce.encode(), until)
     from_previous.sendall(key.sign(_FROM % before["ring_nonce"].encode()))
-    if not _is_proven(to_next, key, _FROM % nonce.encode(), until):
+    if not _is_authenticated(to_next, key, _FROM % nonce.encode(), until):
         raise ConnectionError(f"the port {address[1]} of worker {after['rank']} has no key of this job")
     for one in (to_next, from_previous):
         one.settimeout(None)
@@ -348,17 +348,17 @@ def connect(
 
 
 def _accept(listener: socket.socket, key: Key, proof: bytes, until: float) -> socket.socket:
-    """Returns the first authenticated connection; each has two seconds, because a stranger's may send nothing."""
+    """Returns the first authenticated connection. Each has two seconds: other programs may connect and send nothing."""
     with listener:
         while True:
             listener.settimeout(max(0.01, until - time.monotonic()))
             found, _ = listener.accept()
-            if _is_proven(found, key, proof, min(until, time.monotonic() + _PROOF_SECONDS)):
+            if _is_authenticated(found, key, proof, min(until, time.monotonic() + _AUTHENTICATION_SECONDS)):
                 return found
             found.close()
 
 
-def _is_proven(found: socket.socket, key: Key, proof: bytes, until: float) -> bool:
+def _is_authenticated(found: socket.socket, key: Key, proof: bytes, until: float) -> bool:
     """Returns whether the other side sends the signature of `proof` in time."""
     received, size = b"", len(key.sign(proof))
     with contextlib.suppress(OSError):

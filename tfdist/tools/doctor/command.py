@@ -89,7 +89,7 @@ def software(flags: Collection[str], versions: Mapping[str, str | None]) -> Find
     """Checks processor and versions; TensorFlow is not imported."""
     names = [f"{name} {each or 'of unknown version'}" for name, each in versions.items()]
     text = ", ".join([f"Python {platform.python_version()}", *names])
-    problem = machine.refusal(platform.machine(), flags, versions)
+    problem = machine.why_unsupported(platform.machine(), flags, versions)
     return Finding("software", BAD, f"{text}: {problem}") if problem else Finding("software", OK, text)
 
 

@@ -166,7 +166,7 @@ class _Replay:
         batches, step = self._run.feed.open_training(first, self._run.total_steps), first
         for stop in sorted(one for one in self._recorded if first < one <= last):
             while step < stop:
-                step += self._services.train_steps(batches, stop - step).steps
+                step += self._services.train_runner.execute(batches, stop - step).steps
             what = f"after step {step}, trained again from {first}"
             found = list(_compare(what, self._hash(), self._recorded[step]))
             yield from found

@@ -1,4 +1,4 @@
-"""Compares the replicas by one hash per replica; only if these differ, by one per variable, to name the variables."""
+"""Compares one hash per replica. Only if these differ, compares one hash per variable, to name the variables."""
 
 import dataclasses
 import itertools
@@ -86,7 +86,7 @@ def _replicas_differ(comparison: Comparison, step: int) -> ReplicaMismatchError:
 def _hash_local(cluster: Cluster, variables: Mapping[str, Any]) -> np.ndarray:
     """Returns the hash of each variable on each replica of this worker: int64 [replicas, variables].
 
-    Without a graph: tracing one for hundreds of variables takes seconds.
+    Runs eagerly, because tracing a graph for hundreds of variables takes seconds.
     """
     values = map(checkpoint_format.tf_variable, variables.values())
     copies = [[*map(tf.convert_to_tensor, cluster.strategy.experimental_local_results(one))] for one in values]
@@ -98,10 +98,10 @@ def _hash_local(cluster: Cluster, variables: Mapping[str, Any]) -> np.ndarray:
 
 
 def select_comparable(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the variables except those that are reduced when read, such as a metric's sums, which differ."""
-    apart = tf.VariableSynchronization.ON_READ
+    """Returns the variables without those that are reduced when read, such as a metric's sums: their copies differ."""
+    reduced_when_read = tf.VariableSynchronization.ON_READ
     return {
         name: variable
         for name, variable in variables.items()
-        if getattr(checkpoint_format.tf_variable(variable), "synchronization", None) != apart
+        if getattr(checkpoint_format.tf_variable(variable), "synchronization", None) != reduced_when_read
     }

@@ -23,12 +23,12 @@ def explain_errors(run: Run) -> Iterator[None]:
     try:
         yield
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError, tf.errors.NotFoundError) as error:
-        heartbeat_monitor.first_exit()  # Otherwise a lost worker could end this process during the search.
+        heartbeat_monitor.reserve_exit()  # Otherwise a lost worker could end this process during the search.
         raise explain(run, error) or error from None
 
 
 def explain(run: Run, error: tf.errors.OpError) -> ValueError | None:
-    """Returns the error to raise; None if neither a label nor the pipeline failed, or the example is not found."""
+    """Returns the error to raise; None if no label and no example of the pipeline is found to be the cause."""
     label = _LABEL.search(str(error))
     if label:
         value, outputs = label[1], int(label[2])

@@ -1,6 +1,7 @@
 """64-bit hashes of tensors, and of a state, which is many tensors.
 
-By FarmHash (TensorFlow's op Fingerprint), on the host: it has no GPU kernel, and a save also copies all values there.
+The hash is FarmHash, TensorFlow's op Fingerprint. It runs on the host: the op has no GPU kernel, and a save copies all
+values to the host anyway.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ def hash_each(values: Sequence[tf.Tensor]) -> tf.Tensor:
     if not values:
         return tf.zeros([0], tf.int64)
     with tf.device("CPU:0"):
-        row, method = tf.constant([1, -1]), tf.constant(NAME)  # Made once: a seventh of the time.
+        row, method = tf.constant([1, -1]), tf.constant(NAME)  # Made once, for speed.
         words = [
             tf.raw_ops.Fingerprint(data=tf.raw_ops.Reshape(tensor=_numbers(value), shape=row), method=method)
             for value in values

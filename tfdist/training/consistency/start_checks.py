@@ -1,4 +1,4 @@
-"""Checks before the first step: all workers read the same examples, as in the saved run, and are at the same step."""
+"""Checks before the first step: all workers read the same examples, those of the saved run, and have the same step."""
 
 import hashlib
 import json

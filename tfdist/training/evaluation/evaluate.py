@@ -48,7 +48,7 @@ def evaluate(services: LoopServices, step: int, best: float | None = None, *, co
             hooks.before_steps("test", done)
             until_hook = hooks.steps_to_hook("test", done)
             max_steps = steps - done if until_hook is None else min(steps - done, until_hook)
-            execution = services.evaluation_steps(batches, max_steps, done)
+            execution = services.evaluation_runner.execute(batches, max_steps, done)
             done += execution.steps
             run.cluster.monitor.note_progress(step)
             totals = add_totals(totals, execution.totals)

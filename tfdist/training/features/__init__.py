@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tfdist.cluster.cluster import Cluster
     from tfdist.data.pipelines import Inputs
     from tfdist.report.reporter import Reporter
-    from tfdist.training.loop_services import Extra
+    from tfdist.training.loop_services import LoopAction
     from tfdist.training.run import Run
 
 
@@ -37,7 +37,7 @@ class Feature:
     """The functions of a feature, in the order in which a run calls them; by default each does nothing."""
 
     # (config) -> what is wrong with the options, each as "train.field=value needs ...".
-    refuse: Callable[[Config], Iterable[str]] = lambda config: ()
+    find_errors: Callable[[Config], Iterable[str]] = lambda config: ()
     # (config, inputs, number of replicas) -> inputs. Before this worker connects to the others.
     change_inputs: Callable[[Config, Inputs, int], Inputs] = lambda config, inputs, num_replicas: inputs
     # (config, cluster, model) -> lines for the log. Before the model is called.
@@ -47,19 +47,19 @@ class Feature:
     # (run) -> run. After everything else is built.
     apply: Callable[[Run], Run] = lambda run: run
     # (run, report) -> what the feature does between executions.
-    extras: Callable[[Run, Reporter], Iterable[Extra]] = lambda run, report: ()
+    loop_actions: Callable[[Run, Reporter], Iterable[LoopAction]] = lambda run, report: ()
 
 
 # In the order in which they change a run.
 ALL = (
-    Feature(refuse=recompute.refuse, change_model=recompute.change_model, compiles=recompute.compiles),
+    Feature(find_errors=recompute.find_errors, change_model=recompute.change_model, compiles=recompute.compiles),
     Feature(change_model=batch_norm.change_model, compiles=batch_norm.compiles, apply=batch_norm.apply),
-    Feature(refuse=callbacks.refuse, change_inputs=callbacks.change_inputs, apply=callbacks.apply),
-    Feature(refuse=profile.refuse, extras=profile.extras),
-    Feature(extras=replica_check.extras),
-    Feature(refuse=nonfinite.refuse, apply=nonfinite.apply, extras=nonfinite.extras),
+    Feature(find_errors=callbacks.find_errors, change_inputs=callbacks.change_inputs, apply=callbacks.apply),
+    Feature(find_errors=profile.find_errors, loop_actions=profile.loop_actions),
+    Feature(loop_actions=replica_check.loop_actions),
+    Feature(find_errors=nonfinite.find_errors, apply=nonfinite.apply, loop_actions=nonfinite.loop_actions),
     Feature(
-        refuse=virtual_replicas.refuse,
+        find_errors=virtual_replicas.find_errors,
         change_inputs=virtual_replicas.change_inputs,
         compiles=virtual_replicas.compiles,
         apply=virtual_replicas.apply,
@@ -69,4 +69,4 @@ ALL = (
 
 def validate_config(config: Config) -> None:
     """Checks a config and the options of all features; a ValueError lists each wrong field with what is allowed."""
-    validate.validate(config, lambda: [line for feature in ALL for line in feature.refuse(config)])
+    validate.validate(config, lambda: [line for feature in ALL for line in feature.find_errors(config)])

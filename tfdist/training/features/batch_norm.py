@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def change_model(config: Config, cluster: Cluster, model: keras.Model) -> Iterator[str]:
-    """Makes layers whose groups span replicas communicate; ValueError: groups do not fit the batch, or XLA is set."""
+    """Makes layers communicate if their groups span replicas; ValueError: XLA is set, or groups do not fit."""
     from tfdist.training.step.layers import normalization
 
     normalization.install_groups(model, config, cluster.num_replicas)

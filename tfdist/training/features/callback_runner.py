@@ -32,7 +32,7 @@ _WRITERS = tuple(
     for name in ("CSVLogger", "ModelCheckpoint", "OrbaxCheckpoint", "RemoteMonitor", "TensorBoard")
     if hasattr(keras.callbacks, name)
 )
-# Keras' callbacks whose batch hooks have an effect only with some settings -> whether they have none.
+# Keras' callbacks whose batch hooks have an effect only with some settings -> whether they have no effect.
 _IDLE_BETWEEN_EPOCHS: dict[type, Callable[[Any], bool]] = {
     keras.callbacks.Callback: lambda callback: True,  # Its hooks do nothing.
     keras.callbacks.ModelCheckpoint: lambda callback: callback.save_freq == "epoch",
@@ -44,15 +44,15 @@ _IDLE_BETWEEN_EPOCHS: dict[type, Callable[[Any], bool]] = {
 def runs_on_chief(callback: keras.callbacks.Callback, in_script: bool = False) -> bool:
     """Returns whether a callback runs on the chief only: it writes files, or is from a library, such as W&B's.
 
-    Its attribute `on_all_workers` overrides this. ModelCheckpoint runs on all workers in a script, where what Keras'
-    `save` writes is written once anyway.
+    Its attribute `on_all_workers` overrides this. In a script, ModelCheckpoint runs on all workers: Keras' `save` then
+    writes each file only once.
     """
     writers = tuple(one for one in _WRITERS if not (in_script and one is keras.callbacks.ModelCheckpoint))
     of_library = not (type(callback).__module__.startswith("keras.") or user_code.defines(type(callback)))
     return not getattr(callback, "on_all_workers", not (isinstance(callback, writers) or of_library))
 
 
-def is_users(callback: keras.callbacks.Callback) -> bool:
+def has_user_code(callback: keras.callbacks.Callback) -> bool:
     """Returns True for callbacks that run other code than Keras' own."""
     of_functions = (keras.callbacks.LambdaCallback, keras.callbacks.LearningRateScheduler)
     return not type(callback).__module__.startswith("keras.") or isinstance(callback, of_functions)
@@ -103,7 +103,7 @@ class CallbackRunner(Hooks):
             callbacks: the user's; a History is added if there is none.
             bar: the progress bar; None: no bar on this worker.
             script: the context of a script's hooks on all workers; None: hooks may predict on this worker alone.
-            saves_draws: whether checkpoints hold the global random generators' states, because only callbacks draw.
+            saves_draws: whether checkpoints hold the states of the global random generators; False if others draw, too.
         """
         super().__init__()
         self._cluster, self._model, self._bar = cluster, model, bar
@@ -122,10 +122,12 @@ class CallbackRunner(Hooks):
                 one.set_params(params or {})
                 one.set_model(model)
         self._gather_needs()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def _gather_needs(self) -> None:
-        """Finds out what callbacks of any worker need: scripts written for Horovod pass writers only on the chief.
+        """Finds out which hooks the callbacks of any worker need.
+
+        Workers may differ: scripts written for Horovod pass callbacks that write files on the chief only.
 
         Raises:
             ValueError: the workers have different callbacks among those that run on all workers.
@@ -133,7 +135,7 @@ class CallbackRunner(Hooks):
         names = ", ".join(type(one).__name__ for one in self.on_all_workers())
         shown = self._bar is not None and self._bar.moves
         wants = [any(_wants_batches(one, kind) for one in self._saved) for kind in _STOPS]
-        flags = map(int, (shown, any(map(is_users, self._saved)), *wants))
+        flags = map(int, (shown, any(map(has_user_code, self._saved)), *wants))
         workers = self._cluster.all_gather([zlib.crc32(names.encode()), *flags])
         if np.ptp(workers[:, 0]):
             raise ValueError(
@@ -153,7 +155,7 @@ class CallbackRunner(Hooks):
         return [one for one in self._saved if id(one) not in self._chief_only]
 
     @property
-    def held(self) -> list[Any]:
+    def saved_variables(self) -> list[Any]:
         return list(self._state.variables.values())
 
     def wants_progress(self, kind: str) -> bool:
@@ -164,7 +166,7 @@ class CallbackRunner(Hooks):
         if self._bar is not None:
             self._bar.move(done, logs)
 
-    def stop(self, kind: str = "train") -> bool:
+    def stop_requested(self, kind: str = "train") -> bool:
         # Keras sets the attribute in `fit`, `evaluate` or `predict`: it is missing before the first call.
         return bool(getattr(self._model, _STOPS[kind], False))
 
@@ -177,17 +179,17 @@ class CallbackRunner(Hooks):
         arguments = ([] if index is None else [index]) + [_round(logs or {})]
         with self._cluster.monitor.pause_timers(), _quiet_unless(self._cluster.is_chief):
             for callback in self._called:
-                before = self.stop()
+                before = self.stop_requested()
                 with self._context(callback, hook), self._guard(callback, hook):
                     getattr(callback, hook)(*arguments)
-                if self.stop() and not before:
+                if self.stop_requested() and not before:
                     self.stopped_by = type(callback).__name__
         if self._may_differ and not hook.endswith("batch_begin"):
             self._share_stop()
 
     def _share_stop(self) -> None:
         """Stops all workers if one stops: callbacks that read a clock or a file may decide differently. Collective."""
-        stops = self._cluster.all_gather([float(self.stop(kind)) for kind in _STOPS]).any(axis=0)
+        stops = self._cluster.all_gather([float(self.stop_requested(kind)) for kind in _STOPS]).any(axis=0)
         self._model.stop_training, self._model.stop_evaluating, self._model.stop_predicting = stops.tolist()
 
     def _context(self, callback: keras.callbacks.Callback, hook: str) -> AbstractContextManager:
@@ -206,13 +208,13 @@ class CallbackRunner(Hooks):
         return stack
 
     def _guard(self, callback: keras.callbacks.Callback, hook: str) -> AbstractContextManager:
-        """Guards a hook in training, but not on_train_begin on all workers, which may change what is traced later."""
+        """Guards a hook in training, except on_train_begin on all workers: it may change what is traced later."""
         alone = self._cluster.num_workers > 1 and id(callback) in self._chief_only
         traced = alone if hook == "on_train_begin" else hook != "on_train_end"
         acts = _definer(callback, hook) is not keras.callbacks.Callback or hook == "on_epoch_end"
-        if not (traced and self._training and is_users(callback) and callback is not self._bar and acts):
+        if not (traced and self._training and has_user_code(callback) and callback is not self._bar and acts):
             return contextlib.nullcontext()
-        objects = {layer.name: layer for layer in model_layers.of_all_depths(self._model)}
+        objects = {layer.name: layer for layer in model_layers.all_layers(self._model)}
         objects |= {"optimizer": self._model.optimizer}
         return guard.around_hook(callback, hook, objects, alone, compares=hook.startswith("on_epoch"))
 
@@ -239,7 +241,7 @@ class CallbackRunner(Hooks):
             if isinstance(callback, keras.callbacks.TerminateOnNaN):
                 with _quiet_unless(self._cluster.is_chief):
                     callback.on_batch_end(step, {"loss": loss})
-        if self.stop():
+        if self.stop_requested():
             self.stopped_by = _ON_NAN
         return self.stopped_on_nan
 
@@ -250,19 +252,23 @@ class CallbackRunner(Hooks):
     def state(self, variables: Iterable[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         values, arrays, unsaved = self._state.save({id(one) for one in variables})
         draws = callback_state.encode_draws(arrays) if self._saves_draws else None
-        if new := [one for one in unsaved if one not in self._told]:
-            self._told.update(new)
+        if new := [one for one in unsaved if one not in self._warned]:
+            self._warned.update(new)
             self._warn(
-                f"not saved in checkpoints, which hold numbers, strings, arrays, and lists and dicts of at most "
-                f"100,000 elements: {', '.join(new)}. A resumed run has them as on_train_begin leaves them. If they "
-                "change, define get_state() and set_state(state) for the callback, or for them"
+                f"these attributes of callbacks are not saved in checkpoints: {', '.join(new)}. Checkpoints hold "
+                "numbers, strings, arrays, and lists and dicts of at most 100,000 elements. After a resume, the "
+                "attributes are as on_train_begin leaves them. If they change in training, define get_state() and "
+                "set_state(state) for the callback or for the class of the attribute"
             )
-        return {"callbacks": values, "stop": self.stop(), "draws": draws}, arrays
+        return {"callbacks": values, "stop": self.stop_requested(), "draws": draws}, arrays
 
     def resume(self, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         new = self._state.restore(saved["callbacks"], arrays)
         if new and self._cluster.is_chief:
-            self._warn(f"not in the checkpoint, or of another release; these start from scratch: {', '.join(new)}")
+            self._warn(
+                f"these callbacks or attributes start from scratch: {', '.join(new)}. They are not in the checkpoint, "
+                "or another release saved them"
+            )
         if self._saves_draws and saved.get("draws") is not None:
             callback_state.restore_draws(saved["draws"], arrays)
         self._model.stop_training, self._model.history = saved["stop"], self.history

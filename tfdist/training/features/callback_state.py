@@ -1,9 +1,10 @@
 """Saves and restores the state of callbacks, so that a resumed run makes the decisions of an uninterrupted one.
 
-A checkpoint holds what a callback's `get_state()` returns, for `set_state(state)`. If it lacks these, it holds those
-attributes of the callback and its class that changed after `on_train_begin`: settings may differ between starts. Values
-may be numbers, strings, arrays, lists, tuples, deques and dicts of these, and objects with `get_state` and `set_state`
-or `getstate` and `setstate`, such as random generators. Variables that callbacks refer to are saved by their names.
+A checkpoint holds what a callback's `get_state()` returns, for `set_state(state)`. For a callback without these
+methods, it holds the attributes of the callback and of its class that have changed since `on_train_begin`. The others
+are settings, which may differ between starts. Values may be numbers, strings, arrays, lists, tuples, deques and dicts
+of these, and objects with `get_state` and `set_state` or `getstate` and `setstate`, such as random generators.
+Variables that callbacks refer to are saved by their names.
 """
 
 import collections
@@ -29,13 +30,14 @@ from tfdist.config import user_code
 
 # Not state: set by Keras, or derived by MonitorCallback (restoring min_delta would flip its sign).
 _NOT_STATE = {"model", "_model", "params", "_params", "monitor_op", "min_delta"}
-# Not reported as unsaved, because stateless or saved elsewhere; neither are callables, such as models and functions.
+# Types that are not reported as unsaved: they have no state, or it is saved elsewhere. Callables, such as models and
+# functions, are not reported either.
 _NOT_NAMED = (keras.Variable, tf.Variable, keras.optimizers.Optimizer, keras.random.SeedGenerator, tf.data.Dataset)
 # Larger lists and dicts are not saved: comparing them would take seconds at each save.
-_MOST_ELEMENTS = 100_000
+_MAX_ELEMENTS = 100_000
 _SEQUENCES = {kind.__name__: kind for kind in (list, tuple, collections.deque)}
-# How many leading elements decide whether a container holds data, and the types of data.
-_LOOKED_AT = 100
+# A container counts as data, without variables, if its first `_NUM_SAMPLED` elements are of the types `_DATA`.
+_NUM_SAMPLED = 100
 _DATA = (int, float, complex, str, bytes, np.generic)
 
 
@@ -60,7 +62,7 @@ class CallbackState:
         numeric = [one for one in found if keras.backend.standardize_dtype(one.dtype) != "string"]
         # The variables that callbacks refer to, by their names in checkpoints.
         self.variables = checkpoint_format.unique_names(f"{checkpoint_format.CALLBACKS}variables", numeric)
-        # Callback, or "" for variables -> attribute or variable -> fingerprint, as `begin` found it.
+        # Fingerprints at `begin`: of attributes, by callback and attribute; of variables, by "" and name.
         self._initial: dict[str, dict[str, str | None]] = {}
 
     def begin(self) -> None:
@@ -72,13 +74,14 @@ class CallbackState:
         self._initial[""] = {name: _fingerprint(_value(one)) for name, one in self.variables.items()}
 
     def save(self, known: set[int]) -> tuple[dict[str, Any], dict[str, np.ndarray], list[str]]:
-        """Returns what has changed since `begin`: JSON values by callback, and copies of arrays by name.
+        """Returns what has changed since `begin`.
 
         Args:
             known: ids of variables that the checkpoint holds elsewhere.
 
         Returns:
-            Also the attributes of users' callbacks that cannot be saved, whether they change or not.
+            JSON values by callback; copies of arrays by name; and the attributes of users' callbacks that cannot be
+            saved, whether they have changed or not.
         """
         state: dict[str, Any] = {}
         arrays: dict[str, np.ndarray] = {}
@@ -182,7 +185,7 @@ def _referenced_variables(callbacks: list[keras.callbacks.Callback], model: kera
         elif isinstance(value, list | tuple | dict):
             held = value.values() if isinstance(value, dict) else value
             # Skip data, which may have millions of elements: it begins with numbers or strings.
-            if not all(isinstance(one, _DATA) for one in itertools.islice(held, _LOOKED_AT)):
+            if not all(isinstance(one, _DATA) for one in itertools.islice(held, _NUM_SAMPLED)):
                 waiting.extend(held)
         elif isinstance(value, keras.Layer | keras.Loss | keras.Metric | keras.random.SeedGenerator):
             waiting.extend(vars(value).values())
@@ -270,10 +273,10 @@ def _encode(value: Any, name: str, arrays: dict[str, Any]) -> Any:
     if type(array) is np.ndarray and (array.dtype.kind in "biufc" or hasattr(ml_dtypes, array.dtype.name)):
         arrays[name] = array
         return {"array": name}
-    if type(value) in _SEQUENCES.values() and len(value) <= _MOST_ELEMENTS:
+    if type(value) in _SEQUENCES.values() and len(value) <= _MAX_ELEMENTS:
         items = [_encode(item, f"{name}/{index}", arrays) for index, item in enumerate(value)]
         return {type(value).__name__: items}
-    if isinstance(value, dict) and len(value) <= _MOST_ELEMENTS:
+    if isinstance(value, dict) and len(value) <= _MAX_ELEMENTS:
         values = [_encode(one, f"{name}/{index}", arrays) for index, one in enumerate(value.values())]
         return {"dict": [[_encode(key, "", {}), one] for key, one in zip(value, values, strict=True)]}
     raise TypeError(type(value))

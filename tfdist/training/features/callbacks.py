@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tfdist.training.run import Run
 
 
-def refuse(config: schema.Config) -> Iterator[str]:
-    """Yields an error for each element that is no spec."""
+def find_errors(config: schema.Config) -> Iterator[str]:
+    """Yields an error for each element that is not a spec."""
     for spec in config.callbacks:
         if not isinstance(spec, dict):
             yield f'callbacks must be a list of dicts with a "target". Received: {spec!r}'

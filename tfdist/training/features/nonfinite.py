@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist.checkpoint import directory
 from tfdist.cluster.control import heartbeat_monitor
 from tfdist.config.schema import Config
-from tfdist.training.loop_services import Extra, LoopServices
+from tfdist.training.loop_services import LoopAction, LoopServices
 
 if TYPE_CHECKING:
     from tfdist.report.reporter import Reporter
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tfdist.training.state import TrainingState
 
 
-def refuse(config: Config) -> Iterator[str]:
+def find_errors(config: Config) -> Iterator[str]:
     """Yields an error if the limit is not a valid number of steps."""
     if not 1 <= config.train.nonfinite_limit < 2**31:
         yield f"train.nonfinite_limit must be at least 1. Received: {config.train.nonfinite_limit}"
@@ -36,13 +36,13 @@ def apply(run: Run) -> Run:
     return dataclasses.replace(run, context=dataclasses.replace(run.context, skips_nonfinite=True))
 
 
-def extras(run: Run, report: Reporter) -> list[FiniteCheck]:
+def loop_actions(run: Run, report: Reporter) -> list[FiniteCheck]:
     """Returns the object that checks losses after each execution, and weights before each save."""
-    return [FiniteCheck(skips=run.context.skips_nonfinite, worker_check=check_worker(run.variables))]
+    return [FiniteCheck(skips=run.context.skips_nonfinite, worker_check=make_worker_check(run.variables))]
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class FiniteCheck(Extra):
+class FiniteCheck(LoopAction):
     """Ends the run with DivergedError, or counts skipped steps."""
 
     skips: bool
@@ -97,8 +97,8 @@ def _bad_step_text(step: int) -> str:
     return f"The loss or a gradient is not finite in step {step}"
 
 
-def check_worker(variables: Mapping[str, Any]) -> Callable[[], str]:
-    """Returns a function that returns the name of a variable that is not finite on this worker; "": there is none.
+def make_worker_check(variables: Mapping[str, Any]) -> Callable[[], str]:
+    """Makes a function that returns the name of a non-finite variable on this worker; "": there is none.
 
     A variable that is infinite at this call, such as a mask with -inf, may stay infinite, but must not become NaN.
     """
@@ -110,7 +110,7 @@ def check_worker(variables: Mapping[str, Any]) -> Callable[[], str]:
     floats = [(name, value) for name, value in values if value.dtype.is_floating]
     infinite = tf.stack([tf.reduce_any(tf.math.is_inf(value)) for _, value in floats]).numpy()
 
-    def check() -> str:  # Without a graph: tracing one for hundreds of variables takes seconds.
+    def check() -> str:  # Eager, because tracing a graph for hundreds of variables takes seconds.
         found = zip(floats, infinite, strict=True)
         bad = [tf.reduce_any(tf.math.is_nan(v) if allowed else ~tf.math.is_finite(v)) for (_, v), allowed in found]
         return next((name for (name, _), one in zip(floats, tf.stack(bad).numpy(), strict=True) if one), "")

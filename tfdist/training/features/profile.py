@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tfdist.config.schema import Config
-from tfdist.training.loop_services import Extra, LoopServices
+from tfdist.training.loop_services import LoopAction, LoopServices
 
 if TYPE_CHECKING:
     from tfdist.report.reporter import Reporter
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tfdist.training.state import TrainingState
 
 
-def refuse(config: Config) -> Iterator[str]:
+def find_errors(config: Config) -> Iterator[str]:
     """Yields an error if `profile` is not an interval of steps."""
     steps = config.report.profile
     if steps is not None and not (
@@ -27,13 +27,13 @@ def refuse(config: Config) -> Iterator[str]:
         yield f"report.profile must be [first, last], two steps counted from 1. Received: {steps}"
 
 
-def extras(run: Run, report: Reporter) -> list[Profile]:
+def loop_actions(run: Run, report: Reporter) -> list[Profile]:
     """Returns the object that starts and ends the profile between executions, if one is configured."""
     return [] if run.config.report.profile is None else [Profile(run=run, report=report)]
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Profile(Extra):
+class Profile(LoopAction):
     """Profiles the steps on the chief only."""
 
     run: Run
@@ -41,7 +41,7 @@ class Profile(Extra):
     active: bool = False
 
     def boundaries(self, step: int) -> list[int]:
-        """Returns the step before the first one that is profiled, or the last one."""
+        """Returns the steps after which the profile starts and ends, as far as they are after `step`."""
         first, last = self.run.config.report.profile
         return [one for one in (first - 1, last) if one > step]
 

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from tfdist.cluster.cluster import Cluster
 
 
-def refuse(config: Config) -> Iterator[str]:
+def find_errors(config: Config) -> Iterator[str]:
     """Yields an error if XLA is set, which cannot compile such layers."""
     if config.train.recompute and config.train.xla:
-        received = f"Received: {config.train.recompute}"
-        yield f"train.recompute needs train.xla=False: XLA merges both computations. {received}"
+        reason = "XLA merges the recomputation with the first computation."
+        yield f"train.recompute needs train.xla=False: {reason} Received: {config.train.recompute}"
 
 
 def compiles(config: Config, cluster: Cluster, model: keras.Model) -> bool:
-    """Returns whether nothing is recomputed: XLA would merge both computations."""
+    """Returns whether nothing is recomputed: XLA would merge the recomputation with the first computation."""
     return not config.train.recompute
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from tfdist.training.loop_services import Extra, LoopServices
+from tfdist.training.loop_services import LoopAction, LoopServices
 
 if TYPE_CHECKING:
     from tfdist.report.reporter import Reporter
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tfdist.training.triggers import DueSteps
 
 
-def extras(run: Run, report: Reporter) -> list[ReplicaCheck]:
+def loop_actions(run: Run, report: Reporter) -> list[ReplicaCheck]:
     """Returns the object that compares the replicas between executions."""
     from tfdist.training.consistency import comparison
 
@@ -38,7 +38,7 @@ def extras(run: Run, report: Reporter) -> list[ReplicaCheck]:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class ReplicaCheck(Extra):
+class ReplicaCheck(LoopAction):
     """Ends the run with ReplicaMismatchError if the replicas differ."""
 
     comparison: Comparison
@@ -61,7 +61,7 @@ class ReplicaCheck(Extra):
     def act_if_due(self, services: LoopServices, state: TrainingState) -> None:
         """Compares the replicas if this is due, and after the first execution.
 
-        That is one step, which is enough to reveal code of the model that changes only one replica.
+        The first execution is one step, which is enough to reveal code of the model that changes only one replica.
         """
         if any(due.is_due(state.step) for due in self.due) or services.run.ends_at(state.step) or self.executions == 1:
             self.check(services, state)

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from tfdist.data.pipelines import Inputs
     from tfdist.training.run import Run
 
-_LARGEST = 1024
+_MAX_VIRTUAL_REPLICAS = 1024
 
 
-def refuse(config: Config) -> Iterator[str]:
+def find_errors(config: Config) -> Iterator[str]:
     """Yields an error for each option whose results depend on the number of replicas."""
     total = config.train.virtual_replicas
     if total is None:
         return
-    if not 1 <= total <= _LARGEST:
-        yield f"train.virtual_replicas must be from 1 to {_LARGEST}. Received: {total}"
+    if not 1 <= total <= _MAX_VIRTUAL_REPLICAS:
+        yield f"train.virtual_replicas must be from 1 to {_MAX_VIRTUAL_REPLICAS}. Received: {total}"
     reasons = (
         (config.data.pipeline != "stream", "data.pipeline", "TensorFlow divides batches by the number of replicas"),
         (config.data.shards != "batch", "data.shards", "the examples of a batch depend on the number of workers"),

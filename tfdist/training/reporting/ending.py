@@ -1,4 +1,4 @@
-"""The end of a start: closes the run's files, and records in starts.jsonl how it ended."""
+"""The end of one start of a run: closes the run's files, and records in starts.jsonl how this start ended."""
 
 import contextlib
 import functools
@@ -14,11 +14,11 @@ from tfdist.training.loop_services import LoopServices
 
 @contextlib.contextmanager
 def record_end(services: LoopServices) -> Iterator[None]:
-    """Closes the files of the run after the block, and records how the start ended.
+    """Closes the files of the run after the block, and records how this start of the run ended.
 
     A SystemExit from a config's code is an error. An error is reported before files are closed, and closing then has a
-    time limit, because the workdir may hang. Scripts report or catch their own errors; only if that limit is reached,
-    they are reported here.
+    time limit, because the workdir may hang. The errors of scripts are not reported here, because scripts report or
+    catch them, unless the time limit is reached.
     """
     heartbeat_monitor.call_before_exit(functools.partial(services.ledger.note_end, "lost"))
     run, end, text, failed = services.run, "", "", None
@@ -26,7 +26,7 @@ def record_end(services: LoopServices) -> Iterator[None]:
         # A script may end itself in a callback on all workers.
         with contextlib.nullcontext() if run.is_script else user_code.exits_refused():
             yield
-        end = "stopped" if run.stop.saving else "finished"
+        end = "stopped" if run.stop.in_progress else "finished"
     except BaseException as error:
         failed = error
         end, text = _describe(failed, services)

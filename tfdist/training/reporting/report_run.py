@@ -92,7 +92,7 @@ def start_lines(run: Run, resumed_step: int | None) -> list[str]:
     name = config.model.get("name")  # The name of a network of keras.applications.
     model, network = f"{config.model.get('target')}{f'(name={name})' if name else ''}", run.context.model
     parameters = f"{network.count_params():,} parameters"
-    if any(not layer.trainable and layer.weights for layer in model_layers.of_all_depths(network)):
+    if any(not layer.trainable and layer.weights for layer in model_layers.all_layers(network)):
         trained = sum(math.prod(variable.shape) for variable in network.trainable_variables)
         parameters += f" ({trained:,} trained)"  # Some layers are frozen.
     return [

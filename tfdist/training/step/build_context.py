@@ -22,7 +22,7 @@ from tfdist.training.step.updates.all_reduce import AllReduce, with_pack_size
 from tfdist.training.step.updates.loss_scale import LossScale
 
 # Attributes that `prepare_optimizer` sets on an optimizer object.
-PUT_ON_OPTIMIZERS = (
+OPTIMIZER_ATTRIBUTES = (
     "_all_reduce_sum_gradients",
     "_apply_weight_decay",
     "assign_add",
@@ -96,7 +96,7 @@ def compiles_with_xla(train: config_lib.Train, device_type: str, model: keras.Mo
         return train.xla
     if device_type != "GPU" or gpu_software.is_deterministic(os.environ):
         return False
-    return all(one.supports_jit and remat_scopes.remat_scope(one) is None for one in model_layers.of_all_depths(model))
+    return all(one.supports_jit and remat_scopes.remat_scope(one) is None for one in model_layers.all_layers(model))
 
 
 def build_context(
@@ -165,4 +165,4 @@ def prepare_optimizer(optimizer: keras.optimizers.Optimizer, cluster: Cluster) -
 
 def restore_methods(optimizer: keras.optimizers.Optimizer) -> AbstractContextManager[None]:
     """Returns a context manager that restores, on exit, the attributes that a run sets on a script's optimizer."""
-    return patching.restore_after([optimizer], PUT_ON_OPTIMIZERS)
+    return patching.restore_after([optimizer], OPTIMIZER_ATTRIBUTES)

@@ -46,7 +46,7 @@ def show_one_replica(applies: Callable[[str], bool]) -> Iterator[None]:
 
 
 def reduce_context(reduce: Callable[[tf.Tensor], tf.Tensor]) -> AbstractContextManager[None]:
-    """Traces a computation in which `sum_differentiable` calls `reduce` instead of `all_reduce`."""
+    """In the block, `sum_differentiable` calls `reduce` instead of `all_reduce`."""
     return patching.set_in_block(_trace, reduce=reduce)
 
 

@@ -38,15 +38,14 @@ class StepContext:
     totals: tf.Variable
     # Whether a step whose loss or gradients are not finite makes no update.
     skips_nonfinite: bool = False
-    # The stage of an update that sums gradients over replicas; None: by `reduction`.
-    add_up: stages.Stage | None = None
+    # The stage of an update that sums gradients over replicas; None: the stage that calls `reduction`.
+    reduce_stage: stages.Stage | None = None
 
-    @property
-    def update(self) -> stages.Following:
-        """The update of a step, from this replica's gradients to the weights."""
+    def make_update(self) -> stages.NextStage:
+        """Chains the stages of the update of a step, from this replica's gradients to the weights."""
         return stages.make_update(
             self.apply,
-            self.add_up or functools.partial(stages.reduce_gradients, self.reduction),
+            self.reduce_stage or functools.partial(stages.reduce_gradients, self.reduction),
             skips_nonfinite=self.skips_nonfinite,
             loss_scale=self.loss_scale,
             step_count=self.step_count,

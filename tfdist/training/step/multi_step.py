@@ -50,7 +50,7 @@ def make_multi_step_fn(
             ready = clock(tf.nest.flatten(elements, expand_composites=True))
             # Not `number * trains`: TensorFlow folds it to a constant that still waits for `number`.
             steps = number if trains else tf.zeros([], tf.int32)
-            counted = seed_generators.count_by_loop(step_halves, steps, lambda: first + number)
+            counted = seed_generators.use_count_of_loop(step_halves, steps, lambda: first + number)
             with counted, stateful_random.draw_statelessly():
                 sums = strategy.run(step, args=elements if isinstance(elements, tuple) else (elements,))
             return number + 1, waited + tf.maximum(ready - done, 0.0), clock(strategy.experimental_local_results(sums))

@@ -48,7 +48,7 @@ def build_optimizer(config: config_lib.Config, steps_per_epoch: int, total_steps
 def schedule_steps(rate: config_lib.LearningRate, steps_per_epoch: int, total_steps: int) -> tuple[dict[str, int], str]:
     """Returns the arguments of a schedule that count steps, and a notice if the warm-up is cut short.
 
-    A warm-up that is longer than the run is cut off at its end, with unchanged rates. So a first trial with
+    If a warm-up is longer than the run, it ends with the run, and its rates are unchanged. So a first trial with
     `--config.train.epochs=1` that is continued with more epochs equals the longer run bit for bit.
     """
     warmup = round(rate.warmup_epochs * steps_per_epoch)
@@ -153,7 +153,10 @@ def evaluates_averages(config: config_lib.Config, optimizer: keras.optimizers.Op
 def evaluated_weights(
     config: config_lib.Config, cluster: Cluster, model: keras.Model, optimizer: keras.optimizers.Optimizer
 ) -> Callable[[], AbstractContextManager]:
-    """Returns a function that returns a context manager in which `model` has the weights to evaluate and export."""
+    """Returns the value of `Run.evaluated_weights`: a function that makes a context manager.
+
+    In the context, `model` has the weights to evaluate and export: its own, or their averages.
+    """
     if not evaluates_averages(config, optimizer):
         return contextlib.nullcontext
     return functools.partial(_use_averages, cluster, model, optimizer)
@@ -174,7 +177,7 @@ def _use_averages(cluster: Cluster, model: keras.Model, optimizer: keras.optimiz
 
 
 def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError if the optimizer of a config clips, accumulates or scales, for which there are fields."""
+    """Raises ValueError if an optimizer clips, accumulates or scales by itself: the config has fields for this."""
     for name, reason in _REFUSED.items():
         value = getattr(optimizer, name, None)
         if value is not None:

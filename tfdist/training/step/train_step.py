@@ -26,8 +26,8 @@ def train_step(context: StepContext, shard: Any) -> tf.Tensor:
 
     sums, gradients, weight = context.objective.forward_backward(shard, loss_scale)
     loss = sums[context.names.index("loss")]
-    # The chain of stages that `stages.make_update` lists.
-    skipped = context.update(UpdateInput(gradients=gradients, loss=loss, weight=weight, statistics=before_step))
+    update = context.make_update()  # The chain of stages that `stages.make_update` lists.
+    skipped = update(UpdateInput(gradients=gradients, loss=loss, weight=weight, statistics=before_step))
     add_to_totals(context, sums, skipped)
     return after_update(context, sums)
 

@@ -9,7 +9,7 @@ from tfdist.cluster.discovery.worker_spec import WorkerSpec
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 
 
-def of_ranks(
+def make_spec(
     launcher: str,
     env: Mapping[str, str],
     *,
@@ -37,7 +37,7 @@ def of_ranks(
     """
     if not (rank < num_workers and local_rank < local_size <= num_workers):
         raise ValueError(f"The variables of {launcher} are inconsistent. {variables.say_received(env, received)}")
-    first, _ = variables.port_block(port_base, port_count, variables.number([job]), at_least=1)
+    first, _ = variables.port_block(port_base, port_count, variables.hash_texts([job]), at_least=1)
     ports = [port_base + (first - port_base + index) % port_count for index in range(local_size)]
     alone = local_size == num_workers
     found = () if alone else _chiefs(env, chiefs, first)
@@ -52,7 +52,7 @@ def of_ranks(
         num_workers=num_workers,
         addresses=tuple(f"localhost:{port}" for port in ports) if alone else (),
         port=ports[local_rank],
-        # The port after those of the ranks on the chief's host, on which it is opened.
+        # The first port after those of this host's ranks. It is opened on the chief's host.
         heartbeat_port=port_base + (first - port_base + local_size) % port_count if local_size < port_count else 0,
         chiefs=found,
         local_rank=local_rank,
@@ -65,7 +65,7 @@ def of_ranks(
 
 
 def _chiefs(env: Mapping[str, str], hosts: Sequence[str], port: int) -> tuple[str, ...]:
-    """Returns where rank 0 may be: at TFDIST_CHIEF, "host" or "host:port", or if it is not set, on each of `hosts`."""
+    """Returns the addresses where rank 0 may be: TFDIST_CHIEF ("host" or "host:port"); if not set, each of `hosts`."""
     text = env.get("TFDIST_CHIEF")
     if not text:
         return tuple(hostlist.join_address(host, port) for host in dict.fromkeys(hosts))
@@ -78,7 +78,7 @@ def _chiefs(env: Mapping[str, str], hosts: Sequence[str], port: int) -> tuple[st
     return (address,)
 
 
-def torchrun(env: Mapping[str, str], **ports: int) -> WorkerSpec:
+def resolve_torchrun(env: Mapping[str, str], **ports: int) -> WorkerSpec:
     """Returns the worker spec from https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables".
 
     MASTER_PORT is torchrun's own port, which tfdist does not open. Without LOCAL_RANK, as in a pod of Kubernetes, there
@@ -90,7 +90,7 @@ def torchrun(env: Mapping[str, str], **ports: int) -> WorkerSpec:
     local_rank, local_size = (variables.integer(defaults | dict(env), name) for name in local)
     # Not the number of restarts, which each host counts separately.
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
-    return of_ranks(
+    return make_spec(
         "torchrun",
         env,
         rank=variables.integer(env, "RANK"),

@@ -42,7 +42,10 @@ def pmi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def _launcher_pid(variable: str) -> int:
-    """Returns the pid of the launcher: the nearest ancestor without `variable`, which a rank's shell scripts have."""
+    """Returns the pid of the launcher: the nearest ancestor process that does not have `variable` in its environment.
+
+    Shell scripts between the launcher and a rank have the variable.
+    """
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         while f"\0{variable}=".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
@@ -50,7 +53,7 @@ def _launcher_pid(variable: str) -> int:
     return pid
 
 
-def rank(env: Mapping[str, str], names: Sequence[str], **ports: int) -> WorkerSpec:
+def resolve(env: Mapping[str, str], names: Sequence[str], **ports: int) -> WorkerSpec:
     """Returns the worker spec of this rank.
 
     On one host, all addresses are known. On several hosts, MPI launchers do not provide the hosts of the ranks:
@@ -67,7 +70,7 @@ def rank(env: Mapping[str, str], names: Sequence[str], **ports: int) -> WorkerSp
         # On one host, mpirun or its daemon starts all ranks. On several hosts, ranks have only the batch job in common.
         batch = next((env[name] for name in _BATCH_JOB_VARIABLES if env.get(name)), "")
         job = f"{batch}/{_launcher_pid(names[2])}" if local_size == size else batch or "mpi"
-    return by_ranks.of_ranks(
+    return by_ranks.make_spec(
         "mpi",
         env,
         rank=own_rank,

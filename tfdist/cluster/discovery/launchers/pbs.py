@@ -16,7 +16,7 @@ def in_task(env: Mapping[str, str]) -> bool:
     return bool(env.get("PBS_JOBID")) and env.get("PBS_TASKNUM", "").isdecimal() and int(env["PBS_TASKNUM"]) > 1
 
 
-def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
+def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Returns the worker spec of this task: one worker on each host, in the order of PBS_NODEFILE."""
     variables.need(env, _VARIABLES, "pbsdsh started this process")
     try:
@@ -33,7 +33,7 @@ def task(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
             f"PBS_NODENUM is beyond the {len(hosts)} host(s) of PBS_NODEFILE: start one task per host, with pbsdsh -u. "
             f"{variables.say_received(env, _VARIABLES)}"
         )
-    first, length = variables.port_block(port_base, port_count, variables.number([env["PBS_JOBID"]]), at_least=1)
+    first, length = variables.port_block(port_base, port_count, variables.hash_texts([env["PBS_JOBID"]]), at_least=1)
     return WorkerSpec(
         launcher="pbs",
         rank=rank,

@@ -33,13 +33,13 @@ def in_allocation(env: Mapping[str, str]) -> bool:
     return bool(env.get("SLURM_JOB_ID")) and (not in_step(env) or env.get("SLURM_STEP_NUM_TASKS") == "1")
 
 
-def replicas(env: Mapping[str, str]) -> int:
-    """Returns the replicas of an allocation: its tasks, or its GPUs (which sbatch counts) if there are more."""
+def num_replicas(env: Mapping[str, str]) -> int:
+    """Returns the number of replicas of an allocation: of its tasks, or of the GPUs of sbatch if more."""
     nodes = int(env.get("SLURM_JOB_NUM_NODES", "1"))
     return max(int(env.get("SLURM_NTASKS", nodes)), nodes * int(env.get("SLURM_GPUS_ON_NODE", "0")))
 
 
-def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
+def resolve(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSpec:
     """Returns the worker spec of this task of a Slurm step.
 
     Hosts are in Slurm's order, and tasks are placed by SLURM_DISTRIBUTION (not set: block). The layout is verified
@@ -91,7 +91,7 @@ def step(env: Mapping[str, str], *, port_base: int, port_count: int) -> WorkerSp
 def _alone(env: Mapping[str, str], port_base: int, port_count: int) -> WorkerSpec:
     # Other variables are ignored: they may be leftovers of an interactive step in which sbatch was called.
     job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
-    port, _ = variables.port_block(port_base, port_count, variables.number([job]), at_least=1)
+    port, _ = variables.port_block(port_base, port_count, variables.hash_texts([job]), at_least=1)
     return WorkerSpec(
         launcher="slurm",
         addresses=(hostlist.join_address(env.get("SLURMD_NODENAME", "localhost"), port),),

@@ -43,7 +43,7 @@ def resolve(
     here = [r for r, (host, _) in enumerate(pairs) if host == pairs[rank][0]]
     most = max(sum(host == other for other, _ in pairs) for host, _ in pairs)
     devices = worker_spec.cuda_devices(env)
-    number = variables.number(addresses)
+    number = variables.hash_texts(addresses)
     first, length = variables.port_block(port_base, port_count, number, at_least=1)
     free = set(range(first, first + length)) - {port for _, port in pairs}
     return WorkerSpec(

@@ -10,12 +10,12 @@ import tensorflow as tf
 from tfdist.config import patching
 from tfdist.training.step.layers import model_layers
 
-# Maximum positions on a replica for which a 1x1 convolution is a product: with more, it was slower for some sizes
-# without AVX512. A processor that multiplies tiles of bfloat16 has no such limit.
+# Maximum positions on a replica for which a 1x1 convolution is a product: with more positions, a product was slower
+# for some sizes without AVX512. A processor that multiplies tiles of bfloat16 has no such limit.
 _MAX_POSITIONS = 1024
 # oneDNN's gradient of the weights is slow if rows of the outputs are short: its times suggest that a tile takes 32
 # positions of one row. Products are faster from this number of channels and filters on.
-_MAX_COLUMNS, _FEWEST_CHANNELS = 15, 128
+_MAX_COLUMNS, _MIN_CHANNELS = 15, 128
 
 
 def use_products(model: keras.Model, *, tiles: bool) -> None:
@@ -25,11 +25,12 @@ def use_products(model: keras.Model, *, tiles: bool) -> None:
     than the arithmetic, so a 1x1 convolution becomes a product. Replaces `convolution_op` on the objects.
 
     Args:
-        tiles: whether the processor multiplies tiles of bfloat16 (AMX). If so, in bfloat16 every 1x1 convolution
-            without strides becomes a product, and so do the weights' gradients of larger kernels if images are small
-            and channels many. With strides, TensorFlow's strided slice takes longer than a product saves.
+        tiles: whether the processor multiplies tiles of bfloat16 (AMX). Then every 1x1 convolution in bfloat16 without
+            strides becomes a product. The gradient of the weights of a larger kernel also becomes a product, if images
+            are small and there are many channels. With strides, TensorFlow's strided slice takes longer than a product
+            saves.
     """
-    for layer in model_layers.of_all_depths(model):
+    for layer in model_layers.all_layers(model):
         # Not layers whose class overrides it.
         if getattr(type(layer), "convolution_op", None) is not keras.layers.Conv2D.convolution_op:
             continue
@@ -61,7 +62,7 @@ def _convolve(layer: keras.layers.Conv2D, inputs: Any, kernel: Any) -> tf.Tensor
     images, weights = tf.convert_to_tensor(inputs), tf.convert_to_tensor(kernel)
     shape = layer.compute_output_shape(images.shape)
     narrow = None not in (*shape[1:], *images.shape[1:3]) and shape[2] <= _MAX_COLUMNS
-    if not narrow or min(weights.shape[2:]) < _FEWEST_CHANNELS or {images.dtype, weights.dtype} != {tf.bfloat16}:
+    if not narrow or min(weights.shape[2:]) < _MIN_CHANNELS or {images.dtype, weights.dtype} != {tf.bfloat16}:
         return keras.layers.Conv2D.convolution_op(layer, inputs, weights)
     padding = layer.padding.upper()
 

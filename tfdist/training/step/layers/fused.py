@@ -17,7 +17,7 @@ from tfdist.config import patching, user_code
 from tfdist.training.step.layers import model_layers, normalization
 
 # Minimum number of elements: each shape is compiled once, which takes 0.2 to 0.5 s.
-_FEWEST_ELEMENTS = 2**16
+_MIN_ELEMENTS = 2**16
 # XLA was tried on no other system.
 _COMPILES = sys.platform == "linux"
 # Activations that TensorFlow computes with several operations.
@@ -45,7 +45,7 @@ def fuse(model: keras.Model) -> None:
     """
     # In forward mode, TensorFlow fails for XLA's functions, and is wrong for custom gradients and for the kernel.
     patching.replace_until_end(tf.autodiff.ForwardAccumulator, "__init__", _refuse_forward_mode)
-    for layer in model_layers.of_all_depths(model):
+    for layer in model_layers.all_layers(model):
         # A recurrent layer's `activation` is a property that returns its cell's.
         if any(vars(layer).get("activation") is one for one in _ACTIVATIONS):
             patching.replace_until_end(layer, "activation", _compile_activation(layer.activation))
@@ -92,7 +92,7 @@ def _normalise_batch(
 
 
 def _has_kernel(layer: keras.layers.BatchNormalization, inputs: Any) -> bool:
-    # Not variables, ragged tensors and arrays, which a user's `call` may pass to a layer's `call`.
+    # A user's `call` may also pass variables, ragged tensors and arrays: the kernel does not take them.
     if not isinstance(inputs, tf.Tensor) or inputs.dtype not in (tf.float32, tf.bfloat16, tf.float16):
         return False
     # In `stateless_call` the new statistics are results, for which the kernel has no gradient.
@@ -105,7 +105,7 @@ def _is_compiled(x: Any) -> bool:
     if not (_COMPILES and isinstance(x, tf.Tensor) and x.dtype.is_floating):
         return False
     elements = x.shape.num_elements()
-    return elements is not None and elements >= _FEWEST_ELEMENTS
+    return elements is not None and elements >= _MIN_ELEMENTS
 
 
 def _widen(x: tf.Tensor) -> tf.Tensor:
@@ -122,7 +122,7 @@ def _round_to_bfloat16(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
     """Casts float32 to bfloat16 with integer operations: XLA's cast takes a third of the time of an activation.
 
     Adds 0x7FFF to the bits, plus 1 if the last bit that is kept is odd: rounds to nearest, ties to even. A NaN whose
-    lower 16 bits are zero stays NaN, and NaNs of computations on bfloat16 are such.
+    lower 16 bits are zero stays NaN; computations on bfloat16 make only such NaNs.
     """
     bits = tf.bitcast(x, tf.uint32)
     odd = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 16), 1)
@@ -164,7 +164,7 @@ def _normalise_rows(layer: keras.layers.LayerNormalization, inputs: Any) -> tf.T
     scale = tf.cast(layer.gamma, tf.float32) if layer.scale else tf.ones(width)
     offset = tf.cast(layer.beta, tf.float32) if layer.center else tf.zeros(width)
     epsilon = keras.backend.epsilon() if layer.epsilon is None else float(layer.epsilon)
-    # Cast outside of XLA, which would take longer.
+    # Cast outside of XLA, because a cast in XLA takes longer.
     outputs = normalise(tf.cast(inputs, tf.float32), scale, offset, epsilon)
     return tf.cast(outputs, layer.compute_dtype)
 
@@ -190,8 +190,8 @@ def normalise(inputs: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: f
 
 @functools.partial(tf.function, jit_compile=True, autograph=False)
 def _normalise(inputs: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float) -> tf.Tensor:
-    centred, deviation = _standardise(inputs, epsilon)
-    return tf.reshape(centred * deviation * scale + offset, inputs.shape)
+    centred, inverse_deviation = _standardise(inputs, epsilon)
+    return tf.reshape(centred * inverse_deviation * scale + offset, inputs.shape)
 
 
 @functools.partial(tf.function, jit_compile=True, autograph=False)
@@ -199,16 +199,16 @@ def _gradients(
     inputs: tf.Tensor, scale: tf.Tensor, epsilon: float, of_outputs: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the gradients of the inputs, of the scale and of the offset."""
-    centred, deviation = _standardise(inputs, epsilon)
-    rows = centred * deviation
+    centred, inverse_deviation = _standardise(inputs, epsilon)
+    rows = centred * inverse_deviation
     errors = tf.reshape(of_outputs, rows.shape)
     scaled = errors * scale
-    of_rows = deviation * (scaled - _mean(scaled) - rows * _mean(scaled * rows))
+    of_rows = inverse_deviation * (scaled - _mean(scaled) - rows * _mean(scaled * rows))
     return tf.reshape(of_rows, inputs.shape), tf.reduce_sum(errors * rows, 0), tf.reduce_sum(errors, 0)
 
 
 def _standardise(inputs: tf.Tensor, epsilon: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the inputs as [rows, width] less their means, and the reciprocal of their deviations, [rows, 1]."""
+    """Returns the inputs less their means, [rows, width], and the reciprocals of their deviations, [rows, 1]."""
     rows = tf.reshape(inputs, [-1, inputs.shape[-1]])
     centred = rows - _mean(rows)
     return centred, tf.math.rsqrt(_mean(tf.square(centred)) + epsilon)

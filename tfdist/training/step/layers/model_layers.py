@@ -3,7 +3,7 @@
 import keras
 
 
-def of_all_depths(model: keras.Model) -> list[keras.Layer]:
+def all_layers(model: keras.Model) -> list[keras.Layer]:
     """Returns the model and all of its layers, those in lists, dicts and nested models included."""
     return [*model._flatten_layers()]
 
@@ -16,7 +16,7 @@ def statistics(model: keras.Model, *, frozen: bool = False) -> list[keras.Variab
     """
     return [
         variable
-        for layer in of_all_depths(model)
+        for layer in all_layers(model)
         if layer.trainable or frozen
         for variable in layer._non_trainable_variables
         if keras.backend.is_float_dtype(variable.dtype)

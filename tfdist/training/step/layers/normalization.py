@@ -40,13 +40,13 @@ _trace = _Trace()
 
 
 def shard_present(present: tf.Tensor) -> AbstractContextManager[None]:
-    """Traces the forward pass of a shard that may be empty; `present`, float32 []: 0.0 if it is, else 1.0."""
+    """In the block, statistics leave out an empty shard; `present`, float32 []: 0.0 if the shard is empty, else 1.0."""
     return patching.set_in_block(_trace, present=present)
 
 
 def normalizations(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     """Returns the batch normalisation layers of `model`, including those of nested models."""
-    return [layer for layer in model_layers.of_all_depths(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    return [layer for layer in model_layers.all_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
 
 
 def synchronized_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
@@ -112,7 +112,7 @@ def _global_moments(
         weights = tf.broadcast_to(tf.cast(mask, x.dtype)[..., tf.newaxis], tf.shape(x))
         x, squares, count = x * weights, squares * weights, tf.reduce_sum(weights[..., 0])
     count = tf.cast(count, x.dtype)
-    # With keepdims, the gradient needs no shape that TensorFlow computes on a GPU and for which the host waits.
+    # With keepdims: without it, the gradient needs a shape that is computed on the GPU, and the host waits for it.
     parts = [tf.reshape(tf.reduce_sum(one, axes, keepdims=True), [x.shape[axis]]) for one in (x, squares)]
     sums = tf.concat([*parts, count[tf.newaxis]], axis=0)
     if _trace.present is not None:
@@ -129,7 +129,7 @@ def _moments_of_sums(total: tf.Tensor, total_squares: tf.Tensor, count: tf.Tenso
 
 def is_synchronized(model: keras.Model) -> bool:
     """Returns whether any layer of `model`, of any class, has `synchronized` set, to normalise over all replicas."""
-    return any(getattr(layer, "synchronized", False) for layer in model_layers.of_all_depths(model))
+    return any(getattr(layer, "synchronized", False) for layer in model_layers.all_layers(model))
 
 
 def spanning_layers(model: keras.Model, config: Config, num_replicas: int) -> list[keras.layers.BatchNormalization]:
@@ -233,7 +233,7 @@ def _group_moments(
 def _per_example(values: tf.Tensor, pieces: list[tuple[int, int]], shape: tf.TensorShape) -> tf.Tensor:
     """Repeats the row of each example's group: [num_groups, channels] -> [examples, 1, ..., channels].
 
-    By slices instead of `tf.gather`, whose gradient adds up in an order that varies on GPUs.
+    Uses slices, because the gradient of `tf.gather` adds up in an order that varies on GPUs.
     """
     rows = [tf.broadcast_to(values[group : group + 1], [count, shape[-1]]) for group, count in pieces]
     return tf.reshape(tf.concat(rows, 0), [shape[0], *[1] * (shape.rank - 2), shape[-1]])
@@ -245,7 +245,7 @@ def check_penalties(model: keras.Model, num_replicas: int) -> None:
     Keras takes their mean over a batch since 3.14, and their sum before.
     """
     sums = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
-    for layer in model_layers.of_all_depths(model):
+    for layer in model_layers.all_layers(model):
         if sums and num_replicas > 1 and getattr(layer, "activity_regularizer", None) is not None:
             raise ValueError(
                 f"Layer {layer.name!r} has an activity_regularizer. Keras {keras.__version__} sums it over a replica's "

@@ -1,4 +1,4 @@
-"""Recomputation of activations (gradient checkpointing; Chen and others, arXiv 1604.06174): memory for time.
+"""Recomputation of activations (gradient checkpointing; Chen and others, arXiv 1604.06174): less memory, more time.
 
 The backward pass of a layer in a `keras.RematScope` recomputes the forward pass from the layer's inputs, so that inner
 activations need not be kept; `config.train.recompute` puts layers into such a scope by name. Keras' own implementation
@@ -25,8 +25,8 @@ from tfdist.training.step.layers import fused, model_layers
 from tfdist.training.step.random_numbers import repeated_passes, seed_generators
 
 _WHO = "keras.RematScope and config.train.recompute"
-# The original, which `adopt` replaces.
-_of_functions = tf.recompute_grad
+# The original function, which `adopt` replaces.
+_original_recompute_grad = tf.recompute_grad
 
 
 class _Thread(threading.local):
@@ -38,9 +38,9 @@ _thread = _Thread()
 
 
 def adopt() -> None:
-    """Corrects scopes in the graphs of this process; Keras calls none of this for layers without a scope."""
+    """Replaces Keras' recomputation in this process. Keras calls it only for layers in a scope."""
     patching.replace_attribute(keras.Layer, "rematerialized_call", _choose)
-    # An operation that is no layer keeps only its inputs and outputs.
+    # An operation that is not a layer is not recomputed: it keeps only its inputs and outputs, so nothing is saved.
     patching.replace_attribute(keras.Operation, "rematerialized_call", lambda operation, original, *_, **__: original)
     patching.replace_attribute(tf, "recompute_grad", _refuse_functions)
 
@@ -51,7 +51,7 @@ def put_into_scope(model: keras.Model, config: config_lib.Config) -> int:
     Raises:
         ValueError: a name matches no layer, or a layer cannot be recomputed.
     """
-    found = [layer for layer in model_layers.of_all_depths(model) if layer is not model]
+    found = [layer for layer in model_layers.all_layers(model) if layer is not model]
     chosen: dict[int, keras.Layer] = {}
     for pattern in config.train.recompute:
         matching = [layer for layer in found if fnmatch.fnmatchcase(layer.name, pattern)]
@@ -90,7 +90,7 @@ def _choose(layer: keras.Layer, original: Callable[..., Any], *args: Any, **keyw
     if not wanted or not trains:
         return original
     _check(layer)
-    return functools.partial(_call_again, layer)
+    return functools.partial(_call_recomputed, layer)
 
 
 def _refuse_functions(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,12 +99,12 @@ def _refuse_functions(function: Callable[..., Any]) -> Callable[..., Any]:
             "keras.remat and tf.recompute_grad draw other random numbers when they recompute: make the function a "
             "layer in a keras.RematScope."
         )
-    return _of_functions(function)
+    return _original_recompute_grad(function)
 
 
 def _check(layer: keras.Layer) -> None:
     """Raises ValueError if a layer cannot be recomputed."""
-    parts = model_layers.of_all_depths(layer)
+    parts = model_layers.all_layers(layer)
     for part in parts[1:]:
         of_user = type(part).compute_mask.__module__.partition(".")[0] != "keras"
         if of_user or isinstance(part, keras.layers.Masking) or getattr(part, "mask_zero", False):
@@ -149,7 +149,7 @@ def _read(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     return _without_casts(lambda: [tf.convert_to_tensor(variable.value) for variable in variables])
 
 
-def _call_again(layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
+def _call_recomputed(layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
     """Calls a layer in a graph with tensors of any shape, and returns its outputs; the gradient recomputes them."""
     flat, made = tf.nest.flatten((args, keywords)), {}
     places = [place for place, value in enumerate(flat) if isinstance(value, tf.Tensor)]
@@ -191,7 +191,7 @@ def _call_again(layer: keras.Layer, *args: Any, **keywords: Any) -> Any:
         outputs, assigned = compute(tensors)
 
         def gradient(*upstream: tf.Tensor) -> list[Any]:
-            # After the upstream gradients are ready: otherwise TensorFlow would reuse the results of the first time.
+            # Recompute only when the upstream gradients are ready: otherwise TensorFlow would reuse the first results.
             with tf.control_dependencies(upstream):
                 tensors_again = [tf.identity(tensor) for tensor in tensors]
             with tf.GradientTape() as tape:

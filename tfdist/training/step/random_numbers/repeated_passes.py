@@ -12,7 +12,7 @@ from tfdist.training.step.random_numbers import seed_generators
 
 
 def as_replica(index: tf.Tensor) -> AbstractContextManager[None]:
-    """Traces a forward pass, or a part of one, that draws the random numbers of replica `index`, int32 []."""
+    """In the block, a forward pass, or a part of one, draws the random numbers of replica `index`, int32 []."""
     return patching.set_in_block(seed_generators.this_pass, replica=index)
 
 
@@ -23,7 +23,7 @@ def place_in_pass() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def repeat_from(place: dict[str, Any]) -> Iterator[None]:
-    """Traces a part of a forward pass again, with the random numbers that it drew after `place`."""
+    """In the block, a part of a forward pass draws again the random numbers that were drawn after `place`."""
     before = dict(vars(seed_generators.this_pass))
     vars(seed_generators.this_pass).update(place, calls=dict(place["calls"]))
     try:

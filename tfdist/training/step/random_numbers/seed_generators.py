@@ -67,7 +67,7 @@ def step_as_int32_pair(step: keras.Variable) -> tf.Tensor:
 
 
 @contextlib.contextmanager
-def count_by_loop(words: tf.Tensor, done: tf.Tensor, batch: Callable[[], tf.Tensor]) -> Iterator[None]:
+def use_count_of_loop(words: tf.Tensor, done: tf.Tensor, batch: Callable[[], tf.Tensor]) -> Iterator[None]:
     """While the body of a loop is traced, seeds use the loop's count instead of reading the step from the device.
 
     Args:
@@ -125,7 +125,7 @@ def is_in_pass() -> bool:
 
 def _generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
     """Returns the generators of layers, and those in attributes of losses and metrics, which Keras does not track."""
-    layers = model_layers.of_all_depths(model)
+    layers = model_layers.all_layers(model)
     attributes = [value for layer in layers for value in vars(layer).values()]
     parts = [*keras.tree.flatten(getattr(model, "loss", None)), *model.metrics, *attributes]
     parts = [part for part in parts if isinstance(part, keras.Loss | keras.Metric)]
@@ -147,7 +147,7 @@ def _make_stateless(
         this_pass.calls[id(generator)] = call + 1
         words, done, batch = _loop[-1] if _loop else (step_as_int32_pair(step), 0, lambda: 0)
         done = tf.convert_to_tensor(done)
-        # Computed only here: a graph without random numbers would otherwise pass it on in each step.
+        # Computed only here, so that a graph without random numbers does not compute it in each step.
         micro_batch = -1 - batch() if this_pass.micro_batch is _EVALUATION else this_pass.micro_batch
         micro_batch = tf.convert_to_tensor(micro_batch)
         replica = getattr(this_pass, "replica", None)
@@ -167,5 +167,5 @@ def _seed(
     seed = tf.bitcast(tf.reshape(own_seed, [2, 2]), tf.int64)
     for part in (call, step, micro_batch, replica):
         seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(part, tf.int64))
-    # As Keras' random functions convert int64 seeds, but not on the device.
+    # Keras' random functions convert int64 seeds in the same way, but on the device.
     return tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)

@@ -20,7 +20,7 @@ from tfdist.config.patching import patch
 from tfdist.training.step.random_numbers import seed_generators
 
 # The function of Keras that returns the generator of `keras.random` without a seed.
-_OF_KERAS = "global_seed_generator"
+_KERAS_FUNCTION = "global_seed_generator"
 # Function of TensorFlow that makes a stateful op -> the same, stateless, with a seed before the other arguments.
 _STATELESS: dict[str, Callable[..., tf.Tensor]] = {
     "random_standard_normal": lambda seed, shape, dtype, **_: tf.random.stateless_normal(shape, seed, dtype=dtype),
@@ -40,7 +40,7 @@ _STATELESS: dict[str, Callable[..., tf.Tensor]] = {
 def draw_statelessly() -> Iterator[None]:
     """In the block, which all replicas share, forward passes that are traced draw statelessly."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patch(seed_generator, _OF_KERAS, _unseeded_of_keras))
+        stack.enter_context(patch(seed_generator, _KERAS_FUNCTION, _unseeded_of_keras))
         for name, stateless in _STATELESS.items():
             stack.enter_context(patch(gen_random_ops, name, functools.partial(_draw, stateless=stateless)))
         yield
@@ -56,5 +56,5 @@ def _draw(original: Callable[..., tf.Tensor], *args: Any, stateless: Callable[..
 
 
 def _unseeded_of_keras(original: Callable[[], Any]) -> Any:
-    """Replaces Keras' generator of each thread, which the first call makes: a step must not create its variable."""
+    """Replaces Keras' global generator. Keras creates it at the first call, but a step must not create variables."""
     return seed_generators.unseeded_generator(in_loops=True) or original()

@@ -68,7 +68,7 @@ class AllReduce:
             variable.assign(old + change)
         return tensors[len(flags) :], tensors[: len(flags)]
 
-    def time_sum(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    def sum_and_time(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums `tensors` over all replicas, and adds the duration to `seconds`."""
         if self.num_replicas == 1:
             return tensors

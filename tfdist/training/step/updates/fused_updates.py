@@ -23,7 +23,7 @@ def fuse(optimizer: keras.optimizers.Optimizer) -> Callable[[], None]:
     All optimizers add the rows of sparse gradients to variables in a fixed order.
 
     Returns:
-        A function to call when an apply begins: it clears what the weights of the previous apply shared.
+        A function to call when `apply` begins: it clears what the weights shared in the previous call.
     """
     shared: dict[tuple[str, str], dict[str, tf.Tensor]] = {}
     kind = type(optimizer)
@@ -111,8 +111,9 @@ def _shared_by_weights(
 ) -> dict[str, tf.Tensor]:
     """Returns the scalars of ResourceApplyAdam, all of `dtype` [], that give the same weights as Keras.
 
-    The kernel computes 1 - beta_2 from the rounded beta_2: 0.00099998713 in float32 instead of 0.001. So its v is 1 / r
-    times that of Keras; to compensate, the learning rate and epsilon are divided by sqrt(r).
+    The kernel computes 1 - beta_2 from the rounded beta_2: 0.00099998713 in float32 instead of 0.001. So its v is
+    `found / expected` times that of Keras. To compensate, the learning rate and epsilon are multiplied by the square
+    root of this ratio.
     """
     steps = tf.cast(tf.convert_to_tensor(optimizer.iterations) + 1, dtype)
     # Cast as Keras does: by way of float32.

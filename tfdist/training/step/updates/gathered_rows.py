@@ -14,7 +14,7 @@ import tensorflow as tf
 # Choices for the number of rows that a replica sends if it is unknown when the step is traced.
 _SIZES = [4**power for power in range(3, 13)]
 # A tensor in TensorFlow's collectives must have fewer elements.
-_MOST_NUMBERS = 2**31
+_MAX_NUMBERS = 2**31
 
 
 def place(gradient: tf.IndexedSlices, replica: tf.Tensor | int, num_replicas: int, *, size: int) -> tf.IndexedSlices:
@@ -96,7 +96,7 @@ def _gather_by_size(strategy: tf.distribute.Strategy, rows: Any, numbers: Any) -
     """
     largest = tf.reduce_max(strategy.experimental_local_results(numbers)[0])
     in_row = strategy.experimental_local_results(rows)[0].values.shape[1:].num_elements() or 1
-    sizes = [size for size in _SIZES if size * in_row * strategy.num_replicas_in_sync < _MOST_NUMBERS]
+    sizes = [size for size in _SIZES if size * in_row * strategy.num_replicas_in_sync < _MAX_NUMBERS]
 
     def place_own(local: tf.IndexedSlices, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
         replica_context = tf.distribute.get_replica_context()

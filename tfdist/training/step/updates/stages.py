@@ -36,9 +36,9 @@ class UpdateInput:
 
 
 # The rest of the chain after a stage. Returns whether the step is skipped, bool []; None if steps are never skipped.
-Following = Callable[[UpdateInput], tf.Tensor | None]
+NextStage = Callable[[UpdateInput], tf.Tensor | None]
 # A stage changes its input, and calls the rest of the chain with the result.
-Stage = Callable[[Following, UpdateInput], tf.Tensor | None]
+Stage = Callable[[NextStage, UpdateInput], tf.Tensor | None]
 Apply = Callable[[Gradients], None]
 
 
@@ -63,26 +63,26 @@ def make_apply(
 
 def make_update(
     apply: Apply,
-    add_up: Stage,
+    reduce_stage: Stage,
     *,
     skips_nonfinite: bool,
     loss_scale: LossScale | None,
     step_count: keras.Variable,
-) -> Following:
+) -> NextStage:
     """Returns the update of a step: flag_nonfinite_loss(reduce_gradients(unscale(skip_nonfinite(apply)))).
 
     Only the stages that the run needs are in it. It is called in `strategy.run`.
 
     Args:
         apply: see `make_apply`.
-        add_up: the stage that sums the gradients over replicas, such as partial(reduce_gradients, reduction).
+        reduce_stage: the stage that sums the gradients over replicas, such as partial(reduce_gradients, reduction).
         skips_nonfinite: whether a step whose loss or gradients are non-finite is skipped.
         step_count: int64 [], which `apply` increments.
     """
     scales = loss_scale is not None
     stages = [
         *([flag_nonfinite_loss] if skips_nonfinite else []),
-        add_up,
+        reduce_stage,
         *([functools.partial(unscale, loss_scale)] if scales else []),
         *([functools.partial(skip_nonfinite, step_count, loss_scale)] if skips_nonfinite or scales else []),
     ]
@@ -91,32 +91,32 @@ def make_update(
         # Keras' optimizer does not sum them again: see `optimizer.adopt_reduction`.
         apply(update.gradients)
 
-    following: Following = apply_gradients
+    next_stage: NextStage = apply_gradients
     for stage in reversed(stages):
-        following = functools.partial(stage, following)
-    return following
+        next_stage = functools.partial(stage, next_stage)
+    return next_stage
 
 
-def flag_nonfinite_loss(following: Following, update: UpdateInput) -> tf.Tensor | None:
+def flag_nonfinite_loss(next_stage: NextStage, update: UpdateInput) -> tf.Tensor | None:
     """Adds a flag, 1 if this replica's loss is non-finite, else 0: all replicas then decide by the same sum."""
     flag = tf.where(tf.math.is_finite(update.loss), 0.0, 1.0)
-    return following(dataclasses.replace(update, flags=[*update.flags, flag]))
+    return next_stage(dataclasses.replace(update, flags=[*update.flags, flag]))
 
 
-def reduce_gradients(reduction: AllReduce, following: Following, update: UpdateInput) -> tf.Tensor | None:
+def reduce_gradients(reduction: AllReduce, next_stage: NextStage, update: UpdateInput) -> tf.Tensor | None:
     """Sums gradients and flags over all replicas, and averages the moving statistics."""
     gradients, flags = reduction(update.gradients, list(update.flags), update.statistics, update.weight)
-    return following(dataclasses.replace(update, gradients=gradients, flags=flags))
+    return next_stage(dataclasses.replace(update, gradients=gradients, flags=flags))
 
 
-def unscale(loss_scale: LossScale, following: Following, update: UpdateInput) -> tf.Tensor | None:
+def unscale(loss_scale: LossScale, next_stage: NextStage, update: UpdateInput) -> tf.Tensor | None:
     """Divides the gradients by the loss scale."""
     factor = 1 / tf.convert_to_tensor(loss_scale.value)
-    return following(dataclasses.replace(update, gradients=scale(update.gradients, factor)))
+    return next_stage(dataclasses.replace(update, gradients=scale(update.gradients, factor)))
 
 
 def skip_nonfinite(
-    step_count: keras.Variable, loss_scale: LossScale | None, following: Following, update: UpdateInput
+    step_count: keras.Variable, loss_scale: LossScale | None, next_stage: NextStage, update: UpdateInput
 ) -> tf.Tensor:
     """Applies the update if loss and gradients are finite; else only counts the step.
 
@@ -127,8 +127,8 @@ def skip_nonfinite(
     before = None if loss_scale is None else tf.convert_to_tensor(loss_scale.value)
     finite = all_finite(update.gradients) & ~bad_loss
 
-    def make() -> None:
-        following(update)
+    def apply_update() -> None:
+        next_stage(update)
         if loss_scale is not None:
             loss_scale.update(finite=True)
 
@@ -137,7 +137,7 @@ def skip_nonfinite(
         if loss_scale is not None:
             loss_scale.update(finite=False)
 
-    collectives.cond_on_all_replicas(finite, make, skip)
+    collectives.cond_on_all_replicas(finite, apply_update, skip)
     for statistic, old in update.statistics:
         statistic.assign(tf.where(finite, statistic.value, old))
     return ~finite if before is None else bad_loss | (~finite & (before <= 1.0))

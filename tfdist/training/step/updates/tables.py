@@ -1,6 +1,6 @@
-"""Sparse gradients of tables, such as an embedding's, with a row per lookup: which stay sparse, and sums of rows.
+"""Sparse gradients of tables, such as an embedding's, which have a row per lookup.
 
-gathered_rows.py gathers the rows of all replicas on each of them.
+Decides which gradients stay sparse, and sums rows; gathered_rows.py gathers the rows of all replicas on each of them.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def select(
     shard: Any,
     optimizer: keras.optimizers.Optimizer,
 ) -> Gradients:
-    """Makes a replica's sparse gradients dense if one device would sum their rows, too.
+    """Makes a replica's sparse gradient dense if a single device would also sum its rows.
 
     These are the gradients
         of a variable whose attribute `dense_gradient`, which a layer sets, is True;
@@ -45,7 +45,7 @@ def select(
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
         summed = needs_tensors or getattr(variable, "dense_gradient", False)
-        if summed or not _of_single_examples(gradient.indices, shard):
+        if summed or not _depends_on_examples(gradient.indices, shard):
             dense = tf.convert_to_tensor(gradient)
             dense.set_shape(variable.shape)  # TensorFlow packs only gradients of known shapes into one collective.
             return dense
@@ -55,7 +55,7 @@ def select(
     return [choose(*pair) for pair in zip(gradients, variables, strict=True)]
 
 
-def _of_single_examples(indices: tf.Tensor, shard: Any) -> bool:
+def _depends_on_examples(indices: tf.Tensor, shard: Any) -> bool:
     """Returns whether each example makes its own lookups: whether the indices depend on the values of `shard`."""
     if tf.executing_eagerly():
         return True
@@ -97,7 +97,7 @@ def sum_rows(gradient: Gradient) -> tf.Tensor:
     return tf.sparse.segment_sum(gradient.values, order, rows, num_segments=gradient.dense_shape[0])
 
 
-# One element per replica that traces an update; not per thread, as another thread traces what is common to all.
+# One element per replica that traces an update. Shared by all threads: a merge call is traced in another thread.
 _updating: list[None] = []
 
 

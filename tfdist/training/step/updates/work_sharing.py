@@ -19,7 +19,7 @@ from tfdist.training.step import collectives
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkSharing:
-    """Used in `apply`, within `strategy.run`, by an optimizer with an attribute `work_sharing`."""
+    """Runs each task on one replica; called in `strategy.run`, by `stages.clip` and by optimizers such as Muon."""
 
     num_replicas: int
 
@@ -34,6 +34,9 @@ class WorkSharing:
 
         Args:
             tasks: each computes a vector from values that are equal on all replicas.
+            sizes: the length of the vector of each task.
+            costs: the relative computing time of each task.
+            dtype: of the results.
 
         Returns:
             The vectors, of `dtype`, in the order of `tasks`.

@@ -52,17 +52,17 @@ class Integers:
         ]
 
 
-def largest(values: Sequence[tf.Tensor], *, of_cpu: bool) -> tuple[tf.Tensor, tf.Tensor]:
+def largest(values: Sequence[tf.Tensor], *, on_cpu: bool) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the largest absolute element of each tensor, float64 [tensors], and whether one is non-finite, int32.
 
     The largest element of a tensor that has a non-finite one is returned as 0.
 
     Args:
-        of_cpu: whether the tensors are on a CPU, where the maximum is NaN if an element is NaN.
+        on_cpu: whether the tensors are on a CPU, where the maximum is NaN if an element is NaN.
     """
     sizes = _sizes(values)
     finite = tf.math.is_finite(sizes)
-    if not of_cpu:
+    if not on_cpu:
         products = [tf.reduce_sum(value * tf.zeros([], value.dtype)) for value in values]
         finite &= tf.math.is_finite(tf.stack([tf.cast(one, tf.float64) for one in products]))
     return tf.where(finite, sizes, tf.zeros_like(sizes)), tf.cast(~finite, tf.int32)

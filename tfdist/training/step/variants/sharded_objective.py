@@ -4,7 +4,8 @@ The sums have the same bits in any order: each number is cut into three parts, e
 
 float64 adds multiples of 2^g exactly up to 2^(g + 53). A number is the sum of a multiple of 2^16, of one of 2^-14 up to
 2^15, and of one of 2^-44 up to 2^-15; what is left, below 2^-45, is dropped. So 2^24 numbers below 2^45 add up exactly.
-These are bins as in Demmel and Nguyen (Parallel Reproducible Summation, IEEE Transactions on Computers, 2015), fixed.
+The grids are bins as in Demmel and Nguyen (Parallel Reproducible Summation, IEEE Transactions on Computers, 2015), but
+at fixed exponents.
 """
 
 import dataclasses

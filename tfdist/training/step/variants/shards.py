@@ -71,7 +71,7 @@ class ShardedStep:
             too_large = integers_lib.exceeds(found.sizes, ranges)
             flags = tf.concat([tf.cast(tf.reduce_any(too_large), tf.int32)[tf.newaxis], found.bad], axis=0)
             integers = [*found.integers, tf.cast(flags, self.integers.integer)]
-            *sums, flags = context.reduction.time_sum(integers)
+            *sums, flags = context.reduction.sum_and_time(integers)
             repeat = flags[0] > 0
 
             def update() -> None:
@@ -102,7 +102,7 @@ class ShardedStep:
             for one, old in before:
                 one.assign(old)
             values = [*_dense(gradients, context.model.trainable_variables), *changes]
-            sizes, bad = integers_lib.largest(values, of_cpu=context.cluster.device_type == "CPU")
+            sizes, bad = integers_lib.largest(values, on_cpu=context.cluster.device_type == "CPU")
             bad_loss = tf.cast(~tf.math.is_finite(sums[context.names.index("loss")]), tf.int32)
             return ShardResults(
                 sums=sums,
@@ -151,12 +151,13 @@ def _update(
         for total, variable, has in zip(totals, variables, present, strict=False)
     ]
     loss = tf.where(bad_loss, tf.constant(math.nan, tf.float64), tf.zeros([], tf.float64))
-    skipped = context.update(stages.UpdateInput(gradients=gradients, loss=loss, weight=1.0, statistics=before))
+    update = context.make_update()
+    skipped = update(stages.UpdateInput(gradients=gradients, loss=loss, weight=1.0, statistics=before))
     train_step.add_to_totals(context, sums, skipped)
 
 
 def compile_shard(function: Callable[..., Results]) -> Callable[..., Results]:
-    """Returns `function`, not inlined: TensorFlow optimises it separately, so alike in a loop and without one."""
+    """Returns `function`, not inlined: so TensorFlow optimises it in the same way in a loop and outside of one."""
     return tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
 
 

@@ -90,7 +90,7 @@ class VirtualReplicas:
             run,
             # The step has summed the integers of all shards before the update.
             context=dataclasses.replace(
-                context, objective=objective, totals=totals, add_up=lambda following, update: following(update)
+                context, objective=objective, totals=totals, reduce_stage=lambda next_stage, update: next_stage(update)
             ),
             train_step=step,
             more_variables={**run.more_variables, "virtual_replicas/ranges": ranges},
@@ -125,7 +125,7 @@ def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> Virtu
     """Checks the config, and sets the number of threads of this process, before TensorFlow uses a device.
 
     Raises:
-        ValueError: the number of replicas does not divide it, or it does not divide the batch.
+        ValueError: `virtual_replicas` is not a multiple of the number of replicas, or does not divide the batch.
     """
     total = config.train.virtual_replicas
     if total % num_replicas:
@@ -135,11 +135,11 @@ def open_virtual_replicas(config: config_lib.Config, num_replicas: int) -> Virtu
             f"number must be one of {', '.join(map(str, divisors))}."
         )
     batches.check_divisible(config, total)
-    # Too late in a process whose cluster was connected before: `compose` says so.
+    # In a process that is already connected, it is too late to set the number: then `compose` adds a warning.
     if tf.config.threading.get_intra_op_parallelism_threads() != _THREADS:
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(_THREADS)
-    # These reassociate products with constants; which products depends on the collectives between them.
+    # These optimizations reassociate products with constants. The choice of products depends on the collectives.
     tf.config.optimizer.set_experimental_options({"constant_folding": False, "arithmetic_optimization": False})
     return VirtualReplicas(config=config, total=total, count=total // num_replicas)
 
@@ -153,7 +153,7 @@ def _check_model(config: config_lib.Config, total: int, model: keras.Model) -> N
             found.append(f"the layer {layer.name!r} normalises over the global batch (synchronized)")
         elif size and shard % size:
             found.append(f"the layer {layer.name!r} normalises over groups of {size} examples, of {shard} in a shard")
-    for layer in model_layers.of_all_depths(model):
+    for layer in model_layers.all_layers(model):
         own = [one for one in layer.non_trainable_weights if not keras.backend.is_float_dtype(one.dtype)]
         if own and layer is not model and not type(layer).__module__.startswith("keras."):
             found.append(f"the layer {layer.name!r} has the state {own[0].name!r} of type {own[0].dtype}, not float")
