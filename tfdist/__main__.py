@@ -49,7 +49,7 @@ TOOLS = {
     ),
     "parallel_mistakes": (
         "tfdist.configs.laboratory.parallel_mistakes",
-        "Show what the usual mistakes of data-parallel training do.",
+        "Show the effects of common mistakes in data-parallel training.",
     ),
     "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course, with the page's answer beside yours."),
     "plot": ("tfdist.tools.pictures.plot", "Draw curves of runs, or scaling studies."),

@@ -1,4 +1,4 @@
-"""A table over networks: `python -m tfdist models --names=ResNet50V2,ResNet152V2,VGG16`.
+"""A table of networks: `python -m tfdist models --names=ResNet50V2,ResNet152V2,VGG16`.
 
 For each network: parameters, the memory of its weights, the GFLOP of one image, and, measured here with plain SGD and
 momentum on random images, the memory of a training and the time of a step. A name is a network of keras.applications,

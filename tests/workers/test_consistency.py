@@ -78,7 +78,7 @@ def test_on_one_replica_a_round_is_as_many_steps(measured):
         ({"nonfinite": "skip"}, 'nonfinite="stop"'),
         ({"clip_norm": 1.0}, "clip_norm=None"),
         ({"batch": 42}, r"batch_size=42 must be a multiple of 1 replicas x --local_steps=4, and each part one of the"),
-        ({"batch": 40}, "each part one of the group_size of the model's normalisation"),
+        ({"batch": 40}, "a multiple of the group_size of the model's normalisation"),
     ],
 )
 def test_conflicting_options_are_refused(fields, message):

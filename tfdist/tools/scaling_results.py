@@ -92,7 +92,7 @@ def reason(study: Study) -> str:
     more = {name: after * seconds - before * ideal for name, before, after in shares}
     speedup, linear = study.speedups()[-1], last.replicas
     if speedup >= 0.97 * linear:
-        return f"On {last.replicas} replicas the speedup is {speedup:.2f}: at least linear, within the measurement."
+        return f"On {last.replicas} replicas the speedup is {speedup:.2f}: at least linear, within measurement error."
     parts = ", ".join(f"{name} {seconds:+.3g} s" for name, seconds in sorted(more.items(), key=lambda each: -each[1]))
     return (
         f"On {last.replicas} replicas the speedup is {speedup:.2f} and not {linear}, mainly because of "

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The splits of data that have none.
+# The splits that tfdist makes for data without splits.
 BY_RATIO = ("train", "test", "all")
 _SPLIT = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
 _BOUND = re.compile(r"(?P<value>-?\d[\d_]*(?:\.\d+(?=%))?)(?P<unit>%?)")

@@ -68,8 +68,8 @@ def write(args: argparse.Namespace) -> str:
     # A directory without a module in it has a spec without an origin.
     if not name.isidentifier() or keyword.iskeyword(name) or getattr(importlib.util.find_spec(name), "origin", None):
         raise ValueError(
-            f"{str(folder)!r} is no name for a config: it must begin with a letter, and not be that of a module of "
-            f"Python, such as run_{name}."
+            f"{str(folder)!r} cannot name a config: use a name that begins with a letter and is not a Python module, "
+            f"such as run_{name}."
         )
     print("Opening the data. TensorFlow starts, which takes some seconds.", flush=True)
     found, files = _images(name, path, args.pretrained) if args.images else _table(name, path, args.label, args.ignore)

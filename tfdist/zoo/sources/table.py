@@ -27,9 +27,10 @@ def table(
 ) -> Arrays:
     """The rows of a CSV, TSV or Parquet file, read with pandas and kept in memory.
 
-    Columns of numbers are used as they are; a missing number becomes the mean of its column. A column of texts is a
-    category: a 1 in the place of its text, in alphabetical order, and 0 in the others. `columns` of the source, which
-    data.json in the workdir holds, says what each input is; `encode` makes inputs of other rows with it.
+    Columns of numbers are used as they are; a missing number becomes the mean of its column. A column of text is a
+    category and is encoded one-hot: an input for each different text, in alphabetical order. `columns` of the source,
+    which is saved in data.json in the workdir, describes each column; with it `encode` encodes other rows in the same
+    way.
 
     Args:
         split: "train", "test" or "all", with or without a slice; rows are assigned at random, always in the same way.
@@ -176,10 +177,10 @@ def _describe_input(values: Any, name: str) -> dict[str, Any]:
     _refuse_commas(values, name)
     texts = sorted(values.dropna().astype(str).unique().tolist())
     if len(texts) > MAX_CATEGORIES:
-        other = min(texts, key=lambda text: text.replace(".", "", 1).isdigit())  # In a column of numbers, what is none.
+        other = min(texts, key=lambda text: text.replace(".", "", 1).isdigit())  # If most are numbers: one that is not.
         raise ValueError(
-            f"{name}: the column {values.name!r} has {len(texts):,} different texts, such as {other!r}, and is no "
-            f"category: leave it out, ignore=[{values.name!r}]."
+            f"{name}: the column {values.name!r} has {len(texts):,} different texts, such as {other!r}, which is "
+            f"too many for a category: leave it out, ignore=[{values.name!r}]."
         )
     return {"role": "input", "kind": "category", "values": texts}
 
