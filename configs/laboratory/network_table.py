@@ -85,7 +85,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         As `batch_size.result_of`.
 
     Raises:
-        ValueError: the training failed for another reason than memory; contains the end of its log.
+        ValueError: the training failed for a reason other than memory; contains the end of its log.
     """
     folder = args.workdir / name.replace(":", "-")
     arguments = [f"--{flag}={getattr(args, flag)}" for flag in ("image_size", "num_classes", "batch")]

@@ -35,7 +35,7 @@ HEADER = ("training", "accuracy", "lowest_of_workers", "weights_apart", "not_see
 _SHOWN = ("training", "accuracy", "lowest of the workers", "weights apart", "not seen in an epoch", "what happens")
 # Accuracies that differ less than this are seen as one curve.
 _ALIKE = 0.01
-# Of one worker: its batch and its learning rate. Hidden units, and the deviation of the initial weights.
+# Batch and learning rate of one worker; hidden units; standard deviation of the initial weights.
 _BATCH, _RATE, _HIDDEN, _SCALE = 16, 0.1, 32, 0.1
 
 

@@ -167,7 +167,7 @@ def is_out_of_memory(error: Any) -> bool:
     """Returns True if a `tf.errors.OpError` means that a device is out of memory."""
     import tensorflow as tf
 
-    # CUDA's libraries report it with their own texts and other error codes.
+    # CUDA's libraries report it in their own words and with other error codes.
     words = ("out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED", "OOM when allocating")
     return isinstance(error, tf.errors.ResourceExhaustedError) or any(word in str(error) for word in words)
 

@@ -18,7 +18,7 @@ class Point:
     replicas: int
     batch_size: int
     first_epoch_seconds: float
-    # Of each later epoch.
+    # One value per later epoch.
     later_epoch_seconds: list[float]
     # In an epoch.
     examples: int

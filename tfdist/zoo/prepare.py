@@ -75,7 +75,7 @@ def image_bytes(
         found = {key: tuple(value.shape) for key, value in batch.items()}
         raise ValueError(
             f'prepare:image needs a batch with "image" [n, height, width, channels]. Received: {found}. For data that '
-            'are no images, set config.data.prepare to {"target": "tfdist.zoo.prepare:identity"}, or to a function of '
+            'are not images, set config.data.prepare to {"target": "tfdist.zoo.prepare:identity"}, or to a function of '
             "yours."
         )
     if resize is not None:

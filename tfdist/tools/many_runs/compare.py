@@ -77,7 +77,7 @@ def _about(workdir: Path) -> dict[str, Any]:
 
 def first_difference(workdirs: Sequence[Path]) -> str:
     """Returns a sentence about the first step after which the states of the runs differ, by their hashes."""
-    # Of each run, (step, function of the hash) -> hashes: an evaluation or a restored checkpoint may change a state.
+    # For each run, (step, function of the hash) -> hashes: an evaluation or a restored checkpoint may change a state.
     hashes: list[dict[tuple[int, str], set[str]]] = []
     for workdir in workdirs:
         hashes.append({})

@@ -91,7 +91,7 @@ def _number(value: Any) -> float | None:
 
 
 def _sorted(rows: Sequence[dict[str, Any]], name: str, *, descending: bool) -> list[dict[str, Any]]:
-    """Returns the rows by a field, numbers before texts; those without it come last."""
+    """Returns the rows sorted by a field, numbers before text; rows without the field come last."""
     there = [row for row in rows if row.get(name) is not None]
     there.sort(key=lambda row: (0, row[name], "") if tables.is_number(row[name]) else (1, 0, f"{row[name]}"))
     return [*(reversed(there) if descending else there), *(row for row in rows if row.get(name) is None)]

@@ -128,7 +128,7 @@ def _keep(path: Path, value: dict[str, Any], what: str) -> None:
 
 
 def read_values(text: str) -> tuple[str, Values]:
-    """Reads `FIELD=VALUES`; raises ValueError if it has another form, or an interval is empty."""
+    """Reads `FIELD=VALUES`; raises ValueError if it has a different form, or an interval is empty."""
     name, _, values = text.partition("=")
     name, items, depth = name.strip().lstrip("-").removeprefix("config."), [""], 0
     if found := _INTERVAL.fullmatch(values):

@@ -62,6 +62,6 @@ def main(args: argparse.Namespace) -> None:
 
 def _draw_studies(path: Path, workdirs: Sequence[Path]) -> str:
     studies = [scaling_results.read(workdir) for workdir in workdirs]
-    if len({study.name for study in studies}) < len(studies):  # Of one config.
+    if len({study.name for study in studies}) < len(studies):  # Studies of the same config have the same name.
         studies = [dataclasses.replace(one, name=path.name) for one, path in zip(studies, workdirs, strict=True)]
     return style.save(path, lambda: scaling.draw(studies))

@@ -114,14 +114,14 @@ def read_table(saved: SavedRun, key: str, path: Path) -> Rows:
     """
     columns, label = saved.about["columns"], saved.label_column
     read, encode, class_name = (_of_zoo(f"sources.table:{name}") for name in ("read", "encode", "class_name"))
-    # A text of digits is a number to pandas if there are no others in this file.
+    # pandas would read a category as numbers if all its values in this file are digits.
     categories = [name for name, each in columns.items() if each["kind"] == "category"]
     frame = read(str(path), categories)
     for name in categories:
         new = sorted({*frame[name].dropna().astype(str)} - {*columns[name]["values"]}) if name in frame else []
         if new:
             shown = ", ".join(new[:_MOST]) + (", ..." if len(new) > _MOST else "")
-            print(f"WARNING: {path}: {name} has texts that the training did not have: {shown}", file=sys.stderr)
+            print(f"WARNING: {path}: {name} has values that the training data did not have: {shown}", file=sys.stderr)
     labels = None
     if columns[label]["kind"] == "class" and label in frame:
         numbers = {text: number for number, text in enumerate(columns[label]["values"])}
@@ -134,7 +134,7 @@ def open_examples(saved: SavedRun, words: Sequence[str]) -> Any:
     """Opens the files or folders that `words` name as a source; raises ValueError if they do not fit the model."""
     kind, files = find(words)
     key = saved.input_key()
-    shape = saved.about.get("prepared", {}).get(key, {}).get("shape", [])  # Of a prepared example.
+    shape = saved.about.get("prepared", {}).get(key, {}).get("shape", [])  # The shape of a prepared example.
     if kind == "arrays":
         array = read_array(files[0], key)
         # As the source `npz`: images without channels get an axis.

@@ -142,7 +142,7 @@ def _table(name: str, path: Path, label: str, ignore: Sequence[str]) -> tuple[st
     model, metric = ({"num_classes": classes}, "accuracy") if classes else ({}, "mae")
     config, counts = _config(name, source, ("train", "test"), model, objective, metric, "--table")
     kinds = {each: one for each, one in training.columns.items() if one["role"] == "input"}
-    categories = {each: f" ({len(one['values'])} texts)" for each, one in kinds.items() if one["kind"] == "category"}
+    categories = {each: f" ({len(one['values'])} values)" for each, one in kinds.items() if one["kind"] == "category"}
     inputs = text_lib.list_names((each + categories.get(each, "") for each in kinds), limit=8)
     found = f"found      the column {label!r} is predicted: {what}\n           from the columns: {inputs}\n"
     return found + counts, {f"{name}.py": config, f"{name}_model.py": module}

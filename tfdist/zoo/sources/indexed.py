@@ -52,7 +52,7 @@ class indexed:
         self._signature: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
         self._signature = {key: (value.dtype, value.shape) for key, value in self._example(0).items()}
         label = next((old for new, old in (keys or {}).items() if new == "label"), "label")
-        features = getattr(loaded, "features", None)  # Of Hugging Face's datasets.
+        features = getattr(loaded, "features", None)  # Datasets of Hugging Face have it.
         feature = features.get(label) if isinstance(features, Mapping) else None
         self.classes = getattr(feature, "names", None)
         self.num_classes = len(self.classes) if self.classes else None
