@@ -71,7 +71,7 @@ def compose(run: Run, local_steps: int) -> Run:
     if rest or part % normalization.group_size(run.context.model):
         raise ValueError(
             f"config.data.batch_size={batch} must be a multiple of {replicas} replicas x --local_steps={local_steps}, "
-            "and the examples of one such part a multiple of the group_size of the model's normalisation."
+            "and each part a multiple of the group_size of the model's normalisation."
         )
     summed = (train.micro_batches > 1, train.clip_norm, train.nonfinite != "stop", train.precision == "float16")
     if any(summed) or run.train_step is not train_step.train_step or hasattr(run.context.optimizer, "work_sharing"):
