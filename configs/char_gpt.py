@@ -3,9 +3,9 @@
     python -m tfdist.main --config=configs/char_gpt.py
     python -m tfdist.main --config=configs/char_gpt.py:FILE
 
-on the help texts of Python, 0.7 MB which come with it, or on any text in UTF-8. After nanoGPT's setting for CPUs: 4
-layers of width 128, 64 characters, batches of 12, 2,000 steps. The evaluation uses the last tenth of the text, at most
-1,024 pieces of it. After each evaluation the model writes some lines.
+The first command trains on Python's help texts (0.7 MB, part of Python), the second on any text in UTF-8. The sizes are
+nanoGPT's for CPUs: 4 layers of width 128, 64 characters, batches of 12, 2,000 steps. The evaluation uses the last tenth
+of the text, at most 1,024 pieces of it. After each evaluation the model writes some lines.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ def get_config(path: str | None = None) -> c.Config:
     """Returns the configuration of the run for the text in `path`; None: Python's help texts.
 
     Raises:
-        ValueError: there is no such file, or it is no UTF-8.
+        ValueError: there is no such file, or it is not UTF-8.
     """
     path = path or importlib.util.find_spec("pydoc_data.topics").origin
     if not os.path.isfile(path):

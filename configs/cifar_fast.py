@@ -3,10 +3,9 @@
     python -m tfdist.launch --workers=2 -- --config=configs/cifar_fast.py --workdir=runs/cifar_fast \\
         --config.data.source="{'target': 'tfdist.zoo.sources:image_folder', 'path': 'DIR'}"
 
-On CIFAR-10 as JPEG files of quality 75, with halved colour, two workers with one core each of an AMD EPYC (no AMX)
-reach 91.33 % of the 10,000 test images with --config.train.precision=bfloat16, the mean over four seeds, in 23 minutes
-if nothing else runs.
-docs/speed.md explains the difference to 93 %.
+On CIFAR-10 as JPEG files of quality 75, with halved colour resolution, two workers with one core each of an AMD EPYC
+(no AMX) reach 91.33 % of the 10,000 test images with --config.train.precision=bfloat16, the mean over four seeds, in 23
+minutes if nothing else runs. docs/speed.md explains the difference to 93 %.
 """
 
 from tfdist import config as c

@@ -4,7 +4,7 @@
     python -m tfdist scaling --config=configs/digits28.py --replicas=1,2
 
 Nothing is downloaded. A step computes long enough for two replicas to be faster than one (docs/data-parallelism.md);
-the network of `configs/digits.py` is small for that.
+the network of `configs/digits.py` is too small for that.
 """
 
 from tfdist import config as c

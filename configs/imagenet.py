@@ -1,4 +1,4 @@
-"""ResNet50 on ImageNet, 90 epochs after Goyal et al. (arXiv 1706.02677); any network of keras.applications by its name.
+"""ResNet50 on ImageNet, 90 epochs after Goyal et al. (arXiv 1706.02677); or any network of keras.applications.
 
     python -m tfdist.main --config=configs/imagenet.py --config.data.source.path=/data/imagenet
 

@@ -50,7 +50,7 @@ TOOLS = {
     ),
     "parallel_mistakes": (
         "tfdist.configs.laboratory.parallel_mistakes",
-        "Show what the usual mistakes of data-parallel training do.",
+        "Show the effects of common mistakes in data-parallel training.",
     ),
     "course": ("tfdist.configs.laboratory.course", "Run an exercise of a course; compare your answer with its page's."),
     "plot": ("tfdist.tools.pictures.plot", "Draw curves of runs, or scaling studies."),

@@ -7,11 +7,11 @@
 | convolutions 5x5x32 and 5x5x64, pools, softmax; 62,346 parameters | the same |
 | pixels / 255, categorical cross-entropy on one-hot labels | the same; integer labels give the same loss |
 | `optimizer="sgd"`: SGD(0.01), no momentum | the same |
-| batch 100, 5 epochs, shuffled | the same; another permutation |
+| batch 100, 5 epochs, shuffled | the same; a different permutation |
 | loss 0.9553, 0.2631, 0.1904 in epochs 1, 2 and 3; accuracy 0.7612, 0.9235, 0.9446 | in each report |
 | accuracy on "test" 0.9671 | the evaluation at the end |
 
-MNIST was not available during development, so that the last two rows were not reproduced. `mnist.npz` is the file of
+MNIST was not available during development, so the last two rows were not reproduced. `mnist.npz` is the file of
 `keras.datasets.mnist`.
 """
 

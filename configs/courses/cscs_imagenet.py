@@ -6,7 +6,7 @@
 | in the laboratory | here |
 |---|---|
 | whole images resized to 224x224, pixels 0 .. 255, no augmentation | the same |
-| `weights=None, classes=1001` | the same; the labels are 0 .. 999, so that one class is never seen |
+| `weights=None, classes=1001` | the same; the labels are 0 .. 999, so one class is never seen |
 | `SGD(lr=1e-4, momentum=.9)`, categorical cross-entropy | the same |
 | 64 images a worker | batch 64 for one worker; on N workers `--config.data.batch_size` is 64 N |
 | 2 epochs of 100 steps, rank 0 saves after each | 200 steps, a report and a checkpoint after every 100 |

@@ -11,8 +11,8 @@
 | shuffle, then batch; `drop_remainder=True`; seed 1234 | the same, with a seed for each epoch made of 1234 |
 | `experimental_distribute_dataset` | `data.pipeline="textbook"` |
 
-The page prints no results. Its lines begin a network for images of 28x28 pixels; its notebook trains ResNet50 on
-CIFAR-10.
+The page prints no results. Its code begins with a network for images of 28x28 pixels; its notebook trains
+ResNet50 on CIFAR-10.
 """
 
 from tfdist import config as c

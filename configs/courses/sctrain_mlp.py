@@ -5,9 +5,9 @@
 | on the page | here |
 |---|---|
 | flatten, dense 128 with ReLU, softmax; Glorot-uniform | the same, 101,770 parameters |
-| pixels / 255; shuffled over the whole split; the rest of an epoch dropped over workers | the same |
+| pixels / 255; shuffled over the whole split; examples that the workers cannot share evenly are dropped | the same |
 | `batch(32)` per worker | batch 32 for one worker; on N workers `--config.data.batch_size` is 32 N |
-| no optimizer for it ("SGD, Adam, etc."); evaluation on "test" | Adam(0.001), 6 epochs, as in the tfds example |
+| names no optimizer ("SGD, Adam, etc."); evaluation on "test" | Adam(0.001), 6 epochs, as in the tfds example |
 
 The page prints no results. `mnist.npz` is the file of `keras.datasets.mnist`.
 """

@@ -1,8 +1,8 @@
 """Data-parallel gradient descent by hand, in NumPy, in which each part can be left out or done wrong.
 
-For teaching only: the studies that show what each part is for run it. A worker of it is started by `run_workers`, as
-`python -m tfdist.configs.laboratory.by_hand FILE`, connects to the others as a training does, and exchanges weights and
-gradients with them.
+For teaching only: `tfdist trajectories --stages` and `tfdist parallel_mistakes` use it. `run_workers` starts its
+workers, as `python -m tfdist.configs.laboratory.by_hand FILE`. They connect as in a training, and exchange weights and
+gradients.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Runs an exercise of one of four public courses: `python -m tfdist course cte_power 7`.
 
-Prints what the page asks, the command that does it, as you would type it, and then runs it. At the end the page's
-answer, with its hardware, stands beside yours.
+Prints what the page asks, the command that does it, as you would type it, and then runs it. At the end it prints
+the page's answer, with its hardware, beside yours.
 
     python -m tfdist course                                        the courses
     python -m tfdist course cte_power                              its tasks
@@ -40,7 +40,7 @@ _PARALLEL = re.compile(r"python (-m (tfdist\.main|tfdist\.run|tfdist doctor|tfdi
 _TASKS = re.compile(r"srun --ntasks=(\d+) ")
 # In an allocation `srun` starts these workers.
 _LAUNCHED = re.compile(r"python -m tfdist\.launch --workers=(\d+) -- (?=(--)?)")
-# Replaced in an allocation by its tasks.
+# In an allocation, its tasks replace the logical devices of the line.
 _DEVICES = re.compile(r" --(?:config\.cluster\.)?logical_devices=(\d+)")
 _BATCH = re.compile(r"\b(\d+)xREPLICAS\b")
 # Programs and batch files that come with tfdist.
@@ -94,7 +94,7 @@ def choose_size(task: Task, size: str, data: str | None, env: Mapping[str, str])
     """Returns `PAGE` or `LAPTOP`.
 
     Args:
-        task: that is to run.
+        task: the task to run.
         size: the flag.
         data: path of the page's data; None: not given.
         env: the environment: in an allocation, tasks that need no data have the page's size.
@@ -113,8 +113,8 @@ def choose_size(task: Task, size: str, data: str | None, env: Mapping[str, str])
 def command_lines(task: Task, size: str, *, runs: Path, data: str, env: Mapping[str, str]) -> list[str]:
     """Returns the commands of a task as they are typed here.
 
-    In an allocation, `srun` precedes what every task runs, and its tasks are the replicas instead of logical devices
-    and of workers that tfdist.launch starts. "64xREPLICAS" becomes 64 times the replicas of the line.
+    In an allocation, lines that every Slurm task runs begin with `srun`, and these tasks are the replicas, instead of
+    logical devices or of workers that tfdist.launch starts. "64xREPLICAS" becomes 64 times the replicas of the line.
     """
     typed = _in_allocation if slurm.in_allocation(env) else _on_this_machine
     return [_with_shipped_paths(typed(line, env)) for line in task.lines(size, runs=runs, data=data)]
@@ -161,8 +161,10 @@ def overview(courses: Sequence[Course], *, base: Path, with_commands: bool) -> s
                 lines += [f"      {line}" for line in task.lines(PAGE, runs=base / course.name, data="DATA")]
         lines.append(f"  DATA: {course.data}" if with_commands else "")
     if with_commands:
-        lines.append("REPLICAS: the tasks of the allocation, or the GPUs of this machine. Without one, no srun.")
-    return "\n".join([*lines, "tfdist course NAME TASK runs a task; tfdist docs exercise: how to hold one."])
+        lines.append(
+            "REPLICAS: the tasks of the allocation, or the GPUs of this machine. Without an allocation, omit srun."
+        )
+    return "\n".join([*lines, "tfdist course NAME TASK runs a task; tfdist docs exercise is a plan for a class."])
 
 
 def introduction(course: Course, task: Task, size: str) -> str:

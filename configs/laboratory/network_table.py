@@ -1,4 +1,4 @@
-"""A table over networks: `python -m tfdist models --names=ResNet50V2,ResNet152V2,VGG16`.
+"""A table of networks: `python -m tfdist models --names=ResNet50V2,ResNet152V2,VGG16`.
 
 For each network: parameters, the memory of its weights, the GFLOP of one image, and, measured here with plain SGD and
 momentum on random images, the memory of a training and the time of a step. A name is a network of keras.applications,
@@ -85,7 +85,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         As `batch_size.result_of`.
 
     Raises:
-        ValueError: the training failed for another reason than memory; contains the end of its log.
+        ValueError: the training failed for a reason other than memory; contains the end of its log.
     """
     folder = args.workdir / name.replace(":", "-")
     arguments = [f"--{flag}={getattr(args, flag)}" for flag in ("image_size", "num_classes", "batch")]

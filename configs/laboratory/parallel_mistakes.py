@@ -1,4 +1,4 @@
-"""Trains with the usual mistakes of data-parallel training beside the right run: `python -m tfdist parallel_mistakes`.
+"""Trains with common mistakes of data-parallel training beside the correct run: `python -m tfdist parallel_mistakes`.
 
 A small network learns the digits of the package on connected workers, in seconds, once right and once with each
 mistake: no broadcast, no averaging, the sum of gradients divided by a worker's own batch, an unseeded shuffle, batch
@@ -35,7 +35,7 @@ HEADER = ("training", "accuracy", "lowest_of_workers", "weights_apart", "not_see
 _SHOWN = ("training", "accuracy", "lowest of the workers", "weights apart", "not seen in an epoch", "what happens")
 # Accuracies that differ less than this are seen as one curve.
 _ALIKE = 0.01
-# Of one worker: its batch and its learning rate. Hidden units, and the deviation of the initial weights.
+# Batch and learning rate of one worker; hidden units; standard deviation of the initial weights.
 _BATCH, _RATE, _HIDDEN, _SCALE = 16, 0.1, 32, 0.1
 
 
@@ -112,7 +112,7 @@ def recipes(workers: int, epochs: int, num_examples: int, seed: int = 0) -> list
 
 
 def not_seen(recipe: Recipe, num_examples: int, workers: int) -> float:
-    """Returns the fraction of the examples that no worker uses in the first epoch, 0 to 1, beyond the dropped rest."""
+    """Returns the fraction of an epoch's examples that no worker uses in the first epoch, 0 to 1."""
     steps = num_examples // recipe.batch
     seen = [
         by_hand.own_examples(recipe, num_examples, step, rank, workers)
@@ -125,7 +125,7 @@ def not_seen(recipe: Recipe, num_examples: int, workers: int) -> float:
 def rows(
     found: Mapping[str, Sequence[Mapping[str, np.ndarray]]], chosen: Sequence[Recipe], num_examples: int
 ) -> list[tuple]:
-    """Rows of `HEADER`: after the last epoch, means and lowest of the workers; weights: the largest difference."""
+    """Returns rows of `HEADER`; accuracies and the largest difference of the weights are those after the last epoch."""
     table = []
     for recipe in chosen:
         workers = found[recipe.name]
@@ -185,7 +185,7 @@ def draw(tests: Mapping[str, Sequence[np.ndarray]], table: Sequence[tuple], *, c
         table: of `HEADER`.
         caption: what was trained.
     """
-    figure, panels = style.figure("Six usual mistakes", caption, columns=3, rows=2, size=(15.0, 8.0), share="xy")
+    figure, panels = style.figure("Six common mistakes", caption, columns=3, rows=2, size=(15.0, 8.0), share="xy")
     rows = {row[0]: row for row in table}
     for axes, (name, meaning) in zip(panels, TITLES.items(), strict=True):
         epochs = np.arange(1, 1 + len(tests[RIGHT][0]))

@@ -1,4 +1,4 @@
-"""A ring all-reduce by hand, message by message, of the gradients of one's own run: `tfdist all_reduce --ring`.
+"""A ring all-reduce by hand, message by message, of the gradients of a config: `tfdist all_reduce --ring`.
 
 For teaching only: trainings use TensorFlow's collectives, and the sums of both are compared. Each replica sends chunks
 of its gradient to the next one, over a TCP connection. Algorithm: Patarasuk and Yuan, "Bandwidth optimal all-reduce
@@ -31,8 +31,8 @@ PHASES = ("reduce-scatter", "all-gather")
 # Repetitions of the ring; the times are medians. Seconds after which a missing neighbour is an error.
 _REPEATS, _SECONDS = 5, 60.0
 _TOKEN_BYTES = 16
-# Of the picture: more replicas than this do not fit onto a page; panels side by side.
-MAX, _COLUMNS = 8, 4
+# In the picture: the most replicas that fit onto a page, and the number of panels side by side.
+MAX_DRAWN, _COLUMNS = 8, 4
 # Sends one chunk to the next replica, and returns that of the previous one: float32 [n] -> float32 [the given length].
 Exchange = Callable[[np.ndarray, int], np.ndarray]
 
@@ -201,8 +201,8 @@ def show(record: Record, by_tensorflow: float, name: str, workdir: Path) -> None
         f"most {record.difference:.1g} of the largest"
     )
     print(text)
-    if record.replicas > MAX:
-        print(f"no picture of the ring: {record.replicas} replicas, more than {MAX}")
+    if record.replicas > MAX_DRAWN:
+        print(f"no picture of the ring: {record.replicas} replicas, more than {MAX_DRAWN}")
         return
     caption = (
         f"{name}, gradients of the first batch, one element of each chunk; frame: just received; "
@@ -287,7 +287,7 @@ def draw(record: Record, *, caption: str) -> Any:
     frame that it has just arrived. Up to four replicas, the reduce-scatter is above and the all-gather below.
 
     Args:
-        record: of at most `MAX` replicas.
+        record: of at most `MAX_DRAWN` replicas.
         caption: what was run where.
     """
     count = record.replicas

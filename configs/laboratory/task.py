@@ -2,7 +2,7 @@
 
 Command lines contain words in capitals, which `lines` replaces: DATA by the path of the page's data, WORKDIR by the
 directory of the task, RUNS by that of the course, PUBLISHED by that of the studies that pages print.
-`command.command_lines` replaces 64xREPLICAS by 64 times the replicas of the line, and removes `srun --ntasks=N` from
+`course.command_lines` replaces 64xREPLICAS by 64 times the replicas of the line, and removes `srun --ntasks=N` from
 its start where there is no allocation.
 """
 
@@ -177,7 +177,7 @@ def cell(file: str, column: str, where: Mapping[str, str] | None = None) -> Read
 
 
 def printed(pattern: str) -> Reader:
-    """Finds the first group of a regular expression in what the commands have printed, the last time it occurs."""
+    """Reads the output of the commands: the first group of the last match of a regular expression."""
 
     def read(workdir: Path, text: str) -> float | str | None:
         del workdir

@@ -4,8 +4,9 @@ Trains the config for each batch size on each number of replicas; its objective 
 as `tfdist.configs.networks.classic:line_error` does. Writes trajectories.csv and a picture into the workdir, and prints
 the largest distance between the trajectories of one batch size: the batches are the same, so it is rounding only.
 
-`--stages` trains on workers alone, then with broadcast, average and shard, as the CSCS laboratory does: with
-configs/courses/cscs_line.py, whose data it has. `--linear_scaling` trains with k times batch and rate, for each k.
+`--stages` trains on workers alone, then adds broadcast, average and shard, as the CSCS laboratory does; use it with
+configs/courses/cscs_line.py, which has the laboratory's data. `--linear_scaling` trains with k times the batch size and
+the learning rate, for each k.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""A decoder-only transformer on characters, their source, its optimizer, and a callback that shows what it writes.
+"""A decoder-only transformer on characters, with a source of text, an optimizer, and a callback that prints samples.
 
-After nanoGPT (github.com/karpathy/nanoGPT): blocks with normalisation first, no offsets, AdamW that decays matrices
-only. The output layer has weights of its own, where nanoGPT uses those of the embedding.
+After nanoGPT (github.com/karpathy/nanoGPT): blocks with normalisation first, no biases, AdamW that decays matrices
+only. The output layer has its own weights; in nanoGPT it shares those of the embedding.
 """
 
 import functools
@@ -60,7 +60,7 @@ def network(
 
 
 def adamw(schedule: Any, *, weight_decay: float = 0.1, **arguments: Any) -> keras.optimizers.AdamW:
-    """Returns Keras' AdamW, which decays matrices and no scales of the normalisation.
+    """Returns Keras' AdamW, which decays all weights except the scales of normalisation layers.
 
     Args:
         schedule: learning rate.
@@ -125,7 +125,7 @@ def write(
 
     Args:
         model: int32 [1, up to length] -> logits [1, characters, number of characters].
-        characters: as for `Sample`, and so the other arguments.
+        characters: see `Sample`, also for the other arguments.
         seed: of the draws.
 
     Raises:
@@ -175,7 +175,7 @@ def text(split: str, *, path: str, length: int = 64, test_fraction: float = 0.1)
     Returns:
         A source of {"inputs": int32 [n, length], "targets": int32 [n, length], the next character of each}.
 
-    Raises FileNotFoundError if there is no such file, and ValueError if it is no UTF-8, or too short.
+    Raises FileNotFoundError if there is no such file, and ValueError if it is not UTF-8, or too short.
     """
     path = str(paths.local(path, "path"))
     name = f"text {path!r}"

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in the folders that their authors distribute, as Python pickles or as binary files."""
+"""CIFAR-10 and CIFAR-100 in the folders of Python pickles that their authors distribute."""
 
 import pickle
 from pathlib import Path

@@ -108,7 +108,7 @@ def points(
     num_test_examples: int = 0,
     width: float = 1.0,
 ) -> Computed:
-    """Points near the line y = m x + n, with x uniform in [-width, width), y by at most `noise` from it.
+    """Points near the line y = m x + n, with x uniform in [-width, width); y differs from the line by at most `noise`.
 
     Returns a source of {"x": float32 [n, 1], "y": float32 [n, 1]} of the splits "train" and "test", which have no point
     in common.

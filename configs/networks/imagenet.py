@@ -43,9 +43,9 @@ class imagenet(tfrecord):
         return batch | {"label": batch["label"] - self._first_label}
 
     def check(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the sizes of the decoded images; an error of TensorFlow for a label out of range, too."""
+        """Returns the sizes of the decoded images; a label out of range also raises an error of TensorFlow."""
         found, first = self.load(ids), self._first_label
         text = f"labels must be {first} to {first + self.num_classes - 1}"
         tf.debugging.assert_non_negative(found["label"], text)
         tf.debugging.assert_less(found["label"], tf.constant(self.num_classes, tf.int64), text)
-        return decoding.sizes(found["image"])
+        return decoding.num_values(found["image"])

@@ -161,7 +161,7 @@ class Muon(_SGD):
         else:
             shapes = [variables[i].shape for i in kernels]
             sizes = [math.prod(shape) for shape in shapes]
-            # Of the products of matrices.
+            # The cost is that of the matrix products.
             costs = [size * min(size // shape[-1], shape[-1]) for size, shape in zip(sizes, shapes, strict=True)]
             results = self.work_sharing.run_tasks(tasks, [size + 1 for size in sizes], costs)
         for i, result in zip(kernels, results, strict=True):

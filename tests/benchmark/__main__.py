@@ -65,7 +65,7 @@ def check_machine() -> None:
     """
     values = flags.FLAGS
     try:
-        local_workers.refuse_other_launchers(os.environ)
+        local_workers.check_single_process(os.environ)
     except ValueError as error:
         raise ValueError(f"start the benchmark once, outside of other launchers: {error}") from None
     if values.pin:

@@ -36,7 +36,7 @@ def test_pbsdsh_starts_a_worker_on_each_host_in_the_order_of_the_node_file(nodef
     other = environment.resolve(task(nodefile, 0, PBS_JOBID="4712.isrv1"), **PORTS)
     assert other.port != port and other.job != places[0].job
     with pytest.raises(ValueError, match="this is already process 0 of 3, started by pbs"):
-        local_workers.refuse_other_launchers(task(nodefile, 0))
+        local_workers.check_single_process(task(nodefile, 0))
 
 
 def test_the_script_of_a_job_is_a_single_worker_and_prints_it(nodefile):

@@ -85,4 +85,4 @@ def test_twelve_runs_as_one_array(slurm, tmp_path):
     assert "1 of 12 runs" in sweep(slurm, tmp_path, *words)
     waited(slurm, tmp_path, lambda: not slurm.run(["squeue", "--noheader"]).stdout.strip())
     assert all((folder / "finished.json").exists() for folder in folders)
-    assert "12 runs are over" in sweep(slurm, tmp_path, *words)
+    assert "12 runs are finished" in sweep(slurm, tmp_path, *words)

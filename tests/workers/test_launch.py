@@ -352,7 +352,7 @@ else:
         ),
         (
             ["--workers=2", "--", CONFIG, "--max_restarts=1"],
-            "--max_restarts=1 is the launcher's: write it before the --",
+            "--max_restarts=1 is a flag of the launcher: write it before the --",
         ),
         (["--workers=2", "--", f"--config={CONFIG}", "--config.train.epoch=3"], "config.train.epoch"),
         (["--workers=2", "--max-restart=1", "--", f"--config={CONFIG}"], "max-restart"),
@@ -451,7 +451,7 @@ TWO = {"TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:2"]}, "task": {
 )
 def test_launcher_refuses_to_run_under_another_launcher(env, words):
     with pytest.raises(ValueError, match=words):
-        local_workers.refuse_other_launchers(env)
+        local_workers.check_single_process(env)
 
 
 def test_the_refusal_is_one_line(tmp_path):
@@ -464,8 +464,8 @@ def test_the_refusal_is_one_line(tmp_path):
 
 def test_launcher_starts_as_the_only_task_of_a_job():
     alone = SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_GTIDS": "0"}
-    assert local_workers.refuse_other_launchers({}) == local_workers.refuse_other_launchers(alone) == ""
-    assert "srun" in local_workers.refuse_other_launchers({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"})
+    assert local_workers.check_single_process({}) == local_workers.check_single_process(alone) == ""
+    assert "srun" in local_workers.check_single_process({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"})
 
 
 def test_gpus_are_divided_among_the_workers():

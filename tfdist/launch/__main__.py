@@ -5,7 +5,7 @@ tfdist.main, for every worker. `-- my_script.py --its=flags` runs a script over 
 connects them itself with tfdist.connect(); `-- run --workdir=DIR my_script.py` also saves it. `-- -m MODULE ...` and
 `-- PROGRAM ...` are started as they are. Each line of output starts with the rank of its worker.
 
-Exit codes are those of the workers: 0 finished, 75 and 78 stopped and saved (run the same command to resume), 1 an
+Exit codes are those of the workers: 0 finished, 75 stopped and saved (run the same command to resume), 1 an
 error; and 76 if it gave up restarting. See docs/launchers.md.
 """
 
@@ -36,7 +36,7 @@ _SUCCESS = (0, interruption.EXIT_STOPPED)
 GRACE_SECONDS = 10.0
 # After exit code 76: seconds until the other workers are stopped, so that the failure that caused it is seen.
 _SYMPTOM_SECONDS = 3.0
-# After the first worker has finished, or ended as asked: seconds until the others are stopped.
+# After the first worker has finished, or was stopped by a signal: seconds until the others are stopped.
 _LEAVE_SECONDS = 60.0
 
 
@@ -46,7 +46,7 @@ def start(command: list[str], args: argparse.Namespace) -> int:
         sys.exit("tfdist.launch: several workers on a machine need Linux. Without it, use python -m tfdist.main.")
     config = getattr(args, "config", None)
     try:
-        note = local_workers.refuse_other_launchers(os.environ)
+        note = local_workers.check_single_process(os.environ)
         gpus = () if config and config.cluster.gpus == 0 else host_gpus.assigned_gpus(os.environ)
         gpus_by_rank = local_workers.divide_gpus(gpus, args.workers)
     except ValueError as error:
@@ -67,7 +67,7 @@ def supervise(
 ) -> int:
     """Runs attempts until one succeeds, is stopped, or fails with an error; returns the exit code.
 
-    The GPUs of each worker are empty on a machine without GPUs.
+    `gpus_by_rank` has an empty tuple for each worker on a machine without GPUs.
     """
     # Kept open: the ports stay reserved across restarts.
     reserved = local_workers.reserve_ports(len(gpus_by_rank))
@@ -96,7 +96,7 @@ def supervise(
 def attempt(
     group: processes.ProcessGroup, command: list[str], environments: Sequence[dict[str, str]]
 ) -> tuple[int, str]:
-    """Starts all workers once and waits until all have exited; returns as `summarize`."""
+    """Starts all workers once and waits until all have exited; returns what `summarize` returns."""
     workers = [group.start(command, env, rank) for rank, env in enumerate(environments)]
     codes: dict[int, int] = {}  # In the order of the exits.
     before_sigterm: dict[int, int] | None = None
@@ -111,8 +111,8 @@ def attempt(
         for rank, code in group.pop_exited():
             codes[rank] = code
             # A second signal would interrupt what the others do after the first: they save.
-            as_asked = code in _SUCCESS or (group.forwarded and -code in processes.STOP_SIGNALS)
-            seconds = _LEAVE_SECONDS if as_asked else 0.0
+            as_requested = code in _SUCCESS or (group.forwarded and -code in processes.STOP_SIGNALS)
+            seconds = _LEAVE_SECONDS if as_requested else 0.0
             stop_at = min(stop_at, now + (_SYMPTOM_SECONDS if code == interruption.EXIT_PEER_LOST else seconds))
         if now >= stop_at and before_sigterm is None:
             before_sigterm, kill_at = dict(codes), now + GRACE_SECONDS
@@ -197,7 +197,7 @@ def is_config(file: str) -> bool:
 
 
 def connects(file: str) -> bool:
-    """Returns whether a script calls tfdist.connect itself: it is started as it is, and any other one by tfdist.run."""
+    """Returns whether a script calls tfdist.connect; if it does not, tfdist.run starts it."""
     text = Path(file).read_bytes()
     return re.search(rb"\btfdist\.connect\(|^from tfdist import .*\bconnect\b", text, re.MULTILINE) is not None
 
@@ -220,13 +220,13 @@ def main() -> None:
         if args.workers is None:
             sys.exit("tfdist.launch: set the number of workers to start, such as --workers=2")
         # The supervisor restarts the workers itself, so they must not requeue the job.
-        of_main = [sys.executable, "-m", "tfdist.main", *words, "--config.cluster.requeue=false"]
-        return start(command or of_main, args)
+        training = [sys.executable, "-m", "tfdist.main", *words, "--config.cluster.requeue=false"]
+        return start(command or training, args)
 
     def parse(_: list[str]) -> argparse.Namespace:
         misplaced = [word for word in words if re.match(rf"--({'|'.join(OWN_FLAGS)})\b", word)]
         if misplaced and not command:
-            sys.exit(f"tfdist.launch: {misplaced[0]} is the launcher's: write it before the --.")
+            sys.exit(f"tfdist.launch: {misplaced[0]} is a flag of the launcher: write it before the --.")
         if not words and not _HELP.intersection(each.lstrip("-") for each in own):
             sys.exit("tfdist.launch: write what the workers run after a --, as in tfdist launch --workers=2 -- digits")
         return parser.read([*own, *([] if command else words)])

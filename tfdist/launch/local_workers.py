@@ -9,7 +9,7 @@ from tfdist.cluster.devices import host_gpus
 from tfdist.cluster.discovery import environment
 
 
-def refuse_other_launchers(env: Mapping[str, str]) -> str:
+def check_single_process(env: Mapping[str, str]) -> str:
     """Returns a warning about the environment, for example after a forgotten srun, else "".
 
     Raises ValueError if another launcher has started several processes, or variables are inconsistent.
@@ -66,7 +66,7 @@ def reserve_ports(count: int) -> list[socket.socket]:
 def environments(
     env: Mapping[str, str], addresses: Sequence[str], gpus_by_rank: Sequence[tuple[str, ...]]
 ) -> list[dict[str, str]]:
-    """Returns the environment of each worker; `addresses`: "host:port" of each, not used of one worker."""
+    """Returns the environment of each worker; `addresses`: "host:port" of each, not used if there is one worker."""
     found = []
     for rank, names in enumerate(gpus_by_rank):
         variables = {name: value for name, value in env.items() if name != "TF_CONFIG"}

@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.5
 # Seconds to wait for output after the last worker has exited: another process may still hold its end of the pipe.
 _DRAIN_SECONDS = 1.0
-# A variable of a worker, unless the user sets it: without buffering no output is lost when a worker is killed.
+# Set for each worker, unless the user sets it: without buffering no output is lost when a worker is killed.
 _DEFAULTS = {"PYTHONUNBUFFERED": "1"}
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -46,7 +46,7 @@ class ProcessGroup:
         if rank == 0:
             self.workers = []
         variables = _DEFAULTS | dict(env)
-        tensorflow_log.hide(variables)  # Of scripts that import TensorFlow before tfdist.
+        tensorflow_log.hide(variables)  # For scripts that import TensorFlow before tfdist.
         output, output_end = os.pipe()
         errors, errors_end = os.pipe()
         worker = subprocess.Popen(

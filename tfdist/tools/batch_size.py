@@ -1,7 +1,7 @@
 """Finds the largest batch that fits into memory: `python -m tfdist batch_size --config=...`.
 
-Doubles the batch of a replica, which is that of the config at first, until a training step no longer fits, or there are
-no more examples. Each trial runs in a process of its own, over all devices of this machine, so that running out of
+Doubles the batch of a replica, starting with the config's batch size, until a training step no longer fits, or the data
+has fewer examples. Each trial runs in a process of its own, over all devices of this machine, so that running out of
 memory ends only the trial. The limit is the memory of the GPUs, and on CPUs `--memory_mb`, by default 90 % of what is
 free.
 """
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> None:
     tensorflow_log.announce()
     features.validate_config(args.config)
     words = args.config_words + ([f"--memory_mb={args.memory_mb}"] if args.memory_mb else [])
-    local_workers.refuse_other_launchers(os.environ)
+    local_workers.check_single_process(os.environ)
     find(words, args.workdir, args.config.data.batch_size)
 
 
@@ -67,7 +67,7 @@ def find(arguments: Sequence[str], workdir: Path, smallest: int) -> None:
         workdir: of the results.
         smallest: the first per-replica batch.
 
-    Raises ValueError if a trial fails for another reason than memory, or the smallest batch does not fit.
+    Raises ValueError if a trial fails for a reason other than memory, or the smallest batch does not fit.
     """
     rows, batch, result = [], smallest, FITS
     while result == FITS:
@@ -96,7 +96,7 @@ def find(arguments: Sequence[str], workdir: Path, smallest: int) -> None:
 def attempt(arguments: Sequence[str], batch: int, folder: Path) -> dict[str, Any]:
     """Runs a few steps with this batch in another process; returns its result, as `result_of`.
 
-    Raises ValueError, with the end of the log, if it fails for another reason than memory.
+    Raises ValueError, with the end of the log, if it fails for a reason other than memory.
     """
     command = [sys.executable, "-m", "tfdist", "batch_size", *arguments, f"--trial={batch}", f"--workdir={folder}"]
     log = folder.with_suffix(".log")
@@ -109,7 +109,7 @@ def attempt(arguments: Sequence[str], batch: int, folder: Path) -> dict[str, Any
 
 
 def result_of(folder: Path, code: int) -> dict[str, Any] | None:
-    """Returns {"result": FITS, TOO_FEW, ...} of a trial with this exit code; None: it failed otherwise."""
+    """Returns {"result": FITS, TOO_FEW, ...} of a trial with this exit code; None: it failed for another reason."""
     killed = {"result": OUT_OF_MEMORY} if code in (-9, _EXIT_OUT_OF_MEMORY) else None  # By the kernel.
     found = files.read_json(folder / _RESULT)
     return killed if found is None or (code and found["result"] == FITS) else found
@@ -153,7 +153,7 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
         run = setup.build_run(config, folder / "run")
         seconds = measure.step_seconds(run, _STEPS)
     except (tf.errors.OpError, MemoryError) as error:
-        if not (isinstance(error, MemoryError) or is_memory(error)):
+        if not (isinstance(error, MemoryError) or is_out_of_memory(error)):
             raise
         write(OUT_OF_MEMORY)
         return _EXIT_OUT_OF_MEMORY
@@ -163,11 +163,11 @@ def run_trial(config: config_lib.Config, batch: int, folder: Path, memory_mb: fl
     return 0
 
 
-def is_memory(error: Any) -> bool:
+def is_out_of_memory(error: Any) -> bool:
     """Returns True if a `tf.errors.OpError` means that a device is out of memory."""
     import tensorflow as tf
 
-    # CUDA's libraries report it with their own texts and other error codes.
+    # CUDA's libraries report it in their own words and with other error codes.
     words = ("out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED", "OOM when allocating")
     return isinstance(error, tf.errors.ResourceExhaustedError) or any(word in str(error) for word in words)
 

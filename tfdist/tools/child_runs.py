@@ -15,7 +15,7 @@ from tfdist.cluster.discovery.launchers import slurm
 from tfdist.launch import local_workers, processes
 from tfdist.report import files, metrics_file, read_back
 
-# Replicas are workers on this machine, logical devices of one process, or tasks of a Slurm step.
+# Replicas are workers on this machine, devices of one process (GPUs, or logical CPU devices), or tasks of a Slurm step.
 BACKENDS = ("auto", "processes", "devices", "slurm")
 # Fields of a training that neither evaluates nor saves, and without callbacks, which may need an evaluation or stop it.
 BARE = {
@@ -33,7 +33,7 @@ BARE = {
 def add_by(parser: argparse.ArgumentParser) -> None:
     """Adds the flag --by."""
     meaning = (
-        "What a replica is: a process, a logical device, or a Slurm task. Default: a process, or a task within Slurm."
+        "What a replica is: a process, a device of one process, or a Slurm task. Default: a process; in Slurm, a task."
     )
     parser.add_argument("--by", default="auto", choices=BACKENDS, help=meaning)
 
@@ -49,7 +49,7 @@ def choose_backend(name: str, env: Mapping[str, str]) -> str:
     if name == "auto":
         name = "slurm" if slurm.in_allocation(env) else "processes"
     if name != "slurm":
-        local_workers.refuse_other_launchers(env)
+        local_workers.check_single_process(env)
     return name
 
 
@@ -91,7 +91,7 @@ def run_command(
     """Runs a command with its output in `log`; returns its exit code. It gets SIGTERM if this process exits first.
 
     Args:
-        shown: the output is also printed as it comes, and follows what is in `log` already.
+        shown: print the output as it comes, too, and append it to `log` instead of overwriting `log`.
         fresh: a folder that is removed before: the results of an earlier command.
 
     Raises:
@@ -102,9 +102,10 @@ def run_command(
     bound = processes.die_with_parent(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
     with processes.cleanup_on_sigterm(), log.open("ab") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # Until the command has ended, which has the file, too.
+            # The command inherits the lock, and keeps it until it ends.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if isinstance(error, BlockingIOError):  # Others: the file system has no locks.
+            if isinstance(error, BlockingIOError):  # Other errors mean that the file system has no locks.
                 text = f"{log} is in use by another command: wait for its end, or choose another --workdir."
                 raise ValueError(text) from None
         if not shown:

@@ -5,7 +5,7 @@ time of an epoch, examples per second, speedup and efficiency relative to the sm
 after the same epochs, and the time of input, compute and communication. The first epoch, which includes start-up and
 compilation, is a separate column.
 
-Replicas are workers on this machine, logical CPU devices of one process, or, within a Slurm allocation (sbatch or
+Replicas are workers on this machine, devices of one process, or, within a Slurm allocation (sbatch or
 salloc, without srun), tasks of a Slurm step. The same command again measures again.
 `python -m tfdist plot DIR DIR` draws several studies in one picture.
 """
@@ -24,12 +24,12 @@ from tfdist.tools.pictures import scaling as pictures
 from tfdist.tools.pictures import style
 from tfdist.tools.scaling_results import CAUSES, Point, Study
 
-# The columns of the table, and before those of the objective's values in scaling.csv.
+# The columns of the printed table; and those of scaling.csv, in which the objective's values follow.
 SHOWN = ("replicas", "batch", "first epoch, s", "later, s", "examples/s", "speedup", "efficiency", *CAUSES)
 HEADER = ("replicas", "batch_size", "first_epoch_seconds", "epoch_seconds", "examples_per_second")
 HEADER += ("speedup", "efficiency", *(f"{cause}_seconds" for cause in CAUSES))
 
-# The slowest of the later epochs by the fastest, above which they are too few.
+# If the slowest later epoch takes this many times as long as the fastest, more epochs are needed.
 _SPREAD = 1.25
 
 
@@ -41,7 +41,7 @@ def add_flags(parser: tool_flags.Parser) -> None:
     child_runs.add_by(parser)
     meaning = "weak: the batch of the config per replica; strong: over all replicas. Default: weak."
     parser.add_argument("--batch", default="weak", choices=["weak", "strong"], help=meaning)
-    meaning = "Epochs of each training; the first is not measured. Default: 3."
+    meaning = "Epochs of each training; the first has a column of its own. Default: 3."
     parser.add_argument("--epochs", metavar="N", type=tool_flags.at_least(2), default=3, help=meaning)
     parser.add_workdir("runs/NAME-scaling")
 

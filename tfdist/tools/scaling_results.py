@@ -18,7 +18,7 @@ class Point:
     replicas: int
     batch_size: int
     first_epoch_seconds: float
-    # Of each later epoch.
+    # One value per later epoch.
     later_epoch_seconds: list[float]
     # In an epoch.
     examples: int
@@ -92,7 +92,7 @@ def reason(study: Study) -> str:
     more = {name: after * seconds - before * ideal for name, before, after in shares}
     speedup, linear = study.speedups()[-1], last.replicas
     if speedup >= 0.97 * linear:
-        return f"On {last.replicas} replicas the speedup is {speedup:.2f}: at least linear, within the measurement."
+        return f"On {last.replicas} replicas the speedup is {speedup:.2f}: at least linear, within measurement error."
     parts = ", ".join(f"{name} {seconds:+.3g} s" for name, seconds in sorted(more.items(), key=lambda each: -each[1]))
     return (
         f"On {last.replicas} replicas the speedup is {speedup:.2f} and not {linear}, mainly because of "

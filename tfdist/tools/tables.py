@@ -34,17 +34,17 @@ def write_csv(path: str | os.PathLike[str], header: Sequence[str], rows: Sequenc
     writer = csv.writer(content, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
-    # At the end of a link.
+    # If the path is a link, the file that it leads to is replaced.
     files.replace_file(os.path.realpath(path), content.getvalue().encode(errors="surrogateescape"))
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value is a number; True and False are none."""
+    """Returns whether a value is a number; True and False do not count as numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def format_value(value: Any) -> str:
-    """Returns a value as a table shows it: a number with four digits, None as a dash."""
+    """Returns a value as a table shows it: a number with four significant digits, None as a dash."""
     if not is_number(value):
         words = "-" if value is None else str(value)
         return "".join(each if each.isprintable() else repr(each)[1:-1] for each in words)  # A row is one line.

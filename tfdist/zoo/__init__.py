@@ -6,7 +6,7 @@
     objectives/                                one loss and metrics per example
     schedules.py                               learning rates
     splits.py, stateless_random.py             split notation; random numbers per example
-    decoding.py                                images of files, and their scaling
+    decoding.py                                decodes and scales image files
 
 A config may name functions of any package with the same signatures. Imports config and data; nothing imports the zoo.
 """

@@ -1,4 +1,4 @@
-"""Images of files, and the examples of a batch decoded one by one."""
+"""Decodes image files, and other examples of a batch one by one."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,9 +13,10 @@ _GROUP = 8
 
 
 def decode_each(decode: Callable[[tf.Tensor], Any], contents: tf.Tensor, signature: Any) -> Any:
-    """Returns `tf.map_fn(decode, contents)`, with fewer iterations: a small image decodes as fast as an iteration runs.
+    """Returns `tf.map_fn(decode, contents)`, in fewer iterations.
 
-    `contents` is string [n]; `signature`, nested tf.TensorSpec, has the shapes and dtypes that `decode` returns.
+    An iteration of `tf.map_fn` takes as long as decoding a small image. `contents` is string [n]; `signature`, nested
+    tf.TensorSpec, has the shapes and dtypes that `decode` returns.
     """
     decode = tf.autograph.experimental.do_not_convert(decode)
     group = math.gcd(contents.shape[0] or 1, _GROUP)
@@ -34,7 +35,7 @@ def decode_each(decode: Callable[[tf.Tensor], Any], contents: tf.Tensor, signatu
     )
 
 
-def sizes(contents: tf.Tensor) -> tf.Tensor:
+def num_values(contents: tf.Tensor) -> tf.Tensor:
     """Decodes images, string [n], of any sizes, and returns how many values they have, int32 [n]."""
     return tf.map_fn(lambda content: tf.size(decode_image(content, 3)), contents, fn_output_signature=tf.int32)
 

@@ -10,7 +10,7 @@ that the names of weights do not depend on other models built in the process. Ar
     group_size     examples per group of the statistics, or None; see `normalization.batch_normalization`
     l2             adds l2 x the sum of squares of all kernels to the loss; the gradient's weight decay is twice that
 
-An argument that is not valid is a ValueError.
+Invalid arguments raise ValueError.
 """
 
 import inspect
@@ -144,7 +144,7 @@ def application(
 
 
 def find_application(name: str) -> Callable[..., keras.Model]:
-    """Returns the function of `keras.applications` of this name; raises ValueError, with the nearest, if none."""
+    """Returns the function of `keras.applications` of this name; raises ValueError, with the nearest name, if none."""
     names = [n for n, value in vars(keras.applications).items() if inspect.isfunction(value)]
     if name not in names:
         hint = specs.nearest(name, names)

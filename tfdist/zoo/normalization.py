@@ -20,7 +20,7 @@ FUSED_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 def batch_normalization(
     *, group_size: int | None = None, synchronized: bool = False, **keras_arguments: Any
 ) -> keras.layers.BatchNormalization:
-    """Returns a Keras batch normalisation layer with a faster training mode, and optionally with groups.
+    """Returns a Keras batch normalisation layer that trains faster, and optionally normalises in groups.
 
     Args:
         group_size: None: the statistics are those of all examples of the call. A number: statistics of each group of
@@ -36,8 +36,8 @@ def batch_normalization(
 
     Raises:
         ValueError: `group_size` is not positive, or not supported with the other arguments. When the layer is called
-            in training mode: `group_size` does not divide the number of examples, or that is not static; there is a
-            mask, or the inputs are no images with channels last.
+            in training mode: `group_size` does not divide the number of examples, this number is not static, there
+            is a mask, or the inputs are not images with channels last.
     """
     return _override_call(keras.layers.BatchNormalization(synchronized=synchronized, **keras_arguments), group_size)
 

@@ -1,8 +1,8 @@
 """Preprocessing and augmentation of whole batches of images, without state.
 
-`image` is the prepare function for a config. The others are its parts, pure functions for other prepare functions. The
-random ones take `seeds` (int64 [n, 2], one row per example). The result for an example depends only on its row of
-`seeds`: it has the same bits in any batch, at any position.
+`image` is the prepare function for a config. The other functions are its parts, which your own prepare function can
+use. They are pure. The random ones take `seeds` (int64 [n, 2], one row per example). The result for an example depends
+only on its row of `seeds`: it has the same bits in any batch, at any position.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,7 +75,7 @@ def image_bytes(
         found = {key: tuple(value.shape) for key, value in batch.items()}
         raise ValueError(
             f'prepare:image needs a batch with "image" [n, height, width, channels]. Received: {found}. For data that '
-            'are no images, set config.data.prepare to {"target": "tfdist.zoo.prepare:identity"}, or to a function of '
+            'are not images, set config.data.prepare to {"target": "tfdist.zoo.prepare:identity"}, or to a function of '
             "yours."
         )
     if resize is not None:
@@ -108,9 +108,9 @@ def _halves(
     std: Sequence[float] | None = None,
     **others: Any,
 ) -> tuple[Callable[..., Batch], Callable[..., Batch]]:
-    """Returns `image` in two: a prepare function, and a finish function, which normalises values of one or two bytes.
+    """Divides `image` into a prepare and a finish function; the latter normalises, if the values have one or two bytes.
 
-    So batches are copied to the device as they are stored.
+    Batches are then copied to the device as they are stored.
     """
     values = {"scale": scale, "mean": mean, "std": std}
 
@@ -124,7 +124,7 @@ def _halves(
     return on_host, on_device
 
 
-# What is run in place of it if `config.data.finish` is not set: halves(**arguments) -> prepare, finish.
+# Used instead of `image` if `config.data.finish` is not set: halves(**arguments) -> prepare, finish.
 image.halves = _halves
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The splits of data that have none.
+# The splits that tfdist makes for data without splits.
 BY_RATIO = ("train", "test", "all")
 _SPLIT = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<start>[^:\[\]]*):(?P<stop>[^:\[\]]*)\])?")
 _BOUND = re.compile(r"(?P<value>-?\d[\d_]*(?:\.\d+(?=%))?)(?P<unit>%?)")
@@ -22,7 +22,7 @@ class Slice(NamedTuple):
 
 
 def split_name(split: str, names: Iterable[str], *, source: str) -> str:
-    """Returns the name in `split`, "train" in "train[:90%]"; raises ValueError for another notation or another name."""
+    """Returns the name in `split`, "train" in "train[:90%]"; raises ValueError if the notation or name is invalid."""
     match = _SPLIT.fullmatch(split)
     if match is None:
         raise ValueError(f"{source}: the split {split!r} is not valid. {_NOTATION}")
@@ -37,7 +37,7 @@ def resolve(split: str, lengths: Mapping[str, int], *, source: str) -> Slice:
     Percentages are rounded to the nearest example as tfds rounds them (`round(percent * length / 100)`), negative
     bounds count from the end, and a unit at one bound applies to both ("train[10:20%]" is 10 % to 20 %).
 
-    Raises ValueError if `split` has another notation, does not exist, exceeds its bounds, or is empty.
+    Raises ValueError if the notation of `split` is not valid, or it does not exist, exceeds its bounds, or is empty.
     """
     name = split_name(split, lengths, source=source)
     length = lengths[name]

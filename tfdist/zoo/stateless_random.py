@@ -8,16 +8,16 @@ _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
 
 
-def uniform(seeds: tf.Tensor, draw: int, count: int) -> tf.Tensor:
+def uniform(seeds: tf.Tensor, stream: int, count: int) -> tf.Tensor:
     """Returns uniform numbers for every row of `seeds`, all rows at once.
 
-    Number `[i, j]` is a hash of `(seeds[i], draw, j)` only: it is the same in any batch, at any position in the batch,
-    on any topology. Row i is the stream of a SplitMix64 generator (Steele, Lea and Flood, "Fast
-    splittable pseudorandom number generators", OOPSLA 2014) whose state is the hash of `(seeds[i], draw)`.
+    Number `[i, j]` is a hash of `(seeds[i], stream, j)` only: it is the same in any batch, at any position in the
+    batch, on any number of replicas. Row i is the output of a SplitMix64 generator (Steele, Lea and Flood, "Fast
+    splittable pseudorandom number generators", OOPSLA 2014) whose state is the hash of `(seeds[i], stream)`.
 
     Args:
         seeds: int64 [n, 2], for example a prepare function's `seeds`.
-        draw: the number of the stream; each use of randomness needs a different one.
+        stream: an integer of your choice; each use of random numbers needs a different one.
         count: numbers per row.
 
     Returns:
@@ -26,7 +26,7 @@ def uniform(seeds: tf.Tensor, draw: int, count: int) -> tf.Tensor:
     words = tf.bitcast(seeds, tf.uint64)
     state = _mix(words[:, 0] + _uint64(_GAMMA))
     state = _mix((state ^ words[:, 1]) + _uint64(_GAMMA))
-    state = _mix(state + _uint64(_GAMMA * (draw + 1)))
+    state = _mix(state + _uint64(_GAMMA * (stream + 1)))
     columns = tf.cast(tf.range(1, count + 1), tf.uint64) * _uint64(_GAMMA)
     hashed = _mix(state[:, tf.newaxis] + columns)
     # The upper 24 bits, the precision of float32. By way of int32: uint64 to float32 would round up to 1.0.

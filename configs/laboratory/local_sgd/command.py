@@ -3,8 +3,8 @@
     python -m tfdist local_sgd --config=configs/digits.py --config.data.batch_size=128 --local_steps=4
 
 For slow networks: one communication for --local_steps optimizer steps, of the weights, the optimizer's slots and the
-moving statistics. A step of the run is such a round, and `config.data.batch_size` counts the examples of a round. This
-is another algorithm than summing gradients in every step, so N replicas do not make the run of one. On the same
+moving statistics. A step of the run is such a round, and `config.data.batch_size` counts the examples of a round. The
+algorithm differs from summing gradients in every step, so N replicas do not give the results of one. On the same
 replicas a run repeats and resumes bit for bit. Start it like tfdist.main, under any launcher.
 """
 
@@ -24,7 +24,7 @@ def add_flags(parser: tool_flags.Parser) -> None:
 
 
 def configure(config: Config, local_steps: int) -> None:
-    """Makes schedule and scaling of the learning rate count optimizer steps, and the examples of one."""
+    """Makes the schedule count optimizer steps, and the learning rate scale with the examples of one of them."""
     rate, target = config.learning_rate, "tfdist.configs.laboratory.local_sgd.rounds:schedule"
     rate.schedule = {"target": target, "of": rate.schedule, "local_steps": local_steps}
     rate.reference_batch_size *= local_steps

@@ -1,4 +1,4 @@
-"""The round of local SGD, which is composed into a run in the place of its step."""
+"""The round of local SGD, which replaces the step of a run."""
 
 import dataclasses
 import functools
@@ -18,7 +18,10 @@ from tfdist.training.step.updates import stages
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rounds:
-    """In place of the optimizer's step count, on which random numbers depend: they differ by round and part of it."""
+    """Counts rounds, in place of the optimizer's step count, on which random numbers depend.
+
+    Within a round, random numbers differ by the index of the part.
+    """
 
     optimizer_steps: keras.Variable
     local_steps: int
@@ -61,20 +64,20 @@ def compose(run: Run, local_steps: int) -> Run:
     """Returns the run with rounds of `local_steps` optimizer steps in place of steps.
 
     Raises:
-        ValueError: the batch cannot be divided so, or an option of the config belongs to sums of gradients.
+        ValueError: the batch cannot be divided in this way, or local SGD does not support an option of the config.
     """
     train, batch, replicas = run.config.train, run.config.data.batch_size, run.cluster.num_replicas
     part, rest = divmod(batch, replicas * local_steps)
     if rest or part % normalization.group_size(run.context.model):
         raise ValueError(
             f"config.data.batch_size={batch} must be a multiple of {replicas} replicas x --local_steps={local_steps}, "
-            "and each part one of the group_size of the model's normalisation."
+            "and each part a multiple of the group_size of the model's normalisation."
         )
     summed = (train.micro_batches > 1, train.clip_norm, train.nonfinite != "stop", train.precision == "float16")
     if any(summed) or run.train_step is not train_step.train_step or hasattr(run.context.optimizer, "work_sharing"):
         raise ValueError(
-            'local SGD needs train.micro_batches=1, clip_norm=None, nonfinite="stop", virtual_replicas=None, another '
-            "precision than float16, and an optimizer that does not share its work between replicas, as Muon does."
+            'local SGD needs train.micro_batches=1, clip_norm=None, nonfinite="stop", virtual_replicas=None, a '
+            "precision other than float16, and an optimizer other than Muon, which shares its work between replicas."
         )
     context = dataclasses.replace(run.context, step_count=Rounds(run.context.step_count, local_steps))
     return dataclasses.replace(run, context=context, train_step=functools.partial(train_round, local_steps))

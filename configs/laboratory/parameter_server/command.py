@@ -25,8 +25,8 @@ from tfdist.cluster.several_workers import malloc
 from tfdist.config import schema, tool_flags
 from tfdist.launch import local_workers, processes
 
-# Fields that have their defaults here.
-_OF_SUMS = (
+# Fields that cannot be set for training with parameter servers.
+_UNSUPPORTED = (
     *("train.micro_batches", "train.nonfinite", "train.recompute", "train.virtual_replicas"),
     *("communication.dtype", "communication.sparse_as_dense", "callbacks"),
 )
@@ -45,8 +45,8 @@ def add_flags(parser: tool_flags.Parser) -> None:
 
 
 def check(config: schema.Config) -> None:
-    """Raises ValueError if the config sets what only belongs to steps of replicas that sum their gradients."""
-    for name in _OF_SUMS:
+    """Raises ValueError if the config sets a field that training with parameter servers does not support."""
+    for name in _UNSUPPORTED:
         value, default = map(operator.attrgetter(name), (config, schema.Config(model={})))
         if value != default:
             raise ValueError(f"config.{name}={value!r} cannot be used with parameter servers: set it to {default!r}.")
@@ -77,7 +77,7 @@ def run_or_start_tasks(args: argparse.Namespace) -> int:
     if tasks.are_listed(os.environ):
         return train()
     try:
-        local_workers.refuse_other_launchers(os.environ)
+        local_workers.check_single_process(os.environ)
     except ValueError as error:
         raise ValueError(
             f"give each task a TF_CONFIG with chief, worker and ps (docs/consistency.md): {error}"

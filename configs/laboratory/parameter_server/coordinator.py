@@ -1,4 +1,4 @@
-"""The chief of training with parameter servers: distributes batches, whose updates are not synchronised."""
+"""The chief of training with parameter servers: sends batches to workers, which do not wait for each other."""
 
 import collections
 import dataclasses
@@ -28,7 +28,7 @@ from tfdist.training.state import TrainingState
 from tfdist.training.step import optimizer as optimizer_lib
 from tfdist.training.step.updates import stages
 
-# Scheduled batches for each worker.
+# How many batches may be scheduled for each worker.
 _SCHEDULED = 3
 
 
@@ -39,7 +39,7 @@ class RemoteModel:
     coordinator: Any
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
-    # Schedules the update of a batch on any worker; returns the future sums over its examples.
+    # Schedules the update of a batch on any worker; returns a future of the sums over its examples.
     schedule: Callable[[dict[str, tf.Tensor]], Any]
     workers: int
     progress: tasks.Progress

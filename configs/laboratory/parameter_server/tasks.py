@@ -1,4 +1,4 @@
-"""The tasks of TF_CONFIG (chief, workers, parameter servers): how they connect, and what follows the loss of one."""
+"""The tasks of TF_CONFIG (chief, workers, parameter servers): how they connect, and what happens when one is lost."""
 
 import contextlib
 import dataclasses
@@ -118,16 +118,16 @@ def connect(
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Progress:
-    """Since when the chief waits for an update."""
+    """Notes since when the chief has been waiting for an update."""
 
-    # As `time.monotonic`; None: it does something else.
+    # A value of `time.monotonic`; None: the chief is not waiting.
     since: float | None = None
     # True as soon as an update has ended.
     started: bool = False
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """The chief waits for updates in the block."""
+        """In the block, the chief counts as waiting for updates."""
         self.since = time.monotonic()
         try:
             yield

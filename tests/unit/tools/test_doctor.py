@@ -106,4 +106,4 @@ def test_the_machine_of_the_tests_has_no_problem(tmp_path):
     ],
 )
 def test_findings(found, verdict, words):
-    assert found.verdict == verdict and words in found.finding
+    assert found.verdict == verdict and words in found.text

@@ -95,7 +95,7 @@ def test_runs_are_found_below_a_directory_and_damaged_ones_are_named(tmp_path):
     assert found == ["b", "script/fit2", "script/fit10", "script/²", "sweep/a"]
     rows, problems = run_state.read_all([tmp_path, tmp_path / "sweep"])
     assert [row["run"].rpartition("/")[2] for row in rows] == ["fit2", "fit10", "²", "a"]
-    assert len(problems) == 1 and "b is passed over" in problems[0] and "config.json is damaged" in problems[0]
+    assert len(problems) == 1 and "b is skipped" in problems[0] and "config.json is damaged" in problems[0]
 
 
 def list_runs(*arguments, cwd):
@@ -115,7 +115,7 @@ def test_the_command_sorts_and_filters_runs_without_tensorflow(tmp_path):
     rows = output.splitlines()
     assert code == 0 and rows[0].split()[:4] == ["run", "state", "step", "epoch"]
     assert [row.split()[:4] for row in rows[2:]] == [[f"lr/r{n}", "finished", "200", "20/5"] for n in (18, 16)]
-    assert "lr/r3 is passed over: lr/r3/config.json is damaged" in errors and errors.count("\n") == 1
+    assert "lr/r3 is skipped: lr/r3/config.json is damaged" in errors and errors.count("\n") == 1
     _, output, _ = list_runs("lr", "--where=run=lr/r18", "--columns=replicas,hours", cwd=tmp_path)
     assert "replicas" in output.splitlines()[0].split() and output.splitlines()[0].split().count("hours") == 1
 
@@ -136,8 +136,8 @@ def test_conditions_and_messages_about_fields(tmp_path):
     for text, message in {
         "peek=1": "No run has a field 'peek'",
         "best.acuracy>1": "Nearest: best.accuracy",
-        "loss>1 and step=3": "--where='loss>1 and step=3' is no condition",
-        "step": "--where='step' is no condition",
+        "loss>1 and step=3": "--where='loss>1 and step=3' is not a condition",
+        "step": "--where='step' is not a condition",
     }.items():
         with pytest.raises(ValueError, match=message):
             runs._condition(text, [row])

@@ -84,7 +84,7 @@ def test_a_table_of_classes_and_one_of_numbers(make, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"the column 'name' has 200 different texts, .* ignore=\['name'\]"):
         make("wrong", "table", "t.csv")
     said, config, model, _ = make("kinds", "table", "t.csv", label="kind", ignore=["name", "id"])
-    assert "a class, of 3: x, y, z" in said and "from the columns: size, colour (2 texts), price" in said
+    assert "a class, of 3: x, y, z" in said and "from the columns: size, colour (2 values), price" in said
     assert config.data.source["ignore"] == ["name", "id"] and config.adapt == {"target": "kinds_model:adapt"}
     assert model.input_shape == (None, 4) and model.output_shape == (None, 3)
     monkeypatch.syspath_prepend("")  # As with `python -m`: the directory is found as a package.

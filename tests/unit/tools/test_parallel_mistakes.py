@@ -1,4 +1,4 @@
-"""The usual mistakes of data-parallel training, by workers in threads, and the command on two worker processes."""
+"""Common mistakes of data-parallel training, by workers in threads, and the command on two worker processes."""
 
 import subprocess
 import sys

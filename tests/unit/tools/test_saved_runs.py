@@ -313,7 +313,7 @@ def test_what_is_not_possible_is_said_before_tensorflow_starts(folder):
         (["predict", "runs/script", "images"], "runs/script/fit1 is the workdir of a script"),
         (["export", "runs/mine", "--format=onx"], "--format: invalid choice: 'onx' (choose from "),
         (["predict", "images", "images"], "images has no run: it has no config.json"),
-        (["predict", "runs/mine", "images", "--out=/dev/stdout"], "--out=/dev/stdout is no file"),
+        (["predict", "runs/mine", "images", "--out=/dev/stdout"], "--out=/dev/stdout is not a file"),
     ):
         printed = tfdist(folder, *words, code=1)
         assert says in printed and "MirroredStrategy" not in printed

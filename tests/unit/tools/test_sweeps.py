@@ -126,7 +126,7 @@ def test_a_sweep_is_one_array_and_none_is_submitted_while_one_is_in_the_queue(tm
     assert sweep_jobs.submit(tmp_path, jobs, jobs[1:], given, None) == 0
     assert (tmp_path / "asked").read_text().count("--parsable") == 1
     (tmp_path / "squeue").write_text("#!/bin/sh\necho 'Socket timed out' >&2; exit 1\n")
-    with pytest.raises(ValueError, match=r"squeue fails, and nothing is submitted: Socket timed out"):
+    with pytest.raises(ValueError, match=r"squeue failed, and nothing was submitted: Socket timed out"):
         sweep_jobs.submit(tmp_path, jobs, jobs[1:], given, None)
 
 

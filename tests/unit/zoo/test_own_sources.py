@@ -108,7 +108,7 @@ NAMES = "a,b\n" + "\n".join(f"name{number},{number % 3 + 1}" for number in range
         (NAMES, {"label": "c"}, r"'c'.* a, b"),
         (NAMES, {"label": "b"}, r"'a' has 200 .*ignore=\['a'\]"),
         (NAMES, {"label": "b", "ignore": ["a"]}, "besides 'b'"),
-        (NAMES, {"label": "a", "kind": "number"}, "'a' holds texts"),
+        (NAMES, {"label": "a", "kind": "number"}, "'a' contains text"),
         (NAMES, {"label": "b", "kind": "words"}, 'kind must be "class", "number" or None'),
         ("b,a\n0,1,2\n1,3,4\n", {}, "cannot be read by pandas"),
         ("b;a\n1;2,5\n", {}, "'b'|cannot be read"),

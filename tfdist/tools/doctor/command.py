@@ -43,7 +43,7 @@ class Finding:
 
     check: str
     verdict: str
-    finding: str
+    text: str
     advice: str = ""
 
 
@@ -153,14 +153,15 @@ def check_run(config: config_lib.Config, workdir: Path) -> list[Finding]:
         findings.append(disk(workdir, checkpoint_format.num_bytes(run.variables), config.checkpoint.keep))
         step = measure.step_seconds(run, _STEPS, communication=False)
         peak = measure.peak_bytes(replicas // cluster.num_workers, on_gpus=cluster.device_type == "GPU")
-        text = f"training takes {max(gather(cluster, peak)) / 2**20:,.0f} MiB of a replica (tfdist batch_size)"
+        mebibytes = max(gather(cluster, peak)) / 2**20
+        text = f"training takes {mebibytes:,.0f} MiB per replica; tfdist batch_size finds the largest batch"
         findings.append(Finding("memory", OK, text))
         gradients = sum(array.numpy().nbytes for array in run.context.model.trainable_variables)
         summed = measure.all_reduce_seconds(cluster, gradients) if replicas > 1 else 0.0
     except (ValueError, OSError, tf.errors.OpError) as error:
         return [*findings, from_error("start", error)]
     findings.append(communication(summed, gradients, replicas, step))
-    # Of a start, without the measurements of reading and of steps.
+    # The time of a start: without the measurements of reading and of steps.
     start_seconds = ledger.process_age() - _READ_SECONDS - _STEPS * step
     planned = config.cluster.time_limit_seconds
     limit = min(slurm_job.end_time(os.environ) - time.time(), math.inf if planned is None else planned)
@@ -187,7 +188,7 @@ def data(rates: Sequence[float], worker_batch: int) -> Finding:
 
 
 def disk(folder: Path, checkpoint_bytes: int = 2**29, keep: int = 0) -> Finding:
-    """Checks that checkpoints, `keep` and `_MORE_CHECKPOINTS`, can be written to `folder`, and fit there."""
+    """Checks that `folder` can be written, and has space for `keep` + `_MORE_CHECKPOINTS` checkpoints."""
     free = shutil.disk_usage(folder).free
     needed = (keep + _MORE_CHECKPOINTS) * checkpoint_bytes
     text = f"{folder} has {free / 2**20:,.0f} MiB free, and the checkpoints of a run take {needed / 2**20:,.0f} MiB"
@@ -260,7 +261,7 @@ def report(findings: list[Finding]) -> int:
     rank = environment.resolve_roughly(os.environ).rank
     bad = [finding for finding in findings if finding.verdict == BAD]
     if rank == 0:
-        print(tables.text(("check", "", "finding"), [(each.check, each.verdict, each.finding) for each in findings]))
+        print(tables.text(("check", "", "finding"), [(each.check, each.verdict, each.text) for each in findings]))
         for finding in findings:
             if finding.advice:
                 print(f"{finding.check}: {finding.advice}")
@@ -268,5 +269,5 @@ def report(findings: list[Finding]) -> int:
         good = f"No errors, {look} of {len(findings)} findings to look at." if look else "No problems found."
         print(f"BAD: {len(bad)} of {len(findings)} findings." if bad else good)
     elif bad:
-        print(f"tfdist: worker {rank}: {bad[0].check}: {bad[0].finding}", file=sys.stderr)
+        print(f"tfdist: worker {rank}: {bad[0].check}: {bad[0].text}", file=sys.stderr)
     return 1 if bad else 0

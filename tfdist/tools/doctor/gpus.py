@@ -1,7 +1,7 @@
 """The GPUs of a job in one table: `python -m tfdist doctor --gpu`, alone or under a launcher. It needs no config.
 
-Devices and versions, the step of a residual network in each precision, and which to set. Exit code 1, with one line
-that says why: there is no GPU. `tfdist all_reduce` measures the network.
+It has the devices and versions, the time of a step of a residual network in each precision, and the precision to set.
+Exit code 1, with one line that says why: there is no GPU. `tfdist all_reduce` measures the network.
 """
 
 import os

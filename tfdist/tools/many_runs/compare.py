@@ -1,8 +1,8 @@
 """Compares runs: `python -m tfdist compare DIR DIR ...`: what differs, and their metrics.
 
-Each DIR is the workdir of a run, or a directory of several. Printed are the fields of the configs that differ, the
-metrics, and what differs of code, versions, data and machines, in one table; and the first step at which the hashes of
-the states differ. `tfdist plot` draws their curves.
+Each DIR is the workdir of a run, or a directory of several. Prints one table with the fields of the configs that
+differ, the metrics, and the differences in code, versions, data and machines; then the first step at which the hashes
+of the states differ. `tfdist plot` draws their curves.
 
     python -m tfdist compare runs/digits runs/digits-large
 """
@@ -21,8 +21,8 @@ from tfdist.tools.many_runs import run_state
 USAGE = "DIR DIR... [flags]"
 # More runs than this are rows and not columns of the table.
 _MAX_COLUMNS = 5
-# What environment.json says of one start only, or another entry says as well.
-_OF_ONE_RUN = ("time", "command", "directory", "config", "config_file", "workers", "settings")
+# Entries of environment.json that are left out: they differ for every start, or repeat another entry.
+_LEFT_OUT = ("time", "command", "directory", "config", "config_file", "workers", "settings")
 
 
 def add_flags(parser: tool_flags.Parser) -> None:
@@ -71,13 +71,13 @@ def _about(workdir: Path) -> dict[str, Any]:
     """Returns what a run was made of besides its config: commit, hashes of code and data, versions, processor."""
     environment = files.read_json(workdir / run_info.ENVIRONMENT) or {}
     data = [{}, *child_runs.reports(workdir, "data")][-1]
-    kept = {name: value for name, value in environment.items() if name not in _OF_ONE_RUN}
+    kept = {name: value for name, value in environment.items() if name not in _LEFT_OUT}
     return dict(diff.flatten(kept | {"data": data.get("hashes", {})}))
 
 
 def first_difference(workdirs: Sequence[Path]) -> str:
     """Returns a sentence about the first step after which the states of the runs differ, by their hashes."""
-    # Of each run, (step, function of the hash) -> hashes: an evaluation or a restored checkpoint may change a state.
+    # For each run, (step, function of the hash) -> hashes: an evaluation or a restored checkpoint may change a state.
     hashes: list[dict[tuple[int, str], set[str]]] = []
     for workdir in workdirs:
         hashes.append({})
@@ -85,12 +85,12 @@ def first_difference(workdirs: Sequence[Path]) -> str:
             hashes[-1].setdefault((record["step"], record["function"]), set()).add(record["hash"])
     common = sorted(set.intersection(*map(set, hashes)))
     if not common:
-        return "State: not compared, there is no step after which all runs have a hash by the same function."
+        return "State: not compared, because there is no step after which all runs have a hash by the same function."
     before = ""
     for step, function in common:
         if not set.intersection(*(of_run[step, function] for of_run in hashes)):
             after = "" if before else ", the first after which all runs have a hash"
-            expected = " Other numbers of replicas, machines or versions round differently."
-            return f"State: {before}different at step {step}{after}.{expected}"
+            reason = " Other numbers of replicas, other machines or other versions can cause this."
+            return f"State: {before}different at step {step}{after}.{reason}"
         before = f"equal until step {step}, "
     return f"State: {before}the last of {len(common)} after which all runs have a hash."

@@ -10,14 +10,14 @@ from tfdist.checkpoint import directory, workdir_lock
 from tfdist.config import diff, text
 from tfdist.report import files, metrics_file, read_back, reporter, run_info
 
-# A file that makes a directory one of a run.
+# A directory with one of these files is the workdir of a run.
 MARKS = (run_info.CONFIG, metrics_file.METRICS)
 # Levels of directories below the given one: runs/SWEEP/RUN/fit1.
 _MAX_LEVELS = 5
 
 
 def workdirs(path: Path, problems: list[str], levels: int = _MAX_LEVELS) -> Iterator[Path]:
-    """Yields the workdirs of runs at `path` and below it, those of the calls of `fit` of a script too, sorted.
+    """Yields the workdirs of runs at `path` and below it, sorted; for a script, that of each call of `fit`.
 
     Hidden directories and links are left out; `problems` gets a line for each directory that cannot be read.
     """
@@ -48,24 +48,24 @@ def read_all(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
         try:
             rows.append(read(workdir))
         except (ValueError, OSError) as error:
-            problems.append(f"{workdir} is passed over: {error}")
+            problems.append(f"{workdir} is skipped: {error}")
         except Exception as error:  # A damaged file may hold anything.
-            problems.append(f"{workdir} is passed over: it holds what no run writes ({type(error).__name__}: {error}).")
+            problems.append(f"{workdir} is skipped: it is not a run of tfdist ({type(error).__name__}: {error}).")
     return rows, problems
 
 
 def read(workdir: Path) -> dict[str, Any]:
-    """Returns what the files of a run say, by name; None, or no entry, where no file says it.
+    """Returns what is known about a run from its files: name -> value. Unknown values are None or missing.
 
-    The names: the fields of the config, as learning_rate.peak; the values of the best evaluation, of the last one and
-    of the last report of training, as best.accuracy, last.loss and training.loss; and
+    The names: the fields of the config, such as learning_rate.peak; the values of the best evaluation, of the last one
+    and of the last report of training, such as best.accuracy, last.loss and training.loss; and
 
         run: the workdir, relative to the working directory if it is below it.
         state: running; stopped: saved after a request; finished; diverged: a loss or weight became non-finite; failed:
-            by another error; lost: its process left no word, or another worker was lost.
+            by another error; lost: its process ended without recording why, or another worker was lost.
         step, epoch: the last step that is reported or saved, and the epochs until then.
         epochs: the end that the config sets.
-        hours: in which a process of the run was alive, over all starts.
+        hours: for how long the run's processes ran, over all starts.
         job: the Slurm job of the last start.
         trouble: the last error or warning.
 
@@ -140,7 +140,7 @@ def labels(paths: Sequence[Path]) -> list[str]:
 
 
 def differing(configs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns, for each config by dotted names, the fields in which these differ; one that it lacks is None.
+    """Returns, for each config, the fields in which they differ: dotted name -> value; None if it lacks the field.
 
     Fields of config.cluster, which describe connections, are left out.
     """

@@ -1,14 +1,14 @@
 """Lists runs: `python -m tfdist runs [DIR...]`, a line for each run below the directories, `runs` by default.
 
 A run is running, stopped (saved, the same command resumes it), finished, diverged, failed (by another error) or lost
-(its process no longer exists and left no word, or another worker was lost).
+(its process ended without recording why, or another worker was lost).
 
     python -m tfdist runs
     python -m tfdist runs sweeps/lr --where="learning_rate.peak>0.1" --where="state=finished" --sort=-best.accuracy
 
-A field is named as in the config (learning_rate.peak, or its end, peak), a metric as best.accuracy (of the best
-evaluation), last.accuracy (of the last one) or training.loss (of the last report); and run, state, step, epoch, epochs,
-examples_per_second, hours, replicas, job, trouble.
+FIELD and NAME are a field of the config (learning_rate.peak, or the end of its name, peak), a metric (best.accuracy of
+the best evaluation, last.accuracy of the last one, training.loss of the last report), or run, state, step, epoch,
+epochs, examples_per_second, hours, replicas, job, trouble.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         more = [name for name, _, _ in wanted] + [run_state.resolve(name, rows) for name in args.columns]
         if args.sort:
             by = run_state.resolve(args.sort.removeprefix("-"), rows)
-            chosen, more = _sorted(chosen, by, falls=args.sort.startswith("-")), [*more, by]
+            chosen, more = _sorted(chosen, by, descending=args.sort.startswith("-")), [*more, by]
         if chosen:
             print(tables.text(*table(rows, chosen, more)))
         else:
@@ -66,11 +66,11 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _condition(text: str, rows: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
-    """Returns the field, the operator and the value of a condition; raises ValueError if it is none."""
+    """Returns the field, the operator and the value of a condition; raises ValueError if `text` is not a condition."""
     match = _CONDITION.fullmatch(text.strip())
     if match is None or (match[2] != "=" and _number(match[3]) is None):
         raise ValueError(
-            f"--where={text!r} is no condition: write NAME=VALUE, NAME<NUMBER or NAME>NUMBER, such as "
+            f"--where={text!r} is not a condition: write NAME=VALUE, NAME<NUMBER or NAME>NUMBER, such as "
             '"learning_rate.peak>0.1"; for a second condition a second --where.'
         )
     return run_state.resolve(match[1], rows), match[2], match[3].strip("'\"")
@@ -90,11 +90,11 @@ def _number(value: Any) -> float | None:
     return None
 
 
-def _sorted(rows: Sequence[dict[str, Any]], name: str, *, falls: bool) -> list[dict[str, Any]]:
-    """Returns the rows by a field, numbers before texts; those without it come last."""
+def _sorted(rows: Sequence[dict[str, Any]], name: str, *, descending: bool) -> list[dict[str, Any]]:
+    """Returns the rows sorted by a field, numbers before text; rows without the field come last."""
     there = [row for row in rows if row.get(name) is not None]
     there.sort(key=lambda row: (0, row[name], "") if tables.is_number(row[name]) else (1, 0, f"{row[name]}"))
-    return [*(reversed(there) if falls else there), *(row for row in rows if row.get(name) is None)]
+    return [*(reversed(there) if descending else there), *(row for row in rows if row.get(name) is None)]
 
 
 def table(

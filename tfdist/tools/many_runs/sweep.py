@@ -48,7 +48,7 @@ _MAY_GO_ON = (interruption.EXIT_STOPPED, interruption.EXIT_PEER_LOST, 130)
 
 # Overrides of one run: field -> value as on a command line.
 Overrides = dict[str, str]
-# The values of a field, or what gives one for a fraction of its interval, within 0 and 1.
+# The values of a field; or a function that maps a fraction of the field's interval, 0 to 1, to a value.
 Values = list[str] | Callable[[float], str]
 
 
@@ -116,7 +116,7 @@ def _check_flags(args: argparse.Namespace, fields: Mapping[str, Values]) -> None
 
 
 def _keep(path: Path, value: dict[str, Any], what: str) -> None:
-    """Writes a file; raises ValueError if it is there with another content: this is the workdir of something else."""
+    """Writes a file; raises ValueError if it exists with different content: the workdir is then of another sweep."""
     saved = files.read_json(path, "choose another --workdir.")
     if saved not in (None, value):
         raise ValueError(
@@ -128,7 +128,7 @@ def _keep(path: Path, value: dict[str, Any], what: str) -> None:
 
 
 def read_values(text: str) -> tuple[str, Values]:
-    """Reads `FIELD=VALUES`; raises ValueError if it has another form, or an interval is empty."""
+    """Reads `FIELD=VALUES`; raises ValueError if it has a different form, or an interval is empty."""
     name, _, values = text.partition("=")
     name, items, depth = name.strip().lstrip("-").removeprefix("config."), [""], 0
     if found := _INTERVAL.fullmatch(values):
@@ -185,7 +185,10 @@ def draws(fields: Mapping[str, Values], count: int) -> list[Overrides]:
 
 
 def name_of(row: Overrides) -> str:
-    """Returns the name of a run, which is its directory: "peak=0.1_seed=3"; with a hash where values are no words."""
+    """Returns the name of a run and its directory, such as "peak=0.1_seed=3".
+
+    It has a hash if it would be too long, or have special characters.
+    """
     ends = {name: name.rpartition(".")[2] for name in row}
     short = ends if len({*ends.values()}) == len(row) else {name: name for name in row}
     name = "_".join(f"{short[field]}={value}" for field, value in row.items())
@@ -204,7 +207,7 @@ def _overriding(row: Overrides) -> list[str]:
 def _check(args: argparse.Namespace, name: str, row: Overrides) -> schema.Config:
     """Returns the config of a run.
 
-    Raises ValueError, which names the run, and says as `tfdist train` which of its fields does not exist or is invalid.
+    Raises ValueError, with the name of the run and the message of `tfdist train` about the invalid field.
     """
     try:
         config = load.load(args.config_file, [*args.config_words[1:], *_overriding(row)])

@@ -1,4 +1,4 @@
-"""Runs the jobs of a sweep, so many at a time on this machine, or as one job array of Slurm.
+"""Runs the jobs of a sweep: a given number at a time on this machine, or as one job array of Slurm.
 
 A task of the array is `python -m tfdist.tools.many_runs.sweep_jobs FILE INDEX`: it starts its run with srun.
 """
@@ -76,8 +76,8 @@ def run_jobs(jobs: Sequence[Job], free: Sequence[Slot], stop: Sequence[int], *, 
     """Runs the jobs, each on a slot, until there is none left, or until a signal; no process is left.
 
     Args:
-        stop: the signals that this process has received, passed on to the runs once, a second Ctrl-C
-            kills them.
+        stop: the signals that this process has received. The first one is passed on to the runs; a second Ctrl-C kills
+            them.
         ended: called with a job after its end.
     """
     waiting, left, passed_on = list(free), list(enumerate(jobs, 1)), False
@@ -154,7 +154,7 @@ def submit(workdir: Path, jobs: Sequence[Job], left: Sequence[Job], given: str, 
         print("Nothing to submit: the job array of this sweep is in the queue. Run the same command after its end.")
         return 0
     if not left:
-        print(f"Nothing to submit: {len(jobs)} of {len(jobs)} runs are over.")
+        print(f"Nothing to submit: all {len(jobs)} runs are finished or running.")
         return 0
     path = workdir / "array.json"
     tasks = [{"workdir": str(job.workdir), "command": list(job.command)} for job in left]
@@ -163,11 +163,11 @@ def submit(workdir: Path, jobs: Sequence[Job], left: Sequence[Job], given: str, 
     options = [f"--array={hostlist.ranges(range(len(left)), ',')}{limit}", f"--job-name={workdir.name}"]
     options += [f"--comment={workdir}", f"--output={str(workdir).replace('%', '%%')}/slurm-%A_%a.log"]
     task = ["python", "-m", __name__, str(path), "%a"]
-    # Of an option that is given twice, sbatch takes the last one.
+    # If an option is given twice, sbatch uses the last one.
     job = _ask("sbatch", "--parsable", *options, *shlex.split(given), *task).strip().partition(";")[0]
     print(f"job {job}: {len(left)} of {len(jobs)} runs")
     shown = f"tfdist runs {shlex.quote(str(workdir))}"
-    print(f"squeue --me shows them, {shown} their results. The same command again submits what is left.")
+    print(f"squeue --me lists them; {shown} shows their results. The same command again submits what is left.")
     return 0
 
 
@@ -180,7 +180,7 @@ def _ask(*command: str) -> str:
     except subprocess.TimeoutExpired:
         problem = f"no answer within {_ANSWER_SECONDS:g} s"
     if problem:
-        raise ValueError(f"{command[0]} fails, and nothing is submitted: {problem}")
+        raise ValueError(f"{command[0]} failed, and nothing was submitted: {problem}")
     return done.stdout
 
 

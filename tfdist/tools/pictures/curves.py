@@ -15,7 +15,7 @@ from tfdist.tools.many_runs import run_state
 from tfdist.tools.pictures import style
 
 SPEED = "examples_per_second"
-# Reports have markers up to this number of them.
+# Points are marked if there are at most this many.
 _MARKED = 40
 # Fields in the caption of a run.
 _MAX_FIELDS = 4
@@ -28,7 +28,7 @@ class Run:
     label: str
     train: list[dict[str, Any]]
     evaluation: list[dict[str, Any]]
-    # The fields of the config in which the runs differ; of a single run, what it is.
+    # The fields of the config in which the runs differ; for a single run, its network and batch size.
     caption: str
 
     def names(self) -> list[str]:

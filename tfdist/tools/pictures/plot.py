@@ -1,8 +1,8 @@
 """Draws runs, or scaling studies: `python -m tfdist plot DIR...`.
 
-DIR is the workdir of a run, during the run or after it: the loss, the other values of the objective and examples per
-second by epoch, or by another column of the reports, training and evaluation, all runs in one picture. Of workdirs of
-`tfdist scaling`, all studies are drawn in one picture.
+DIR is the workdir of a run, during the run or after it. The picture shows all runs: the loss, the other values of the
+objective and the examples per second, in training and in evaluation, by epoch or by another column of the reports. If
+DIR is a workdir of `tfdist scaling`, the picture shows all studies.
 
     python -m tfdist plot runs/digits
     python -m tfdist plot runs/digits runs/digits-large --y=loss,accuracy --out=comparison
@@ -32,7 +32,7 @@ def add_flags(parser: tool_flags.Parser) -> None:
     meaning = "The values to draw, as loss,accuracy. Default: all."
     parser.add_argument("--y", metavar="A,B,...", type=tool_flags.names, default=[], help=meaning)
     parser.add_argument("--log", action="store_true", help="A logarithmic scale for the loss.")
-    meaning = "The picture, without .png. Default: curves, or scaling, in the directory of all DIRs."
+    meaning = "The picture, without .png. Default: curves, or scaling, in the directory that contains all DIRs."
     parser.add_argument("--out", metavar="FILE", type=tool_flags.path, help=meaning)
 
 
@@ -62,6 +62,6 @@ def main(args: argparse.Namespace) -> None:
 
 def _draw_studies(path: Path, workdirs: Sequence[Path]) -> str:
     studies = [scaling_results.read(workdir) for workdir in workdirs]
-    if len({study.name for study in studies}) < len(studies):  # Of one config.
+    if len({study.name for study in studies}) < len(studies):  # Studies of the same config have the same name.
         studies = [dataclasses.replace(one, name=path.name) for one, path in zip(studies, workdirs, strict=True)]
     return style.save(path, lambda: scaling.draw(studies))

@@ -15,9 +15,9 @@ _COLORS = dict(zip(scaling_results.CAUSES, (style.COLORS[number] for number in (
 def draw(studies: Sequence[Study]) -> Any:
     """Returns a figure with three panels: time of an epoch by its parts, examples per second, speedup, and the ideals.
 
-    The time is that of as many examples on each number of replicas, so its ratio is the speedup. A marker is the median
-    of the later epochs, and its bar their range. Of published studies, in grey, only the speedup is drawn: their
-    hardware is another one.
+    The time is for the same number of examples on each number of replicas, so that ratios are speedups. A marker is the
+    median of the later epochs, and its bar their range. For published studies, which ran on other hardware, only the
+    speedup is drawn, in grey.
     """
     measured = [study for study in studies if not study.published] or list(studies)
     title = f"Scaling of {measured[0].name}" if len(measured) == 1 else "Scaling"

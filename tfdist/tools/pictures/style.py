@@ -75,7 +75,7 @@ def series(index: int) -> dict[str, Any]:
 
 
 def whole_numbers(axes: Any, numbers: Sequence[int]) -> None:
-    """Marks exactly these numbers on the x axis: in proportion, or, over a factor of more than 8, as powers of two."""
+    """Marks exactly these numbers on the x axis; the axis is logarithmic if their ratio is above 8."""
     numbers = sorted(set(numbers))
     if numbers[-1] > 8 * numbers[0]:
         axes.set_xscale("log", base=2)

@@ -25,7 +25,10 @@ def _of_zoo(name: str) -> Any:
 
 
 class Rows:
-    """Rows of an array: a source with the `names` of its examples, and their `labels`, int64 [n], -1: none; or None."""
+    """A source of the rows of an array, with the `names` of the examples.
+
+    `labels`: int64 [n], -1 for an example without a label; None: there are no labels.
+    """
 
     # The heading of the names.
     kind = "row"
@@ -60,8 +63,8 @@ def image_files(files: Sequence[Path], shape: tuple[int, int, int] | None, class
 def find(words: Sequence[str]) -> tuple[str, list[Path]]:
     """Returns the kind of the files that `words` name, "images", "arrays" or "table", and the files.
 
-    Of folders, images are taken, those in folders below too; what is left out is printed. Raises ValueError if there
-    are none, or several kinds.
+    A folder stands for all images in it and in the folders below; other files there are skipped, and a line says so.
+    Raises ValueError if there are none, or several kinds.
     """
     found: list[Path] = []
     for word in words:
@@ -106,19 +109,19 @@ def read_array(path: Path, key: str) -> np.ndarray:
 def read_table(saved: SavedRun, key: str, path: Path) -> Rows:
     """Reads a table with the columns of the table of the training, with or without the label.
 
-    Texts of categories that the training did not have are printed. Raises ValueError if a column is missing, or holds
-    what it did not hold in the training.
+    Prints the values of categories that the training did not have. Raises ValueError if a column is missing, or has
+    text instead of numbers.
     """
     columns, label = saved.about["columns"], saved.label_column
     read, encode, class_name = (_of_zoo(f"sources.table:{name}") for name in ("read", "encode", "class_name"))
-    # A text of digits is a number to pandas if there are no others in this file.
+    # pandas would read a category as numbers if all its values in this file are digits.
     categories = [name for name, each in columns.items() if each["kind"] == "category"]
     frame = read(str(path), categories)
     for name in categories:
         new = sorted({*frame[name].dropna().astype(str)} - {*columns[name]["values"]}) if name in frame else []
         if new:
             shown = ", ".join(new[:_MOST]) + (", ..." if len(new) > _MOST else "")
-            print(f"WARNING: {path}: {name} has texts that the training did not have: {shown}", file=sys.stderr)
+            print(f"WARNING: {path}: {name} has values that the training data did not have: {shown}", file=sys.stderr)
     labels = None
     if columns[label]["kind"] == "class" and label in frame:
         numbers = {text: number for number, text in enumerate(columns[label]["values"])}
@@ -131,7 +134,7 @@ def open_examples(saved: SavedRun, words: Sequence[str]) -> Any:
     """Opens the files or folders that `words` name as a source; raises ValueError if they do not fit the model."""
     kind, files = find(words)
     key = saved.input_key()
-    shape = saved.about.get("prepared", {}).get(key, {}).get("shape", [])  # Of a prepared example.
+    shape = saved.about.get("prepared", {}).get(key, {}).get("shape", [])  # The shape of a prepared example.
     if kind == "arrays":
         array = read_array(files[0], key)
         # As the source `npz`: images without channels get an axis.
@@ -139,7 +142,7 @@ def open_examples(saved: SavedRun, words: Sequence[str]) -> Any:
         return Rows(key, array)
     if kind == "images":
         data = saved.config.data
-        # Such a run prepares images of any size, which are encoded.
+        # Inception's preprocessing takes encoded images of any size.
         encoded = str(data.prepare["target"]).endswith("inception:image") and not data.source.get("size")
         size = None if encoded else image_shape(saved, shape, files[0])
         return image_files(files, size, saved.classes)
@@ -151,8 +154,8 @@ def open_examples(saved: SavedRun, words: Sequence[str]) -> Any:
 def image_shape(saved: SavedRun, prepared: Sequence[int], first: Path) -> tuple[int, int, int]:
     """Returns (height, width, channels) of an image as the source of the run returns it; raises ValueError if unknown.
 
-    `prepared` is the shape of a prepared example; the first file has the size of all if the run crops images of one
-    size.
+    `prepared` is the shape of a prepared example. If the run crops images, all files must have the size of the first
+    one.
     """
     data = saved.config.data
     cropped = _of_zoo("decoding:image_size")(str(first)) if data.prepare.get("crop") else None

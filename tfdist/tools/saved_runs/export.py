@@ -79,7 +79,7 @@ def export(args: argparse.Namespace) -> int:
     tables.make_folder(path.parent if name.suffix else path)
     model = plain_model(saved, args.checkpoint)
     try:
-        # Without a signature, Keras does not export to ONNX what was not called; a Sequential model has no `input`.
+        # Without a signature, Keras cannot export a model to ONNX before a call; a Sequential model has no `input`.
         inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
         model.export(str(path), format=args.format, verbose=False, input_signature=[inputs])
     except ImportError as error:

@@ -38,7 +38,7 @@ def add_flags(parser: tool_flags.Parser) -> None:
 def outputs_of_split(saved: SavedRun, cluster: Any, which: str) -> tuple[np.ndarray, np.ndarray, Any]:
     """Returns the model's outputs and the labels of the evaluation split, and its source. Collective.
 
-    Raises ValueError if the run has no evaluation split, or its examples no class numbers.
+    Raises ValueError if the run has no evaluation split, or its examples have no class numbers.
     """
     from tfdist.data import inputs
     from tfdist.tools.saved_runs import model as model_lib
@@ -65,7 +65,7 @@ def inspect(args: argparse.Namespace) -> int:
     cluster = model_lib.connect(saved, args.checkpoint)
     found, labels, source = outputs_of_split(saved, cluster, args.checkpoint)
     if found.ndim != 2 or labels.max() >= max(2, found.shape[1]):
-        raise ValueError(f"The model is no classifier of these labels: its outputs are {list(found.shape)}.")
+        raise ValueError(f"The model does not classify these labels: its outputs have the shape {list(found.shape)}.")
     if cluster.is_chief:
         write(out, saved, source, predict.probabilities(saved, found), labels)
     cluster.leave()

@@ -77,8 +77,8 @@ def class_names(saved: SavedRun, count: int) -> list[str]:
 def probabilities(saved: SavedRun, outputs: np.ndarray) -> np.ndarray:
     """Returns the probability of each class, float64 [n, classes], from the outputs of a classifier.
 
-    They are [n, classes], or [n, 1] of the second of two classes. Those within 0 and 1 are probabilities, unless the
-    loss of the run takes them for logits.
+    `outputs` are [n, classes], or [n, 1] for two classes: then they belong to the second one. Those within 0 and 1 are
+    probabilities, unless the loss of the run takes them for logits.
     """
     outputs = outputs.astype(np.float64)
     logits = (saved.config.objective.get("arguments") or {}).get("from_logits")
@@ -120,7 +120,7 @@ def predict(args: argparse.Namespace) -> int:
     saved = saved_lib.open_run(args.run)
     if args.out:  # Before the prediction, which may take long.
         if args.out.exists() and not args.out.is_file():  # A folder or a device, such as /dev/stdout.
-            raise ValueError(f"--out={args.out} is no file: choose another one.")
+            raise ValueError(f"--out={args.out} is not a file: choose another one.")
         tables.make_folder(args.out.resolve().parent)
     from tfdist.tools.saved_runs import model as model_lib
 

@@ -61,7 +61,7 @@ class SavedRun:
 
 
 def open_run(path: str | os.PathLike[str]) -> SavedRun:
-    """Opens a workdir; the modules of its config can be imported then.
+    """Opens a workdir, and makes the modules of its config importable.
 
     Raises ValueError if there is no run, a script made it, or a file of it is damaged.
     """

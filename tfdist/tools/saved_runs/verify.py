@@ -59,10 +59,11 @@ def main(args: argparse.Namespace) -> int:
     for line in wrong:
         print(line)
     shown = ", ".join(f"{first} to {last}" for first, last in chosen) or "none"
-    print(
-        f"{'different' if wrong else 'all hashes are equal'}: the data, {len(steps)} kept states, and {len(chosen)} of "
-        f"{len(intervals)} intervals that were trained again, the steps {shown}"
+    checked = (
+        f"the data, {len(steps)} kept states, and {len(chosen)} of {len(intervals)} intervals that were trained again, "
+        f"the steps {shown}"
     )
+    print(f"the lines above list the differences; compared: {checked}" if wrong else f"all hashes are equal: {checked}")
     return int(bool(wrong))
 
 
@@ -90,7 +91,7 @@ def _check(saved: SavedRun, facts: Mapping[str, Any]) -> None:
         raise ValueError(f"{saved.workdir} has callbacks, which may change what is trained between steps.")
     if config.train.virtual_replicas is None and facts.get("replicas.workers") != 1:
         raise ValueError(
-            f"{saved.workdir} was trained by several workers, but this command is one: its sums have other bits. "
+            f"{saved.workdir} was trained by several workers; this command uses one, which rounds sums differently. "
             "Runs with config.train.virtual_replicas can be checked on any number of replicas."
         )
 

@@ -1,1 +1,1 @@
-"""What somebody meets first: `tfdist new` (new.py) and `tfdist docs` (pages.py)."""
+"""Commands for the start: `tfdist new` (new.py) and `tfdist docs` (docs_pages.py)."""

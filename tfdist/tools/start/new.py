@@ -68,8 +68,8 @@ def write(args: argparse.Namespace) -> str:
     # A directory without a module in it has a spec without an origin.
     if not name.isidentifier() or keyword.iskeyword(name) or getattr(importlib.util.find_spec(name), "origin", None):
         raise ValueError(
-            f"{str(folder)!r} is no name for a config: it must begin with a letter, and not be that of a module of "
-            f"Python, such as run_{name}."
+            f"{str(folder)!r} cannot name a config: use a name that begins with a letter and is not a Python module, "
+            f"such as run_{name}."
         )
     print("Opening the data. TensorFlow starts, which takes some seconds.", flush=True)
     found, files = _images(name, path, args.pretrained) if args.images else _table(name, path, args.label, args.ignore)
@@ -142,7 +142,7 @@ def _table(name: str, path: Path, label: str, ignore: Sequence[str]) -> tuple[st
     model, metric = ({"num_classes": classes}, "accuracy") if classes else ({}, "mae")
     config, counts = _config(name, source, ("train", "test"), model, objective, metric, "--table")
     kinds = {each: one for each, one in training.columns.items() if one["role"] == "input"}
-    categories = {each: f" ({len(one['values'])} texts)" for each, one in kinds.items() if one["kind"] == "category"}
+    categories = {each: f" ({len(one['values'])} values)" for each, one in kinds.items() if one["kind"] == "category"}
     inputs = text_lib.list_names((each + categories.get(each, "") for each in kinds), limit=8)
     found = f"found      the column {label!r} is predicted: {what}\n           from the columns: {inputs}\n"
     return found + counts, {f"{name}.py": config, f"{name}_model.py": module}

@@ -13,5 +13,5 @@ def find(path: str) -> Path:
 
 
 def fill(template: str, **values: object) -> str:
-    """Returns a text of the folder templates with `values` in its fields, as `str.format` writes them."""
+    """Returns a template of the folder templates, filled with `values` by `str.format`."""
     return (Path(__file__).parent / "templates" / f"{template}.txt").read_text(encoding="utf-8").format(**values)

@@ -99,7 +99,7 @@ def _loss_class(name: str) -> type[keras.losses.Loss]:
 
 
 def _long_name(name: str) -> str:
-    """Returns the name of the function that Keras means by a short one: "mean_squared_error" for "mse"."""
+    """Returns the full name of a loss or metric: "mean_squared_error" for "mse"."""
     try:
         return getattr(keras.losses.get(name), "__name__", name)
     except ValueError:  # Keras has no loss of this name.

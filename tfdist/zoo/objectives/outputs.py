@@ -40,7 +40,7 @@ def check_keys(batch: Mapping[str, tf.Tensor], *keys: str) -> None:
 
 
 def call(model: Any, inputs: tf.Tensor, *, training: bool) -> tf.Tensor:
-    """Returns the outputs of a model, float32 [n, ...]; raises ValueError if it has several, or takes another shape."""
+    """Returns the outputs of a model, float32 [n, ...]; raises ValueError if it has several, or refuses the inputs."""
     return tf.cast(_call_model(model, inputs, training), tf.float32)
 
 

@@ -104,7 +104,7 @@ def divide(
     classes: Sequence[str] | None = None,
     columns: Mapping[str, Any] | None = None,
 ) -> Arrays:
-    """Examples of arrays without splits, divided as `splits.by_ratio` does; otherwise as `arrays`."""
+    """Examples of arrays without splits, which `splits.by_ratio` divides; the other arguments are those of `arrays`."""
     features = _check_features(features, name)
     rows, part = splits_lib.by_ratio(split, _length(features), test_fraction=test_fraction, source=name)
     num_classes = _count_classes({"all": features}, num_classes, name)
@@ -155,7 +155,7 @@ def npz(
             part, named = split.partition("[")[0], _by_split(file.files)
             if part not in named:
                 raise ValueError(
-                    f"{name} has no arrays of the split {part!r}, called as image_{part} and label_{part}. It has: "
+                    f"{name} has no arrays of the split {part!r}, such as image_{part} and label_{part}. It has: "
                     f"{', '.join(file.files) or 'none'}. Rename them, or name those of a file without splits in the "
                     'source: keys={"image": ARRAY, "label": ARRAY}.'
                 )

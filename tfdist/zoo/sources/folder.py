@@ -59,9 +59,9 @@ class ImageFiles(file_source.FileSource):
         return tf.ensure_shape(decoding.scale(image, self._shape[:2]) if self._scales else image, self._shape)
 
     def check(self, ids: tf.Tensor) -> tf.Tensor:
-        """Returns the images, of encoded ones the sizes when decoded."""
+        """Returns the images; for encoded ones, their sizes after decoding."""
         images = self.load(ids)["image"]
-        return decoding.sizes(images) if self._shape is None else images
+        return decoding.num_values(images) if self._shape is None else images
 
     @property
     def names(self) -> Sequence[str]:
@@ -203,7 +203,7 @@ def _split_folder(split: str, path: str, name: str) -> str:
     try:
         return splits.split_name(split, parts, source=name)
     except ValueError as error:
-        raise ValueError(f'{error} {_LAYOUT} Of one split, use slices: "train[:80%]" and "train[80%:]".') from None
+        raise ValueError(f'{error} {_LAYOUT} If there is only one, use slices: "train[:80%]", "train[80%:]".') from None
 
 
 def _part_of_class(names: np.ndarray, part: str, test_fraction: float) -> np.ndarray:

@@ -16,9 +16,9 @@ _PAIR = ("image", "label")
 class indexed:
     """Examples of any Python object with `len` and `[i]`.
 
-    Such as a dataset of Hugging Face, a `grain.MapDataset`, a PyTorch dataset that returns arrays, or a list. Example i
-    must always be the same; augmentation belongs into `config.data.prepare`. Python reads one example after another:
-    if that is slow, set config.data.cache="raw".
+    This can be a dataset of Hugging Face, a `grain.MapDataset`, a PyTorch dataset that returns arrays, or a list.
+    Example i must always be the same; augmentation belongs in `config.data.prepare`. Python reads one example after
+    another: if that is slow, set config.data.cache="raw".
 
     Args:
         split: passed to `dataset` without its slice: "train" of "train[:90%]".
@@ -52,7 +52,7 @@ class indexed:
         self._signature: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
         self._signature = {key: (value.dtype, value.shape) for key, value in self._example(0).items()}
         label = next((old for new, old in (keys or {}).items() if new == "label"), "label")
-        features = getattr(loaded, "features", None)  # Of Hugging Face's datasets.
+        features = getattr(loaded, "features", None)  # Datasets of Hugging Face have it.
         feature = features.get(label) if isinstance(features, Mapping) else None
         self.classes = getattr(feature, "names", None)
         self.num_classes = len(self.classes) if self.classes else None
@@ -111,8 +111,8 @@ class indexed:
             if value is None or value.shape != shape or (value.dtype != dtype and not is_text):
                 received = "none" if value is None else f"{value.dtype} {value.shape}"
                 raise ValueError(
-                    f"{self._name}: {key!r} of example {row} is {received}, and of the first one {dtype} {shape}: give "
-                    "all the same, such as np.float32(...), in your function."
+                    f"{self._name}: {key!r} of example {row} is {received}, but that of the first one {dtype} {shape}: "
+                    "return the same dtype and shape for all, such as np.float32(...), in your function."
                 )
         return found
 

@@ -50,7 +50,7 @@ def synthetic(
 
     Args:
         split: "train" or "test", with or without a slice. They have no example in common.
-        dtype: values lie in [0, 256) for integers, up to the largest of the dtype, and in [0, 1) for floats.
+        dtype: integers lie in [0, 256), or in [0, 128) for int8; floats in [0, 1).
 
     Returns:
         A source of {"image": dtype [n, *shape], "label": int64 [n]}.
@@ -61,8 +61,9 @@ def synthetic(
     numbers = {"num_classes": num_classes, "num_examples": num_examples, "num_test_examples": num_test_examples}
     numbers |= {"shape": min(shape, default=0)}
     for name, value in numbers.items():
-        if not isinstance(value, int) or value < (name != "num_test_examples"):
-            raise ValueError(f"synthetic: {name} must be integers from 1. Received: {value!r}")
+        least = int(name != "num_test_examples")
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"synthetic: {name} needs integers of at least {least}. Received: {value!r}")
     kind = tf.as_dtype(dtype)
     high = min(256, kind.max + 1) if kind.is_integer else 1
     values = int(np.prod(shape))

@@ -11,7 +11,7 @@ from tfdist.config import paths
 from tfdist.zoo import splits
 from tfdist.zoo.sources.arrays import Arrays, divide
 
-# Different texts of a column that is a category, and different whole numbers of a label that is a class.
+# The most different values of a column that is a category, and of a label of whole numbers that is a class.
 MAX_CATEGORIES, MAX_CLASSES = 100, 20
 _SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 
@@ -27,16 +27,17 @@ def table(
 ) -> Arrays:
     """The rows of a CSV, TSV or Parquet file, read with pandas and kept in memory.
 
-    Columns of numbers are used as they are; a missing number becomes the mean of its column. A column of texts is a
-    category: a 1 in the place of its text, in alphabetical order, and 0 in the others. `columns` of the source, which
-    data.json in the workdir holds, says what each input is; `encode` makes inputs of other rows with it.
+    Columns of numbers are used as they are; a missing number becomes the mean of its column. A column of text is a
+    category and is encoded one-hot: an input for each different text, in alphabetical order. `columns` of the source,
+    which is saved in data.json in the workdir, describes each column; with it `encode` encodes other rows in the same
+    way.
 
     Args:
         split: "train", "test" or "all", with or without a slice; rows are assigned at random, always in the same way.
         path: the file; variables are expanded.
         label: the column to predict.
         ignore: columns to leave out, such as names and numbers of rows.
-        kind: "class" or "number", what `label` is; None: a class if it has texts, or at most 20 different integers.
+        kind: "class" or "number", what `label` is; None: a class if it contains text, or at most 20 different integers.
         test_fraction: the part of the rows in "test".
 
     Returns:
@@ -45,7 +46,7 @@ def table(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: pandas is not installed, a column is missing, has too many texts, or a label is missing.
+        ValueError: pandas is not installed, a column is missing, a category has too many values, or a label is missing.
     """
     path = str(paths.local(path, "path"))
     name = f"table {path!r}"
@@ -61,7 +62,7 @@ def table(
 
 
 def read(path: str, texts: Sequence[str] = ()) -> Any:
-    """Returns the `pandas.DataFrame` of a CSV, TSV or Parquet file; the columns `texts` of CSV keep what is written.
+    """Returns the `pandas.DataFrame` of a CSV, TSV or Parquet file; the columns `texts` of a CSV file are read as text.
 
     Raises FileNotFoundError if there is none, and ValueError without pandas, or if it has no rows or cannot be read.
     """
@@ -81,7 +82,7 @@ def read(path: str, texts: Sequence[str] = ()) -> Any:
             types = dict.fromkeys(texts, str)
             separator = "\t" if suffix == ".tsv" else ","
             options = {"skipinitialspace": True, "low_memory": False, "index_col": False, "dtype": types}
-            with warnings.catch_warnings():  # Of rows with more fields than the first line has names.
+            with warnings.catch_warnings():  # The warning is about rows with more fields than the first line has names.
                 warnings.simplefilter("error", pandas.errors.ParserWarning)
                 frame = pandas.read_csv(path, sep=separator, **options)
     except (ValueError, ImportError, OSError, pandas.errors.ParserWarning) as error:
@@ -98,7 +99,7 @@ def describe(
 
     Returns:
         {column: {"role": "input", "kind": "number", "missing": the mean}}, or {"role": "input", "kind": "category",
-        "values": its texts}; for the label {"role": "label", "kind": "class", "values": the names of the classes} or
+        "values": its values}; for the label {"role": "label", "kind": "class", "values": the names of the classes} or
         {"role": "label", "kind": "number"}.
     """
     if kind not in (None, "class", "number"):
@@ -115,7 +116,7 @@ def describe(
         raise ValueError(f"{name} has no column besides {label!r} that is not ignored.")
     values, numeric = frame[label], is_number(frame[label])
     if kind == "number" and not numeric:
-        raise ValueError(f"{name}: the column {label!r} holds texts, and cannot be a number.")
+        raise ValueError(f"{name}: the column {label!r} contains text, so it cannot be a number.")
     if not numeric and kind is None:
         _refuse_commas(values, name)
     few = numeric and values.nunique() <= MAX_CLASSES and (values.dropna() % 1 == 0).all()
@@ -123,7 +124,7 @@ def describe(
         try:
             names = [class_name(value) for value in sorted(values.dropna().unique().tolist())]
         except TypeError:
-            raise ValueError(f"{name}: the column {label!r} holds neither numbers nor texts.") from None
+            raise ValueError(f"{name}: the column {label!r} contains neither numbers nor text.") from None
         return {**columns, label: {"role": "label", "kind": "class", "values": names}}
     return {**columns, label: {"role": "label", "kind": "number"}}
 
@@ -144,8 +145,8 @@ def is_number(column: Any) -> bool:
 def encode(frame: Any, columns: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
     """Returns the inputs of the rows of a `pandas.DataFrame`, float32 [rows, inputs].
 
-    `columns` is what `describe` returned for the table of the training; others are not used. A text that it does not
-    know gives zeros. Raises ValueError if a column is missing, or holds texts instead of numbers.
+    `columns` is what `describe` returned for the table of the training; other columns are not used. A value
+    that was not in that table gives zeros. Raises ValueError if a column is missing, or has text instead of numbers.
     """
     parts = []
     for name, column in columns.items():
@@ -176,23 +177,23 @@ def _describe_input(values: Any, name: str) -> dict[str, Any]:
     _refuse_commas(values, name)
     texts = sorted(values.dropna().astype(str).unique().tolist())
     if len(texts) > MAX_CATEGORIES:
-        other = min(texts, key=lambda text: text.replace(".", "", 1).isdigit())  # In a column of numbers, what is none.
+        other = min(texts, key=lambda text: text.replace(".", "", 1).isdigit())  # If most are numbers: one that is not.
         raise ValueError(
-            f"{name}: the column {values.name!r} has {len(texts):,} different texts, such as {other!r}, and is no "
-            f"category: leave it out, ignore=[{values.name!r}]."
+            f"{name}: the column {values.name!r} has {len(texts):,} different texts, such as {other!r}, which is "
+            f"too many for a category: leave it out, ignore=[{values.name!r}]."
         )
     return {"role": "input", "kind": "category", "values": texts}
 
 
 def _refuse_commas(values: Any, name: str) -> None:
-    """Raises ValueError for a column of numbers such as "1,5" or "1,000", which pandas reads as texts."""
+    """Raises ValueError for a column of numbers such as "1,5" or "1,000", which pandas reads as text."""
     from pandas import to_numeric
 
     texts = values.dropna().astype(str)
     numbers = to_numeric(texts.str.replace(",", "", regex=False), errors="coerce")
     if texts.str.contains(",", regex=False).any() and numbers.notna().all():
         raise ValueError(
-            f"{name}: the column {values.name!r} holds numbers with commas, which pandas reads as texts: write them as "
+            f"{name}: the column {values.name!r} holds numbers with commas, which pandas reads as text: write them as "
             f"1234.5, or leave the column out, ignore=[{values.name!r}]."
         )
 

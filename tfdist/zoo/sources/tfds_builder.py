@@ -7,7 +7,7 @@ from tfdist.zoo.sources.files import file_source
 
 
 def open_builder(name: str, data_dir: str | None, *, download: bool) -> Any:
-    """Returns the tfds builder of a prepared dataset: of `data_dir`, or None: of the directory of tfds.
+    """Returns the tfds builder of a dataset that was prepared in `data_dir`; None: in the directory of tfds.
 
     With `download`, it is downloaded and prepared as ArrayRecord files if it is not found. Raises FileNotFoundError if
     it is not found, or could not be downloaded, and ValueError if tfds has no such dataset, version or configuration.

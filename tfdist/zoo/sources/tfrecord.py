@@ -19,15 +19,14 @@ _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\b.*")
 
 
 class tfrecord(record_files.RecordSource):
-    """TFRecord files of tf.train.Example, by a description of their features.
+    """TFRecord files of tf.train.Example, whose features you describe.
 
     An index of the places of the records gives random access; it is built once and stored in ~/.cache/tfdist.
-    The records must not be compressed, and their checksums are not compared. Of files named as train-00000-of-01024
-    none may be missing.
+    The records must not be compressed, and their checksums are not compared. If files are
+    named like train-00000-of-01024, none may be missing.
 
     Args:
-        split: for a `path` with "{split}" the word in its place, otherwise "train", "test" or "all"; with or without
-            a slice.
+        split: replaces "{split}" in `path`; if `path` has none, "train", "test" or "all". It may have a slice.
         path: the files, with wildcards: "data/{split}-*.tfrecord"; variables are expanded. Without "{split}" the
             records are assigned to "train" and "test" at random, always in the same way.
         features: {feature of the batch: what it is in a record}, for example {"image": {"key": "image/encoded",
@@ -93,11 +92,11 @@ class tfrecord(record_files.RecordSource):
 
 
 def _check_complete(files: Sequence[str], name: str) -> None:
-    """Raises ValueError for files NAME-00000-of-00002 of two sets, and FileNotFoundError if one of a set is missing."""
+    """Checks files NAME-00000-of-00002: ValueError if they belong to two sets, FileNotFoundError if one is missing."""
     shards = [match.groups() for file in files if (match := _SHARD.fullmatch(os.path.basename(file)))]
     for count in {count for _, count in shards}:
         if len(shards) > int(count) or shards[0][1] != count:
-            raise ValueError(f"{name} has files of two sets, such as one of {count} files. Move one of them elsewhere.")
+            raise ValueError(f"{name} has files of two sets, one of them of {count} files. Move one set elsewhere.")
         missing = sorted({f"{number:05d}" for number in range(int(count))} - {number for number, _ in shards})
         if missing:
             raise FileNotFoundError(f"{name}: {len(missing)} of {count} files are missing, the first {missing[0]}.")
@@ -107,8 +106,8 @@ def _check_feature(feature: str, spec: Mapping[str, Any], name: str) -> dict[str
     decode, where = spec.get("decode"), f"{name}: features[{feature!r}]={dict(spec)!r}"
     if set(spec) - _OPTIONS or decode not in (None, "image"):
         raise ValueError(
-            f"{where} may have {', '.join(sorted(_OPTIONS))}, with decode 'image' or None: of other bytes set dtype to "
-            "'string', and decode them in config.data.prepare, such as by tf.io.decode_raw."
+            f"{where} may have {', '.join(sorted(_OPTIONS))}, with decode 'image' or None. For other bytes set dtype "
+            "to 'string', and decode them in config.data.prepare, for example by tf.io.decode_raw."
         )
     if decode == "image" and np.shape(spec.get("size")) != (2,):
         raise ValueError(f'{where} needs "size", [height, width].')

@@ -24,7 +24,7 @@ _HEADER, _FOOTER = 12, 4
 
 
 class RecordSource(file_source.FileSource):
-    """A source of records. A subclass has `decode`, which takes strings [n] apart, and `fingerprint`.
+    """A source of records. A subclass has `decode`, which parses records, strings [n], and `fingerprint`.
 
     Args:
         places: int64 [records, 3], for TFRecord files as `open_index` returns it: (file, first byte, length). With
@@ -83,7 +83,7 @@ def sizes(files: Iterable[str]) -> list[tuple[str, int]]:
 def open_index(files: Sequence[str], title: str) -> np.ndarray:
     """Returns (file, first byte, length) of every record of TFRecord files, int64 [records, 3].
 
-    It is stored in the user's cache, and read from there if paths, sizes and times are those of the files.
+    It is stored in the user's cache, and read from there as long as paths, sizes and times of the files are the same.
     """
     found = [(os.path.abspath(file), os.stat(file)) for file in files]
     key = file_source.digest(json.dumps([(path, one.st_size, one.st_mtime_ns) for path, one in found]))
