@@ -56,6 +56,7 @@ TENSORFLOW = {"tensorflow", "keras", "tensorflow_datasets"}
 TEXTBOOK = {"scope", "run", "reduce", "experimental_distribute_dataset", "experimental_local_results"}
 # The words of tf.distribute that stay in cluster/ and in these modules.
 COMMUNICATION = (
+    "tfdist.keras_fit.whole_batch.one_replica",
     "tfdist.training.step.collectives",
     "tfdist.training.step.updates.all_reduce",
     "tfdist.training.step.updates.gathered_rows",
