@@ -10,3 +10,9 @@
 
 Imports no TensorFlow.
 """
+
+import time
+
+# By `time.monotonic`: when this process first imported tfdist, whose `__init__.py` imports this package first. The
+# operating system's time of a process counts from before a shell that has become it by exec.
+FIRST_IMPORT = time.monotonic()
