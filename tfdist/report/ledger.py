@@ -1,7 +1,7 @@
 """starts.jsonl: a line for each start of a run, how long it took and how it ended. Imports no TensorFlow.
 
-The time counts from the first import of tfdist on the chief. While the run trains, its line is rewritten in place with each report: after a
-kill it is as old.
+The time counts from the first import of tfdist on the chief. While the run trains, its line is rewritten in place with
+each report: after a kill it is as old.
 """
 
 import contextlib
