@@ -10,6 +10,12 @@ from typing import Any, Literal
 
 from tfdist.config import diff, schema, text
 
+# The types of fields in words.
+_KINDS = {
+    **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
+    **{list: "a list", dict: "a dict", types.NoneType: "None"},
+}
+
 
 def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lambda: ()) -> None:
     """Checks the types and values of all fields; a ValueError lists each invalid one with what is allowed.
@@ -24,27 +30,34 @@ def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lam
         raise ValueError("The config is invalid:\n" + "\n".join(f"  config.{line}" for line in problems))
 
 
+def type_problem(value: Any, hint: Any) -> str:
+    """Returns what a field with the type `hint` must be, as a sentence without its name; "": `value` is that."""
+    if hint is Any:  # `_value_problems` checks it.
+        return ""
+    if dataclasses.is_dataclass(hint):
+        return f"must be a {hint.__name__}."
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        near = text.closest(value, choices, 0.5) if isinstance(value, str) else ""
+        meant = f" Did you mean {near!r}?" if near else ""
+        return "" if value in choices else f"must be one of {', '.join(choices)}.{meant}"
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = [typing.get_origin(member) or member for member in members]
+    if type(value) in kinds or (type(value) is int and float in kinds):
+        return ""
+    return f"must be {' or '.join(_KINDS.get(kind, f'a {kind.__name__}') for kind in kinds)}."
+
+
 def _type_problems(section: Any, prefix: str) -> Iterator[str]:
     hints = typing.get_type_hints(type(section))
     for field, value in diff.items(section):
         name, hint = f"{prefix}{field}", hints[field]
         if dataclasses.is_dataclass(hint) and isinstance(value, hint):
             yield from _type_problems(value, f"{name}.")
-        elif dataclasses.is_dataclass(hint):
-            yield f"{name} must be a {hint.__name__}. Received: {value!r}"
-        elif typing.get_origin(hint) is Literal:
-            if value not in (choices := typing.get_args(hint)):
-                near = text.closest(value, choices, 0.5) if isinstance(value, str) else ""
-                meant = f" Did you mean {near!r}?" if near else ""
-                yield f"{name} must be one of {', '.join(choices)}.{meant} Received: {value!r}"
-        elif hint is not Any:  # `_value_problems` checks it.
-            members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-            allowed = [typing.get_origin(member) or member for member in members]
-            if type(value) not in allowed and not (type(value) is int and float in allowed):
-                names = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in allowed)
-                yield f"{name} must be {names}. Received: {value!r} ({type(value).__name__})"
-            elif isinstance(value, dict | list):
-                yield from _not_json(name, value)
+        elif problem := type_problem(value, hint):
+            yield f"{name} {problem} Received: {value!r} ({type(value).__name__})"
+        elif isinstance(value, dict | list):
+            yield from _not_json(name, value)
 
 
 def _not_json(name: str, value: Any) -> Iterator[str]:
