@@ -36,7 +36,7 @@ def __getattr__(name: str) -> Any:
     else:
         from tfdist.config import removed
 
-        gone = removed.of_module(f"tfdist.{name}")
+        gone = removed.sentence(f"tfdist.{name}")
         raise AttributeError(gone or f"module 'tfdist' has no attribute {name!r}")
     return getattr(module, name)
 

@@ -6,7 +6,10 @@ from typing import Any
 
 import ml_collections
 
-from tfdist.config import diff, removed, schema, specs
+from tfdist.config import removed, schema, specs
+
+# Names of sections that saved runs may have -> their names now.
+_RENAMED = {"agreement": "consistency"}
 
 
 def to_config(value: Any) -> Any:
@@ -19,20 +22,25 @@ def to_config(value: Any) -> Any:
     """
     if not isinstance(value, ml_collections.ConfigDict):
         return value
-    return _section(schema.Config, removed.without_removed(value.to_dict()), "config")
+    return _section(schema.Config, value.to_dict(), "config")
 
 
-def from_saved(saved: dict[str, Any]) -> schema.Config:
-    """Returns the config whose fields are those of config.json; raises ValueError as `to_config`."""
-    return _section(schema.Config, removed.without_removed(saved), "config")
+def from_saved(saved: dict[str, Any], *, refuses: bool = True) -> schema.Config:
+    """Returns the config whose fields are those of config.json; a field that an earlier release lacked has its default.
+
+    Raises:
+        ValueError: as `to_config`, and as `removed.drop_fields`.
+    """
+    return _section(schema.Config, {"model": {}} | removed.drop_fields(saved, refuses=refuses), "config")
 
 
 def _section(kind: type, items: dict[str, Any], name: str) -> Any:
     hints = typing.get_type_hints(kind)
-    items = {diff.RENAMED.get(key, key): value for key, value in items.items()}
+    items = {_RENAMED.get(key, key): value for key, value in items.items()}
     unknown = [key for key in items if key not in hints]
     if unknown:
-        raise ValueError(f"{name} has no field {unknown[0]!r}.{specs.nearest(unknown[0], list(hints))}")
+        gone = removed.sentence(f"{name}.{unknown[0]}")
+        raise ValueError(gone or f"{name} has no field {unknown[0]!r}.{specs.nearest(unknown[0], list(hints))}")
     values = {}
     for key, value in items.items():
         if isinstance(value, dict) and dataclasses.is_dataclass(hints[key]):

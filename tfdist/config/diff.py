@@ -5,11 +5,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-# Names of sections that saved runs may have -> their names now.
-RENAMED = {"agreement": "consistency"}
 # Sections and fields that may differ when a run is resumed: they do not affect the final weights, or, like another
 # number of replicas, only the order of sums.
-SECTIONS_FREE_TO_CHANGE = ("evaluation", "consistency", "checkpoint", "report", "cluster", *RENAMED)
+SECTIONS_FREE_TO_CHANGE = ("evaluation", "consistency", "checkpoint", "report", "cluster")
 FIELDS_FREE_TO_CHANGE = (
     *("data.cache", "data.cache_dir"),
     *("communication.implementation", "communication.bytes_per_pack"),
@@ -36,22 +34,6 @@ def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def to_json(config: Any) -> Any:
     """Returns a config (dataclass or dict) as JSON values, comparable with those read from a file; tuples are lists."""
     return json.loads(json.dumps(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config))
-
-
-def with_defaults(saved: dict[str, Any], defaults: Any) -> dict[str, Any]:
-    """Adds to a saved config the fields that it lacks, because an earlier release did not have them.
-
-    Args:
-        defaults: the dataclass with the default values. Specs, which are dicts, are not completed.
-    """
-    filled = dict(saved)
-    for field in dataclasses.fields(defaults):
-        value = getattr(defaults, field.name)
-        if dataclasses.is_dataclass(value) and isinstance(saved.get(field.name, {}), dict):
-            filled[field.name] = with_defaults(saved.get(field.name, {}), value)
-        else:  # Also a section that is none in a damaged file: `differences` names it.
-            filled.setdefault(field.name, value)
-    return filled
 
 
 def affects_weights(name: str) -> bool:

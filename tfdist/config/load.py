@@ -131,7 +131,7 @@ def _find(config: schema.Config, name: str, path: str) -> tuple[Any, str]:
         if isinstance(holder, dict) and index + 1 == len(parts):
             return holder, part
         near = text.closest(part, items)
-        if sentence := removed.of_field(name):
+        if sentence := removed.sentence(f"config.{name}"):
             sys.exit(f"--{sentence}")
         meant = ".".join([*parts[:index], near, *parts[index + 1 :]]) if near else field_meant(parts[-1])
         hint = f" Did you mean {meant!r}?" if meant else f" --config={path} --help lists all fields."

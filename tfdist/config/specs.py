@@ -56,7 +56,7 @@ def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
             raise  # The module exists, but one of its own imports does not.
-        if sentence := removed.of_module(module_name):
+        if sentence := removed.sentence(module_name):
             raise ValueError(f"{field}.target={target!r}: {sentence}") from None
         raise ValueError(
             f"{field}.target={target!r}: there is no module {error.name!r} in the working directory or "
@@ -65,7 +65,7 @@ def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
     function = module
     for part in name.split("."):
         if not hasattr(function, part):
-            if sentence := removed.of_module(target):
+            if sentence := removed.sentence(target):
                 raise ValueError(f"{field}.target: {sentence}")
             hint = nearest(part, [n for n in dir(function) if not n.startswith("_")])
             raise ValueError(f"{field}.target={target!r}: {module_name} has no {part!r}.{hint}")

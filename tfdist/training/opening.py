@@ -17,7 +17,7 @@ from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster import slurm_requeue
 from tfdist.cluster.control import heartbeat_monitor
 from tfdist.cluster.discovery import slurm_job, worker_spec
-from tfdist.config import diff, removed
+from tfdist.config import config_dict, diff
 from tfdist.report import files, run_info
 from tfdist.report import ledger as ledger_lib
 from tfdist.report.ledger import Ledger
@@ -48,12 +48,11 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
     if old is None:
         return []
     try:
-        old = removed.without_removed(old, lambda name: not allow_changes and diff.affects_weights(name))
+        old = diff.to_json(config_dict.from_saved(old, refuses=not allow_changes))
     except ValueError as error:
-        advice = "Choose another --workdir, or continue without them: --allow_config_changes."
+        advice = "Choose another --workdir, or continue without this field: --allow_config_changes."
         raise ValueError(f"{run.workdir}: {error}\n{advice}") from None
-    old = diff.with_defaults(old, config_lib.Config(model={}))
-    lines = diff.differences(diff.to_json(old), diff.to_json(run.config))
+    lines = diff.differences(old, diff.to_json(run.config))
     if run.is_script:  # A script makes its own optimizer, independent of the number of epochs, which may grow.
         free = ("train.epochs:", "learning_rate.", "optimizer.", "model.call: '(absent)'")
         lines = [line for line in lines if not line.startswith(free)]
