@@ -15,6 +15,22 @@ _KINDS = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
     **{list: "a list", dict: "a dict", types.NoneType: "None"},
 }
+# The sections with a field `every`.
+_REPEATED = ("evaluation", "consistency", "checkpoint", "report")
+# The least value -> the fields; 1e-9: above 0.
+_AT_LEAST = {
+    1: (
+        *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer", "train.steps", "train.micro_batches"),
+        *("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
+        *(f"cluster.{of}_seconds" for of in ("connect", "heartbeat", "stall", "first_stall", "time_limit")),
+        *(f"{section}.every.steps" for section in _REPEATED),
+    ),
+    0: ("learning_rate.peak", "learning_rate.warmup_epochs", "communication.bytes_per_pack", "seed"),
+    1e-9: (
+        *("train.epochs", "train.clip_norm", "train.call_seconds", "learning_rate.reference_batch_size"),
+        *(f"{section}.every.epochs" for section in _REPEATED),
+    ),
+}
 
 
 def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lambda: ()) -> None:
@@ -79,38 +95,18 @@ def _not_json(name: str, value: Any) -> Iterator[str]:
 
 
 def _value_problems(config: schema.Config) -> Iterator[str]:
-    def at_least(name: str, low: float) -> Iterator[str]:
-        value = operator.attrgetter(name)(config)
-        if value is not None and not low <= value < math.inf:
-            yield f"{name} must be {f'at least {low}' if low == int(low) else 'above 0'}. Received: {value}"
-        elif isinstance(value, int) and value >= 2**31:
-            yield f"{name} must be below 2**31. Received: {value}"
-
-    for name in (
-        *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
-        *("train.steps", "train.micro_batches"),
-        *("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
-    ):
-        yield from at_least(name, 1)
-    for section in ("evaluation", "consistency", "checkpoint", "report"):
-        every = f"{section}.every"
-        yield from at_least(f"{every}.steps", 1)
-        yield from at_least(f"{every}.epochs", 1e-6)
-        after = operator.attrgetter(f"{every}.after")(config)
+    for low, names in _AT_LEAST.items():
+        for name in names:
+            value = operator.attrgetter(name)(config)
+            if value is not None and not low <= value < math.inf:
+                yield f"{name} must be {f'at least {low}' if low == int(low) else 'above 0'}. Received: {value}"
+            elif isinstance(value, int) and value >= 2**31:
+                yield f"{name} must be below 2**31. Received: {value}"
+    for section in _REPEATED:
+        after = getattr(config, section).every.after
         if not all(type(epoch) is int and epoch >= 1 for epoch in after or ()):
-            yield f"{every}.after must list epochs, numbered from 1. Received: {after!r}"
+            yield f"{section}.every.after must list epochs, numbered from 1. Received: {after!r}"
     yield from _gpu_problems(config.cluster.gpus)
-    for name in ("learning_rate.peak", "learning_rate.warmup_epochs", "communication.bytes_per_pack", "seed"):
-        yield from at_least(name, 0)
-    for name in (
-        "train.epochs",
-        "train.clip_norm",
-        "train.call_seconds",
-        "learning_rate.reference_batch_size",
-    ):
-        yield from at_least(name, 1e-9)
-    for seconds in ("connect", "heartbeat", "stall", "first_stall", "time_limit"):
-        yield from at_least(f"cluster.{seconds}_seconds", 1)
 
 
 def _gpu_problems(gpus: Any) -> Iterator[str]:
