@@ -26,9 +26,10 @@ def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
     try:
         return function(*args, **keywords)
     except Exception as error:
-        if explained := user_code.of_spec(error, field):
-            raise explained from error
-        raise
+        if type(error).__module__.startswith("tensorflow") or user_code.is_user_error(error):
+            raise
+        more = " --verbosity=1 shows the whole stack." if user_code.place(error) else ""
+        raise ValueError(user_code.explain(error, field) + more) from error
 
 
 def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected: Any) -> Callable[..., Any]:
