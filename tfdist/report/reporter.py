@@ -40,12 +40,9 @@ class Reporter:
     # Paths whose failure has been reported.
     failed_files: set[str] = dataclasses.field(default_factory=set)
 
-    def workers(self, lines: list[str], shown: list[str] | None = None) -> None:
-        """Reports the roster, one line per worker, before the first step.
-
-        `shown` are the lines for the console; None: all.
-        """
-        self.lines(lines if shown is None else shown)
+    def workers(self, lines: list[str], shown: list[str]) -> None:
+        """Reports the roster, one line per worker, before the first step; `shown` are the lines for the console."""
+        self.lines(shown)
         if self.console is not None:
             self._record(kind="workers", workers=lines)
 

@@ -114,7 +114,7 @@ def test_the_time_of_each_worker_is_recorded_and_the_slowest_is_named(tmp_path):
 
 def test_metrics_hold_every_number(tmp_path):
     reporter = open_quiet(tmp_path)
-    reporter.workers(["1 worker: host a, 2 CPU devices"])
+    reporter.workers(*[["1 worker: host a, 2 CPU devices"]] * 2)
     values = {"loss": np.float32(0.1), "accuracy": 0.875}
     train(reporter, 100, values, learning_rate=0.05, seconds=2.0, steps=50, num_examples=3200, wait_share=0.25)
     evaluate(reporter, 100, {"accuracy": 0.9}, num_examples=1797, best=True)
@@ -284,7 +284,7 @@ def test_a_start_leaves_the_event_files_of_earlier_ones_as_they_are(tmp_path):
 
 def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_path, capfd):
     reporter = open_quiet(tmp_path / "run", chief=False, rank=3, stream=None, tensorboard=True)
-    reporter.workers(["worker 3"])
+    reporter.workers(["worker 3"], ["worker 3"])
     train(reporter, 10)
     reporter.progress(11)
     evaluate(reporter, 10)
@@ -404,7 +404,7 @@ def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
     resize(160)
     assert console.is_terminal(stream) and not console.is_terminal(io.StringIO())
     reporter, screen = open_quiet(None, stream=stream), Screen(160)
-    reporter.workers(["worker 0"])
+    reporter.workers(["worker 0"], ["worker 0"])
     train(reporter, 100, {"loss": 0.5})
     evaluate(reporter, 100, {"loss": 0.25})
     train(reporter, 200, {"loss": 0.125})
