@@ -52,9 +52,7 @@ def make_feed(
         shard = dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
         batches = tuple(size // cluster.num_workers for size in batches)
     train_source = train
-    searched = dict(
-        zip((options.train_split, options.evaluation_split), zip((train, evaluation), parts, strict=True), strict=True)
-    )
+    searched = {options.train_split: (train, parts[0]), options.evaluation_split: (evaluation, parts[1])}
     train = cache.add_cache(options, train, options.train_split)
     evaluation = cache.add_cache(options, evaluation, options.evaluation_split)
     if options.pipeline == "textbook":
