@@ -25,13 +25,13 @@ def to_config(value: Any) -> Any:
     return _section(schema.Config, value.to_dict(), "config")
 
 
-def from_saved(saved: dict[str, Any], *, refuses: bool = True) -> schema.Config:
+def from_saved(saved: dict[str, Any]) -> schema.Config:
     """Returns the config whose fields are those of config.json; a field that an earlier release lacked has its default.
 
     Raises:
         ValueError: as `to_config`, and as `removed.drop_fields`.
     """
-    return _section(schema.Config, {"model": {}} | removed.drop_fields(saved, refuses=refuses), "config")
+    return _section(schema.Config, {"model": {}} | removed.drop_fields(saved), "config")
 
 
 def _section(kind: type, items: dict[str, Any], name: str) -> Any:

@@ -46,9 +46,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     before, after = dict(flatten(old)), dict(flatten(new))
     lines = []
     for name in dict.fromkeys([*before, *after]):
-        if not affects_weights(name):
-            continue
         first, second = before.get(name, "(absent)"), after.get(name, "(absent)")
-        if first != second:
-            lines.append(f"{name}: {first!r} was {'saved' if name in before else 'not set'}, now {second!r}")
+        if first != second and affects_weights(name):
+            lines.append(f"config.{name}: {first!r} was {'saved' if name in before else 'not set'}, now {second!r}")
     return lines

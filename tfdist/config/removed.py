@@ -75,18 +75,12 @@ def of_error(error: BaseException) -> str:
     return next((sentence(f"config.{section}.{field}") for section, field in FIELDS if field in named), "")
 
 
-def drop_fields(saved: dict[str, Any], *, refuses: bool) -> dict[str, Any]:
-    """Returns a saved config without removed fields.
-
-    Raises:
-        ValueError: `refuses`, and one of them changed how the run has trained.
-    """
+def drop_fields(saved: dict[str, Any]) -> dict[str, Any]:
+    """Returns a saved config without removed fields; raises ValueError if one changed how the run has trained."""
     kept = copy.deepcopy(saved)
     for section, field in FIELDS:
         if isinstance(kept.get(section), dict) and field in kept[section]:
             name, value = f"{section}.{field}", kept[section].pop(field)
-            if refuses and value != _TRAINED.get(name, value):
-                raise ValueError(
-                    f"The saved config cannot be used any more: {sentence(f'config.{name}')} Received: {value!r}"
-                )
+            if value != _TRAINED.get(name, value):
+                raise ValueError(f"{sentence(f'config.{name}')} The run was trained with {value!r}.")
     return kept

@@ -48,23 +48,17 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
     if old is None:
         return []
     try:
-        old = diff.to_json(config_dict.from_saved(old, refuses=not allow_changes))
-    except ValueError as error:
-        advice = "Choose another --workdir, or continue without this field: --allow_config_changes."
-        raise ValueError(f"{run.workdir}: {error}\n{advice}") from None
-    lines = diff.differences(old, diff.to_json(run.config))
+        lines = diff.differences(diff.to_json(config_dict.from_saved(old)), diff.to_json(run.config))
+    except ValueError as error:  # Of another release, or damaged.
+        lines = [f"{error}"]
+    advice = "Choose another --workdir, or continue with the new values: --allow_config_changes."
     if run.is_script:  # A script makes its own optimizer, independent of the number of epochs, which may grow.
-        free = ("train.epochs:", "learning_rate.", "optimizer.", "model.call: '(absent)'")
+        free = ("config.train.epochs:", "config.learning_rate.", "config.optimizer.", "config.model.call: '(absent)'")
         lines = [line for line in lines if not line.startswith(free)]
         advice = "Choose another workdir, or make the same calls of fit again: finished ones do not train."
-    else:
-        advice = "Choose another --workdir, or continue with the new values: --allow_config_changes."
     if lines and not allow_changes:
-        raise ValueError(
-            f"{run.workdir} contains a run with a different config:\n"
-            + "".join(f"  config.{line}\n" for line in lines)
-            + advice
-        )
+        shown = "".join(f"  {line}\n" for line in lines)
+        raise ValueError(f"{run.workdir} contains a run with a different config:\n{shown}{advice}")
     return lines
 
 

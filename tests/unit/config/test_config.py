@@ -182,9 +182,9 @@ def test_differences_name_what_decides_the_weights_and_nothing_else():
     new.cluster.heartbeat_seconds = 3.0
     new.communication.bytes_per_pack, new.communication.implementation = 4096, "ring"
     assert diff.differences(dataclasses.asdict(old), dataclasses.asdict(new)) == [
-        "data.batch_size: 128 was saved, now 64",
-        "seed: 1 was saved, now 2",
-        "model.width: '(absent)' was not set, now 3",
+        "config.data.batch_size: 128 was saved, now 64",
+        "config.seed: 1 was saved, now 2",
+        "config.model.width: '(absent)' was not set, now 3",
     ]
 
 
