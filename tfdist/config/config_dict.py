@@ -29,22 +29,24 @@ def from_saved(saved: dict[str, Any]) -> schema.Config:
     """Returns the config whose fields are those of config.json; a field that an earlier release lacked has its default.
 
     Raises:
-        ValueError: as `to_config`, and as `removed.drop_fields`.
+        ValueError: as `to_config`, and for a removed field that changed how the run has trained; others are dropped.
     """
-    return _section(schema.Config, {"model": {}} | removed.drop_fields(saved), "config")
+    return _section(schema.Config, {"model": {}} | saved, "config", saved=True)
 
 
-def _section(kind: type, items: dict[str, Any], name: str) -> Any:
-    hints = typing.get_type_hints(kind)
-    items = {_RENAMED.get(key, key): value for key, value in items.items()}
-    unknown = [key for key in items if key not in hints]
-    if unknown:
-        gone = removed.sentence(f"{name}.{unknown[0]}")
-        raise ValueError(gone or f"{name} has no field {unknown[0]!r}.{specs.nearest(unknown[0], list(hints))}")
-    values = {}
+def _section(kind: type, items: dict[str, Any], name: str, *, saved: bool = False) -> Any:
+    hints, values = typing.get_type_hints(kind), {}
     for key, value in items.items():
+        key = _RENAMED.get(key, key)
+        if key not in hints:
+            field = f"{name}.{key}"
+            gone = removed.sentence(field)
+            if saved and gone and value == removed.TRAINED.get(field, value):
+                continue
+            unknown = f"{name} has no field {key!r}.{specs.nearest(key, list(hints))}"
+            raise ValueError(f"{gone} Received: {value!r}" if gone else unknown)
         if isinstance(value, dict) and dataclasses.is_dataclass(hints[key]):
-            value = _section(hints[key], value, f"{name}.{key}")
+            value = _section(hints[key], value, f"{name}.{key}", saved=saved)
         elif isinstance(value, list):  # `to_dict` leaves a ConfigDict in a list.
             value = [each.to_dict() if isinstance(each, ml_collections.ConfigDict) else each for each in value]
         values[key] = value

@@ -3,9 +3,7 @@
 A config or a command that names one of these gets its sentence, and no guess at a similar name.
 """
 
-import copy
 import re
-from typing import Any
 
 _NO_COPY = "a run whose replicas differ ends; the same command resumes from the newest checkpoint."
 _KERAS_TENSORBOARD = "add {'target': 'keras.callbacks:TensorBoard', 'log_dir': 'WORKDIR/tensorboard/keras', "
@@ -57,10 +55,8 @@ INSTEAD = {
     "tfdist.zoo.sources:prepared": "name the source of the images; to scale them once: docs/your-data.md.",
     "tfdist.zoo.schedules:exponential": _MOVED.format("tfdist.zoo.schedules:range_test"),
 }
-# (section, name) of each of the fields.
-FIELDS = [name.split(".")[1:] for name in INSTEAD if name.startswith("config.")]
 # Fields that changed how a run trains -> the values with which it trained as it does now.
-_TRAINED = {"data.auto_shard": "auto", "train.asynchronous": False, "train.local_steps": 1}
+TRAINED = {"config.data.auto_shard": "auto", "config.train.asynchronous": False, "config.train.local_steps": 1}
 
 
 def sentence(name: str) -> str:
@@ -72,15 +68,5 @@ def sentence(name: str) -> str:
 def of_error(error: BaseException) -> str:
     """Returns the sentence for an error of a config file that sets a removed field; "": another error."""
     named = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError | AttributeError) else []
-    return next((sentence(f"config.{section}.{field}") for section, field in FIELDS if field in named), "")
-
-
-def drop_fields(saved: dict[str, Any]) -> dict[str, Any]:
-    """Returns a saved config without removed fields; raises ValueError if one changed how the run has trained."""
-    kept = copy.deepcopy(saved)
-    for section, field in FIELDS:
-        if isinstance(kept.get(section), dict) and field in kept[section]:
-            name, value = f"{section}.{field}", kept[section].pop(field)
-            if value != _TRAINED.get(name, value):
-                raise ValueError(f"{sentence(f'config.{name}')} The run was trained with {value!r}.")
-    return kept
+    fields = (name for name in INSTEAD if name.startswith("config."))
+    return next((sentence(name) for name in fields if name.rpartition(".")[2] in named), "")
