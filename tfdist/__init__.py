@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from tfdist import report  # Its FIRST_IMPORT is from here on.
+from tfdist import report  # First: it notes the time.
 from tfdist.config import patching, tensorflow_log
 
 # Imported on first use: `import tfdist.config` must not import TensorFlow.

@@ -6,7 +6,7 @@ from typing import Any
 
 import ml_collections
 
-from tfdist.config import removed, schema, specs
+from tfdist.config import diff, removed, schema, specs
 
 # Names of sections that saved runs may have -> their names now.
 _RENAMED = {"agreement": "consistency"}
@@ -29,7 +29,7 @@ def from_saved(saved: dict[str, Any]) -> schema.Config:
     """Returns the config whose fields are those of config.json; a field that an earlier release lacked has its default.
 
     Raises:
-        ValueError: as `to_config`, and for a removed field that changed how the run has trained; others are dropped.
+        ValueError: a field that is no more has changed what the run has learnt. Others are passed over.
     """
     return _section(schema.Config, {"model": {}} | saved, "config", saved=True)
 
@@ -41,7 +41,8 @@ def _section(kind: type, items: dict[str, Any], name: str, *, saved: bool = Fals
         if key not in hints:
             field = f"{name}.{key}"
             gone = removed.sentence(field)
-            if saved and gone and value == removed.TRAINED.get(field, value):
+            without_effect = gone and value == removed.TRAINED.get(field, value)
+            if saved and (without_effect or not diff.affects_weights(field.removeprefix("config."))):
                 continue
             unknown = f"{name} has no field {key!r}.{specs.nearest(key, list(hints))}"
             raise ValueError(f"{gone} Received: {value!r}" if gone else unknown)

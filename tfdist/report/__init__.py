@@ -11,8 +11,17 @@
 Imports no TensorFlow.
 """
 
+import os
 import time
 
-# By `time.monotonic`: when this process first imported tfdist, whose `__init__.py` imports this package first. The
-# operating system's time of a process counts from before a shell that has become it by exec.
-FIRST_IMPORT = time.monotonic()
+# By `time.monotonic`: when this process began, which is at its first import of tfdist, whose `__init__.py` imports this
+# package first, or when it was forked. The operating system counts from before a shell that has become it by exec.
+began = time.monotonic()
+
+
+def _note_fork() -> None:
+    global began
+    began = time.monotonic()
+
+
+os.register_at_fork(after_in_child=_note_fork)

@@ -76,7 +76,7 @@ def open_ledger(workdir: str | os.PathLike[str] | None, step: int, about: Mappin
     """
     global _opened
     path = None if workdir is None else os.path.join(workdir, STARTS)
-    ledger = Ledger(path=path, about=about, since=time.monotonic() if _opened else report.FIRST_IMPORT, step=step)
+    ledger = Ledger(path=path, about=about, since=time.monotonic() if _opened else report.began, step=step)
     _opened = True
     ledger.write()
     return ledger

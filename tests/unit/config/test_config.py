@@ -192,7 +192,10 @@ def test_a_saved_config_of_an_earlier_release_is_completed_with_defaults():
     whole = make(train=config.Train(epochs=3))
     saved = dataclasses.asdict(whole)
     del saved["train"]["xla"], saved["consistency"], saved["learning_rate"]["scaling"]
+    saved["report"]["of_another_release"] = 3
     assert config_dict.from_saved(saved) == whole
+    with pytest.raises(ValueError, match=r"config\.data has no field 'order'"):
+        config_dict.from_saved(saved | {"data": {"order": 3}})
     saved["model"] = {"target": "a:b"}  # A spec is not completed.
     assert config_dict.from_saved(saved).model == {"target": "a:b"}
 

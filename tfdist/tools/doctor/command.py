@@ -162,7 +162,7 @@ def check_run(config: config_lib.Config, workdir: Path) -> list[Finding]:
         return [*findings, from_error("start", error)]
     findings.append(communication(summed, gradients, replicas, step))
     # Of a start, without the measurements of reading and of steps.
-    start_seconds = time.monotonic() - report_lib.FIRST_IMPORT - _READ_SECONDS - _STEPS * step
+    start_seconds = time.monotonic() - report_lib.began - _READ_SECONDS - _STEPS * step
     planned = config.cluster.time_limit_seconds
     limit = min(slurm_job.end_time(os.environ) - time.time(), math.inf if planned is None else planned)
     slowest = max(step + summed, share / min(reads))
