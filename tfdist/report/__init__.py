@@ -1,6 +1,6 @@
 """The reports of a run: console lines, metrics.jsonl, TensorBoard event files, and a description of the run.
 
-    open_report -> Reporter   reporter.py: one call per interval, evaluation and event, on the chief
+    Reporter                  reporter.py: one call per interval, evaluation and event, on the chief
     Console                   console.py: lines, and a progress bar on a terminal; lines.py: their text
     metrics_file.py           lines of metrics.jsonl; tensorboard_events.py: event files of TensorBoard
     read_back.py              reads the files of a run, for tools

@@ -232,10 +232,4 @@ def make_services(
 
 def make_silent_services(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopServices:
     """As `make_services`, but without reports: for an evaluation whose values are returned to the caller."""
-    report = Reporter(
-        rank=run.cluster.rank,
-        num_replicas=run.cluster.num_replicas,
-        steps_per_epoch=run.steps_per_epoch,
-        console=None,
-    )
-    return make_services(run, report, None, keep=keep)
+    return make_services(run, report_run.make_report(run, None), None, keep=keep)

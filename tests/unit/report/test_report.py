@@ -27,11 +27,14 @@ from tfdist.report import console, files, metrics_file, read_back, run_info
 from tfdist.report import lines as lines_lib
 from tfdist.report import reporter as reporter_lib
 
-RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100)
+RUN = dict(rank=0, num_replicas=2, steps_per_epoch=100)
 
 
-def open_quiet(workdir, **changes):
-    return reporter_lib.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
+def open_quiet(workdir, stream=None, tensorboard=False, **resumed):
+    screen = console.Console(stream=stream or io.StringIO(), total_steps=400, epochs=4.0)
+    reporter = reporter_lib.Reporter(console=screen, **RUN)
+    reporter.open_files(workdir, tensorboard=tensorboard, **resumed)
+    return reporter
 
 
 def train(reporter, step, values=None, **changes):
@@ -169,10 +172,12 @@ def test_kill_at_random_moments_loses_no_whole_line(tmp_path):
     code = f"""
 import io, itertools, sys
 sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(reporter_lib.__file__))))!r})
+from tfdist.report import console
 from tfdist.report import reporter as reporter_lib
 start = int(sys.argv[1])
-options = dict(stream=io.StringIO(), tensorboard=True, **{RUN!r})
-reporter = reporter_lib.open_report({str(tmp_path)!r}, resume_step=start, **options)
+screen = console.Console(stream=io.StringIO(), total_steps=400, epochs=4.0)
+reporter = reporter_lib.Reporter(console=screen, **{RUN!r})
+reporter.open_files({str(tmp_path)!r}, resume_step=start, tensorboard=True)
 for step in itertools.count(start + 1):
     reporter.train(step, {{"loss": 1.0}}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0)
     print(step, flush=True)
@@ -283,7 +288,8 @@ def test_a_start_leaves_the_event_files_of_earlier_ones_as_they_are(tmp_path):
 
 
 def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_path, capfd):
-    reporter = open_quiet(tmp_path / "run", chief=False, rank=3, stream=None, tensorboard=True)
+    reporter = reporter_lib.Reporter(console=None, **(RUN | {"rank": 3}))
+    reporter.open_files(tmp_path / "run", tensorboard=True)
     reporter.workers(["worker 3"], ["worker 3"])
     train(reporter, 10)
     reporter.progress(11)
