@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data import autograph, cache, description, inspection, stream
-from tfdist.data.feed import Distributor, Examples, Feed, FeedNotes, Prepare, Sizes
+from tfdist.data.feed import Distributor, Examples, Feed, Prepare, Sizes
 from tfdist.data.stream import ReplicaShard
 
 
@@ -93,12 +93,10 @@ def make_feed(
             searched, config.objective.get("labels", "label"), label
         ),
         verify=verify,
-        about=FeedNotes(
-            preparation=description.describe(options.prepare, described),
-            notes=notes,
-            first_batch=functools.partial(stream.first_examples, train_source, inputs.prepare_all, seed=config.seed),
-            saved=description.to_save(options, inputs.train_source, described),
-        ),
+        preparation=description.describe(options.prepare, described),
+        notes=notes,
+        first_batch=functools.partial(stream.first_examples, train_source, inputs.prepare_all, seed=config.seed),
+        saved=description.to_save(options, inputs.train_source, described),
         **of_pipeline,
     )
 

@@ -41,8 +41,8 @@ def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
     report.open_files(workdir, tensorboard=tensorboard, evaluates=evaluates, **resumed)
     roster = run.cluster.roster
     report.workers(roster.short_lines(verbose=True), roster.short_lines(verbose=False))
-    if run.feed.about.preparation:
-        report.event(run.feed.about.preparation)
+    if run.feed.preparation:
+        report.event(run.feed.preparation)
     for note in run.log.notes if run.cluster.is_chief else ():
         report.warning(note)
     return report
@@ -55,8 +55,8 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     workdir, config = str(run.workdir), diff.to_json(run.config)
     report.hyperparameters({name: value for name, value in diff.flatten(config) if diff.affects_weights(name)})
     run_info.write_config(workdir, config)
-    if run.feed.about.saved:
-        files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
+    if run.feed.saved:
+        files.write_json(os.path.join(workdir, DATA), run.feed.saved)
     described = {"code": user_code.hashes(), "settings": numerics.settings(os.environ)}
     if resumed_step is not None:
         before = files.read_json(os.path.join(workdir, run_info.ENVIRONMENT)) or {}
