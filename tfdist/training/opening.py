@@ -49,7 +49,7 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
         return []
     try:
         lines = diff.differences(diff.to_json(config_dict.from_saved(old)), diff.to_json(run.config))
-    except ValueError as error:  # Of another release, or damaged.
+    except (ValueError, RecursionError) as error:  # Of another release, or damaged.
         lines = [f"{error}"]
     advice = "Choose another --workdir, or continue with the new values: --allow_config_changes."
     if run.is_script:  # A script makes its own optimizer, independent of the number of epochs, which may grow.
