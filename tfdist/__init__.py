@@ -19,6 +19,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from tfdist import report  # First: it notes the time.
 from tfdist.config import patching, tensorflow_log
 
 # Imported on first use: `import tfdist.config` must not import TensorFlow.
@@ -35,7 +36,7 @@ def __getattr__(name: str) -> Any:
     else:
         from tfdist.config import removed
 
-        gone = removed.of_module(f"tfdist.{name}")
+        gone = removed.sentence(f"tfdist.{name}")
         raise AttributeError(gone or f"module 'tfdist' has no attribute {name!r}")
     return getattr(module, name)
 

@@ -104,14 +104,14 @@ def _run_command(name: str, arguments: list[str]) -> None:
     if name not in commands:
         from tfdist.config import removed, text
 
-        if sentence := removed.of_command(name):
+        if sentence := removed.sentence(f"tfdist {name}"):
             sys.exit(sentence)
 
         near = text.closest(name, commands, 0.5)
         hint = f"Nearest: {near}. " if near else ""
         sys.exit(f"tfdist: there is no command {name!r}. {hint}The commands: {', '.join(commands)}.")
     arguments += ["--mode=eval"] if name == "evaluate" else []
-    sys.argv[1:] = arguments  # absl and ml_collections read flags from sys.argv.
+    sys.argv[1:] = arguments  # absl reads flags from sys.argv.
     if name in TRAINING:
         runpy.run_module(TRAINING[name][0], run_name="__main__", alter_sys=True)
         return

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 from tfdist.config import patching
 from tfdist.launch import local_workers
-from tfdist.report import ledger
 from tfdist.tools import tables
 
 ROUNDS = 3
@@ -65,7 +66,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.found: dict[str, tuple[float, float]] = {}
-        self.last = (time.monotonic() - ledger.process_age(), 0.0)
+        self.last = (time.monotonic() - (time.time() - psutil.Process().create_time()), 0.0)
 
     def mark(self, phase: str) -> None:
         """Counts the time since the last mark to `phase`."""

@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 
 # What is imported before the first fork. None of it defines flags, which belong to one command.
 _PRELOADED = (
-    *("tfdist", "tensorflow", "keras", "h5py", "tensorboard.summary", "ml_collections.config_flags"),
+    *("tfdist", "tensorflow", "keras", "h5py", "tensorboard.summary", "ml_collections"),
     *(
         "tfdist.training.loop",
         "tfdist.training.evaluation.evaluate",

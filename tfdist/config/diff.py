@@ -5,11 +5,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-# Names of sections that saved runs may have -> their names now.
-RENAMED = {"agreement": "consistency"}
 # Sections and fields that may differ when a run is resumed: they do not affect the final weights, or, like another
 # number of replicas, only the order of sums.
-SECTIONS_FREE_TO_CHANGE = ("evaluation", "consistency", "checkpoint", "report", "cluster", *RENAMED)
+SECTIONS_FREE_TO_CHANGE = ("evaluation", "consistency", "checkpoint", "report", "cluster")
 FIELDS_FREE_TO_CHANGE = (
     *("data.cache", "data.cache_dir"),
     *("communication.implementation", "communication.bytes_per_pack"),
@@ -38,22 +36,6 @@ def to_json(config: Any) -> Any:
     return json.loads(json.dumps(dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config))
 
 
-def with_defaults(saved: dict[str, Any], defaults: Any) -> dict[str, Any]:
-    """Adds to a saved config the fields that it lacks, because an earlier release did not have them.
-
-    Args:
-        defaults: the dataclass with the default values. Specs, which are dicts, are not completed.
-    """
-    filled = dict(saved)
-    for field in dataclasses.fields(defaults):
-        value = getattr(defaults, field.name)
-        if dataclasses.is_dataclass(value) and isinstance(saved.get(field.name, {}), dict):
-            filled[field.name] = with_defaults(saved.get(field.name, {}), value)
-        else:  # Also a section that is none in a damaged file: `differences` names it.
-            filled.setdefault(field.name, value)
-    return filled
-
-
 def affects_weights(name: str) -> bool:
     """Returns whether a field, by its dotted name, affects the final weights."""
     return name.partition(".")[0] not in SECTIONS_FREE_TO_CHANGE and name not in FIELDS_FREE_TO_CHANGE
@@ -64,9 +46,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     before, after = dict(flatten(old)), dict(flatten(new))
     lines = []
     for name in dict.fromkeys([*before, *after]):
-        if not affects_weights(name):
-            continue
         first, second = before.get(name, "(absent)"), after.get(name, "(absent)")
-        if first != second:
-            lines.append(f"{name}: {first!r} was {'saved' if name in before else 'not set'}, now {second!r}")
+        if first != second and affects_weights(name):
+            lines.append(f"config.{name}: {first!r} was {'saved' if name in before else 'not set'}, now {second!r}")
     return lines

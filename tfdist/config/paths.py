@@ -12,8 +12,8 @@ def is_address(path: str | os.PathLike[str]) -> bool:
     return bool(re.match(r"[A-Za-z][\w+.-]+:/", os.fspath(path)))
 
 
-def local(path: str | os.PathLike[str], name: str, *, variables: bool = True) -> Path:
-    """Returns a path with `~` and, with `variables`, those of the environment expanded.
+def local(path: str | os.PathLike[str], name: str) -> Path:
+    """Returns a path with `~` and variables of the environment expanded.
 
     Args:
         name: of the argument, for messages.
@@ -21,7 +21,7 @@ def local(path: str | os.PathLike[str], name: str, *, variables: bool = True) ->
     Raises:
         ValueError: it is an address.
     """
-    expanded = os.path.expanduser(os.path.expandvars(path) if variables else path)
+    expanded = os.path.expanduser(os.path.expandvars(path))
     if is_address(expanded):
         raise ValueError(f"{name}={expanded!r} {ADVICE}.")
     return Path(expanded)

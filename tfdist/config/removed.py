@@ -3,130 +3,70 @@
 A config or a command that names one of these gets its sentence, and no guess at a similar name.
 """
 
-import copy
 import re
-from collections.abc import Callable
-from typing import Any
 
-# A removed field whose value had a meaning only beside another one: saved configs may have any.
-ANY = object()
 _NO_COPY = "a run whose replicas differ ends; the same command resumes from the newest checkpoint."
-_KERAS_TENSORBOARD = (
-    "add {'target': 'keras.callbacks:TensorBoard', 'log_dir': 'WORKDIR/tensorboard/keras', 'histogram_freq': 1} to "
-    "config.callbacks."
-)
-# Field of a config -> (its default, what to use instead). A saved config may have the default.
-FIELDS: dict[str, tuple[Any, str]] = {
-    "checkpoint.export_preprocessing": (
-        False,
-        "make keras.layers.Rescaling the first layer of the model, and set config.data.prepare to "
-        "{'target': 'tfdist.zoo.prepare:image_bytes'}, which leaves bytes.",
-    ),
-    "checkpoint.keep_every": (
-        {"steps": None, "epochs": None, "after": None},
-        "set checkpoint.keep to the number of checkpoints to keep.",
-    ),
-    "data.auto_shard": (
-        "auto",
-        "TensorFlow divides the batches of the textbook pipeline by its policy DATA; a tf.data.Dataset of files trains "
-        "by tfdist.fit in a script (docs/from-fit.md).",
-    ),
-    "report.verbose": (ANY, "metrics.jsonl and TensorBoard have the learning rate, and the times of each worker."),
-    "report.graph": (False, _KERAS_TENSORBOARD),
-    "report.histograms": (ANY, _KERAS_TENSORBOARD),
-    "report.notify": (
-        None,
-        "`tfdist runs` says how runs have ended, and so does the exit code of a run, after which a shell can call "
-        "anything; Slurm sends mail with --mail-type=END,FAIL.",
-    ),
-    "communication.compression": (
-        ANY,
-        'set communication.dtype to "float16", or to "bfloat16" without NCCL, which halves the bytes.',
-    ),
-    "consistency.audit": (
-        ANY,
-        "the comparisons of consistency.every find states that differ, and tfdist verify trains parts of a run again.",
-    ),
-    "consistency.action": ("end", _NO_COPY),
-    "consistency.limit": (ANY, _NO_COPY),
-    "train.shard_optimizer": (
-        False,
-        "use train.micro_batches, or an optimizer with fewer slots; for a model that does not fit one GPU, FSDP.",
-    ),
-    "report.noise_scale": (None, "`tfdist sweep` trains with several batch sizes, and compares the runs."),
-    "train.asynchronous": (False, "tfdist asynchronous trains with parameter servers (docs/consistency.md)."),
-    "train.local_steps": (1, "train by tfdist local_sgd --local_steps=4, a lesson (docs/consistency.md)."),
-    "train.recompute_mb": (None, "name layers in train.recompute, or make them in a keras.RematScope."),
-    # A run that has paused goes on.
-    "cluster.pause_epochs": (ANY, "SIGTERM stops and saves a run, and the same command goes on."),
-}
-# Command -> what to use instead.
-COMMANDS: dict[str, str] = {
-    "cost": "`sacct --format=JobID,ElapsedRaw,ConsumedEnergy` shows the time and energy of jobs.",
-    "completion": "tfdist COMMAND --help lists the flags of a command, and with a config its fields.",
-    "lr_range": "train with --config.learning_rate.schedule.target=tfdist.zoo.schedules:range_test, and draw the loss "
-    "with tfdist plot RUN --x=learning_rate (docs/sweeps.md).",
-    "recipes": "tfdist runs lists runs with their configs and results.",
-    "burnin": "test nodes with `dcgmi diag`, nccl-tests and stress-ng.",
-    "why": "`tfdist compare A B` names the first step at which the states differ, and what else does.",
-}
-# Module of tfdist, or function as in a target, that configs may have named -> what to use instead.
-MODULES: dict[str, str] = {
+_KERAS_TENSORBOARD = "add {'target': 'keras.callbacks:TensorBoard', 'log_dir': 'WORKDIR/tensorboard/keras', "
+_KERAS_TENSORBOARD += "'histogram_freq': 1} to config.callbacks."
+_MOVED = "it is {} now, with the same arguments."
+# A field of a config, a command, or a module or function as in a target -> what to use instead.
+INSTEAD = {
+    "config.checkpoint.export_preprocessing": "make keras.layers.Rescaling the first layer of the model, and set "
+    "config.data.prepare to {'target': 'tfdist.zoo.prepare:image_bytes'}, which leaves bytes.",
+    "config.checkpoint.keep_every": "set checkpoint.keep to the number of checkpoints to keep.",
+    "config.data.auto_shard": "TensorFlow divides the batches of the textbook pipeline by its policy DATA; a "
+    "tf.data.Dataset of files trains by tfdist.fit in a script (docs/from-fit.md).",
+    "config.report.verbose": "metrics.jsonl and TensorBoard have the learning rate, and the times of each worker.",
+    "config.report.graph": _KERAS_TENSORBOARD,
+    "config.report.histograms": _KERAS_TENSORBOARD,
+    "config.report.notify": "`tfdist runs` says how runs have ended, and so does the exit code of a run; Slurm sends "
+    "mail with --mail-type=END,FAIL.",
+    "config.report.noise_scale": "`tfdist sweep` trains with several batch sizes, and compares the runs.",
+    "config.communication.compression": 'set communication.dtype to "float16", or to "bfloat16" without NCCL, which '
+    "halves the bytes.",
+    "config.consistency.audit": "the comparisons of consistency.every find states that differ, and tfdist verify "
+    "trains parts of a run again.",
+    "config.consistency.action": _NO_COPY,
+    "config.consistency.limit": _NO_COPY,
+    "config.train.shard_optimizer": "use train.micro_batches, or an optimizer with fewer slots; for a model that does "
+    "not fit one GPU, FSDP.",
+    "config.train.asynchronous": "tfdist asynchronous trains with parameter servers (docs/consistency.md).",
+    "config.train.local_steps": "train by tfdist local_sgd --local_steps=4, a lesson (docs/consistency.md).",
+    "config.train.recompute_mb": "name layers in train.recompute, or make them in a keras.RematScope.",
+    "config.cluster.pause_epochs": "SIGTERM stops and saves a run, and the same command goes on.",
+    "tfdist cost": "`sacct --format=JobID,ElapsedRaw,ConsumedEnergy` shows the time and energy of jobs.",
+    "tfdist completion": "tfdist COMMAND --help lists the flags of a command, and with a config its fields.",
+    "tfdist lr_range": "train with --config.learning_rate.schedule.target=tfdist.zoo.schedules:range_test, and draw "
+    "the loss with tfdist plot RUN --x=learning_rate (docs/sweeps.md).",
+    "tfdist recipes": "tfdist runs lists runs with their configs and results.",
+    "tfdist burnin": "test nodes with `dcgmi diag`, nccl-tests and stress-ng.",
+    "tfdist why": "`tfdist compare A B` names the first step at which the states differ, and what else does.",
     "tfdist.all_gather": "a step has the tensors of the whole batch (docs/own_step.md): use the tensor itself.",
     "tfdist.per_example": "pass the loss or metric itself, for which the step gathers what it reads (docs/scripts.md).",
     "tfdist.tools.many_runs.trackers": "name the library's own callback, such as mlflow.keras:MlflowCallback "
     "(docs/many-runs.md).",
     "tfdist.zoo.models:resnet9": "use tfdist.configs.networks.airbench:network, which learns CIFAR-10 in fewer epochs.",
     "tfdist.zoo.optimizers": "lookahead_sgd and muon are in tfdist.configs.networks.optimizers.",
-    "tfdist.zoo.sources:cifar": "it is tfdist.configs.networks.cifar:cifar now, with the same arguments.",
+    "tfdist.zoo.sources:cifar": _MOVED.format("tfdist.configs.networks.cifar:cifar"),
     "tfdist.zoo.sources:idx": "keras.datasets and tensorflow-datasets have such data: see npz and tfds.",
-    "tfdist.zoo.sources:imagenet": "it is tfdist.configs.networks.imagenet:imagenet now, with the same arguments.",
-    "tfdist.zoo.sources:line": "it is tfdist.configs.networks.classic:points now, with the same arguments.",
-    "tfdist.zoo.sources:text": "it is tfdist.configs.networks.char_gpt:text now, with the same arguments.",
+    "tfdist.zoo.sources:imagenet": _MOVED.format("tfdist.configs.networks.imagenet:imagenet"),
+    "tfdist.zoo.sources:line": _MOVED.format("tfdist.configs.networks.classic:points"),
+    "tfdist.zoo.sources:text": _MOVED.format("tfdist.configs.networks.char_gpt:text"),
     "tfdist.zoo.sources:prepared": "name the source of the images; to scale them once: docs/your-data.md.",
-    "tfdist.zoo.schedules:exponential": "it is tfdist.zoo.schedules:range_test now, with the same arguments.",
+    "tfdist.zoo.schedules:exponential": _MOVED.format("tfdist.zoo.schedules:range_test"),
 }
+# Fields that changed how a run trains -> the values with which it trained as it does now.
+TRAINED = {"config.data.auto_shard": "auto", "config.train.asynchronous": False, "config.train.local_steps": 1}
 
 
-def of_field(name: str) -> str:
-    """Returns the sentence for a field by its dotted name; "": there was none."""
-    for field, (_, instead) in FIELDS.items():
-        if field == name or name.startswith(f"{field}."):
-            return f"config.{name} was removed: {instead}"
-    return ""
+def sentence(name: str) -> str:
+    """Returns the sentence for a name in `INSTEAD`, or for one within it; "": there was none."""
+    found = (instead for gone, instead in INSTEAD.items() if name == gone or name.startswith(f"{gone}."))
+    return next((f"{name} was removed: {instead}" for instead in found), "")
 
 
 def of_error(error: BaseException) -> str:
     """Returns the sentence for an error of a config file that sets a removed field; "": another error."""
     named = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError | AttributeError) else []
-    return next((of_field(name) for name in FIELDS if name.split(".")[1] in named), "")
-
-
-def of_command(name: str) -> str:
-    """Returns the sentence for a command; "": there was none of this name."""
-    return f"tfdist {name} was removed: {COMMANDS[name]}" if name in COMMANDS else ""
-
-
-def of_module(name: str) -> str:
-    """Returns the sentence for a module of tfdist, or a function as in a target; "": there was none of this name."""
-    return f"{name} was removed: {MODULES[name]}" if name in MODULES else ""
-
-
-def without_removed(saved: dict[str, Any], refuses: Callable[[str], bool] = lambda name: True) -> dict[str, Any]:
-    """Returns a saved config without removed fields.
-
-    Args:
-        refuses: whether a field may have its default only.
-
-    Raises:
-        ValueError: one of them has a value other than its default.
-    """
-    kept, problems = copy.deepcopy(saved), []
-    for name, (default, _) in FIELDS.items():
-        section, _, field = name.partition(".")
-        value = kept[section].pop(field, default) if isinstance(kept.get(section), dict) else default
-        if default is not ANY and value != default and refuses(name):
-            problems.append(f"{of_field(name)} Received: {value!r}")
-    if problems:
-        raise ValueError("The saved config cannot be used any more:\n" + "\n".join(f"  {line}" for line in problems))
-    return kept
+    fields = (name for name in INSTEAD if name.startswith("config."))
+    return next((sentence(name) for name in fields if name.rpartition(".")[2] in named), "")

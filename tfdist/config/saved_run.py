@@ -2,33 +2,26 @@
 
 import json
 import os
-import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 from tfdist.config import config_dict, schema
 
 FILE = "config.json"
-_FIT = re.compile(r"fit(\d+)$")
-
-
-def workdirs(path: str | os.PathLike[str]) -> list[Path]:
-    """Returns the workdirs at `path`: itself, or those of the calls of `fit` of a script; [] without a run."""
-    path = Path(path).expanduser()
-    if (path / FILE).is_file():
-        return [path]
-    found = [each for each in path.glob("fit*") if _FIT.match(each.name) and (each / FILE).is_file()]
-    return sorted(found, key=lambda each: int(_FIT.match(each.name)[1]))
 
 
 def newest(path: str | os.PathLike[str]) -> Path:
-    """Returns the last of `workdirs`; exits with a message if there is none."""
-    found = workdirs(path)
-    if not found:
-        sys.exit(f"{path} is a folder without a run: it has no {FILE}. Give a config file, or a run's workdir.")
-    return found[-1]
+    """Returns the workdir of the run at `path`: itself, or that of the last call of `fit` of a script.
+
+    Raises ValueError if there is none.
+    """
+    path = Path(path).expanduser()
+    fits = [file.parent for file in path.glob(f"fit*/{FILE}") if file.parent.name[3:].isdecimal()]
+    found = [*sorted(fits, key=lambda each: int(each.name[3:])), *([path] if (path / FILE).is_file() else [])]
+    if found:
+        return found[-1]
+    raise ValueError(f"{path} has no run: it has no {FILE}. Give the workdir of a run, such as runs/digits.")
 
 
 def load(path: str | os.PathLike[str]) -> schema.Config:

@@ -26,9 +26,10 @@ def build(spec: dict[str, Any], *args: Any, field: str, **extra: Any) -> Any:
     try:
         return function(*args, **keywords)
     except Exception as error:
-        if explained := user_code.of_spec(error, field):
-            raise explained from error
-        raise
+        if type(error).__module__.startswith("tensorflow") or user_code.is_user_error(error):
+            raise
+        more = " --verbosity=1 shows the whole stack." if user_code.place(error) else ""
+        raise ValueError(user_code.explain(error, field) + more) from error
 
 
 def partial(spec: dict[str, Any], *, field: str, positional: int = 0, **expected: Any) -> Callable[..., Any]:
@@ -56,7 +57,7 @@ def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(error.name + ".")):
             raise  # The module exists, but one of its own imports does not.
-        if sentence := removed.of_module(module_name):
+        if sentence := removed.sentence(module_name):
             raise ValueError(f"{field}.target={target!r}: {sentence}") from None
         raise ValueError(
             f"{field}.target={target!r}: there is no module {error.name!r} in the working directory or "
@@ -65,7 +66,7 @@ def resolve(spec: dict[str, Any], *, field: str) -> Callable[..., Any]:
     function = module
     for part in name.split("."):
         if not hasattr(function, part):
-            if sentence := removed.of_module(target):
+            if sentence := removed.sentence(target):
                 raise ValueError(f"{field}.target: {sentence}")
             hint = nearest(part, [n for n in dir(function) if not n.startswith("_")])
             raise ValueError(f"{field}.target={target!r}: {module_name} has no {part!r}.{hint}")

@@ -1,4 +1,4 @@
-"""Command lines: argparse for the flags and words of a command, absl and ml_collections for its config.
+"""Command lines: the flags and words of a command, and the fields of its config.
 
 A tool is a module with `add_flags(parser)` and `main(args)`, which returns the exit code or None; its docstring is the
 purpose in --help. Imports no TensorFlow.
@@ -128,7 +128,10 @@ class Parser(argparse.ArgumentParser):
             self.error("give a config file, such as configs/digits.py, or the workdir of a run (--config)")
         found = configs.find(given)
         if os.path.isdir(given):
-            workdir = saved_run.newest(given)
+            try:
+                workdir = saved_run.newest(given)
+            except ValueError as error:
+                self.error(f"{error}")
             found = str(workdir / saved_run.FILE)
             if hasattr(args, "allow_config_changes") and args.workdir is None:  # Continues with the saved config.
                 args.workdir, args.allow_config_changes = workdir, True

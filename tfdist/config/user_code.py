@@ -62,14 +62,6 @@ def explain(error: BaseException, function: str = "", batch: Mapping[str, Any] |
     return " ".join(parts)
 
 
-def of_spec(error: Exception, field: str) -> ValueError | None:
-    """Returns what to raise for an error of the function that `field` names; None: the error itself says it."""
-    if type(error).__module__.startswith("tensorflow") or is_user_error(error):
-        return None
-    more = " --verbosity=1 shows the whole stack." if place(error) else ""
-    return ValueError(explain(error, field) + more)
-
-
 def place(error: BaseException) -> str:
     """Returns the innermost place in the user's code: "train.py, line 3, `fit(model)`"; "" if there is none."""
     for file, line in _places(error):
@@ -159,14 +151,10 @@ def _hash(*files: str) -> str:
     return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:16]
 
 
-@functools.cache
-def _python_folders() -> tuple[str, ...]:
-    return tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
-
-
 def is_of_python(file: str) -> bool:
     """Returns whether a file is one of Python's own modules."""
-    return file.startswith(_python_folders()) and f"{os.sep}site-packages{os.sep}" not in file
+    folders = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+    return file.startswith(folders) and f"{os.sep}site-packages{os.sep}" not in file
 
 
 @contextlib.contextmanager

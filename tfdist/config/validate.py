@@ -10,6 +10,28 @@ from typing import Any, Literal
 
 from tfdist.config import diff, schema, text
 
+# The types of fields in words.
+_KINDS = {
+    **{int: "a whole number", float: "a number", bool: "true or false", str: "a text"},
+    **{list: "a list", dict: "a dict", types.NoneType: "None"},
+}
+# The sections with a field `every`.
+_REPEATED = ("evaluation", "consistency", "checkpoint", "report")
+# The least value -> the fields; 1e-9: above 0.
+_AT_LEAST = {
+    1: (
+        *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer", "train.steps", "train.micro_batches"),
+        *("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
+        *(f"cluster.{of}_seconds" for of in ("connect", "heartbeat", "stall", "first_stall", "time_limit")),
+        *(f"{section}.every.steps" for section in _REPEATED),
+    ),
+    0: ("learning_rate.peak", "learning_rate.warmup_epochs", "communication.bytes_per_pack", "seed"),
+    1e-9: (
+        *("train.epochs", "train.clip_norm", "train.call_seconds", "learning_rate.reference_batch_size"),
+        *(f"{section}.every.epochs" for section in _REPEATED),
+    ),
+}
+
 
 def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lambda: ()) -> None:
     """Checks the types and values of all fields; a ValueError lists each invalid one with what is allowed.
@@ -24,27 +46,34 @@ def validate(config: schema.Config, find_more: Callable[[], Iterable[str]] = lam
         raise ValueError("The config is invalid:\n" + "\n".join(f"  config.{line}" for line in problems))
 
 
+def type_problem(value: Any, hint: Any) -> str:
+    """Returns what a field with the type `hint` must be, as a sentence without its name; "": `value` is that."""
+    if hint is Any:  # `_value_problems` checks it.
+        return ""
+    if dataclasses.is_dataclass(hint):
+        return f"must be a {hint.__name__}."
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        near = text.closest(value, choices, 0.5) if isinstance(value, str) else ""
+        meant = f" Did you mean {near!r}?" if near else ""
+        return "" if value in choices else f"must be one of {', '.join(choices)}.{meant}"
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kinds = [typing.get_origin(member) or member for member in members]
+    if type(value) in kinds or (type(value) is int and float in kinds):
+        return ""
+    return f"must be {' or '.join(_KINDS.get(kind, f'a {kind.__name__}') for kind in kinds)}."
+
+
 def _type_problems(section: Any, prefix: str) -> Iterator[str]:
     hints = typing.get_type_hints(type(section))
     for field, value in diff.items(section):
         name, hint = f"{prefix}{field}", hints[field]
         if dataclasses.is_dataclass(hint) and isinstance(value, hint):
             yield from _type_problems(value, f"{name}.")
-        elif dataclasses.is_dataclass(hint):
-            yield f"{name} must be a {hint.__name__}. Received: {value!r}"
-        elif typing.get_origin(hint) is Literal:
-            if value not in (choices := typing.get_args(hint)):
-                near = text.closest(value, choices, 0.5) if isinstance(value, str) else ""
-                meant = f" Did you mean {near!r}?" if near else ""
-                yield f"{name} must be one of {', '.join(choices)}.{meant} Received: {value!r}"
-        elif hint is not Any:  # `_value_problems` checks it.
-            members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-            allowed = [typing.get_origin(member) or member for member in members]
-            if type(value) not in allowed and not (type(value) is int and float in allowed):
-                names = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in allowed)
-                yield f"{name} must be {names}. Received: {value!r} ({type(value).__name__})"
-            elif isinstance(value, dict | list):
-                yield from _not_json(name, value)
+        elif problem := type_problem(value, hint):
+            yield f"{name} {problem} Received: {value!r} ({type(value).__name__})"
+        elif isinstance(value, dict | list):
+            yield from _not_json(name, value)
 
 
 def _not_json(name: str, value: Any) -> Iterator[str]:
@@ -66,38 +95,18 @@ def _not_json(name: str, value: Any) -> Iterator[str]:
 
 
 def _value_problems(config: schema.Config) -> Iterator[str]:
-    def at_least(name: str, low: float) -> Iterator[str]:
-        value = operator.attrgetter(name)(config)
-        if value is not None and not low <= value < math.inf:
-            yield f"{name} must be {f'at least {low}' if low == int(low) else 'above 0'}. Received: {value}"
-        elif isinstance(value, int) and value >= 2**31:
-            yield f"{name} must be below 2**31. Received: {value}"
-
-    for name in (
-        *("data.batch_size", "data.evaluation_batch_size", "data.shuffle_buffer"),
-        *("train.steps", "train.micro_batches"),
-        *("checkpoint.keep", "cluster.logical_devices", "cluster.port_count"),
-    ):
-        yield from at_least(name, 1)
-    for section in ("evaluation", "consistency", "checkpoint", "report"):
-        every = f"{section}.every"
-        yield from at_least(f"{every}.steps", 1)
-        yield from at_least(f"{every}.epochs", 1e-6)
-        after = operator.attrgetter(f"{every}.after")(config)
+    for low, names in _AT_LEAST.items():
+        for name in names:
+            value = operator.attrgetter(name)(config)
+            if value is not None and not low <= value < math.inf:
+                yield f"{name} must be {f'at least {low}' if low == int(low) else 'above 0'}. Received: {value}"
+            elif isinstance(value, int) and value >= 2**31:
+                yield f"{name} must be below 2**31. Received: {value}"
+    for section in _REPEATED:
+        after = getattr(config, section).every.after
         if not all(type(epoch) is int and epoch >= 1 for epoch in after or ()):
-            yield f"{every}.after must list epochs, numbered from 1. Received: {after!r}"
+            yield f"{section}.every.after must list epochs, numbered from 1. Received: {after!r}"
     yield from _gpu_problems(config.cluster.gpus)
-    for name in ("learning_rate.peak", "learning_rate.warmup_epochs", "communication.bytes_per_pack", "seed"):
-        yield from at_least(name, 0)
-    for name in (
-        "train.epochs",
-        "train.clip_norm",
-        "train.call_seconds",
-        "learning_rate.reference_batch_size",
-    ):
-        yield from at_least(name, 1e-9)
-    for seconds in ("connect", "heartbeat", "stall", "first_stall", "time_limit"):
-        yield from at_least(f"cluster.{seconds}_seconds", 1)
 
 
 def _gpu_problems(gpus: Any) -> Iterator[str]:

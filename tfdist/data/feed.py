@@ -64,20 +64,6 @@ class Examples:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FeedNotes:
-    """Descriptions of the data, for the log and the workdir."""
-
-    # Log line: the `prepare` function, and what it returns; "" if there is none.
-    preparation: str = ""
-    # Warnings about the data.
-    notes: tuple[str, ...] = ()
-    # (count) -> the first training examples, completely prepared, without augmentation; None for a script.
-    first_batch: Callable[[int], Batch] | None = None
-    # The content of data.json; see `description.to_save`. Empty: no such file is written.
-    saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
     """The input of a run; made by `pipelines` or `textbook` from a config, or from the data of a script."""
 
@@ -108,4 +94,11 @@ class Feed:
     verify: Callable[[], None] = lambda: None
     # (step function) -> the same function, which sees batches with the static shapes of `spec`.
     with_known_shapes: Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]] = lambda step: step
-    about: FeedNotes = FeedNotes()
+    # Of a config. Log line: the `prepare` function, and what it returns.
+    preparation: str = ""
+    # Of a config: warnings about the data.
+    notes: tuple[str, ...] = ()
+    # Of a config: (count) -> the first training examples, completely prepared, without augmentation.
+    first_batch: Callable[[int], Batch] | None = None
+    # Of a config: the content of data.json; see `description.to_save`.
+    saved: Mapping[str, Any] = dataclasses.field(default_factory=dict)

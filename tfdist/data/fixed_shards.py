@@ -17,19 +17,16 @@ class PartSource:
     """The examples of one part of `source`, numbered from 0. Those in memory are moved out of `source`."""
 
     def __init__(self, source: Source, part: WorkerExamples):
-        self._part = part
-        self.num_classes = getattr(source, "num_classes", None)
-        self._fingerprint = f"{getattr(source, 'fingerprint', str)()} {part.index} of {part.count}"
-        self._fingerprint += " contiguous" * part.contiguous
+        self._source, self._part = source, part
         arrays = getattr(source, "arrays_of_part", lambda _: None)(part.examples())
         read = autograph.convert_read(source) if arrays is None else arrays.gather
         self._read = (lambda rows: read(part.ids(rows))) if arrays is None else read
-        self.verify = getattr(source, "verify", lambda: None)
-        if hasattr(source, "modified"):
-            self.modified = source.modified
 
     def __len__(self) -> int:
         return len(self._part)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)  # What a source may have: `num_classes`, `verify` and others.
 
     @tf.autograph.experimental.do_not_convert
     def read(self, ids: tf.Tensor) -> Batch:
@@ -38,7 +35,8 @@ class PartSource:
 
     def fingerprint(self) -> str:
         """Returns that of the whole source, and the part."""
-        return self._fingerprint
+        whole = getattr(self._source, "fingerprint", str)()
+        return f"{whole} {self._part.index} of {self._part.count}{' contiguous' * self._part.contiguous}"
 
 
 def divide(

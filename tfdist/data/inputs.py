@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.config import batches, specs
-from tfdist.data import autograph, guard, order, pipelines, stream
+from tfdist.data import autograph, guard, order, pipelines
 from tfdist.data.feed import Batch, Prepare, Sizes
 from tfdist.data.pipelines import Inputs
 
@@ -76,15 +76,16 @@ def finish_on_host(prepare: Prepare, finish: Callable[..., Batch] | None) -> Pre
 
 
 def open_source(config: config_lib.Config, split: str) -> Any:
-    """Makes the source of one split; no TensorFlow operation runs."""
-    source = specs.build(config.data.source, split, field="config.data.source")
-    if isinstance(source, tf.data.Dataset):
+    """Makes the source of one split, and checks that it is one and not empty; no TensorFlow operation runs."""
+    source, name = specs.build(config.data.source, split, field="config.data.source"), config.data.source["target"]
+    if not (hasattr(source, "__len__") and hasattr(source, "read")):
         raise ValueError(
-            f"config.data.source: {config.data.source['target']} returns a tf.data.Dataset, which has no random "
-            "access: pass it to tfdist.fit in a script (docs/from-fit.md), or return an object with len() and "
-            "read(ids)."
+            f"config.data.source: {name} must return an object with len() and read(ids). A tf.data.Dataset has no "
+            f"random access: pass it to tfdist.fit in a script (docs/from-fit.md). Received: {source!r}"
         )
-    return stream.check_source(source, config.data.source["target"], split)
+    if len(source) == 0:
+        raise ValueError(f"config.data: the split {split!r} of {name} has no examples.")
+    return source
 
 
 def make_sizes(config: config_lib.Config, inputs: Inputs, num_replicas: int, *, trains: bool = True) -> Sizes:

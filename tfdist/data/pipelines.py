@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import config as config_lib
 from tfdist.data import autograph, cache, description, inspection, stream
-from tfdist.data.feed import Distributor, Examples, Feed, FeedNotes, Prepare, Sizes
+from tfdist.data.feed import Distributor, Examples, Feed, Prepare, Sizes
 from tfdist.data.stream import ReplicaShard
 
 
@@ -52,9 +52,7 @@ def make_feed(
         shard = dataclasses.replace(shard, first_replica=0, num_replicas=shard.local_replicas)
         batches = tuple(size // cluster.num_workers for size in batches)
     train_source = train
-    searched = dict(
-        zip((options.train_split, options.evaluation_split), zip((train, evaluation), parts, strict=True), strict=True)
-    )
+    searched = {options.train_split: (train, parts[0]), options.evaluation_split: (evaluation, parts[1])}
     train = cache.add_cache(options, train, options.train_split)
     evaluation = cache.add_cache(options, evaluation, options.evaluation_split)
     if options.pipeline == "textbook":
@@ -95,12 +93,10 @@ def make_feed(
             searched, config.objective.get("labels", "label"), label
         ),
         verify=verify,
-        about=FeedNotes(
-            preparation=description.describe(options.prepare, described),
-            notes=notes,
-            first_batch=functools.partial(stream.first_examples, train_source, inputs.prepare_all, seed=config.seed),
-            saved=description.to_save(options, inputs.train_source, described),
-        ),
+        preparation=description.describe(options.prepare, described),
+        notes=notes,
+        first_batch=functools.partial(stream.first_examples, train_source, inputs.prepare_all, seed=config.seed),
+        saved=description.to_save(options, inputs.train_source, described),
         **of_pipeline,
     )
 

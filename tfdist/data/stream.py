@@ -30,17 +30,6 @@ class Source(Protocol):
         """Returns the examples `ids` (int64 [n]) as a batch of tensors [n, ...]; called inside `Dataset.map`."""
 
 
-def check_source(source: Any, name: str, split: str) -> Source:
-    """Returns `source`, which `name` made for `split`; raises ValueError if it is not a Source or is empty."""
-    if not (hasattr(source, "__len__") and hasattr(source, "read")):
-        raise ValueError(
-            f"config.data.source: {name} must return an object with len() and read(ids). Received: {source!r}"
-        )
-    if len(source) == 0:
-        raise ValueError(f"config.data: the split {split!r} of {name} has no examples.")
-    return source
-
-
 @contextlib.contextmanager
 def name_damaged_example(source: Source) -> Iterator[None]:
     """If the block raises a TensorFlow error, raises the source's error about its first damaged example instead."""

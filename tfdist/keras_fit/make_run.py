@@ -176,7 +176,7 @@ def to_path(workdir: os.PathLike | str | None) -> Path | None:
         return None
     if not isinstance(workdir, str | os.PathLike):
         raise ValueError(f'workdir must be a path, such as workdir="runs/mine". Received: {workdir!r}')
-    return paths.local(workdir, "workdir", variables=False)
+    return paths.local(workdir, "workdir")
 
 
 def check_arguments(cluster: Cluster, model: keras.Model, purpose: str) -> None:

@@ -1,6 +1,6 @@
 """The reports of a run: console lines, metrics.jsonl, TensorBoard event files, and a description of the run.
 
-    open_report -> Reporter   reporter.py: one call per interval, evaluation and event, on the chief
+    Reporter                  reporter.py: one call per interval, evaluation and event, on the chief
     Console                   console.py: lines, and a progress bar on a terminal; lines.py: their text
     metrics_file.py           lines of metrics.jsonl; tensorboard_events.py: event files of TensorBoard
     read_back.py              reads the files of a run, for tools
@@ -10,3 +10,18 @@
 
 Imports no TensorFlow.
 """
+
+import os
+import time
+
+# By `time.monotonic`: when this process began, which is at its first import of tfdist, whose `__init__.py` imports this
+# package first, or when it was forked. The operating system counts from before a shell that has become it by exec.
+began = time.monotonic()
+
+
+def _note_fork() -> None:
+    global began
+    began = time.monotonic()
+
+
+os.register_at_fork(after_in_child=_note_fork)

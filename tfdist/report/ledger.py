@@ -1,7 +1,7 @@
 """starts.jsonl: a line for each start of a run, how long it took and how it ended. Imports no TensorFlow.
 
-The time is that of the chief's process. While the run trains, its line is rewritten in place with each report: after a
-kill it is as old.
+The time counts from the first import of tfdist on the chief. While the run trains, its line is rewritten in place with
+each report: after a kill it is as old.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist import report
 from tfdist.report import files
 
 STARTS = "starts.jsonl"
@@ -69,25 +70,13 @@ class Ledger:
 
 
 def open_ledger(workdir: str | os.PathLike[str] | None, step: int, about: Mapping[str, Any]) -> Ledger:
-    """Opens the ledger of this start, which counts from the start of the process, or from now for a later `fit` in it.
+    """Opens the ledger of this start, which counts from the first import of tfdist, or from now for a later `fit`.
 
     Nothing is written without a workdir. The run starts or resumes after `step`; `about` is what else the line says.
     """
     global _opened
     path = None if workdir is None else os.path.join(workdir, STARTS)
-    since = time.monotonic() - (0.0 if _opened else process_age())
-    ledger = Ledger(path=path, about=about, since=since, step=step)
+    ledger = Ledger(path=path, about=about, since=time.monotonic() if _opened else report.began, step=step)
     _opened = True
     ledger.write()
     return ledger
-
-
-def process_age(pid: int | None = None) -> float:
-    """Returns the seconds since a process, by default this one, was started; psutil.NoSuchProcess: it has ended."""
-    import psutil  # Some 20 ms, which a command without a run does not need.
-
-    started = psutil.Process(pid).create_time()
-    if not hasattr(time, "CLOCK_BOOTTIME"):
-        return time.time() - started
-    # On Linux psutil adds the time of the boot, in whole seconds, to a precise time since the boot.
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - (started - psutil.boot_time())

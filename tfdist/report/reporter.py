@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -24,28 +24,60 @@ RESERVED = {
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Reporter:
-    """The outputs of a run; made by `open_report`. On workers other than the chief, only `warning` acts."""
+    """The outputs of a run: the console, and the files of `open_files`. On other workers only `warning` acts."""
 
     rank: int
     num_replicas: int
     steps_per_epoch: int
     # None except on the chief.
     console: Console | None
-    # The path of metrics.jsonl; None without a workdir.
+    # The path of metrics.jsonl; None: it is not written.
     metrics: str | None = None
-    # Paths of event files by run, "train" and "evaluation"; empty without a workdir or without TensorBoard.
+    # Paths of event files by run, "train" and "evaluation".
     tensorboard: dict[str, str] = dataclasses.field(default_factory=dict)
     # (step, hash) of the last state that was recorded.
     last_state: tuple[int, str] | None = None
     # Paths whose failure has been reported.
     failed_files: set[str] = dataclasses.field(default_factory=set)
 
-    def workers(self, lines: list[str], shown: list[str] | None = None) -> None:
-        """Reports the roster, one line per worker, before the first step.
+    def open_files(
+        self,
+        workdir: str | os.PathLike[str] | None,
+        *,
+        tensorboard: bool,
+        evaluates: bool = True,
+        resume_step: int | None = None,
+        resume_evaluated: int | None = None,
+    ) -> None:
+        """Opens metrics.jsonl and event files on the chief, without the reports of steps that a resumed run repeats.
 
-        `shown` are the lines for the console; None: all.
+        Args:
+            workdir: None: there are no files.
+            tensorboard: whether event files are written; `evaluates`: those of evaluations, too.
+            resume_step: the step of the restored checkpoint; None: nothing is removed.
+            resume_evaluated: its last evaluated step; None: `resume_step`.
+
+        Raises:
+            OSError: the workdir cannot be written.
         """
-        self.lines(lines if shown is None else shown)
+        if self.console is None or workdir is None:
+            return
+        files.make_workdir(workdir)
+        self.metrics = os.path.join(workdir, metrics_file.METRICS)
+        removed = metrics_file.trim_metrics(self.metrics, resume_step, resume_evaluated)
+        last = {tensorboard_events.TRAIN: resume_step}
+        if evaluates:
+            last[tensorboard_events.EVALUATION] = resume_step if resume_evaluated is None else resume_evaluated
+        for run, step in last.items() if tensorboard else ():
+            self.tensorboard[run], start = tensorboard_events.start_event_file(os.fspath(workdir), run, step)
+            self._append(self.tensorboard[run], start)
+        if removed:
+            text = f"removed {removed} lines of {self.metrics} after step {resume_step}: these steps run again"
+            self.event(text, resume_step)
+
+    def workers(self, lines: list[str], shown: list[str]) -> None:
+        """Reports the roster, one line per worker, before the first step; `shown` are the lines for the console."""
+        self.lines(shown)
         if self.console is not None:
             self._record(kind="workers", workers=lines)
 
@@ -209,63 +241,6 @@ class Reporter:
             self.warning(
                 f"{path} cannot be written ({error.strerror}). Training continues, but records will be missing from it."
             )
-
-
-def open_report(
-    workdir: str | os.PathLike[str] | None,
-    *,
-    chief: bool,
-    rank: int,
-    num_replicas: int,
-    total_steps: int,
-    steps_per_epoch: int,
-    tensorboard: bool = False,
-    console: str = "all",
-    evaluates: bool = True,
-    resume_step: int | None = None,
-    resume_evaluated: int | None = None,
-    stream: TextIO | None = None,
-) -> Reporter:
-    """Opens the outputs of a run; those of the chief without the reports of steps that a resumed run repeats.
-
-    Args:
-        workdir: of metrics.jsonl and tensorboard/; None: console only.
-        console: "all", "events" (no interval and evaluation lines) or "nothing".
-        evaluates: whether evaluations are expected.
-        tensorboard: whether event files are written.
-        resume_step: the step of the restored checkpoint; None: nothing is removed.
-        resume_evaluated: its last evaluated step; None: `resume_step`.
-        stream: the console; None: standard output.
-
-    Raises:
-        OSError: the workdir cannot be written.
-    """
-    screen = None
-    if chief:
-        screen = Console(
-            stream=stream or sys.stdout,
-            total_steps=total_steps,
-            epochs=total_steps / steps_per_epoch,
-            verbosity=console,
-        )
-    reporter = Reporter(rank=rank, num_replicas=num_replicas, steps_per_epoch=steps_per_epoch, console=screen)
-    if not chief or workdir is None:
-        return reporter
-    files.make_workdir(workdir)
-    reporter.metrics = os.path.join(workdir, metrics_file.METRICS)
-    removed = metrics_file.trim_metrics(reporter.metrics, resume_step, resume_evaluated)
-    if tensorboard:
-        last = {tensorboard_events.TRAIN: resume_step}
-        if evaluates:
-            last[tensorboard_events.EVALUATION] = resume_step if resume_evaluated is None else resume_evaluated
-        for run, step in last.items():
-            path, start = tensorboard_events.start_event_file(os.fspath(workdir), run, step)
-            reporter.tensorboard[run] = path
-            reporter._append(path, start)
-    if removed:
-        text = f"removed {removed} lines of {reporter.metrics} after step {resume_step}: these steps run again"
-        reporter.event(text, resume_step)
-    return reporter
 
 
 def _floats(values: dict[str, float]) -> dict[str, float]:

@@ -34,11 +34,8 @@ def read_config(workdir: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 def saved_xla(workdir: str | os.PathLike[str]) -> bool | None:
     """Returns `train.xla` of the run in `workdir`; None: there is no run, or it was left open."""
-    old = read_config(workdir)
-    if old is None:
-        return None
-    train = old.get("train")
-    return train.get("xla", False) if isinstance(train, dict) else False  # Runs of earlier releases have no `xla`.
+    train = (read_config(workdir) or {}).get("train")
+    return train.get("xla") if isinstance(train, dict) else None
 
 
 def write_environment(workdir: str | os.PathLike[str], extra: dict[str, Any]) -> dict[str, Any]:

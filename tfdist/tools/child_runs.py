@@ -138,6 +138,11 @@ def reports(workdir: Path, kind: str = "train") -> list[dict[str, Any]]:
     return [record for record in records if record.get("kind") == kind]
 
 
+def last_report(workdir: Path, kind: str) -> dict[str, Any]:
+    """Returns the last record of one kind in the metrics.jsonl of a training; {} without one."""
+    return [{}, *reports(workdir, kind)][-1]
+
+
 def end_of(log: Path) -> str:
     """Returns the last lines of a log, indented."""
     return "\n".join(f"  {line}" for line in log.read_text(errors="replace").splitlines()[-12:])

@@ -48,7 +48,7 @@ def train(run: Run, *, allow_config_changes: bool = False, allow_data_changes: b
     services, state = opened
     with ending.record_end(services), example_search.explain_errors(run):
         for line in config_changes:
-            services.report.event(f"changed: config.{line}", state.step)
+            services.report.event(f"changed: {line}", state.step)
         # This may read whole splits to fill a cache, so a stop request interrupts it.
         data = run.stop.unless_stopped(lambda: start_checks.hash_examples(run.feed.examples(start_checks.EXAMPLES)))
         too_late = state.step < run.total_steps and run.stop.poll()

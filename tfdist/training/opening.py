@@ -17,7 +17,7 @@ from tfdist.checkpoint.workdir_lock import WorkdirLock
 from tfdist.cluster import slurm_requeue
 from tfdist.cluster.control import heartbeat_monitor
 from tfdist.cluster.discovery import slurm_job, worker_spec
-from tfdist.config import diff, removed
+from tfdist.config import config_dict, diff
 from tfdist.report import files, run_info
 from tfdist.report import ledger as ledger_lib
 from tfdist.report.ledger import Ledger
@@ -48,24 +48,17 @@ def check_same_config(run: Run, allow_changes: bool) -> list[str]:
     if old is None:
         return []
     try:
-        old = removed.without_removed(old, lambda name: not allow_changes and diff.affects_weights(name))
-    except ValueError as error:
-        advice = "Choose another --workdir, or continue without them: --allow_config_changes."
-        raise ValueError(f"{run.workdir}: {error}\n{advice}") from None
-    old = diff.with_defaults(old, config_lib.Config(model={}))
-    lines = diff.differences(diff.to_json(old), diff.to_json(run.config))
+        lines = diff.differences(diff.to_json(config_dict.from_saved(old)), diff.to_json(run.config))
+    except (ValueError, RecursionError) as error:  # Of another release, or damaged.
+        lines = [f"{error}"]
+    advice = "Choose another --workdir, or continue with the new values: --allow_config_changes."
     if run.is_script:  # A script makes its own optimizer, independent of the number of epochs, which may grow.
-        free = ("train.epochs:", "learning_rate.", "optimizer.", "model.call: '(absent)'")
+        free = ("config.train.epochs:", "config.learning_rate.", "config.optimizer.", "config.model.call: '(absent)'")
         lines = [line for line in lines if not line.startswith(free)]
         advice = "Choose another workdir, or make the same calls of fit again: finished ones do not train."
-    else:
-        advice = "Choose another --workdir, or continue with the new values: --allow_config_changes."
     if lines and not allow_changes:
-        raise ValueError(
-            f"{run.workdir} contains a run with a different config:\n"
-            + "".join(f"  config.{line}\n" for line in lines)
-            + advice
-        )
+        shown = "".join(f"  {line}\n" for line in lines)
+        raise ValueError(f"{run.workdir} contains a run with a different config:\n{shown}{advice}")
     return lines
 
 
@@ -239,10 +232,4 @@ def make_services(
 
 def make_silent_services(run: Run, keep: Callable[[RunSteps], RunSteps] | None = None) -> LoopServices:
     """As `make_services`, but without reports: for an evaluation whose values are returned to the caller."""
-    report = Reporter(
-        rank=run.cluster.rank,
-        num_replicas=run.cluster.num_replicas,
-        steps_per_epoch=run.steps_per_epoch,
-        console=None,
-    )
-    return make_services(run, report, None, keep=keep)
+    return make_services(run, report_run.make_report(run, None), None, keep=keep)

@@ -62,7 +62,7 @@ def build_run(
     feed = inputs.make_feed(config, inputs, sizes, run_lib.replica_shard(cluster), cluster)
     context, chosen = build_model(config, cluster, inputs, feed)
     _, warmup_note = optimizer_lib.schedule_steps(config.learning_rate, sizes.steps_per_epoch, sizes.total_steps)
-    notes = (*feed.about.notes, warmup_note, learning_rate.note(config))
+    notes = (*feed.notes, warmup_note, learning_rate.note(config))
     run = Run(
         config=config,
         workdir=workdir,
@@ -149,7 +149,7 @@ def build_model(
     )
     if inputs.adapt:  # Before the optimizer is built: its slots may be initialised from the weights.
         with cluster.scope():
-            inputs.adapt(model, feed.about.first_batch)
+            inputs.adapt(model, feed.first_batch)
         cluster.broadcast_variables(model.variables)  # Because processors may round differently.
     context = build_context_lib.build_context(cluster, config, objective, optimizer)
     optimizer_lib.start_averages(optimizer, model.trainable_variables)

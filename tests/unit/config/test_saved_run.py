@@ -28,8 +28,10 @@ def test_a_saved_config_is_read_as_it_was(tmp_path):
 def test_the_workdir_of_a_script_says_how_to_resume(tmp_path):
     fits = [write_run(tmp_path / "s" / f"fit{number}", {"model": {"class": "M"}}, ["tfdist", "run", "my script.py"])
             for number in (2, 10, 1)]  # fmt: skip
-    assert saved_run.workdirs(tmp_path / "s") == [fits[2], fits[0], fits[1]]
-    assert saved_run.workdirs(fits[0]) == [fits[0]] and saved_run.workdirs(tmp_path) == []
+    (tmp_path / "s" / "fit11").mkdir()
+    assert saved_run.newest(tmp_path / "s") == fits[1] and saved_run.newest(fits[0]) == fits[0]
+    with pytest.raises(ValueError, match=r"has no run: it has no config\.json"):
+        saved_run.newest(tmp_path)
     with pytest.raises(ValueError, match=r"the workdir of a script.* tfdist run 'my script.py'"):
         saved_run.load(fits[0] / "config.json")
     (fits[0] / "config.json").write_text("{")
@@ -67,5 +69,5 @@ def test_a_workdir_is_a_config_on_the_command_line(tmp_path, monkeypatch):
     assert args.workdir == pathlib.Path("y") and not args.allow_config_changes
     assert read("runs/x", trains=False).workdir == pathlib.Path("runs/x-study")
     for given in (["--config=runs"], ["runs"]):
-        with pytest.raises(SystemExit, match="runs is a folder without a run: it has no"):
+        with pytest.raises(SystemExit, match="runs has no run: it has no"):
             read(*given)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from parameters import slow_except
 
 from tfdist import config
-from tfdist.data import cache, order, stream
+from tfdist.data import cache, inputs, order, stream
 from tfdist.zoo import prepare as zoo_prepare
 
 SEED, BATCH, NUM_EXAMPLES = 3, 24, 100
@@ -208,8 +208,9 @@ def test_a_batch_without_a_row_for_each_example_is_refused(function, returned, m
     dataset = stream.training(Source(), prepare, shares(1)[0], global_batch=BATCH, seed=SEED, shuffle=True)
     with pytest.raises(ValueError, match=message):
         dataset(0, 1)
-    with pytest.raises(ValueError, match=r"config\.data\.source: lab:made must return an object with len\(\) and read"):
-        stream.check_source("train", "lab:made", "train")
+    of_text = config.Config(model={}, data=config.Data(source={"target": "os.path:basename"}))
+    with pytest.raises(ValueError, match=r"config\.data\.source: os\.path:basename must return an object with len\(\)"):
+        inputs.open_source(of_text, "train")
 
 
 def test_a_source_in_python_has_batches_of_a_known_size():

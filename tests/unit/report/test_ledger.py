@@ -1,10 +1,12 @@
-"""starts.jsonl: how long a start takes and how it ends, and how old a process is."""
+"""starts.jsonl: how long a start takes and how it ends."""
 
 import subprocess
+import sys
 import time
 
 import pytest
 
+from tfdist import report
 from tfdist.report import ledger, read_back
 from tfdist.tools.many_runs import run_state
 
@@ -27,25 +29,22 @@ def test_a_line_has_the_time_of_its_start_and_its_end(tmp_path):
 
 def test_a_clock_that_is_set_does_not_change_the_durations(tmp_path, monkeypatch):
     book = ledger.open_ledger(tmp_path, 0, {})
-    age, begun, clock, off = ledger.process_age(), time.monotonic(), time.time, [7200.0]
+    clock, off = time.time, [7200.0]
     monkeypatch.setattr(time, "time", lambda: clock() + off[0])
     off[0] = -7200.0
     time.sleep(0.05)
-    assert 0.05 <= book.seconds() <= age + time.monotonic() - begun + 0.1
+    assert 0.05 <= book.seconds() <= time.monotonic() - report.began
     book.note_end("finished")
     (start,) = read_back.read_starts(tmp_path)
     assert start["now"] == pytest.approx(clock() - 7200, abs=5)  # A time of day, as the start of the next one.
     assert run_state.read(tmp_path)["hours"] == pytest.approx(start["seconds"] / 3600)
 
 
-def test_the_age_of_a_process_is_precise():
-    before = time.time()
-    with subprocess.Popen(["sleep", "60"]) as process:
-        after = time.time()
-        age = ledger.process_age(process.pid)
-        now = time.time()
-        process.kill()
-    assert now - after - 0.02 <= age <= now - before + 0.02  # Linux gives it in hundredths of a second.
+def test_a_start_counts_from_the_first_import_and_not_from_the_start_of_a_shell_before():
+    words = "import time; begun = time.monotonic(); from tfdist.report import ledger; time.sleep(0.2); "
+    words += "book = ledger.open_ledger(None, 0, {}); print(0.2 < book.seconds() <= time.monotonic() - begun)"
+    done = ["bash", "-c", 'sleep 0.5; exec "$0" -c "$1"', sys.executable, words]
+    assert subprocess.check_output(done, text=True, timeout=60) == "True\n"
 
 
 def test_a_long_line_and_damaged_lines(tmp_path):

@@ -27,11 +27,14 @@ from tfdist.report import console, files, metrics_file, read_back, run_info
 from tfdist.report import lines as lines_lib
 from tfdist.report import reporter as reporter_lib
 
-RUN = dict(chief=True, rank=0, num_replicas=2, total_steps=400, steps_per_epoch=100)
+RUN = dict(rank=0, num_replicas=2, steps_per_epoch=100)
 
 
-def open_quiet(workdir, **changes):
-    return reporter_lib.open_report(workdir, **(RUN | {"stream": io.StringIO(), "tensorboard": False} | changes))
+def open_quiet(workdir, stream=None, tensorboard=False, **resumed):
+    screen = console.Console(stream=stream or io.StringIO(), total_steps=400, epochs=4.0)
+    reporter = reporter_lib.Reporter(console=screen, **RUN)
+    reporter.open_files(workdir, tensorboard=tensorboard, **resumed)
+    return reporter
 
 
 def train(reporter, step, values=None, **changes):
@@ -114,7 +117,7 @@ def test_the_time_of_each_worker_is_recorded_and_the_slowest_is_named(tmp_path):
 
 def test_metrics_hold_every_number(tmp_path):
     reporter = open_quiet(tmp_path)
-    reporter.workers(["1 worker: host a, 2 CPU devices"])
+    reporter.workers(*[["1 worker: host a, 2 CPU devices"]] * 2)
     values = {"loss": np.float32(0.1), "accuracy": 0.875}
     train(reporter, 100, values, learning_rate=0.05, seconds=2.0, steps=50, num_examples=3200, wait_share=0.25)
     evaluate(reporter, 100, {"accuracy": 0.9}, num_examples=1797, best=True)
@@ -174,10 +177,12 @@ def test_kill_at_random_moments_loses_no_whole_line(tmp_path):
     code = f"""
 import io, itertools, sys
 sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(reporter_lib.__file__))))!r})
+from tfdist.report import console
 from tfdist.report import reporter as reporter_lib
 start = int(sys.argv[1])
-options = dict(stream=io.StringIO(), tensorboard=True, **{RUN!r})
-reporter = reporter_lib.open_report({str(tmp_path)!r}, resume_step=start, **options)
+screen = console.Console(stream=io.StringIO(), total_steps=400, epochs=4.0)
+reporter = reporter_lib.Reporter(console=screen, **{RUN!r})
+reporter.open_files({str(tmp_path)!r}, resume_step=start, tensorboard=True)
 for step in itertools.count(start + 1):
     reporter.train(step, {{"loss": 1.0}}, learning_rate=0.1, seconds=1.0, steps=1, num_examples=64, wait_share=0.0)
     print(step, flush=True)
@@ -288,8 +293,9 @@ def test_a_start_leaves_the_event_files_of_earlier_ones_as_they_are(tmp_path):
 
 
 def test_workers_other_than_the_chief_are_quiet_unless_something_is_wrong(tmp_path, capfd):
-    reporter = open_quiet(tmp_path / "run", chief=False, rank=3, stream=None, tensorboard=True)
-    reporter.workers(["worker 3"])
+    reporter = reporter_lib.Reporter(console=None, **(RUN | {"rank": 3}))
+    reporter.open_files(tmp_path / "run", tensorboard=True)
+    reporter.workers(["worker 3"], ["worker 3"])
     train(reporter, 10)
     reporter.progress(11)
     evaluate(reporter, 10)
@@ -409,7 +415,7 @@ def test_a_terminal_shows_one_bar_and_keeps_a_line_for_each_report(terminal):
     resize(160)
     assert console.is_terminal(stream) and not console.is_terminal(io.StringIO())
     reporter, screen = open_quiet(None, stream=stream), Screen(160)
-    reporter.workers(["worker 0"])
+    reporter.workers(["worker 0"], ["worker 0"])
     train(reporter, 100, {"loss": 0.5})
     evaluate(reporter, 100, {"loss": 0.25})
     train(reporter, 200, {"loss": 0.125})

@@ -21,11 +21,12 @@ from typing import Any
 import psutil
 
 from tfdist import config as config_lib
+from tfdist import report as report_lib
 from tfdist.cluster import process_exit
 from tfdist.cluster.devices import machine, onednn
 from tfdist.cluster.discovery import environment, slurm_job
 from tfdist.config import tensorflow_log, tool_flags
-from tfdist.report import files, ledger, lines
+from tfdist.report import files, lines
 from tfdist.tools import tables
 from tfdist.tools.doctor import gpus
 from tfdist.training import features
@@ -162,7 +163,7 @@ def check_run(config: config_lib.Config, workdir: Path) -> list[Finding]:
         return [*findings, from_error("start", error)]
     findings.append(communication(summed, gradients, replicas, step))
     # The time of a start: without the measurements of reading and of steps.
-    start_seconds = ledger.process_age() - _READ_SECONDS - _STEPS * step
+    start_seconds = time.monotonic() - report_lib.began - _READ_SECONDS - _STEPS * step
     planned = config.cluster.time_limit_seconds
     limit = min(slurm_job.end_time(os.environ) - time.time(), math.inf if planned is None else planned)
     slowest = max(step + summed, share / min(reads))

@@ -70,9 +70,9 @@ def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> tuple[list[st
 def _about(workdir: Path) -> dict[str, Any]:
     """Returns what a run was made of besides its config: commit, hashes of code and data, versions, processor."""
     environment = files.read_json(workdir / run_info.ENVIRONMENT) or {}
-    data = [{}, *child_runs.reports(workdir, "data")][-1]
+    hashes = child_runs.last_report(workdir, "data").get("hashes", {})
     kept = {name: value for name, value in environment.items() if name not in _LEFT_OUT}
-    return dict(diff.flatten(kept | {"data": data.get("hashes", {})}))
+    return dict(diff.flatten(kept | {"data": hashes}))
 
 
 def first_difference(workdirs: Sequence[Path]) -> str:

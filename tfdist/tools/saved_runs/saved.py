@@ -65,10 +65,7 @@ def open_run(path: str | os.PathLike[str]) -> SavedRun:
 
     Raises ValueError if there is no run, a script made it, or a file of it is damaged.
     """
-    found = saved_run.workdirs(path)
-    if not found:
-        raise ValueError(f"{path} has no run: it has no {saved_run.FILE}. Give the workdir of a run, as runs/digits.")
-    workdir = found[-1]
+    workdir = saved_run.newest(path)
     file = workdir / saved_run.FILE
     config = saved_run.load(file)
     sys.path += saved_run.import_folders(str(file))

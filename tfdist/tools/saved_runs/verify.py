@@ -80,8 +80,8 @@ def _read_states(saved: SavedRun) -> dict[int, str]:
 
 def _read_facts(saved: SavedRun) -> dict[str, Any]:
     """Returns facts about the last start, such as "processor", "versions.keras", "data.'image' of the train split"."""
-    environment, data = ([{}, *child_runs.reports(saved.workdir, kind)][-1] for kind in ("environment", "data"))
-    return dict(diff.flatten(environment | {"data": data.get("hashes", {})}))
+    hashes = child_runs.last_report(saved.workdir, "data").get("hashes", {})
+    return dict(diff.flatten(child_runs.last_report(saved.workdir, "environment") | {"data": hashes}))
 
 
 def _check(saved: SavedRun, facts: Mapping[str, Any]) -> None:

@@ -22,10 +22,10 @@ _SCALED = 4.0
 
 def report(run: Run, reporter: Reporter) -> None:
     """Writes the range of a prepared batch to the log, and warnings."""
-    if run.feed.about.first_batch is None:
+    if run.feed.first_batch is None:
         return
     try:
-        batch = {name: value.numpy() for name, value in run.feed.about.first_batch(_EXAMPLES).items()}
+        batch = {name: value.numpy() for name, value in run.feed.first_batch(_EXAMPLES).items()}
     except Exception:  # Training reads the same examples: its error names the one that cannot be read.
         return
     ranges = [

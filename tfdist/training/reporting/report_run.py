@@ -3,6 +3,7 @@
 import math
 import os
 import shlex
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +11,8 @@ import tensorflow as tf
 from tfdist.cluster import numerics
 from tfdist.cluster.devices import gpu_software, machine, onednn
 from tfdist.config import diff, learning_rate, saved_run, user_code
-from tfdist.report import files, lines, reporter, run_info
+from tfdist.report import files, lines, run_info
+from tfdist.report.console import Console
 from tfdist.report.ledger import Ledger
 from tfdist.report.reporter import Reporter
 from tfdist.training.reporting import first_batch
@@ -22,24 +24,25 @@ from tfdist.training.step.layers import model_layers
 DATA = "data.json"
 
 
-def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
-    """Opens the report of `run`; see `reporter.open_report` for `workdir` and `resumed`."""
-    report = reporter.open_report(
-        workdir,
-        chief=run.cluster.is_chief,
-        rank=run.cluster.rank,
-        num_replicas=run.cluster.num_replicas,
-        total_steps=run.total_steps,
-        steps_per_epoch=run.steps_per_epoch,
-        tensorboard=run.config.report.tensorboard,
-        console=run.log.console,
-        evaluates=run.feed.evaluation is not None,
-        **resumed,
+def make_report(run: Run, console: Console | None) -> Reporter:
+    """Makes the report of `run` without files; `console` None: a silent one, or that of another worker."""
+    cluster = run.cluster
+    return Reporter(
+        rank=cluster.rank, num_replicas=cluster.num_replicas, steps_per_epoch=run.steps_per_epoch, console=console
     )
+
+
+def open_report(run: Run, workdir: str | None, **resumed: int) -> Reporter:
+    """Opens the report of `run`; see `Reporter.open_files` for `workdir` and `resumed`."""
+    epochs = run.total_steps / run.steps_per_epoch
+    screen = Console(stream=sys.stdout, total_steps=run.total_steps, epochs=epochs, verbosity=run.log.console)
+    report = make_report(run, screen if run.cluster.is_chief else None)
+    tensorboard, evaluates = run.config.report.tensorboard, run.feed.evaluation is not None
+    report.open_files(workdir, tensorboard=tensorboard, evaluates=evaluates, **resumed)
     roster = run.cluster.roster
     report.workers(roster.short_lines(verbose=True), roster.short_lines(verbose=False))
-    if run.feed.about.preparation:
-        report.event(run.feed.about.preparation)
+    if run.feed.preparation:
+        report.event(run.feed.preparation)
     for note in run.log.notes if run.cluster.is_chief else ():
         report.warning(note)
     return report
@@ -52,8 +55,8 @@ def write_start(run: Run, report: Reporter, resumed_step: int | None) -> None:
     workdir, config = str(run.workdir), diff.to_json(run.config)
     report.hyperparameters({name: value for name, value in diff.flatten(config) if diff.affects_weights(name)})
     run_info.write_config(workdir, config)
-    if run.feed.about.saved:
-        files.write_json(os.path.join(workdir, DATA), run.feed.about.saved)
+    if run.feed.saved:
+        files.write_json(os.path.join(workdir, DATA), run.feed.saved)
     described = {"code": user_code.hashes(), "settings": numerics.settings(os.environ)}
     if resumed_step is not None:
         before = files.read_json(os.path.join(workdir, run_info.ENVIRONMENT)) or {}
