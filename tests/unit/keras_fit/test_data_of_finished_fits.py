@@ -164,8 +164,7 @@ def script_of(cluster, workdir):
 def test_a_script_draws_the_same_after_a_fit_that_is_finished(cluster, tmp_path):
     def script():
         with script_of(cluster, tmp_path):
-            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
-            model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
+            model = model_of_zeros(cluster)
             for _ in range(2):
                 callback = Draws()
                 model.fit(X, Y, epochs=2, verbose=0, callbacks=[callback])
@@ -192,9 +191,7 @@ def test_calls_of_fit_that_a_later_start_skips_are_reported(cluster, tmp_path, c
 
     def start(**given):
         with script_of(cluster, tmp_path):
-            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
-            model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
-            runpy.run_path(f"{tmp_path}/train.py", {"model": model, "x": X, "y": Y, **given})
+            runpy.run_path(f"{tmp_path}/train.py", {"model": model_of_zeros(cluster), "x": X, "y": Y, **given})
 
     start(calls=1, again=False)
     (tmp_path / "train.py").write_text(f"# A comment.\n{FITS.replace('verbose=0', 'verbose=0, epochs=1')}")

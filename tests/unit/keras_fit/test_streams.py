@@ -242,23 +242,6 @@ def test_workers_read_the_batches_of_a_py_dataset_alike_also_after_a_resume():
     assert sorted(np.concatenate([one[1] for one in read[1]]).tolist()) == sorted(Y.tolist())
 
 
-BRANCHES = {
-    "sampled": lambda parts: tf.data.Dataset.sample_from_datasets([one.repeat() for one in parts], seed=3),
-    "joined": lambda parts: parts[0].concatenate(parts[1]),
-}
-
-
-@pytest.mark.parametrize("name", BRANCHES)
-def test_a_map_after_batches_of_several_datasets_leaves_their_first_pass(name):
-    dataset = BRANCHES[name](halves()).batch(8).map(lambda x: 2 * x)
-    options = base.DataOptions(as_given=True, steps=4 if name == "sampled" else None)
-    data = make_adapter.make_data_adapter(dataset, None, None, options)
-    assert (data.batch_size, data.steps) == (8, 4 if name != "joined" else 6)
-    data.reset(0)
-    expected = next(iter(BRANCHES[name](halves()).batch(8))).numpy() * 2
-    assert epoch(data, 0)[0][0].tolist() == expected.tolist()
-
-
 def test_a_training_that_a_callback_ends_takes_no_other_pass_on_a_slower_worker():
     passes = []
     for waits in (0.0, 0.3):
