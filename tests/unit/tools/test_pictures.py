@@ -1,13 +1,11 @@
 """The pictures of the tools: each is drawn from made-up numbers, and its SVG file has the texts that it should have."""
 
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, tfdist
 from PIL import Image
 
 from tfdist.tools import scaling_results
@@ -97,11 +95,8 @@ def test_values_by_another_column_of_the_reports(tmp_path):
 def test_the_command_draws_the_runs_in_these_directories(tmp_path):
     """Of a folder, the runs below it, as those of a script; without matplotlib it says what to install."""
 
-    def plot(*words, code=0, before=""):
-        program = f"{before}\nfrom tfdist import __main__\n__main__.main()"
-        command = [sys.executable, "-c", program, "plot", *map(str, words)]
-        done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True)
-        assert done.returncode == code, done.stdout + done.stderr
+    def plot(*words, code=0, **variables):
+        done = tfdist("plot", *words, code=code, **variables)
         return done.stderr if code else done.stdout
 
     (tmp_path / "script").mkdir()
@@ -111,8 +106,9 @@ def test_the_command_draws_the_runs_in_these_directories(tmp_path):
     assert "fit2" in (tmp_path / "script" / "curves.svg").read_text()
     assert "the runs have no column 'batch_size'" in plot(tmp_path / "script", "--x=batch_size", code=1)
     assert "give the workdir of a run" in plot(tmp_path / "nowhere", code=1)
-    missing = "import sys; sys.modules['matplotlib'] = None"
-    assert "pip install matplotlib" in plot(tmp_path / "script", before=missing, code=1)
+    (tmp_path / "hides").mkdir()
+    (tmp_path / "hides" / "matplotlib.py").write_text("raise ModuleNotFoundError(name='matplotlib')")
+    assert "pip install matplotlib" in plot(tmp_path / "script", PYTHONPATH=str(tmp_path / "hides"), code=1)
 
 
 @pytest.mark.slow

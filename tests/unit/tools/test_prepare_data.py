@@ -1,12 +1,11 @@
 """`tfdist prepare` on a login node: fetches once, and opens both splits."""
 
 import pathlib
-import sys
 
 import forked
 import numpy as np
 import tensorflow_datasets
-from launching import worker_environment
+from launching import tfdist
 
 from tfdist import config as c
 from tfdist.tools import prepare as prepare_data
@@ -52,6 +51,5 @@ def test_ctrl_c_ends_the_command(tmp_path):
         "def get_config():\n    data = c.Data(source={'target': 'pressed:source'})\n"
         "    return c.Config(model={'target': 'x:y'}, data=data, train=c.Train(steps=1))\n"
     )
-    command = [sys.executable, "-m", "tfdist", "prepare", "--config=pressed.py"]
-    done = forked.run(command, cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (130, "") and done.stderr.endswith("tfdist: interrupted\n"), done
+    done = tfdist("prepare", "--config=pressed.py", code=130, cwd=tmp_path, start=forked.run)
+    assert done.stdout == "" and done.stderr.endswith("tfdist: interrupted\n"), done
