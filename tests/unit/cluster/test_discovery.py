@@ -131,11 +131,6 @@ def test_ports_are_in_their_range_and_no_job_step_restart_or_array_task_meets_an
 # the GPUs that TensorFlow lists in each, those that it shall use there, and what they are called on the node.
 PAIRS = [("GPU 0", "GPU 1"), ("GPU 2", "GPU 3")]
 GPUS = {
-    "no GPUs": ([{}, {}], 0, [(), ()], [(), ()]),
-    "--gpus-per-node=4": (
-        [{"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_STEP_GPUS": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}] * 2,
-        *(4, [(0, 1), (2, 3)], PAIRS),
-    ),
     "--gpus-per-task=1 in cgroups": (
         [{"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": i, "SLURM_GPUS_ON_NODE": "2"} for i in "01"],
         *(1, [(0,), (0,)], [("GPU 0",), ("GPU 1",)]),
@@ -173,11 +168,9 @@ def test_gpus_of_tf_config():
     assert visible_gpus(resolve(env | {"CUDA_VISIBLE_DEVICES": "1,3"}), 2) == (0, 1)  # Each has its own.
 
 
-def test_tasks_that_share_a_nodes_gpus_get_as_many_on_every_node():
+def test_a_task_with_a_gpu_of_its_own_uses_it_where_other_nodes_have_more_tasks():
+    """Tasks that share the GPUs of their nodes: tests/slurm/test_slurm.py."""
     where = [("n9", 0, 0), ("n9", 0, 1), ("n10", 1, 0)]
-    all_four = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}
-    places = [resolve(slurm(rank, where, "n[9-10]", "2,1", **all_four)) for rank in range(3)]
-    assert [visible_gpus(place, 4) for place in places] == [(0, 1), (2, 3), (0, 1)]
     one = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1", "SLURMD_TRES_BIND": "gpu:per_task:1"}
     assert visible_gpus(resolve(slurm(2, where, "n[9-10]", "2,1", **one)), 1) == (0,)
 
