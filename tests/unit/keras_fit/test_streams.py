@@ -166,7 +166,8 @@ def passes_of(name):
 
 
 @pytest.mark.parametrize("name", slow_except(SHUFFLED, ["mapped behind"]))
-def test_trainings_read_the_passes_of_keras_whatever_was_looked_at_or_read_ahead(name):
+def test_trainings_read_the_passes_of_keras_also_after_a_resume(name):
+    """Whatever was looked at or read ahead."""
     expected = passes_of(name)
     tf.random.set_seed(3)
     dataset = SHUFFLED[name][0]()
@@ -177,16 +178,12 @@ def test_trainings_read_the_passes_of_keras_whatever_was_looked_at_or_read_ahead
         for number in range(2):
             assert_equal(epoch(data, number), expected[2 * fit + number])
         data.finish(2 * data.steps)
-
-
-@pytest.mark.parametrize("name", slow_except(SHUFFLED, ["mapped behind"]))
-def test_a_resumed_training_reads_the_same_passes(name):
-    expected = passes_of(name)
+    # As after an earlier start, whose first training is finished and whose second one is resumed.
     tf.random.set_seed(3)
     dataset = SHUFFLED[name][0]()
     first, second = (make_adapter.make_data_adapter(dataset, None, None, base.DataOptions()) for _ in range(2))
     first.reset(0)
-    first.finish(2 * first.steps)  # By an earlier start.
+    first.finish(2 * first.steps)
     second.reset(0)
     assert_equal(epoch(second, 1, first=1), expected[3][1:])
 
