@@ -94,19 +94,6 @@ def test_groups_equal_keras_layers_called_one_group_each():
     np.testing.assert_allclose(layer.moving_variance, variance, rtol=1e-5)
 
 
-def test_is_a_plain_keras_layer_to_keras(tmp_path):
-    inputs = example()
-    layer = batch_normalization(group_size=4, momentum=0.9, name="norm")
-    model = keras.Sequential([keras.Input((5, 6, 3)), layer])
-    model(inputs, training=True)
-    assert layer.get_config() == keras.layers.BatchNormalization(momentum=0.9, name="norm").get_config()
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert type(loaded.layers[0]) is keras.layers.BatchNormalization
-    assert [v.name for v in loaded.variables] == [v.name for v in model.variables]
-    np.testing.assert_array_equal(loaded(inputs), model(inputs))
-
-
 def test_fuse_changes_a_foreign_model_to_the_same_mathematics():
     def build():
         keras.utils.set_random_seed(0)
