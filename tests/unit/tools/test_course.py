@@ -97,21 +97,16 @@ TYPED = [
     # What all tasks run is prefixed with srun; a study starts its own steps; a program for one GPU is one task.
     ("piz_daint", "ring", PAGE, (0, 0, 0), [("srun", "")]),
     ("bsc", "7", PAGE, (0, 0, 0), [("python -m tfdist scaling ", "path=DATA --replicas=1,2,4 ")]),
-    *(("bsc", n, PAGE, (8, 2, 0), [(f"{ONE}.main", "--config.cluster.gpus=1")]) for n in ("6", "D")),
     ("bsc", "A", PAGE, (8, 2, 0), [(f"{ONE}.main", "--config.cluster.gpus=1"), ("python -m tfdist plot ", "")]),
-    ("bsc", "6", LAPTOP, None, [("python -m tfdist.main", "")]),
     ("bsc", "3", LAPTOP, (3, 0, 0), [(f"{ONE}.main --config=", "")]),
     ("bsc", "E", PAGE, (4, 0, 0), [(f"{ONE} batch_size ", " --config.cluster.gpus=1 ")]),
     # The batch grows with the replicas.
     *(
-        (name, number, PAGE, sizes, [*first, ("srun python -m tfdist.main ", f"--config.data.batch_size={batch} ")])
-        for name, number, each, first in (
-            ("it4innovations", "mlp", 32, []),
-            ("it4innovations", "cache", 32, []),
-            ("piz_daint", "3", 64, [(f"{ONE}.main ", "")]),
-            ("piz_daint", "4", 64, []),
+        (
+            *("piz_daint", "3", PAGE, sizes),
+            [(f"{ONE}.main ", ""), ("srun python -m tfdist.main ", f"--config.data.batch_size={64 * replicas} ")],
         )
-        for sizes, batch in (((2, 0, 0), 2 * each), ((0, 3, 0), 3 * each), ((8, 2, 4), 8 * each), ((2, 2, 4), 8 * each))
+        for sizes, replicas in (((2, 0, 0), 2), ((0, 3, 0), 3), ((8, 2, 4), 8), ((2, 2, 4), 8))
     ),
     ("piz_daint", "4", PAGE, None, [("python -m tfdist.main ", "--config.data.batch_size=64 ")]),
     ("piz_daint", "4", LAPTOP, (3, 0, 0), [("srun ", "--config.data.batch_size=24 ")]),
@@ -125,10 +120,6 @@ TYPED = [
             ("srun python -m tfdist.run --workdir=runs/page/1 docs/courses/jean_zay_fit.py --replicas=8 ", ""),
             ("srun python -m tfdist.main ", " --config.data.batch_size=512 "),
         ],
-    ),
-    (
-        *("jean_zay", "2", PAGE, (8, 0, 0)),
-        [("srun python docs/courses/jean_zay_loop.py --data=", ""), ("srun ", " --config.data.batch_size=512 ")],
     ),
     (
         *("jean_zay", "3", PAGE, (8, 0, 0)),

@@ -1,12 +1,12 @@
 """The commands that compare trainings: scaling and trajectories, on real trainings of the line; and their tables."""
 
 import json
-import struct
 
 import forked
 import numpy as np
 import pytest
 from launching import REPOSITORY, csv_rows, tfdist
+from PIL import Image
 
 from tfdist.configs.laboratory import stages
 from tfdist.tools import child_runs, scaling, tables
@@ -22,9 +22,8 @@ def study(tool, *options, code=0):
 
 def size_of_picture(path):
     """(width, height) of a PNG file in pixels."""
-    data = path.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    return struct.unpack(">II", data[16:24])
+    with Image.open(path) as image:
+        return image.size
 
 
 @pytest.mark.slow
