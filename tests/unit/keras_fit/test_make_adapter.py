@@ -81,7 +81,8 @@ def test_each_pass_of_a_generator_begins_with_its_first_two_batches_and_goes_on_
         assert [int(element["data"][0][0, 0]) for element in elements] == expected
 
 
-def test_an_object_that_is_no_data_is_refused():
+def test_objects_that_are_no_data_and_lists_of_targets_are_refused():
     """Other data that do not fit: `REFUSED` of tests/workers/test_fit.py."""
-    with pytest.raises(ValueError, match="class 'object'"):
-        adapter(object())
+    for data, words in (((object(),), "class 'object'"), ((np.zeros((7, 2)), [0.0] * 7), "Lists are several inputs")):
+        with pytest.raises(ValueError, match=words):
+            adapter(*data)
