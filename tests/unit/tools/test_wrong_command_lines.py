@@ -21,7 +21,6 @@ from tfdist.tools import child_runs, tables
         slow("doctor --gpu digits", "tfdist doctor: --gpu measures this machine: "),
         ("why a b", "tfdist why was removed: `tfdist compare A B` names "),
         ("train mine.py", "--config=mine.py: the file must define get_config(), "),
-        slow("launch --workers=2 --epochs=1 mine.py", "--config=mine.py: the file must define get_config(), "),
         # Values of flags, for commands with and without a config.
         ("sweep digits --random=0", "tfdist sweep: --random: must be a whole number and at least 1. "),
         slow("train digits --mode=x", "tfdist.main: --mode: invalid choice: 'x' (choose from "),
