@@ -8,7 +8,6 @@ def get_config() -> c.Config:
     return c.Config(
         model={"target": "tests.support.lab:Dropouts", "num_classes": 10, "rate": 0.3},
         data=c.Data(
-            source={"target": "tfdist.zoo.sources:digits"},
             prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "pad": 1},
             batch_size=48,
             evaluation_batch_size=60,

@@ -15,7 +15,6 @@ def get_config() -> c.Config:
             "l2": 1e-3,
         },
         data=c.Data(
-            source={"target": "tfdist.zoo.sources:digits"},
             prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "pad": 1, "flip": True},
             batch_size=48,
             evaluation_batch_size=60,

@@ -8,7 +8,6 @@ def get_config() -> c.Config:
     return c.Config(
         model={"target": "tests.support.lab:mixed", "num_classes": 10},
         data=c.Data(
-            source={"target": "tfdist.zoo.sources:digits"},
             prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "pad": 1, "flip": True},
             batch_size=64,
             evaluation_batch_size=64,

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import re
 import shlex
 import sys
 
@@ -10,14 +9,10 @@ import forked
 import numpy as np
 import pytest
 from launching import REPOSITORY, worker_environment
+from pages import blocks, scripts
+from topologies import records
 
 README = REPOSITORY / "README.md"
-OWN_CONFIG = REPOSITORY / "docs" / "your-config.md"
-
-
-def blocks(page: pathlib.Path, language: str) -> list[str]:
-    """The fenced blocks of a language in a page, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def run(command: str, directory: pathlib.Path) -> str:
@@ -31,12 +26,11 @@ def run(command: str, directory: pathlib.Path) -> str:
 
 
 def test_the_first_command_trains_as_readme_says_and_then_says_it_is_finished(tmp_path):
-    install, train = blocks(README, "bash")[0].strip().rsplit(" && ", 1)
+    install, train = blocks(README.read_text(), "bash")[0].strip().rsplit(" && ", 1)
     assert "pip install" in install
     (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
     run(train, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "runs/digits/metrics.jsonl").read_text().splitlines()]
-    assert [line for line in lines if line["kind"] == "evaluation"][-1]["accuracy"] > 0.97
+    assert records(tmp_path / "runs/digits", "evaluation")[-1]["accuracy"] > 0.97
     for name in ("config.json", "environment.json", "finished.json", "model.keras", "tensorboard", "checkpoints"):
         assert (tmp_path / "runs/digits" / name).exists(), name
     assert "finished" in run(train, tmp_path)
@@ -45,10 +39,8 @@ def test_the_first_command_trains_as_readme_says_and_then_says_it_is_finished(tm
 @pytest.fixture
 def lab(tmp_path):
     """The functions and the config of docs/your-config.md, with data for them."""
-    for block in blocks(OWN_CONFIG, "python"):
-        name = re.match(r"# (\w+\.py)\n", block)
-        if name:
-            (tmp_path / name[1]).write_text(block)
+    for name, text in scripts("your-config.md").items():
+        (tmp_path / name).write_text(text)
     generator = np.random.default_rng(0)
     arrays = {}
     for split, count in (("train", 512), ("test", 64)):

@@ -1,7 +1,6 @@
 """The scripts of the pages for people who come from elsewhere run on two workers."""
 
 import csv
-import json
 import pathlib
 import re
 import sys
@@ -9,14 +8,8 @@ import sys
 import numpy as np
 import pytest
 from launching import REPOSITORY, run_all
-from topologies import command, environments
-
-
-def scripts(page: str) -> dict[str, str]:
-    """The files that a page shows, by name."""
-    text = (REPOSITORY / "docs" / page).read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return {re.match(r"# (\w+\.py)\n", block)[1]: block for block in blocks}
+from pages import blocks, scripts
+from topologies import command, environments, records
 
 
 @pytest.fixture
@@ -61,12 +54,10 @@ def test_from_fit(lab):
 
 @pytest.mark.slow
 def test_own_step(lab):
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", (REPOSITORY / "docs/own_step.md").read_text(), re.DOTALL | re.MULTILINE
-    )
-    for number, text in enumerate(blocks):
+    found = blocks((REPOSITORY / "docs/own_step.md").read_text(), "python")
+    for number, text in enumerate(found):
         compile(text, f"block {number}", "exec")
-    (lab / "my_vae.py").write_text(blocks[0] + "print(*history.history['loss'])\n")
+    (lab / "my_vae.py").write_text(found[0] + "print(*history.history['loss'])\n")
     (output,) = on_workers(lab, [sys.executable, "my_vae.py"], 1)
     first, second = map(float, output.splitlines()[-1].split())
     assert second < first
@@ -96,6 +87,15 @@ def test_from_a_loop(lab):
         compile(text, file, "exec")
         (lab / file).write_text(text)
     on_workers(lab, command(lab / "runs/loop", config="my_loop_config.py"), workers=1)
-    records = [json.loads(text) for text in (lab / "runs/loop/metrics.jsonl").read_text().splitlines()]
-    evaluations = [record["accuracy"] for record in records if record["kind"] == "evaluation"]
+    evaluations = [record["accuracy"] for record in records(lab / "runs/loop", "evaluation")]
     assert len(evaluations) == 3 and evaluations[-1] > 0.5
+
+
+@pytest.mark.slow
+def test_weights_in_one_place_are_those_of_mirrored_ones(tmp_path):
+    # The weights must have moved, or equal ones would show nothing.
+    moved = "print('moved:', max(np.abs(b).max() for b in central[1::2]))\n"
+    (tmp_path / "central_storage.py").write_text(scripts("consistency.md")["central_storage.py"] + moved)
+    (output,) = on_workers(tmp_path, [sys.executable, "central_storage.py"], 1)
+    difference, moved = (re.search(rf"^{name}: (\S+)$", output, re.M)[1] for name in ("largest difference", "moved"))
+    assert float(difference) < 1e-6 and float(moved) > 1e-3

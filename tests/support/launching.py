@@ -1,14 +1,17 @@
 """A short training of configs/digits.py, for tests that run it under one launcher and another, and its weights."""
 
 import contextlib
+import csv
 import fcntl
 import io
 import os
 import pathlib
 import random
+import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 
 import forked
 import h5py
@@ -73,6 +76,40 @@ def run_all(
     codes, outputs = processes.run(commands, environments, timeout=timeout, cwd=cwd)
     assert codes == [0] * len(codes), "\n".join([f"exit codes {codes}", *outputs])
     return outputs
+
+
+def tfdist(
+    *words: os.PathLike | str,
+    code: int = 0,
+    cwd: os.PathLike | str = REPOSITORY,
+    start: Callable[..., subprocess.CompletedProcess] = subprocess.run,
+    timeout: float = 300.0,
+    **variables: str,
+) -> subprocess.CompletedProcess:
+    """Runs `python -m tfdist` and these words on the CPU, and asserts its exit code.
+
+    Args:
+        *words: the command and its arguments.
+        code: the exit code.
+        cwd: where it runs.
+        start: `forked.run` for a command that imports TensorFlow and whose start is not what is tested.
+        timeout: how many seconds its end is awaited.
+        **variables: more of the environment.
+
+    Returns:
+        The process that has ended, with its `stdout` and `stderr` as texts.
+    """
+    command = [sys.executable, "-m", "tfdist", *map(str, words)]
+    env = worker_environment(**variables)
+    done = start(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def csv_rows(path: pathlib.Path) -> list[dict[str, str]]:
+    """The rows of a CSV file with a header."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def train_alone(workdir: os.PathLike | str) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import tensorflow as tf
-from test_discovery import FOUR_ON_TWO, FOUR_ON_TWO_CYCLIC, STEPS, TWO_ON_ONE, slurm, tf_config
+from test_discovery import FOUR_ON_TWO, FOUR_ON_TWO_CYCLIC, TWO_ON_ONE, slurm, tf_config
 
 from tfdist.cluster.discovery import environment
 from tfdist.cluster.discovery.cluster_resolver import SlurmClusterResolver, resolver
@@ -12,31 +12,12 @@ from tfdist.cluster.discovery.cluster_resolver import SlurmClusterResolver, reso
 STOCK = tf.distribute.cluster_resolver.SlurmClusterResolver
 
 
-@pytest.fixture(autouse=True)
-def no_nvidia_smi(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_slurm_resolver_follows_slurm(name):
-    nodelist, tasks_per_node, distribution, where = STEPS[name]
-    for rank in range(len(where)):
-        env = slurm(rank, where, nodelist, tasks_per_node, **distribution)
-        spec = environment.resolve(env, port_base=10000, port_count=10000)
-        made = resolver(spec, spec.addresses, num_gpus=0)
-        assert isinstance(made, STOCK)
-        addresses = made.cluster_spec().as_dict()["worker"]
-        assert [address.rpartition(":")[0] for address in addresses] == [node for node, _, _ in where]
-        assert (made.task_type, made.task_id, made.get_task_info()) == ("worker", rank, ("worker", rank))
-        assert made.master() == f"grpc://{addresses[rank]}"
-        assert made.num_accelerators() == {"GPU": 0}
-
-
 def test_tensorflows_own_resolver_is_wrong_here(monkeypatch):
     """The reasons for the subclass; when TensorFlow mends one, the subclass can lose it."""
     for name, value in slurm(1, FOUR_ON_TWO_CYCLIC, "n[9-10]", "2(x2)", SLURM_DISTRIBUTION="cyclic").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
+    monkeypatch.setenv("PATH", "/nowhere")  # Without nvidia-smi.
     hosts = [address.split(":")[0] for address in STOCK().cluster_spec().as_dict()["worker"]]
     assert hosts == ["n10", "n10", "n9", "n9"]  # Slurm: n9, n10, n9, n10.
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
@@ -49,6 +30,7 @@ def test_tensorflows_own_resolver_is_wrong_here(monkeypatch):
     ("env", "addresses", "rank"),
     [
         (slurm(2, FOUR_ON_TWO, "n[9-10]", "2(x2)"), None, 2),
+        (slurm(1, FOUR_ON_TWO_CYCLIC, "n[9-10]", "2(x2)", SLURM_DISTRIBUTION="cyclic"), None, 1),
         (tf_config("worker", 0, chief=["a:1"], worker=["b:1"]), None, 1),
         (slurm(0, TWO_ON_ONE, "n9", "2"), ["n9:1", "n9:2"], 0),
     ],
@@ -57,7 +39,9 @@ def test_a_resolver_for_each_launcher(env, addresses, rank):
     spec = environment.resolve(env, port_base=10000, port_count=10000)
     addresses = list(addresses or spec.addresses)
     made = resolver(spec, addresses, num_gpus=3)
-    assert isinstance(made, SlurmClusterResolver) == ("SLURM_JOB_ID" in env)
+    assert isinstance(made, SlurmClusterResolver) == isinstance(made, STOCK) == ("SLURM_JOB_ID" in env)
     assert made.cluster_spec().as_dict() == {"worker": addresses}
     assert (made.task_type, made.task_id, made.rpc_layer) == ("worker", rank, "grpc")
+    if isinstance(made, STOCK):
+        assert (made.get_task_info(), made.master()) == (("worker", rank), f"grpc://{addresses[rank]}")
     assert made.num_accelerators() == {"GPU": 3}

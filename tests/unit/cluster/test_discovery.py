@@ -84,37 +84,6 @@ def test_addresses_of_ipv6_have_brackets(tmp_path):
     assert hostlist.split_address(resolve(slurm(0, nodes[:1], "fd00::1")).addresses[0])[0] == "fd00::1"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"SLURM_DISTRIBUTION": "cyclic"},
-        {"SLURM_NODEID": "0", "SLURMD_NODENAME": "n9"},
-        {"SLURM_GTIDS": "1,2"},
-    ],
-)
-def test_a_layout_that_is_not_slurms_is_refused(change):
-    env = slurm(2, FOUR_ON_TWO, "n[9-10]", "2(x2)") | change
-    with pytest.raises(ValueError, match="Rank 2 should be task"):
-        resolve(env)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"SLURM_STEP_NUM_TASKS": "5"}, "SLURM_STEP_NUM_TASKS=5"),
-        ({"SLURM_PROCID": "4"}, "het-group"),
-        ({"SLURM_PROCID": "one"}, "SLURM_PROCID .*'one'"),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2x2"}, "'2x2'"),
-        ({"SLURM_STEP_NODELIST": "n[9-10"}, r"'n\[9-10'"),
-        ({"SLURM_DISTRIBUTION": "plane"}, "not set: SLURM_DIST_PLANESIZE"),
-        ({"SLURM_DISTRIBUTION": "magic"}, "'magic'"),
-    ],
-)
-def test_bad_slurm_variables_are_named(change, named):
-    with pytest.raises(ValueError, match=named):
-        resolve(slurm(0, FOUR_ON_TWO, "n[9-10]", "2(x2)") | change)
-
-
 SBATCH = {"SLURM_JOB_ID": "14", "SLURM_JOB_NODELIST": "n[8-9]", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "3,1"}
 # What sbatch passes on when it is called in an interactive step.
 LEFT_OVER = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n5"}
@@ -162,11 +131,6 @@ def test_ports_are_in_their_range_and_no_job_step_restart_or_array_task_meets_an
 # the GPUs that TensorFlow lists in each, those that it shall use there, and what they are called on the node.
 PAIRS = [("GPU 0", "GPU 1"), ("GPU 2", "GPU 3")]
 GPUS = {
-    "no GPUs": ([{}, {}], 0, [(), ()], [(), ()]),
-    "--gpus-per-node=4": (
-        [{"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_STEP_GPUS": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}] * 2,
-        *(4, [(0, 1), (2, 3)], PAIRS),
-    ),
     "--gpus-per-task=1 in cgroups": (
         [{"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": i, "SLURM_GPUS_ON_NODE": "2"} for i in "01"],
         *(1, [(0,), (0,)], [("GPU 0",), ("GPU 1",)]),
@@ -204,11 +168,9 @@ def test_gpus_of_tf_config():
     assert visible_gpus(resolve(env | {"CUDA_VISIBLE_DEVICES": "1,3"}), 2) == (0, 1)  # Each has its own.
 
 
-def test_tasks_that_share_a_nodes_gpus_get_as_many_on_every_node():
+def test_a_task_with_a_gpu_of_its_own_uses_it_where_other_nodes_have_more_tasks():
+    """Tasks that share the GPUs of their nodes: tests/slurm/test_slurm.py."""
     where = [("n9", 0, 0), ("n9", 0, 1), ("n10", 1, 0)]
-    all_four = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}
-    places = [resolve(slurm(rank, where, "n[9-10]", "2,1", **all_four)) for rank in range(3)]
-    assert [visible_gpus(place, 4) for place in places] == [(0, 1), (2, 3), (0, 1)]
     one = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1", "SLURMD_TRES_BIND": "gpu:per_task:1"}
     assert visible_gpus(resolve(slurm(2, where, "n[9-10]", "2,1", **one)), 1) == (0,)
 
@@ -238,25 +200,6 @@ def test_tf_config_with_a_chief():
 @pytest.mark.parametrize("text", ["", " ", "{}", '{"cluster": {}}', '{"task": {"type": "worker", "index": 0}}'])
 def test_a_tf_config_without_a_cluster_does_not_count(text):
     assert resolve({"TF_CONFIG": text}) == WorkerSpec(launcher="local")
-
-
-@pytest.mark.parametrize(
-    ("env", "message"),
-    [
-        ({"TF_CONFIG": "{'cluster': 1}"}, "JSON object"),
-        ({"TF_CONFIG": '{"cluster": {"worker": "a:1"}}'}, "lists"),
-        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "chief or worker"),
-        (tf_config("worker", 2, worker=["a:1", "b:1"]), "task.index"),
-        (tf_config("worker", 0, worker=["a", "b:1"]), "host:port"),
-        (tf_config("worker", 0, worker=["a:1", "a:1"]), "twice"),
-        (tf_config("chief", 0, chief=["a:1", "b:1"]), "one chief"),
-        (tf_config("evaluator", 0, worker=["a:1"], evaluator=["b:1"]), "evaluator"),
-        (tf_config("worker", 0, worker=["a:1"], ps=["b:1"]), "parameter servers"),
-    ],
-)
-def test_a_bad_tf_config_is_refused(env, message):
-    with pytest.raises(ValueError, match=message):
-        resolve(env)
 
 
 OPEN_MPI = {
@@ -328,33 +271,7 @@ def test_mpi_over_several_hosts_knows_where_rank_0_may_be(tmp_path):
     nodefile.write_text("n9\nn9\nn10\n")
     assert resolve(over_two_hosts(OPEN_MPI, 2, PBS_NODEFILE=str(nodefile))).chiefs[0] == f"n9:{port}"
     assert resolve(over_two_hosts(OPEN_MPI, 2, SLURM_JOB_NODELIST="n[9-10]")).chiefs[0] == f"n9:{port}"
-    assert resolve(over_two_hosts(OPEN_MPI, 2, TFDIST_CHIEF="n7")).chiefs == (f"n7:{port}",)
-    assert resolve(over_two_hosts(OPEN_MPI, 2, TFDIST_CHIEF="n7:5555")).chiefs == ("n7:5555",)
-    assert resolve(over_two_hosts(OPEN_MPI, 0, TFDIST_CHIEF="n7:5555")).port == 5555
-
-
-def test_mpi_over_several_hosts_without_a_trace_of_rank_0_says_what_to_set():
-    env = {name: value for name, value in OPEN_MPI.items() if name != "OMPI_MCA_orte_hnp_uri"}
-    with pytest.raises(ValueError, match="Set TFDIST_CHIEF"):
-        resolve(over_two_hosts(env, 2))
-    with pytest.raises(ValueError, match=r'TFDIST_CHIEF must be "host" or "host:port". Received: \'n7:99999\''):
-        resolve(over_two_hosts(env, 2, TFDIST_CHIEF="n7:99999"))
-
-
-@pytest.mark.parametrize(
-    ("env", "message"),
-    [
-        (
-            {"OMPI_COMM_WORLD_RANK": "0"},
-            "these variables are not set: OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL",
-        ),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "these variables are not set: PMI_LOCAL_RANK, PMI_LOCAL_SIZE"),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "are inconsistent.*OMPI_COMM_WORLD_RANK=2"),
-    ],
-)
-def test_bad_mpi_variables_are_named(env, message):
-    with pytest.raises(ValueError, match=message):
-        resolve(env)
+    # Of a name that a user gives: test_launchers.py.
 
 
 # The daemon that Open MPI's mpirun starts on a second node is a Slurm step of its own; a rank inherits its variables.
@@ -386,7 +303,40 @@ def test_which_launcher_counts(name):
     assert (place.launcher, place.rank, place.num_workers) == (launcher, rank, num_workers)
 
 
-@pytest.mark.parametrize("launcher", [FOUR_TASKS, OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}], ids=["slurm", "mpi"])
-def test_a_left_over_tf_config_is_refused(launcher):
-    with pytest.raises(ValueError, match=r"1 worker.s., but \w+=4: .*Unset TF_CONFIG"):
-        resolve(launcher | tf_config("worker", 0, worker=["localhost:2222"]))
+WITHOUT_URI = {name: value for name, value in OPEN_MPI.items() if name != "OMPI_MCA_orte_hnp_uri"}
+LEFT_OVER_TF_CONFIG = tf_config("worker", 0, worker=["localhost:2222"])
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        (FOUR_TASKS | {"SLURM_DISTRIBUTION": "cyclic"}, "Rank 2 should be task"),
+        (FOUR_TASKS | {"SLURM_NODEID": "0", "SLURMD_NODENAME": "n9"}, "Rank 2 should be task"),
+        (FOUR_TASKS | {"SLURM_GTIDS": "1,2"}, "Rank 2 should be task"),
+        (FOUR_TASKS | {"SLURM_STEP_NUM_TASKS": "5"}, "SLURM_STEP_NUM_TASKS=5"),
+        (FOUR_TASKS | {"SLURM_PROCID": "4"}, "het-group"),
+        (FOUR_TASKS | {"SLURM_PROCID": "one"}, "SLURM_PROCID .*'one'"),
+        (FOUR_TASKS | {"SLURM_STEP_TASKS_PER_NODE": "2x2"}, "'2x2'"),
+        (FOUR_TASKS | {"SLURM_STEP_NODELIST": "n[9-10"}, r"'n\[9-10'"),
+        (FOUR_TASKS | {"SLURM_DISTRIBUTION": "plane"}, "not set: SLURM_DIST_PLANESIZE"),
+        (FOUR_TASKS | {"SLURM_DISTRIBUTION": "magic"}, "'magic'"),
+        ({"OMPI_COMM_WORLD_RANK": "0"}, r"not set: OMPI_COMM_WORLD_SIZE, OMPI_\w+_LOCAL_RANK, OMPI_\w+_LOCAL_SIZE"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "not set: PMI_LOCAL_RANK, PMI_LOCAL_SIZE"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK=2"),
+        (over_two_hosts(WITHOUT_URI, 2), "TFDIST_CHIEF"),
+        ({"TF_CONFIG": "{'cluster': 1}"}, "JSON object"),
+        ({"TF_CONFIG": '{"cluster": {"worker": "a:1"}}'}, "lists"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "chief or worker"),
+        (tf_config("worker", 2, worker=["a:1", "b:1"]), "task.index"),
+        (tf_config("worker", 0, worker=["a", "b:1"]), "host:port"),
+        (tf_config("worker", 0, worker=["a:1", "a:1"]), "twice"),
+        (tf_config("chief", 0, chief=["a:1", "b:1"]), "one chief"),
+        (tf_config("evaluator", 0, worker=["a:1"], evaluator=["b:1"]), "evaluator"),
+        (tf_config("worker", 0, worker=["a:1"], ps=["b:1"]), "parameter servers"),
+        (FOUR_TASKS | LEFT_OVER_TF_CONFIG, r"1 worker.s., but \w+=4: .*Unset TF_CONFIG"),
+        (OPEN_MPI | LEFT_OVER_TF_CONFIG, r"1 worker.s., but \w+=2: .*Unset TF_CONFIG"),
+    ],
+)
+def test_variables_that_cannot_be_right_are_named(env, named):
+    with pytest.raises(ValueError, match=named):
+        resolve(env)

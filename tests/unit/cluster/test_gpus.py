@@ -63,14 +63,6 @@ def nvml(tmp_path, monkeypatch):
     sys.modules.pop("pynvml", None)
 
 
-@pytest.fixture
-def proc(tmp_path):
-    """A /proc with the driver's files for two GPUs."""
-    for name in ("0000:07:00.0", "0000:0f:00.0"):
-        (tmp_path / "driver" / "nvidia" / "gpus" / name).mkdir(parents=True)
-    return tmp_path
-
-
 def test_the_gpus_of_the_host(nvml):
     nvml()
     first, second = host_gpus.query()
@@ -89,8 +81,11 @@ def test_gpus_that_tensorflow_does_not_list_stop_the_training(nvml):
     assert strategy.plan(config.ClusterOptions(gpus=0, logical_devices=2), env={}).local_replicas == 2
 
 
-def test_where_nvml_fails_the_drivers_files_count(nvml, proc):
+def test_where_nvml_fails_the_drivers_files_count(nvml, tmp_path):
     nvml(fails="init")
+    proc = tmp_path / "proc"
+    for name in ("0000:07:00.0", "0000:0f:00.0"):
+        (proc / "driver" / "nvidia" / "gpus" / name).mkdir(parents=True)
     with pytest.raises(gpu_software.GpusNotFoundError, match=r"2 GPU\(s\), according to .*/driver/nvidia/gpus.*--nv"):
         gpu_software.num_listed({}, proc)
     gpu_software.num_listed({"CUDA_VISIBLE_DEVICES": "-1"}, proc)
@@ -99,13 +94,6 @@ def test_where_nvml_fails_the_drivers_files_count(nvml, proc):
     gpu_software.num_listed({"SLURM_JOB_ID": "7"}, proc)
     with pytest.raises(gpu_software.GpusNotFoundError):
         gpu_software.num_listed({"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "2"}, proc)
-
-
-def test_the_reason_is_that_of_the_installation():
-    assert "built without CUDA" in gpu_software.why_unused({"is_cuda_build": False}, "")
-    build = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
-    found = gpu_software.why_unused(build, "450.80.02")
-    assert "CUDA 12.5.1 or cuDNN 9 is missing" in found and "driver (450.80.02) is too old" in found
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,27 @@ from launching import REPOSITORY
 from tfdist.cluster.devices import gpu_software, machine
 
 VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.1"}
+CUDA_BUILD = {"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}
 X86, GH200 = ("x86_64", {"sse4_2", "avx", "avx2"}), ("aarch64", set())
 
 
-def test_gh200_is_not_sent_in_a_circle(monkeypatch):
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    text = gpu_software.why_unused({"is_cuda_build": False}, "580.1")
-    assert "docs/centres.md" in text and "pip install" not in text  # What was tried already.
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert "pip install 'tensorflow[and-cuda]>=2.21,<2.23'" in gpu_software.why_unused({}, "580.1")
+@pytest.mark.parametrize(
+    ("machine_name", "build", "driver", "named"),
+    [
+        ("aarch64", {"is_cuda_build": False}, "580.1", ["docs/centres.md"]),  # GH200: pip was tried already.
+        (
+            "x86_64",
+            {"is_cuda_build": False},
+            "580.1",
+            ["without CUDA", "pip install 'tensorflow[and-cuda]>=2.21,<2.23'"],
+        ),
+        ("x86_64", CUDA_BUILD, "450.80.02", ["CUDA 12.5.1 or cuDNN 9 is missing", "driver (450.80.02) is too old"]),
+    ],
+)
+def test_the_reason_of_unused_gpus_is_that_of_the_installation(monkeypatch, machine_name, build, driver, named):
+    monkeypatch.setattr(platform, "machine", lambda: machine_name)
+    text = gpu_software.why_unused(build, driver)
+    assert all(words in text for words in named) and (machine_name == "aarch64") == ("pip install" not in text)
 
 
 @pytest.mark.parametrize(

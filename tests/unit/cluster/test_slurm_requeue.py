@@ -8,13 +8,7 @@ from tfdist.cluster import slurm_requeue
 from tfdist.cluster.interruption import StopRequest
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (60, True),
-        (3600, False),
-    ],
-)
+@pytest.mark.parametrize(("seconds", "said"), [(60, True), (3600, False)])
 def test_a_job_that_was_too_short_for_a_checkpoint_says_so(monkeypatch, capsys, seconds, said):
     monkeypatch.setattr(slurm_requeue, "_policy", None)  # Until the end of this test.
     monkeypatch.setenv("SLURM_JOB_ID", "7")

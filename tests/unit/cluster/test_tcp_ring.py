@@ -138,14 +138,6 @@ def test_a_lost_worker_ends_the_sums_of_the_others():
                     ring.sum([tf.ones([3_000_000])], 0)
 
 
-def test_different_packs_are_not_summed():
-    with rings(2) as (made, pool):
-        found = [pool.submit(ring.sum, [tf.ones([length])], 0) for ring, length in zip(made, (100, 200), strict=True)]
-        for one in found:
-            with pytest.raises(ConnectionError, match=r"compute different graphs|has closed its connection|reset|pipe"):
-                one.result()
-
-
 def test_sums_that_are_infinite_or_nan_end_no_run_and_warn_of_nothing():
     values = [tf.constant([3e38, np.inf, np.nan]), tf.constant([3e38, -np.inf, 0.0])]
     with warnings.catch_warnings():

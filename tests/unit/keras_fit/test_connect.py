@@ -1,42 +1,11 @@
-"""What a script's last lines say after an error: the user's line, if the error passed through tfdist."""
+"""What importing tfdist and `tfdist.connect` say of Keras' backend."""
 
-import importlib.util
 import subprocess
 import sys
 
 import pytest
 from launching import worker_environment
 from parameters import slow
-
-from tfdist.config import patching
-from tfdist.keras_fit import connect
-
-
-@pytest.fixture
-def lab(tmp_path, monkeypatch):
-    """A module of the user's with a metric that fails in a function of a library."""
-    file = tmp_path / "lab.py"
-    file.write_text("import json\n\n\ndef metric(predictions):\n    return json.loads(predictions)\n")
-    monkeypatch.chdir(tmp_path)
-    spec = importlib.util.spec_from_file_location("lab", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def reported(function, capsys):
-    """Calls `function`, and returns what is printed for its error."""
-    try:
-        function("{")
-    except Exception as error:
-        connect._report(type(error), error, error.__traceback__)
-    return capsys.readouterr().err
-
-
-def test_an_error_in_a_function_that_tfdist_called_names_the_users_line(lab, capsys):
-    with patching.patch(lab, "metric", lambda original, *args: original(*args)):
-        printed = reported(lab.metric, capsys)
-    assert "tfdist: lab.py, line 5, `return json.loads(predictions)`: JSONDecodeError: Expecting" in printed
 
 
 @pytest.mark.parametrize(

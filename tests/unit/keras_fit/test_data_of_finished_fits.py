@@ -44,15 +44,20 @@ def drawn():
         yield X[rows], Y[rows]
 
 
-class Fails(keras.callbacks.Callback):
-    """Raises an error after an epoch that is not saved then."""
+class Ends(keras.callbacks.Callback):
+    """Ends a fit: in mid-epoch by a signal, as a job system does, or by an error after an epoch that is not saved."""
 
-    def __init__(self, fails):
+    def __init__(self, how):
         super().__init__()
-        self._fails = fails
+        self._how, self.steps = how, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.steps += 1
+        if self._how == "signal" and self.steps == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def on_epoch_end(self, epoch, logs=None):
-        if self._fails and epoch == 2:
+        if self._how == "error" and epoch == 2:
             raise KeyError(epoch)
 
 
@@ -69,30 +74,6 @@ def model_of_zeros(cluster):
     return model
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["PyDataset", "only the validation", "generator"])
-def test_a_fit_after_a_finished_one_reads_the_same_data_again(cluster, tmp_path, kind):
-    def script(place, fails_in=None):
-        np.random.seed(0)
-        model = model_of_zeros(cluster)
-        data = {"generator": (drawn(),), "only the validation": (X, Y), "PyDataset": (Shuffled(),)}[kind]
-        options = {"epochs": 3, "verbose": 0} | ({"steps_per_epoch": 3} if kind == "generator" else {})
-        if "valid" in kind:
-            options |= {"validation_data": Shuffled(), "validation_freq": 2}
-        histories = []
-        for index in range(2):
-            more = {"callbacks": [Fails(index == fails_in)], "workdir": tmp_path / place / f"fit{index}"}
-            histories.append(tfdist.fit(cluster, model, *data, **options, **more).history)
-        return [one.tolist() for one in model.get_weights()], histories, np.random.rand()
-
-    whole = script("whole")
-    for fails_in in (0, 1):
-        with pytest.raises(KeyError):
-            script("killed", fails_in)
-    assert script("killed") == whole
-    assert script("killed") == whole  # All is finished.
-
-
 def rows():
     return tf.data.Dataset.from_tensor_slices((X, Y))
 
@@ -107,42 +88,44 @@ def noisy():
     return rows().map(lambda x, y: (tf.ensure_shape(tf.numpy_function(draw, [x], tf.float32), [3]), y)).batch(4)
 
 
+def shuffled():
+    return rows().shuffle(12, seed=1).batch(4)
+
+
+def joined():
+    return rows().shuffle(9, seed=1).take(6).concatenate(rows().shuffle(9, seed=2)).batch(6)
+
+
+# Kind of data -> how a fit ends, the number of fits, and what makes the data and options of all of them.
 MADE = {
-    "generator": lambda: (drawn(), {"steps_per_epoch": 3}),
-    "shuffle": lambda: (rows().shuffle(12, seed=1).batch(4), {}),
-    "joined shuffles": lambda: (rows().shuffle(9, seed=1).take(6).concatenate(rows().shuffle(9, seed=2)).batch(6), {}),
-    "code": lambda: (noisy(), {}),
+    "PyDataset": ("error", 2, lambda: ((Shuffled(),), {})),
+    "only the validation": ("error", 2, lambda: ((X, Y), {"validation_data": Shuffled(), "validation_freq": 2})),
+    "generator": ("error", 2, lambda: ((drawn(),), {"steps_per_epoch": 3})),
+    "generator in mid-epoch": ("signal", 1, lambda: ((drawn(),), {"steps_per_epoch": 3})),
+    "shuffle": ("signal", 1, lambda: ((shuffled(),), {"validation_data": shuffled()})),
+    "joined shuffles": ("signal", 1, lambda: ((joined(),), {})),
+    "code": ("signal", 1, lambda: ((noisy(),), {})),
 }
 
 
-class Stops(keras.callbacks.Callback):
-    """Stops the process in mid-epoch, as a job system does."""
-
-    def __init__(self, step):
-        super().__init__()
-        self._step, self.steps = step, 0
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.steps += 1
-        if self.steps == self._step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
 @pytest.mark.parametrize("kind", slow_except(MADE, ["shuffle"]))
-def test_a_fit_that_is_stopped_in_mid_epoch_goes_on_with_the_same_batches(cluster, tmp_path, kind):
-    def script(place, step=None):
+def test_a_script_that_is_started_again_reads_the_same_data(cluster, tmp_path, kind):
+    how, fits, make = MADE[kind]
+
+    def script(place, ends_in=None):
         np.random.seed(0)
-        model = model_of_zeros(cluster)
-        data, options = MADE[kind]()
-        options |= {"epochs": 3, "verbose": 0, "workdir": tmp_path / place}
-        options |= {"validation_data": MADE["shuffle"]()[0]} if kind == "shuffle" else {}
-        history = tfdist.fit(cluster, model, data, callbacks=[Stops(step)], **options).history
-        return [one.tolist() for one in model.get_weights()], history
+        model, (data, options), histories = model_of_zeros(cluster), make(), []
+        for index in range(fits):
+            more = {"callbacks": [Ends(how if index == ends_in else "")], "workdir": tmp_path / place / f"fit{index}"}
+            histories.append(tfdist.fit(cluster, model, *data, epochs=3, verbose=0, **options, **more).history)
+        return [one.tolist() for one in model.get_weights()], histories, np.random.rand()
 
     whole = script("whole")
-    with pytest.raises(SystemExit):
-        script("stopped", 5)
-    assert script("stopped") == whole
+    for ends_in in range(fits):
+        with pytest.raises((KeyError, SystemExit)):
+            script("ended", ends_in)
+    assert script("ended") == whole
+    assert script("ended") == whole  # All is finished.
 
 
 class Draws(keras.callbacks.Callback):
@@ -164,8 +147,7 @@ def script_of(cluster, workdir):
 def test_a_script_draws_the_same_after_a_fit_that_is_finished(cluster, tmp_path):
     def script():
         with script_of(cluster, tmp_path):
-            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
-            model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
+            model = model_of_zeros(cluster)
             for _ in range(2):
                 callback = Draws()
                 model.fit(X, Y, epochs=2, verbose=0, callbacks=[callback])
@@ -192,9 +174,7 @@ def test_calls_of_fit_that_a_later_start_skips_are_reported(cluster, tmp_path, c
 
     def start(**given):
         with script_of(cluster, tmp_path):
-            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="only")], name="model")
-            model.compile(keras.optimizers.SGD(0.01, name="sgd"), "mse")
-            runpy.run_path(f"{tmp_path}/train.py", {"model": model, "x": X, "y": Y, **given})
+            runpy.run_path(f"{tmp_path}/train.py", {"model": model_of_zeros(cluster), "x": X, "y": Y, **given})
 
     start(calls=1, again=False)
     (tmp_path / "train.py").write_text(f"# A comment.\n{FITS.replace('verbose=0', 'verbose=0, epochs=1')}")

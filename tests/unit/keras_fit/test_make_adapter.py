@@ -11,9 +11,8 @@ from tfdist.data.stream import ReplicaShard
 from tfdist.keras_fit.adapters import base, make_adapter
 
 
-def adapter(x, y=None, batch_size=None):
-    options = base.DataOptions(batch_size=batch_size, steps=None)
-    return make_adapter.make_data_adapter(x, y, None, options)
+def adapter(x, y=None):
+    return make_adapter.make_data_adapter(x, y, None, base.DataOptions())
 
 
 def test_a_series_of_pandas_is_a_column_as_in_keras():
@@ -82,26 +81,8 @@ def test_each_pass_of_a_generator_begins_with_its_first_two_batches_and_goes_on_
         assert [int(element["data"][0][0, 0]) for element in elements] == expected
 
 
-@pytest.mark.parametrize("kind", ["tensorflow", "scipy"])
-def test_rows_of_sparse_matrices_are_read_by_their_numbers(kind):
-    dense = np.arange(35, dtype=np.float32).reshape(7, 5) * (np.arange(35).reshape(7, 5) % 2)
-    x = tf.sparse.from_dense(dense) if kind == "tensorflow" else pytest.importorskip("scipy.sparse").csr_matrix(dense)
-    found = adapter(x, np.arange(7.0, dtype="float32"), batch_size=3)
-    shard = ReplicaShard(first_replica=1, local_replicas=1, num_replicas=2)
-    rows, y = next(iter(found.dataset(shard, 0, 3)))["data"]
-    assert found.steps == 3 and y.numpy().tolist() == [1.0, 2.0]
-    assert np.array_equal(tf.sparse.to_dense(rows), dense[1:3])
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        ((np.zeros((7, 2)), [0.0] * 7), "Lists are several inputs"),
-        ((np.zeros((7, 2)), np.zeros(6)), "7"),
-        ((object(),), "class 'object'"),
-        ((np.array(["a", 1], object), np.array([0, 1])), "Invalid dtype: object"),
-    ],
-)
-def test_data_that_do_not_fit_are_refused(data, reason):
-    with pytest.raises(ValueError, match=reason):
-        adapter(*data)
+def test_objects_that_are_no_data_and_lists_of_targets_are_refused():
+    """Other data that do not fit: `REFUSED` of tests/workers/test_fit.py."""
+    for data, words in (((object(),), "class 'object'"), ((np.zeros((7, 2)), [0.0] * 7), "Lists are several inputs")):
+        with pytest.raises(ValueError, match=words):
+            adapter(*data)

@@ -16,15 +16,6 @@ def shards(dataset, replicas):
     return [next(iter(adapter.dataset(part, 0, 1)))["data"][0] for part in parts]
 
 
-def test_tensors_of_two_batch_sizes_are_each_divided():
-    labelled, unlabelled = tf.data.Dataset.range(40).batch(4), tf.data.Dataset.range(100).batch(10)
-    dataset = tf.data.Dataset.zip((unlabelled, labelled))
-    found = [[part.numpy().tolist() for part in one] for one in shards(dataset, 2)]
-    assert found == [[[0, 1, 2, 3, 4], [0, 1]], [[5, 6, 7, 8, 9], [2, 3]]]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of rows, which 3 replicas must divide"):
-        shards(dataset, 3)
-
-
 def test_sparse_and_ragged_rows_are_divided():
     ragged, sparse = tf.ragged.constant([[1], [2, 3], []]), tf.sparse.from_dense([[0, 1], [2, 0], [3, 4]])
     dataset = tf.data.Dataset.from_tensor_slices((ragged, sparse)).batch(3)

@@ -166,7 +166,8 @@ def passes_of(name):
 
 
 @pytest.mark.parametrize("name", slow_except(SHUFFLED, ["mapped behind"]))
-def test_trainings_read_the_passes_of_keras_whatever_was_looked_at_or_read_ahead(name):
+def test_trainings_read_the_passes_of_keras_also_after_a_resume(name):
+    """Whatever was looked at or read ahead."""
     expected = passes_of(name)
     tf.random.set_seed(3)
     dataset = SHUFFLED[name][0]()
@@ -177,16 +178,12 @@ def test_trainings_read_the_passes_of_keras_whatever_was_looked_at_or_read_ahead
         for number in range(2):
             assert_equal(epoch(data, number), expected[2 * fit + number])
         data.finish(2 * data.steps)
-
-
-@pytest.mark.parametrize("name", slow_except(SHUFFLED, ["mapped behind"]))
-def test_a_resumed_training_reads_the_same_passes(name):
-    expected = passes_of(name)
+    # As after an earlier start, whose first training is finished and whose second one is resumed.
     tf.random.set_seed(3)
     dataset = SHUFFLED[name][0]()
     first, second = (make_adapter.make_data_adapter(dataset, None, None, base.DataOptions()) for _ in range(2))
     first.reset(0)
-    first.finish(2 * first.steps)  # By an earlier start.
+    first.finish(2 * first.steps)
     second.reset(0)
     assert_equal(epoch(second, 1, first=1), expected[3][1:])
 
@@ -240,23 +237,6 @@ def test_workers_read_the_batches_of_a_py_dataset_alike_also_after_a_resume():
     second.reset(0)
     assert_equal(epoch(second, 2, first=1), read[2][1:])
     assert sorted(np.concatenate([one[1] for one in read[1]]).tolist()) == sorted(Y.tolist())
-
-
-BRANCHES = {
-    "sampled": lambda parts: tf.data.Dataset.sample_from_datasets([one.repeat() for one in parts], seed=3),
-    "joined": lambda parts: parts[0].concatenate(parts[1]),
-}
-
-
-@pytest.mark.parametrize("name", BRANCHES)
-def test_a_map_after_batches_of_several_datasets_leaves_their_first_pass(name):
-    dataset = BRANCHES[name](halves()).batch(8).map(lambda x: 2 * x)
-    options = base.DataOptions(as_given=True, steps=4 if name == "sampled" else None)
-    data = make_adapter.make_data_adapter(dataset, None, None, options)
-    assert (data.batch_size, data.steps) == (8, 4 if name != "joined" else 6)
-    data.reset(0)
-    expected = next(iter(BRANCHES[name](halves()).batch(8))).numpy() * 2
-    assert epoch(data, 0)[0][0].tolist() == expected.tolist()
 
 
 def test_a_training_that_a_callback_ends_takes_no_other_pass_on_a_slower_worker():

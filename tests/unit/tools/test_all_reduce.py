@@ -1,13 +1,11 @@
 """What an all-reduce costs: the ring that is fitted to measured times, and the command on two replicas."""
 
-import csv
 import re
-import sys
 
 import forked
 import numpy as np
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import csv_rows, tfdist
 
 from tfdist.configs.laboratory import all_reduce
 
@@ -25,11 +23,8 @@ def test_fit_recovers_latency_and_bandwidth_from_times():
 @pytest.mark.workers
 def test_all_reduce_measures_sizes_and_predicts_steps(tmp_path):
     options = ["--steps=2", "--largest_mb=0.1", "--config.cluster.logical_devices=2", "--ring", f"--workdir={tmp_path}"]
-    command = [sys.executable, "-m", "tfdist", "all_reduce", "--config=configs/digits.py", *options]
-    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    with (tmp_path / "all_reduce.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    done = tfdist("all_reduce", "--config=configs/digits.py", *options, start=forked.run)
+    rows = csv_rows(tmp_path / "all_reduce.csv")
     sizes = [4, 64, 1024, 16384, 104857]
     assert [(int(row["bytes"]), int(row["ring_bytes"])) for row in rows] == [(size, size) for size in sizes]
     assert all(float(row["measured_ms"]) > 0 for row in rows)
@@ -39,8 +34,7 @@ def test_all_reduce_measures_sizes_and_predicts_steps(tmp_path):
     assert re.search(r"a step: \S+ ms without communication, \S+ ms with it", done.stdout)
     assert f"ring: 2 messages of a replica, 1 x the {4 * weights:,} bytes of its gradients" in done.stdout
     assert float(re.search(r"the sums differ by at most (\S+) of", done.stdout)[1]) < 1e-6
-    with (tmp_path / "ring.csv").open(newline="") as file:
-        steps = list(csv.DictReader(file))
+    steps = csv_rows(tmp_path / "ring.csv")
     assert [(row["phase"], row["replica"]) for row in steps] == [
         (phase, replica) for phase in ("reduce-scatter", "all-gather") for replica in "01"
     ]

@@ -1,21 +1,17 @@
 """The search for the largest batch that fits: its trials in processes of their own, and their verdicts."""
 
-import csv
 import json
-import sys
 
 import forked
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import csv_rows, tfdist
 
 from tfdist.tools import batch_size, measure
 
 
 def run(*options, code=0):
-    """Runs the command, asserts its exit code, and returns its output."""
-    command = [sys.executable, "-m", "tfdist", "batch_size", "--config=configs/digits.py", *options]
-    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stdout + done.stderr
+    """Runs the command, and returns its output."""
+    done = tfdist("batch_size", "--config=configs/digits.py", *options, code=code, start=forked.run)
     return done.stdout + done.stderr
 
 
@@ -41,8 +37,7 @@ def test_batch_size_runs_each_trial_in_its_own_process(tmp_path):
     options.append("--config.data.batch_size=8")
     options.append("--config.callbacks=[{'target': 'keras.callbacks:EarlyStopping', 'monitor': 'val_loss'}]")
     found = run(*options)
-    with (tmp_path / "batch_size.csv").open(newline="") as file:
-        rows = {int(row["batch_per_replica"]): row for row in csv.DictReader(file)}
+    rows = {int(row["batch_per_replica"]): row for row in csv_rows(tmp_path / "batch_size.csv")}
     results = dict.fromkeys((8, 16), batch_size.FITS) | {32: batch_size.TOO_FEW}
     assert {batch: row["result"] for batch, row in rows.items()} == results
     assert float(rows[16]["memory_mb_per_replica"]) > 100 and float(rows[16]["step_ms"]) > 0

@@ -78,8 +78,6 @@ def test_pytorch_is_measured_alone_and_by_ddp(tmp_path):
     ("flags", "message"),
     [
         (["--sections=step"], "--sections: there is no 'step'; there are steps, input, all_reduce"),
-        slow(["--workloads=vgg"], "--workloads: there is no 'vgg'; there are mlp, mnist,"),
-        slow(["--peers=horovod"], "--peers: there is no 'horovod'; there are keras, ddp."),
         slow(["--sections=all_reduce", "--link=fast", "--nopin"], "tests.benchmark: --link"),
         (["--workers=1,"], "--workers must be numbers from 1 on, as 1,2. Received: '1,'"),
         slow(["--workers=2,5000"], "5000 workers need a CPU core each, and there are"),

@@ -1,26 +1,13 @@
 """`tfdist compare`: what differs between runs."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from launching import tfdist
 from test_many_runs import write_run
 
 from tfdist.tools.many_runs import compare as compare_lib
 from tfdist.tools.many_runs import run_state
-
-VERSIONS = {"tfdist": "0.1.0", "keras": "3.15.1"}
-
-
-def describe(workdir, *, changed=False, workers=1):
-    """Writes environment.json and data.json, as a run does."""
-    git = {"commit": "a" * 40, "changed": changed}
-    roster = [f"{workers} workers: host one, pid {id(workdir)}, 1 CPU each"]
-    values = {"git": git, "versions": VERSIONS, "host": "one", "workers": roster, "python": "3.11.7"}
-    (workdir / "environment.json").write_text(json.dumps(values))
-    (workdir / "data.json").write_text(json.dumps({"examples": "digits: 1442 examples"}))
-    return workdir
 
 
 def hash_states(workdir, hashes, function="farmhash64"):
@@ -31,27 +18,17 @@ def hash_states(workdir, hashes, function="farmhash64"):
     return workdir
 
 
-def compare(*arguments, cwd):
-    """Runs `tfdist compare`; returns what it printed."""
-    command = [sys.executable, "-m", "tfdist", "compare", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_only_what_differs_is_shown(tmp_path):
-    one = describe(write_run(tmp_path / "one", learning_rate__peak=0.1, cluster__port_base=1))
-    two = describe(write_run(tmp_path / "two", learning_rate__peak=0.2, cluster__port_base=2), workers=2)
-    configs = [run_state.read_config(path) for path in (one, two)]
-    assert run_state.differing(configs) == [{"learning_rate.peak": peak} for peak in (0.1, 0.2)]
-    found = []
-    for run, end in ((one, "1"), (two, "2")):  # Code and machines.
-        facts = json.loads((run / "environment.json").read_text())
-        facts |= {"git": {"commit": "a" * 40, "changed": True, "diff": end}, "processor": end, "gpu": {"driver": end}}
+    configs, found = [], []
+    for end in "12":
+        run = write_run(tmp_path / end, learning_rate__peak=float(end), cluster__port_base=int(end))
+        facts = {"git": {"commit": "a" * 40, "changed": True, "diff": end}, "processor": end, "gpu": {"driver": end}}
         facts |= {"code": {"my_lab.py": end, "other.py": "c"}, "threads": {"cores": 2, "in an op": end}}
-        facts["versions"] |= {"keras": end}
+        facts |= {"versions": {"tfdist": "0.1.0", "keras": end}, "host": "one", "workers": [f"pid {end}"]}
         (run / "environment.json").write_text(json.dumps(facts))
+        configs.append(run_state.read_config(run))
         found.append(compare_lib._about(run))
+    assert run_state.differing(configs) == [{"learning_rate.peak": peak} for peak in (1.0, 2.0)]
     names = ("versions.keras", "git.diff", "code.my_lab.py", "processor", "threads.in an op", "gpu.driver")
     assert run_state.differing(found) == [dict.fromkeys(names, end) for end in "12"]
 
@@ -80,25 +57,13 @@ def test_the_first_state_that_differs_is_named(tmp_path, states, words):
     assert compare_lib.first_difference([runs[0], on_gpu]).startswith("State: not compared, ")
 
 
-def a_sweep(folder):
-    """Six runs: three learning rates with two seeds each."""
-    for rate in (0.01, 0.1, 1.0):
-        for seed in (0, 1):
-            workdir = write_run(folder / f"peak={rate}-seed={seed}", learning_rate__peak=rate, seed=seed, finished=True)
-            describe(workdir, changed=True)
-    return folder
-
-
 @pytest.mark.slow
-def test_the_command_prints_one_table(tmp_path):
-    a_sweep(tmp_path / "lr")
+def test_many_runs_are_rows_of_one_table(tmp_path):
+    """Two are columns: tests/docs/test_many_runs_page.py."""
+    for number in range(6):
+        write_run(tmp_path / "lr" / f"r{number}", seed=number)
     (write_run(tmp_path / "lr" / "half", model__target="a:<b>", seed=5) / "metrics.jsonl").unlink()
-    output = compare("lr", cwd=tmp_path)
+    output = tfdist("compare", "lr", cwd=tmp_path).stdout
     header, _, *lines = output.splitlines()
-    assert header.split()[:4] == ["run", "model.target", "seed", "learning_rate.peak"] and len(lines) == 7 + 2
-    assert "data.batch_size" not in output
-    for seed in (0, 1):
-        hash_states(tmp_path / "lr" / f"peak=0.1-seed={seed}", [(0, "a"), (10, f"{seed}")])
-    one = compare("lr/peak=0.1-seed=0", "lr/peak=0.1-seed=1", cwd=tmp_path)
-    assert "\n\nState: equal until step 0, different at step 10. " in one
-    assert "seed" in one and "learning_rate.peak" not in one
+    assert header.split()[:3] == ["run", "model.target", "seed"] and len(lines) == 7 + 2
+    assert "data.batch_size" not in output and "\n\nState: not compared, " in output

@@ -6,7 +6,7 @@ import sys
 
 import forked
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, tfdist, worker_environment
 
 from tfdist.tools.doctor import gpus
 
@@ -43,7 +43,5 @@ def test_the_table_on_two_devices():
     for precision in ("float32", "bfloat16", "float16"):
         assert " ms, " in rows[f"step {precision}"] and rows[f"step {precision}"].endswith("examples/s")
     assert re.fullmatch(r"config\.train\.precision=\S+: \S+ times the speed of float32", rows["precision"])
-    done = forked.run([sys.executable, "-m", "tfdist", "doctor", "--gpu"], **keywords)
-    assert (done.returncode, done.stdout) == (1, "")
-    said = "--gpu: no GPU: CUDA_VISIBLE_DEVICES='' hides them, or this machine has none.\n"
-    assert done.stderr.endswith(said)  # After the lines of TensorFlow's import.
+    done = tfdist("doctor", "--gpu", code=1, start=forked.run)
+    assert done.stdout == "" and "--gpu: no GPU: CUDA_VISIBLE_DEVICES='' hides them" in done.stderr

@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 
 import pytest
+from launching import tfdist
 
 from tfdist.checkpoint import workdir_lock
 from tfdist.tools.many_runs import run_state, runs
@@ -98,26 +97,23 @@ def test_runs_are_found_below_a_directory_and_damaged_ones_are_named(tmp_path):
     assert len(problems) == 1 and "b is skipped" in problems[0] and "config.json is damaged" in problems[0]
 
 
-def list_runs(*arguments, cwd):
-    """Runs `tfdist runs`; returns its exit code, 9 if it has imported TensorFlow, its output and errors."""
-    program = "import atexit, os, sys\natexit.register(lambda: 'tensorflow' in sys.modules and os._exit(9))\n"
-    program += "from tfdist import __main__\n__main__.main()"
-    command = [sys.executable, "-c", program, "runs", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
-    return done.returncode, done.stdout, done.stderr
-
-
 def test_the_command_sorts_and_filters_runs_without_tensorflow(tmp_path):
+    hides = tmp_path / "hides"  # TensorFlow.
+    hides.mkdir()
+    (hides / "tensorflow.py").write_text("raise SystemExit(9)")
     for number in range(20):
         write_run(tmp_path / "lr" / f"r{number}", epochs=20, learning_rate__peak=number / 10, finished=number % 2 == 0)
     (tmp_path / "lr" / "r3" / "config.json").write_text("{")
-    code, output, errors = list_runs("lr", "--where=peak>1.4", "--where=state=finished", "--sort=-peak", cwd=tmp_path)
-    rows = output.splitlines()
-    assert code == 0 and rows[0].split()[:4] == ["run", "state", "step", "epoch"]
+    words = ["lr", "--where=peak>1.4", "--where=state=finished", "--sort=-peak"]
+    done = tfdist("runs", *words, cwd=tmp_path, PYTHONPATH=str(hides))
+    rows = done.stdout.splitlines()
+    assert rows[0].split()[:4] == ["run", "state", "step", "epoch"]
     assert [row.split()[:4] for row in rows[2:]] == [[f"lr/r{n}", "finished", "200", "20/5"] for n in (18, 16)]
-    assert "lr/r3 is skipped: lr/r3/config.json is damaged" in errors and errors.count("\n") == 1
-    _, output, _ = list_runs("lr", "--where=run=lr/r18", "--columns=replicas,hours", cwd=tmp_path)
-    assert "replicas" in output.splitlines()[0].split() and output.splitlines()[0].split().count("hours") == 1
+    assert "lr/r3 is skipped: lr/r3/config.json is damaged" in done.stderr and done.stderr.count("\n") == 1
+    output = tfdist("runs", "lr", "--where=run=lr/r18", "--columns=replicas,hours", cwd=tmp_path).stdout
+    assert {"replicas", "hours"} < {*output.splitlines()[0].split()}
+    done = tfdist("runs", "nowhere", code=1, cwd=tmp_path)
+    assert "nowhere cannot be read" in done.stderr and done.stdout == ""
 
 
 def test_conditions_and_messages_about_fields(tmp_path):
@@ -141,6 +137,3 @@ def test_conditions_and_messages_about_fields(tmp_path):
     }.items():
         with pytest.raises(ValueError, match=message):
             runs._condition(text, [row])
-    assert list_runs(cwd=tmp_path)[1].splitlines()[2].startswith("runs/a ")
-    _, output, errors = list_runs("nowhere", cwd=tmp_path)
-    assert "nowhere cannot be read (No such file or directory)" in errors and output == ""

@@ -1,12 +1,9 @@
 """The table over networks: what is counted, what is measured, and names that do not exist."""
 
-import csv
-import sys
-
 import forked
 import keras
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import csv_rows, tfdist
 
 from tfdist.configs.laboratory import network_table as models
 
@@ -24,24 +21,16 @@ def test_a_multiplication_and_an_addition_are_two_operations():
     assert gflop == pytest.approx(2 * (16 * 16 * 3 * 3 * 3 * 8 + 16 * 16 * 8 * 10) / 1e9)
 
 
-def run(*options, code=0):
-    """Runs the command, asserts its exit code, and returns its output."""
-    command = [sys.executable, "-m", "tfdist", "models", *options]
-    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.workers
 def test_the_table_has_what_is_counted_and_what_is_measured(tmp_path):
     name = "tfdist.zoo.models:mlp"
-    output = run(f"--names={name}", "--image_size=8", "--num_classes=10", "--batch=4", f"--workdir={tmp_path}")
-    with (tmp_path / "models.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
+    words = ["models", f"--names={name}", "--image_size=8", f"--workdir={tmp_path}"]
+    output = tfdist(*words, "--num_classes=10", "--batch=4", start=forked.run).stdout
+    (row,) = csv_rows(tmp_path / "models.csv")
     assert row["network"] == name and name in output
     assert row["parameters"] == str(192 * 128 + 128 + 128 * 10 + 10)
     assert float(row["memory_mb"]) > 100 and float(row["step_ms"]) > 0 and float(row["gflop_per_image"]) > 0
     assert float(row["images_per_second"]) == pytest.approx(4 / float(row["step_ms"]) * 1e3, abs=0.06)
-    counted = run("--names=tfdist.zoo.models:mlp", "--image_size=8", "--nomeasure", f"--workdir={tmp_path}")
+    counted = tfdist(*words, "--nomeasure", start=forked.run).stdout
     assert "gflop_per_image" in counted and "step_ms" not in counted

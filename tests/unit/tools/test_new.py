@@ -10,7 +10,7 @@ import sys
 import forked
 import numpy as np
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, tfdist
 from PIL import Image
 
 from tfdist.config import load, specs, validate
@@ -103,26 +103,15 @@ def test_transfer_learning_trains_the_last_layer_and_then_all(tmp_path):
     quick = ["--config.model.weights=", "--config.train.steps=2", "--config.train.epochs=none"]
     quick.append("--config.data.source.size=[32,32]")
 
-    def tfdist(*words, folder="."):
-        done = forked.run(
-            [sys.executable, "-m", "tfdist", *words],
-            cwd=tmp_path / folder,
-            env=worker_environment(PYTHONPATH=str(REPOSITORY)),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def train(*words):
+        return tfdist("train", "mine.py", *quick, *words, cwd=tmp_path / "mine", start=forked.run).stdout
 
-    tfdist("new", "mine", "--images=pets", "--pretrained=MobileNetV2")
+    tfdist("new", "mine", "--images=pets", "--pretrained=MobileNetV2", cwd=tmp_path, start=forked.run)
     module = tmp_path / "mine" / "mine_model.py"
     module.write_text(module.read_text().replace("(160, 160, 3)", "(32, 32, 3)"))  # Quicker.
-    said = tfdist("train", "mine.py", *quick, folder="mine")
-    assert "2,260,546 parameters (2,562 trained), float32" in said
+    assert "2,260,546 parameters (2,562 trained), float32" in train()
     fine = ["--workdir=runs/fine", "--config.model.trainable=true", "--config.model.start=runs/mine/model.keras"]
-    said = tfdist("train", "mine.py", *quick, *fine, "--config.optimizer.learning_rate=1e-5", folder="mine")
-    assert "2,260,546 parameters, float32" in said
+    assert "2,260,546 parameters, float32" in train(*fine, "--config.optimizer.learning_rate=1e-5")
 
 
 def test_names_and_folders_that_cannot_be_used_are_refused(tmp_path, monkeypatch):

@@ -1,12 +1,10 @@
 """Common mistakes of data-parallel training, by workers in threads, and the command on two worker processes."""
 
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import tfdist
 
 from tfdist.configs.laboratory import by_hand, parallel_mistakes
 
@@ -58,14 +56,10 @@ def test_right_training_equals_one_worker_and_each_mistake_is_worse(problem):
 
 @pytest.mark.slow
 def test_parallel_mistakes_trains_on_connected_workers(tmp_path):
-    command = [sys.executable, "-m", "tfdist", "parallel_mistakes", "--workers=2", "--epochs=1"]
-    command.append(f"--workdir={tmp_path}")
-    keywords = {"cwd": REPOSITORY, "env": worker_environment(), "capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run(command, **keywords)
-    assert done.returncode == 0, done.stderr
+    said = tfdist("parallel_mistakes", "--workers=2", "--epochs=1", f"--workdir={tmp_path}").stdout
     pytest.importorskip("matplotlib")
     assert (tmp_path / "parallel_mistakes.svg").stat().st_size > 10_000
-    assert all(name in done.stdout for name in ["right", *parallel_mistakes.TITLES])
+    assert all(name in said for name in ["right", *parallel_mistakes.TITLES])
     first, second = (np.load(tmp_path / "workers" / f"right-{rank}.npz") for rank in (0, 1))
     np.testing.assert_array_equal(first["weights"], second["weights"])
     assert first["loss"].tolist() != second["loss"].tolist()

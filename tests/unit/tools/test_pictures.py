@@ -1,14 +1,13 @@
 """The pictures of the tools: each is drawn from made-up numbers, and its SVG file has the texts that it should have."""
 
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, tfdist
 from PIL import Image
+from test_many_runs import write_run
 
 from tfdist.tools import scaling_results
 from tfdist.tools.many_runs import run_state
@@ -29,23 +28,6 @@ def texts(path, draw):
     return ["".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def write_run(workdir, *, loss, evaluated=True):
-    """Writes a metrics.jsonl as a run does, with a last line that is not complete."""
-    workdir.mkdir()
-    lines = []
-    for epoch in range(1, 6):
-        record = {"kind": "train", "epoch": epoch, "loss": loss / epoch, "accuracy": 1 - 0.5 / epoch, "seconds": 1.0}
-        record |= {"examples_per_second": 900.0 + epoch, "examples_per_second_per_replica": 450.0, "step": 10 * epoch}
-        lines.append(record)
-        if evaluated:
-            lines.append({"kind": "evaluation", "epoch": epoch, "step": 10 * epoch, "loss": loss, "accuracy": 0.5})
-    lines[0]["loss"] = None
-    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "train", "ep'
-    (workdir / "metrics.jsonl").write_text(text)
-    (workdir / "config.json").write_text(json.dumps({"model": {"target": "a:net"}, "data": {"batch_size": 64}}))
-    return workdir
-
-
 def a_study(name="net", factor=1.0):
     points = [
         Point(
@@ -63,7 +45,7 @@ def a_study(name="net", factor=1.0):
 
 
 def test_curves_of_one_run_and_of_two(tmp_path):
-    one, two = write_run(tmp_path / "one", loss=1.0), write_run(tmp_path / "two", loss=2.0, evaluated=False)
+    one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", evaluated=0)
     runs = curves.read([one, two])
     assert [run.names() for run in runs] == [["loss", "accuracy", "examples_per_second"]] * 2
     found = texts(tmp_path / "both", lambda: curves.draw(runs))
@@ -71,14 +53,14 @@ def test_curves_of_one_run_and_of_two(tmp_path):
     assert any("net, batch 64" in text for text in found)
     with pytest.raises(ValueError, match=r"no value 'acc'; they have loss, accuracy, examples_per_second"):
         curves.draw(runs, ["acc"])
-    (tmp_path / "two" / "config.json").write_text('{"model": {"target": "a:net"}, "learning_rate": {"peak": 0.1}}')
-    found = texts(tmp_path / "differ", lambda: curves.draw(curves.read([one, two])))
-    assert any("two: data.batch_size None, learning_rate.peak 0.1" in text for text in found)
+    three = write_run(tmp_path / "three", learning_rate__peak=0.1, seed=3)
+    found = texts(tmp_path / "differ", lambda: curves.draw(curves.read([one, three])))
+    assert any("three: seed 3, learning_rate.peak 0.1" in text for text in found)
     assert run_state.labels([tmp_path / "a/x", tmp_path / "b/x"]) == ["a/x", "b/x"]
 
 
 def test_values_by_another_column_of_the_reports(tmp_path):
-    workdir = write_run(tmp_path / "range", loss=1.0)
+    workdir = write_run(tmp_path / "range")
     rates = np.geomspace(1e-6, 1.0, 61)
     losses = [*np.linspace(2, 0.1, 50), *[None] * 11]  # It has diverged.
     lines = [
@@ -97,22 +79,19 @@ def test_values_by_another_column_of_the_reports(tmp_path):
 def test_the_command_draws_the_runs_in_these_directories(tmp_path):
     """Of a folder, the runs below it, as those of a script; without matplotlib it says what to install."""
 
-    def plot(*words, code=0, before=""):
-        program = f"{before}\nfrom tfdist import __main__\n__main__.main()"
-        command = [sys.executable, "-c", program, "plot", *map(str, words)]
-        done = subprocess.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True)
-        assert done.returncode == code, done.stdout + done.stderr
+    def plot(*words, code=0, **variables):
+        done = tfdist("plot", *words, code=code, **variables)
         return done.stderr if code else done.stdout
 
-    (tmp_path / "script").mkdir()
     for number in (1, 2):
-        write_run(tmp_path / "script" / f"fit{number}", loss=2.0)
+        write_run(tmp_path / "script" / f"fit{number}")
     assert plot(tmp_path / "script", "--y=loss", "--log").strip() == f"{tmp_path}/script/curves.png, curves.svg"
     assert "fit2" in (tmp_path / "script" / "curves.svg").read_text()
     assert "the runs have no column 'batch_size'" in plot(tmp_path / "script", "--x=batch_size", code=1)
     assert "give the workdir of a run" in plot(tmp_path / "nowhere", code=1)
-    missing = "import sys; sys.modules['matplotlib'] = None"
-    assert "pip install matplotlib" in plot(tmp_path / "script", before=missing, code=1)
+    (tmp_path / "hides").mkdir()
+    (tmp_path / "hides" / "matplotlib.py").write_text("raise ModuleNotFoundError(name='matplotlib')")
+    assert "pip install matplotlib" in plot(tmp_path / "script", PYTHONPATH=str(tmp_path / "hides"), code=1)
 
 
 @pytest.mark.slow
@@ -141,5 +120,5 @@ def test_dollars_of_names_are_no_formulas(tmp_path):
 
     found = texts(tmp_path / "names", draw)
     assert {"<$50k", "$\\x$", "$x$", "$y$ by $x$", "of $1 and $2"} <= set(found)
-    runs = curves.read([write_run(tmp_path / "run", loss=1.0)])
+    runs = curves.read([write_run(tmp_path / "run")])
     assert "$" not in "".join(texts(tmp_path / "log", lambda: curves.draw(runs, ["loss"], log=True)))

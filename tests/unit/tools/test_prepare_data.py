@@ -1,44 +1,24 @@
 """`tfdist prepare` on a login node: fetches once, and opens both splits."""
 
 import pathlib
-import sys
 
 import forked
-import numpy as np
-import tensorflow_datasets
-from launching import worker_environment
+from launching import tfdist
+from small_images import COUNTS
 
 from tfdist import config as c
 from tfdist.tools import prepare as prepare_data
 
 
-class LoginNodeImages(tensorflow_datasets.core.GeneratorBasedBuilder):
-    """Small images, made where another data set would be fetched."""
-
-    VERSION = tensorflow_datasets.core.Version("1.0.0")
-
-    def _info(self):
-        types = tensorflow_datasets.features
-        features = types.FeaturesDict({"image": types.Image(shape=(6, 6, 3)), "label": types.ClassLabel(num_classes=3)})
-        return tensorflow_datasets.core.DatasetInfo(builder=self, features=features, supervised_keys=("image", "label"))
-
-    def _split_generators(self, dl_manager):
-        return {"train": self._generate_examples(20), "test": self._generate_examples(5)}
-
-    def _generate_examples(self, count):
-        for number in range(count):
-            yield number, {"image": np.full((6, 6, 3), number, np.uint8), "label": number % 3}
-
-
 def test_prepare_downloads_once_and_opens_both_splits(tmp_path):
-    spec = {"target": "tfdist.zoo.sources:tfds", "name": "login_node_images", "data_dir": str(tmp_path)}
+    spec = {"target": "tfdist.zoo.sources:tfds", "name": "small_images", "data_dir": str(tmp_path)}
     times = []
     for _ in range(2):
         prepare = {"target": "tfdist.zoo.prepare:image", "resize": (4, 4)}
         data = c.Data(source=dict(spec), prepare=prepare, batch_size=8)
         config = c.Config(model={"target": "x:y"}, data=data, train=c.Train(epochs=1))
         rows = prepare_data.prepare(config)
-        assert [row[:2] for row in rows] == [("train", 20), ("test", 5)] and "login_node_images" in rows[0][2]
+        assert [row[:2] for row in rows] == [*COUNTS.items()] and "small_images" in rows[0][2]
         files = [path for path in pathlib.Path(tmp_path).rglob("*") if path.is_file()]
         times.append({str(path): path.stat().st_mtime_ns for path in files})
     assert times[0] == times[1] and len(times[0]) > 3
@@ -52,6 +32,5 @@ def test_ctrl_c_ends_the_command(tmp_path):
         "def get_config():\n    data = c.Data(source={'target': 'pressed:source'})\n"
         "    return c.Config(model={'target': 'x:y'}, data=data, train=c.Train(steps=1))\n"
     )
-    command = [sys.executable, "-m", "tfdist", "prepare", "--config=pressed.py"]
-    done = forked.run(command, cwd=tmp_path, env=worker_environment(), capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (130, "") and done.stderr.endswith("tfdist: interrupted\n"), done
+    done = tfdist("prepare", "--config=pressed.py", code=130, cwd=tmp_path, start=forked.run)
+    assert done.stdout == "" and done.stderr.endswith("tfdist: interrupted\n"), done

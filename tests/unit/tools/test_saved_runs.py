@@ -11,12 +11,12 @@ import types
 
 import forked
 import keras
+import launching
 import numpy as np
 import processes
 import pytest
 import tensorflow as tf
 import topologies
-from launching import run_all, worker_environment
 from PIL import Image
 
 from tfdist import config as c
@@ -158,6 +158,8 @@ def test_an_array_is_found_by_the_name_of_the_input(tmp_path):
     ("read", "words"),
     [
         (lambda path: examples.read_array(path / "two.npz", "up"), "must have the array 'up', and has left, right"),
+        (lambda path: examples.read_array(path / "x.png", "x"), r"x\.png cannot be read"),
+        (lambda path: examples.read_array(path / "pickle.npz", "x"), r"pickle\.npz cannot be read"),
         (lambda path: table_of(path, "x\n", x=NUMBER, y=TARGET), "rows.csv' has no rows"),
         (lambda path: table_of(path, "x\n1.5\n\nmuch\n", x=NUMBER, y=TARGET), "'x' .*'much'"),
         (lambda path: of_file(path / "x.npz", (4,)), "x.npz has no examples"),
@@ -168,6 +170,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch, read, words)
     np.savez(tmp_path / "two.npz", left=np.zeros((3, 2)), right=np.zeros((3, 2)))
     np.savez(tmp_path / "x.npz", np.zeros((0, 4), np.float32))
     (tmp_path / "x.png").write_bytes(b"no image")
+    (tmp_path / "pickle.npz").write_bytes(np.array([{}]).dumps())
     with pytest.raises(ValueError, match=words) as caught:
         read(tmp_path)
     assert "function_node" not in str(caught.value) and "[Op" not in str(caught.value)
@@ -213,9 +216,7 @@ def folder(tmp_path_factory):
 
 def tfdist(folder, *words, code=0):
     """Runs a command in `folder`; returns what it printed."""
-    command = [sys.executable, "-m", "tfdist", *words]
-    done = forked.run(command, cwd=folder, env=worker_environment(), capture_output=True, text=True, timeout=900)
-    assert done.returncode == code, done.stdout + done.stderr
+    done = launching.tfdist(*words, code=code, cwd=folder, start=forked.run, timeout=900)
     return done.stdout + done.stderr
 
 
@@ -240,7 +241,7 @@ def test_files_are_predicted_on_all_replicas_and_workers(folder):
     words = [sys.executable, "-m", "tfdist", "predict", "runs/mine", "photos", "--out=two.csv"]
     printed, _ = processes.at_once(
         lambda: tfdist(folder, "predict", "runs/mine", "photos", "--out=one.csv"),
-        lambda: run_all([words] * 2, topologies.environments(2), cwd=folder),
+        lambda: launching.run_all([words] * 2, topologies.environments(2), cwd=folder),
     )
     header, *rows = read_csv(folder / "one.csv")
     assert header == ["file", "class", "probability", "p(dark)", "p(light)"] and len(rows) == 10

@@ -1,14 +1,12 @@
 """The commands that compare trainings: scaling and trajectories, on real trainings of the line; and their tables."""
 
-import csv
 import json
-import struct
-import sys
 
 import forked
 import numpy as np
 import pytest
-from launching import REPOSITORY, worker_environment
+from launching import REPOSITORY, csv_rows, tfdist
+from PIL import Image
 
 from tfdist.configs.laboratory import stages
 from tfdist.tools import child_runs, scaling, tables
@@ -17,24 +15,15 @@ from tfdist.tools.scaling_results import Point, Study
 
 
 def study(tool, *options, code=0):
-    """Runs a command on the CPU, asserts its exit code, and returns what it wrote."""
-    command = [sys.executable, "-m", "tfdist", tool, "--config=configs/line.py", *options]
-    done = forked.run(command, cwd=REPOSITORY, env=worker_environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stdout + done.stderr
+    """Runs a command, and returns what it wrote."""
+    done = tfdist(tool, "--config=configs/line.py", *options, code=code, start=forked.run)
     return done.stdout if code == 0 else done.stderr
-
-
-def read(path):
-    """The lines of a CSV file as dicts."""
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def size_of_picture(path):
     """(width, height) of a PNG file in pixels."""
-    data = path.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    return struct.unpack(">II", data[16:24])
+    with Image.open(path) as image:
+        return image.size
 
 
 @pytest.mark.slow
@@ -43,7 +32,7 @@ def test_scaling_trains_each_number_of_replicas_once(tmp_path):
     # There is no such value without evaluations.
     options.append("--config.callbacks=[{'target': 'keras.callbacks:EarlyStopping', 'monitor': 'val_loss'}]")
     study("scaling", "--replicas=1,2", *options)
-    rows = read(tmp_path / "scaling.csv")
+    rows = csv_rows(tmp_path / "scaling.csv")
     assert [(row["replicas"], row["batch_size"]) for row in rows] == [("1", "8"), ("2", "16")]
     assert rows[0]["speedup"] == rows[0]["efficiency"] == "1.0"
     for row, steps in zip(rows, (8, 4), strict=True):
@@ -63,7 +52,7 @@ def test_trajectories_of_one_and_two_replicas_are_equal(tmp_path):
     words = ["--config.train.steps=20", "--batches=1,8", "--replicas=1,2", "--by=devices", f"--workdir={tmp_path}"]
     assert "batch 1 is not divisible by 2 replicas: skipped" in study("trajectories", *words)
     paths = {}
-    for row in read(tmp_path / "trajectories.csv"):
+    for row in csv_rows(tmp_path / "trajectories.csv"):
         paths.setdefault((row["batch_size"], row["replicas"]), []).append([float(row["m"]), float(row["n"])])
     assert {key: len(path) for key, path in paths.items()} == {("1", "1"): 20, ("8", "1"): 20, ("8", "2"): 20}
     small, one, two = (np.array(paths[key]) for key in (("1", "1"), ("8", "1"), ("8", "2")))
@@ -81,7 +70,7 @@ def test_the_command_trains_with_k_times_batch_and_rate(tmp_path):
     values |= {"learning_rate.warmup_epochs": 0, "learning_rate.scaling": "none"}
     words = [f"--config.{name}={value}" for name, value in values.items()]
     study("trajectories", "--linear_scaling=4", *words, "--by=devices", f"--workdir={tmp_path}")
-    one, four = read(tmp_path / "linear_scaling.csv")
+    one, four = csv_rows(tmp_path / "linear_scaling.csv")
     assert float(one["apart_after_them"]) == 0 and (four["batch_size"], four["rate"]) == ("32", "0.04")
     # The rate and the examples are right only if the step of 32 is near the four steps of 8.
     assert 0 < float(four["apart_after_them"]) < 0.1 * float(four["moved_by_k_steps"])
@@ -92,7 +81,7 @@ def test_the_stages_of_the_laboratory_on_two_workers(tmp_path):
     options = ["--config.train.steps=20", "--config.data.batch_size=64", f"--workdir={tmp_path}"]
     assert "the trajectory differs by" in study("trajectories", "--stages", *options)
     ways = {}
-    for row in read(tmp_path / "stages.csv"):
+    for row in csv_rows(tmp_path / "stages.csv"):
         ways.setdefault((row["stage"], row["worker"]), []).append([float(row["slope"]), float(row["intercept"])])
     ways = {key: np.array(way) for key, way in ways.items()}
     assert all(len(ways[name, rank]) == 20 for name in stages.TITLES for rank in "01")

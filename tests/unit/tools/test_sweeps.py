@@ -10,9 +10,10 @@ import subprocess
 import sys
 
 import numpy as np
+import pages
 import psutil
 import pytest
-from launching import REPOSITORY, weights, worker_environment
+from launching import REPOSITORY, tfdist, weights, worker_environment
 from parameters import slow_except
 from processes import children, until
 
@@ -25,11 +26,8 @@ DIGITS = ["--config=digits", "--epochs=3", "--config.evaluation.every.epochs=1",
 
 
 def sweep(*words, code=0, cwd=REPOSITORY):
-    """Runs the command on the CPU, asserts its exit code, and returns what it printed."""
-    command = [sys.executable, "-m", "tfdist", "sweep", *map(str, words)]
-    env = worker_environment() | {"PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=580)
-    assert done.returncode == code, done.stdout + done.stderr
+    """Runs the command, and returns what it printed."""
+    done = tfdist("sweep", *words, code=code, cwd=cwd, timeout=580)
     return done.stdout if code in (0, 75) else done.stdout + done.stderr
 
 
@@ -168,8 +166,7 @@ def test_twelve_runs_over_two_slots_killed_twice_and_finished(tmp_path):
     first = tmp_path / "sweep" / "peak=0.05_seed=0"
 
     def start():
-        env = worker_environment() | {"PYTHONPATH": str(REPOSITORY)}
-        return subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, cwd=REPOSITORY, env=worker_environment(), stdout=subprocess.PIPE, text=True)
 
     def saved():
         return list(tmp_path.glob("sweep/*/checkpoints/step-*"))
@@ -204,21 +201,16 @@ def test_twelve_runs_over_two_slots_killed_twice_and_finished(tmp_path):
     alone = [sys.executable, "-m", "tfdist.main", *DIGITS, "--config.seed=2", "--config.learning_rate.peak=0.1"]
     # On as many cores as a run of the sweep has: sums over more threads are rounded otherwise.
     cores = set(sorted(os.sched_getaffinity(0))[: len(os.sched_getaffinity(0)) // 2 or 1])
-    subprocess.run(
-        [*alone, f"--workdir={tmp_path}/alone"],
-        cwd=REPOSITORY,
-        env=worker_environment() | {"PYTHONPATH": str(REPOSITORY)},
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),
-        check=True,
-    )
+    alone.append(f"--workdir={tmp_path}/alone")
+    bind = {"preexec_fn": lambda: os.sched_setaffinity(0, cores)}
+    subprocess.run(alone, cwd=REPOSITORY, env=worker_environment(), check=True, **bind)
     for name, value in weights(tmp_path / "alone").items():
         np.testing.assert_array_equal(value, weights(tmp_path / "sweep" / "peak=0.1_seed=2")[name])
 
 
 def page_commands():
     """The first block of the page: from nothing to the best of 12 runs."""
-    page = (REPOSITORY / "docs" / "sweeps.md").read_text()
-    return re.search(r"```bash\n(.*?)```", page, re.DOTALL)[1].splitlines()
+    return pages.blocks((REPOSITORY / "docs" / "sweeps.md").read_text(), "bash")[0].splitlines()
 
 
 def test_the_first_command_of_the_page_is_twelve_runs(tmp_path):
@@ -230,13 +222,8 @@ def test_the_first_command_of_the_page_is_twelve_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_three_commands_of_the_page(tmp_path):
-    env = worker_environment() | {"PYTHONPATH": str(REPOSITORY)}
-    printed = []
-    for line in page_commands():
-        command = [sys.executable, "-m", *shlex.split(line)]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1200)
-        assert done.returncode == 0, done.stdout + done.stderr
-        printed.append(done.stdout)
+    lines = (shlex.split(line)[1:] for line in page_commands())
+    printed = [tfdist(*words, cwd=tmp_path, timeout=1200).stdout for words in lines]
     best = re.search(rf"best: {tmp_path}/sweeps/digits/(\S+) with accuracy (0\.9\d+)", printed[0])
     assert best and best[1] in printed[1].splitlines()[2], printed[1]
     assert '"accuracy": 0.9' in printed[2].splitlines()[-1]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import topologies
-from parameters import slow
 
 from tfdist import config as c
 from tfdist.configs.networks import airbench, optimizers
@@ -89,20 +88,14 @@ def test_lookahead_sgd_is_its_formula():
 
 
 @pytest.mark.workers
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        {"target": "tfdist.configs.networks.optimizers:lookahead_sgd"},
-        slow({"target": "keras.optimizers:Adam", "use_ema": True}),
-    ],
-)
-def test_averages_start_from_the_weights_with_which_training_starts(tmp_path, own_process, optimizer):
+def test_averages_start_from_the_weights_with_which_training_starts(tmp_path, own_process):
+    """Those of Keras' use_ema: tests/unit/training/test_step.py."""
     keras.utils.clear_session()
     config = c.Config(
         model={"target": "tests.support.lab:linear", "num_classes": 10},
         adapt={"target": "tests.support.lab:fill", "value": 0.25},
         data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=32),
-        optimizer=optimizer,
+        optimizer={"target": "tfdist.configs.networks.optimizers:lookahead_sgd"},
         learning_rate=c.LearningRate(peak=0.01),
         train=c.Train(steps=3),
     )

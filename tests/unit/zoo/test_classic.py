@@ -1,11 +1,9 @@
 """AlexNet, and the line."""
 
-import json
-
 import numpy as np
 import pytest
 from launching import run_all, worker_environment
-from topologies import command
+from topologies import command, records
 
 from tfdist.configs.networks import classic
 
@@ -27,8 +25,7 @@ def test_alexnet_has_the_size_of_its_layers_and_both_forms_are_one_network():
 def test_the_line_goes_where_gradient_descent_takes_it(tmp_path):
     batch = ["--config.data.batch_size=64", "--config.train.steps=20"]
     run_all([command(tmp_path, *batch, config="configs/line.py")], [worker_environment()])
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["kind"] == "train"]
+    steps = records(tmp_path, "train")
     points = classic.points("train").read(np.arange(64))
     x, y = (np.asarray(points[name], np.float64)[:, 0] for name in ("x", "y"))
     m, n = -1.0, 2.0

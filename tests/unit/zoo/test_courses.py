@@ -1,13 +1,13 @@
 """The courses' networks and recipes against the code that their pages print, run by Keras' own `fit`."""
 
 import importlib
-import json
 import pickle
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import topologies
 from parameters import slow, slow_except
 
 from tfdist.configs.networks import cifar, courses
@@ -82,8 +82,7 @@ def test_a_recipe_makes_the_steps_of_its_page(
     if loss == "categorical_crossentropy":
         labels = keras.utils.to_categorical(labels, page.output_shape[-1])
     history = page.fit(images, labels, batch_size=batch, epochs=1, shuffle=False, verbose=0).history
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    final = [line for line in lines if line["kind"] == "train"][-1]
+    final = topologies.records(tmp_path, "train")[-1]
     np.testing.assert_allclose(final["loss"], history["loss"][0], rtol=1e-5)
     np.testing.assert_allclose(final["accuracy"], history["accuracy"][0], rtol=1e-5)
     for ours, theirs, start in zip(model.get_weights(), page.get_weights(), initial, strict=True):

@@ -1,13 +1,12 @@
 """ImageNet's layout in small: TFRecord files of images of many sizes, the crop of Inception, the central crop."""
 
-import json
 import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from launching import run_all, worker_environment
-from topologies import command
+from topologies import command, records
 
 from tfdist.configs.networks import imagenet
 from tfdist.zoo import inception
@@ -45,18 +44,9 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_the_places_of_records_are_kept_in_the_users_cache(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_records_are_read_in_any_order_and_labels_count_from_0(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for _ in range(2):
-        assert len(imagenet.imagenet("train", path=str(folder), num_classes=3)) == 12
-        # Not scanned again.
-        monkeypatch.setattr(sys.modules["tfdist.zoo.sources.files.record_files"], "_locate", None)
-    (index,) = (tmp_path / "cache" / "tfdist").iterdir()
-    assert index.suffix == ".npy"
-
-
-def test_records_are_read_in_any_order_and_labels_count_from_0(folder):
-    for _ in range(2):  # The second time from the index on disk.
         source = imagenet.imagenet("train", path=str(folder), num_classes=3)
         assert len(source) == 12 and source.num_classes == 3
         ids = tf.constant([11, 0, 10, 5, 5], tf.int64)
@@ -64,7 +54,10 @@ def test_records_are_read_in_any_order_and_labels_count_from_0(folder):
         for content, example in zip(batch["image"].numpy(), ids.numpy(), strict=True):
             assert content == picture(example)
         np.testing.assert_array_equal(batch["label"], ids.numpy() % 3)
+        # The second time their places are read from the user's cache.
+        monkeypatch.setattr(sys.modules["tfdist.zoo.sources.files.record_files"], "_locate", None)
     source.verify()
+    monkeypatch.undo()
     part = imagenet.imagenet("validation[50%:]", path=str(folder), num_classes=3)
     assert len(part) == 3 and part.read(tf.constant([0], tf.int64))["image"].numpy()[0] == picture(15)
     shapes = tf.data.Dataset.range(4).batch(2, drop_remainder=True).map(source.read).element_spec
@@ -155,9 +148,8 @@ def test_the_shipped_config_trains_on_such_files(folder, tmp_path):
         "--config.checkpoint.export=false",
     ]
     run_all([command(tmp_path / "run", *options, config="configs/imagenet.py")], [worker_environment()])
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    evaluated = [line for line in lines if line["kind"] == "evaluation"]
-    assert evaluated[-1]["step"] == 6 and evaluated[-1]["num_examples"] == 6
+    evaluated = records(tmp_path / "run", "evaluation")[-1]
+    assert evaluated["step"] == evaluated["num_examples"] == 6
 
 
 @pytest.mark.slow

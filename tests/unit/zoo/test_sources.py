@@ -59,31 +59,22 @@ def graph_bytes(source):
 
 @pytest.mark.workers
 def test_constructors_leave_tensorflow_untouched(tmp_path):
-    make_folder(tmp_path / "images", {"train": {"a": 2, "b": 2}})
+    """Digits and folders: tests/workers/test_same_run.py and tests/unit/tools/test_saved_runs.py, on two devices."""
     np.savez(tmp_path / "x.npz", x_train=np.zeros((4, 2, 2), np.uint8), y_train=np.arange(4))
     program = f"""
 import sys
 import numpy as np
 from tfdist.zoo import sources
 assert not {{"tensorflow_datasets", "array_record"}} & set(sys.modules)
-made = [
-    sources.digits("train[:90%]"),
-    sources.arrays("a", splits={{"a": {{"label": np.arange(3)}}}}),
-    sources.npz("train", path={str(tmp_path / "x.npz")!r}),
-    sources.image_folder("train", path={str(tmp_path / "images")!r}),
-    sources.synthetic("test"),
-]
-[repr(source) for source in made]
+made = [sources.npz("train", path={str(tmp_path / "x.npz")!r}), sources.synthetic("test")]
 import tensorflow as tf
 # Raises once any operation has run.
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
 )
-print(len(tf.config.list_logical_devices("CPU")), [int(s.read(tf.constant([0], tf.int64))["label"][0]) for s in made])
 """
     result = forked.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("2 [")
 
 
 # digits
@@ -163,13 +154,6 @@ def test_bad_labels_are_named(labels, num_classes, words):
         sources.arrays("train", splits=splits, num_classes=num_classes)
 
 
-def damage(path, how):
-    data = bytearray(path.read_bytes())
-    if how == "one bit":
-        data[200] ^= 4  # Inside the first array: only the archive's checksum knows.
-    path.write_bytes({"cut off": data[: len(data) // 2], "text": b"image,label\n1,2\n", "nothing": b""}.get(how, data))
-
-
 def test_npz_never_unpickles(tmp_path):
     class Opens:
         def __reduce__(self):
@@ -183,18 +167,11 @@ def test_npz_never_unpickles(tmp_path):
 
 def test_npz_names_what_it_lacks_and_looks_at_the_labels_of_all_splits(tmp_path):
     path = str(tmp_path / "x.npz")
-    with pytest.raises(FileNotFoundError, match=r"x\.npz"):
-        sources.npz("train", path=path)
     np.savez(path, **npz_arrays() | {"y_test": np.array([0, 1, 5, 0, 1, 2])})
     assert sources.npz("train", path=path).num_classes == 6
     for split, classes, words in (("valid[:10]", None, "'valid'.* x_train, y_train"), ("train", 3, "'test'.*5 .* 2")):
         with pytest.raises(ValueError, match=words):
             sources.npz(split, path=path, num_classes=classes)
-    for how in ("cut off", "one bit", "nothing"):
-        np.savez(path, **npz_arrays())
-        damage(tmp_path / "x.npz", how)
-        with pytest.raises(ValueError, match=r"x\.npz' is damaged"):
-            sources.npz("train", path=path)
     np.savez(path, x_train=np.zeros((0, 2)), y_train=np.zeros(0, int))
     with pytest.raises(ValueError, match=r"'train' .* 0 examples"):
         sources.npz("train", path=path)
@@ -221,17 +198,21 @@ def folder(path, split="train", **options):
     return sources.image_folder(split, path=str(path), **options)
 
 
-def test_image_folder_reads_every_image_once_with_its_class(tmp_path):
-    colours = make_folder(tmp_path, {"train": {"dog": 5, "ant": 7, "cat": 6}, "test": {"ant": 1, "cat": 1, "dog": 1}})
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".gif"])
+def test_image_folder_reads_every_image_once_with_its_class(tmp_path, suffix):
+    splits = {"train": {"dog": 5, "ant": 7, "cat": 6}, "test": {"ant": 1, "cat": 1, "dog": 1}}
+    colours = make_folder(tmp_path, splits, size=(13, 31), suffix=suffix)
+    assert {decoding.image_size(str(tmp_path / name)) for name in colours} == {(13, 31)}
     source = folder(tmp_path)
     assert source.classes == ["ant", "cat", "dog"] and source.num_classes == 3 and len(source) == 18
     batch = read_all(source)
-    assert batch["image"].shape == (18, 6, 5, 3) and batch["image"].dtype == np.uint8
+    assert batch["image"].shape == (18, 13, 31, 3) and batch["image"].dtype == np.uint8
     assert (batch["image"] == batch["image"][:, :1, :1, :1]).all()
     seen = sorted(zip(batch["label"].tolist(), batch["image"][:, 0, 0, 0].tolist(), strict=True))
     numbers = {"ant": 0, "cat": 1, "dog": 2}
     assert seen == sorted((numbers[name.split("/")[1]], c) for name, c in colours.items() if name.startswith("train"))
     assert graph_bytes(source) < 5_000
+    source.verify()
 
 
 def test_memory_and_disk_give_the_same_examples_and_slices_part_them(tmp_path):
@@ -260,18 +241,6 @@ def test_an_encoded_folder_has_the_bytes_of_its_files_of_any_size(tmp_path):
         source.verify()
 
 
-@pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".gif"])
-def test_all_formats_are_read_and_measured(tmp_path, suffix):
-    colours = make_folder(tmp_path, {"train": {"a": 3, "b": 2}}, size=(13, 31), suffix=suffix)
-    for name in colours:
-        assert decoding.image_size(str(tmp_path / name)) == (13, 31)
-    source = folder(tmp_path)
-    batch = read_all(source)
-    assert batch["image"].shape == (5, 13, 31, 3)
-    assert sorted(batch["image"][:, 0, 0, 0].tolist()) == sorted(colours.values())
-    source.verify()
-
-
 def test_grey_and_scaled_images(tmp_path):
     make_folder(tmp_path, {"train": {"a": 2}}, size=(6, 5))
     make_folder(tmp_path, {"train": {"b": 2}}, size=(9, 12))
@@ -281,8 +250,6 @@ def test_grey_and_scaled_images(tmp_path):
         assert batch["image"].shape == (4, 4, 4, 1)
         assert sorted(batch["image"][:, 2, 2, 0].tolist()) == [0, 0, 1, 1]  # Both classes are number 0 here.
         source.verify()
-    with pytest.raises(ValueError, match=r"train/a/00\d.png.*\[6,5,3\].*\[9,12,3\].*size=\(height, width\)"):
-        read_all(folder(tmp_path))
 
 
 def test_other_and_hidden_files_are_passed_over_and_names_have_any_bytes(tmp_path):
@@ -304,24 +271,16 @@ def open_both(path, train, evaluation):
     inputs.make_sizes(config, inputs.open_inputs(config), 1)
 
 
-def test_missing_folders_splits_and_classes_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"/none'.*PATH/SPLIT/CLASS"):
-        folder(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"'train'. It has: none"):
-        folder(tmp_path)
-    make_folder(tmp_path, {"train": {"a": 5, "b": 5, "c": 5}})
-    with pytest.raises(ValueError, match=r"'test'\. .* train\. .*\"train\[:80%\]\""):
-        folder(tmp_path, "test")
-    make_folder(tmp_path, {"test": {"a": 2, "c": 2}})
-    for splits in (("train", "test"), ("test", "train")):
-        with pytest.raises(ValueError, match="lacks the class 'b'"):
-            open_both(tmp_path, *splits)
-    (tmp_path / "runs" / "other").mkdir(parents=True)  # Not a split of the config.
-    (tmp_path / "train" / "d").mkdir()
-    (tmp_path / "train" / "d" / "x.tiff").write_bytes(b"x")
+def test_missing_splits_and_classes_are_named(tmp_path):
+    make_folder(tmp_path, {"train": {"a": 5, "b": 5, "c": 5}, "other": {"a": 2, "c": 2}})
+    with pytest.raises(ValueError, match="lacks the class 'b'"):
+        open_both(tmp_path, "other", "train")
+    (tmp_path / "other" / "d").mkdir()
+    (tmp_path / "other" / "d" / "x.tiff").write_bytes(b"x")
     (tmp_path / "flat").mkdir()
     for split, options, words in (
-        ("train", {}, r"train/d', but x\.tiff"),
+        ("test", {}, r"'test'\. .* train\. .*\"train\[:80%\]\""),
+        ("other", {}, r"other/d', but x\.tiff"),
         ("flat", {}, "'flat' has no class folders"),
         ("train", {"size": [32]}, r"size .*\[32\]"),
         ("train", {"channels": 4}, "channels .*4"),
@@ -344,21 +303,6 @@ def test_class_folders_without_splits_are_divided_by_ratio(tmp_path):
     open_both(path, "train[:90%]", "train[90%:]")
     with pytest.raises(ValueError, match=r"'valid'. It has: all, test, train"):
         folder(path, "valid")
-
-
-@pytest.mark.parametrize("how", slow_except(["cut off", "text", "nothing"], ["cut off"]))
-@pytest.mark.parametrize("limit", slow_except([2048, 0], [0]))
-def test_a_damaged_image_is_named(tmp_path, how, limit):
-    make_folder(tmp_path, {"train": {"a": 600}}, suffix=".jpg")
-    source = folder(tmp_path, memory_limit_mb=limit)
-    bad = pathlib.Path(source.files[555])
-    damage(bad, how)
-    with pytest.raises(ValueError, match=rf"/train/a/{bad.name}' cannot be read") as caught:
-        source.verify()
-    assert "{{" not in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises((ValueError, tf.errors.OpError)) as caught:
-        read_all(source)
-    assert not limit or (isinstance(caught.value, ValueError) and bad.name in str(caught.value))
 
 
 # synthetic
