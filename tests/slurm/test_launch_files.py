@@ -7,12 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 from launching import REPOSITORY, worker_environment
 from parameters import slow_except
-from slurm_cluster import slurm_cluster, slurm_missing
+from processes import until
+from slurm_cluster import slurm_cluster
 
 LAUNCH = REPOSITORY / "launch"
 SLURM_FILES = sorted(LAUNCH.rglob("*.sbatch"))
@@ -63,6 +63,11 @@ def found(directory):
     return [json.loads(path.read_text()) for path in files]
 
 
+def gpus_of(worker):
+    """How many GPUs a task sees."""
+    return sum(gpu.isdecimal() for gpu in worker["environment"].get("CUDA_VISIBLE_DEVICES", "").split(","))
+
+
 @pytest.mark.parametrize("path", [*SLURM_FILES, *PBS_FILES, LAUNCH / "pbs/train.sh", LAUNCH / "mpi.sh"], ids=name)
 def test_bash_can_parse_it(path):
     subprocess.run(["bash", "-n", path], check=True)
@@ -75,23 +80,24 @@ def test_bash_can_parse_it(path):
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    if reason := slurm_missing():
-        pytest.skip(reason)
     directory, features = tmp_path_factory.mktemp("slurm"), "v100-32g,gpu"
     with slurm_cluster(directory, nodes=("n9", "n10"), cpus=160, gpus=8, features=features) as cluster:
         yield cluster
 
 
-def submit(slurm, env, log, *words, until="JobState=COMPLETED"):
-    """Submits a job, waits until its description contains `until`, and returns its id."""
-    sbatch = ["sbatch", "--parsable", "--account=abc", f"--output={log}", *words]
-    done = slurm.run(sbatch, env=env, cwd=REPOSITORY)
-    assert done.returncode == 0, done.stderr
-    job, deadline = done.stdout.strip(), time.monotonic() + 180
-    while until not in (state := slurm.run(["scontrol", "show", "job", job]).stdout):
-        failed = re.search(r"JobState=(FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", state)
-        assert not failed and time.monotonic() < deadline, state + (log.read_text() if log.exists() else "")
-        time.sleep(0.1)
+def submit(slurm, env, log, *words, state="COMPLETED", restarts="0"):
+    """Submits a job, waits until it is in this state and has had so many restarts, and returns its id."""
+    job = slurm.output(["sbatch", "--parsable", "--account=abc", f"--output={log}", *words], env=env).strip()
+
+    def is_there():
+        found = slurm.job(job)
+        assert found["JobState"] not in {"FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"} - {state}, shown()
+        return (found["JobState"], found["Restarts"]) == (state, restarts)
+
+    def shown():
+        return f"{slurm.job(job)}{log.read_text() if log.exists() else ''}"
+
+    until(is_there, 180, shown, pause=0.1)
     return job
 
 
@@ -104,7 +110,7 @@ def test_a_slurm_file_runs_another_command_with_the_array_task_number(slurm, pro
     assert {worker["environment"]["SLURM_CPUS_PER_TASK"] for worker in workers} == {"2"}
     # A study starts its own steps, so the file runs it once. One that is stopped in time is requeued.
     once = ["bash", "-c", "echo once; exit 75"]
-    job = submit(slurm, probe, log, "--nodes=1", *small, "launch/slurm.sbatch", *once, until="Restarts=1")
+    job = submit(slurm, probe, log, "--nodes=1", *small, "launch/slurm.sbatch", *once, state="PENDING", restarts="1")
     slurm.run(["scancel", job])
     assert log.read_text().count("once") == 1
 
@@ -128,8 +134,7 @@ def test_slurm_starts_the_tasks_that_the_file_asks_for(slurm, probe, tmp_path, f
         assert worker["arguments"] == ["-m", "tfdist.main", *FLAGS, *requeue]
         assert worker["environment"]["SLURM_CPUS_PER_TASK"] == str(cpus)
         assert worker["cwd"] == str(REPOSITORY)
-        seen = [gpu for gpu in worker["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.isdecimal()]
-        assert len(seen) == gpus and (place["gpu_sharers"] == (tasks if gpus == tasks > 1 else 1) or not gpus)
+        assert gpus_of(worker) == gpus and (place["gpu_sharers"] == (tasks if gpus == tasks > 1 else 1) or not gpus)
         assert ("IN_CONTAINER" in worker["environment"]) == ("apptainer" in file)
     assert {address.partition(":")[0] for address in workers[0]["worker_spec"]["addresses"]} == {"n9", "n10"}
     loads = [line for line in log.read_text().splitlines() if line.startswith("module load ")]
@@ -146,8 +151,7 @@ def test_a_job_of_a_course_has_the_tasks_of_its_page(slurm, probe, tmp_path, fil
     for worker in workers:
         assert " ".join(worker["arguments"][:-1]).endswith(last) and worker["arguments"][-1] == "--more=x y"
         assert worker["environment"]["SLURM_CPUS_PER_TASK"] == str(cpus)
-        seen = [gpu for gpu in worker["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.isdecimal()]
-        assert len(seen) == gpus
+        assert gpus_of(worker) == gpus
     assert len({address.partition(":")[0] for address in workers[0]["worker_spec"]["addresses"]}) == nodes
 
 
