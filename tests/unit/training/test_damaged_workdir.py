@@ -9,8 +9,8 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 
-import keras
 import pytest
+import small_runs
 from parameters import slow_except
 
 from tfdist import config as c
@@ -47,25 +47,18 @@ CONTENTS: dict[str, Callable[[bytes], bytes]] = {
 DAMAGES = [*CONTENTS, FIFO, LOOP, DANGLING, DIRECTORY]
 
 
-def config() -> c.Config:
-    return c.Config(
-        model={"target": "lab:linear", "num_classes": 10},
-        data=c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=48),
-        learning_rate=c.LearningRate(peak=0.01),
-        train=c.Train(steps=2),
-        report=c.Report(every=c.Every(steps=1)),
-        checkpoint=c.Checkpoint(every=c.Every(steps=1), best_metric="loss", best_mode="min"),
-        evaluation=c.Evaluation(every=c.Every(steps=1)),
-    )
+PARTS = {
+    "train": c.Train(steps=2),
+    "report": c.Report(every=c.Every(steps=1)),
+    "checkpoint": c.Checkpoint(every=c.Every(steps=1), best_metric="loss", best_mode="min"),
+    "evaluation": c.Evaluation(every=c.Every(steps=1)),
+}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> run_lib.Run:
     """A run of two steps that is finished."""
-    keras.utils.clear_session()
-    run = setup.build_run(config(), tmp_path_factory.mktemp("finished") / "run")
-    assert loop.train(run) == 0
-    return run
+    return small_runs.train(tmp_path_factory.mktemp("finished") / "run", **PARTS)
 
 
 @contextlib.contextmanager
@@ -148,7 +141,7 @@ def test_a_damaged_file_gives_one_message_or_is_passed_over(finished, tmp_path, 
             read_back.read_records(path)
     if name == "config.json":
         with limited(60), contextlib.suppress(ValueError):  # Read before the workers connect, and by a tool.
-            setup.build_run(config(), run.workdir)
+            setup.build_run(run.config, run.workdir)
         with limited(60), contextlib.suppress(ValueError):
             curves.read([run.workdir])
     if name == "checkpoints/best.json":  # Written again, if it is not a directory.
@@ -185,5 +178,5 @@ def test_an_evaluation_writes_nothing_to_the_workdir(tmp_path, monkeypatch):
     monkeypatch.setattr(setup.strategy, "connect", connect)
     for config_file in ("mine.py", None):
         with pytest.raises(StopIteration):
-            setup.build_run(config(), tmp_path / "run", config_file=config_file)
+            setup.build_run(small_runs.config(), tmp_path / "run", config_file=config_file)
     assert found == [tmp_path / "run", None]

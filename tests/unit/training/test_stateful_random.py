@@ -1,7 +1,6 @@
 """Random numbers without a seed: repeated by a resumed run, or else found in the traced step."""
 
 import functools
-import pathlib
 import re
 
 import keras
@@ -9,11 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from parameters import slow_except
+from small_runs import start
 
 from tfdist import config as c
 from tfdist.checkpoint import format as checkpoint_format
 from tfdist.data import guard
-from tfdist.training import execution, setup
+from tfdist.training import execution
 from tfdist.training import run as run_lib
 from tfdist.training.step import multi_step, train_step
 from tfdist.training.step.random_numbers import seed_generators
@@ -26,17 +26,6 @@ NOISE = {"model": {"target": "lab:noise"}}
 def restored(own_signals):
     yield
     keras.utils.clear_session()
-
-
-def start(workdir: pathlib.Path, **changes) -> run_lib.Run:
-    """Makes a run in this process, on one device."""
-    keras.utils.clear_session()
-    parts = {
-        "model": {"target": "lab:linear", "num_classes": 10},
-        "data": c.Data(prepare={"target": "tfdist.zoo.prepare:image", "scale": 1 / 16}, batch_size=24),
-        "train": c.Train(steps=20),
-    }
-    return setup.build_run(c.Config(**parts | changes), workdir)
 
 
 def steps(run: run_lib.Run, first: int, last: int, step=train_step.train_step) -> dict[str, np.ndarray]:
