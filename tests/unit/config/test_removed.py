@@ -1,9 +1,6 @@
 """What was removed gets its sentence: fields, values, commands and modules, in files, flags and saved runs."""
 
-import json
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -68,19 +65,3 @@ def test_a_spec_that_names_a_removed_module_gets_its_sentence(name):
 def test_a_removed_function_of_the_package_gets_its_sentence():
     with pytest.raises(AttributeError, match=re.escape(removed.MODULES["tfdist.all_gather"])):
         tfdist.all_gather  # noqa: B018
-
-
-def test_commands_and_fields_get_their_sentences_from_the_terminal(tmp_path):
-    def run(*words):
-        command = [sys.executable, "-m", "tfdist", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
-        return done.returncode, done.stderr.strip()
-
-    for name, instead in removed.COMMANDS.items():
-        assert run(name, "x") == (1, f"tfdist {name} was removed: {instead}")
-    name, (_, instead) = next(iter(removed.FIELDS.items()))
-    assert run("train", "digits", f"--config.{name}=1") == (1, f"--config.{name} was removed: {instead}")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text(json.dumps(saved("train.shard_optimizer", True)))
-    code, text = run("train", "run")
-    assert code == 1 and "config.train.shard_optimizer was removed: " in text and text.endswith("Received: True")
