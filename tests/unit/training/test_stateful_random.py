@@ -16,7 +16,6 @@ from tfdist.data import guard
 from tfdist.training import execution
 from tfdist.training import run as run_lib
 from tfdist.training.step import multi_step, train_step
-from tfdist.training.step.random_numbers import seed_generators
 
 NOISY = {"objective": {"target": "lab:noisy"}}
 NOISE = {"model": {"target": "lab:noise"}}
@@ -81,12 +80,3 @@ def test_a_draw_in_a_loop_is_found_with_its_line(tmp_path, capsys):
         with pytest.raises(ValueError, match=words):
             train(**options)
     guard.begin(guard.Guarded())
-
-
-def test_generators_are_restored(tmp_path):
-    run = start(tmp_path, **NOISE)
-    seed_generators.restore(run.context.model)
-    draws = [keras.random.normal((3,)).numpy() for _ in range(2)]
-    assert np.abs(draws[0] - draws[1]).max() > 0
-    graph = tf.function(lambda: tf.random.normal([3])).get_concrete_function().graph
-    assert guard.RANDOM & {*guard.called_ops(graph)} == {"RandomStandardNormal"}
