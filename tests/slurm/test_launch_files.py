@@ -33,6 +33,8 @@ COURSES = {
     "courses/cte_power.sbatch": (1, 1, 1, 40, "--config=configs/courses/bsc_mnist.py"),
     "courses/cte_power_gpus.sbatch": (1, 1, 4, 160, "--replicas=1,2,4 --epochs=5"),
 }
+MPI = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine (Debian: openmpi-bin)")
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 FLAGS = ["--config=configs/digits.py", "--workdir=runs/x y"]
 # Sites have `module` as a function of the shell; here it is one that says what it was asked for.
 MODULES = {"BASH_FUNC_module%%": '() { echo "module $*"; }'}
@@ -66,6 +68,11 @@ def found(directory):
 def gpus_of(worker):
     """How many GPUs a task sees."""
     return sum(gpu.isdecimal() for gpu in worker["environment"].get("CUDA_VISIBLE_DEVICES", "").split(","))
+
+
+def bash(*words, env, cwd=REPOSITORY):
+    """Runs a file by bash; returns its end and its output as text."""
+    return subprocess.run(["bash", *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=180)
 
 
 @pytest.mark.parametrize("path", [*SLURM_FILES, *PBS_FILES, LAUNCH / "pbs/train.sh", LAUNCH / "mpi.sh"], ids=name)
@@ -174,7 +181,7 @@ def test_pbs_directives_follow_the_grammar_of_qsub(path):
     assert limit == 3600 * hours + 60 * minutes + seconds - 120
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine (Debian: openmpi-bin)")
+@MPI
 @pytest.mark.parametrize("path", PBS_FILES, ids=name)
 def test_a_pbs_file_starts_a_rank_for_each_line_of_the_node_file(probe, tmp_path, path):
     (tmp_path / "nodes").write_text("localhost\nlocalhost\n")
@@ -183,16 +190,13 @@ def test_a_pbs_file_starts_a_rank_for_each_line_of_the_node_file(probe, tmp_path
         "PBS_NODEFILE": str(tmp_path / "nodes"),
         "PBS_JOBID": "123.server",
         "TFDIST_ARGS": "--config=configs/digits.py --workdir=runs/x",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
     }
     if "apptainer" not in path.name:
         probe.pop("TFDIST_CONTAINER")
     # PBS runs a copy of the file, from the home directory.
     copy = pathlib.Path(shutil.copy(path, tmp_path / "job.SC"))
-    env = worker_environment(**job, **probe)
-    done = subprocess.run(["bash", copy], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=180)
+    done = bash(copy, env=worker_environment(**job, **AS_ROOT, **probe), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     workers = found(tmp_path)
     assert [(w["worker_spec"]["rank"], w["worker_spec"]["num_workers"]) for w in workers] == [(0, 2), (1, 2)]
@@ -208,26 +212,21 @@ def test_a_pbs_file_runs_another_command_once(probe, tmp_path):
     variables = {"TFDIST_COMMAND": "python my_script.py", "TFDIST_ARGS": "--seed=%a", "TFDIST_RANKS": "0"}
     variables |= {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_ARRAY_INDEX": "4"}
     probe.pop("TFDIST_CONTAINER")
-    env = worker_environment(**variables, **probe)
-    subprocess.run(["bash", LAUNCH / "pbs/karolina.pbs"], env=env, check=True, capture_output=True, timeout=180)
+    bash(LAUNCH / "pbs/karolina.pbs", env=worker_environment(**variables, **probe)).check_returncode()
     assert [worker["arguments"] for worker in found(tmp_path)] == [["my_script.py", "--seed=4"]]
 
 
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun on this machine (Debian: openmpi-bin)")
+@MPI
 def test_mpi_starts_the_ranks_of_named_hosts(probe, tmp_path):
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    env = worker_environment(
-        **allowed, PYTHONPATH=probe["PYTHONPATH"], PATH=path, TFDIST_HOSTS="localhost:2,127.0.0.1:1"
-    )
-    command = ["bash", LAUNCH / "mpi.sh", *FLAGS]
-    subprocess.run(command, env=env, cwd=REPOSITORY, check=True, capture_output=True, timeout=180)
+    variables = {"PYTHONPATH": probe["PYTHONPATH"], "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    env = worker_environment(**AS_ROOT, **variables, TFDIST_HOSTS="localhost:2,127.0.0.1:1")
+    bash(LAUNCH / "mpi.sh", *FLAGS, env=env).check_returncode()
     workers = found(tmp_path)
     assert [worker["worker_spec"]["rank"] for worker in workers] == [0, 1, 2]
     for worker in workers:
         assert worker["arguments"] == ["-m", "tfdist.main", *FLAGS] and worker["worker_spec"]["launcher"] == "mpi"
     env.pop("TFDIST_HOSTS")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    done = bash(LAUNCH / "mpi.sh", *FLAGS, env=env)
     assert done.returncode != 0 and "Set TFDIST_HOSTS, such as server1:2,server2:2" in done.stderr
 
 
@@ -240,10 +239,10 @@ def test_the_pbs_files_ask_the_run_to_save_before_the_time_is_up(tmp_path, code)
     (tmp_path / "nodes").write_text("localhost\n")
     variables = {"PBS_O_WORKDIR": str(REPOSITORY), "PBS_NODEFILE": str(tmp_path / "nodes"), "TFDIST_SECONDS": "1"}
     env = worker_environment(**variables, **MODULES, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    done = subprocess.run(["bash", LAUNCH / "pbs/karolina.pbs"], env=env, capture_output=True, text=True, timeout=60)
+    done = bash(LAUNCH / "pbs/karolina.pbs", env=env)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "asked")
     env.pop("PBS_O_WORKDIR")
-    done = subprocess.run(["bash", LAUNCH / "pbs/train.sh"], env=env, capture_output=True, text=True, timeout=60)
+    done = bash(LAUNCH / "pbs/train.sh", env=env)
     assert done.returncode != 0 and "submit this file with qsub" in done.stderr
 
 
