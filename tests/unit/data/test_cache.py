@@ -7,7 +7,6 @@ import sys
 import tempfile
 
 import forked
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,7 +15,6 @@ from processes import until
 
 from tfdist import config as c
 from tfdist.data import cache
-from tfdist.training import setup
 
 # Keeps 1000 examples of a source that takes its time, in sys.argv[1]; says when it reads.
 SLOW = """
@@ -71,8 +69,9 @@ def keep(source, directory=None):
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
-def test_the_cache_holds_what_was_read_and_reads_once(where, tmp_path):
-    directory = tmp_path / "ram" if where == "disk" else None
+def test_the_cache_holds_what_was_read_and_reads_once(where, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAST_DISK", str(tmp_path))
+    directory = "$FAST_DISK/examples" if where == "disk" else None
     texts = where == "memory"
     source = Source(600, texts)
     kept = keep(source, directory)
@@ -87,7 +86,7 @@ def test_the_cache_holds_what_was_read_and_reads_once(where, tmp_path):
     if where == "disk":
         again = keep(second := Source(600), directory)
         np.testing.assert_array_equal(again.read(tf.constant([599, 0]))["label"], [599 % 7, 0])
-        assert second.reads == []
+        assert second.reads == [] and len(list((tmp_path / "examples").glob("*/*.npy"))) == 1
 
 
 def test_strings_and_dtypes_unknown_to_numpy_files_stay_in_memory(tmp_path):
@@ -190,21 +189,3 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"data.cache_dir=.*file/x'"):
         keep(Source(3), tmp_path / "file" / "x").fill()
-
-
-@pytest.mark.slow
-def test_a_run_takes_the_same_batches_and_may_change_where_they_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("FAST_DISK", str(tmp_path))
-    batches = []
-    for kept in ({}, {"cache": "raw", "cache_dir": "$FAST_DISK/examples"}):
-        image = {"target": "tfdist.zoo.prepare:image", "scale": 1 / 16, "flip": True}
-        options = c.Data(prepare=image, batch_size=300, **kept)
-        config = c.Config(model={"target": "lab:linear"}, data=options, train=c.Train(steps=4))
-        keras.utils.clear_session()
-        run = setup.build_run(config, tmp_path / "run")
-        evaluation, steps = run.feed.evaluation()
-        batches.append([*run.feed.training(2, 6).take(4), *(batch for batch, _ in evaluation.take(steps))])
-    assert len(list((tmp_path / "examples").glob("*/*.npy"))) == 2
-    for plain, kept in zip(*batches, strict=True):
-        for name, value in plain.items():
-            np.testing.assert_array_equal(value, kept[name])
