@@ -27,7 +27,7 @@ def trained(folder, prepare, finish):
     run = small_runs.start(
         folder,
         model={"target": "tfdist.zoo.models:mlp", "num_classes": 10, "input_shape": (8, 8, 3), "hidden": (8,)},
-        adapt={"target": "test_device_part:remember"},
+        adapt={"target": f"{__name__}:remember"},
         data=c.Data(**parts),
         train=c.Train(steps=3, micro_batches=2),
     )
@@ -51,17 +51,15 @@ DIVIDED = {"target": "tfdist.zoo.prepare:image", **AUGMENTED, **NORMALISED}, Non
 @pytest.mark.workers
 @pytest.mark.slow
 @pytest.mark.parametrize(("prepare", "finish"), [BY_TWO, DIVIDED], ids=["two functions", "divided"])
-def test_bytes_to_the_device_give_the_same_bits(own_signals, tmp_path, monkeypatch, prepare, finish):
-    monkeypatch.syspath_prepend(str(__file__).rpartition("/")[0])
-    adapted = __import__("test_device_part").ADAPTED
-    adapted.clear()
-    floats, loss, weights = trained(tmp_path, {"target": "test_device_part:on_the_host"}, None)
+def test_bytes_to_the_device_give_the_same_bits(own_signals, tmp_path, prepare, finish):
+    ADAPTED.clear()
+    floats, loss, weights = trained(tmp_path, {"target": f"{__name__}:on_the_host"}, None)
     assert floats == tf.float32
     small, same_loss, same_weights = trained(tmp_path, prepare, finish)
     assert small == tf.uint8 and loss == same_loss
     for one, other in zip(weights, same_weights, strict=True):
         np.testing.assert_array_equal(one, other)
-    first, second = adapted
+    first, second = ADAPTED
     assert first.dtype == tf.float32
     np.testing.assert_array_equal(first, second)
 

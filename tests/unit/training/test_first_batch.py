@@ -2,6 +2,7 @@
 
 import re
 
+import keras
 import numpy as np
 import pytest
 import small_runs
@@ -9,39 +10,33 @@ import topologies
 
 from tfdist import config as c
 from tfdist.training.reporting import first_batch
-
-pytestmark = [pytest.mark.workers, pytest.mark.usefixtures("own_signals")]
-MODULE = """
-import keras
-import numpy as np
 from tfdist.zoo import sources
 
+pytestmark = [pytest.mark.workers, pytest.mark.usefixtures("own_signals")]
+
+
 def source(split, labels="0123"):
-    count = 128
-    generator = np.random.default_rng(0)
-    label = np.array([int(labels[i % len(labels)]) for i in range(count)])
-    image = generator.integers(0, 256, (count, 4, 4, 1)).astype(np.uint8)
+    """Random images, whose labels repeat."""
+    image = np.random.default_rng(0).integers(0, 256, (128, 4, 4, 1)).astype(np.uint8)
+    label = np.array([int(labels[i % len(labels)]) for i in range(len(image))])
     found = sources.arrays(split, splits={"train": {"image": image, "label": label}}, num_classes=12)
     found.num_classes = None
     return found
 
+
 def network(scaled=False):
     first = [keras.layers.Rescaling(1 / 255)] if scaled else []
     return keras.Sequential([keras.Input((4, 4, 1)), *first, keras.layers.Flatten(), keras.layers.Dense(4)])
-"""
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch, capsys):
-    (tmp_path / "firsts.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def run(scaled=False, prepare="image", rate=1e-3, epochs=1, **source):
+def train(tmp_path, capsys):
+    def run(scaled=False, prepare="image", rate=1e-3, epochs=1, **arguments):
         small_runs.train(
-            tmp_path / "run",
-            model={"target": "firsts:network", "scaled": scaled},
+            tmp_path,
+            model={"target": f"{__name__}:network", "scaled": scaled},
             data=c.Data(
-                source={"target": "firsts:source", **source},
+                source={"target": f"{__name__}:source", **arguments},
                 prepare={"target": f"tfdist.zoo.prepare:{prepare}"},
                 evaluation_split=None,
                 batch_size=32,
@@ -52,7 +47,7 @@ def train(tmp_path, monkeypatch, capsys):
             checkpoint=c.Checkpoint(export=False),
         )
         said = capsys.readouterr()
-        warnings = {line["text"] for line in topologies.records(tmp_path / "run", "warning")}
+        warnings = {line["text"] for line in topologies.records(tmp_path, "warning")}
         assert warnings == {*re.findall("^tfdist: worker 0: (.*)$", said.err, re.MULTILINE)}
         return said.out, " ".join(said.err.split())
 

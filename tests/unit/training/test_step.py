@@ -16,6 +16,7 @@ from tfdist.training.evaluation import saved_checkpoint
 from tfdist.training.step.layers import normalization
 
 NAMES = ("statistics", "masks", "traces")
+SYNCHRONISED = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "normalization": "sync_batch"}
 
 
 @pytest.fixture(scope="module")
@@ -113,24 +114,20 @@ def test_averages_start_from_the_weights_if_the_first_step_is_skipped(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("objective", "message"),
+    ("changes", "message"),
     [
-        ({"target": "lab:column"}, r"'error' has shape \(2, 1\) for a batch of 2 examples"),
-        ({"target": "lab:bare_loss"}, r'must return a dict with a "loss"\. Received: \w*Tensor'),
-        ({"target": "lab:renamed", "name": "regularization"}, "'regularization', a name"),
-        ({"target": "lab:renamed", "name": "epoch"}, r"'epoch', a name that metrics\.jsonl uses"),
+        ({"objective": {"target": "lab:column"}}, r"'error' has shape \(2, 1\) for a batch of 2 examples"),
+        ({"objective": {"target": "lab:bare_loss"}}, r'must return a dict with a "loss"\. Received: \w*Tensor'),
+        ({"objective": {"target": "lab:renamed", "name": "regularization"}}, "'regularization', a name"),
+        ({"objective": {"target": "lab:renamed", "name": "epoch"}}, r"'epoch', a name that metrics\.jsonl uses"),
+        # The forward pass communicates.
+        ({"model": SYNCHRONISED, "train": c.Train(steps=20, xla=True)}, r"config\.train\.xla=True"),
     ],
 )
-def test_an_objective_that_breaks_its_contract_is_refused_before_training(tmp_path, objective, message):
+def test_what_a_step_cannot_do_is_refused_before_training(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        start(tmp_path, objective=objective)
+        start(tmp_path, **changes)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_xla_is_refused_where_the_forward_pass_communicates(tmp_path):
-    model = {"target": "tfdist.zoo.models:small_cnn", "num_classes": 10, "normalization": "sync_batch"}
-    with pytest.raises(ValueError, match=r"config\.train\.xla=True"):
-        start(tmp_path, model=model, train=c.Train(steps=20, xla=True))
 
 
 def test_an_objective_must_return_the_same_in_training_and_evaluation(tmp_path):
