@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from slurm_cluster import slurm_cluster
 
+pytestmark = pytest.mark.slow
+
 COURSE = [sys.executable, "-m", "tfdist", "course"]
 
 
@@ -17,7 +19,6 @@ def cte_power(tmp_path_factory):
         yield cluster
 
 
-@pytest.mark.slow
 def test_the_ring_goes_from_node_to_node(cte_power, tmp_path):
     words = ["salloc", "-N2", "--ntasks-per-node=1", *COURSE, "piz_daint", "ring", f"--workdir={tmp_path}"]
     printed = cte_power.output(words, timeout=400)
@@ -27,7 +28,6 @@ def test_the_ring_goes_from_node_to_node(cte_power, tmp_path):
     assert re.search(r"^messages of a replica +2\(N-1\) +2$", printed, re.MULTILINE)
 
 
-@pytest.mark.slow
 def test_the_batch_job_of_task_3_has_all_answers(cte_power, tmp_path):
     generator = np.random.default_rng(0)
     arrays = {}
@@ -43,7 +43,6 @@ def test_the_batch_job_of_task_3_has_all_answers(cte_power, tmp_path):
     assert re.search(r"^accuracy on test +0.9671 +0.\d+$", printed, re.MULTILINE)
 
 
-@pytest.mark.slow
 def test_the_loop_of_idris_and_tfdist_main_train_on_both_nodes(tmp_path):
     (tmp_path / "slurm").mkdir()
     # TensorFlow's own resolver, as on the page, sorts the names of the nodes: with n9 and n10 the loop waits for ever.

@@ -65,9 +65,13 @@ def found(directory):
     return [json.loads(path.read_text()) for path in files]
 
 
-def gpus_of(worker):
-    """How many GPUs a task sees."""
-    return sum(gpu.isdecimal() for gpu in worker["environment"].get("CUDA_VISIBLE_DEVICES", "").split(","))
+def assert_asked(workers, log, *, tasks, gpus, cpus):
+    """Asserts how many tasks there are, and how many GPUs and processors each has."""
+    assert [worker["worker_spec"]["rank"] for worker in workers] == list(range(tasks)), log.read_text()
+    for worker in workers:
+        assert worker["environment"]["SLURM_CPUS_PER_TASK"] == str(cpus)
+        seen = worker["environment"].get("CUDA_VISIBLE_DEVICES", "").split(",")
+        assert sum(gpu.isdecimal() for gpu in seen) == gpus
 
 
 def bash(*words, env, cwd=REPOSITORY):
@@ -132,16 +136,15 @@ def test_slurm_starts_the_tasks_that_the_file_asks_for(slurm, probe, tmp_path, f
     log = tmp_path / "log"
     submit(slurm, probe, log, "--nodes=2", "--partition=all", f"launch/{file}", *FLAGS)
     workers = found(tmp_path)
-    assert [worker["worker_spec"]["rank"] for worker in workers] == list(range(2 * tasks)), log.read_text()
+    assert_asked(workers, log, tasks=2 * tasks, gpus=gpus, cpus=cpus)
     for worker in workers:
         place = worker["worker_spec"]
         assert place["launcher"] == "slurm" and place["num_workers"] == len(place["addresses"]) == 2 * tasks
         # In a container there is no scontrol: there the file puts the job back, and not tfdist.
         requeue = [] if "apptainer" in file else ["--config.cluster.requeue=true"]
         assert worker["arguments"] == ["-m", "tfdist.main", *FLAGS, *requeue]
-        assert worker["environment"]["SLURM_CPUS_PER_TASK"] == str(cpus)
         assert worker["cwd"] == str(REPOSITORY)
-        assert gpus_of(worker) == gpus and (place["gpu_sharers"] == (tasks if gpus == tasks > 1 else 1) or not gpus)
+        assert place["gpu_sharers"] == (tasks if gpus == tasks > 1 else 1) or not gpus
         assert ("IN_CONTAINER" in worker["environment"]) == ("apptainer" in file)
     assert {address.partition(":")[0] for address in workers[0]["worker_spec"]["addresses"]} == {"n9", "n10"}
     loads = [line for line in log.read_text().splitlines() if line.startswith("module load ")]
@@ -154,11 +157,9 @@ def test_a_job_of_a_course_has_the_tasks_of_its_page(slurm, probe, tmp_path, fil
     log = tmp_path / "log"
     submit(slurm, probe, log, "--partition=all", f"--error={tmp_path}/err", f"launch/{file}", "--more=x y")
     workers = found(tmp_path)
-    assert [worker["worker_spec"]["rank"] for worker in workers] == list(range(tasks)), log.read_text()
+    assert_asked(workers, log, tasks=tasks, gpus=gpus, cpus=cpus)
     for worker in workers:
         assert " ".join(worker["arguments"][:-1]).endswith(last) and worker["arguments"][-1] == "--more=x y"
-        assert worker["environment"]["SLURM_CPUS_PER_TASK"] == str(cpus)
-        assert gpus_of(worker) == gpus
     assert len({address.partition(":")[0] for address in workers[0]["worker_spec"]["addresses"]}) == nodes
 
 

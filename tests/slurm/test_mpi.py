@@ -9,11 +9,12 @@ from launching import ATOL, assert_weights_agree, run_all, train_command, weight
 from slurm_cluster import slurm_cluster
 from topologies import environments
 
-# mpirun refuses root, and more ranks than processors, unless told that this is meant; and it binds ranks to single
-# processors: then TensorFlow's threads share out sums in another way than elsewhere.
+pytestmark = pytest.mark.slow
 MPI = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="no mpirun on this machine (Debian: apt-get install openmpi-bin)"
 )
+# mpirun refuses root, and more ranks than processors, unless told that this is meant; and it binds ranks to single
+# processors: then TensorFlow's threads share out sums in another way than elsewhere.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 
 
@@ -25,20 +26,17 @@ def two_processes(tmp_path_factory):
     return weights(workdir)
 
 
-@pytest.mark.slow
 def test_two_processes_of_tf_config_are_the_run_of_one(two_processes, alone):
     assert_weights_agree(two_processes, alone, atol=ATOL)
 
 
 @MPI
-@pytest.mark.slow
 def test_two_ranks_of_mpirun_are_two_processes_of_tf_config(two_processes, tmp_path):
     run_all([[*MPIRUN, "-n", "2", *train_command(tmp_path)]], [worker_environment()])
     assert_weights_agree(weights(tmp_path), two_processes, atol=0)
 
 
 @MPI
-@pytest.mark.slow
 def test_mpirun_over_two_hosts(alone, tmp_path):
     """In a Slurm allocation, mpirun starts its ranks on the hosts of that, and tells none which rank is where."""
     with slurm_cluster(tmp_path / "slurm") as slurm:
@@ -48,7 +46,6 @@ def test_mpirun_over_two_hosts(alone, tmp_path):
 
 
 @MPI
-@pytest.mark.slow
 def test_an_unchanged_script_under_mpirun_and_srun(tmp_path):
 
     def line(name: str) -> list[str]:

@@ -16,14 +16,14 @@ from topologies import environments
 
 from tfdist.report import read_back
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_two_tasks_on_two_nodes_are_the_run_of_one(slurm, alone, tmp_path):
     slurm.output(["srun", "-N2", "-n2", *train_command(tmp_path)], timeout=300)
     assert_weights_agree(weights(tmp_path), alone, atol=ATOL)
 
 
-@pytest.mark.slow
 def test_a_missing_task_is_named(slurm, tmp_path):
     """The second node's task ends before it has met the others."""
     train = shlex.join(train_command(tmp_path, "--config.cluster.connect_seconds=1"))
@@ -77,7 +77,6 @@ def wait_for_end(slurm: SlurmCluster, job: str, log: pathlib.Path) -> dict[str, 
     return state
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("absent", [0, 1])
 def test_a_job_in_which_a_task_does_not_start_is_requeued(slurm, tmp_path, absent):
     python = tmp_path / "bin" / "python"
@@ -106,7 +105,6 @@ if spec.rank == 1:
 """
 
 
-@pytest.mark.slow
 def test_a_job_whose_port_another_job_uses_is_requeued(slurm, tmp_path):
     """Jobs whose ids differ by a multiple of 625 have the same ports."""
     job, log = submit(slurm, tmp_path, ["--hold", "--ntasks-per-node=1", "--gpus-per-node=0"])
@@ -123,7 +121,6 @@ def test_a_job_whose_port_another_job_uses_is_requeued(slurm, tmp_path):
     assert re.search(r"port \d+ on host n\d+ is in use", log.read_text()), log.read_text()
 
 
-@pytest.mark.slow
 def test_the_batch_file_trains(slurm, alone, tmp_path):
     job, log = submit(slurm, tmp_path, ["--ntasks-per-node=2", "--gpus-per-node=2", "--distribution=cyclic"])
     state = wait_for_end(slurm, job, log)
@@ -131,7 +128,6 @@ def test_the_batch_file_trains(slurm, alone, tmp_path):
     assert_weights_agree(weights(tmp_path / "run"), alone, atol=ATOL)
 
 
-@pytest.mark.slow
 def test_studies_run_in_a_batch_job(slurm, tmp_path):
     """They start job steps of their own: one for each number of replicas, and one of two tasks for the stages."""
     tool = f"{sys.executable} -m tfdist"
@@ -196,7 +192,6 @@ def assert_uninterrupted(directory: pathlib.Path) -> None:
     assert_weights_agree(weights(directory / "run"), weights(directory / "uninterrupted"), atol=0)
 
 
-@pytest.mark.slow
 def test_a_job_stopped_by_a_signal_is_requeued_and_equals_an_uninterrupted_one(slurm, tmp_path):
     job, log = submit_long(slurm, tmp_path)
     await_progress(slurm, job, log, 0)
@@ -220,7 +215,6 @@ def test_a_job_stopped_by_a_signal_is_requeued_and_equals_an_uninterrupted_one(s
     assert_uninterrupted(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_job_resumes_after_scancel_a_signal_and_a_requeue(slurm, tmp_path):
     job, log = submit_long(slurm, tmp_path)
     await_progress(slurm, job, log, 0)
@@ -245,7 +239,6 @@ def test_a_job_resumes_after_scancel_a_signal_and_a_requeue(slurm, tmp_path):
     assert_uninterrupted(tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rebooted", [False, True], ids=["another node", "after a reboot"])
 def test_a_job_whose_node_loses_its_power_resumes_on(alone, tmp_path, rebooted):
     """The next start takes over the workdir: it cannot see the old process, only that its heartbeats have stopped."""
