@@ -47,7 +47,6 @@ def test_mpirun_over_two_hosts(alone, tmp_path):
 
 @MPI
 def test_an_unchanged_script_under_mpirun_and_srun(tmp_path):
-
     def line(name: str) -> list[str]:
         script = ["tests/scripts/unchanged.py", f"--out={tmp_path / name}"]
         return [sys.executable, "-m", "tfdist.run", f"--workdir={tmp_path / f'workdir-{name}'}", *script]
